@@ -1,0 +1,44 @@
+"""Amanda: a unified instrumentation framework for deep neural networks.
+
+A *tool* is written once and runs on any model in any framework for which a
+driver is installed. After the ASPLOS'24 paper of the same name
+(doi:10.1145/3617232.3624864).
+"""
+
+from amanda.context import OpContext
+from amanda.driver import Driver
+from amanda.hookspecs import hookimpl
+from amanda.tool import (
+    Tool,
+    ad_disabled,
+    ad_enabled,
+    apply,
+    cache_disabled,
+    cache_enabled,
+    disabled,
+    enabled,
+    new_iteration,
+    traceable,
+)
+from amanda import tool, tools  # isort: skip - tools need the names above
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "Driver",
+    "OpContext",
+    "Tool",
+    "__version__",
+    "ad_disabled",
+    "ad_enabled",
+    "apply",
+    "cache_disabled",
+    "cache_enabled",
+    "disabled",
+    "enabled",
+    "hookimpl",
+    "new_iteration",
+    "tool",
+    "tools",
+    "traceable",
+]

@@ -1,0 +1,78 @@
+"""Notices the import of a framework while a scope is open."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from collections.abc import Callable, Iterable, Sequence
+from importlib.machinery import ModuleSpec
+from types import ModuleType
+from typing import Any
+
+
+class Watch:
+    """Calls `imported` with the name of each watched framework, after its import.
+
+    It stands first on ``sys.meta_path`` until every framework is imported or
+    :meth:`close` is called.
+    """
+
+    def __init__(self, frameworks: Iterable[str], imported: Callable[[str], None]) -> None:
+        self._waiting = set(frameworks)
+        self._imported = imported
+        self._searching: set[str] = set()
+        sys.meta_path.insert(0, self)  # type: ignore[arg-type]
+
+    def close(self) -> None:
+        """Stop watching; harmless when called twice."""
+        self._waiting.clear()
+        if self in sys.meta_path:
+            sys.meta_path.remove(self)  # type: ignore[arg-type]
+
+    def find_spec(
+        self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        """Part of the import system's protocol."""
+        if name not in self._waiting or name in self._searching:
+            return None
+        self._searching.add(name)
+        try:
+            spec = importlib.util.find_spec(name)
+        finally:
+            self._searching.discard(name)
+        if spec is None or spec.loader is None:
+            return None
+        spec.loader = _Loader(spec.loader, self)  # type: ignore[assignment]
+        return spec
+
+    def done(self, name: str) -> None:
+        """The module `name` has been executed."""
+        if name in self._waiting:
+            self._waiting.discard(name)
+            imported = self._imported
+            if not self._waiting:
+                self.close()
+            imported(name)
+
+
+class _Loader:
+    """The framework's own loader, with a call after the module has run."""
+
+    def __init__(self, loader: Any, watch: Watch) -> None:
+        self._loader = loader
+        self._watch = watch
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._loader, name)
+
+    def create_module(self, spec: ModuleSpec) -> ModuleType | None:
+        module: ModuleType | None = self._loader.create_module(spec)
+        return module
+
+    def exec_module(self, module: ModuleType) -> None:
+        # The module must not remember us.
+        module.__loader__ = self._loader
+        if module.__spec__ is not None:
+            module.__spec__.loader = self._loader
+        self._loader.exec_module(module)
+        self._watch.done(module.__name__)

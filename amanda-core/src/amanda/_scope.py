@@ -1,0 +1,193 @@
+"""Scopes: one ``with amanda.apply(...)`` block, from entry to exit."""
+
+from __future__ import annotations
+
+import collections
+import inspect
+import sys
+from collections.abc import Sequence
+from types import FrameType
+from typing import TYPE_CHECKING
+
+import attrs
+
+from amanda import _import_hook, _plugins, _state, _threads
+from amanda.action import InstPoint
+from amanda.cache import ActionCache
+
+if TYPE_CHECKING:
+    from amanda.driver import Driver
+    from amanda.tool import Tool
+
+_SUSPENDABLE = inspect.CO_GENERATOR | inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR
+_CONTEXTLIB = ("contextlib", "contextlib2", "async_exit_stack")
+
+
+@attrs.define(eq=False)
+class Statistics:
+    """What happened under a scope.
+
+    Attributes:
+        ops_seen: distinct operators met (forward; by id).
+        backward_ops_seen: distinct backward operators met.
+        ops_instrumented: forward and backward operators with at least one action.
+        not_seen: what Amanda knows that it did not see: reason to count.
+        tool_seconds: wall time spent in analysis and instrumentation routines.
+    """
+
+    ops_seen: int = 0
+    backward_ops_seen: int = 0
+    ops_instrumented: int = 0
+    not_seen: collections.Counter[str] = attrs.field(factory=collections.Counter)
+    tool_seconds: float = 0.0
+
+
+class Scope:
+    """The tools of one ``apply`` block and what their analyses have recorded."""
+
+    def __init__(
+        self, tools: tuple[Tool, ...], drivers: Sequence[str | type[Driver]] | None
+    ) -> None:
+        self.tools = tools
+        self.requested = drivers
+        self.cache = ActionCache()
+        self.statistics = Statistics()
+        self.alive = False
+        self.drivers: list[Driver] = []
+        self._classes: list[type[Driver]] = []
+        self._bound: FrameType | None = None
+        self._watch: _import_hook.Watch | None = None
+
+    # -- what the dispatcher asks -----------------------------------------
+
+    @property
+    def is_bound(self) -> bool:
+        """Whether a generator holds the scope, so that it pauses when that is suspended."""
+        return self._bound is not None
+
+    def covers(self, driver: Driver) -> bool:
+        """Whether operators of `driver` are instrumented right now."""
+        if not self.alive or driver not in self.drivers:
+            return False
+        return self._bound is None or self._bound.f_back is not None
+
+    def analyses_at(self, point: InstPoint) -> bool:
+        """Whether any tool has an analysis routine at `point`."""
+        return any(tool.analyses(point) for tool in self.tools)
+
+    # -- life cycle -------------------------------------------------------
+
+    def enter(self, caller: FrameType | None) -> None:
+        """Attach the drivers and cover the current thread.
+
+        Raises:
+            NoDriverError: no imported framework has a usable driver.
+        """
+        selection = _plugins.select(self.requested)
+        try:
+            for cls in selection.ready:
+                self._attach(cls)
+        except BaseException:
+            self._release_all()
+            raise
+        self._bound = suspendable_frame(caller)
+        self.alive = True
+        _state.LIVE_SCOPES.append(self)
+        _threads.cover_new_threads(bool(_state.LIVE_SCOPES))
+        self._cover_thread()
+        if selection.pending:
+            self._watch = _import_hook.Watch(selection.pending, self._framework_imported)
+
+    def exit(self) -> None:
+        """End the scope; drivers that no scope needs any more are detached."""
+        if self not in _state.LIVE_SCOPES:
+            return
+        if self._watch is not None:
+            self._watch.close()
+            self._watch = None
+        self._summarise()
+        self.alive = False
+        self._bound = None
+        _state.LIVE_SCOPES.remove(self)
+        state = _state.STATE
+        state.scopes = tuple(scope for scope in state.scopes if scope is not self)
+        for driver in self.drivers:
+            if not any(driver in scope.drivers for scope in state.scopes):
+                driver.exit_thread()
+        _state.invalidate()
+        self._release_all()
+        _threads.cover_new_threads(bool(_state.LIVE_SCOPES))
+        self.cache.clear()
+
+    def _attach(self, cls: type[Driver]) -> None:
+        driver = _state.ATTACHED.get(cls)
+        if driver is None:
+            driver = cls.create()
+            driver.attach()
+            _state.ATTACHED[cls] = driver
+        self._classes.append(cls)
+        self.drivers.append(driver)
+
+    def _release_all(self) -> None:
+        """Detach the drivers that only this scope used."""
+        classes, self._classes = self._classes, []
+        self.drivers = []
+        for cls in reversed(classes):
+            driver = _state.ATTACHED[cls]
+            if not any(driver in scope.drivers for scope in _state.LIVE_SCOPES):
+                del _state.ATTACHED[cls]
+                driver.detach()
+
+    def _cover_thread(self) -> None:
+        state = _state.STATE
+        state.scopes = (*state.scopes, self)
+        for driver in self.drivers:
+            driver.enter_thread()
+        _state.invalidate()
+
+    def _framework_imported(self, framework: str) -> None:
+        """A framework was imported inside the scope: attach its drivers now."""
+        if not self.alive:
+            return
+        for cls in _plugins.drivers_for(framework, self.requested):
+            self._attach(cls)
+            if self in _state.STATE.scopes:
+                _state.ATTACHED[cls].enter_thread()
+        _state.invalidate()
+
+    def _summarise(self) -> None:
+        statistics = self.statistics
+        for record in self.cache:
+            statistics.ops_seen += 1
+            statistics.ops_instrumented += record.has_actions
+            statistics.backward_ops_seen += len(record.children)
+            statistics.ops_instrumented += sum(c.has_actions for c in record.children.values())
+
+
+def suspendable_frame(frame: FrameType | None) -> FrameType | None:
+    """The generator or coroutine that a with-block at `frame` belongs to, if any.
+
+    A generator that contextlib drives is looked through: its scope belongs to
+    the with-statement's caller.
+    """
+    while frame is not None:
+        if _is_contextlib(frame) or frame.f_code.co_name in ("__enter__", "__aenter__"):
+            frame = frame.f_back
+        elif frame.f_code.co_flags & _SUSPENDABLE:
+            if frame.f_back is None or not _is_contextlib(frame.f_back):
+                return frame
+            frame = frame.f_back
+        else:
+            return None
+    return None
+
+
+def _is_contextlib(frame: FrameType) -> bool:
+    return frame.f_globals.get("__name__") in _CONTEXTLIB
+
+
+def caller_frame(depth: int) -> FrameType | None:
+    """The frame `depth` levels above the function that calls this."""
+    return sys._getframe(depth + 1)
+
+

@@ -1,0 +1,70 @@
+"""The only global state: what applies to the current thread, and what is attached.
+
+Do not reload this module.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from amanda._scope import Scope
+    from amanda.driver import Driver
+
+
+class ThreadState(threading.local):
+    """Scopes and switches of one thread.
+
+    Attributes:
+        scopes: the active scopes, outermost first.
+        enabled: False within ``amanda.disabled()``.
+        cache: False within ``amanda.cache_disabled()``.
+        ad: what ``ad_enabled()``/``ad_disabled()`` say; None outside of both.
+        paused: depth of tool code running in this thread; its framework calls
+            are vanilla.
+    """
+
+    scopes: tuple[Scope, ...] = ()
+    enabled: bool = True
+    cache: bool = True
+    ad: bool | None = None
+    paused: int = 0
+
+
+STATE = ThreadState()
+
+TOOL_LOCK = threading.RLock()
+"""Held while a tool's code runs, so that it never runs in two threads at once."""
+
+ATTACHED: dict[type[Driver], Driver] = {}
+"""Drivers that are attached, by class: one instance serves all scopes."""
+
+LIVE_SCOPES: list[Scope] = []
+"""Scopes of all threads that have not ended, in the order of their entry."""
+
+
+def invalidate() -> None:
+    """Tell every attached driver that plans may be out of date."""
+    for driver in tuple(ATTACHED.values()):
+        driver.invalidate()
+
+
+def _vanilla_child() -> None:
+    """Leave a forked child without instrumentation."""
+    # Another thread of the parent may have held it, and does not exist here.
+    TOOL_LOCK._at_fork_reinit()  # type: ignore[attr-defined]
+    STATE.scopes = ()
+    STATE.paused = 0
+    for scope in LIVE_SCOPES:
+        scope.alive = False
+    LIVE_SCOPES.clear()
+    for driver in ATTACHED.values():
+        driver.exit_thread()
+        driver.detach()
+    ATTACHED.clear()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_vanilla_child)

@@ -1,0 +1,503 @@
+"""The dispatcher: what a driver calls on the path of an operator.
+
+A driver meets an operator, forms its id, and asks for the plan::
+
+    plan = dispatcher.plan(op_id)
+    if plan is None:                                  # not analysed yet
+        execution = dispatcher.begin(OpCall(op, op_id, inputs))
+        plan = execution.plan
+    if not plan: run the operator as if Amanda were not there
+
+and otherwise runs ``plan.before`` on the inputs, the operator (or
+``plan.replace``), ``execution.finish(outputs)`` if there is an execution, and
+``plan.after`` on the outputs, all with :meth:`Dispatcher.run`. Backward
+operators go through :class:`BackwardExecution`.
+"""
+
+from __future__ import annotations
+
+import time
+import weakref
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import TYPE_CHECKING, Any
+
+from amanda import _state
+from amanda.action import EMPTY_PLAN, Action, ActionKind, ActionPlan, InstPoint
+from amanda.cache import OpRecord
+from amanda.context import OpContext, replaced_twice
+from amanda.errors import RoutineResultError, SelectionError
+
+if TYPE_CHECKING:
+    from amanda._scope import Scope
+    from amanda.calls import BackwardCall, OpCall
+    from amanda.driver import Driver
+    from amanda.tool import Tool
+
+_ISOLATED: AbstractContextManager[None] = nullcontext()
+
+
+def _note(error: BaseException, who: str, op_id: str) -> None:
+    """Add a note naming tool, routine and op id to an exception on its way to the user."""
+    note = f"amanda: raised in {who} at op {op_id}"
+    if note not in getattr(error, "__notes__", ()):
+        error.add_note(note)
+
+
+class OpHandle:
+    """Leads from the hooks of a past execution to what is recorded of its operator.
+
+    It holds scopes and tensors weakly, so that a graph that outlives the scope
+    keeps nothing alive and runs vanilla.
+
+    Attributes:
+        op_id: the forward operator's id.
+        inputs, outputs: callables that give the forward tensors or None.
+    """
+
+    __slots__ = ("inputs", "op_id", "outputs", "scopes")
+
+    def __init__(
+        self,
+        op_id: str,
+        scopes: Sequence[Scope],
+        inputs: Sequence[Any] = (),
+        outputs: Sequence[Any] = (),
+    ) -> None:
+        self.op_id = op_id
+        self.scopes = tuple(weakref.ref(scope) for scope in scopes)
+        self.inputs = inputs
+        self.outputs = outputs
+
+    def records(self) -> list[tuple[Scope, OpRecord]]:
+        """The operator's records in the scopes that have not ended."""
+        found = []
+        for reference in self.scopes:
+            scope = reference()
+            if scope is not None and scope.alive:
+                record = scope.cache.get(self.op_id)
+                if record is not None:
+                    found.append((scope, record))
+        return found
+
+
+class Dispatcher:
+    """Core's side of one driver. Nothing here goes through pluggy or logging."""
+
+    def __init__(self) -> None:
+        self._driver: Driver | None = None
+
+    def bind(self, driver: Driver) -> None:
+        """Tell which driver this dispatcher serves."""
+        self._driver = driver
+
+    @property
+    def driver(self) -> Driver:
+        """The driver that this dispatcher serves."""
+        assert self._driver is not None, "Dispatcher.bind() was not called"
+        return self._driver
+
+    # -- scopes -----------------------------------------------------------
+
+    def scopes(self) -> tuple[Scope, ...]:
+        """The scopes that instrument the current thread's operators right now."""
+        state = _state.STATE
+        if state.paused or not state.enabled:
+            return ()
+        driver = self._driver
+        return tuple(scope for scope in state.scopes if scope.covers(driver))  # type: ignore[arg-type]
+
+    def is_cacheable(self) -> bool:
+        """Whether a plan stays right until the driver's ``invalidate()`` is called."""
+        state = _state.STATE
+        return state.cache and not any(scope.is_bound for scope in state.scopes)
+
+    def is_paused(self) -> bool:
+        """Whether the current thread runs a tool's code, or is disabled."""
+        return bool(_state.STATE.paused) or not _state.STATE.enabled
+
+    def not_seen(self, reason: str, count: int = 1) -> None:
+        """Count something that runs under the current scopes and cannot be seen."""
+        for scope in _state.STATE.scopes:
+            if scope.alive:
+                scope.statistics.not_seen[reason] += count
+
+    # -- forward operators ------------------------------------------------
+
+    def plan(self, op_id: str) -> ActionPlan | None:
+        """The plan of an operator; None if some scope has yet to analyse it."""
+        scopes = self.scopes()
+        if not scopes:
+            return EMPTY_PLAN
+        if not _state.STATE.cache:
+            return None
+        records = []
+        for scope in scopes:
+            record = scope.cache.get(op_id)
+            if record is None or record.redo:
+                return None
+            records.append(record)
+        return compiled(op_id, scopes, tuple(records))
+
+    def begin(self, call: OpCall) -> OpExecution:
+        """Analyse an operator that is about to run, where that is still to be done.
+
+        Raises:
+            ReplacementConflictError: two scopes replace the operator.
+        """
+        return OpExecution(self, call)
+
+    # -- routines ---------------------------------------------------------
+
+    def run(self, action: Action, values: list[Any]) -> list[Any]:
+        """Run a routine on the selected `values`; the list with its results put in.
+
+        Returns `values` itself when nothing is changed.
+
+        Raises:
+            SelectionError: a selected position does not exist.
+            RoutineResultError: the routine returned something unusable (rule 5).
+        """
+        indices = range(len(values)) if action.select is None else action.select
+        selected = self._selected(action, values, indices)
+        result = self.call(action, selected)
+        if result is None:
+            return values
+        changed = None
+        for index, old, new in zip(
+            indices, selected, self._results(action, result, len(selected)), strict=True
+        ):
+            if new is None or new is old:
+                continue
+            changed = list(values) if changed is None else changed
+            changed[index] = self.driver.substitute(old, new, action)
+        return values if changed is None else changed
+
+    def replace(self, action: Action, values: list[Any]) -> Any:
+        """Run the replacement of an operator; it takes part in AD as the operator would."""
+        indices = range(len(values)) if action.select is None else action.select
+        return self._call(action, self._selected(action, values, indices), _ISOLATED)
+
+    def call(self, action: Action, selected: Sequence[Any]) -> Any:
+        """Call a routine, isolated from AD unless it is differentiable."""
+        isolation = _ISOLATED if action.differentiable else self.driver.ad_isolated()
+        return self._call(action, selected, isolation)
+
+    def _call(
+        self, action: Action, selected: Sequence[Any], isolation: AbstractContextManager[Any]
+    ) -> Any:
+        state = _state.STATE
+        start = time.perf_counter()
+        state.paused += 1
+        try:
+            with _state.TOOL_LOCK, self.driver.vanilla(), isolation:
+                return action.func(*selected, **action.kwargs)
+        except BaseException as error:
+            _note(error, action.routine, action.op_id)
+            raise
+        finally:
+            state.paused -= 1
+            _charge(state.scopes, time.perf_counter() - start)
+
+    def _selected(self, action: Action, values: list[Any], indices: Sequence[int]) -> list[Any]:
+        try:
+            return [values[index] for index in indices]
+        except IndexError:
+            what = action.kind.selects
+            raise SelectionError(
+                f"{action.routine}: {what}={list(indices)} is out of range at op {action.op_id}, "
+                f"which has {len(values)} {what}"
+            ) from None
+
+    def _results(self, action: Action, result: Any, count: int) -> Sequence[Any]:
+        is_tensor = self.driver.is_tensor
+        if count == 1 and is_tensor(result):
+            return (result,)
+        if (
+            isinstance(result, (list, tuple))
+            and len(result) == count
+            and all(item is None or is_tensor(item) for item in result)
+        ):
+            return result
+        wanted = {0: "an empty sequence", 1: "one tensor"}.get(count, f"a sequence of {count} tensors")
+        raise RoutineResultError(
+            f"{action.routine} at op {action.op_id} must return None or {wanted} for its "
+            f"{action.kind.selects}, got {_described(result)}"
+        )
+
+    # -- analyses ---------------------------------------------------------
+
+    def analyse(
+        self, scope: Scope, record: OpRecord, point: InstPoint, only: set[Tool] | None
+    ) -> None:
+        """Run the analysis routines of one point (of `only` these tools)."""
+        context = record.context
+        tools = [t for t in scope.tools if only is None or t in only or not t.analyses(point)]
+        if any(tool.analyses(point) for tool in tools):
+            state = _state.STATE
+            start = time.perf_counter()
+            state.paused += 1
+            context._point = point
+            try:
+                with _state.TOOL_LOCK, self.driver.vanilla(), self.driver.ad_isolated():
+                    self._run_analyses(tools, context, point)
+            finally:
+                context._point = context._tool = None
+                state.paused -= 1
+                _charge((scope,), time.perf_counter() - start)
+        record.analysed.add(point)
+        record.redo.pop(point, None)
+
+    def _run_analyses(self, tools: list[Tool], context: OpContext, point: InstPoint) -> None:
+        def step(tool: Tool, routine: Callable[[OpContext], Any]) -> None:
+            context._tool = tool
+            try:
+                routine(context)
+            except BaseException as error:
+                name = f"{type(tool).__name__}.{getattr(routine, '__name__', routine)}"
+                _note(error, name, context.get_backward_op_id() or context.get_op_id())
+                raise
+
+        for tool in tools:
+            step(tool, tool.before_analyses)
+            for routine in tool.analyses(point):
+                step(tool, routine)
+        for tool in tools:
+            step(tool, tool.after_analyses)
+
+
+class OpExecution:
+    """One execution of a forward operator during which analyses run.
+
+    Attributes:
+        plan: the operator's plan, complete once :meth:`finish` has returned.
+    """
+
+    def __init__(self, dispatcher: Dispatcher, call: OpCall) -> None:
+        self._dispatcher = dispatcher
+        self._call = call
+        self._scopes = dispatcher.scopes()
+        self._records: list[OpRecord] = []
+        with _state.TOOL_LOCK:
+            for scope in self._scopes:
+                self._records.append(self._before(scope))
+        self.plan = compiled(call.op_id, self._scopes, tuple(self._records))
+
+    def finish(self, outputs: Sequence[Any]) -> ActionPlan:
+        """Run the analyses that see the outputs; returns the completed plan."""
+        with _state.TOOL_LOCK:
+            for scope, record in zip(self._scopes, self._records, strict=True):
+                self._analyse(scope, record, InstPoint.AFTER_FORWARD_OP, outputs)
+        self.plan = compiled(self._call.op_id, self._scopes, tuple(self._records))
+        return self.plan
+
+    def _before(self, scope: Scope) -> OpRecord:
+        call = self._call
+        record = scope.cache.get(call.op_id)
+        if record is None or not _state.STATE.cache:
+            record = OpRecord(
+                OpContext(call.op, call.op_id, self._dispatcher.driver.namespace)
+            )
+            record.context._attributes = call.attributes
+            record.context._names = call.names
+            record.context._module = call.module
+            scope.cache.put(call.op_id, record)
+        self._analyse(scope, record, InstPoint.BEFORE_FORWARD_OP, None)
+        return record
+
+    def _analyse(
+        self, scope: Scope, record: OpRecord, point: InstPoint, outputs: Sequence[Any] | None
+    ) -> None:
+        if not record.pending(point):
+            return
+        only = record.redo.get(point) if point in record.analysed else None
+        record.context._call = self._call
+        record.context._outputs = outputs
+        try:
+            self._dispatcher.analyse(scope, record, point, only)
+        except BaseException:
+            scope.cache.discard(self._call.op_id, record)
+            raise
+        finally:
+            record.context._call = record.context._outputs = None
+
+
+class BackwardExecution:
+    """Executions of one backward operator: what a driver's gradient hooks call."""
+
+    __slots__ = ("_dispatcher", "_handle", "call")
+
+    def __init__(self, dispatcher: Dispatcher, handle: OpHandle, call: BackwardCall) -> None:
+        self._dispatcher = dispatcher
+        self._handle = handle
+        self.call = call
+
+    def needed(self) -> tuple[bool, bool]:
+        """Whether something is to be done before and after the backward operator."""
+        before = after = False
+        for scope, record in self._handle.records():
+            child = record.children.get(self.call.op_id)
+            first = child is None or not _state.STATE.cache
+            for point in (InstPoint.BEFORE_BACKWARD_OP, InstPoint.AFTER_BACKWARD_OP):
+                if scope.analyses_at(point) and (first or child.pending(point)):  # type: ignore[union-attr]
+                    # An analysis before the op may record a routine after it.
+                    before |= point is InstPoint.BEFORE_BACKWARD_OP
+                    after = True
+            if child is not None:
+                before |= bool(child.actions(ActionKind.BEFORE_BACKWARD_OP))
+                after |= child.has_actions
+        return before, after
+
+    def before(self, grad_outputs: list[Any]) -> list[Any]:
+        """Analyses and routines before the backward op; the gradients it consumes."""
+        if self._dispatcher.is_paused():
+            return grad_outputs
+        children = self._children(InstPoint.BEFORE_BACKWARD_OP, grad_outputs, None)
+        for child in children:
+            for action in child.actions(ActionKind.BEFORE_BACKWARD_OP):
+                grad_outputs = self._dispatcher.run(action, grad_outputs)
+        return grad_outputs
+
+    def after(self, grad_inputs: list[Any], grad_outputs: list[Any]) -> list[Any]:
+        """Analyses and routines after the backward op; the gradients it produces."""
+        if self._dispatcher.is_paused():
+            return grad_inputs
+        children = self._children(InstPoint.AFTER_BACKWARD_OP, grad_outputs, grad_inputs)
+        replacement = _only(children, ActionKind.REPLACE_BACKWARD_OP)
+        if replacement is not None:
+            grad_inputs = replaced_gradients(
+                self._dispatcher, replacement, grad_outputs, grad_inputs
+            )
+        for child in children:
+            for action in child.actions(ActionKind.AFTER_BACKWARD_OP):
+                grad_inputs = self._dispatcher.run(action, grad_inputs)
+        return grad_inputs
+
+    def _children(
+        self, point: InstPoint, grad_outputs: list[Any], grad_inputs: list[Any] | None
+    ) -> list[OpRecord]:
+        children = []
+        with _state.TOOL_LOCK:
+            for scope, record in self._handle.records():
+                # Without the cache a new record is made where the op is first analysed.
+                first = point is InstPoint.BEFORE_BACKWARD_OP or not scope.analyses_at(
+                    InstPoint.BEFORE_BACKWARD_OP
+                )
+                fresh = first and not _state.STATE.cache
+                child = record.child(self.call.op, self.call.op_id, fresh=fresh)
+                self._analyse(scope, record, child, point, (grad_outputs, grad_inputs))
+                children.append(child)
+        return children
+
+    def _analyse(
+        self,
+        scope: Scope,
+        record: OpRecord,
+        child: OpRecord,
+        point: InstPoint,
+        gradients: tuple[list[Any], list[Any] | None],
+    ) -> None:
+        if not child.pending(point):
+            return
+        only = child.redo.get(point) if point in child.analysed else None
+        context = child.context
+        context._backward = self.call
+        context._gradients = gradients
+        try:
+            self._dispatcher.analyse(scope, child, point, only)
+        except BaseException:
+            record.children.pop(self.call.op_id, None)
+            raise
+        finally:
+            context._backward = None
+            context._gradients = (None, None)
+
+
+def replaced_gradients(
+    dispatcher: Dispatcher, action: Action, grad_outputs: list[Any], grad_inputs: Sequence[Any]
+) -> list[Any]:
+    """The gradients that a replacement of a backward operator supplies.
+
+    Raises:
+        RoutineResultError: their number is wrong.
+    """
+    result = dispatcher.replace(action, grad_outputs)
+    gradients = list(result) if isinstance(result, (list, tuple)) else [result]
+    if len(gradients) > len(grad_inputs) or not all(
+        g is None or dispatcher.driver.is_tensor(g) for g in gradients
+    ):
+        raise RoutineResultError(
+            f"{action.routine} replaces the backward of op {action.op_id} and must return one "
+            f"gradient for each of its {len(grad_inputs)} inputs (None for none), "
+            f"got {_described(result)}"
+        )
+    return gradients + [None] * (len(grad_inputs) - len(gradients))
+
+
+def compiled(
+    op_id: str, scopes: Sequence[Scope], records: tuple[OpRecord, ...]
+) -> ActionPlan:
+    """The plan that the records of one operator add up to.
+
+    Raises:
+        ReplacementConflictError: two of them replace the operator.
+    """
+
+    def all_of(kind: ActionKind) -> tuple[Action, ...]:
+        return tuple(action for record in records for action in record.actions(kind))
+
+    return ActionPlan(
+        op_id=op_id,
+        records=records,
+        before=all_of(ActionKind.BEFORE_OP),
+        after=all_of(ActionKind.AFTER_OP),
+        replace=_only(records, ActionKind.REPLACE_OP),
+        before_backward=all_of(ActionKind.BEFORE_BACKWARD_OP),
+        after_backward=all_of(ActionKind.AFTER_BACKWARD_OP),
+        replace_backward=_only(records, ActionKind.REPLACE_BACKWARD_OP),
+        claims=any(
+            scope.analyses_at(point)
+            for scope in scopes
+            for point in (InstPoint.BEFORE_BACKWARD_OP, InstPoint.AFTER_BACKWARD_OP)
+        ),
+    )
+
+
+def backward_is_settled(plan: ActionPlan, backward_ids: Sequence[str]) -> bool:
+    """Whether these backward operators of `plan` are all analysed and none has an action.
+
+    A driver may then stop to look for them while the operator's gradient
+    graph has the same form.
+    """
+    if plan.before_backward or plan.after_backward or plan.replace_backward:
+        return False
+    return _state.STATE.cache and all(
+        backward_id in record.children
+        # The last point is reached by every operator that has hooks at all.
+        and InstPoint.AFTER_BACKWARD_OP in record.children[backward_id].analysed
+        and not record.children[backward_id].has_actions
+        and not record.children[backward_id].redo
+        for record in plan.records
+        for backward_id in backward_ids
+    )
+
+
+def _only(records: Sequence[OpRecord], kind: ActionKind) -> Action | None:
+    """The one replacement among the records, if any."""
+    actions = [action for record in records for action in record.actions(kind)]
+    if len(actions) > 1:
+        raise replaced_twice(actions[0], actions[1])
+    return actions[0] if actions else None
+
+
+def _charge(scopes: Sequence[Scope], seconds: float) -> None:
+    for scope in scopes:
+        scope.statistics.tool_seconds += seconds
+
+
+def _described(value: Any) -> str:
+    if isinstance(value, (list, tuple)):
+        kinds = ", ".join(type(item).__name__ for item in value[:4])
+        more = ", ..." if len(value) > 4 else ""
+        return f"a {type(value).__name__} of {len(value)} ({kinds}{more})"
+    return f"{type(value).__name__} {value!r:.60}"

@@ -1,0 +1,67 @@
+"""Context mapping: rules that translate what is framework-specific (paper, section 5.2)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+from amanda import _plugins
+from amanda.context import OpContext
+from amanda.tool import Tool
+
+Rule = Callable[[OpContext], Any]
+
+
+class MappingTool(Tool):
+    """Runs rules on the context of each operator before other tools analyse it.
+
+    Args:
+        rules: pairs of a namespace prefix and a rule. A rule is a function of
+            the context, or a pair of functions (before, after): the first runs
+            before the analyses of the tools that depend on this one, the second
+            when all analyses of that point have run. Either may be None.
+
+    Raises:
+        TypeError: a rule does not have this form.
+    """
+
+    def __init__(self, rules: Iterable[Sequence[Any]]) -> None:
+        super().__init__()
+        self._rules = [_parsed(rule) for rule in rules]
+
+    @classmethod
+    def standard(cls) -> MappingTool:
+        """The rules that the installed driver packages share.
+
+        They set ``op_type`` (canonical: ``conv2d``, ``linear``, ...),
+        ``backward_op_type``, ``weight_index`` and ``bias_index`` (input
+        positions), ``weight_layout`` and ``data_layout``; what does not apply
+        to an operator stays None.
+        """
+        return cls(_plugins.mapping_rules())
+
+    def before_analyses(self, context: OpContext) -> None:
+        for prefix, before, _ in self._rules:
+            if before is not None and context.namespace.matches(prefix):
+                before(context)
+
+    def after_analyses(self, context: OpContext) -> None:
+        for prefix, _, after in self._rules:
+            if after is not None and context.namespace.matches(prefix):
+                after(context)
+
+
+def _parsed(rule: Sequence[Any]) -> tuple[str, Rule | None, Rule | None]:
+    prefix, *functions = rule
+    if len(functions) == 1 and isinstance(functions[0], (list, tuple)):
+        functions = list(functions[0])
+    if (
+        not isinstance(prefix, str)
+        or not 1 <= len(functions) <= 2
+        or not all(f is None or callable(f) for f in functions)
+    ):
+        raise TypeError(
+            f"a mapping rule is [namespace, function] or [namespace, (before, after)], got {rule!r}"
+        )
+    before, after = (*functions, None)[:2]
+    return prefix, before, after
