@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import ClassVar
 
+import amanda_tensorflow
 from amanda import Driver, hookimpl
 from amanda.driver import INTERFACE_VERSION, Capability
-
-import amanda_tensorflow
 
 
 class TensorFlowDriver(Driver):
