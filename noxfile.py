@@ -1,0 +1,70 @@
+"""Tasks of the repository: ``nox -l`` lists them.
+
+PyTorch is large. Therefore the sessions share the environment that nox itself is
+installed in, made by README.md's test command, and only those that have to prove
+something about an environment of their own make one.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+import nox
+
+ROOT = Path(__file__).parent
+PACKAGES = ("amanda-core", "amanda-torch", "amanda-tensorflow", "amanda-tools")
+CONSTRAINTS = "tests/constraints/torch.txt"
+
+nox.needs_version = ">=2024.4.15"
+nox.options.default_venv_backend = "none"
+nox.options.error_on_missing_interpreters = True
+nox.options.sessions = ["lint", "types", "core", "tests"]
+
+
+def _python(session: nox.Session, *args: str) -> None:
+    """Run Python, with `args`, in the environment that nox is installed in."""
+    session.run(sys.executable, *args, external=True)
+
+
+@nox.session
+def lint(session: nox.Session) -> None:
+    """Ruff: rules and formatting."""
+    _python(session, "-m", "ruff", "check", ".")
+    _python(session, "-m", "ruff", "format", "--check", ".")
+
+
+@nox.session
+def types(session: nox.Session) -> None:
+    """mypy, strict, on the four packages."""
+    _python(session, "-m", "mypy")
+
+
+@nox.session
+def tests(session: nox.Session) -> None:
+    """The test suite on two processes; arguments go to pytest."""
+    _python(session, "-m", "pytest", "-n", "2", *session.posargs)
+
+
+@nox.session(venv_backend="virtualenv", reuse_venv=True)
+def core(session: nox.Session) -> None:
+    """The tests of amanda-core in an environment that holds no framework."""
+    session.install(
+        "-q", "-c", CONSTRAINTS, "-e", "./amanda-core[testing]", "hypothesis", "pytest-randomly"
+    )
+    session.run("python", "-m", "pytest", "-q", "tests/core", *session.posargs)
+
+
+@nox.session
+def wheels(session: nox.Session) -> None:
+    """Build sdists and wheels of all packages into dist/."""
+    for package in PACKAGES:
+        _python(session, "-m", "build", "--outdir", "dist", package)
+
+
+@nox.session
+def benchmarks(session: nox.Session) -> None:
+    """Ratios to vanilla, beside the peers' (nothing is asserted)."""
+    os.chdir(ROOT)
+    _python(session, "-m", "tests.benchmarks.overhead", *session.posargs)
