@@ -1,0 +1,95 @@
+"""Memory before, inside and after a scope.
+
+    python -m tests.benchmarks.memory
+
+Prints what lives on: tensors, bytes of Python objects (tracemalloc), resident memory.
+After a scope that has seen several steps they are to be what they were before it.
+"""
+
+from __future__ import annotations
+
+import gc
+import sys
+import tracemalloc
+from pathlib import Path
+
+import attrs
+import torch
+
+import amanda
+from tests.benchmarks.cases import CASES, WatchBoth
+
+STEPS = 5
+
+
+@attrs.frozen
+class Usage:
+    """Memory at one moment.
+
+    Attributes:
+        tensors: live tensors.
+        tensor_bytes: in their storages, each counted once.
+        python_bytes: traced by tracemalloc.
+        resident_bytes: of the process.
+    """
+
+    tensors: int
+    tensor_bytes: int
+    python_bytes: int
+    resident_bytes: int
+
+    @classmethod
+    def now(cls) -> Usage:
+        """Measure, after a full garbage collection."""
+        gc.collect()
+        tensors = [o for o in gc.get_objects() if issubclass(type(o), torch.Tensor)]
+        storages = {t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in tensors}
+        pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1])
+        return cls(
+            tensors=len(tensors),
+            tensor_bytes=sum(storages.values()),
+            python_bytes=tracemalloc.get_traced_memory()[0],
+            resident_bytes=pages * 4096,
+        )
+
+    def row(self, label: str) -> str:
+        """A line of the table."""
+        mib = 1024 * 1024
+        return (
+            f"  {label:22} {self.tensors:>8} {self.tensor_bytes / mib:>12.3f}"
+            f" {self.python_bytes / mib:>12.3f} {self.resident_bytes / mib:>12.1f}"
+        )
+
+
+def measure(name: str) -> dict[str, Usage]:
+    """Usage around a scope over some steps of one case; vanilla and a first scope warm up."""
+    model, step = CASES[name].step()
+    usages = {}
+    for _ in range(STEPS):
+        step()
+    with amanda.apply(WatchBoth()):
+        step()
+    model.zero_grad(set_to_none=True)
+    usages["before"] = Usage.now()
+    with amanda.apply(WatchBoth()):
+        for _ in range(STEPS):
+            step()
+        model.zero_grad(set_to_none=True)
+        usages["inside"] = Usage.now()
+    usages["after"] = Usage.now()
+    return usages
+
+
+def main() -> int:
+    """Measure all cases."""
+    torch.set_num_threads(1)
+    tracemalloc.start()
+    for name in CASES:
+        print(f"{name:24} {'tensors':>8} {'tensor MiB':>12} {'Python MiB':>12} {'RSS MiB':>12}")
+        for label, usage in measure(name).items():
+            print(usage.row(label))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
