@@ -1,0 +1,98 @@
+"""What all contract tests share."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, ClassVar
+
+import pytest
+
+import amanda
+from amanda import _state
+from amanda.driver import Capability, Driver
+from amanda.testing.framework import Framework, Probe, Program
+
+X = [[1.0, -2.0], [3.0, 4.0]]
+W = [[0.5, 1.0], [2.0, -1.0]]
+B = [1.0, -1.0]
+ONES = [[1.0, 1.0], [1.0, 1.0]]
+
+
+def times(values: Any, factor: float) -> Any:
+    """Nested lists with each number multiplied."""
+    return [times(v, factor) for v in values] if isinstance(values, list) else values * factor
+
+
+def product(left: Any, right: Any) -> Any:
+    """The elementwise product of nested lists."""
+    if isinstance(left, list):
+        return [product(a, b) for a, b in zip(left, right, strict=True)]
+    return left * right
+
+
+def nothing(*tensors: Any) -> None:
+    """A routine that changes nothing."""
+
+
+class ContractTests:
+    """Base of the contract's parts.
+
+    Attributes:
+        driver_cls: the driver under test.
+        framework_cls: the adapter of its framework.
+        fw: an instance of the adapter, made for each test.
+    """
+
+    driver_cls: ClassVar[type[Driver]]
+    framework_cls: ClassVar[type[Framework]]
+    fw: Framework
+
+    @pytest.fixture(autouse=True)
+    def _prepared(self, request: pytest.FixtureRequest) -> Iterator[None]:
+        missing = [
+            capability.name
+            for capability in getattr(request.function, "requires", ())
+            if capability not in self.driver_cls.capabilities
+        ]
+        if missing:
+            pytest.skip(f"{self.driver_cls.name} lacks Capability.{', Capability.'.join(missing)}")
+        self.fw = self.framework_cls()
+        yield
+        assert not _state.LIVE_SCOPES
+        assert self.driver_cls not in _state.ATTACHED
+
+    # -- used by the tests ------------------------------------------------
+
+    def apply(self, *tools: amanda.Tool) -> amanda.apply:
+        """``amanda.apply`` with the driver under test and no other."""
+        return amanda.apply(*tools, drivers=[self.driver_cls])
+
+    def probe(self, op: str = "", **analyses: Callable[[amanda.OpContext], Any]) -> Probe:
+        """A tool that analyses operators of one type (a name of the adapter); "" for all."""
+        return Probe(self.fw, self.fw.types[op] if op else "", **analyses)
+
+    def multiplication(self) -> Program:
+        """The program ``X * W``."""
+        return self.fw.program(self.fw.mul, X, W)
+
+    def run(self, program: Program, *tools: amanda.Tool, times: int = 1) -> Sequence[Any]:
+        """The outputs of the last of some runs under the tools."""
+        with self.apply(*tools):
+            results = [program.run() for _ in range(times)]
+        return results[-1]
+
+    def train(self, program: Program, *tools: amanda.Tool, times: int = 1) -> Any:
+        """The last of some training runs under the tools."""
+        with self.apply(*tools):
+            results = [program.train() for _ in range(times)]
+        return results[-1]
+
+    def needs_separate_backward(self) -> None:
+        """Skip where forward and backward are one graph that runs as a whole."""
+        if Capability.STATIC_GRAPH in self.driver_cls.capabilities:
+            pytest.skip("forward and backward run as one (Capability.STATIC_GRAPH)")
+
+    def needs_concrete_tensors(self) -> None:
+        """Skip where analyses see symbolic tensors."""
+        if Capability.STATIC_GRAPH in self.driver_cls.capabilities:
+            pytest.skip("analyses see symbolic tensors (Capability.STATIC_GRAPH)")

@@ -1,0 +1,273 @@
+"""What the contract has to be told of a framework.
+
+An adapter makes tensors and programs with calls of the framework only; it
+knows nothing of Amanda. An eager framework extends :class:`EagerFramework`;
+one that builds graphs extends :class:`Framework` and supplies its own programs.
+"""
+
+from __future__ import annotations
+
+import abc
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, ClassVar, TypeVar
+
+import attrs
+
+from amanda.action import InstPoint
+from amanda.context import OpContext
+from amanda.driver import Capability
+from amanda.tool import Tool
+
+_F = TypeVar("_F", bound=Callable[..., Any])
+Build = Callable[..., Any]
+Values = Any
+
+
+def requires(*capabilities: Capability) -> Callable[[_F], _F]:
+    """Mark a contract test: it is skipped for drivers that lack a capability."""
+
+    def mark(test: _F) -> _F:
+        test.requires = capabilities  # type: ignore[attr-defined]
+        return test
+
+    return mark
+
+
+@attrs.frozen
+class Trained:
+    """The outputs of one training run, and the gradient of each input (None: no gradient)."""
+
+    outputs: list[Any]
+    gradients: list[Any]
+
+
+class Program(abc.ABC):
+    """A small computation that can be run again and again; all results are nested lists."""
+
+    @abc.abstractmethod
+    def run(self) -> list[Any]:
+        """The outputs."""
+
+    @abc.abstractmethod
+    def train(self) -> Trained:
+        """The outputs, and the gradients of their sum with respect to the inputs."""
+
+    @abc.abstractmethod
+    def second_gradients(self) -> list[Any]:
+        """The gradients of the sum of the first gradients."""
+
+    def forward(self) -> Callable[[], list[Any]]:
+        """Run forward only; the result runs backward and gives the gradients.
+
+        Only called for drivers without ``Capability.STATIC_GRAPH``.
+        """
+        raise NotImplementedError
+
+
+class Framework(abc.ABC):
+    """An adapter of one framework (and execution mode).
+
+    Attributes:
+        types: op type of each operator below, as ``get_op()`` tells it.
+        names: declared names of the tensor parameters of each operator.
+        attributes: the other arguments of ``split`` and their values when it
+            cuts a tensor in two halves.
+        backward_types: types of the backward operators of ``mul`` and ``linear``
+            with bias, gradient accumulation left out, in any order.
+        accumulation: type of the backward operator that accumulates a leaf's
+            gradient; "" if there is none.
+        watched: modules and classes that a driver may patch.
+    """
+
+    types: ClassVar[Mapping[str, str]]
+    names: ClassVar[Mapping[str, Sequence[str]]]
+    attributes: ClassVar[Mapping[str, Any]] = {}
+    backward_types: ClassVar[Mapping[str, Sequence[str]]] = {}
+    accumulation: ClassVar[str] = ""
+    watched: ClassVar[Sequence[object]] = ()
+
+    # -- tensors ----------------------------------------------------------
+
+    @abc.abstractmethod
+    def tensor(self, values: Values) -> Any:
+        """A constant tensor."""
+
+    @abc.abstractmethod
+    def parameter(self, values: Values) -> Any:
+        """A trainable parameter or variable."""
+
+    @abc.abstractmethod
+    def to_list(self, tensor: Any) -> Any:
+        """A run-time tensor's numbers as nested lists."""
+
+    def type_of(self, op: Any) -> str:
+        """The type of an operator or backward operator."""
+        kind = getattr(op, "type", None)
+        return kind if isinstance(kind, str) else str(op.__name__)
+
+    # -- operators --------------------------------------------------------
+
+    @abc.abstractmethod
+    def add(self, *args: Any, **kwargs: Any) -> Any:
+        """The framework's elementwise sum of two tensors."""
+
+    @abc.abstractmethod
+    def mul(self, *args: Any, **kwargs: Any) -> Any:
+        """The framework's elementwise product of two tensors."""
+
+    @abc.abstractmethod
+    def relu(self, *args: Any, **kwargs: Any) -> Any:
+        """The framework's positive part of a tensor."""
+
+    @abc.abstractmethod
+    def linear(self, *args: Any, **kwargs: Any) -> Any:
+        """The framework's linear operator: input, weight (a row per output), optional bias."""
+
+    @abc.abstractmethod
+    def cat(self, tensors: Sequence[Any]) -> Any:
+        """The framework's concatenation of a list of tensors along the first dimension."""
+
+    @abc.abstractmethod
+    def split(self, tensor: Any) -> Sequence[Any]:
+        """Both halves of a tensor along its first dimension, by one operator."""
+
+    def add_inplace(self, tensor: Any, other: Any) -> Any:
+        """Add to a tensor in place; only needed with ``Capability.IN_PLACE``."""
+        raise NotImplementedError
+
+    def dropout(self, tensor: Any) -> Any:
+        """An operator that draws random numbers."""
+        raise NotImplementedError
+
+    def scale(self, tensor: Any, factor: float) -> Any:
+        """A tensor times a number; called in routines."""
+        return self.mul(tensor, self.tensor(_like(self.to_list(tensor), factor)))
+
+    # -- programs ---------------------------------------------------------
+
+    @abc.abstractmethod
+    def program(self, build: Build, *values: Values) -> Program:
+        """The program that calls `build` with one trainable tensor per item of `values`.
+
+        `build` uses the operators above and returns a tensor or a sequence of them.
+        """
+
+    def model(self, weight: Values) -> Build:
+        """A model of class ``Model`` with children ``first`` and ``second``; each runs one
+        ``linear`` with `weight` and no bias, ``first`` before ``second``.
+
+        Only needed with ``Capability.MODULES``. A program may be built from it.
+        """
+        raise NotImplementedError
+
+    def user_op(self) -> tuple[str, Build]:
+        """An operator that the user has defined (type and function): twice its input.
+
+        Only needed with ``Capability.USER_OPS``.
+        """
+        raise NotImplementedError
+
+    def seed(self) -> None:
+        """Make the random numbers that follow reproducible."""
+
+    def rng_state(self) -> Any:
+        """The state of the random number generator, comparable with ``==``."""
+        return None
+
+
+class EagerFramework(Framework):
+    """An adapter of a framework that runs operators at once."""
+
+    @abc.abstractmethod
+    def leaf(self, values: Values) -> Any:
+        """A tensor that gradients are wanted for."""
+
+    @abc.abstractmethod
+    def backward(self, outputs: Sequence[Any], leaves: Sequence[Any]) -> list[Any]:
+        """Run backward from the sum of `outputs`; the leaves' gradients as nested lists.
+
+        What the run accumulates is cleared again. None where there is no gradient.
+        """
+
+    @abc.abstractmethod
+    def second_backward(self, outputs: Sequence[Any], leaves: Sequence[Any]) -> list[Any]:
+        """Differentiate the sum of the gradients of the sum of `outputs` once more."""
+
+    def program(self, build: Build, *values: Values) -> Program:
+        return EagerProgram(self, build, values)
+
+
+class EagerProgram(Program):
+    """Calls a function with the same leaves at every run."""
+
+    def __init__(self, framework: EagerFramework, build: Build, values: Sequence[Values]) -> None:
+        self._framework = framework
+        self._build = build
+        self._leaves = [framework.leaf(value) for value in values]
+
+    def run(self) -> list[Any]:
+        return self._listed(self._outputs())
+
+    def train(self) -> Trained:
+        outputs = self._outputs()
+        gradients = self._framework.backward(outputs, self._leaves)
+        return Trained(self._listed(outputs), gradients)
+
+    def second_gradients(self) -> list[Any]:
+        return self._framework.second_backward(self._outputs(), self._leaves)
+
+    def forward(self) -> Callable[[], list[Any]]:
+        outputs = self._outputs()
+        return lambda: self._framework.backward(outputs, self._leaves)
+
+    def _outputs(self) -> list[Any]:
+        result = self._build(*self._leaves)
+        return list(result) if isinstance(result, (list, tuple)) else [result]
+
+    def _listed(self, outputs: Sequence[Any]) -> list[Any]:
+        return [self._framework.to_list(output) for output in outputs]
+
+
+class Probe(Tool):
+    """The tool of the contract tests: functions of a context, for operators of one type.
+
+    Args:
+        framework: tells the type of an operator.
+        only: the type of the (forward) operators to analyse; "" for all.
+        before, after: analysis routines of forward operators.
+        before_backward, after_backward: those of backward operators.
+    """
+
+    def __init__(
+        self,
+        framework: Framework,
+        only: str = "",
+        *,
+        before: Callable[[OpContext], Any] | None = None,
+        after: Callable[[OpContext], Any] | None = None,
+        before_backward: Callable[[OpContext], Any] | None = None,
+        after_backward: Callable[[OpContext], Any] | None = None,
+    ) -> None:
+        super().__init__()
+        self._framework = framework
+        self._only = only
+        given = (before, after, before_backward, after_backward)
+        for point, analysis in zip(InstPoint, given, strict=True):
+            if analysis is not None:
+                self.add_inst_for_op(
+                    self._filtered(analysis),
+                    backward=point.is_backward,
+                    require_outputs=point in (InstPoint.AFTER_FORWARD_OP, InstPoint.AFTER_BACKWARD_OP),
+                )
+
+    def _filtered(self, analysis: Callable[[OpContext], Any]) -> Callable[[OpContext], Any]:
+        def filtered(context: OpContext) -> Any:
+            if self._only in ("", self._framework.type_of(context.get_op())):
+                return analysis(context)
+            return None
+
+        return filtered
+
+
+def _like(values: Values, number: float) -> Values:
+    return [_like(v, number) for v in values] if isinstance(values, list) else number

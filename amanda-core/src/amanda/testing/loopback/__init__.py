@@ -1,0 +1,76 @@
+"""A toy framework in pure Python, and its driver.
+
+The framework knows nothing of Amanda: tensors and automatic differentiation
+(`tensor.py`), operators (`ops.py`) and modules (`nn.py`). The driver
+(`driver.py`, `execution.py`, `op_ids.py`) is the one to copy for a new framework.
+"""
+
+from amanda.testing.loopback import nn, ops
+from amanda.testing.loopback.driver import LoopbackDriver
+from amanda.testing.loopback.nn import Linear, Module, Sequential, sgd_step
+from amanda.testing.loopback.ops import (
+    Op,
+    add,
+    add_,
+    cat,
+    detach,
+    dropout,
+    linear,
+    manual_seed,
+    matmul,
+    mul,
+    op,
+    relu,
+    rng_state,
+    split,
+    sum,
+    transpose,
+)
+from amanda.testing.loopback.tensor import (
+    Buffer,
+    Parameter,
+    Tensor,
+    buffer,
+    grad,
+    grad_enabled,
+    no_grad,
+    parameter,
+    record,
+    tensor,
+)
+
+__all__ = [
+    "Buffer",
+    "Linear",
+    "LoopbackDriver",
+    "Module",
+    "Op",
+    "Parameter",
+    "Sequential",
+    "Tensor",
+    "add",
+    "add_",
+    "buffer",
+    "cat",
+    "detach",
+    "dropout",
+    "grad",
+    "grad_enabled",
+    "linear",
+    "manual_seed",
+    "matmul",
+    "mul",
+    "nn",
+    "no_grad",
+    "op",
+    "ops",
+    "parameter",
+    "record",
+    "relu",
+    "rng_state",
+    "sgd_step",
+    "split",
+    "sum",
+    "tensor",
+    "transpose",
+]

@@ -1,0 +1,90 @@
+"""Operator ids of the loopback driver (design section 6)."""
+
+from __future__ import annotations
+
+import collections
+import threading
+import weakref
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from amanda.testing.loopback.nn import Module
+
+
+class _Call:
+    """One call of a module, or the code outside of all modules."""
+
+    def __init__(self, prefix: str = "", path: str = "") -> None:
+        self.prefix = prefix
+        self.path = path
+        self.counts: collections.Counter[str] = collections.Counter()
+
+
+class OpIds(threading.local):
+    """Forms the ids of the operators that one thread runs.
+
+    An id is ``<outermost module's class>.<module path>/<operator>:<k>``, where k
+    counts the operators of that name within the module call.
+    """
+
+    def __init__(self) -> None:
+        self.forget()
+
+    def forget(self) -> None:
+        """Start anew, for the next scope of this thread."""
+        self.restart()
+        self._calls: list[_Call] = []
+        self._root = ""
+        self._instances: weakref.WeakKeyDictionary[Module, str] = weakref.WeakKeyDictionary()
+        self._classes: collections.Counter[str] = collections.Counter()
+        self._paths: dict[int, str] = {}
+        self._entries: collections.Counter[str] = collections.Counter()
+
+    def restart(self) -> None:
+        """Restart the counters of code outside of modules: a new iteration."""
+        self._outside = _Call()
+
+    @property
+    def module(self) -> str:
+        """Path of the module that runs, "" outside of modules."""
+        return self._calls[-1].path if self._calls else ""
+
+    def next(self, op_name: str) -> str:
+        """The id of the operator that is about to run."""
+        call = self._calls[-1] if self._calls else self._outside
+        count = call.counts[op_name]
+        call.counts[op_name] += 1
+        return f"{call.prefix}/{op_name}:{count}"
+
+    @contextmanager
+    def within(self, module: Module) -> Iterator[None]:
+        """A call of `module`: operators in it are counted on their own."""
+        calls = self._calls  # a scope may end within the call
+        calls.append(self._inner(module) if calls else self._outermost(module))
+        try:
+            yield
+        finally:
+            calls.pop()
+
+    def _outermost(self, module: Module) -> _Call:
+        self.restart()
+        self._entries.clear()
+        self._paths = {}
+        for path, child in module.named_modules():
+            self._paths.setdefault(id(child), path)
+        if module not in self._instances:
+            name = type(module).__name__
+            count = self._classes[name]
+            self._classes[name] += 1
+            self._instances[module] = f"{name}@{count}" if count else name
+        self._root = self._instances[module]
+        return _Call(self._root)
+
+    def _inner(self, module: Module) -> _Call:
+        path = self._paths.get(id(module))
+        if path is None:  # not an attribute of any module of this model
+            path = f"{self._calls[-1].path}.{type(module).__name__}".lstrip(".")
+        count = self._entries[path]
+        self._entries[path] += 1
+        again = f"#{count}" if count else ""
+        return _Call(f"{self._root}.{path}{again}", path)
