@@ -1,0 +1,151 @@
+"""Every private symbol of PyTorch that this package uses.
+
+Named by what they do. :func:`missing` is asked when the driver attaches, so
+that a PyTorch in which one has gone gives one clear error.
+"""
+
+from __future__ import annotations
+
+import functools
+import sys
+from collections.abc import Callable, Iterable
+from typing import Any, cast
+
+import torch
+import torch.utils.checkpoint
+
+PRIVATE_SYMBOLS: tuple[tuple[str, Any, str], ...] = (
+    ("torch._C", torch._C, "_push_on_torch_function_stack"),
+    ("torch._C", torch._C, "_pop_torch_function_stack"),
+    ("torch._C", torch._C, "_len_torch_function_stack"),
+    ("torch._C", torch._C, "_get_function_stack_at"),
+    ("torch._C", torch._C, "_skip_one_hop_torch_function"),
+    ("torch._C", torch._C, "_current_graph_task_id"),
+    ("torch._C", torch._C, "_set_grad_enabled"),
+    ("torch._C", torch._C, "_get_tracing_state"),
+    ("torch._C", torch._C, "_get_dispatch_mode"),
+    ("torch._C", torch._C, "_TorchDispatchModeKey"),
+    ("torch._C", torch._C, "_FunctionBase"),
+    ("torch._C", torch._C, "_is_alias_of"),
+    ("torch._C", torch._C, "_jit_get_schemas_for_operator"),
+    ("torch._C._autograd", torch._C._autograd, "_get_sequence_nr"),
+    ("torch._C._functorch", torch._C._functorch, "peek_interpreter_stack"),
+    ("torch.autograd", torch.autograd, "_engine_run_backward"),
+    ("torch.autograd.function", torch.autograd.function, "_SingleLevelFunction"),
+    ("torch.autograd.function", torch.autograd.function, "BackwardCFunction"),
+    ("torch.autograd.function", torch.autograd.function, "custom_function_call"),
+    (
+        "torch.utils.checkpoint",
+        torch.utils.checkpoint,
+        "_checkpoint_without_reentrant_generator",
+    ),
+    ("torch.utils.checkpoint", torch.utils.checkpoint, "CheckpointFunction"),
+    ("torch.overrides", torch.overrides, "has_torch_function"),
+)
+
+
+def missing(symbols: Iterable[tuple[str, Any, str]] = PRIVATE_SYMBOLS) -> list[str]:
+    """The names of the private symbols that this PyTorch does not have."""
+    return [f"{where}.{name}" for where, owner, name in symbols if not hasattr(owner, name)]
+
+
+def _symbol(owner: Any, name: str) -> Any:
+    """A private symbol, or a function that says which one is gone when it is called."""
+    if hasattr(owner, name):
+        return getattr(owner, name)
+
+    def gone(*_args: Any, **_kwargs: Any) -> Any:
+        raise RuntimeError(f"PyTorch {torch.__version__} has no {owner.__name__}.{name}")
+
+    return gone
+
+
+push_mode = _symbol(torch._C, "_push_on_torch_function_stack")
+pop_mode = _symbol(torch._C, "_pop_torch_function_stack")
+mode_depth = _symbol(torch._C, "_len_torch_function_stack")
+mode_at = _symbol(torch._C, "_get_function_stack_at")
+call_composite = _symbol(torch._C, "_skip_one_hop_torch_function")
+"""What ``torch.overrides.redispatch_function`` calls: saves a Python frame per composite."""
+set_grad_enabled = _symbol(torch._C, "_set_grad_enabled")
+"""``torch.set_grad_enabled`` without the context object, six times cheaper."""
+sequence_number = _symbol(getattr(torch._C, "_autograd", torch._C), "_get_sequence_nr")
+"""The number that the next autograd node of this thread will have."""
+shares_storage: Callable[[torch.Tensor, torch.Tensor], bool] = _symbol(torch._C, "_is_alias_of")
+schemas_of: Callable[[str], list[Any]] = _symbol(torch._C, "_jit_get_schemas_for_operator")
+
+AUTOGRAD = torch.autograd
+AUTOGRAD_ENGINE = "_engine_run_backward"
+FUNCTION_BASE = getattr(torch.autograd.function, "_SingleLevelFunction", torch.autograd.Function)
+"""The class between ``autograd.Function`` and C, where ``Function.apply`` ends up,
+also when it was bound to another name before."""
+FUNCTION_NODE = torch.autograd.function.BackwardCFunction
+FUNCTORCH_FUNCTION = getattr(torch.autograd.function, "custom_function_call", None)
+CHECKPOINT = torch.utils.checkpoint
+CHECKPOINT_GENERATOR = "_checkpoint_without_reentrant_generator"
+COMPILER_MODULE = "torch._dynamo.eval_frame"
+COMPILER_CALLBACK = "_callback_from_stance"
+
+
+def in_backward() -> bool:
+    """Whether the current thread is running a node of a backward pass."""
+    return cast(int, torch._C._current_graph_task_id()) != -1
+
+
+def in_functorch() -> bool:
+    """Whether a functorch transform (vmap, grad, jvp) is active."""
+    return torch._C._functorch.peek_interpreter_stack() is not None
+
+
+def is_traced() -> bool:
+    """Whether the current operators are being recorded by a tracer of PyTorch:
+    ``jit.trace``, ``make_fx``, ``export`` or Dynamo."""
+    if torch._C._get_tracing_state() is not None:
+        return True
+    if torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.PROXY) is not None:
+        return True
+    return torch.compiler.is_compiling()
+
+
+def apply_function(cls: type[torch.autograd.Function], *args: Any) -> Any:
+    """``cls.apply(*args)`` without PyTorch's Python layer and without our interception."""
+    return _function_apply().__get__(None, cls)(*args)
+
+
+@functools.cache
+def _function_apply() -> Any:
+    return vars(torch._C._FunctionBase)["apply"]
+
+
+def compiler_module() -> Any:
+    """Dynamo's module that runs compiled functions, None while it is not imported."""
+    return sys.modules.get(COMPILER_MODULE)
+
+
+def node_sequence(node: Any) -> int:
+    """The sequence number of an autograd node."""
+    return cast(int, node._sequence_nr())
+
+
+def is_view(tensor: torch.Tensor) -> bool:
+    """Whether autograd treats `tensor` as a view."""
+    return tensor._is_view()
+
+
+def base_of(tensor: torch.Tensor) -> torch.Tensor | None:
+    """The tensor of which `tensor` is a view."""
+    return tensor._base
+
+
+def version_of(tensor: torch.Tensor) -> int:
+    """How often `tensor` has been changed in place."""
+    return tensor._version
+
+
+def saves_result(node: Any) -> bool:
+    """Whether an autograd node keeps its operator's result for the backward pass."""
+    return hasattr(node, "_saved_result")
+
+
+def forward_class(node: Any) -> Any:
+    """The ``autograd.Function`` that a Python node belongs to, None for a builtin one."""
+    return getattr(node, "_forward_cls", None)

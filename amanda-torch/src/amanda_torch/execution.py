@@ -1,0 +1,312 @@
+"""One execution of an operator that some tool acts on or has yet to analyse."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from amanda.action import ActionKind, ActionPlan
+from amanda.dispatch import Dispatcher, OpExecution, OpHandle
+from amanda.errors import CapabilityError
+from amanda_torch import _internals
+from amanda_torch.backward import (
+    Claimer,
+    WholeOperator,
+    edge_of,
+    form_of,
+    gather_inputs,
+    hook_input_edges,
+    hook_outputs,
+    weak,
+)
+from amanda_torch.ops import TorchCall, is_in_place, tensors_of, with_tensors
+from amanda_torch.routines import AmandaOperator, write_back
+
+if TYPE_CHECKING:
+    from amanda_torch.scopes import Tracker
+
+_VIEWS = frozenset(
+    """__getitem__ view reshape transpose t permute expand expand_as squeeze unsqueeze narrow
+    select slice chunk split split_with_sizes unbind detach flatten unflatten ravel diagonal
+    view_as view_as_real view_as_complex swapaxes swapdims movedim moveaxis as_strided unfold
+    tensor_split hsplit vsplit dsplit alias adjoint T mT H mH real imag contiguous to
+    resolve_conj resolve_neg atleast_1d atleast_2d atleast_3d broadcast_to positive
+    _reshape_alias unsafe_chunk unsafe_split lift_fresh data type_as float double half
+    bfloat16 conj values indices squeeze_copy unsafe_split_with_sizes""".split()
+)
+"""Operators whose result may alias an input: no identity may come between them."""
+
+_WHOLE_AFTER = (ActionKind.AFTER_BACKWARD_OP, ActionKind.REPLACE_BACKWARD_OP)
+
+
+class Executor:
+    """Runs the operators of one thread that are not plainly vanilla."""
+
+    def __init__(self, dispatcher: Dispatcher, tracker: Tracker) -> None:
+        self._dispatcher = dispatcher
+        self._tracker = tracker
+        self.claimer = Claimer(dispatcher)
+
+    def run_claimed(
+        self, plan: ActionPlan, func: Any, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        """An operator without actions whose backward operators some tool looks at."""
+        state = self.claimer.state_of(plan.op_id)
+        start = _internals.sequence_number()
+        result = func(*args, **kwargs)
+        if not torch.is_grad_enabled():
+            return result
+        if state.form is not None and state.form == form_of(result):
+            state.iteration = self._tracker.iteration
+            return result
+        self._claim(plan, self._call(func, name, plan.op_id, args, kwargs), result, start)
+        return result
+
+    def run(
+        self,
+        plan: ActionPlan | None,
+        func: Any,
+        name: str,
+        op_id: str,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        key: Any = None,
+    ) -> tuple[Any, ActionPlan]:
+        """Run an operator with its analyses and actions.
+
+        Args:
+            plan: None if some analysis has yet to run.
+            key: what declares the operator's parameters, if not `func`.
+
+        Returns:
+            The operator's result and its plan.
+        """
+        call = self._call(func, name, op_id, args, kwargs, key)
+        execution = None
+        if plan is None:
+            execution = self._dispatcher.begin(call)
+            plan = execution.plan
+        if not plan and execution is None:
+            return func(*args, **kwargs), plan
+        values = list(call.inputs)
+        for action in plan.before:
+            values = self._dispatcher.run(action, values)
+        operation = _Operation(self._dispatcher, plan, call, name, execution)
+        result = operation.run(values)
+        plan = operation.plan
+        outputs = tensors_of(result)
+        if self._wants_gradients(plan):
+            self._claim(plan, call, result, operation.start)
+        if plan.before_backward and operation.records_gradients:
+            outputs = hook_outputs(
+                WholeOperator(
+                    self._dispatcher, operation.handle(), ActionKind.BEFORE_BACKWARD_OP
+                ),
+                outputs,
+                operation.start,
+            )
+        return self._finish(plan, operation, result, outputs), plan
+
+    def _call(
+        self,
+        func: Any,
+        name: str,
+        op_id: str,
+        args: tuple[Any, ...],
+        kwargs: Mapping[str, Any],
+        key: Any = None,
+    ) -> TorchCall:
+        tracker = self._tracker
+        return TorchCall.of(
+            func, name, op_id, args, kwargs, tracker.module_path(), tracker.modules, key
+        )
+
+    def _wants_gradients(self, plan: ActionPlan) -> bool:
+        return plan.claims and torch.is_grad_enabled()
+
+    def _claim(self, plan: ActionPlan, call: TorchCall, result: Any, start: int) -> None:
+        if _internals.in_functorch():
+            self._dispatcher.not_seen("backward operators under a functorch transform")
+            return
+        outputs = tensors_of(result)
+        self.claimer.settle(plan, result)
+        state = self.claimer.state_of(plan.op_id)
+        if state.form is None or state.form != form_of(result):
+            self.claimer.claim(plan, call, outputs, start, self._tracker.iteration)
+        state.iteration = self._tracker.iteration
+
+    def _finish(
+        self, plan: ActionPlan, operation: _Operation, result: Any, outputs: list[Any]
+    ) -> Any:
+        """The routines after the operator, and the result that its caller gets."""
+        values = outputs
+        for action in plan.after:
+            values = self._dispatcher.run(action, values)
+        if operation.in_place and values is not outputs:
+            differentiable = any(action.differentiable for action in plan.after)
+            for target, value in zip(outputs, values, strict=True):
+                if value is not target:
+                    write_back(target, value, differentiable)
+            return result
+        return with_tensors(result, tensors_of(result), values)
+
+
+class _Operation:
+    """The operator itself, with what stands in for it or wraps it."""
+
+    def __init__(
+        self,
+        dispatcher: Dispatcher,
+        plan: ActionPlan,
+        call: TorchCall,
+        name: str,
+        execution: OpExecution | None,
+    ) -> None:
+        self._dispatcher = dispatcher
+        self._call = call
+        self._execution = execution
+        self.plan = plan
+        self.in_place = is_in_place(name, call.kwargs)
+        self.aliases = self.in_place or name.partition(".")[0] in _VIEWS
+        self.records_gradients = torch.is_grad_enabled() and not _internals.in_functorch()
+        self.start = _internals.sequence_number()
+
+    def handle(self) -> OpHandle:
+        """Leads hooks of this execution to the operator's records."""
+        modules = self._call.modules
+        return OpHandle(
+            self.plan.op_id, self._dispatcher.scopes(), weak(self._call.inputs, modules)
+        )
+
+    def run(self, values: list[Any]) -> Any:
+        """Run it on `values`, then the analyses that see its outputs."""
+        plan = self.plan
+        edges: list[Any] = []
+        if self.records_gradients and self.aliases:
+            edges = [edge_of(value) for value in values]
+        identity = self.records_gradients and not self.aliases
+        if identity and plan.replace_backward is not None:
+            result = self._with_gradient(values)
+        else:
+            if identity and plan.after_backward:
+                whole = WholeOperator(
+                    self._dispatcher, self.handle(), ActionKind.AFTER_BACKWARD_OP
+                )
+                values = gather_inputs(whole, values)
+            result = self._vanilla(values)
+        if self._execution is not None:
+            self.plan = self._execution.finish(tensors_of(result))
+        self._hook_inputs(plan, values, edges, result)
+        return result
+
+    def _hook_inputs(
+        self, before: ActionPlan, values: list[Any], edges: list[Any], result: Any
+    ) -> None:
+        """Whole-operator actions that could not be prepared before the operator ran."""
+        plan = self.plan
+        late = [
+            kind
+            for kind, then, now in (
+                (ActionKind.AFTER_BACKWARD_OP, before.after_backward, plan.after_backward),
+                (
+                    ActionKind.REPLACE_BACKWARD_OP,
+                    before.replace_backward,
+                    plan.replace_backward,
+                ),
+            )
+            if now and (self.aliases or not then)
+        ]
+        if not late or not self.records_gradients:
+            return
+        edges = edges or [edge_of(value) for value in values]
+        if not hook_input_edges(
+            self._dispatcher, self.handle(), late, edges, tensors_of(result), self.start
+        ):
+            raise CapabilityError(
+                f"op {plan.op_id} has several autograd nodes: {late[0].value}() on it must be "
+                "recorded before it runs; register the analysis with require_outputs=False"
+            )
+
+    def _vanilla(self, values: list[Any]) -> Any:
+        """The operator or its replacement, on the values at hand."""
+        call = self._call
+        if self.plan.replace is not None:
+            return self._dispatcher.replace(self.plan.replace, values)
+        if all(new is old for new, old in zip(values, call.inputs, strict=True)):
+            return call.func(*call.args, **call.kwargs)
+        if self.in_place and call.kwargs.get("out") is None and values[0] is not call.inputs[0]:
+            return self._in_place_on_substitute(values)
+        args, kwargs = call.rebuilt(values)
+        return call.func(*args, **kwargs)
+
+    def _in_place_on_substitute(self, values: list[Any]) -> Any:
+        """Compute with the substitute, and write the result into the caller's tensor."""
+        target = self._call.inputs[0]
+        values = [values[0].clone(), *values[1:]]
+        args, kwargs = self._call.rebuilt(values)
+        result = self._call.func(*args, **kwargs)
+        target.copy_(values[0] if result is None else result)
+        return None if result is None else target
+
+    def _with_gradient(self, values: list[Any]) -> Any:
+        """The operator with the tool's vector-Jacobian product as its gradient."""
+        action = self.plan.replace_backward
+        assert action is not None
+        positions = [i for i, value in enumerate(values) if value is not None]
+        count, dispatcher = len(values), self._dispatcher
+        structure: list[Any] = []
+
+        def run(tensors: list[Any]) -> Any:
+            full = list(values)
+            for position, tensor in zip(positions, tensors, strict=True):
+                full[position] = tensor
+            result = self._vanilla(full)
+            structure.append(_without_tensors(result))
+            return tensors_of(result)
+
+        vjp = _vjp(dispatcher, self.handle(), positions, count)
+        outputs = _internals.apply_function(
+            AmandaOperator, run, vjp, *[values[i] for i in positions]
+        )
+        flat = [outputs] if isinstance(outputs, torch.Tensor) else list(outputs)
+        return _with_structure(structure.pop(), flat)
+
+
+def _vjp(
+    dispatcher: Dispatcher, handle: OpHandle, positions: Sequence[int], count: int
+) -> Callable[[list[Any]], list[Any]]:
+    """The gradients of the operator's tensors, from the tool's replacement."""
+
+    def vjp(grad_outputs: list[Any]) -> list[Any]:
+        whole = WholeOperator(dispatcher, handle, ActionKind.REPLACE_BACKWARD_OP)
+        gradients = whole.replace([None] * count, grad_outputs)
+        after = WholeOperator(dispatcher, handle, ActionKind.AFTER_BACKWARD_OP)
+        gradients = after.run(gradients)
+        return [gradients[position] for position in positions]
+
+    return vjp
+
+
+class _Hole:
+    """Stands for a tensor in the structure of a result."""
+
+
+def _without_tensors(result: Any) -> Any:
+    tensors = tensors_of(result)
+    return with_tensors(result, tensors, [_Hole() for _ in tensors]) if tensors else result
+
+
+def _with_structure(structure: Any, tensors: list[Any]) -> Any:
+    if isinstance(structure, _Hole):
+        return tensors[0]
+    if isinstance(structure, (list, tuple)):
+        waiting = iter(tensors)
+        items = [next(waiting) if isinstance(item, _Hole) else item for item in structure]
+        if isinstance(structure, list):
+            return items
+        if hasattr(type(structure), "_fields"):
+            return type(structure)(*items)
+        return tuple(items) if type(structure) is tuple else type(structure)(items)
+    return structure

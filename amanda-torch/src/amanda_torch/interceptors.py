@@ -1,0 +1,237 @@
+"""Interceptors: how the calls of operators are noticed.
+
+The seam: an interceptor serves one thread, tracks where it is (:class:`Tracker`),
+and hands operators that are not plainly vanilla to an :class:`Executor`.
+:class:`ModeInterceptor` works everywhere; a faster one may be put in its place
+by :func:`create`.
+"""
+
+from __future__ import annotations
+
+import abc
+import functools
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.overrides import TorchFunctionMode
+
+from amanda import _state
+from amanda.action import ActionPlan
+from amanda.dispatch import Dispatcher
+from amanda_torch import _internals
+from amanda_torch.execution import Executor
+from amanda_torch.ops import Kind, kind_of, name_of
+from amanda_torch.scopes import Cell, Labels, Tracker
+
+_UNKNOWN: Any = ActionPlan("not analysed yet")
+
+
+class Local(threading.local):
+    """The current thread's interceptor."""
+
+    interceptor: Interceptor | None = None
+
+
+LOCAL = Local()
+
+
+class Interceptor(Tracker, abc.ABC):
+    """The seam between the driver and the way in which operators are noticed.
+
+    Attributes:
+        stale: plans may be out of date; set by any thread, acted on by its own.
+        muted: depth of code in this thread that runs vanilla.
+        executor: runs the operators that are not plainly vanilla.
+    """
+
+    def __init__(self, dispatcher: Dispatcher, labels: Labels) -> None:
+        super().__init__(labels)
+        self.stale = True
+        self.muted = 0
+        self.executor = Executor(dispatcher, self)
+        self._dispatcher = dispatcher
+        self._active: tuple[Any, ...] = ()
+
+    @abc.abstractmethod
+    def enter(self) -> None:
+        """Start to notice the current thread's operators."""
+
+    @abc.abstractmethod
+    def exit(self) -> None:
+        """Stop, wherever in the thread's modes this interceptor sits."""
+
+    @abc.abstractmethod
+    def is_listening(self) -> bool:
+        """Whether operators called now would be noticed."""
+
+    def mute(self) -> Callable[[], None]:
+        """Run vanilla until the returned function is called."""
+        self.muted += 1
+        self.stale = True
+        return self._unmute
+
+    def _unmute(self) -> None:
+        self.muted -= 1
+
+    def refresh(self) -> bool:
+        """Find out what applies now; False if this thread runs vanilla altogether."""
+        if self.muted:
+            return False
+        self.stale = False
+        scopes = _state.STATE.scopes
+        if not any(scope.alive for scope in scopes):
+            self.stale = True
+            return False
+        active = self._dispatcher.scopes()
+        if active != self._active or not _state.STATE.cache:
+            self._active = active
+            self.forget_plans()
+        # A suspended generator gives no notice: look again at each operator.
+        self.stale = self.stale or any(scope.is_bound for scope in scopes)
+        return True
+
+    def replan(self) -> None:
+        """Recorded actions have changed: ask for all plans anew."""
+        self._active = (None,)
+        self.stale = True
+
+    def run_function(self, cls: type[torch.autograd.Function], args: Any, kwargs: Any) -> Any:
+        """An ``autograd.Function`` is an operator, named after its class."""
+
+        def call(*args: Any, **kwargs: Any) -> Any:
+            unmute = self.mute()
+            try:
+                return _internals.apply_function(cls, *args, **kwargs)
+            finally:
+                unmute()
+
+        if self.stale and not self.refresh():
+            return call(*args, **kwargs)
+        name = cls.__name__
+        return self.run_leaf(self.frame.cell_for(cls, name), call, name, args, kwargs, cls)
+
+    def run_leaf(
+        self, cell: Cell, func: Any, name: str, args: Any, kwargs: Any, key: Any = None
+    ) -> Any:
+        """Count an operator and run it according to its plan."""
+        count = cell[0] + 1
+        cell[0] = count
+        plan = cell[count] if count < len(cell) else _UNKNOWN
+        if plan is None:
+            return func(*args, **kwargs)
+        return self.run_planned(plan, cell, count, func, name, args, kwargs, key)
+
+    def run_planned(
+        self,
+        plan: ActionPlan,
+        cell: Cell,
+        count: int,
+        func: Any,
+        name: str,
+        args: Any,
+        kwargs: Any,
+        key: Any = None,
+    ) -> Any:
+        """Run an operator whose plan is not empty or not known."""
+        if _internals.is_traced():
+            return func(*args, **kwargs)
+        if plan is not _UNKNOWN:
+            if plan.has_actions:
+                return self.executor.run(plan, func, name, plan.op_id, args, kwargs, key)[0]
+            return self.executor.run_claimed(plan, func, name, args, kwargs)
+        generation = self.generation
+        op_id = f"{self.frame.path}/{name}:{count - 1}"
+        known = self._dispatcher.plan(op_id)
+        if known is not None and not known:
+            result = func(*args, **kwargs)
+        else:
+            result, known = self.executor.run(known, func, name, op_id, args, kwargs, key)
+        if generation == self.generation and self._dispatcher.is_cacheable():
+            cell.extend([_UNKNOWN] * (count + 1 - len(cell)))
+            cell[count] = known or None
+        return result
+
+
+class ModeInterceptor(Interceptor, TorchFunctionMode):
+    """Notices operators through a ``TorchFunctionMode``, PyTorch's public way."""
+
+    def __init__(self, dispatcher: Dispatcher, labels: Labels) -> None:
+        Interceptor.__init__(self, dispatcher, labels)
+        self._kinds: dict[Any, Kind] = {}
+        self._composite: Any = None
+
+    def enter(self) -> None:
+        _internals.push_mode(self)
+
+    def exit(self) -> None:
+        above = []
+        while _internals.mode_depth():
+            mode = _internals.pop_mode()
+            if mode is self:
+                break
+            above.append(mode)
+        for mode in reversed(above):
+            _internals.push_mode(mode)
+
+    def is_listening(self) -> bool:
+        depth = _internals.mode_depth()
+        return any(_internals.mode_at(i) is self for i in range(depth))
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        if self.stale and not self.refresh():
+            return func(*args, **kwargs) if kwargs else func(*args)
+        cell = self.cells.get(func)
+        if cell is None:
+            return self._uncommon(func, types, args, kwargs or {})
+        count = cell[0] + 1
+        cell[0] = count
+        try:
+            plan = cell[count]
+        except IndexError:
+            plan = _UNKNOWN
+        if plan is None:
+            return func(*args, **kwargs) if kwargs else func(*args)
+        return self.run_planned(plan, cell, count, func, name_of(func), args, kwargs or {})
+
+    def _uncommon(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
+        """What is no operator already met in this frame."""
+        kind = self._kinds.get(func)
+        if kind is None:
+            kind = self._kinds[func] = kind_of(func)
+        if kind is Kind.IGNORED:
+            return func(*args, **kwargs)
+        if kind is Kind.COMPOSITE and func is not self._composite:
+            return self._descend(func, types, args, kwargs)
+        if func is _internals.FUNCTORCH_FUNCTION:
+            cls = args[0]
+            cell = self.frame.names.setdefault(cls.__name__, [0])
+            call = functools.partial(func, cls)
+            return self.run_leaf(cell, call, cls.__name__, args[1:], kwargs, cls)
+        name = name_of(func)
+        if kind is Kind.COMPOSITE:
+            # Its C-level twin reports itself as the same function: that is the
+            # leaf. It must not be found in `cells`, where the composite would be too.
+            cell = self.frame.names.setdefault(name, [0])
+        else:
+            cell = self.frame.cell_for(func, name)
+        return self.run_leaf(cell, func, name, args, kwargs)
+
+    def _descend(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
+        """Run a Python-level function with its inner operators noticed."""
+        outer = self._composite
+        self._composite = func
+        _internals.push_mode(self)
+        try:
+            return _internals.call_composite(func, types, args, kwargs)
+        finally:
+            _internals.pop_mode()
+            self._composite = outer
+
+
+def create(dispatcher: Dispatcher, labels: Labels) -> Interceptor:
+    """An interceptor for the current thread."""
+    return ModeInterceptor(dispatcher, labels)

@@ -1,0 +1,135 @@
+"""The standard mapping rules for PyTorch (design rule 15). They import no torch."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from amanda.context import OpContext
+
+_CANONICAL: Mapping[str, str] = {
+    "scaled_dot_product_attention": "attention",
+    "_native_multi_head_attention": "attention",
+    "mm": "matmul",
+    "bmm": "matmul",
+    "baddbmm": "matmul",
+    "__matmul__": "matmul",
+    "__rmatmul__": "matmul",
+    "addmm": "linear",
+    "__add__": "add",
+    "__iadd__": "add",
+    "__radd__": "add",
+    "__mul__": "mul",
+    "__rmul__": "mul",
+    "__sub__": "sub",
+    "__rsub__": "sub",
+    "rsub": "sub",
+    "__truediv__": "div",
+    "__rtruediv__": "div",
+    "__rdiv__": "div",
+    "concat": "cat",
+    "concatenate": "cat",
+    "native_layer_norm": "layer_norm",
+    "rnn_tanh": "rnn",
+    "rnn_relu": "rnn",
+    "convolution": "conv",
+}
+"""Names of leaves that differ from the canonical type; an in-place twin is like its op."""
+
+_WEIGHTED: Mapping[str, tuple[int, int | None, str]] = {
+    "conv1d": (1, 2, "OIW"),
+    "conv2d": (1, 2, "OIHW"),
+    "conv3d": (1, 2, "OIDHW"),
+    "conv_transpose1d": (1, 2, "IOW"),
+    "conv_transpose2d": (1, 2, "IOHW"),
+    "conv_transpose3d": (1, 2, "IODHW"),
+    "linear": (1, 2, "OI"),
+    "bilinear": (2, 3, "OII"),
+    "embedding": (1, None, "VE"),
+    "embedding_bag": (1, None, "VE"),
+    "batch_norm": (1, 2, "C"),
+    "instance_norm": (1, 2, "C"),
+    "group_norm": (1, 2, "C"),
+    "layer_norm": (1, 2, "C"),
+    "rms_norm": (1, None, "C"),
+    "prelu": (1, None, "C"),
+}
+"""Op type to (weight's input, bias's input, weight's layout)."""
+
+_DATA: Mapping[str, str] = {
+    "conv1d": "NCW",
+    "conv2d": "NCHW",
+    "conv3d": "NCDHW",
+    "conv_transpose1d": "NCW",
+    "conv_transpose2d": "NCHW",
+    "conv_transpose3d": "NCDHW",
+    "batch_norm": "NC",
+    "instance_norm": "NC",
+    "group_norm": "NC",
+    "max_pool1d": "NCW",
+    "max_pool2d": "NCHW",
+    "max_pool3d": "NCDHW",
+    "avg_pool1d": "NCW",
+    "avg_pool2d": "NCHW",
+    "avg_pool3d": "NCDHW",
+    "adaptive_avg_pool1d": "NCW",
+    "adaptive_avg_pool2d": "NCHW",
+    "adaptive_avg_pool3d": "NCDHW",
+}
+
+_BACKWARD: Mapping[str, str] = {
+    "ConvolutionBackward": "conv_backward",
+    "AddmmBackward": "linear_backward",
+    "AccumulateGrad": "accumulate_grad",
+}
+
+
+def standard(context: OpContext) -> None:
+    """Set the canonical type, the roles and the layouts of one operator."""
+    name = context.get_op().__name__
+    op_type = canonical(name)
+    if context.is_backward():
+        backward = context.get_backward_op().__name__
+        context["backward_op_type"] = canonical_backward(backward, op_type)
+        return
+    context["op_type"] = op_type
+    if name == "addmm":
+        # addmm(bias, input, weight): as transformers' Conv1D calls it.
+        context["bias_index"], context["weight_index"], context["weight_layout"] = 0, 2, "IO"
+    elif op_type in _WEIGHTED:
+        weight, bias, layout = _WEIGHTED[op_type]
+        context["weight_index"] = weight
+        context["bias_index"] = bias
+        context["weight_layout"] = layout
+    if op_type in _DATA:
+        context["data_layout"] = _DATA[op_type]
+
+
+def canonical(name: str) -> str:
+    """The canonical type of an operator: ``relu_`` is ``relu``, ``mm`` is ``matmul``."""
+    base = name.partition(".")[0]
+    if base in _CANONICAL:
+        return _CANONICAL[base]
+    if base.endswith("_") and not base.endswith("__"):
+        base = base[:-1]
+    return _CANONICAL.get(base, base)
+
+
+def canonical_backward(name: str, op_type: str) -> str:
+    """The canonical type of an autograd node: ``conv2d_backward``, ``mul_backward``."""
+    stem = name.rstrip("0123456789")
+    if stem == "ConvolutionBackward" and op_type.startswith("conv"):
+        return f"{op_type}_backward"
+    if stem in _BACKWARD:
+        return _BACKWARD[stem]
+    return _snake(stem.removesuffix("Backward")) + "_backward"
+
+
+def _snake(name: str) -> str:
+    letters = []
+    for index, letter in enumerate(name):
+        if letter.isupper() and index and not name[index - 1].isupper():
+            letters.append("_")
+        letters.append(letter.lower())
+    return "".join(letters)

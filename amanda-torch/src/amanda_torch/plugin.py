@@ -1,0 +1,72 @@
+"""Amanda's plugin for PyTorch. It imports no torch."""
+
+from __future__ import annotations
+
+import abc
+import re
+from collections.abc import Mapping, Sequence
+from importlib import metadata
+from typing import Any
+
+import amanda
+from amanda.driver import INTERFACE_VERSION, Capability, Driver
+from amanda_torch import mapping_rules
+
+MINIMUM = (2, 13)
+
+
+class TorchEagerDriver(Driver, abc.ABC):
+    """PyTorch in eager mode; what can be said of the driver without importing torch."""
+
+    name = "torch-eager"
+    framework = "torch"
+    mode = "eager"
+    interface_version = INTERFACE_VERSION
+    capabilities = frozenset(Capability) - {Capability.STATIC_GRAPH, Capability.COMPILED}
+
+    @classmethod
+    def create(cls) -> Any:
+        """The driver itself, which imports torch."""
+        from amanda_torch.eager import EagerDriver
+
+        return super(TorchEagerDriver, EagerDriver).create()
+
+    @classmethod
+    def reason_unusable(cls) -> str:
+        """Why this PyTorch cannot be instrumented; "" if it can."""
+        try:
+            version = metadata.version("torch")
+        except metadata.PackageNotFoundError:
+            return "PyTorch is not installed; try: pip install 'torch>=2.13'"
+        release = tuple(int(part) for part in re.findall(r"\d+", version)[:2])
+        if release < MINIMUM:
+            return f"it needs torch>=2.13, and {version} is installed"
+        return ""
+
+    @classmethod
+    def self_test(cls) -> str:
+        """Count the operators of a tiny model; "" if they are seen, else what went wrong."""
+        from amanda_torch.eager import self_test
+
+        return self_test()
+
+
+@amanda.hookimpl
+def amanda_register_drivers() -> Sequence[type[Driver]]:
+    """The eager driver."""
+    return [TorchEagerDriver]
+
+
+@amanda.hookimpl
+def amanda_register_mapping_rules() -> Mapping[str, Sequence[Any]]:
+    """Canonical types, roles and layouts for PyTorch."""
+    return {"pytorch": [mapping_rules.standard]}
+
+
+@amanda.hookimpl
+def amanda_report_header() -> str:
+    """The installed PyTorch."""
+    try:
+        return f"torch {metadata.version('torch')}"
+    except metadata.PackageNotFoundError:
+        return "torch is not installed"

@@ -1,0 +1,189 @@
+"""Routines and automatic differentiation: isolation, substitution, whole-operator gradients."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from amanda.action import Action, ActionKind
+from amanda.errors import InPlaceWarning, RoutineResultError
+from amanda_torch import _internals
+
+Gradients = Callable[[list[Any]], Sequence[Any]]
+
+
+class AmandaSubstitute(torch.autograd.Function):
+    """The identity, except that the value is another one: straight-through."""
+
+    @staticmethod
+    def forward(ctx: Any, original: torch.Tensor, box: list[torch.Tensor]) -> torch.Tensor:
+        ctx.dtype = original.dtype
+        # The list keeps autograd from looking at the new value.
+        return box[0]
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> Any:
+        return gradient.to(ctx.dtype), None
+
+
+class AmandaSubstituteInTransform(torch.autograd.Function):
+    """:class:`AmandaSubstitute` in the form that functorch transforms need (three times dearer)."""
+
+    @staticmethod
+    def forward(original: torch.Tensor, new: torch.Tensor) -> torch.Tensor:
+        return new.view_as(new)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        ctx.dtype = inputs[0].dtype
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> Any:
+        return gradient.to(ctx.dtype), None
+
+    @staticmethod
+    def vmap(info: Any, in_dims: Any, original: Any, new: Any) -> Any:
+        return AmandaSubstituteInTransform.apply(original, new), in_dims[1]
+
+    @staticmethod
+    def jvp(ctx: Any, original_tangent: Any, new_tangent: Any) -> Any:
+        return original_tangent.view_as(original_tangent)
+
+
+class AmandaGradients(torch.autograd.Function):
+    """The identity on several tensors; all their gradients meet in one call of `change`."""
+
+    @staticmethod
+    def forward(ctx: Any, change: Gradients, *tensors: torch.Tensor) -> Any:
+        ctx.change = change
+        ctx.set_materialize_grads(False)
+        # An alias that is no view: in-place operators stay legal on it.
+        return tuple(tensor.detach() for tensor in tensors)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> Any:
+        return (None, *ctx.change(list(gradients)))
+
+
+class AmandaOperator(torch.autograd.Function):
+    """A whole operator with a vector-Jacobian product of the tool's."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, run: Callable[[list[Any]], Any], vjp: Gradients, *tensors: torch.Tensor
+    ) -> Any:
+        ctx.vjp = vjp
+        outputs = run(list(tensors))
+        return tuple(outputs) if isinstance(outputs, list) else outputs
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> Any:
+        return (None, None, *ctx.vjp(list(gradients)))
+
+
+OWN_FUNCTIONS = (
+    AmandaSubstitute,
+    AmandaSubstituteInTransform,
+    AmandaGradients,
+    AmandaOperator,
+)
+
+
+def substitute(old: Any, new: torch.Tensor, action: Action) -> torch.Tensor:
+    """What stands for `new` in the model where a routine returned it in place of `old`.
+
+    Raises:
+        RoutineResultError: the shape differs, so that the gradient cannot pass.
+    """
+    if action.differentiable or old is None:
+        return new
+    if old.shape != new.shape:
+        raise RoutineResultError(
+            f"{action.routine} at op {action.op_id} must keep the shape of what it replaces, "
+            f"{tuple(old.shape)}, since the gradient passes straight through; got "
+            f"{tuple(new.shape)}. Record it under amanda.ad_enabled() to change the shape"
+        )
+    if action.kind in (ActionKind.BEFORE_BACKWARD_OP, ActionKind.AFTER_BACKWARD_OP):
+        new = new.to(old.dtype)
+    if not (torch.is_grad_enabled() and old.requires_grad and _is_differentiable(new)):
+        return new.detach() if new.requires_grad else new
+    if _internals.in_functorch():
+        passed: torch.Tensor = AmandaSubstituteInTransform.apply(old, new)
+        return passed
+    if _internals.shares_storage(old, new):
+        # Else a later in-place operator would change what others have saved.
+        new = new.clone()
+    result: torch.Tensor = _internals.apply_function(AmandaSubstitute, old, [new.detach()])
+    return result
+
+
+def _is_differentiable(tensor: torch.Tensor) -> bool:
+    return tensor.is_floating_point() or tensor.is_complex()
+
+
+class RoutineCall:
+    """Around a routine: mutes the interceptor, isolates it from AD, watches for in-place changes."""
+
+    __slots__ = ("_action", "_grad", "_isolated", "_tensors", "_unmute")
+
+    def __init__(
+        self,
+        action: Action,
+        selected: Sequence[Any],
+        isolated: bool,
+        mute: Callable[[], Callable[[], None]],
+    ) -> None:
+        self._action = action
+        self._isolated = isolated
+        self._unmute: Any = mute
+        self._tensors = _versions(selected) if isolated else ()
+
+    def __enter__(self) -> None:
+        self._unmute = self._unmute()
+        self._grad = torch.is_grad_enabled()
+        if self._isolated:
+            _internals.set_grad_enabled(False)
+
+    def __exit__(self, kind: Any, error: Any, traceback: Any) -> None:
+        if self._isolated:
+            _internals.set_grad_enabled(self._grad)
+        self._unmute()
+        tensors, self._tensors = self._tensors, ()
+        if error is None and any(_internals.version_of(t) != v for t, v in tensors):
+            warnings.warn(
+                f"{self._action.routine} changed a tensor of op {self._action.op_id} in place; "
+                "the change outlives the scope if it is a parameter, and breaks the backward "
+                "pass if autograd has saved it: return a new tensor instead",
+                InPlaceWarning,
+                stacklevel=5,
+            )
+
+
+def _versions(selected: Sequence[Any]) -> Sequence[tuple[torch.Tensor, int]]:
+    if _internals.in_functorch():
+        return ()
+    return [
+        (tensor, _internals.version_of(tensor))
+        for tensor in selected
+        if isinstance(tensor, torch.Tensor) and not tensor.is_inference()
+    ]
+
+
+def write_back(target: torch.Tensor, value: torch.Tensor, differentiable: bool) -> None:
+    """Give `target`, the result of an in-place operator, the value of a routine.
+
+    Its place in autograd's graph stays, so that the gradient passes straight through.
+    """
+    if differentiable:
+        target.copy_(value)
+        return
+    node = target.grad_fn
+    with torch.no_grad():
+        if node is not None and _internals.saves_result(node) and not _internals.is_view(target):
+            # The operator's own backward needs the old values: leave it their storage.
+            target.data = value.detach().to(target.dtype)
+        else:
+            target.copy_(value)
