@@ -19,7 +19,7 @@ from __future__ import annotations
 import time
 import weakref
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from amanda import _state
@@ -29,13 +29,12 @@ from amanda.context import OpContext, replaced_twice
 from amanda.errors import RoutineResultError, SelectionError
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from amanda._scope import Scope
     from amanda.calls import BackwardCall, OpCall
     from amanda.driver import Driver
     from amanda.tool import Tool
-
-_ISOLATED: AbstractContextManager[None] = nullcontext()
-
 
 def _note(error: BaseException, who: str, op_id: str) -> None:
     """Add a note naming tool, routine and op id to an exception on its way to the user."""
@@ -86,6 +85,7 @@ class Dispatcher:
 
     def __init__(self) -> None:
         self._driver: Driver | None = None
+        self._quiet = 0
 
     def bind(self, driver: Driver) -> None:
         """Tell which driver this dispatcher serves."""
@@ -113,8 +113,24 @@ class Dispatcher:
         return state.cache and not any(scope.is_bound for scope in state.scopes)
 
     def is_paused(self) -> bool:
-        """Whether the current thread runs a tool's code, or is disabled."""
-        return bool(_state.STATE.paused) or not _state.STATE.enabled
+        """Whether the current thread runs a tool's code, or is disabled.
+
+        Threads that a framework runs backward operators in have no state of
+        their own: they follow the passes that :meth:`quiet_backward` announces.
+        """
+        state = _state.STATE
+        if state.paused or not state.enabled:
+            return True
+        return self._quiet > 0 and not state.scopes
+
+    @contextmanager
+    def quiet_backward(self) -> Iterator[None]:
+        """Within it, this thread runs a backward pass that is not instrumented."""
+        self._quiet += 1
+        try:
+            yield
+        finally:
+            self._quiet -= 1
 
     def not_seen(self, reason: str, count: int = 1) -> None:
         """Count something that runs under the current scopes and cannot be seen."""
@@ -176,21 +192,18 @@ class Dispatcher:
     def replace(self, action: Action, values: list[Any]) -> Any:
         """Run the replacement of an operator; it takes part in AD as the operator would."""
         indices = range(len(values)) if action.select is None else action.select
-        return self._call(action, self._selected(action, values, indices), _ISOLATED)
+        return self._call(action, self._selected(action, values, indices), isolated=False)
 
     def call(self, action: Action, selected: Sequence[Any]) -> Any:
         """Call a routine, isolated from AD unless it is differentiable."""
-        isolation = _ISOLATED if action.differentiable else self.driver.ad_isolated()
-        return self._call(action, selected, isolation)
+        return self._call(action, selected, isolated=not action.differentiable)
 
-    def _call(
-        self, action: Action, selected: Sequence[Any], isolation: AbstractContextManager[Any]
-    ) -> Any:
+    def _call(self, action: Action, selected: Sequence[Any], *, isolated: bool) -> Any:
         state = _state.STATE
         start = time.perf_counter()
         state.paused += 1
         try:
-            with _state.TOOL_LOCK, self.driver.vanilla(), isolation:
+            with _state.TOOL_LOCK, self.driver.routine(action, selected, isolated):
                 return action.func(*selected, **action.kwargs)
         except BaseException as error:
             _note(error, action.routine, action.op_id)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import abc
 import enum
-from contextlib import AbstractContextManager
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from amanda.action import Action
@@ -111,6 +112,20 @@ class Driver(abc.ABC):
 
     def new_iteration(self) -> None:
         """Restart the operator ids' counters of the current thread."""
+
+    @contextmanager
+    def _routine(self, isolated: bool) -> Iterator[None]:
+        with self.vanilla(), self.ad_isolated() if isolated else nullcontext():
+            yield
+
+    def routine(
+        self, action: Action, selected: Sequence[Any], isolated: bool
+    ) -> AbstractContextManager[Any]:
+        """What a routine runs in: vanilla, and isolated from AD if it asks for that.
+
+        A driver overrides it to be faster, or to look at `selected` afterwards.
+        """
+        return self._routine(isolated)
 
     def is_tensor(self, value: Any) -> bool:
         """Whether `value` is a tensor of the framework."""
