@@ -1,0 +1,50 @@
+"""The command ``amanda``: run, tools, drivers, doctor."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+
+_HELP = """\
+usage: amanda COMMAND ...
+
+Instrument neural networks, their source untouched.
+
+commands:
+  run      run a program under tools:  amanda run -t count -o out -- train.py
+  tools    list the installed tools and their options
+  drivers  list the drivers, and why each is or is not used
+  doctor   check the installation
+
+amanda COMMAND --help tells more of a command; amanda --version tells the version."""
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command line; returns the exit status.
+
+    Args:
+        arguments: what follows ``amanda``; None for ``sys.argv``.
+    """
+    command, *rest = list(sys.argv[1:] if arguments is None else arguments) or ["--help"]
+    if command in ("-h", "--help"):
+        print(_HELP)
+        return 0
+    if command == "--version":
+        from amanda import __version__
+
+        print(f"amanda-core {__version__}")
+        return 0
+    if command == "run":
+        from amanda.cli import run
+
+        return run.main(rest)
+    if command in ("tools", "drivers"):
+        from amanda.cli import listings
+
+        return listings.main(command, rest)
+    if command == "doctor":
+        from amanda.cli import doctor
+
+        return doctor.main(rest)
+    print(f"amanda: error: there is no command {command!r}\n\n{_HELP}", file=sys.stderr)
+    return 2

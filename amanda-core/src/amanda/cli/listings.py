@@ -1,0 +1,88 @@
+"""``amanda tools`` and ``amanda drivers``: what is installed."""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import inspect
+import warnings
+from collections.abc import Sequence
+
+import amanda
+from amanda import _plugins
+from amanda.cli import options
+from amanda.cli.report import complain
+from amanda.tool import Tool
+from amanda.tools.reporting import Table, plain_text
+
+_ABOUT = {
+    "tools": "List the installed tools, what they do and their options.",
+    "drivers": "List the installed drivers, and why each is or is not used.",
+}
+
+
+def main(command: str, arguments: Sequence[str]) -> int:
+    """Run one of the two commands; returns the exit status."""
+    parser = argparse.ArgumentParser(prog=f"amanda {command}", description=_ABOUT[command])
+    parser.parse_args(arguments)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        lines = tool_lines() if command == "tools" else driver_lines()
+    for warning in caught:
+        complain(f"warning: {warning.message}")
+    print("\n".join(lines))
+    return 0
+
+
+def tool_lines() -> list[str]:
+    """The tools: short name, distribution, description and options."""
+    versions = {record.distribution: record.version for record in _plugins.registry().records}
+    lines: list[str] = []
+    for name, entry in amanda.tools.available().items():
+        origin = f"{entry.distribution} {versions.get(entry.distribution, '')}".strip()
+        try:
+            cls = amanda.tools.load(name)
+        except Exception as error:
+            lines += [f"{name}  ({origin})  cannot be loaded: {error}"]
+            continue
+        lines.append(f"{name}  ({origin})  {_first_line(cls)}".rstrip())
+        known, takes_any = options.options_of(cls)
+        lines += [f"    {option.describe()}" for option in known.values()]
+        lines += ["    any other option"] if takes_any else []
+    return lines or ["no tools are installed; try: pip install amanda-tools"]
+
+
+def driver_lines() -> list[str]:
+    """The drivers: name, framework, mode, priority, and whether they are used."""
+    rows = [
+        (
+            e.cls.name,
+            e.cls.framework,
+            e.cls.mode,
+            e.cls.priority,
+            e.distribution,
+            e.reason or "used",
+        )
+        for e in _plugins.drivers()
+    ]
+    lines = [plain_text(Table("drivers", _COLUMNS, rows))] if rows else ["no drivers are installed"]
+    return lines + missing_drivers()
+
+
+def missing_drivers() -> list[str]:
+    """A hint for each framework on this machine whose driver package is not installed."""
+    covered = {cls.framework for cls, _ in _plugins.registered_drivers()}
+    return [
+        f"{framework} is installed, but no driver for it; try: pip install {distribution}"
+        for framework, distribution in _plugins.KNOWN_FRAMEWORKS.items()
+        if framework not in covered and importlib.util.find_spec(framework) is not None
+    ]
+
+
+_COLUMNS = ("name", "framework", "mode", "priority", "distribution", "used, or why not")
+
+
+def _first_line(cls: type[Tool]) -> str:
+    """The first line of a tool's own documentation."""
+    text = inspect.cleandoc(vars(cls).get("__doc__") or "")
+    return text.partition("\n")[0]

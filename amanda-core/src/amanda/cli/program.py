@@ -1,0 +1,184 @@
+"""Runs a script or module as Python itself would."""
+
+from __future__ import annotations
+
+import builtins
+import importlib.util
+import io
+import pkgutil
+import sys
+import types
+from collections.abc import Sequence
+from importlib.machinery import ModuleSpec, SourceFileLoader
+from pathlib import Path
+from typing import Any
+
+import attrs
+
+
+class ProgramError(Exception):
+    """There is no such program; nothing of it has run.
+
+    Attributes:
+        status: the exit status that Python has in this case.
+    """
+
+    def __init__(self, message: str, status: int) -> None:
+        super().__init__(message)
+        self.status = status
+
+
+@attrs.frozen
+class Program:
+    """A program and its arguments.
+
+    Attributes:
+        target: path of a script, folder or archive, or name of a module.
+        arguments: what follows it on the command line.
+        is_module: whether `target` is a module's name.
+    """
+
+    target: str
+    arguments: tuple[str, ...]
+    is_module: bool
+
+    def check(self) -> None:
+        """See that a script is there before anything else is done.
+
+        Raises:
+            ProgramError: it is not.
+        """
+        if self.is_module:
+            return
+        try:
+            if not Path(self.target).is_dir():
+                io.open_code(str(Path(self.target).absolute())).close()
+        except OSError as error:
+            raise ProgramError(f"can't open file {self.target!r}: {error.strerror}", 2) from None
+
+    def run(self) -> None:
+        """Run it as ``__main__``, which it stays: threads, ``atexit`` and pickles refer to it.
+
+        Raises:
+            ProgramError: there is no such module, or nothing in it to run.
+            BaseException: whatever the program raises.
+        """
+        if self.is_module:
+            code, module = self._from_module()
+        elif importer := self._importer():
+            code, module = self._from_importer(importer)
+        else:
+            code, module = self._from_file()
+        exec(code, vars(module))
+
+    def _from_file(self) -> tuple[Any, types.ModuleType]:
+        path = Path(self.target).absolute()
+        self._begin(self.target, str(path.resolve().parent))
+        loader = SourceFileLoader("__main__", str(path))
+        module = _main_module(None, loader, str(path))
+        if path.suffix == ".pyc":
+            return pkgutil.read_code(io.BytesIO(path.read_bytes())), module
+        with io.open_code(str(path)) as file:
+            return compile(file.read(), str(path), "exec", dont_inherit=True), module
+
+    def _importer(self) -> Any:
+        """The path entry finder of a folder or an archive; None for a plain file."""
+        importer = pkgutil.get_importer(self.target)
+        return importer if hasattr(importer, "find_spec") else None
+
+    def _from_importer(self, importer: Any) -> tuple[Any, types.ModuleType]:
+        self._begin(self.target, self.target)
+        spec = importer.find_spec("__main__")
+        if spec is None:
+            raise ProgramError(f"can't find '__main__' module in {self.target!r}", 1)
+        return _loaded(spec)
+
+    def _from_module(self) -> tuple[Any, types.ModuleType]:
+        self._begin("-m", str(Path.cwd()))
+        spec = self._spec(self.target)
+        if spec.submodule_search_locations is not None:
+            spec = self._spec(f"{self.target}.__main__")
+        code, module = _loaded(spec)
+        sys.argv[0] = str(spec.origin)
+        return code, module
+
+    def _spec(self, name: str) -> ModuleSpec:
+        try:
+            spec = importlib.util.find_spec(name)
+        except ModuleNotFoundError as error:
+            if error.name is None or not f"{name}.".startswith(f"{error.name}."):
+                raise
+            spec = None
+        if spec is None or (spec.loader is None and not spec.submodule_search_locations):
+            raise ProgramError(f"No module named {name}", 1)
+        return spec
+
+    def _begin(self, name: str, folder: str) -> None:
+        sys.argv[:] = [name, *self.arguments]
+        if not getattr(sys.flags, "safe_path", False):
+            # Python has put our own folder there; the program's belongs there.
+            sys.path[0] = folder
+        elif Path(self.target).is_dir() and not self.is_module:
+            sys.path.insert(0, folder)
+
+
+def split(arguments: Sequence[str], with_value: Sequence[str]) -> tuple[list[str], list[str]]:
+    """Our options and the program with its arguments.
+
+    The program begins at the first argument that is no option, at ``-m`` or after ``--``.
+
+    Args:
+        arguments: what follows ``amanda run``.
+        with_value: our options that take the next argument.
+    """
+    i = 0
+    while i < len(arguments):
+        argument = arguments[i]
+        if argument == "--":
+            return list(arguments[:i]), list(arguments[i + 1 :])
+        if argument.startswith("-m") or not argument.startswith("-") or argument == "-":
+            break
+        i += 2 if argument in with_value else 1
+    return list(arguments[:i]), list(arguments[i:])
+
+
+def parsed(words: Sequence[str]) -> Program:
+    """The program that a command line names.
+
+    Raises:
+        ProgramError: none is named.
+    """
+    if words and words[0].startswith("-m"):
+        words = [words[0][2:], *words[1:]] if len(words[0]) > 2 else words[1:]
+        is_module = True
+    else:
+        is_module = False
+    if not words:
+        raise ProgramError("no program is given: a script, or -m and a module", 2)
+    return Program(words[0], tuple(words[1:]), is_module)
+
+
+def _main_module(spec: ModuleSpec | None, loader: Any, file: str | None) -> types.ModuleType:
+    module = types.ModuleType("__main__")
+    vars(module).update(
+        __builtins__=builtins,
+        __cached__=spec.cached if spec is not None else None,
+        __file__=file,
+        __loader__=loader,
+        __package__=spec.parent if spec is not None else None,
+        __spec__=spec,
+    )
+    if sys.version_info < (3, 14):
+        vars(module)["__annotations__"] = {}
+    sys.modules["__main__"] = module
+    return module
+
+
+def _loaded(spec: ModuleSpec) -> tuple[Any, types.ModuleType]:
+    loader: Any = spec.loader
+    if not hasattr(loader, "get_code"):
+        raise ProgramError(f"No code object available for {spec.name}", 1)
+    code = loader.get_code(spec.name)
+    if code is None:
+        raise ProgramError(f"No code object available for {spec.name}", 1)
+    return code, _main_module(spec, loader, spec.origin)

@@ -1,0 +1,170 @@
+"""What a run leaves behind: files, summaries and the last line."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, TextIO
+
+import attrs
+
+from amanda import _plugins, _state
+from amanda._scope import Statistics
+from amanda.tool import Tool
+from amanda.tools.reporting import Table, plain_text, write_json
+
+
+@attrs.frozen
+class NamedTool:
+    """A tool of this run and the name that its messages and files carry."""
+
+    name: str
+    tool: Tool
+
+
+@attrs.frozen
+class Rank:
+    """The place of this process in a distributed run."""
+
+    number: int = 0
+    count: int = 1
+
+    @classmethod
+    def of_environment(cls) -> Rank:
+        """What ``torchrun`` and its like say in ``RANK`` and ``WORLD_SIZE``."""
+        number, count = os.environ.get("RANK", ""), os.environ.get("WORLD_SIZE", "")
+        return cls(int(number), int(count)) if number.isdecimal() and count.isdecimal() else cls()
+
+    @property
+    def suffix(self) -> str:
+        """What its files' names end in; "" where there is only one process."""
+        return f"-rank{self.number}" if self.count > 1 else ""
+
+
+@attrs.define
+class Report:
+    """Gives out the results of a run, and loses none because of another.
+
+    Attributes:
+        tools: the tools of the run.
+        folder: where files go; None for none.
+        rank: of several processes only the first prints.
+        out: where summaries go.
+        written: the files written.
+    """
+
+    tools: Sequence[NamedTool]
+    folder: Path | None
+    rank: Rank
+    out: TextIO
+    written: list[Path] = attrs.field(factory=list)
+
+    def give(self, statistics: Statistics, seconds: float) -> None:
+        """Write the files; print the summaries and the last line.
+
+        A result that cannot be given is named on stderr; nothing is raised.
+        """
+        # What a tool computes for its result is not the program's.
+        _state.STATE.paused += 1
+        try:
+            for named in self.tools:
+                self._write(named)
+            if self.rank.number == 0:
+                self._print(statistics, seconds)
+        finally:
+            _state.STATE.paused -= 1
+
+    def _write(self, named: NamedTool) -> None:
+        folder = self.folder
+        if folder is None:
+            return
+        stem = f"{named.name}{self.rank.suffix}"
+        if result := _method(named.tool, "result"):
+            self._try(named, self._json, folder / f"{stem}.json", result)
+        if write := _method(named.tool, "write_files"):
+            self._try(named, self._files, write, folder, stem)
+
+    def _json(self, path: Path, result: Callable[[], Any]) -> None:
+        write_json(path, result())
+        self.written.append(path)
+
+    def _files(self, write: Callable[..., Sequence[Path]], folder: Path, stem: str) -> None:
+        self.written.extend(write(folder, stem) or ())
+
+    def _print(self, statistics: Statistics, seconds: float) -> None:
+        try:
+            # The program's own output comes first, also through a pipe.
+            self.out.flush()
+            for named in self.tools:
+                self._try(named, self._summary, named)
+            if self.written:
+                files = ", ".join(path.name for path in self.written)
+                print(f"amanda: wrote {files} in {self.folder}", file=self.out)
+            print(last_line(statistics, seconds), file=self.out, flush=True)
+        except BrokenPipeError:
+            # The reader is gone; Python would complain once more at exit.
+            os.dup2(os.open(os.devnull, os.O_WRONLY), self.out.fileno())
+        except (OSError, ValueError) as error:
+            complain(f"the summary is lost: {error}")
+
+    def _summary(self, named: NamedTool) -> None:
+        if print_summary := _method(named.tool, "print_summary"):
+            print_summary(self.out)
+        elif result := _method(named.tool, "result"):
+            print(_plain_summary(named.name, result()), file=self.out)
+
+    def _try(self, named: NamedTool, give: Callable[..., None], *arguments: Any) -> None:
+        try:
+            give(*arguments)
+        except BrokenPipeError:
+            raise
+        except Exception as error:
+            complain(f"a result of {named.name} is lost: {type(error).__name__}: {error}")
+
+
+def _method(tool: Tool, name: str) -> Callable[..., Any] | None:
+    found = getattr(tool, name, None)
+    return found if callable(found) else None
+
+
+def complain(message: str) -> None:
+    """A message on stderr, if there still is one."""
+    try:
+        print(f"amanda: {message}", file=sys.__stderr__ or sys.stderr, flush=True)
+    except (OSError, ValueError, AttributeError):
+        return
+
+
+def last_line(statistics: Statistics, seconds: float) -> str:
+    """Operators seen and instrumented, what was not seen and why, and the cost."""
+    seen = statistics.ops_seen + statistics.backward_ops_seen
+    share = 100 * statistics.tool_seconds / seconds if seconds > 0 else 0.0
+    missing = dict(statistics.not_seen)
+    missing.update(uncovered_frameworks())
+    reasons = ", ".join(
+        f"{reason} ({count})" if count else reason for reason, count in missing.items()
+    )
+    return (
+        f"amanda: {seen} ops seen ({statistics.ops_seen} forward, "
+        f"{statistics.backward_ops_seen} backward), {statistics.ops_instrumented} instrumented; "
+        f"not seen: {reasons or 'nothing known'}; "
+        f"tools took {statistics.tool_seconds:.2f} s of {seconds:.2f} s ({share:.0f}%)"
+    )
+
+
+def uncovered_frameworks() -> dict[str, int]:
+    """The imported frameworks that no driver could instrument, as reasons of the last line."""
+    usable = {entry.cls.framework for entry in _plugins.drivers() if not entry.reason}
+    return {
+        f"everything of {framework}, for want of a driver (amanda drivers tells why)": 0
+        for framework in _plugins.KNOWN_FRAMEWORKS
+        if framework in sys.modules and framework not in usable
+    }
+
+
+def _plain_summary(title: str, result: Any) -> str:
+    summary = result.get("summary", result) if isinstance(result, Mapping) else {"result": result}
+    rows = [(key, value) for key, value in summary.items()]
+    return plain_text(Table(title, ("figure", "value"), rows))

@@ -1,0 +1,240 @@
+"""``amanda run``: any program under tools, its source untouched."""
+
+from __future__ import annotations
+
+import argparse
+import atexit
+import collections
+import os
+import signal
+import sys
+import tempfile
+import time
+import warnings
+from collections.abc import Sequence
+from pathlib import Path
+from types import FrameType
+from typing import Any, TextIO
+
+import amanda
+from amanda.cli import grammar, options, program, tracebacks
+from amanda.cli.report import NamedTool, Rank, Report, complain
+from amanda.errors import AmandaError
+from amanda.tool import Tool
+
+USAGE = (
+    "amanda run [-t TOOL[:key=value,...][,TOOL...]]... [-o DIR] [--driver NAME]... "
+    "[--] script.py ARGS | -m MODULE ARGS"
+)
+WITH_VALUE = ("-t", "--tool", "-o", "--output", "--driver")
+
+
+class UsageError(Exception):
+    """Something on the command line is wrong; nothing of the program has run."""
+
+
+def parser() -> argparse.ArgumentParser:
+    """The parser of the options that come before the program."""
+    own = argparse.ArgumentParser(
+        prog="amanda run",
+        usage=USAGE,
+        description="Run a program under tools. Its source, output and exit status stay.",
+        epilog="After a comma, key=value continues the options of a tool, and a name starts a new "
+        "tool; lists are joined with '+': -t count:ops=conv2d+linear,trace",
+        allow_abbrev=False,
+    )
+    own.add_argument(
+        "-t", "--tool", action="append", default=[], help="a tool and its options; may be repeated"
+    )
+    own.add_argument(
+        "-o", "--output", type=Path, metavar="DIR", help="write the results as files into DIR"
+    )
+    own.add_argument(
+        "--driver", action="append", metavar="NAME", help="use this driver (see: amanda drivers)"
+    )
+    return own
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Run the command; returns the exit status of the program, or 2 for wrong usage."""
+    ours, words = program.split(arguments, WITH_VALUE)
+    given = parser().parse_args(ours)
+    try:
+        target = program.parsed(words)
+        target.check()
+        tools = make_tools(given.tool)
+        check_folder(given.output)
+        run = Run(target, Report(tools, given.output, Rank.of_environment(), sys.stdout))
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            run.begin(given.driver)
+    except program.ProgramError as error:
+        complain(f"error: {error}")
+        return error.status
+    except (UsageError, AmandaError) as error:
+        complain(f"error: {error}")
+        return 2
+    for warning in caught:
+        complain(f"warning: {warning.message}")
+    return run.execute()
+
+
+def make_tools(texts: Sequence[str]) -> list[NamedTool]:
+    """The tools that the ``-t`` arguments ask for.
+
+    Raises:
+        UsageError: a tool or an option is unknown, or a value has the wrong form.
+        AmandaError: a tool's package is broken.
+    """
+    made: list[NamedTool] = []
+    times: collections.Counter[str] = collections.Counter()
+    try:
+        for spec in grammar.parse(texts):
+            cls = amanda.tools.load(spec.name)
+            arguments = options.convert(cls, spec)
+            times[spec.name] += 1
+            again = f"-{times[spec.name]}" if times[spec.name] > 1 else ""
+            made.append(NamedTool(spec.name + again, _made(spec.name, cls, arguments)))
+    except (grammar.GrammarError, options.OptionError) as error:
+        raise UsageError(f"{error}; see: amanda tools") from error
+    return made
+
+
+def _made(name: str, cls: type[Tool], arguments: dict[str, Any]) -> Tool:
+    try:
+        return cls(**arguments)
+    except (TypeError, ValueError) as error:
+        raise UsageError(f"tool {name}: {error}; see: amanda tools") from error
+
+
+def check_folder(folder: Path | None) -> None:
+    """Make the output folder and see that files can be written, before the program starts.
+
+    Raises:
+        UsageError: they cannot.
+    """
+    if folder is None:
+        return
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder) as file:
+            file.write(b"amanda")
+    except OSError as error:
+        raise UsageError(f"cannot write to the output folder {folder}: {error.strerror}") from error
+
+
+class Run:
+    """One run of a program under tools."""
+
+    def __init__(self, target: program.Program, report: Report) -> None:
+        self._target = target
+        self._report = report
+        self._scope = amanda.apply()
+        self._process = os.getpid()
+        self._started = 0.0
+        self._is_finishing = False
+        self._terminated = 0
+
+    def begin(self, drivers: Sequence[str] | None) -> None:
+        """Apply the tools.
+
+        Raises:
+            AmandaError: they cannot be applied.
+        """
+        tools = (named.tool for named in self._report.tools)
+        self._scope = amanda.apply(*tools, drivers=drivers)
+        self._scope.__enter__()
+        # The program may change the current folder.
+        if self._report.folder is not None:
+            self._report.folder = self._report.folder.absolute()
+        # Registered before anything of the program, it comes last: after the
+        # program's threads have ended and its own exit functions have run.
+        atexit.register(self._finish)
+        _on_terminate(self._terminate)
+
+    def execute(self) -> int:
+        """Run the program; returns its exit status. The results are given when Python exits.
+
+        Raises:
+            KeyboardInterrupt: the program was interrupted; Python then ends by the signal.
+        """
+        self._started = time.perf_counter()
+        try:
+            self._target.run()
+        except program.ProgramError as error:
+            complain(f"error: {error}")
+            return error.status
+        except SystemExit as error:
+            return _exit_status(error.code)
+        except BaseException as error:
+            tracebacks.show(error, {type(n.tool).__module__ for n in self._report.tools})
+            if not isinstance(error, KeyboardInterrupt):
+                return 1
+            interrupt = error
+        else:
+            return 0
+        # The traceback has been shown.
+        sys.excepthook = _silent
+        raise interrupt
+
+    def _finish(self) -> None:
+        # A forked child that comes here has nothing to say.
+        if os.getpid() != self._process or self._is_finishing:
+            return
+        self._is_finishing = True
+        seconds = time.perf_counter() - self._started
+        try:
+            self._scope.__exit__(None, None, None)
+        except Exception as error:
+            complain(f"the scope did not end properly: {type(error).__name__}: {error}")
+        self._report.give(self._scope.statistics, seconds)
+        if self._terminated:
+            _die(self._terminated)
+
+    def _terminate(self, number: int, frame: FrameType | None) -> None:
+        """Give the results, then die of the signal, as the program would have."""
+        if os.getpid() == self._process:
+            if self._is_finishing and not self._terminated:
+                # Half-given results are finished first; a second signal is obeyed at once.
+                self._terminated = number
+                return
+            self._finish()
+            _flush(sys.stdout, sys.stderr)
+        _die(number)
+
+
+def _die(number: int) -> None:
+    signal.signal(number, signal.SIG_DFL)
+    os.kill(os.getpid(), number)
+
+
+def _on_terminate(handler: Any) -> None:
+    try:
+        if signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
+            signal.signal(signal.SIGTERM, handler)
+    except ValueError:
+        # Not the main thread: whoever calls us there handles signals.
+        return
+
+
+def _exit_status(code: Any) -> int:
+    """What ``sys.exit(code)`` ends Python with; what is no number is printed."""
+    if code is None:
+        return 0
+    if isinstance(code, int):
+        return code
+    _flush(sys.stdout)
+    print(code, file=sys.stderr)
+    return 1
+
+
+def _flush(*streams: TextIO) -> None:
+    for stream in streams:
+        try:
+            stream.flush()
+        except (OSError, ValueError, AttributeError):
+            continue
+
+
+def _silent(*arguments: Any) -> None:
+    """Print nothing: the traceback has been shown."""

@@ -1,0 +1,77 @@
+"""Tracebacks of the program's errors, as they would be without Amanda."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Collection, Iterator
+from types import TracebackType
+
+from amanda import _plugins
+from amanda.errors import AmandaError
+
+
+def show(error: BaseException, tools: Collection[str] = ()) -> None:
+    """Give an uncaught exception to ``sys.excepthook``, without the frames of Amanda.
+
+    With ``AMANDA_TRACEBACK=full`` all frames are shown, as they are for errors
+    that Amanda raises itself.
+
+    Args:
+        error: the exception.
+        tools: modules of the tools that are applied; their frames are always shown.
+    """
+    if os.environ.get("AMANDA_TRACEBACK") != "full":
+        hide_frames(error, tools)
+    sys.excepthook(type(error), error, error.__traceback__)
+
+
+def hide_frames(error: BaseException, tools: Collection[str] = ()) -> None:
+    """Take Amanda's frames out of the tracebacks of an exception and of those behind it."""
+    for part in _chain(error):
+        kept = part.__traceback__
+        # Frames of the command itself come first and say nothing of the error.
+        while kept is not None and _module(kept).startswith("amanda.cli."):
+            kept = kept.tb_next
+        if not isinstance(part, AmandaError):
+            kept = _without(kept, _packages(), tools)
+        part.__traceback__ = kept
+
+
+def _without(
+    traceback: TracebackType | None, packages: Collection[str], tools: Collection[str]
+) -> TracebackType | None:
+    entries: list[TracebackType] = []
+    while traceback is not None:
+        module = _module(traceback)
+        if module.partition(".")[0] not in packages or module in tools:
+            entries.append(traceback)
+        traceback = traceback.tb_next
+    kept: TracebackType | None = None
+    for entry in reversed(entries):
+        kept = TracebackType(kept, entry.tb_frame, entry.tb_lasti, entry.tb_lineno)
+    return kept
+
+
+def _packages() -> set[str]:
+    """The packages whose frames stand between the program and its framework."""
+    classes = [cls for cls, _ in _plugins.registered_drivers()]
+    return {"amanda", *(cls.__module__.partition(".")[0] for cls in classes)}
+
+
+def _module(traceback: TracebackType) -> str:
+    return str(traceback.tb_frame.f_globals.get("__name__", ""))
+
+
+def _chain(error: BaseException) -> Iterator[BaseException]:
+    """The exception, its causes and contexts, and the members of groups."""
+    waiting, seen = [error], set()
+    while waiting:
+        part = waiting.pop()
+        if id(part) in seen:
+            continue
+        seen.add(id(part))
+        yield part
+        waiting += [e for e in (part.__cause__, part.__context__) if e is not None]
+        if isinstance(part, BaseExceptionGroup):
+            waiting += part.exceptions

@@ -1,0 +1,66 @@
+"""Graph tracing: operators, the tensors between them, backward operators, module paths.
+
+A tool that depends on :class:`GraphTracingTool` finds the graph in
+``context["graph"]``; afterwards it is ``tool.graph``::
+
+    tracing = GraphTracingTool()
+    with amanda.apply(tracing):
+        y = model(x)
+    for op in tracing.graph.ops:
+        print(op.id, op.type, op.module)
+    (again,) = tracing.graph.replay([x])
+
+The graph holds no tensor, only weak references to them.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from amanda.context import OpContext
+from amanda.tool import Tool
+from amanda.tools.graph import Edge, Graph, TracedBackwardOp, TracedOp, TracedTensor
+from amanda.tools.mapping import MappingTool
+
+__all__ = [
+    "Edge",
+    "Graph",
+    "GraphTracingTool",
+    "TracedBackwardOp",
+    "TracedOp",
+    "TracedTensor",
+]
+
+
+class GraphTracingTool(Tool):
+    """Records the graph of what runs (paper, section 5.2).
+
+    Each operator is recorded at its first execution; a routine follows its
+    outputs at every execution, so that operators that are first met later are
+    connected too. A tensor that a tool has put in the place of another one is
+    connected only if that tool acts before this one.
+
+    Attributes:
+        graph: the graph, which other tools find as ``context["graph"]``.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.graph = Graph()
+        self.depends_on(MappingTool.standard())
+        self.add_inst_for_op(self._trace, require_outputs=True)
+        self.add_inst_for_op(self._trace_backward, backward=True)
+
+    def before_analyses(self, context: OpContext) -> None:
+        context["graph"] = self.graph
+
+    def _trace(self, context: OpContext) -> None:
+        op = self.graph.add(context)
+        if any(tensor is not None for tensor in op.outputs):
+            context.insert_after_op(self._follow, op=op)
+
+    def _trace_backward(self, context: OpContext) -> None:
+        self.graph.add_backward(context)
+
+    def _follow(self, *outputs: Any, op: TracedOp) -> None:
+        self.graph.follow(op, outputs)

@@ -1,0 +1,253 @@
+"""The common form of tools that report: options, result, tables, files.
+
+A tool on this base has one options class, an attrs or data class. Its fields
+are the keyword arguments of the tool's constructor and the options of
+``amanda run -t NAME:key=value`` alike::
+
+    @attrs.frozen(kw_only=True)
+    class BusyOptions:
+        ops: Sequence[str] = ()
+
+
+    class BusyTool(ReportingTool[BusyOptions]):
+        '''Finds busy operators.'''
+
+        name = "busy"
+        Options = BusyOptions
+
+Nothing asks a tool to use this base: ``amanda run`` takes the options from the
+signature of any tool's constructor, and uses ``result()``, ``print_summary()``
+and ``write_files()`` of a tool that has them.
+"""
+
+from __future__ import annotations
+
+import difflib
+import inspect
+import json
+import math
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, ClassVar, Generic, TextIO, TypeVar
+
+import attrs
+
+from amanda.context import OpContext
+from amanda.tool import Tool
+
+OptionsT = TypeVar("OptionsT")
+
+MAX_ROWS = 20
+"""Rows of a table that a summary prints; the files have all of them."""
+
+
+@attrs.frozen
+class Table:
+    """A part of a summary.
+
+    Attributes:
+        title: one line.
+        columns: their headings; a column whose values are numbers is set to the right.
+        rows: one value per column.
+    """
+
+    title: str
+    columns: Sequence[str]
+    rows: Sequence[Sequence[Any]]
+
+    def head(self) -> tuple[Sequence[Sequence[Any]], str]:
+        """The rows that a summary prints, and a line about those it leaves out."""
+        hidden = len(self.rows) - MAX_ROWS
+        return self.rows[:MAX_ROWS], f"... and {hidden} more rows" if hidden > 0 else ""
+
+
+class ReportingTool(Tool, Generic[OptionsT]):
+    """Base of the tools that give a result.
+
+    Attributes:
+        name: the short name, as in the entry point.
+        schema: version of what :meth:`op_rows` and :meth:`summary` give.
+        Options: the class of the options.
+        options: the options of this instance.
+
+    Raises:
+        TypeError: an option does not exist or is missing.
+    """
+
+    name: ClassVar[str]
+    schema: ClassVar[int] = 1
+    Options: ClassVar[type]
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        if "Options" in vars(cls):
+            # What help(), editors and `amanda run` read.
+            cls.__signature__ = inspect.signature(cls.Options)  # type: ignore[attr-defined]
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__()
+        known = inspect.signature(self.Options).parameters
+        for name in options:
+            if name not in known:
+                raise TypeError(unknown_option(self.name, name, known))
+        self.options: OptionsT = self.Options(**options)
+
+    def result(self) -> dict[str, Any]:
+        """What the tool has found, as plain data: what ``DIR/<tool>.json`` holds."""
+        rows = self.op_rows()
+        return {
+            "tool": self.name,
+            "schema": self.schema,
+            "namespaces": sorted({row["namespace"] for row in rows}),
+            "summary": self.summary(),
+            "ops": rows,
+        }
+
+    def op_rows(self) -> list[dict[str, Any]]:
+        """One dict per operator, with at least ``id type module namespace``."""
+        raise NotImplementedError(f"{type(self).__name__} must say what it found: op_rows()")
+
+    def summary(self) -> dict[str, Any]:
+        """The figures over all operators."""
+        raise NotImplementedError(f"{type(self).__name__} must say what it found: summary()")
+
+    def tables(self) -> Iterable[Table]:
+        """The summary as tables for people."""
+        return ()
+
+    def print_summary(self, file: TextIO) -> None:
+        """Print :meth:`tables` as plain text."""
+        for table in self.tables():
+            print(plain_text(table), file=file)
+
+    def write_files(self, folder: Path, stem: str) -> Sequence[Path]:
+        """Write what does not go into the JSON file, as ``folder/stem.*``; returns the paths."""
+        return ()
+
+
+@attrs.frozen
+class OpDescription:
+    """What the rows of all tools say of an operator.
+
+    Attributes:
+        id: the operator's id, of a backward operator its own.
+        type: what it computes: canonical (``conv2d``) where a mapping rule knows
+            it, else the framework's name for it.
+        name: the framework's name for it.
+        module: path of the module that runs it.
+        namespace: where it runs.
+        forward: of a backward operator the forward operator's id, else "".
+        forward_type: of a backward operator the forward operator's type, else "".
+    """
+
+    id: str
+    type: str
+    name: str
+    module: str
+    namespace: str
+    forward: str = ""
+    forward_type: str = ""
+
+    @property
+    def direction(self) -> str:
+        """``"forward"`` or ``"backward"``."""
+        return "backward" if self.forward else "forward"
+
+    def row(self) -> dict[str, Any]:
+        """The keys that every row has, and those that a backward operator's has."""
+        row = {
+            "id": self.id,
+            "type": self.type,
+            "name": self.name,
+            "direction": self.direction,
+            "module": self.module,
+            "namespace": self.namespace,
+        }
+        return {**row, "forward": self.forward} if self.forward else row
+
+    def is_selected(self, types: Sequence[str]) -> bool:
+        """Whether one of `types` names it, or the operator it is the backward of.
+
+        No types at all select everything.
+        """
+        return not types or bool({self.type, self.name, self.forward_type} & set(types))
+
+
+def describe(context: OpContext) -> OpDescription:
+    """The operator of a context, in the terms that all tools share.
+
+    The types are canonical if the tool depends on ``MappingTool.standard()``.
+    """
+    op_id, name = context.get_op_id(), op_name(context.get_op())
+    kind = str(context["op_type"] or name)
+    module, namespace = context.get_module(), str(context.namespace)
+    if context.is_forward():
+        return OpDescription(op_id, kind, name, module, namespace)
+    backward_name = op_name(context.get_backward_op())
+    backward_type = str(context["backward_op_type"] or backward_name)
+    backward_id = str(context.get_backward_op_id())
+    return OpDescription(backward_id, backward_type, backward_name, module, namespace, op_id, kind)
+
+
+def op_name(op: Any) -> str:
+    """The framework's name for an operator: its ``__name__``, or its ``type``."""
+    name = getattr(op, "__name__", None) or getattr(op, "type", None)
+    return str(name or type(op).__name__)
+
+
+def unknown_option(tool: str, option: str, known: Iterable[str]) -> str:
+    """The message for an option that a tool does not have, with the close matches."""
+    names = list(known)
+    close = difflib.get_close_matches(option, names, n=3, cutoff=0.5)
+    guess = f"; did you mean {' or '.join(close)}?" if close else ""
+    has = f"it has {', '.join(names)}" if names else "it has none"
+    return f"tool {tool} has no option {option!r}{guess} ({has})"
+
+
+def plain_text(table: Table) -> str:
+    """A table as lines of text."""
+    rows, more = table.head()
+    cells = [[str(value) for value in row] for row in rows]
+    columns = list(zip(table.columns, *cells, strict=True))
+    widths = [max(map(len, column)) for column in columns]
+    numeric = [
+        bool(rows) and all(isinstance(row[i], (int, float)) for row in rows)
+        for i in range(len(widths))
+    ]
+    lines = [
+        "  ".join(
+            cell.rjust(width) if right else cell.ljust(width)
+            for cell, width, right in zip(line, widths, numeric, strict=True)
+        ).rstrip()
+        for line in [list(table.columns), ["-" * width for width in widths], *cells]
+    ]
+    return "\n".join([table.title, *(f"  {line}" for line in lines), *([more] if more else [])])
+
+
+def write_json(path: Path, data: Any) -> None:
+    """Write plain data so that the file is either complete or not there.
+
+    What JSON has no form for is written as text, infinities included.
+
+    Raises:
+        OSError: the file cannot be written.
+    """
+    partial = path.with_name(f".{path.name}.partial")
+    try:
+        with partial.open("w", encoding="utf-8") as file:
+            json.dump(_plain(data), file, indent=1, default=str, allow_nan=False)
+        os.replace(partial, path)
+    except BaseException:
+        partial.unlink(missing_ok=True)
+        raise
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {str(key): _plain(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple, set, frozenset)):
+        return [_plain(item) for item in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return str(value)
+    return value
