@@ -107,6 +107,7 @@ class ActionPlan:
         claims: whether some tool analyses backward ops, so that the driver has
             to find those of this operator.
         driver_data: for the driver, e.g. what it has learned of the operator.
+        has_actions: whether any action is planned, backward claims aside.
     """
 
     op_id: str
@@ -119,11 +120,10 @@ class ActionPlan:
     replace_backward: Action | None = None
     claims: bool = False
     driver_data: Any = None
+    has_actions: bool = attrs.field(init=False, default=False)
 
-    @property
-    def has_actions(self) -> bool:
-        """Whether any action is planned, backward claims aside."""
-        return bool(
+    def __attrs_post_init__(self) -> None:
+        self.has_actions = bool(
             self.before
             or self.after
             or self.replace

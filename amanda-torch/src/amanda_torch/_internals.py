@@ -14,6 +14,14 @@ from typing import Any, cast
 import torch
 import torch.utils.checkpoint
 
+OVERRIDE_CHECKS = (
+    "has_torch_function",
+    "has_torch_function_unary",
+    "has_torch_function_variadic",
+)
+OVERRIDE_CHECKERS = (torch.functional, torch.nn.functional, torch._tensor)
+"""Modules of Python-level functions that ask these before they do their work."""
+
 PRIVATE_SYMBOLS: tuple[tuple[str, Any, str], ...] = (
     ("torch._C", torch._C, "_push_on_torch_function_stack"),
     ("torch._C", torch._C, "_pop_torch_function_stack"),
@@ -40,6 +48,7 @@ PRIVATE_SYMBOLS: tuple[tuple[str, Any, str], ...] = (
         "_checkpoint_without_reentrant_generator",
     ),
     ("torch.utils.checkpoint", torch.utils.checkpoint, "CheckpointFunction"),
+    *((m.__name__, m, name) for m in OVERRIDE_CHECKERS for name in OVERRIDE_CHECKS),
     ("torch.overrides", torch.overrides, "has_torch_function"),
 )
 
@@ -72,6 +81,9 @@ sequence_number = _symbol(getattr(torch._C, "_autograd", torch._C), "_get_sequen
 """The number that the next autograd node of this thread will have."""
 shares_storage: Callable[[torch.Tensor, torch.Tensor], bool] = _symbol(torch._C, "_is_alias_of")
 schemas_of: Callable[[str], list[Any]] = _symbol(torch._C, "_jit_get_schemas_for_operator")
+
+PYTHON_EVENT = torch.overrides.handle_torch_function.__code__
+"""The code that reports a Python-level function to a mode; C-level ones come straight from C."""
 
 AUTOGRAD = torch.autograd
 AUTOGRAD_ENGINE = "_engine_run_backward"

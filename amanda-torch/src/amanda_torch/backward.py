@@ -36,23 +36,30 @@ _MARK = "amanda"
 class WeakTensor:
     """A forward tensor as a backward context finds it: called, it gives the tensor or None."""
 
-    __slots__ = ("_is_constant", "_ref")
+    __slots__ = ("_modules", "_ref")
 
-    def __init__(self, tensor: torch.Tensor, modules: Callable[[], list[nn.Module]]) -> None:
+    def __init__(
+        self, tensor: torch.Tensor, modules: Sequence[weakref.ref[nn.Module]]
+    ) -> None:
         self._ref = weakref.ref(tensor)
-        self._is_constant = is_constant(tensor, modules)
+        self._modules = modules
 
     def __call__(self) -> torch.Tensor | None:
         return self._ref()
 
     def constant(self) -> torch.Tensor | None:
         """The tensor if it is a parameter, buffer or variable."""
-        return self._ref() if self._is_constant else None
+        tensor = self._ref()
+        return tensor if is_constant(tensor, self._running) else None
+
+    def _running(self) -> list[nn.Module]:
+        return [module for module in (ref() for ref in self._modules) if module is not None]
 
 
 def weak(tensors: Sequence[Any], modules: Callable[[], list[nn.Module]]) -> list[Any]:
     """Weak stand-ins for tensors; None stays None."""
-    return [None if tensor is None else WeakTensor(tensor, modules) for tensor in tensors]
+    running = [weakref.ref(module) for module in modules()]
+    return [None if tensor is None else WeakTensor(tensor, running) for tensor in tensors]
 
 
 class GradientState:
@@ -60,7 +67,7 @@ class GradientState:
 
     Attributes:
         form: the form of its gradient graph when it had settled, see :func:`form_of`.
-        ids: its backward operators when last claimed.
+        ids: its backward operators when last claimed; None before the first time.
         iteration: the iteration in which it last ran.
     """
 
@@ -68,7 +75,7 @@ class GradientState:
 
     def __init__(self) -> None:
         self.form: Any = None
-        self.ids: tuple[str, ...] = ()
+        self.ids: tuple[str, ...] | None = None
         self.iteration = -1
 
 
@@ -83,7 +90,7 @@ def form_of(outputs: Any) -> Any:
     node = outputs.grad_fn
     if node is None:
         return ()
-    return type(node), *[type(edge[0]) for edge in node.next_functions]
+    return [type(node), *[type(edge[0]) for edge in node.next_functions]]
 
 
 def node_name(node: Any) -> str:
@@ -176,7 +183,7 @@ class Claimer:
     def settle(self, plan: ActionPlan, outputs: Any) -> None:
         """Remember the form of an operator whose backward operators need nothing."""
         state = self.state_of(plan.op_id)
-        if state.ids and backward_is_settled(plan, state.ids):
+        if state.ids is not None and backward_is_settled(plan, state.ids):
             state.form = form_of(outputs)
 
     def _owns(self, node: Any, op_id: str, handle: OpHandle, iteration: int) -> bool:

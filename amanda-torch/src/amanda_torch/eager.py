@@ -70,7 +70,10 @@ class EagerDriver(TorchEagerDriver):
     def _patch(self) -> None:
         patches = self._patches
         patches.wrap(nn.Module, "__call__", self._module_call)
-        patches.wrap(torch.overrides, "has_torch_function", _without_ours)
+        patches.wrap(torch.overrides, "has_torch_function", _overrides_any)
+        for module in _internals.OVERRIDE_CHECKERS:
+            for name, check in zip(_internals.OVERRIDE_CHECKS, _CHECKS, strict=True):
+                patches.wrap(module, name, check)
         patches.wrap(_internals.AUTOGRAD, _internals.AUTOGRAD_ENGINE, self._engine)
         patches.wrap(_internals.FUNCTION_NODE, "apply", _function_backward)
         patches.set(_internals.FUNCTION_BASE, "apply", classmethod(_function_apply), create=True)
@@ -283,22 +286,64 @@ def _nothing() -> None:
     """Undoes nothing."""
 
 
-def _without_ours(vanilla: Any) -> Any:
-    """``has_torch_function`` as if our mode were not there: it keeps native fast paths."""
+_PLAIN = frozenset(
+    {torch.Tensor, nn.Parameter, nn.Buffer, type(None), int, float, bool, str, tuple, list}
+)
+"""Types that override nothing."""
+
+
+def _overrides_one(vanilla: Any) -> Any:
+    """``has_torch_function_unary`` as if our mode were not there.
+
+    That keeps native fast paths (``nn.MultiheadAttention`` in eval mode asks),
+    and Python-level functions go straight to their leaves.
+    """
+
+    def has_torch_function_unary(relevant_arg: Any) -> bool:
+        interceptor = LOCAL.interceptor
+        if interceptor is None or not interceptor.is_alone():
+            return bool(vanilla(relevant_arg))
+        return type(relevant_arg) not in _PLAIN and _unheard(interceptor, vanilla, relevant_arg)
+
+    return has_torch_function_unary
+
+
+def _overrides_several(vanilla: Any) -> Any:
+    """``has_torch_function_variadic``, likewise."""
+
+    def has_torch_function_variadic(*relevant_args: Any) -> bool:
+        interceptor = LOCAL.interceptor
+        if interceptor is None or not interceptor.is_alone():
+            return bool(vanilla(*relevant_args))
+        if _PLAIN.issuperset(map(type, relevant_args)):
+            return False
+        return _unheard(interceptor, vanilla, *relevant_args)
+
+    return has_torch_function_variadic
+
+
+def _overrides_any(vanilla: Any) -> Any:
+    """``has_torch_function``, likewise."""
 
     def has_torch_function(relevant_args: Any) -> bool:
         interceptor = LOCAL.interceptor
-        if interceptor is None or not interceptor.is_listening():
+        if interceptor is None or not interceptor.is_alone():
             return bool(vanilla(relevant_args))
-        if _internals.mode_depth() > 1:
-            return True
-        interceptor.exit()
-        try:
-            return bool(vanilla(relevant_args))
-        finally:
-            interceptor.enter()
+        return _unheard(interceptor, vanilla, relevant_args)
 
     return has_torch_function
+
+
+_CHECKS = (_overrides_any, _overrides_one, _overrides_several)
+
+
+def _unheard(interceptor: Interceptor, check: Any, *args: Any) -> bool:
+    """Ask PyTorch's own check while our mode is off."""
+    interceptor.exit()
+    try:
+        return bool(check(*args))
+    finally:
+        interceptor.enter()
 
 
 def _is_descended(cls: type) -> bool:

@@ -53,13 +53,15 @@ class Executor:
         self, plan: ActionPlan, func: Any, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
         """An operator without actions whose backward operators some tool looks at."""
-        state = self.claimer.state_of(plan.op_id)
+        state = plan.driver_data
+        if state is None:
+            state = plan.driver_data = self.claimer.state_of(plan.op_id)
         start = _internals.sequence_number()
         result = func(*args, **kwargs)
-        if not torch.is_grad_enabled():
-            return result
         if state.form is not None and state.form == form_of(result):
             state.iteration = self._tracker.iteration
+            return result
+        if not torch.is_grad_enabled() or _internals.is_traced():
             return result
         self._claim(plan, self._call(func, name, plan.op_id, args, kwargs), result, start)
         return result

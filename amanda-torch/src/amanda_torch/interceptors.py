@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import abc
 import functools
+import sys
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -26,6 +27,7 @@ from amanda_torch.ops import Kind, kind_of, name_of
 from amanda_torch.scopes import Cell, Labels, Tracker
 
 _UNKNOWN: Any = ActionPlan("not analysed yet")
+_NO_OPERATOR: Any = []
 
 
 class Local(threading.local):
@@ -61,6 +63,10 @@ class Interceptor(Tracker, abc.ABC):
     @abc.abstractmethod
     def exit(self) -> None:
         """Stop, wherever in the thread's modes this interceptor sits."""
+
+    @abc.abstractmethod
+    def is_alone(self) -> bool:
+        """Whether it listens and no other mode does."""
 
     @abc.abstractmethod
     def is_listening(self) -> bool:
@@ -135,12 +141,12 @@ class Interceptor(Tracker, abc.ABC):
         key: Any = None,
     ) -> Any:
         """Run an operator whose plan is not empty or not known."""
+        if plan is not _UNKNOWN and not plan.has_actions:
+            return self.executor.run_claimed(plan, func, name, args, kwargs)
         if _internals.is_traced():
             return func(*args, **kwargs)
         if plan is not _UNKNOWN:
-            if plan.has_actions:
-                return self.executor.run(plan, func, name, plan.op_id, args, kwargs, key)[0]
-            return self.executor.run_claimed(plan, func, name, args, kwargs)
+            return self.executor.run(plan, func, name, plan.op_id, args, kwargs, key)[0]
         generation = self.generation
         op_id = f"{self.frame.path}/{name}:{count - 1}"
         known = self._dispatcher.plan(op_id)
@@ -160,7 +166,6 @@ class ModeInterceptor(Interceptor, TorchFunctionMode):
     def __init__(self, dispatcher: Dispatcher, labels: Labels) -> None:
         Interceptor.__init__(self, dispatcher, labels)
         self._kinds: dict[Any, Kind] = {}
-        self._composite: Any = None
 
     def enter(self) -> None:
         _internals.push_mode(self)
@@ -175,6 +180,9 @@ class ModeInterceptor(Interceptor, TorchFunctionMode):
         for mode in reversed(above):
             _internals.push_mode(mode)
 
+    def is_alone(self) -> bool:
+        return _internals.mode_depth() == 1 and _internals.mode_at(0) is self
+
     def is_listening(self) -> bool:
         depth = _internals.mode_depth()
         return any(_internals.mode_at(i) is self for i in range(depth))
@@ -187,6 +195,8 @@ class ModeInterceptor(Interceptor, TorchFunctionMode):
         cell = self.cells.get(func)
         if cell is None:
             return self._uncommon(func, types, args, kwargs or {})
+        if cell is _NO_OPERATOR:
+            return func(*args, **kwargs) if kwargs else func(*args)
         count = cell[0] + 1
         cell[0] = count
         try:
@@ -198,38 +208,35 @@ class ModeInterceptor(Interceptor, TorchFunctionMode):
         return self.run_planned(plan, cell, count, func, name_of(func), args, kwargs or {})
 
     def _uncommon(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
-        """What is no operator already met in this frame."""
+        """What has not been met in this frame, or is a Python-level function."""
         kind = self._kinds.get(func)
         if kind is None:
             kind = self._kinds[func] = kind_of(func)
         if kind is Kind.IGNORED:
+            self.cells[func] = _NO_OPERATOR
             return func(*args, **kwargs)
-        if kind is Kind.COMPOSITE and func is not self._composite:
-            return self._descend(func, types, args, kwargs)
         if func is _internals.FUNCTORCH_FUNCTION:
             cls = args[0]
             cell = self.frame.names.setdefault(cls.__name__, [0])
             call = functools.partial(func, cls)
             return self.run_leaf(cell, call, cls.__name__, args[1:], kwargs, cls)
         name = name_of(func)
-        if kind is Kind.COMPOSITE:
-            # Its C-level twin reports itself as the same function: that is the
-            # leaf. It must not be found in `cells`, where the composite would be too.
-            cell = self.frame.names.setdefault(name, [0])
-        else:
-            cell = self.frame.cell_for(func, name)
+        if kind is Kind.LEAF:
+            return self.run_leaf(self.frame.cell_for(func, name), func, name, args, kwargs)
+        if sys._getframe(2).f_code is _internals.PYTHON_EVENT:
+            return self._descend(func, types, args, kwargs)
+        # A C-level function that reports itself as its Python twin is the leaf. It
+        # must not be found in `cells`, where the twin's own events would find it too.
+        cell = self.frame.names.setdefault(name, [0])
         return self.run_leaf(cell, func, name, args, kwargs)
 
     def _descend(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
         """Run a Python-level function with its inner operators noticed."""
-        outer = self._composite
-        self._composite = func
         _internals.push_mode(self)
         try:
             return _internals.call_composite(func, types, args, kwargs)
         finally:
             _internals.pop_mode()
-            self._composite = outer
 
 
 def create(dispatcher: Dispatcher, labels: Labels) -> Interceptor:
