@@ -407,7 +407,7 @@ class TorchCall(OpCall):
 
     def freeze(self) -> Callable[[Sequence[Any]], Any]:
         empty = [None] * len(self.inputs)
-        marker = [_EMPTY] * len(self.inputs)
+        marker = [None if tensor is None else _EMPTY for tensor in self.inputs]
         args, kwargs = _placed(self.args, self.kwargs, self.places, self.inputs, marker)
         kwargs.pop("out", None)
         func, places = self.func, tuple(self.places)
