@@ -219,10 +219,10 @@ def _shown(value: Any) -> str:
 def _documented(cls: type[Tool]) -> dict[str, str]:
     """What the sections "Args" and "Attributes" say of each name.
 
-    The class, its constructor and its class of options are read.
+    The class, its constructor and, before both, its class of options are read.
     """
     texts: dict[str, str] = {}
-    for owner in (getattr(cls, "Options", None), cls.__init__, cls):
+    for owner in (cls, cls.__init__, getattr(cls, "Options", None)):
         texts.update(_entries(inspect.getdoc(owner) or "") if owner is not None else {})
     return texts
 

@@ -27,6 +27,7 @@ import inspect
 import json
 import math
 import os
+import typing
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, Generic, TextIO, TypeVar
@@ -83,7 +84,7 @@ class ReportingTool(Tool, Generic[OptionsT]):
         super().__init_subclass__(**kwargs)
         if "Options" in vars(cls):
             # What help(), editors and `amanda run` read.
-            cls.__signature__ = inspect.signature(cls.Options)  # type: ignore[attr-defined]
+            cls.__signature__ = _signature(cls.Options)  # type: ignore[attr-defined]
 
     def __init__(self, **options: Any) -> None:
         super().__init__()
@@ -124,6 +125,17 @@ class ReportingTool(Tool, Generic[OptionsT]):
     def write_files(self, folder: Path, stem: str) -> Sequence[Path]:
         """Write what does not go into the JSON file, as ``folder/stem.*``; returns the paths."""
         return ()
+
+
+def _signature(options: type) -> inspect.Signature:
+    """The signature of an options class, its annotations resolved."""
+    found = inspect.signature(options)
+    types = typing.get_type_hints(options)
+    parameters = [
+        parameter.replace(annotation=types.get(parameter.name, parameter.annotation))
+        for parameter in found.parameters.values()
+    ]
+    return found.replace(parameters=parameters, return_annotation=found.empty)
 
 
 @attrs.frozen

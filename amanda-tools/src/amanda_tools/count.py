@@ -1,0 +1,129 @@
+"""``count``: how often each operator is executed."""
+
+from __future__ import annotations
+
+import collections
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+import attrs
+
+from amanda import OpContext
+from amanda.tools.mapping import MappingTool
+from amanda.tools.reporting import OpDescription, Table, describe
+from amanda_tools.printing import PrintingTool
+
+
+def type_names(ops: str | Iterable[str]) -> tuple[str, ...]:
+    """A list of op types; a single one may be given as it is."""
+    return (ops,) if isinstance(ops, str) else tuple(ops)
+
+
+@attrs.frozen(kw_only=True)
+class CountOptions:
+    """The options of ``count``.
+
+    Attributes:
+        ops: op types to count, with their backward ops; all by default.
+    """
+
+    ops: Sequence[str] = attrs.field(default=(), converter=type_names)
+
+
+@attrs.define(eq=False)
+class Counter:
+    """The executions of one operator."""
+
+    op: OpDescription
+    executions: int = 0
+
+    def count(self) -> None:
+        """Instrumentation routine: one more execution."""
+        self.executions += 1
+
+
+class CountTool(PrintingTool[CountOptions]):
+    """Counts the executions of operators, forward and backward, by type and by module.
+
+    Only the operators that are counted carry a routine. A type is the canonical
+    one (``conv2d``) or the framework's (``ConvolutionBackward0``).
+    """
+
+    name = "count"
+    Options = CountOptions
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        self._counters: dict[str, Counter] = {}
+        self._types: set[str] = set()
+        self.depends_on(MappingTool.standard())
+        self.add_inst_for_op(self._analyse)
+        self.add_inst_for_op(self._analyse, backward=True)
+
+    def _analyse(self, context: OpContext) -> None:
+        op = describe(context)
+        self._types |= {op.type, op.name}
+        if not op.is_selected(self.options.ops):
+            return
+        # An operator that is analysed again (another scope, no cache) counts on.
+        counter = self._counters.setdefault(op.id, Counter(op))
+        if context.is_forward():
+            context.insert_before_op(counter.count, inputs=[])
+        else:
+            context.insert_before_backward_op(counter.count, grad_outputs=[])
+
+    def op_rows(self) -> list[dict[str, Any]]:
+        """One row per counted operator, with its ``executions``."""
+        return [{**c.op.row(), "executions": c.executions} for c in self._counters.values()]
+
+    def summary(self) -> dict[str, Any]:
+        """Executions in total, by type and by module, and the types that were never met."""
+        return {
+            "forward": self._total("forward"),
+            "backward": self._total("backward"),
+            "by_type": self._grouped(lambda op: op.type),
+            "by_module": self._grouped(lambda op: op.module),
+            "ops_never_met": [kind for kind in self.options.ops if kind not in self._types],
+        }
+
+    def tables(self) -> Iterable[Table]:
+        """Executions by type, forward and backward, and by module."""
+        for direction, group in self._grouped(lambda op: op.type).items():
+            by_type = [(kind, of["ops"], of["executions"]) for kind, of in group.items()]
+            title = f"count: {self._total(direction)} {direction} executions"
+            yield Table(title, ("type", "ops", "executions"), by_type)
+        modules = self._grouped(lambda op: op.module or "(outside of modules)")
+        names = dict.fromkeys([*modules["forward"], *modules["backward"]])
+        columns = ("module", "forward", "backward")
+        by_module = [
+            (name, *(_executions(modules[direction], name) for direction in columns[1:]))
+            for name in names
+        ]
+        yield Table("count: executions by module", columns, by_module)
+        if missing := self.summary()["ops_never_met"]:
+            title = "count: types that were asked for and never met"
+            yield Table(title, ("type",), [(kind,) for kind in missing])
+
+    def _total(self, direction: str) -> int:
+        return sum(c.executions for c in self._counters.values() if c.op.direction == direction)
+
+    def _grouped(self, key: Callable[[OpDescription], str]) -> dict[str, dict[str, Any]]:
+        """Distinct operators and executions by direction and `key`, the most frequent first."""
+        groups: dict[str, dict[str, Any]] = {"forward": {}, "backward": {}}
+        for counter in self._counters.values():
+            group = groups[counter.op.direction]
+            figures = group.setdefault(key(counter.op), collections.Counter())
+            figures["ops"] += 1
+            figures["executions"] += counter.executions
+        return {
+            direction: {
+                name: dict(figures)
+                for name, figures in sorted(group.items(), key=lambda item: -item[1]["executions"])
+            }
+            for direction, group in groups.items()
+        }
+
+
+def _executions(group: Mapping[str, Any], name: str) -> int:
+    figures = group.get(name)
+    return figures["executions"] if figures else 0

@@ -1,0 +1,16 @@
+"""What amanda-tools registers. Imports no framework and no tool."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from amanda import hookimpl
+
+
+@hookimpl
+def amanda_register_tools() -> Mapping[str, str]:
+    """The tools of this package."""
+    return {
+        "count": "amanda_tools.count:CountTool",
+        "trace": "amanda_tools.trace:TraceTool",
+    }

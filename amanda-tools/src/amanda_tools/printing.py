@@ -1,0 +1,42 @@
+"""Summaries of tools as rich tables."""
+
+from __future__ import annotations
+
+from numbers import Number
+from typing import TextIO, TypeVar
+
+import rich.console
+import rich.table
+from rich.text import Text
+
+from amanda.tools.reporting import ReportingTool, Table
+
+OptionsT = TypeVar("OptionsT")
+
+_WIDTH_OF_FILES = 120
+
+
+class PrintingTool(ReportingTool[OptionsT]):
+    """A tool that reports, and prints its tables with rich."""
+
+    def print_summary(self, file: TextIO) -> None:
+        """Print the tables, with colours and to the width of a terminal if `file` is one."""
+        width = None if file.isatty() else _WIDTH_OF_FILES
+        console = rich.console.Console(file=file, width=width, highlight=False)
+        for table in self.tables():
+            console.print(rendered(table))
+
+
+def rendered(table: Table) -> rich.table.Table:
+    """A table in rich's form."""
+    rows, more = table.head()
+    # Text, not str: ids and types are no markup, "[0]" has to stay.
+    result = rich.table.Table(
+        title=Text(table.title), caption=Text(more) if more else None, title_justify="left"
+    )
+    for position, column in enumerate(table.columns):
+        numeric = bool(rows) and all(isinstance(row[position], Number) for row in rows)
+        result.add_column(column, justify="right" if numeric else "left", overflow="fold")
+    for row in rows:
+        result.add_row(*(Text(str(value)) for value in row))
+    return result

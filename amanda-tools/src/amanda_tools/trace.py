@@ -1,0 +1,168 @@
+"""``trace``: the operator graph with module paths, and the timeline of a run."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import attrs
+
+from amanda import OpContext
+from amanda.tools.graph_tracing import Graph, GraphTracingTool, TracedOp
+from amanda.tools.reporting import Table
+from amanda_tools.printing import PrintingTool
+from amanda_tools.timeline import Timeline
+
+
+@attrs.frozen(kw_only=True)
+class TraceOptions:
+    """The options of ``trace``.
+
+    Attributes:
+        timeline: also record when each operator ran, and write a file for Perfetto.
+        limit: executions that the timeline keeps; later ones are counted only.
+        dot: also write the graph for Graphviz.
+    """
+
+    timeline: bool = True
+    limit: int = 200_000
+    dot: bool = False
+
+
+class TraceTool(PrintingTool[TraceOptions]):
+    """Records the graph of operators, forward and backward, and when each of them ran.
+
+    Attributes:
+        timeline: the spans of all executions; empty if not asked for.
+    """
+
+    name = "trace"
+    Options = TraceOptions
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        self._tracing = GraphTracingTool()
+        self.timeline = Timeline(self.options.limit)
+        self.depends_on(self._tracing)
+        if self.options.timeline:
+            self.add_inst_for_op(self._watch)
+            self.add_inst_for_op(self._watch, backward=True)
+
+    @property
+    def graph(self) -> Graph:
+        """The graph."""
+        return self._tracing.graph
+
+    def _watch(self, context: OpContext) -> None:
+        self.timeline.watch(context)
+
+    # -- result -----------------------------------------------------------
+
+    def result(self) -> dict[str, Any]:
+        """The common form, and the graph's ``tensors`` and ``edges``."""
+        graph = self.graph
+        return {
+            **super().result(),
+            "tensors": [attrs.asdict(tensor) for tensor in graph.tensors],
+            "edges": [attrs.asdict(edge) for edge in graph.edges],
+        }
+
+    def op_rows(self) -> list[dict[str, Any]]:
+        """One row per operator; a forward operator's ``inputs`` are numbers of ``tensors``."""
+        return [row for op in self.graph.ops for row in self._rows(op)]
+
+    def _rows(self, op: TracedOp) -> Iterator[dict[str, Any]]:
+        common = {"module": op.module, "namespace": op.namespace}
+        yield {
+            "id": op.id,
+            "type": op.type,
+            "name": op.name,
+            "direction": "forward",
+            **common,
+            "inputs": [None if t is None else t.index for t in op.inputs],
+            "input_names": list(op.input_names),
+            "outputs": [None if t is None else t.index for t in op.outputs],
+            "attributes": dict(op.attributes),
+        }
+        for backward in op.backward:
+            yield {**attrs.asdict(backward), "direction": "backward", **common}
+
+    def summary(self) -> dict[str, Any]:
+        """The size of the graph and of the timeline."""
+        graph = self.graph
+        return {
+            "forward": len(graph.ops),
+            "backward": len(graph.backward_ops),
+            "edges": len(graph.edges),
+            "inputs": len(graph.inputs),
+            "parameters": len(graph.parameters),
+            "outputs": len(graph.outputs),
+            "executions": len(self.timeline.spans),
+            "executions_not_kept": self.timeline.dropped,
+        }
+
+    def tables(self) -> Iterable[Table]:
+        """Operators and their time by type, forward and backward, and by module."""
+        rows = self.op_rows()
+        found = self.summary()
+        columns = ("ops", "milliseconds") if self.options.timeline else ("ops",)
+        titles = {
+            "forward": f"trace: {found['forward']} forward ops, {found['edges']} edges",
+            "backward": f"trace: {found['backward']} backward ops",
+        }
+        for direction, title in titles.items():
+            part = [row for row in rows if row["direction"] == direction]
+            yield Table(title, ("type", *columns), self._grouped(part, ["type"]))
+        by_module = self._grouped(rows, ["module", "direction"])
+        yield Table("trace: ops by module", ("module", "direction", *columns), by_module)
+        if dropped := self.timeline.dropped:
+            title = f"trace: the timeline is full (limit={self.options.limit})"
+            yield Table(title, ("executions that it does not hold",), [(dropped,)])
+
+    def _grouped(
+        self, rows: Sequence[dict[str, Any]], keys: Sequence[str]
+    ) -> list[tuple[Any, ...]]:
+        """Count and time of the operators of each group, the longest first."""
+        seconds = self.timeline.seconds()
+        counts: dict[tuple[str, ...], int] = {}
+        times: dict[tuple[str, ...], float] = {}
+        for row in rows:
+            group = tuple(row[key] or "(outside of modules)" for key in keys)
+            counts[group] = counts.get(group, 0) + 1
+            times[group] = times.get(group, 0.0) + seconds.get(row["id"], 0.0)
+        order = sorted(counts, key=lambda group: (-times[group], -counts[group]))
+        if not self.options.timeline:
+            return [(*group, counts[group]) for group in order]
+        return [(*group, counts[group], round(times[group] * 1000, 3)) for group in order]
+
+    # -- files ------------------------------------------------------------
+
+    def write_files(self, folder: Path, stem: str) -> Sequence[Path]:
+        """Write ``<stem>.timeline.json`` for Perfetto and ``<stem>.dot`` for Graphviz."""
+        written = []
+        if self.options.timeline:
+            written.append(folder / f"{stem}.timeline.json")
+            self.timeline.write(written[-1])
+        if self.options.dot:
+            written.append(folder / f"{stem}.dot")
+            written[-1].write_text("\n".join(dot_lines(self.graph)), encoding="utf-8")
+        return written
+
+
+def dot_lines(graph: Graph) -> Iterator[str]:
+    """The forward operators and their edges in Graphviz's language."""
+    yield "digraph amanda {"
+    yield "  node [shape=box];"
+    for op in graph.ops:
+        label = f"{op.type}\n{op.module}" if op.module else op.type
+        yield f"  {_quoted(op.id)} [label={_quoted(label)}];"
+    for edge in graph.edges:
+        yield f"  {_quoted(edge.producer)} -> {_quoted(edge.consumer)};"
+    yield "}\n"
+
+
+def _quoted(text: str) -> str:
+    # Graphviz takes the escapes of JSON, the line break included.
+    return json.dumps(text, ensure_ascii=False)
