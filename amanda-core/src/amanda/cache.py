@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from amanda.action import ActionKind, InstPoint
@@ -49,6 +49,21 @@ class OpRecord:
             self.context._actions[kind] = [a for a in actions if a.tool is not tool]
         for point in self.analysed:
             self.redo.setdefault(point, set()).add(tool)
+
+    def sort(self, tools: Sequence[Tool]) -> None:
+        """Bring the actions into the order of `tools`, whenever they were recorded."""
+        rank = {id(tool): position for position, tool in enumerate(tools)}
+        for kind, actions in self.context._actions.items():
+            # A new list: another thread may be reading the old one.
+            self.context._actions[kind] = sorted(actions, key=lambda a: rank[id(a.tool)])
+
+    @property
+    def complete(self) -> bool:
+        """Whether all analyses of the forward operator have run.
+
+        They have not where the operator itself failed in its first execution.
+        """
+        return not self.redo and InstPoint.AFTER_FORWARD_OP in self.analysed
 
     def pending(self, point: InstPoint) -> bool:
         """Whether an analysis of `point` has yet to run."""

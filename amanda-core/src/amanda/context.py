@@ -387,6 +387,11 @@ class BackwardOpContext(OpContext):
     def get(self, key: Any, default: Any = None) -> Any:
         return dict.get(self, key, self._parent.get(key, default))
 
+    def setdefault(self, key: Any, default: Any = None) -> Any:
+        if key not in self:
+            self[key] = default
+        return self[key]
+
     def __contains__(self, key: object) -> bool:
         return dict.__contains__(self, key) or key in self._parent
 

@@ -150,7 +150,7 @@ class Dispatcher:
         records = []
         for scope in scopes:
             record = scope.cache.get(op_id)
-            if record is None or record.redo:
+            if record is None or not record.complete:
                 return None
             records.append(record)
         return compiled(op_id, scopes, tuple(records))
@@ -258,6 +258,7 @@ class Dispatcher:
                 context._point = context._tool = None
                 state.paused -= 1
                 _charge((scope,), time.perf_counter() - start)
+            record.sort(scope.tools)
         record.analysed.add(point)
         record.redo.pop(point, None)
 

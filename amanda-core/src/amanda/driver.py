@@ -27,6 +27,7 @@ class Capability(enum.Enum):
     AD_IN_ROUTINES = "routines may take part in automatic differentiation"
     SECOND_ORDER = "gradients of gradients"
     USER_OPS = "operators defined by the user are seen"
+    IN_PLACE = "operators change tensors in place"
     MODULES = "operator ids carry module paths"
     THREADS = "threads started inside a scope are covered"
     REPLAY = "a single operator can be run again (graph tracing's replay)"

@@ -28,4 +28,4 @@ def __getattr__(name: str) -> Any:
     return getattr(importlib.import_module(f"{__name__}.{_KIT[name]}"), name)
 
 
-__all__ = ["DriverContract", "Framework", "requires"]  # noqa: F822 - see __getattr__
+__all__ = ["DriverContract", "Framework", "requires"]

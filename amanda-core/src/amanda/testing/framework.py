@@ -72,8 +72,8 @@ class Framework(abc.ABC):
         names: declared names of the tensor parameters of each operator.
         attributes: the other arguments of ``split`` and their values when it
             cuts a tensor in two halves.
-        backward_types: types of the backward operators of ``mul`` and ``linear``
-            with bias, gradient accumulation left out, in any order.
+        backward_types: types of the backward operators of ``mul``, ``relu`` and of
+            ``linear`` with bias, gradient accumulation left out, in any order.
         accumulation: type of the backward operator that accumulates a leaf's
             gradient; "" if there is none.
         watched: modules and classes that a driver may patch.
@@ -152,9 +152,9 @@ class Framework(abc.ABC):
         `build` uses the operators above and returns a tensor or a sequence of them.
         """
 
-    def model(self, weight: Values) -> Build:
+    def model(self, weight: Values, calls: int = 1) -> Build:
         """A model of class ``Model`` with children ``first`` and ``second``; each runs one
-        ``linear`` with `weight` and no bias, ``first`` before ``second``.
+        ``linear`` with `weight` and no bias, ``first`` before ``second``, `calls` times over.
 
         Only needed with ``Capability.MODULES``. A program may be built from it.
         """
@@ -257,7 +257,8 @@ class Probe(Tool):
                 self.add_inst_for_op(
                     self._filtered(analysis),
                     backward=point.is_backward,
-                    require_outputs=point in (InstPoint.AFTER_FORWARD_OP, InstPoint.AFTER_BACKWARD_OP),
+                    require_outputs=point
+                    in (InstPoint.AFTER_FORWARD_OP, InstPoint.AFTER_BACKWARD_OP),
                 )
 
     def _filtered(self, analysis: Callable[[OpContext], Any]) -> Callable[[OpContext], Any]:

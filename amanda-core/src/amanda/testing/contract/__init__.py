@@ -50,6 +50,11 @@ class DriverContract(
 ):
     """All contract tests; see the module's docstring for how to use it."""
 
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        if "test_contract_is_not_weakened" in vars(cls):
+            raise TypeError(f"{cls.__name__} must not override test_contract_is_not_weakened")
+
     def test_contract_is_not_weakened(self) -> None:
         """A driver's tests leave out no contract test without an xfail that gives a reason."""
         contract = {n for n in dir(DriverContract) if n.startswith("test_")}

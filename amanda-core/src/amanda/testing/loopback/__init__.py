@@ -1,7 +1,7 @@
 """A toy framework in pure Python, and its driver.
 
 The framework knows nothing of Amanda: tensors and automatic differentiation
-(`tensor.py`), operators (`ops.py`) and modules (`nn.py`). The driver
+(`tape.py`), operators (`ops.py`) and modules (`nn.py`). The driver
 (`driver.py`, `execution.py`, `op_ids.py`) is the one to copy for a new framework.
 """
 
@@ -26,7 +26,7 @@ from amanda.testing.loopback.ops import (
     sum,
     transpose,
 )
-from amanda.testing.loopback.tensor import (
+from amanda.testing.loopback.tape import (
     Buffer,
     Parameter,
     Tensor,

@@ -13,10 +13,10 @@ from amanda.dispatch import BackwardExecution
 from amanda.driver import Capability, Driver
 from amanda.errors import RoutineResultError
 from amanda.namespace import Namespace
-from amanda.testing.loopback import nn, ops, tensor
+from amanda.testing.loopback import nn, ops, tape
 from amanda.testing.loopback.execution import Claim, DriverNode, Execution
 from amanda.testing.loopback.op_ids import OpIds
-from amanda.testing.loopback.tensor import Node, Tensor
+from amanda.testing.loopback.tape import Node, Tensor
 
 if TYPE_CHECKING:
     from amanda.action import Action
@@ -67,7 +67,7 @@ class LoopbackDriver(Driver):
             self._patches.wrap(ops, "execute", self._executing)
             self._patches.wrap(Node, "run", self._running_backward_op)
             self._patches.wrap(nn.Module, "__call__", self._calling_module)
-            self._patches.wrap(tensor, "run_graph", self._running_graph)
+            self._patches.wrap(tape, "run_graph", self._running_graph)
         except BaseException:
             self.detach()
             raise
@@ -92,7 +92,7 @@ class LoopbackDriver(Driver):
             self._thread.vanilla -= 1
 
     def ad_isolated(self) -> AbstractContextManager[Any]:
-        return tensor.no_grad()  # type: ignore[no-any-return]
+        return tape.no_grad()  # type: ignore[no-any-return]
 
     def is_tensor(self, value: Any) -> bool:
         return isinstance(value, Tensor)
@@ -112,9 +112,9 @@ class LoopbackDriver(Driver):
                 "amanda.ad_enabled() if the gradient is to follow the new shape"
             )
         value = new.alias()
-        if old.requires_grad and tensor.grad_enabled():
+        if old.requires_grad and tape.grad_enabled():
             node = DriverNode("StraightThrough", [old.edge()], lambda grads: grads)
-            tensor.attach(node, [value])
+            tape.attach(node, [value])
         return value
 
     # -- the four patches -------------------------------------------------

@@ -13,8 +13,8 @@ from amanda.action import ActionKind, ActionPlan, InstPoint
 from amanda.calls import BackwardCall, OpCall
 from amanda.dispatch import OpExecution, OpHandle, replaced_gradients
 from amanda.errors import RoutineResultError
-from amanda.testing.loopback import ops, tensor
-from amanda.testing.loopback.tensor import AccumulateGrad, Buffer, Node, Parameter, Tensor
+from amanda.testing.loopback import ops, tape
+from amanda.testing.loopback.tape import AccumulateGrad, Buffer, Node, Parameter, Tensor
 
 if TYPE_CHECKING:
     from amanda.action import Action
@@ -134,7 +134,7 @@ class Execution:
         self._op = op
         self._arguments = Arguments.of(op, args, kwargs)
         self._id = driver.ids.next(op.__name__)
-        self._started = tensor.next_sequence()
+        self._started = tape.next_sequence()
 
     def run(self) -> Any:
         """The operator's result as the user gets it."""
@@ -188,7 +188,7 @@ class Execution:
         inputs: Tensors,
     ) -> tuple[Tensors, ActionPlan]:
         """Outputs of the operator, its backward operators claimed, and the complete plan."""
-        first = tensor.next_sequence()
+        first = tape.next_sequence()
         if plan.replace is not None:
             outputs = self._replaced(plan, inputs)
         else:
@@ -313,7 +313,7 @@ def _behind(
     Where there are more sources than tensors, all copies require a gradient.
     """
     edges = [None if t is None else t.edge() for t in sources]
-    if not tensor.grad_enabled() or not any(edges):
+    if not tape.grad_enabled() or not any(edges):
         return tensors
     node = DriverNode(name, edges, passing, (), len(tensors))
     copies = list(tensors)

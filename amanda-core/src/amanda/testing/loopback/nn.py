@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 from amanda.testing.loopback import ops
-from amanda.testing.loopback.tensor import Parameter, Tensor, parameter
+from amanda.testing.loopback.tape import Parameter, Tensor, parameter
 
 
 class Module:

@@ -13,7 +13,7 @@ import random
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from amanda.testing.loopback.tensor import Tensor, record
+from amanda.testing.loopback.tape import Tensor, record
 
 _GENERATOR = random.Random(0)
 
@@ -186,7 +186,7 @@ def _column_sums(input: Tensor) -> Tensor:
 
 
 @op
-def sum(input: Tensor) -> Tensor:  # noqa: A001 - the operator's usual name
+def sum(input: Tensor) -> Tensor:
     """The sum of all numbers."""
     out = Tensor([float(builtins.sum(input.data))], ())
     shape = input.shape

@@ -190,7 +190,10 @@ class Node:
         for saved, version in self._saved:
             if saved.version != version:
                 raise RuntimeError(f"{self.name}: a tensor it needs was changed in place")
-        return list(self._function(grads, *(saved for saved, _ in self._saved)))
+        return self._computed(grads, [saved for saved, _ in self._saved])
+
+    def _computed(self, grads: Gradients, saved: list[Tensor]) -> Gradients:
+        return list(self._function(grads, *saved))
 
     def free(self) -> None:
         """Let go of the saved tensors."""
@@ -203,10 +206,10 @@ class AccumulateGrad(Node):
     __slots__ = ("leaf",)
 
     def __init__(self, leaf: Tensor) -> None:
-        super().__init__("AccumulateGrad", [], self._accumulate)
+        super().__init__("AccumulateGrad", [], lambda grads: [])
         self.leaf = leaf
 
-    def _accumulate(self, grads: Gradients) -> Gradients:
+    def _computed(self, grads: Gradients, saved: list[Tensor]) -> Gradients:
         (grad,) = grads
         leaf = self.leaf
         leaf.grad = grad if leaf.grad is None or grad is None else total(leaf.grad, grad)

@@ -1,0 +1,340 @@
+"""Rules 1 to 3: the points, when analyses run, when routines run."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+import amanda
+from amanda.driver import Capability
+from amanda.errors import PassedPointError, SelectionError
+from amanda.testing.contract.base import B, ContractTests, W, X, nothing, product, times
+from amanda.testing.framework import requires
+
+
+class AnalysisTests(ContractTests):
+    """Where and how often analyses and routines run."""
+
+    def test_points_of_a_forward_op(self) -> None:
+        """An analysis runs before a forward op, or after it with require_outputs."""
+        seen: list[str] = []
+        tool = self.probe(
+            "mul", before=lambda c: seen.append("before"), after=lambda c: seen.append("after")
+        )
+        self.run(self.multiplication(), tool)
+        assert seen == ["before", "after"]
+
+    @requires(Capability.BACKWARD)
+    def test_points_of_a_backward_op(self) -> None:
+        """An analysis with backward=True runs before or after each backward op."""
+        seen: list[tuple[str, str]] = []
+        tool = self.probe(
+            "mul",
+            before_backward=lambda c: seen.append(("before", c.get_backward_op_id())),
+            after_backward=lambda c: seen.append(("after", c.get_backward_op_id())),
+        )
+        self.train(self.multiplication(), tool)
+        assert seen
+        ids = {op_id for _, op_id in seen}
+        assert all(
+            [point for point, other in seen if other == op_id] == ["before", "after"]
+            for op_id in ids
+        )
+
+    def test_analysis_before_sees_inputs_only(self) -> None:
+        """A before-analysis sees the inputs, and None for the outputs."""
+        seen: list[Any] = []
+        tool = self.probe(
+            "mul", before=lambda c: seen.append((len(c.get_inputs()), c.get_outputs()))
+        )
+        self.run(self.multiplication(), tool)
+        assert seen == [(2, None)]
+
+    def test_analysis_after_sees_inputs_and_outputs(self) -> None:
+        """An after-analysis sees the inputs and the outputs."""
+        seen: list[Any] = []
+        tool = self.probe(
+            "mul", after=lambda c: seen.append((len(c.get_inputs()), len(c.get_outputs())))
+        )
+        self.run(self.multiplication(), tool)
+        assert seen == [(2, 1)]
+
+    def test_analysis_sees_values(self) -> None:
+        """Where ops run at once, the tensors of an analysis are those of the execution."""
+        self.needs_concrete_tensors()
+        seen: list[Any] = []
+
+        def look(context: amanda.OpContext) -> None:
+            seen.extend(self.fw.to_list(t) for t in [*context.get_inputs(), *context.get_outputs()])
+
+        self.run(self.multiplication(), self.probe("mul", after=look))
+        assert seen == [X, W, product(X, W)]
+
+    def test_value_of_a_parameter(self) -> None:
+        """get_value gives the value of an input that is a parameter, None for a computed one."""
+        weight = self.fw.parameter(W)
+        program = self.fw.program(lambda x: self.fw.mul(self.fw.relu(x), weight), X)
+        seen: list[Any] = []
+
+        def look(context: amanda.OpContext) -> None:
+            value = context.get_value(1)
+            seen.append((context.get_value(0), None if value is None else self.fw.to_list(value)))
+
+        self.run(program, self.probe("mul", before=look))
+        assert seen == [(None, W)]
+
+    def test_value_out_of_range(self) -> None:
+        """get_value of an input that does not exist is an error that names the op."""
+        tool = self.probe("mul", before=lambda c: c.get_value(7))
+        with pytest.raises(SelectionError, match=r"(?i)7.*mul.*2 inputs"):
+            self.run(self.multiplication(), tool)
+
+    # -- rule 2 -----------------------------------------------------------
+
+    def test_once_per_op(self) -> None:
+        """An analysis runs once per op id, however often the op is executed."""
+        seen: list[str] = []
+        tool = self.probe("mul", before=lambda c: seen.append(c.get_op_id()))
+        with self.apply(tool):
+            program = self.multiplication()
+            for _ in range(3):
+                amanda.new_iteration()
+                program.run()
+        assert len(seen) == 1
+
+    def test_once_per_scope(self) -> None:
+        """The next apply scope analyses again."""
+        seen: list[str] = []
+        tool = self.probe("mul", before=lambda c: seen.append(c.get_op_id()))
+        program = self.multiplication()
+        for _ in range(2):
+            self.run(program, tool)
+        assert len(seen) == 2
+        assert len(set(seen)) == 1
+
+    @requires(Capability.BACKWARD)
+    def test_once_per_backward_op(self) -> None:
+        """An analysis of backward ops runs once per backward op id."""
+        seen: list[str] = []
+        tool = self.probe("mul", before_backward=lambda c: seen.append(c.get_backward_op_id()))
+        self.train(self.multiplication(), tool, times=3)
+        assert seen
+        assert len(seen) == len(set(seen))
+
+    def test_cache_disabled(self) -> None:
+        """Under cache_disabled an analysis runs at every execution, and cache_enabled ends that."""
+        seen: list[str] = []
+        tool = self.probe("mul", before=lambda c: seen.append(c.get_op_id()))
+        program = self.multiplication()
+        with self.apply(tool), amanda.cache_disabled():
+            for _ in range(3):
+                amanda.new_iteration()
+                program.run()
+            uncached = len(seen)
+            with amanda.cache_enabled():
+                for _ in range(3):
+                    amanda.new_iteration()
+                    program.run()
+        assert uncached == 3
+        assert len(seen) == 3
+
+    def test_cache_disabled_drops_earlier_actions(self) -> None:
+        """Without the cache, an execution runs what its own analysis records, once."""
+        calls: list[int] = []
+        tool = self.probe("mul", before=lambda c: c.insert_before_op(lambda *t: calls.append(1)))
+        program = self.multiplication()
+        with self.apply(tool), amanda.cache_disabled():
+            for expected in (1, 2, 3):
+                amanda.new_iteration()
+                program.run()
+                assert len(calls) == expected
+
+    @requires(Capability.BACKWARD)
+    def test_cache_disabled_backward(self) -> None:
+        """Under cache_disabled the analyses of backward ops run at every execution too."""
+        seen: list[str] = []
+        calls: list[int] = []
+
+        def analyse(context: amanda.OpContext) -> None:
+            seen.append(context.get_backward_op_id() or "")
+            context.insert_before_backward_op(lambda *t: calls.append(1))
+
+        program = self.multiplication()
+        with self.apply(self.probe("mul", before_backward=analyse)), amanda.cache_disabled():
+            program.train()
+            once = len(seen)
+            program.train()
+        assert once > 0
+        assert len(seen) == len(calls) == 2 * once
+
+    def test_op_met_later(self) -> None:
+        """An op that is first met later in the scope is analysed when it is met."""
+        seen: list[str] = []
+        tool = self.probe(before=lambda c: seen.append(self.fw.type_of(c.get_op())))
+        first, later = self.multiplication(), self.fw.program(self.fw.relu, X)
+        with self.apply(tool):
+            first.run()
+            first.run()
+            assert self.fw.types["relu"] not in seen
+            later.run()
+        assert seen.count(self.fw.types["relu"]) == 1
+
+    def test_reanalyse(self) -> None:
+        """Tool.reanalyse drops the tool's actions and lets its analyses run again, once."""
+        seen: list[str] = []
+        calls: list[int] = []
+
+        def analyse(context: amanda.OpContext) -> None:
+            seen.append(context.get_op_id())
+            context.insert_before_op(lambda *t, run=len(seen): calls.append(run))
+
+        tool = self.probe("mul", before=analyse)
+        program = self.multiplication()
+        with self.apply(tool):
+            for again in (False, False, True, False):
+                if again:
+                    tool.reanalyse()
+                amanda.new_iteration()
+                program.run()
+        assert len(seen) == 2
+        assert calls == [1, 1, 2, 2]
+
+    def test_reanalyse_leaves_other_tools_alone(self) -> None:
+        """Tool.reanalyse does not touch what other tools have recorded."""
+        seen: list[str] = []
+        one = self.probe("mul", before=lambda c: seen.append("one"))
+        two = self.probe("mul", before=lambda c: seen.append("two"))
+        program = self.multiplication()
+        with self.apply(one, two):
+            program.run()
+            one.reanalyse()
+            amanda.new_iteration()
+            program.run()
+        assert seen == ["one", "two", "one"]
+
+    def test_reanalyse_one_op(self) -> None:
+        """Tool.reanalyse of an op id leaves the other ops alone."""
+        seen: list[str] = []
+        tool = self.probe(before=lambda c: seen.append(c.get_op_id()))
+        program = self.fw.program(lambda x, w: self.fw.relu(self.fw.mul(x, w)), X, W)
+        with self.apply(tool):
+            program.run()
+            met = list(seen)
+            tool.reanalyse(met[0])
+            amanda.new_iteration()
+            program.run()
+        assert seen == [*met, met[0]]
+
+    @requires(Capability.BACKWARD)
+    def test_reanalyse_backward(self) -> None:
+        """Tool.reanalyse covers backward ops."""
+        seen: list[str] = []
+        tool = self.probe("mul", before_backward=lambda c: seen.append(c.get_backward_op_id()))
+        program = self.multiplication()
+        with self.apply(tool):
+            program.train()
+            met = len(seen)
+            tool.reanalyse()
+            program.train()
+            program.train()
+        assert met > 0
+        assert len(seen) == 2 * met
+
+    # -- rule 3 -----------------------------------------------------------
+
+    def test_forward_routines_run_every_time(self) -> None:
+        """Routines around a forward op run at each execution, the first included."""
+        calls: list[str] = []
+
+        def analyse(context: amanda.OpContext) -> None:
+            context.insert_before_op(lambda *t: calls.append("before"))
+            context.insert_after_op(lambda *t: calls.append("after"))
+
+        self.run(self.multiplication(), self.probe("mul", before=analyse), times=3)
+        assert calls == ["before", "after"] * 3
+
+    def test_routine_of_an_after_analysis_runs_the_first_time(self) -> None:
+        """A routine that an after-analysis records runs in that very execution."""
+        calls: list[int] = []
+        tool = self.probe("mul", after=lambda c: c.insert_after_op(lambda *t: calls.append(1)))
+        self.run(self.multiplication(), tool, times=3)
+        assert len(calls) == 3
+
+    @requires(Capability.BACKWARD)
+    def test_backward_routines_run_every_time(self) -> None:
+        """Routines around a backward op run at each execution, the first included."""
+        calls: dict[str, list[str]] = {}
+
+        def analyse(context: amanda.OpContext) -> None:
+            mine = calls.setdefault(context.get_backward_op_id() or "", [])
+            context.insert_before_backward_op(lambda *t: mine.append("before"))
+            context.insert_after_backward_op(lambda *t: mine.append("after"))
+
+        self.train(self.multiplication(), self.probe("mul", before_backward=analyse), times=3)
+        assert calls
+        assert all(mine == ["before", "after"] * 3 for mine in calls.values())
+
+    def test_routines_see_run_time_values(self) -> None:
+        """A routine gets the values of its own execution."""
+        seen: list[Any] = []
+
+        def look(*tensors: Any) -> None:
+            seen.append([self.fw.to_list(t) for t in tensors])
+
+        def analyse(context: amanda.OpContext) -> None:
+            context.insert_before_op(look)
+            context.insert_after_op(look)
+
+        with self.apply(self.probe("mul", before=analyse)):
+            self.multiplication().run()
+            amanda.new_iteration()
+            self.fw.program(self.fw.mul, times(X, 2.0), W).run()
+        twice = times(X, 2.0)
+        assert seen == [[X, W], [product(X, W)], [twice, W], [product(twice, W)]]
+
+    @pytest.mark.parametrize("method", ["insert_before_op", "replace_op"])
+    def test_forward_action_too_late(self, method: str) -> None:
+        """An after-analysis that acts before the op is told to use require_outputs=False."""
+        tool = self.probe("mul", after=lambda c: getattr(c, method)(nothing))
+        with pytest.raises(PassedPointError, match=rf"(?i){method}.*mul.*require_outputs=False"):
+            self.run(self.multiplication(), tool)
+
+    @requires(Capability.BACKWARD)
+    @pytest.mark.parametrize("method", ["insert_before_op", "insert_after_op", "replace_op"])
+    def test_forward_action_in_backward(self, method: str) -> None:
+        """A backward analysis that acts on the forward op is told to use backward=False."""
+        tool = self.probe("mul", before_backward=lambda c: getattr(c, method)(nothing))
+        with pytest.raises(PassedPointError, match=rf"(?i){method}.*mul.*backward=False"):
+            self.train(self.multiplication(), tool)
+
+    @requires(Capability.BACKWARD)
+    @pytest.mark.parametrize("method", ["insert_before_backward_op", "replace_backward_op"])
+    def test_backward_action_too_late(self, method: str) -> None:
+        """A backward after-analysis that acts before the backward op is an error likewise."""
+        tool = self.probe("mul", after_backward=lambda c: getattr(c, method)(nothing))
+        with pytest.raises(PassedPointError, match=rf"(?i){method}.*mul.*require_outputs=False"):
+            self.train(self.multiplication(), tool)
+
+    @requires(Capability.BACKWARD)
+    def test_no_backward_routine_under_disabled(self) -> None:
+        """Backward routines do not run in a backward that happens under disabled()."""
+        self.needs_separate_backward()
+        calls: list[str] = []
+
+        def whole(context: amanda.OpContext) -> None:
+            context.insert_before_backward_op(lambda *t: calls.append("whole op"))
+            context.insert_after_backward_op(lambda *t: calls.append("whole op"))
+
+        def single(context: amanda.OpContext) -> None:
+            context.insert_before_backward_op(lambda *t: calls.append("backward op"))
+
+        program = self.fw.program(self.fw.linear, X, W, B)
+        tool = self.probe("linear", before=whole, before_backward=single)
+        with self.apply(tool):
+            backward = program.forward()
+            with amanda.disabled():
+                backward()
+            assert calls == []
+            program.train()
+        assert set(calls) == {"whole op", "backward op"}

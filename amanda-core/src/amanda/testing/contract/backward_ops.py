@@ -1,0 +1,266 @@
+"""Rule 8: backward ops and their contexts."""
+
+from __future__ import annotations
+
+import gc
+from typing import Any
+
+import pytest
+
+import amanda
+from amanda.driver import Capability
+from amanda.errors import ContextExpiredError, TensorReleased
+from amanda.testing.contract.base import B, ContractTests, W, X, nothing, times
+from amanda.testing.framework import requires
+
+
+class BackwardOpTests(ContractTests):
+    """Which backward ops there are, whom they belong to, and what their contexts show."""
+
+    def types_of(self, program: Any, op: str) -> list[str]:
+        """Types of the backward ops of all ops of one type."""
+        seen: list[str] = []
+        tool = self.probe(
+            op, before_backward=lambda c: seen.append(self.fw.type_of(c.get_backward_op()))
+        )
+        self.train(program, tool)
+        return seen
+
+    @requires(Capability.BACKWARD)
+    @pytest.mark.parametrize("op", ["mul", "relu", "linear"])
+    def test_all_backward_ops(self, op: str) -> None:
+        """Every op that the framework runs for a forward op's gradient is a backward op of it."""
+        values = {"mul": (X, W), "relu": (X,), "linear": (X, W, B)}[op]
+        seen = self.types_of(self.fw.program(getattr(self.fw, op), *values), op)
+        accumulations = [self.fw.accumulation] * len(values) if self.fw.accumulation else []
+        assert sorted(seen) == sorted([*self.fw.backward_types[op], *accumulations])
+
+    @requires(Capability.BACKWARD)
+    def test_owner_of_an_accumulation(self) -> None:
+        """The accumulation of a leaf's gradient belongs to the first op that consumed the leaf."""
+        if not self.fw.accumulation:
+            pytest.skip("the framework has no op that accumulates gradients")
+        program = self.fw.program(lambda x: self.fw.mul(self.fw.relu(x), x), X)
+        assert self.types_of(program, "relu").count(self.fw.accumulation) == 1
+        assert self.fw.accumulation not in self.types_of(program, "mul")
+
+    @requires(Capability.BACKWARD)
+    def test_point_without_tensors(self) -> None:
+        """At a point without tensors the routine is called with none."""
+        if not self.fw.accumulation:
+            pytest.skip("the framework has no op that accumulates gradients")
+        calls: list[int] = []
+
+        def analyse(context: amanda.OpContext) -> None:
+            if self.fw.type_of(context.get_backward_op()) == self.fw.accumulation:
+                context.insert_after_backward_op(lambda *t: calls.append(len(t)))
+
+        self.train(self.fw.program(self.fw.relu, X), self.probe("relu", before_backward=analyse))
+        assert calls == [0]
+
+    @requires(Capability.BACKWARD)
+    def test_backward_ids(self) -> None:
+        """The id of a backward op is unique and stays the same from run to run."""
+        seen: list[str] = []
+        tool = self.probe("linear", before_backward=lambda c: seen.append(c.get_backward_op_id()))
+        program = self.fw.program(self.fw.linear, X, W, B)
+        with self.apply(tool), amanda.cache_disabled():
+            program.train()
+            program.train()
+        half = len(seen) // 2
+        assert half > 0
+        assert sorted(seen[:half]) == sorted(seen[half:])
+        assert len(set(seen)) == half
+
+    @requires(Capability.BACKWARD)
+    def test_backward_context(self) -> None:
+        """A backward context tells of the backward op and of its forward op."""
+        seen: list[Any] = []
+
+        def look(context: amanda.OpContext) -> None:
+            assert context.is_backward()
+            assert not context.is_forward()
+            assert context.get_backward_op_id() != context.get_op_id()
+            seen.append((context.get_op_id(), self.fw.type_of(context.get_op())))
+            seen.append(context.get_attrs())
+
+        forward: list[Any] = []
+
+        def note(context: amanda.OpContext) -> None:
+            forward.extend([(context.get_op_id(), self.fw.types["split"]), context.get_attrs()])
+
+        tool = self.probe("split", before=note, before_backward=look)
+        self.train(self.fw.program(self.fw.split, X), tool)
+        assert seen[:2] == forward
+
+    @requires(Capability.BACKWARD)
+    def test_gradients_in_a_backward_context(self) -> None:
+        """Gradients consumed are there before the backward op, gradients produced after it."""
+        seen: list[Any] = []
+
+        def look(context: amanda.OpContext) -> None:
+            produced = context.get_grad_inputs()
+            seen.append((len(context.get_grad_outputs() or ()), produced is not None))
+
+        tool = self.probe("relu", before_backward=look, after_backward=look)
+        self.train(self.fw.program(self.fw.relu, X), tool)
+        assert seen[:2] == [(1, False), (1, True)]
+
+    @requires(Capability.BACKWARD)
+    def test_a_child_reads_its_parent(self) -> None:
+        """Every dict read of a backward context sees the keys of its forward context."""
+        seen: list[Any] = []
+
+        def write(context: amanda.OpContext) -> None:
+            context["mark"] = 1
+
+        def read(context: amanda.OpContext) -> None:
+            seen.append(
+                [
+                    context["mark"],
+                    context.get("mark"),
+                    "mark" in context,
+                    list(context),
+                    dict(context),
+                    list(context.items()),
+                    len(context),
+                    context.setdefault("mark", 2),
+                    context["unset"],
+                ]
+            )
+
+        tool = self.probe("relu", before=write, before_backward=read)
+        self.train(self.fw.program(self.fw.relu, X), tool)
+        assert seen
+        assert seen[0] == [1, 1, True, ["mark"], {"mark": 1}, [("mark", 1)], 1, 1, None]
+
+    @requires(Capability.BACKWARD)
+    def test_writes_stay_in_the_child(self) -> None:
+        """A write to a backward context does not reach its forward context."""
+        forward: list[amanda.OpContext] = []
+        backward: list[amanda.OpContext] = []
+
+        def overwrite(context: amanda.OpContext) -> None:
+            backward.append(context)
+            context["mark"] = context["own"] = 2
+
+        def write(context: amanda.OpContext) -> None:
+            forward.append(context)
+            context["mark"] = 1
+
+        tool = self.probe("relu", before=write, before_backward=overwrite)
+        self.train(self.fw.program(self.fw.relu, X), tool)
+        assert dict(forward[0]) == {"mark": 1}
+        assert dict(backward[0]) == {"mark": 2, "own": 2}
+
+    @requires(Capability.BACKWARD)
+    def test_forward_tensors_still_held(self) -> None:
+        """A backward analysis reads the forward tensors that the user or autograd still holds."""
+        self.needs_concrete_tensors()
+        seen: list[Any] = []
+        tool = self.probe(
+            "mul",
+            before_backward=lambda c: seen.append([self.fw.to_list(t) for t in c.get_inputs()]),
+        )
+        self.train(self.multiplication(), tool)
+        assert seen[0] == [X, W]
+
+    @requires(Capability.BACKWARD)
+    def test_value_in_a_backward_context(self) -> None:
+        """get_value gives a parameter's value in a backward context too."""
+        weight = self.fw.parameter(W)
+        program = self.fw.program(lambda x: self.fw.mul(self.fw.relu(x), weight), X)
+        seen: list[Any] = []
+
+        def look(context: amanda.OpContext) -> None:
+            value = context.get_value(1)
+            seen.append((context.get_value(0), None if value is None else self.fw.to_list(value)))
+
+        self.train(program, self.probe("mul", before_backward=look))
+        assert seen[0] == (None, W)
+
+    @requires(Capability.BACKWARD)
+    def test_released_tensor(self) -> None:
+        """A forward tensor that is gone raises when that position is read, naming the way out."""
+        self.needs_separate_backward()
+        seen: list[Any] = []
+
+        def look(context: amanda.OpContext) -> None:
+            inputs = context.get_inputs()
+            seen.append(self.fw.to_list(inputs[1]))
+            with pytest.raises(TensorReleased, match=r"(?i)input 0 of op .*add.*insert_before_op"):
+                inputs[0]
+
+        # Nobody needs the product: an addition saves nothing for its gradient.
+        program = self.fw.program(lambda x, w: self.fw.add(self.fw.mul(x, w), w), X, W)
+        with self.apply(self.probe("add", before_backward=look)):
+            backward = program.forward()
+            gc.collect()
+            backward()
+        assert seen
+        assert seen[0] == W
+
+    @requires(Capability.BACKWARD)
+    def test_backward_context_after_its_analysis(self) -> None:
+        """After the analysis the tensors of a backward context are out of reach; the rest stays."""
+        kept: list[amanda.OpContext] = []
+        with self.apply(self.probe("mul", before_backward=kept.append)):
+            self.multiplication().train()
+        context = kept[0]
+        readers = (
+            context.get_inputs,
+            context.get_outputs,
+            context.get_grad_outputs,
+            context.get_grad_inputs,
+            lambda: context.get_value(0),
+            lambda: context.insert_before_backward_op(nothing),
+        )
+        for read in readers:
+            with pytest.raises(ContextExpiredError, match="analysis"):
+                read()
+        assert self.fw.type_of(context.get_backward_op()) in self.fw.backward_types["mul"]
+        assert context.get_backward_op_id()
+
+    @requires(Capability.BACKWARD)
+    def test_forward_outside_of_the_scope(self) -> None:
+        """Backward ops whose forward op ran outside of the scope run vanilla, and are counted."""
+        self.needs_separate_backward()
+        seen: list[str] = []
+        program = self.multiplication()
+        expected = program.train().gradients
+        backward = program.forward()
+        with self.apply(self.probe(before_backward=lambda c: seen.append("seen"))) as scope:
+            gradients = backward()
+        assert gradients == expected
+        assert seen == []
+        assert sum(scope.statistics.not_seen.values()) > 0
+
+    @requires(Capability.BACKWARD)
+    def test_backward_runs_twice(self) -> None:
+        """Each forward run has its own backward, also when two are under way at once."""
+        self.needs_separate_backward()
+        calls: list[int] = []
+        tool = self.probe(
+            "mul", before=lambda c: c.insert_before_backward_op(lambda g: calls.append(1))
+        )
+        program = self.multiplication()
+        with self.apply(tool):
+            first, second = program.forward(), program.forward()
+            assert second() == first() == [W, X]
+        assert len(calls) == 2
+
+    @requires(Capability.BACKWARD)
+    def test_gradients_are_summed(self) -> None:
+        """A routine before a backward op sees the sum of the gradients of several uses."""
+        seen: list[Any] = []
+        tool = self.probe(
+            "relu",
+            before=lambda c: c.insert_before_backward_op(lambda g: seen.append(self.fw.to_list(g))),
+        )
+
+        def build(x: Any) -> Any:
+            y = self.fw.relu(x)
+            return self.fw.add(y, y)
+
+        self.train(self.fw.program(build, X), tool)
+        assert seen == [times([[1.0, 1.0], [1.0, 1.0]], 2.0)]

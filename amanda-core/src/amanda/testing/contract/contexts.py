@@ -1,0 +1,337 @@
+"""Rules 4 and 15: inputs, outputs, selections, and what a context tells."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+import amanda
+from amanda.driver import Capability
+from amanda.errors import ContextExpiredError, SelectionError
+from amanda.testing.contract.base import B, ContractTests, W, X
+from amanda.testing.framework import Program, requires
+from amanda.tools.mapping import MappingTool
+
+
+class ContextTests(ContractTests):
+    """What an analysis can read and select."""
+
+    def selected(self, program: Program, op: str, method: str, **selection: Any) -> list[Any]:
+        """The values that a routine gets, recorded with a selection."""
+        seen: list[Any] = []
+
+        def look(*tensors: Any) -> None:
+            seen.append([None if t is None else self.fw.to_list(t) for t in tensors])
+
+        tool = self.probe(op, before=lambda c: getattr(c, method)(look, **selection))
+        self.run(program, tool)
+        assert len(seen) == 1
+        return list(seen[0])
+
+    def test_inputs_in_declared_order(self) -> None:
+        """Inputs come in the order of the declared parameters, however they are passed."""
+        name = self.fw.names["linear"]
+
+        def by_keyword(x: Any, w: Any, b: Any) -> Any:
+            return self.fw.linear(x, **{name[2]: b, name[1]: w})
+
+        positional = self.fw.program(self.fw.linear, X, W, B)
+        keywords = self.fw.program(by_keyword, X, W, B)
+        assert self.selected(positional, "linear", "insert_before_op") == [X, W, B]
+        assert self.selected(keywords, "linear", "insert_before_op") == [X, W, B]
+
+    def test_absent_optional_input(self) -> None:
+        """An absent optional tensor is None, so that positions do not shift."""
+        program = self.fw.program(self.fw.linear, X, W)
+        assert self.selected(program, "linear", "insert_before_op") == [X, W, None]
+
+    def test_lists_are_expanded(self) -> None:
+        """A list of tensors is expanded in place."""
+        program = self.fw.program(lambda *t: self.fw.cat(t), X, W, X)
+        assert self.selected(program, "cat", "insert_before_op") == [X, W, X]
+
+    def test_all_outputs(self) -> None:
+        """An op with several outputs gives them all, in order."""
+        program = self.fw.program(self.fw.split, X)
+        assert self.selected(program, "split", "insert_after_op") == [[X[0]], [X[1]]]
+
+    def test_attributes(self) -> None:
+        """Arguments that are no tensors are attributes, by name."""
+        seen: list[Any] = []
+        tool = self.probe("split", before=lambda c: seen.append(c.get_attrs()))
+        self.run(self.fw.program(self.fw.split, X), tool)
+        assert len(seen) == 1
+        assert self.fw.attributes.items() <= seen[0].items()
+
+    def test_input_names(self) -> None:
+        """get_input_names gives the declared name of each input."""
+        seen: list[Any] = []
+        tool = self.probe("linear", before=lambda c: seen.append(c.get_input_names()))
+        self.run(self.fw.program(self.fw.linear, X, W), tool)
+        assert seen == [list(self.fw.names["linear"])]
+
+    @pytest.mark.parametrize(("index", "expected"), [([1], [W]), (0, [X]), ([1, 0], [W, X])])
+    def test_select_inputs_by_index(self, index: Any, expected: Any) -> None:
+        """inputs= selects positions, in the order given."""
+        assert (
+            self.selected(self.multiplication(), "mul", "insert_before_op", inputs=index)
+            == expected
+        )
+
+    def test_select_inputs_by_name(self) -> None:
+        """inputs= selects by declared name."""
+        name = self.fw.names["mul"][1]
+        seen = self.selected(self.multiplication(), "mul", "insert_before_op", inputs=[name])
+        assert seen == [W]
+
+    def test_select_outputs_by_index(self) -> None:
+        """outputs= selects positions."""
+        program = self.fw.program(self.fw.split, X)
+        assert self.selected(program, "split", "insert_after_op", outputs=[1]) == [[X[1]]]
+
+    def test_select_inputs_positionally(self) -> None:
+        """The selection may be the second positional argument."""
+        seen: list[Any] = []
+        tool = self.probe(
+            "mul", before=lambda c: c.insert_before_op(lambda *t: seen.append(len(t)), [0])
+        )
+        self.run(self.multiplication(), tool)
+        assert seen == [1]
+
+    def test_select_inputs_by_role(self) -> None:
+        """inputs= selects by a role that a mapping rule has set."""
+        seen: list[Any] = []
+
+        def rule(context: amanda.OpContext) -> None:
+            context["weight_index"] = 1
+
+        mapping = MappingTool(rules=[[self.namespace().tags[0], rule]])
+        tool = self.probe(
+            "mul",
+            before=lambda c: c.insert_before_op(
+                lambda t: seen.append(self.fw.to_list(t)), inputs=["weight"]
+            ),
+        )
+        tool.depends_on(mapping)
+        self.run(self.multiplication(), tool)
+        assert seen == [W]
+
+    def namespace(self) -> Any:
+        """The namespace in which the driver runs."""
+        seen: list[Any] = []
+        self.run(
+            self.multiplication(), self.probe("mul", before=lambda c: seen.append(c.namespace))
+        )
+        return seen[0]
+
+    @requires(Capability.BACKWARD)
+    @pytest.mark.parametrize("spelling", ["grad_outputs", "grad_out"])
+    def test_select_gradients_of_outputs(self, spelling: str) -> None:
+        """grad_outputs= and grad_out= both select gradients that a backward op consumes."""
+        counts: list[int] = []
+
+        def analyse(context: amanda.OpContext) -> None:
+            context.insert_before_backward_op(lambda *t: counts.append(len(t)), **{spelling: [0]})
+
+        self.train(self.multiplication(), self.probe("mul", before=analyse))
+        assert counts == [1]
+
+    @requires(Capability.BACKWARD)
+    @pytest.mark.parametrize("spelling", ["grad_inputs", "grad_in"])
+    def test_select_gradients_of_inputs(self, spelling: str) -> None:
+        """grad_inputs= and grad_in= both select gradients that a backward op produces."""
+        seen: list[Any] = []
+
+        def analyse(context: amanda.OpContext) -> None:
+            context.insert_after_backward_op(
+                lambda t: seen.append(self.fw.to_list(t)), **{spelling: [1]}
+            )
+
+        self.train(self.multiplication(), self.probe("mul", before=analyse))
+        assert seen == [X]
+
+    @requires(Capability.BACKWARD)
+    def test_select_gradients_of_inputs_by_name(self) -> None:
+        """grad_inputs= selects by the name of the forward input."""
+        seen: list[Any] = []
+        name = self.fw.names["mul"][1]
+
+        def analyse(context: amanda.OpContext) -> None:
+            context.insert_after_backward_op(
+                lambda t: seen.append(self.fw.to_list(t)), grad_inputs=[name]
+            )
+
+        self.train(self.multiplication(), self.probe("mul", before=analyse))
+        assert seen == [X]
+
+    def test_index_out_of_range(self) -> None:
+        """An index out of range is an error that names the op id and its inputs."""
+        tool = self.probe("mul", before=lambda c: c.insert_before_op(print, inputs=[2]))
+        name = self.fw.names["mul"][1]
+        with pytest.raises(SelectionError, match=rf"(?i)inputs=\[2\].*mul.*2 inputs.*{name}"):
+            self.run(self.multiplication(), tool)
+
+    def test_output_index_out_of_range(self) -> None:
+        """An index out of range is an error also where the outputs are not yet known."""
+        tool = self.probe("mul", before=lambda c: c.insert_after_op(print, outputs=[1]))
+        with pytest.raises(SelectionError, match=r"(?i)outputs=\[1\].*mul.*1 outputs"):
+            self.run(self.multiplication(), tool)
+
+    def test_unknown_input_name(self) -> None:
+        """A name that the op does not have is an error that names those it has."""
+        tool = self.probe("mul", before=lambda c: c.insert_before_op(print, inputs=["nose"]))
+        name = self.fw.names["mul"][1]
+        with pytest.raises(SelectionError, match=rf"(?i)'nose'.*mul.*{name}"):
+            self.run(self.multiplication(), tool)
+
+    # -- rule 15 ----------------------------------------------------------
+
+    def test_unset_key_is_none(self) -> None:
+        """A key of the context that no tool has set reads as None."""
+        seen: list[Any] = []
+        tool = self.probe(
+            "mul", before=lambda c: seen.append((c["unset"], c.get("unset"), "unset" in c))
+        )
+        self.run(self.multiplication(), tool)
+        assert seen == [(None, None, False)]
+
+    def test_keys_are_shared_between_tools(self) -> None:
+        """A key that one tool sets is read by the tools after it, at the points after it."""
+        seen: list[Any] = []
+        writer = self.probe("mul", before=lambda c: c.update(mark=1))
+        reader = self.probe(
+            "mul", before=lambda c: seen.append(c["mark"]), after=lambda c: seen.append(c["mark"])
+        )
+        self.run(self.multiplication(), writer, reader)
+        assert seen == [1, 1]
+
+    def test_op_has_a_type(self) -> None:
+        """get_op() tells the operator's type."""
+        seen: list[str] = []
+        tool = self.probe(before=lambda c: seen.append(self.fw.type_of(c.get_op())))
+        self.run(self.fw.program(lambda x, w: self.fw.relu(self.fw.mul(x, w)), X, W), tool)
+        wanted = [self.fw.types["mul"], self.fw.types["relu"]]
+        assert [kind for kind in seen if kind in wanted] == wanted
+
+    def test_forward_context(self) -> None:
+        """In a forward context everything that belongs to a backward op is None."""
+        seen: list[Any] = []
+
+        def look(context: amanda.OpContext) -> None:
+            assert context.is_forward()
+            assert not context.is_backward()
+            seen.extend(
+                [
+                    context.get_backward_op(),
+                    context.get_backward_op_id(),
+                    context.get_grad_outputs(),
+                    context.get_grad_inputs(),
+                ]
+            )
+
+        self.run(self.multiplication(), self.probe("mul", before=look))
+        assert seen == [None] * 4
+
+    def test_context_after_its_analysis(self) -> None:
+        """After the analysis the tensors of a context are out of reach; the rest stays."""
+        kept: list[amanda.OpContext] = []
+
+        def keep(context: amanda.OpContext) -> None:
+            context["key"] = "value"
+            kept.append(context)
+
+        with self.apply(self.probe("mul", before=keep)):
+            self.multiplication().run()
+        (context,) = kept
+        readers: list[Callable[[], Any]] = [
+            context.get_inputs,
+            context.get_outputs,
+            lambda: context.get_value(0),
+            lambda: context.insert_before_op(print),
+        ]
+        for read in readers:
+            with pytest.raises(ContextExpiredError, match="analysis"):
+                read()
+        assert self.fw.type_of(context.get_op()) == self.fw.types["mul"]
+        assert "mul" in context.get_op_id().lower()
+        assert context["key"] == "value"
+
+    def test_namespace(self) -> None:
+        """A context tells the namespace: framework, version and mode."""
+        assert len(self.namespace().tags) >= 2
+
+    def test_ids_are_equal_across_iterations(self) -> None:
+        """The ids of one iteration are those of the next."""
+        seen: list[str] = []
+        tool = self.probe(before=lambda c: seen.append(c.get_op_id()))
+        program = self.fw.program(lambda x, w: self.fw.relu(self.fw.mul(x, w)), X, W)
+        with self.apply(tool), amanda.cache_disabled():
+            for _ in range(2):
+                amanda.new_iteration()
+                program.run()
+        half = len(seen) // 2
+        assert seen[:half] == seen[half:]
+
+    def test_ids_are_unique(self) -> None:
+        """Two ops of one iteration have two ids."""
+        seen: list[str] = []
+        tool = self.probe("mul", before=lambda c: seen.append(c.get_op_id()))
+        self.run(self.fw.program(lambda x, w: self.fw.mul(self.fw.mul(x, w), w), X, W), tool)
+        assert len(set(seen)) == 2
+
+    @requires(Capability.BACKWARD)
+    def test_ids_restart_after_backward(self) -> None:
+        """The end of a backward is the end of an iteration."""
+        seen: list[str] = []
+        tool = self.probe("mul", before=lambda c: seen.append(c.get_op_id()))
+        self.train(self.multiplication(), tool, times=3)
+        assert len(seen) == 1
+
+    @requires(Capability.MODULES)
+    def test_ids_carry_module_paths(self) -> None:
+        """An op id begins with the module that runs the op, and get_module gives its path."""
+        seen: list[tuple[str, str]] = []
+        tool = self.probe("linear", before=lambda c: seen.append((c.get_op_id(), c.get_module())))
+        self.run(self.fw.program(self.fw.model(W), X), tool, times=2)
+        name = self.fw.types["linear"]
+        assert seen == [
+            (f"Model.first/{name}:0", "first"),
+            (f"Model.second/{name}:0", "second"),
+        ]
+
+    @requires(Capability.MODULES)
+    def test_ids_of_two_models(self) -> None:
+        """A second model of the same class has ids of its own."""
+        seen: list[str] = []
+        tool = self.probe("linear", before=lambda c: seen.append(c.get_op_id()))
+        one, two = (self.fw.program(self.fw.model(W), X) for _ in range(2))
+        with self.apply(tool):
+            for program in (one, two, one, two):
+                program.run()
+        assert len(seen) == len(set(seen)) == 4
+        assert all(op_id.startswith("Model@1.") for op_id in seen[2:])
+
+    @requires(Capability.MODULES)
+    def test_ids_of_a_module_called_twice(self) -> None:
+        """The second call of a module in an iteration has ids of its own."""
+        seen: list[str] = []
+        model = self.fw.model(W, calls=2)
+        tool = self.probe("linear", before=lambda c: seen.append(c.get_op_id()))
+        self.run(self.fw.program(model, X), tool, times=2)
+        assert len(seen) == len(set(seen)) == 4
+        assert any("#1" in op_id for op_id in seen)
+
+    @requires(Capability.USER_OPS)
+    def test_ops_of_the_user(self) -> None:
+        """An operator that the user has defined is seen and can be instrumented."""
+        kind, function = self.fw.user_op()
+        calls: list[Any] = []
+
+        def analyse(context: amanda.OpContext) -> None:
+            if self.fw.type_of(context.get_op()) == kind:
+                context.insert_before_op(lambda *t: calls.append([self.fw.to_list(x) for x in t]))
+
+        self.run(self.fw.program(function, X), self.probe(before=analyse))
+        assert calls == [[X]]

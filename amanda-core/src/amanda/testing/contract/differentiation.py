@@ -1,0 +1,191 @@
+"""Rule 7: routines are isolated from automatic differentiation, unless told otherwise."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+import amanda
+from amanda.driver import Capability
+from amanda.errors import RoutineResultError
+from amanda.testing.contract.base import ONES, ContractTests, W, X, product, times
+from amanda.testing.framework import Probe, Trained, requires
+
+
+class DifferentiableProbe(Probe):
+    """A probe whose routines take part in AD."""
+
+    differentiable = True
+
+
+class DifferentiationTests(ContractTests):
+    """Straight-through gradients, and ad_enabled."""
+
+    def doubled_input(self) -> Probe:
+        """A tool that doubles the first input of a product."""
+        return self.probe(
+            "mul",
+            before=lambda c: c.insert_before_op(lambda t: self.fw.scale(t, 2.0), inputs=[0]),
+        )
+
+    @requires(Capability.BACKWARD)
+    def test_straight_through_before(self) -> None:
+        """The op computes and differentiates with a substituted input, whose own gradient
+        passes to the original unchanged."""
+        result = self.train(self.multiplication(), self.doubled_input(), times=2)
+        assert result == Trained([product(times(X, 2.0), W)], [W, times(X, 2.0)])
+
+    @requires(Capability.BACKWARD)
+    def test_straight_through_after(self) -> None:
+        """The gradient of a substituted output passes to the original unchanged."""
+        tool = self.probe(
+            "mul", before=lambda c: c.insert_after_op(lambda t: self.fw.scale(t, 4.0))
+        )
+        result = self.train(self.multiplication(), tool, times=2)
+        assert result == Trained([times(product(X, W), 4.0)], [W, X])
+
+    @requires(Capability.BACKWARD)
+    def test_straight_through_in_a_chain(self) -> None:
+        """What several routines of one point substitute passes the gradient through them all."""
+        program = self.multiplication()
+        result = self.train(program, self.doubled_input(), self.doubled_input())
+        assert result == Trained([product(times(X, 4.0), W)], [W, times(X, 4.0)])
+
+    @requires(Capability.BACKWARD)
+    def test_only_the_substituted_input_changes(self) -> None:
+        """Another use of the original tensor is not affected by a substitution."""
+        program = self.fw.program(lambda x, w: self.fw.add(self.fw.mul(x, w), x), X, W)
+        result = self.train(program, self.doubled_input())
+        expected = [
+            [2 * a * b + a for a, b in zip(p, q, strict=True)] for p, q in zip(X, W, strict=True)
+        ]
+        assert result.outputs == [expected]
+        assert result.gradients[0] == [[b + 1 for b in row] for row in W]
+
+    @requires(Capability.SECOND_ORDER)
+    def test_straight_through_of_second_order(self) -> None:
+        """The gradient passes straight through a substitution also in gradients of gradients."""
+        program = self.fw.program(lambda x: self.fw.mul(x, x), X)
+        with self.apply(self.doubled_input()):
+            # d(2x * x)/dx = x + 2x, and each term's derivative is 1.
+            assert program.train().gradients == [times(X, 3.0)]
+            assert program.second_gradients() == [times(ONES, 2.0)]
+
+    @requires(Capability.SECOND_ORDER)
+    def test_second_order_without_substitution(self) -> None:
+        """Gradients of gradients are those of the vanilla framework under a watching tool."""
+        program = self.fw.program(lambda x: self.fw.mul(self.fw.mul(x, x), x), X)
+        expected = program.second_gradients()
+        tool = self.probe(before=lambda c: c.insert_before_op(lambda *t: t))
+        with self.apply(tool):
+            assert program.second_gradients() == expected == [times(X, 6.0)]
+
+    @requires(Capability.BACKWARD)
+    def test_dead_gradients_stay_dead(self) -> None:
+        """A substitution gives no gradient to what had none."""
+        program = self.fw.program(lambda x: self.fw.mul(self.fw.tensor(W), x), X)
+        result = self.train(program, self.doubled_input())
+        assert result.gradients == [times(W, 2.0)]
+
+    @pytest.mark.parametrize("method", ["insert_before_op", "insert_after_op"])
+    def test_shape_mismatch(self, method: str) -> None:
+        """A substitute of another shape is an error naming tool, routine, op id and shapes."""
+
+        def shorter(*tensors: Any) -> list[Any]:
+            return [self.fw.tensor([1.0, 2.0, 3.0]), *[None] * (len(tensors) - 1)]
+
+        tool = self.probe("mul", before=lambda c: getattr(c, method)(shorter))
+        with pytest.raises(RoutineResultError, match=r"(?is)Probe\.shorter.*mul.*2, 2.*3"):
+            self.run(self.multiplication(), tool)
+
+    @requires(Capability.AD_IN_ROUTINES)
+    def test_ad_enabled(self) -> None:
+        """A routine recorded under ad_enabled takes part in AD, and nothing is passed through."""
+        self.check_differentiable(lambda c: self.insert(c, amanda.ad_enabled))
+
+    @requires(Capability.AD_IN_ROUTINES)
+    def test_differentiable_tool(self) -> None:
+        """The routines of a tool with differentiable = True take part in AD."""
+
+        def analyse(context: amanda.OpContext) -> None:
+            context.insert_before_op(lambda t: self.fw.scale(t, 2.0), inputs=[0])
+
+        tool = DifferentiableProbe(self.fw, self.fw.types["mul"], before=analyse)
+        assert self.train(self.multiplication(), tool, times=2).gradients == [
+            times(W, 2.0),
+            times(X, 2.0),
+        ]
+
+    @requires(Capability.AD_IN_ROUTINES)
+    def test_ad_enabled_around_the_run(self) -> None:
+        """ad_enabled counts while the action is recorded, wherever it was entered."""
+        with amanda.ad_enabled():
+            result = self.train(self.multiplication(), self.doubled_input())
+        assert result.gradients == [times(W, 2.0), times(X, 2.0)]
+
+    @requires(Capability.BACKWARD)
+    def test_ad_disabled(self) -> None:
+        """ad_disabled isolates again, also in a tool with differentiable = True."""
+        tool = DifferentiableProbe(
+            self.fw, self.fw.types["mul"], before=lambda c: self.insert(c, amanda.ad_disabled)
+        )
+        with amanda.ad_enabled():
+            result = self.train(self.multiplication(), tool)
+        assert result.gradients == [W, times(X, 2.0)]
+
+    def insert(self, context: amanda.OpContext, scope: Callable[[], Any]) -> None:
+        """Record a routine that doubles the first input, within a control scope."""
+        with scope():
+            context.insert_before_op(lambda t: self.fw.scale(t, 2.0), inputs=[0])
+
+    def check_differentiable(self, analyse: Callable[[amanda.OpContext], None]) -> None:
+        """The gradient goes through the routine's own computation."""
+        result = self.train(self.multiplication(), self.probe("mul", before=analyse), times=2)
+        assert result.gradients == [times(W, 2.0), times(X, 2.0)]
+
+    @requires(Capability.AD_IN_ROUTINES)
+    def test_differentiable_routine_after(self) -> None:
+        """A differentiable routine after the op scales the gradient as it scales the output."""
+
+        def analyse(context: amanda.OpContext) -> None:
+            with amanda.ad_enabled():
+                context.insert_after_op(lambda t: self.fw.scale(t, 4.0))
+
+        result = self.train(self.multiplication(), self.probe("mul", before=analyse), times=2)
+        assert result.gradients == [times(W, 4.0), times(X, 4.0)]
+
+    @requires(Capability.IN_PLACE, Capability.BACKWARD)
+    def test_substituted_input_of_an_in_place_op(self) -> None:
+        """An in-place op with a substituted target still changes the user's tensor."""
+        kept = self.fw.tensor(ONES)
+
+        def build(x: Any, w: Any) -> Any:
+            target = self.fw.mul(x, w)
+            self.fw.add_inplace(target, w)
+            return target
+
+        tool = self.probe(
+            "add_inplace", before=lambda c: c.insert_before_op(lambda t: kept, inputs=[0])
+        )
+        result = self.train(self.fw.program(build, X, W), tool)
+        assert result.outputs == [[[1 + w for w in row] for row in W]]
+        assert result.gradients[0] == W
+        assert self.fw.to_list(kept) == ONES
+
+    @requires(Capability.IN_PLACE, Capability.BACKWARD)
+    def test_substituted_output_of_an_in_place_op(self) -> None:
+        """A substituted output of an in-place op is the new value of the user's tensor."""
+
+        def build(x: Any, w: Any) -> Any:
+            target = self.fw.mul(x, w)
+            self.fw.add_inplace(target, w)
+            return target
+
+        tool = self.probe(
+            "add_inplace", before=lambda c: c.insert_after_op(lambda t: self.fw.scale(t, 2.0))
+        )
+        result = self.train(self.fw.program(build, X, W), tool)
+        plain = self.fw.program(build, X, W).train()
+        assert result == Trained([times(plain.outputs[0], 2.0)], plain.gradients)

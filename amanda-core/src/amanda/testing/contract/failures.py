@@ -1,0 +1,140 @@
+"""Rules 12 to 14: exceptions, what is not seen, traceable routines."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+import amanda
+from amanda.driver import Capability
+from amanda.testing.contract.base import ContractTests, W, X, product, times
+from amanda.testing.framework import requires
+
+
+class Unlucky(Exception):
+    """The exception that the tools of these tests raise."""
+
+
+def unlucky(*tensors: Any) -> None:
+    """A routine that fails."""
+    raise Unlucky("as planned")
+
+
+Analyse = Callable[[amanda.OpContext], Any]
+
+
+class FailureTests(ContractTests):
+    """Exceptions of tools reach the user as they are."""
+
+    def failure(self, **analyses: Analyse) -> BaseException:
+        """The exception that reaches the user from a training run of ``X * W``."""
+        program = self.multiplication()
+        expected = program.train()
+        with pytest.raises(Unlucky, match="as planned") as caught:
+            self.train(program, self.probe("mul", **analyses))
+        assert program.train() == expected
+        return caught.value
+
+    def notes(self, error: BaseException, routine: str) -> list[str]:
+        """The notes that name tool, routine and op id."""
+        found = [n for n in getattr(error, "__notes__", []) if f"Probe.{routine}" in n]
+        return [n for n in found if self.fw.types["mul"] in n]
+
+    @requires(Capability.BACKWARD)
+    @pytest.mark.parametrize("method", ["insert_before_op", "insert_after_op", "replace_op"])
+    def test_forward_routine_fails(self, method: str) -> None:
+        """An exception in a routine reaches the user as itself, with one note that names
+        tool, routine and op id; the framework is vanilla after it."""
+        error = self.failure(before=lambda c: getattr(c, method)(unlucky))
+        assert len(self.notes(error, "unlucky")) == 1
+
+    @requires(Capability.BACKWARD)
+    @pytest.mark.parametrize("method", ["insert_before_backward_op", "insert_after_backward_op"])
+    def test_backward_routine_fails(self, method: str) -> None:
+        """An exception in a routine around a backward op reaches the user likewise."""
+        error = self.failure(before_backward=lambda c: getattr(c, method)(unlucky))
+        assert len(self.notes(error, "unlucky")) == 1
+
+    @requires(Capability.BACKWARD)
+    @pytest.mark.parametrize("method", ["insert_before_backward_op", "insert_after_backward_op"])
+    def test_whole_op_routine_fails(self, method: str) -> None:
+        """An exception in a routine on the whole operator's gradients reaches the user likewise."""
+        error = self.failure(before=lambda c: getattr(c, method)(unlucky))
+        assert len(self.notes(error, "unlucky")) == 1
+
+    @requires(Capability.BACKWARD)
+    @pytest.mark.parametrize("point", ["before", "after", "before_backward", "after_backward"])
+    def test_analysis_fails(self, point: str) -> None:
+        """An exception in an analysis reaches the user likewise."""
+        error = self.failure(**{point: unlucky})
+        assert len(self.notes(error, "")) == 1
+
+    def test_analysis_fails_once(self) -> None:
+        """An op whose analysis failed is analysed at its next execution."""
+        attempts: list[int] = []
+        calls: list[int] = []
+
+        def analyse(context: amanda.OpContext) -> None:
+            attempts.append(1)
+            context.insert_before_op(lambda *t: calls.append(1))
+            if len(attempts) == 1:
+                unlucky()
+
+        program = self.multiplication()
+        with self.apply(self.probe("mul", before=analyse)):
+            with pytest.raises(Unlucky):
+                program.run()
+            amanda.new_iteration()
+            assert program.run() == [product(X, W)]
+        assert len(attempts) == 2
+        assert calls == [1]
+
+    def test_op_fails_once(self) -> None:
+        """An op that itself failed in its first execution is analysed to the end in its next."""
+        self.needs_concrete_tensors()
+        seen: list[str] = []
+        tool = self.probe(
+            "linear", before=lambda c: seen.append("before"), after=lambda c: seen.append("after")
+        )
+        wrong = self.fw.program(self.fw.linear, X, [[1.0], [2.0]])
+        right = self.fw.program(self.fw.linear, X, W)
+        with self.apply(tool):
+            with pytest.raises(Exception):  # noqa: B017, PT011 - each framework has its own
+                wrong.run()
+            amanda.new_iteration()
+            right.run()
+        assert seen == ["before", "after"]
+
+    @requires(Capability.BACKWARD)
+    def test_routine_fails_in_the_middle(self) -> None:
+        """After a failed run the scope goes on: ids and routines are as before."""
+        failing = [True]
+        calls: list[int] = []
+
+        def routine(*tensors: Any) -> None:
+            if failing[0]:
+                unlucky()
+            calls.append(1)
+
+        program = self.multiplication()
+        with self.apply(self.probe("mul", before=lambda c: c.insert_before_op(routine))):
+            with pytest.raises(Unlucky):
+                program.train()
+            failing[0] = False
+            amanda.new_iteration()
+            assert program.train().gradients == [W, X]
+        assert calls == [1]
+
+    # -- rule 14 ----------------------------------------------------------
+
+    def test_traceable_routine(self) -> None:
+        """A traceable routine has the same effect as one that runs at run time."""
+
+        @amanda.traceable
+        def double(tensor: Any) -> Any:
+            return self.fw.add(tensor, tensor)
+
+        tool = self.probe("mul", before=lambda c: c.insert_after_op(double))
+        assert self.run(self.multiplication(), tool, times=2) == [times(product(X, W), 2.0)]

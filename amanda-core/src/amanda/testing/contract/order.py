@@ -1,0 +1,99 @@
+"""Rule 9: the order of tools."""
+
+from __future__ import annotations
+
+import pytest
+
+import amanda
+from amanda.errors import DependencyCycleError
+from amanda.testing.contract.base import ContractTests, W, X, product, times
+from amanda.testing.framework import Probe
+
+
+class OrderTests(ContractTests):
+    """Dependencies first, then the order of apply."""
+
+    def tracer(self, name: str, seen: list[str]) -> Probe:
+        """A tool that notes when its analysis and its routine run."""
+
+        def analyse(context: amanda.OpContext) -> None:
+            seen.append(f"analysis {name}")
+            context.insert_before_op(lambda *t: seen.append(f"routine {name}"))
+
+        return self.probe("mul", before=analyse)
+
+    def test_order_of_apply(self) -> None:
+        """Unrelated tools act in the order of apply."""
+        seen: list[str] = []
+        self.run(self.multiplication(), *(self.tracer(name, seen) for name in "abc"))
+        assert seen == [f"{what} {name}" for what in ("analysis", "routine") for name in "abc"]
+
+    def test_dependencies_first(self) -> None:
+        """What a tool depends on acts before it, and need not be applied by the user."""
+        seen: list[str] = []
+        first, second = self.tracer("first", seen), self.tracer("second", seen)
+        second.depends_on(first)
+        self.run(self.multiplication(), second)
+        assert seen == ["analysis first", "analysis second", "routine first", "routine second"]
+
+    def test_dependencies_override_the_order_of_apply(self) -> None:
+        """A dependency acts first also where apply names it last."""
+        seen: list[str] = []
+        first, second = self.tracer("first", seen), self.tracer("second", seen)
+        second.depends_on(first)
+        self.run(self.multiplication(), second, first)
+        assert seen == ["analysis first", "analysis second", "routine first", "routine second"]
+
+    def test_shared_dependency(self) -> None:
+        """A dependency that several tools share runs once."""
+        seen: list[str] = []
+        shared, one, two = (self.tracer(name, seen) for name in ("shared", "one", "two"))
+        one.depends_on(shared)
+        two.depends_on(shared)
+        self.run(self.multiplication(), one, two, shared)
+        assert seen.count("analysis shared") == seen.count("routine shared") == 1
+
+    def test_cycle(self) -> None:
+        """Tools that depend on each other in a circle are an error at apply, naming it."""
+        one, two = self.probe(), self.probe()
+        one.depends_on(two)
+        two.depends_on(one)
+        with pytest.raises(DependencyCycleError, match="Probe -> Probe -> Probe"):
+            self.apply(one)
+
+    def test_order_across_points(self) -> None:
+        """A dependency's routine runs first also where a later analysis has recorded it."""
+        seen: list[str] = []
+
+        def record(name: str, context: amanda.OpContext) -> None:
+            context.insert_after_op(lambda *t: seen.append(name))
+
+        first = self.probe("mul", after=lambda c: record("first", c))
+        second = self.probe("mul", before=lambda c: record("second", c))
+        second.depends_on(first)
+        self.run(self.multiplication(), second, times=2)
+        assert seen == ["first", "second"] * 2
+
+    def test_order_after_reanalyse(self) -> None:
+        """A dependency's routine runs first also after it was analysed again."""
+        seen: list[str] = []
+        first, second = self.tracer("first", seen), self.tracer("second", seen)
+        second.depends_on(first)
+        program = self.multiplication()
+        with self.apply(second):
+            program.run()
+            first.reanalyse()
+            amanda.new_iteration()
+            seen.clear()
+            program.run()
+        assert seen == ["analysis first", "routine first", "routine second"]
+
+    def test_routines_see_earlier_results(self) -> None:
+        """A routine sees what earlier routines of the same point have produced."""
+        double, square = (
+            self.probe("mul", before=lambda c: c.insert_after_op(lambda t: self.fw.scale(t, 2.0))),
+            self.probe("mul", before=lambda c: c.insert_after_op(lambda t: self.fw.mul(t, t))),
+        )
+        result = self.run(self.multiplication(), double, square)
+        doubled = times(product(X, W), 2.0)
+        assert result == [product(doubled, doubled)]

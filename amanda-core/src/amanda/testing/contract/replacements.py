@@ -1,0 +1,208 @@
+"""Rule 6: replacing an op, and its backward ops."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+import amanda
+from amanda.driver import Capability
+from amanda.errors import ReplacementConflictError, RoutineResultError
+from amanda.testing.contract.base import ONES, ContractTests, W, X, product, times
+from amanda.testing.framework import Trained, requires
+
+
+class One(amanda.Tool):
+    """A tool that calls a method of the context for each op of one type."""
+
+    def __init__(
+        self, is_meant: Callable[[amanda.OpContext], bool], method: str, **kind: bool
+    ) -> None:
+        super().__init__()
+        self._is_meant = is_meant
+        self._method = method
+        self.add_inst_for_op(self.analyse, **kind)
+
+    def analyse(self, context: amanda.OpContext) -> None:
+        """Record the replacement."""
+        if self._is_meant(context):
+            getattr(context, self._method)(_first)
+
+
+class Two(One):
+    """Another tool of the same kind."""
+
+
+def _first(*tensors: Any) -> Any:
+    return tensors[0]
+
+
+class ReplacementTests(ContractTests):
+    """replace_op and replace_backward_op."""
+
+    def replaced(self, func: Callable[..., Any], **arguments: Any) -> Trained:
+        """A training run of ``X * W`` with the product replaced."""
+        tool = self.probe("mul", before=lambda c: c.replace_op(func, **arguments))
+        return self.train(self.multiplication(), tool, times=2)
+
+    def is_mul(self, context: amanda.OpContext) -> bool:
+        """Whether the context belongs to a product."""
+        return self.fw.type_of(context.get_op()) == self.fw.types["mul"]
+
+    @requires(Capability.REPLACE_OP)
+    def test_replace_op(self) -> None:
+        """replace_op runs the function instead of the op."""
+        calls: list[int] = []
+
+        def double(x: Any, w: Any) -> Any:
+            calls.append(1)
+            return self.fw.scale(x, 2.0)
+
+        tool = self.probe("mul", before=lambda c: c.replace_op(double))
+        assert self.run(self.multiplication(), tool, times=3) == [times(X, 2.0)]
+        assert len(calls) == 3
+
+    @requires(Capability.REPLACE_OP)
+    def test_replace_op_with_selection(self) -> None:
+        """replace_op passes the selected inputs and the keyword arguments."""
+
+        def scaled(w: Any, factor: float) -> Any:
+            return self.fw.scale(w, factor)
+
+        assert self.replaced(scaled, inputs=[1], factor=4.0).outputs == [times(W, 4.0)]
+
+    @requires(Capability.REPLACE_OP)
+    def test_replacement_takes_part_in_ad(self) -> None:
+        """The function takes part in AD: it is the op now."""
+        result = self.replaced(lambda x, w: self.fw.add(self.fw.mul(x, x), w))
+        assert result.gradients == [times(X, 2.0), ONES]
+
+    @requires(Capability.REPLACE_OP)
+    def test_identity_removes_the_op(self) -> None:
+        """Replacing an op by the identity removes it and passes the gradient through."""
+        tool = self.probe("relu", before=lambda c: c.replace_op(lambda t: t))
+        result = self.train(self.fw.program(self.fw.relu, X), tool, times=2)
+        assert result == Trained([X], [ONES])
+
+    @requires(Capability.REPLACE_OP)
+    def test_replace_an_op_of_several_outputs(self) -> None:
+        """A function that replaces an op of several outputs returns as many."""
+        tool = self.probe(
+            "split",
+            before=lambda c: c.replace_op(
+                lambda t: [self.fw.scale(s, 2.0) for s in self.fw.split(t)]
+            ),
+        )
+        result = self.run(self.fw.program(self.fw.split, X), tool)
+        assert result == [times([X[0]], 2.0), times([X[1]], 2.0)]
+
+    @requires(Capability.REPLACE_OP)
+    def test_routines_around_a_replacement(self) -> None:
+        """Routines before and after an op act on its replacement as on the op."""
+
+        def analyse(context: amanda.OpContext) -> None:
+            context.insert_before_op(lambda t: self.fw.scale(t, 2.0), inputs=[0])
+            context.replace_op(lambda x, w: self.fw.add(x, x))
+            context.insert_after_op(lambda t: self.fw.scale(t, 2.0))
+
+        assert self.run(self.multiplication(), self.probe("mul", before=analyse)) == [times(X, 8.0)]
+
+    @requires(Capability.REPLACE_OP)
+    def test_wrong_return_of_a_replacement(self) -> None:
+        """A function that replaces a tensor's op and returns none is an error naming both."""
+        with pytest.raises(RoutineResultError, match=r"(?i)Probe\..*op .*mul.*got"):
+            self.replaced(lambda x, w: None)
+
+    @requires(Capability.REPLACE_OP)
+    def test_two_replacements(self) -> None:
+        """Two tools that replace one op: an error naming both."""
+        tools = One(self.is_mul, "replace_op"), Two(self.is_mul, "replace_op")
+        with pytest.raises(
+            ReplacementConflictError, match=r"(?i)mul.* twice.*One\._first.*Two\._first"
+        ):
+            self.run(self.multiplication(), *tools)
+
+    @requires(Capability.REPLACE_OP)
+    def test_two_replacements_in_nested_scopes(self) -> None:
+        """Tools of nested scopes that replace one op: an error naming both."""
+        with (
+            self.apply(One(self.is_mul, "replace_op")),
+            pytest.raises(ReplacementConflictError, match=r"One\._first.*Two\._first"),
+        ):
+            self.run(self.multiplication(), Two(self.is_mul, "replace_op"))
+
+    @requires(Capability.REPLACE_BACKWARD_OP)
+    def test_two_replacements_of_a_whole_backward(self) -> None:
+        """Two tools that replace the gradient of one op: an error naming both."""
+        tools = One(self.is_mul, "replace_backward_op"), Two(self.is_mul, "replace_backward_op")
+        with pytest.raises(ReplacementConflictError, match=r"(?i)mul.*One\._first.*Two\._first"):
+            self.train(self.multiplication(), *tools)
+
+    @requires(Capability.BACKWARD, Capability.REPLACE_BACKWARD_OP)
+    def test_two_replacements_of_a_backward_op(self) -> None:
+        """Two tools that replace one backward op: an error naming both."""
+        tools = [cls(self.is_mul, "replace_backward_op", backward=True) for cls in (One, Two)]
+        with pytest.raises(ReplacementConflictError, match=r"(?i)mul.*One\._first.*Two\._first"):
+            self.train(self.multiplication(), *tools)
+
+    @requires(Capability.BACKWARD, Capability.REPLACE_BACKWARD_OP)
+    def test_two_replacements_of_a_backward_op_in_nested_scopes(self) -> None:
+        """Tools of nested scopes that replace one backward op: an error naming both."""
+        one, two = (cls(self.is_mul, "replace_backward_op", backward=True) for cls in (One, Two))
+        with (
+            self.apply(one),
+            pytest.raises(ReplacementConflictError, match=r"One\._first.*Two\._first"),
+        ):
+            self.train(self.multiplication(), two)
+
+    @requires(Capability.BACKWARD, Capability.REPLACE_BACKWARD_OP)
+    def test_replace_a_backward_op(self) -> None:
+        """From a backward analysis, replace_backward_op supplies what the backward op produces."""
+        kind = self.fw.backward_types["relu"][0]
+
+        def analyse(context: amanda.OpContext) -> None:
+            if self.fw.type_of(context.get_backward_op()) == kind:
+                context.replace_backward_op(lambda g: self.fw.scale(g, 4.0))
+
+        tool = self.probe("relu", before_backward=analyse)
+        result = self.train(self.fw.program(self.fw.relu, X), tool, times=2)
+        assert result.gradients == [times(ONES, 4.0)]
+
+    @requires(Capability.REPLACE_BACKWARD_OP)
+    def test_replace_the_whole_backward(self) -> None:
+        """From a forward analysis, replace_backward_op supplies the op's whole VJP."""
+
+        def gradients(grad: Any) -> list[Any]:
+            return [self.fw.scale(grad, 2.0), self.fw.scale(grad, 4.0)]
+
+        tool = self.probe("mul", before=lambda c: c.replace_backward_op(gradients))
+        result = self.train(self.multiplication(), tool, times=2)
+        assert result == Trained([product(X, W)], [times(ONES, 2.0), times(ONES, 4.0)])
+
+    @requires(Capability.REPLACE_BACKWARD_OP)
+    def test_whole_backward_without_all_gradients(self) -> None:
+        """A supplied gradient that is None leaves that input without a gradient."""
+        tool = self.probe("mul", before=lambda c: c.replace_backward_op(lambda g: [g, None]))
+        result = self.train(self.multiplication(), tool)
+        assert result.gradients[0] == ONES
+        assert result.gradients[1] in (None, times(W, 0.0))
+
+    @requires(Capability.REPLACE_BACKWARD_OP)
+    def test_wrong_return_of_a_whole_backward(self) -> None:
+        """A supplied gradient of the wrong form is an error naming tool, routine and op."""
+        tool = self.probe("mul", before=lambda c: c.replace_backward_op(lambda g: "text"))
+        with pytest.raises(RoutineResultError, match=r"(?i)Probe\..*mul.*2 inputs.*got str 'text'"):
+            self.train(self.multiplication(), tool)
+
+    @requires(Capability.REPLACE_OP, Capability.REPLACE_BACKWARD_OP)
+    def test_replace_op_and_its_backward(self) -> None:
+        """A replaced op has the gradient that replace_backward_op supplies, if there is one."""
+
+        def analyse(context: amanda.OpContext) -> None:
+            context.replace_op(lambda x, w: self.fw.add(x, w))
+            context.replace_backward_op(lambda g: [self.fw.scale(g, 4.0), None])
+
+        result = self.train(self.multiplication(), self.probe("mul", before=analyse))
+        assert result.gradients[0] == times(ONES, 4.0)

@@ -1,0 +1,150 @@
+"""Rule 5: what a routine may return."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+import amanda
+from amanda.driver import Capability
+from amanda.errors import RoutineResultError
+from amanda.testing.contract.base import ContractTests, W, X, nothing, product, times
+from amanda.testing.framework import requires
+
+Wrong = Callable[..., Any]
+WRONG: dict[str, Wrong] = {
+    "a string": lambda *t: "text",
+    "a number": lambda *t: 1.5,
+    "a dict": lambda *t: {"x": t[0]},
+    "a sequence that is too long": lambda *t: [*t, t[0]],
+    "an empty sequence": lambda *t: [],
+    "a sequence of something else": lambda *t: ["x" for _ in t],
+}
+
+
+class RoutineTests(ContractTests):
+    """Return values of routines that do not replace an op."""
+
+    def before(self, routine: Callable[..., Any], **selection: Any) -> Any:
+        """The output of ``X * W`` with a routine before it."""
+        tool = self.probe("mul", before=lambda c: c.insert_before_op(routine, **selection))
+        return self.run(self.multiplication(), tool)[0]
+
+    def after(self, routine: Callable[..., Any]) -> Any:
+        """The output of ``X * W`` with a routine after it."""
+        tool = self.probe("mul", before=lambda c: c.insert_after_op(routine))
+        return self.run(self.multiplication(), tool)[0]
+
+    def test_none_changes_nothing(self) -> None:
+        """A routine that returns None changes nothing."""
+        assert self.before(nothing) == self.after(nothing) == product(X, W)
+
+    def test_one_tensor_for_one_input(self) -> None:
+        """One tensor replaces the one input that was selected."""
+        assert self.before(lambda t: self.fw.scale(t, 2.0), inputs=[0]) == product(times(X, 2.0), W)
+
+    def test_one_tensor_for_one_output(self) -> None:
+        """One tensor replaces the one output."""
+        assert self.after(lambda t: self.fw.scale(t, 2.0)) == times(product(X, W), 2.0)
+
+    @pytest.mark.parametrize("form", [list, tuple])
+    def test_a_sequence_for_several(self, form: Callable[..., Any]) -> None:
+        """A list or tuple of the selected length replaces the selected tensors."""
+        result = self.before(lambda a, b: form([self.fw.scale(a, 2.0), self.fw.scale(b, 4.0)]))
+        assert result == times(product(X, W), 8.0)
+
+    def test_a_sequence_for_one(self) -> None:
+        """A sequence of one replaces one tensor."""
+        assert self.after(lambda t: [self.fw.scale(t, 2.0)]) == times(product(X, W), 2.0)
+
+    def test_none_in_a_sequence(self) -> None:
+        """None in a returned sequence leaves that position unchanged."""
+        assert self.before(lambda a, b: [None, self.fw.scale(b, 2.0)]) == times(product(X, W), 2.0)
+
+    def test_selected_positions_are_replaced(self) -> None:
+        """What a routine returns goes to the positions that it selected, in that order."""
+        result = self.before(lambda w, x: [self.fw.scale(w, 0.0), None], inputs=[1, 0])
+        assert result == times(X, 0.0)
+
+    def test_the_same_tensors(self) -> None:
+        """A routine may return what it got."""
+        assert self.before(lambda *t: t) == product(X, W)
+        assert self.after(lambda t: t) == product(X, W)
+
+    def test_keyword_arguments(self) -> None:
+        """Further keyword arguments of the insertion reach the routine."""
+        result = self.before(lambda t, factor: self.fw.scale(t, factor), inputs=[0], factor=4.0)
+        assert result == times(product(X, W), 4.0)
+
+    @pytest.mark.parametrize("wrong", WRONG.values(), ids=WRONG)
+    def test_wrong_return_before(self, wrong: Wrong) -> None:
+        """Anything else is an error naming tool, routine, op id, what was expected and got."""
+        pattern = r"(?i)Probe\..* at op .*mul.* must return None or .*2.*inputs.*got"
+        with pytest.raises(RoutineResultError, match=pattern):
+            self.before(wrong)
+
+    @pytest.mark.parametrize("wrong", WRONG.values(), ids=WRONG)
+    def test_wrong_return_after(self, wrong: Wrong) -> None:
+        """A wrong return after an op is an error likewise."""
+        pattern = r"(?i)Probe\..* at op .*mul.* must return None or one tensor.*outputs.*got"
+        with pytest.raises(RoutineResultError, match=pattern):
+            self.after(wrong)
+
+    def test_one_tensor_for_several(self) -> None:
+        """One tensor where several were selected is an error."""
+        with pytest.raises(RoutineResultError, match=r"sequence of 2 tensors.*got"):
+            self.before(lambda a, b: a)
+
+    def test_the_error_names_the_routine(self) -> None:
+        """The error for a wrong return names the routine by its name."""
+
+        def shrink(*tensors: Any) -> str:
+            return "text"
+
+        with pytest.raises(RoutineResultError, match=r"Probe\.shrink.*str 'text'"):
+            self.before(shrink)
+
+    @requires(Capability.BACKWARD)
+    @pytest.mark.parametrize("method", ["insert_before_backward_op", "insert_after_backward_op"])
+    def test_wrong_return_of_a_backward_routine(self, method: str) -> None:
+        """A wrong return around a backward op is an error likewise."""
+        tool = self.probe("mul", before_backward=lambda c: getattr(c, method)(lambda *t: "text"))
+        pattern = r"(?i)Probe\..* at op .*mul.* must return None or .*gra.*got str 'text'"
+        with pytest.raises(RoutineResultError, match=pattern):
+            self.train(self.multiplication(), tool)
+
+    @requires(Capability.BACKWARD)
+    def test_gradients_are_replaced(self) -> None:
+        """What a routine before a backward op returns is what the op consumes."""
+
+        def analyse(context: amanda.OpContext) -> None:
+            context.insert_before_backward_op(lambda g: self.fw.scale(g, 2.0), grad_outputs=[0])
+
+        tool = self.probe("relu", before_backward=analyse)
+        program = self.fw.program(self.fw.relu, X)
+        gradients = self.train(program, tool).gradients
+        doubled = len([g for g in self.backward_ids(program) if g])
+        assert gradients == [times([[1.0, 0.0], [1.0, 1.0]], 2.0**doubled)]
+
+    def backward_ids(self, program: Any) -> list[str]:
+        """Ids of the backward ops of a program that consists of one relu."""
+        seen: list[str] = []
+        tool = self.probe("relu", before_backward=lambda c: seen.append(c.get_backward_op_id()))
+        self.train(program, tool)
+        return seen
+
+    @requires(Capability.BACKWARD)
+    def test_produced_gradients_are_replaced(self) -> None:
+        """What a routine after a backward op returns is what the op has produced."""
+        kind = self.fw.backward_types["mul"][0]
+
+        def analyse(context: amanda.OpContext) -> None:
+            if self.fw.type_of(context.get_backward_op()) == kind:
+                context.insert_after_backward_op(lambda *g: [self.fw.scale(t, 2.0) for t in g])
+
+        gradients = self.train(
+            self.multiplication(), self.probe("mul", before_backward=analyse)
+        ).gradients
+        assert times(W, 2.0) in gradients

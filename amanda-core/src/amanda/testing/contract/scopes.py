@@ -1,0 +1,197 @@
+"""Rule 10: scopes, except for threads and processes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+
+import amanda
+from amanda.driver import Capability
+from amanda.testing.contract.base import ContractTests, W, X, times
+from amanda.testing.framework import Probe, requires
+
+
+class ScopeTests(ContractTests):
+    """apply, enabled, disabled and their exits."""
+
+    def counter(self, calls: list[Any], mark: Any = 1) -> Probe:
+        """A tool that notes each execution of a product."""
+        return self.probe("mul", before=lambda c: c.insert_before_op(lambda *t: calls.append(mark)))
+
+    def test_nested_scopes(self) -> None:
+        """The tools of an outer and of an inner scope both act."""
+        calls: list[str] = []
+        program = self.multiplication()
+        with self.apply(self.counter(calls, "outer")):
+            self.run(program, self.counter(calls, "inner"))
+            assert calls == ["outer", "inner"]
+            program.run()
+        assert calls == ["outer", "inner", "outer"]
+
+    def test_inner_scope_of_an_analysed_op(self) -> None:
+        """An op that the outer scope knows already is analysed by the inner one."""
+        calls: list[str] = []
+        program = self.multiplication()
+        with self.apply(self.counter(calls, "outer")):
+            program.run()
+            amanda.new_iteration()
+            self.run(program, self.counter(calls, "inner"))
+        assert calls == ["outer", "outer", "inner"]
+
+    def test_disabled_and_enabled(self) -> None:
+        """disabled() and enabled() switch instrumentation, nested."""
+        calls: list[int] = []
+        program = self.multiplication()
+        with self.apply(self.counter(calls)):
+            with amanda.disabled():
+                program.run()
+                with amanda.enabled():
+                    program.run()
+                program.run()
+            assert calls == [1]
+            program.run()
+        assert calls == [1, 1]
+
+    def test_disabled_is_restored_after_an_exception(self) -> None:
+        """disabled() ends with its block, also by an exception."""
+        calls: list[int] = []
+        program = self.multiplication()
+        with self.apply(self.counter(calls)):
+            with pytest.raises(KeyError), amanda.disabled():
+                raise KeyError
+            program.run()
+        assert calls == [1]
+
+    def test_an_exception_ends_the_scope(self) -> None:
+        """A scope that an exception leaves is over."""
+        calls: list[int] = []
+        program = self.multiplication()
+        with pytest.raises(KeyError), self.apply(self.counter(calls)):
+            raise KeyError
+        program.run()
+        assert calls == []
+
+    def test_after_the_scope(self) -> None:
+        """After its exit no routine of a scope runs."""
+        calls: list[int] = []
+        program = self.multiplication()
+        self.run(program, self.counter(calls))
+        program.run()
+        assert calls == [1]
+
+    @requires(Capability.BACKWARD)
+    def test_backward_after_the_scope(self) -> None:
+        """In a backward after the exit no routine runs, and only straight-through stays."""
+        self.needs_separate_backward()
+        calls: list[str] = []
+
+        def whole(context: amanda.OpContext) -> None:
+            context.insert_before_op(lambda t: self.fw.scale(t, 2.0), inputs=[0])
+            context.insert_before_backward_op(lambda *g: calls.append("whole op"))
+            context.insert_after_backward_op(lambda *g: calls.append("whole op"))
+            context.replace_backward_op(lambda g: calls.append("whole op"))
+
+        def single(context: amanda.OpContext) -> None:
+            context.insert_before_backward_op(lambda *g: calls.append("backward op"))
+
+        with self.apply(self.probe("mul", before=whole, before_backward=single)):
+            backward = self.multiplication().forward()
+        assert backward() == [W, times(X, 2.0)]
+        assert calls == []
+
+    def test_apply_object_is_reusable(self) -> None:
+        """An apply object can be entered again."""
+        calls: list[int] = []
+        program = self.multiplication()
+        scope = self.apply(self.counter(calls))
+        for _ in range(2):
+            with scope:
+                program.run()
+        assert calls == [1, 1]
+
+    def test_apply_as_a_decorator(self) -> None:
+        """Apply decorates a function."""
+        calls: list[int] = []
+        program = self.multiplication()
+
+        @self.apply(self.counter(calls))
+        def work() -> Any:
+            return program.run()
+
+        work()
+        work()
+        program.run()
+        assert calls == [1, 1]
+
+    def test_suspended_generator(self) -> None:
+        """A generator that is suspended inside a scope does not instrument its caller."""
+        calls: list[str] = []
+        program = self.multiplication()
+        mark = ["generator"]
+
+        def generator() -> Iterator[Any]:
+            with self.apply(
+                self.probe(
+                    "mul", before=lambda c: c.insert_before_op(lambda *t: calls.append(mark[0]))
+                )
+            ):
+                yield program.run()
+                yield program.run()
+
+        running = generator()
+        next(running)
+        mark[0] = "caller"
+        program.run()
+        mark[0] = "generator"
+        next(running)
+        assert list(running) == []
+        assert calls == ["generator", "generator"]
+
+    def test_contextmanager_around_apply(self) -> None:
+        """A generator that contextlib drives instruments the body of its with-block."""
+        calls: list[int] = []
+        program = self.multiplication()
+
+        @contextmanager
+        def counted() -> Iterator[None]:
+            with self.apply(self.counter(calls)):
+                yield
+
+        with counted():
+            program.run()
+        program.run()
+        assert calls == [1]
+
+    def test_tools_run_vanilla(self) -> None:
+        """Framework calls made by analyses and routines are not instrumented."""
+        seen: list[str] = []
+
+        def routine(tensor: Any) -> Any:
+            return self.fw.mul(self.fw.mul(tensor, tensor), tensor)
+
+        def analyse(context: amanda.OpContext) -> None:
+            seen.append(context.get_op_id())
+            self.fw.to_list(self.fw.relu(self.fw.tensor(X)))
+            context.insert_after_op(routine)
+
+        self.run(self.multiplication(), self.probe(before=analyse), times=2)
+        assert not [op_id for op_id in seen if self.fw.types["relu"] in op_id]
+        assert len([op_id for op_id in seen if self.fw.types["mul"] in op_id]) <= 2
+
+    def test_statistics(self) -> None:
+        """apply.statistics tells how many ops were seen and instrumented."""
+        with self.apply(self.counter([])) as scope:
+            self.fw.program(lambda x, w: self.fw.relu(self.fw.mul(x, w)), X, W).run()
+        assert scope.statistics.ops_seen >= 2
+        assert scope.statistics.ops_instrumented == 1
+
+    @requires(Capability.BACKWARD)
+    def test_statistics_of_backward_ops(self) -> None:
+        """apply.statistics tells how many backward ops were seen."""
+        seen: list[str] = []
+        with self.apply(self.probe(before_backward=lambda c: seen.append("op"))) as scope:
+            self.multiplication().train()
+        assert scope.statistics.backward_ops_seen == len(seen) > 0

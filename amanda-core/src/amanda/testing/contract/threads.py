@@ -1,0 +1,190 @@
+"""Rule 10: threads and processes."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+import amanda
+from amanda.driver import Capability
+from amanda.testing.contract.base import ContractTests, W, X, product
+from amanda.testing.framework import Probe, requires
+
+_PATIENCE = 30.0
+
+
+def in_thread(work: Callable[[], Any]) -> threading.Thread:
+    """A started thread."""
+    thread = threading.Thread(target=work)
+    thread.start()
+    return thread
+
+
+class ThreadTests(ContractTests):
+    """Which threads and processes a scope covers."""
+
+    def thread_counter(self, calls: list[str]) -> Probe:
+        """A tool that notes the thread of each execution of a product."""
+
+        def note(*tensors: Any) -> None:
+            calls.append(threading.current_thread().name)
+
+        return self.probe("mul", before=lambda c: c.insert_before_op(note))
+
+    @requires(Capability.THREADS)
+    def test_thread_started_inside(self) -> None:
+        """A thread that is started inside a scope is covered by it."""
+        calls: list[str] = []
+        program = self.multiplication()
+        with self.apply(self.thread_counter(calls)):
+            thread = in_thread(program.run)
+            thread.join()
+        assert calls == [thread.name]
+
+    @requires(Capability.THREADS)
+    def test_thread_of_a_thread(self) -> None:
+        """A thread that a covered thread starts is covered too."""
+        calls: list[str] = []
+        program = self.multiplication()
+        with self.apply(self.thread_counter(calls)):
+            in_thread(lambda: in_thread(program.run).join()).join()
+        assert len(calls) == 1
+
+    @requires(Capability.THREADS)
+    def test_thread_inherits_switches(self) -> None:
+        """A thread that is started under disabled() runs uninstrumented."""
+        calls: list[str] = []
+        program = self.multiplication()
+        with self.apply(self.thread_counter(calls)):
+            with amanda.disabled():
+                thread = threading.Thread(target=program.run)
+                thread.start()
+            thread.join()
+        assert calls == []
+
+    def test_thread_started_before(self) -> None:
+        """A thread that was there before a scope is not touched by it."""
+        calls: list[str] = []
+        program = self.multiplication()
+        entered, finished = threading.Event(), threading.Event()
+
+        def work() -> None:
+            assert entered.wait(_PATIENCE)
+            program.run()
+            finished.set()
+
+        thread = in_thread(work)
+        with self.apply(self.thread_counter(calls)):
+            entered.set()
+            assert finished.wait(_PATIENCE)
+        thread.join()
+        assert calls == []
+
+    @requires(Capability.THREADS)
+    def test_thread_that_outlives_the_scope(self) -> None:
+        """A thread that outlives the scope runs vanilla from then on."""
+        calls: list[str] = []
+        results: list[Any] = []
+        program = self.multiplication()
+        started, left = threading.Event(), threading.Event()
+
+        def work() -> None:
+            program.run()
+            started.set()
+            assert left.wait(_PATIENCE)
+            results.append(program.run())
+
+        with self.apply(self.thread_counter(calls)):
+            thread = in_thread(work)
+            assert started.wait(_PATIENCE)
+        left.set()
+        thread.join()
+        assert len(calls) == 1
+        assert results == [[product(X, W)]]
+
+    @requires(Capability.BACKWARD)
+    def test_backward_in_another_thread(self) -> None:
+        """A backward op follows its forward op, whichever thread runs it."""
+        self.needs_separate_backward()
+        calls: list[int] = []
+        results: list[Any] = []
+        entered, finished = threading.Event(), threading.Event()
+        backward: list[Callable[[], Any]] = []
+
+        def work() -> None:
+            assert entered.wait(_PATIENCE)
+            results.append(backward[0]())
+            finished.set()
+
+        thread = in_thread(work)
+        tool = self.probe(
+            "mul",
+            before=lambda c: c.insert_before_backward_op(lambda g: calls.append(1)),
+            before_backward=lambda c: c.insert_before_backward_op(lambda *g: calls.append(2)),
+        )
+        with self.apply(tool):
+            backward.append(self.multiplication().forward())
+            entered.set()
+            assert finished.wait(_PATIENCE)
+        thread.join()
+        assert results == [[W, X]]
+        assert set(calls) == {1, 2}
+
+    @requires(Capability.THREADS)
+    def test_tools_never_run_concurrently(self) -> None:
+        """Routines and analyses of one tool never run in two threads at once."""
+        inside: list[int] = []
+        overlaps: list[int] = []
+
+        def slow(*tensors: Any) -> None:
+            inside.append(1)
+            if len(inside) > 1:
+                overlaps.append(1)
+            time.sleep(0.002)
+            inside.pop()
+
+        def analyse(context: amanda.OpContext) -> None:
+            slow()
+            context.insert_before_op(slow)
+
+        programs = [self.multiplication() for _ in range(3)]
+        with self.apply(self.probe("mul", before=analyse)), amanda.cache_disabled():
+            threads = [in_thread(lambda p=p: [p.run() for _ in range(4)]) for p in programs]  # type: ignore[misc]
+            for thread in threads:
+                thread.join()
+        assert overlaps == []
+
+    def test_forked_child(self) -> None:
+        """A forked child runs vanilla."""
+        if not hasattr(os, "fork"):
+            pytest.skip("this system has no fork")
+        calls: list[str] = []
+        program = self.multiplication()
+        with self.apply(self.thread_counter(calls)):
+            program.run()
+            child = _fork(lambda: program.run() == [product(X, W)] and len(calls) == 1)
+            assert child == 0
+            program.run()
+        assert len(calls) == 2
+
+
+def _fork(check: Callable[[], bool]) -> int:
+    """The exit code of a forked child that runs a check."""
+    import warnings
+
+    with warnings.catch_warnings():
+        # pytest or the framework may have threads of their own.
+        warnings.simplefilter("ignore", DeprecationWarning)
+        pid = os.fork()
+    if pid == 0:
+        code = 1
+        try:
+            code = 0 if check() else 2
+        finally:
+            os._exit(code)
+    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])

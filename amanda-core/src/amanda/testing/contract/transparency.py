@@ -1,0 +1,243 @@
+"""Rule 11: what changes nothing, changes nothing."""
+
+from __future__ import annotations
+
+import gc
+import inspect
+import weakref
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+
+import amanda
+from amanda._patching import PatchSet
+from amanda.driver import Capability
+from amanda.testing.contract.base import B, ContractTests, W, X, nothing
+from amanda.testing.framework import Probe, Program, requires
+
+_ABSENT = object()
+
+
+class TransparencyTests(ContractTests):
+    """Bit-identical results, exact restoration, nothing kept alive."""
+
+    def network(self) -> Program:
+        """A small computation with all kinds of operators."""
+        fw = self.fw
+
+        def build(x: Any, w: Any, b: Any) -> Any:
+            hidden = fw.relu(fw.linear(x, w, b))
+            top, bottom = fw.split(fw.cat([hidden, fw.mul(x, hidden)]))
+            return fw.add(fw.mul(top, bottom), x), top
+
+        return fw.program(build, X, W, B)
+
+    def watcher(self) -> Probe:
+        """A tool with an analysis at each point and no actions."""
+        points = ("before", "after", "before_backward", "after_backward")
+        return self.probe(**{point: lambda context: None for point in points})
+
+    def identity(self, routine: Callable[..., Any]) -> Probe:
+        """A tool with a routine that changes nothing, at each point."""
+
+        def forward(context: amanda.OpContext) -> None:
+            context.insert_before_op(routine)
+            context.insert_after_op(routine)
+            context.insert_before_backward_op(routine)
+            context.insert_after_backward_op(routine)
+
+        def backward(context: amanda.OpContext) -> None:
+            context.insert_before_backward_op(routine)
+            context.insert_after_backward_op(routine)
+
+        return self.probe(before=forward, before_backward=backward)
+
+    @requires(Capability.BACKWARD)
+    def test_watching_changes_nothing(self) -> None:
+        """Outputs and gradients under a tool that only watches are those of the vanilla run."""
+        program = self.network()
+        expected = program.train()
+        with self.apply(self.watcher()):
+            assert program.train() == program.train() == expected
+        assert program.train() == expected
+
+    @requires(Capability.BACKWARD)
+    @pytest.mark.parametrize("routine", [nothing, lambda *t: t], ids=["None", "the same"])
+    def test_identity_routines_change_nothing(self, routine: Callable[..., Any]) -> None:
+        """Outputs and gradients under identity routines at all points are those of vanilla."""
+        program = self.network()
+        expected = program.train()
+        with self.apply(self.identity(routine)):
+            assert program.train() == program.train() == expected
+        assert program.train() == expected
+
+    def test_forward_only(self) -> None:
+        """Outputs of runs without backward are those of the vanilla run."""
+        program = self.network()
+        expected = program.run()
+        with self.apply(self.identity(nothing), self.watcher()):
+            assert program.run() == program.run() == expected
+
+    def test_random_numbers(self) -> None:
+        """Random operators draw the same numbers, and leave the generator in the same state."""
+        program = self.fw.program(self.fw.dropout, [[1.0] * 16] * 4)
+        self.fw.seed()
+        expected = program.run(), self.fw.rng_state()
+        self.fw.seed()
+        outputs = self.run(program, self.identity(nothing), self.watcher())
+        assert (outputs, self.fw.rng_state()) == expected
+
+    def test_a_scope_without_ops(self) -> None:
+        """A scope in which nothing runs changes nothing."""
+        program = self.network()
+        expected = program.run()
+        with self.apply(self.watcher()):
+            pass
+        assert program.run() == expected
+
+    @pytest.mark.parametrize("failing", [False, True], ids=["normal", "exception"])
+    def test_patches_are_undone(self, failing: bool) -> None:
+        """After the scope every patched attribute is the very object that it was before."""
+        program = self.network()
+        program.run()
+        before = self.snapshot()
+        with _patched_attributes() as patched:
+            try:
+                with self.apply(self.identity(nothing)):
+                    program.run()
+                    if failing:
+                        raise KeyError
+            except KeyError:
+                pass
+        assert [
+            (t, n) for t, n, old in patched if inspect.getattr_static(t, n, _ABSENT) is not old
+        ] == []
+        assert self.differences(before, self.snapshot()) == []
+
+    def test_nested_scopes_undo_patches(self) -> None:
+        """Scopes that end in the order of their entry leave nothing behind either."""
+        before = self.snapshot()
+        first, second = self.apply(self.watcher()), self.apply(self.watcher())
+        first.__enter__()
+        second.__enter__()
+        first.__exit__(None, None, None)
+        self.network().run()
+        second.__exit__(None, None, None)
+        assert self.differences(before, self.snapshot()) == []
+
+    def snapshot(self) -> dict[tuple[int, str], Any]:
+        """All attributes of the modules and classes that the adapter watches."""
+        return {
+            (position, name): value
+            for position, target in enumerate(self.fw.watched)
+            for name, value in vars(target).items()
+        }
+
+    def differences(self, before: dict[Any, Any], after: dict[Any, Any]) -> list[Any]:
+        """The attributes that are not the same object."""
+        return [
+            key
+            for key in {**before, **after}
+            if before.get(key, _ABSENT) is not after.get(key, _ABSENT)
+        ]
+
+    @requires(Capability.BACKWARD)
+    def test_tensors_die(self) -> None:
+        """A tensor of the model dies when the model lets go of it, without garbage collection."""
+        alive: list[weakref.ref[Any]] = []
+
+        def follow(*tensors: Any) -> None:
+            alive.extend(weakref.ref(t) for t in tensors if t is not None)
+
+        def analyse(context: amanda.OpContext) -> None:
+            context.insert_after_op(follow)
+            context.insert_before_backward_op(follow)
+
+        program = self.network()
+        program.train()
+        with _no_collection(), self.apply(self.probe(before=analyse), self.watcher()):
+            for _ in range(2):
+                program.train()
+                assert alive
+                assert [r() for r in alive if r() is not None] == []
+
+    @requires(Capability.BACKWARD)
+    def test_substituted_tensors_die(self) -> None:
+        """What routines return dies with the computation too."""
+        alive: list[weakref.ref[Any]] = []
+
+        def double(tensor: Any) -> Any:
+            result = self.fw.scale(tensor, 2.0)
+            alive.append(weakref.ref(result))
+            return result
+
+        tool = self.probe("mul", before=lambda c: c.insert_after_op(double))
+        program = self.multiplication()
+        program.train()
+        with _no_collection(), self.apply(tool):
+            program.train()
+            assert len(alive) == 1
+            assert alive[0]() is None
+
+    def test_tools_die(self) -> None:
+        """Nothing keeps a tool alive after its scope."""
+        tool = self.identity(nothing)
+        reference = weakref.ref(tool)
+        self.run(self.network(), tool)
+        del tool
+        gc.collect()
+        assert reference() is None
+
+    @requires(Capability.BACKWARD)
+    def test_a_pending_backward_keeps_no_tool(self) -> None:
+        """A gradient graph that outlives its scope keeps none of its tools alive."""
+        self.needs_separate_backward()
+        tool = self.identity(nothing)
+        reference = weakref.ref(tool)
+        program = self.network()
+        expected = program.train().gradients
+        with self.apply(tool):
+            backward = program.forward()
+        del tool
+        gc.collect()
+        assert reference() is None
+        assert backward() == expected
+
+    @requires(Capability.MODULES)
+    def test_models_die(self) -> None:
+        """Nothing keeps a model alive inside of the scope."""
+        with self.apply(self.identity(nothing)):
+            model = self.fw.model(W)
+            reference = weakref.ref(model)
+            self.fw.program(model, X).run()
+            del model
+            gc.collect()
+            assert reference() is None
+
+
+@contextmanager
+def _patched_attributes() -> Iterator[list[tuple[Any, str, Any]]]:
+    """Notes what is patched through PatchSet, with the value from before."""
+    patched: list[tuple[Any, str, Any]] = []
+    vanilla = PatchSet.set
+
+    def noting(self: PatchSet, target: Any, name: str, value: Any, *, create: bool = False) -> None:
+        patched.append((target, name, inspect.getattr_static(target, name, _ABSENT)))
+        vanilla(self, target, name, value, create=create)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(PatchSet, "set", noting)
+        yield patched
+
+
+@contextmanager
+def _no_collection() -> Iterator[None]:
+    """Without the garbage collector, what is in a reference cycle stays."""
+    gc.collect()
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()

@@ -1,0 +1,153 @@
+"""Rule 8, last part: backward actions of a forward analysis act on the whole operator."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import amanda
+from amanda.driver import Capability
+from amanda.testing.contract.base import ONES, B, ContractTests, W, X, product, times
+from amanda.testing.framework import requires
+
+
+class WholeOpTests(ContractTests):
+    """insert_before_backward_op and insert_after_backward_op in a forward analysis."""
+
+    def look(self, seen: list[Any]) -> Any:
+        """A routine that notes the gradients that it gets."""
+
+        def routine(*grads: Any) -> None:
+            seen.append([None if g is None else self.fw.to_list(g) for g in grads])
+
+        return routine
+
+    @requires(Capability.BACKWARD)
+    def test_gradients_of_the_outputs(self) -> None:
+        """insert_before_backward_op gets the gradients of the operator's outputs, once."""
+        seen: list[Any] = []
+        tool = self.probe("linear", before=lambda c: c.insert_before_backward_op(self.look(seen)))
+        self.train(self.fw.program(self.fw.linear, X, W, B), tool)
+        assert seen == [[ONES]]
+
+    @requires(Capability.BACKWARD)
+    def test_gradients_of_the_inputs(self) -> None:
+        """insert_after_backward_op gets the gradients of the operator's inputs, once."""
+        seen: list[Any] = []
+        tool = self.probe("linear", before=lambda c: c.insert_after_backward_op(self.look(seen)))
+        expected = self.fw.program(self.fw.linear, X, W, B).train().gradients
+        self.train(self.fw.program(self.fw.linear, X, W, B), tool)
+        assert seen == [expected]
+
+    @requires(Capability.BACKWARD)
+    def test_inputs_without_gradient(self) -> None:
+        """An input that is absent or has no gradient is None, so that positions do not shift."""
+        seen: list[Any] = []
+        tool = self.probe("linear", before=lambda c: c.insert_after_backward_op(self.look(seen)))
+        program = self.fw.program(lambda w: self.fw.linear(self.fw.tensor(X), w), W)
+        gradients = self.train(program, tool).gradients
+        assert seen == [[None, gradients[0], None]]
+
+    @requires(Capability.BACKWARD)
+    def test_changed_gradients_of_the_outputs(self) -> None:
+        """What a routine returns for an output's gradient is what the operator's backward gets."""
+        tool = self.probe(
+            "mul",
+            before=lambda c: c.insert_before_backward_op(lambda g: self.fw.scale(g, 2.0)),
+        )
+        result = self.train(self.multiplication(), tool, times=2)
+        assert result.outputs == [product(X, W)]
+        assert result.gradients == [times(W, 2.0), times(X, 2.0)]
+
+    @requires(Capability.BACKWARD)
+    def test_changed_gradients_of_the_inputs(self) -> None:
+        """What a routine returns for an input's gradient flows on to that input."""
+
+        def analyse(context: amanda.OpContext) -> None:
+            context.insert_after_backward_op(lambda g: self.fw.scale(g, 2.0), grad_inputs=[1])
+
+        result = self.train(self.multiplication(), self.probe("mul", before=analyse), times=2)
+        assert result.gradients == [W, times(X, 2.0)]
+
+    @requires(Capability.BACKWARD)
+    def test_recorded_after_the_op(self) -> None:
+        """Recorded by an after-analysis they act in the backward of that very execution."""
+        seen: list[Any] = []
+
+        def analyse(context: amanda.OpContext) -> None:
+            context.insert_before_backward_op(self.look(seen))
+            context.insert_after_backward_op(self.look(seen))
+
+        self.train(self.multiplication(), self.probe("mul", after=analyse))
+        assert seen == [[ONES], [W, X]]
+
+    @requires(Capability.BACKWARD)
+    def test_inner_ops_of_a_model(self) -> None:
+        """They act on an operator in the middle of a model as on the first and the last."""
+        seen: list[Any] = []
+        tool = self.probe("relu", before=lambda c: c.insert_after_backward_op(self.look(seen)))
+        program = self.fw.program(
+            lambda x, w: self.fw.mul(self.fw.relu(self.fw.mul(x, w)), w), X, W
+        )
+        expected = program.train()
+        assert self.train(program, tool) == expected
+        positive = [
+            [float(a * b > 0) for a, b in zip(p, q, strict=True)] for p, q in zip(X, W, strict=True)
+        ]
+        assert seen == [[product(positive, W)]]
+
+    @requires(Capability.BACKWARD)
+    def test_around_backward_ops(self) -> None:
+        """They run before the first and after the last backward op of the operator."""
+        seen: list[str] = []
+
+        def whole(context: amanda.OpContext) -> None:
+            context.insert_before_backward_op(lambda *g: seen.append("first"))
+            context.insert_after_backward_op(lambda *g: seen.append("last"))
+
+        def single(context: amanda.OpContext) -> None:
+            if self.fw.type_of(context.get_backward_op()) != self.fw.accumulation:
+                context.insert_before_backward_op(lambda *g: seen.append("op"))
+
+        tool = self.probe("linear", before=whole, before_backward=single)
+        self.train(self.fw.program(self.fw.linear, X, W, B), tool)
+        ops = len(self.fw.backward_types["linear"])
+        assert seen == ["first", *["op"] * ops, "last"]
+
+    @requires(Capability.BACKWARD)
+    def test_an_op_with_several_outputs(self) -> None:
+        """They get one gradient per output."""
+        seen: list[Any] = []
+        tool = self.probe("split", before=lambda c: c.insert_before_backward_op(self.look(seen)))
+        self.train(self.fw.program(self.fw.split, X), tool)
+        assert seen == [[[ONES[0]], [ONES[1]]]]
+
+    @requires(Capability.BACKWARD, Capability.IN_PLACE)
+    def test_an_in_place_op(self) -> None:
+        """They act on an in-place operator, which stays one."""
+        seen: list[Any] = []
+
+        def analyse(context: amanda.OpContext) -> None:
+            context.insert_before_backward_op(self.look(seen))
+            context.insert_after_backward_op(self.look(seen))
+
+        def build(x: Any, w: Any) -> Any:
+            target = self.fw.mul(x, w)
+            self.fw.add_inplace(target, w)
+            return self.fw.mul(target, w)
+
+        program = self.fw.program(build, X, W)
+        expected = program.train()
+        assert self.train(program, self.probe("add_inplace", before=analyse)) == expected
+        assert seen == [[W], [W, W]]
+
+    @requires(Capability.SECOND_ORDER)
+    def test_second_order(self) -> None:
+        """They leave gradients of gradients as they are."""
+        program = self.fw.program(lambda x: self.fw.mul(self.fw.mul(x, x), x), X)
+
+        def analyse(context: amanda.OpContext) -> None:
+            context.insert_before_backward_op(lambda *g: g)
+            context.insert_after_backward_op(lambda *g: g)
+
+        with self.apply(self.probe("mul", before=analyse)):
+            assert program.second_gradients() == [times(X, 6.0)]

@@ -1,0 +1,94 @@
+"""The contract's adapter of the loopback framework."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from amanda.testing import loopback as lb
+from amanda.testing.framework import Build, EagerFramework, Values
+from amanda.testing.loopback import nn, ops, tape
+
+
+class Model(lb.Module):
+    """Two linear modules, one after the other."""
+
+    def __init__(self, weight: Values, calls: int) -> None:
+        self.first = lb.Linear(weight)
+        self.second = lb.Linear(weight)
+        self.calls = calls
+
+    def forward(self, x: Any) -> Any:
+        for _ in range(self.calls):
+            x = self.second(self.first(x))
+        return x
+
+
+class LoopbackFramework(EagerFramework):
+    """The toy framework."""
+
+    types = {name: name for name in ("add", "mul", "relu", "linear", "cat", "split", "dropout")} | {
+        "add_inplace": "add_"
+    }
+    names = {"mul": ["input", "other"], "linear": ["input", "weight", "bias"]}
+    attributes = {"sections": 2}
+    backward_types = {
+        "mul": ["MulBackward"],
+        "relu": ["ReluBackward"],
+        "linear": ["AddBiasBackward", "MatmulBackward", "TransposeBackward"],
+    }
+    accumulation = "AccumulateGrad"
+    watched = (lb, ops, nn, tape, lb.Tensor, lb.Module, tape.Node, lb.Op)
+
+    add = lb.add
+    mul = lb.mul
+    relu = lb.relu
+    linear = lb.linear
+    cat = lb.cat
+    split = lb.split
+    add_inplace = lb.add_
+    dropout = lb.dropout
+
+    def tensor(self, values: Values) -> Any:
+        return lb.tensor(values)
+
+    def parameter(self, values: Values) -> Any:
+        return lb.parameter(values)
+
+    def leaf(self, values: Values) -> Any:
+        return lb.tensor(values, requires_grad=True)
+
+    def to_list(self, tensor: Any) -> Any:
+        return tensor.tolist()
+
+    def scale(self, tensor: Any, factor: float) -> Any:
+        return lb.mul(tensor, factor)
+
+    def backward(self, outputs: Sequence[Any], leaves: Sequence[Any]) -> list[Any]:
+        tape.run_graph(outputs, None, retain_graph=False, create_graph=False)
+        gradients = [None if leaf.grad is None else leaf.grad.tolist() for leaf in leaves]
+        for leaf in leaves:
+            leaf.grad = None
+        return gradients
+
+    def second_backward(self, outputs: Sequence[Any], leaves: Sequence[Any]) -> list[Any]:
+        first = [g for g in lb.grad(outputs, leaves, create_graph=True) if g is not None]
+        return [None if g is None else g.tolist() for g in lb.grad(first, leaves)]
+
+    def model(self, weight: Values, calls: int = 1) -> Build:
+        return Model(weight, calls)
+
+    def user_op(self) -> tuple[str, Build]:
+        return "twice", twice
+
+    def seed(self) -> None:
+        lb.manual_seed(7)
+
+    def rng_state(self) -> Any:
+        return lb.rng_state()
+
+
+@lb.op
+def twice(input: lb.Tensor) -> lb.Tensor:
+    """An operator that the framework does not have, made of one that it has."""
+    return lb.add(input, input)

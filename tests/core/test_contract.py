@@ -1,0 +1,10 @@
+"""The loopback driver keeps the contract."""
+
+from amanda.testing import DriverContract
+from amanda.testing.loopback import LoopbackDriver
+from tests.core.loopback_framework import LoopbackFramework
+
+
+class TestLoopbackDriver(DriverContract):
+    driver_cls = LoopbackDriver
+    framework_cls = LoopbackFramework
