@@ -7,7 +7,6 @@ that a PyTorch in which one has gone gives one clear error.
 from __future__ import annotations
 
 import functools
-import sys
 from collections.abc import Callable, Iterable
 from typing import Any, cast
 
@@ -19,8 +18,8 @@ OVERRIDE_CHECKS = (
     "has_torch_function_unary",
     "has_torch_function_variadic",
 )
-OVERRIDE_CHECKERS = (torch.functional, torch.nn.functional, torch._tensor)
-"""Modules of Python-level functions that ask these before they do their work."""
+OVERRIDE_CHECKERS = (torch.functional, torch.nn.functional)
+"""Modules of Python-level operators that ask these before they do their work."""
 
 PRIVATE_SYMBOLS: tuple[tuple[str, Any, str], ...] = (
     ("torch._C", torch._C, "_push_on_torch_function_stack"),
@@ -94,6 +93,15 @@ FUNCTION_NODE = torch.autograd.function.BackwardCFunction
 FUNCTORCH_FUNCTION = getattr(torch.autograd.function, "custom_function_call", None)
 CHECKPOINT = torch.utils.checkpoint
 CHECKPOINT_GENERATOR = "_checkpoint_without_reentrant_generator"
+TRACERS = {
+    "torch.export._trace": ("_export",),
+    "torch.fx.experimental.proxy_tensor": ("_MakefxTracer.trace",),
+    "torch.fx._symbolic_trace": ("Tracer.trace",),
+    "torch.jit._trace": ("_trace_impl", "trace_module"),
+    "torch.jit": ("trace_module",),
+    "torch.jit._script": ("_script_impl",),
+}
+"""Where PyTorch's tracers begin, also when their entry point was bound to another name."""
 COMPILER_MODULE = "torch._dynamo.eval_frame"
 COMPILER_CALLBACK = "_callback_from_stance"
 
@@ -126,11 +134,6 @@ def apply_function(cls: type[torch.autograd.Function], *args: Any) -> Any:
 @functools.cache
 def _function_apply() -> Any:
     return vars(torch._C._FunctionBase)["apply"]
-
-
-def compiler_module() -> Any:
-    """Dynamo's module that runs compiled functions, None while it is not imported."""
-    return sys.modules.get(COMPILER_MODULE)
 
 
 def node_sequence(node: Any) -> int:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-import warnings
 import weakref
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, contextmanager
@@ -13,16 +12,17 @@ import torch
 from torch import nn
 
 import amanda
-from amanda import _import_hook, _state
+from amanda import _state
 from amanda._patching import PatchSet
 from amanda.action import Action
-from amanda.errors import CapabilityError, CoverageWarning
+from amanda.errors import CapabilityError
 from amanda.namespace import Namespace
 from amanda_torch import _internals, interceptors
 from amanda_torch.interceptors import LOCAL, Interceptor
 from amanda_torch.plugin import TorchEagerDriver
 from amanda_torch.routines import RoutineCall, substitute
 from amanda_torch.scopes import Frame, Labels
+from amanda_torch.tracers import Tracers
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -39,8 +39,7 @@ class EagerDriver(TorchEagerDriver):
         self._patches = PatchSet()
         self._labels = Labels()
         self._interceptors: weakref.WeakSet[Interceptor] = weakref.WeakSet()
-        self._compiler_watch: _import_hook.Watch | None = None
-        self._said_compiled = False
+        self._tracers = Tracers()
 
     @property
     def namespace(self) -> Namespace:
@@ -70,10 +69,6 @@ class EagerDriver(TorchEagerDriver):
     def _patch(self) -> None:
         patches = self._patches
         patches.wrap(nn.Module, "__call__", self._module_call)
-        patches.wrap(torch.overrides, "has_torch_function", _overrides_any)
-        for module in _internals.OVERRIDE_CHECKERS:
-            for name, check in zip(_internals.OVERRIDE_CHECKS, _CHECKS, strict=True):
-                patches.wrap(module, name, check)
         patches.wrap(_internals.AUTOGRAD, _internals.AUTOGRAD_ENGINE, self._engine)
         patches.wrap(_internals.FUNCTION_NODE, "apply", _function_backward)
         patches.set(_internals.FUNCTION_BASE, "apply", classmethod(_function_apply), create=True)
@@ -83,18 +78,11 @@ class EagerDriver(TorchEagerDriver):
         patches.wrap(
             _internals.CHECKPOINT.CheckpointFunction, "forward", self._checkpoint_forward
         )
-        if _internals.compiler_module() is not None:
-            self._patch_compiler(_internals.COMPILER_MODULE)
-        else:
-            self._compiler_watch = _import_hook.Watch(
-                [_internals.COMPILER_MODULE], self._patch_compiler
-            )
+        self._tracers.attach()
 
     def detach(self) -> None:
         """Undo every patch."""
-        if self._compiler_watch is not None:
-            self._compiler_watch.close()
-            self._compiler_watch = None
+        self._tracers.detach()
         self._patches.undo()
         self._labels.clear()
 
@@ -251,31 +239,6 @@ class EagerDriver(TorchEagerDriver):
                 interceptor.go_to(interceptor.root)
                 self.exit_thread()
 
-    def _patch_compiler(self, _: str) -> None:
-        """Compiled functions run eagerly in covered threads, which is said once."""
-        self._patches.wrap(
-            _internals.compiler_module(), _internals.COMPILER_CALLBACK, self._uncompiled
-        )
-
-    def _uncompiled(self, vanilla: Any) -> Any:
-        def callback_from_stance(callback: Any) -> Any:
-            interceptor = LOCAL.interceptor
-            if callback in (None, False) or interceptor is None or interceptor.muted:
-                return vanilla(callback)
-            if not any(scope.alive for scope in _state.STATE.scopes):
-                return vanilla(callback)
-            if not self._said_compiled:
-                self._said_compiled = True
-                warnings.warn(
-                    "a function compiled with torch.compile runs eagerly under amanda.apply(), "
-                    "so that its operators are seen",
-                    CoverageWarning,
-                    stacklevel=4,
-                )
-            return None
-
-        return callback_from_stance
-
 
 def _mute() -> Callable[[], None]:
     interceptor = LOCAL.interceptor
@@ -284,66 +247,6 @@ def _mute() -> Callable[[], None]:
 
 def _nothing() -> None:
     """Undoes nothing."""
-
-
-_PLAIN = frozenset(
-    {torch.Tensor, nn.Parameter, nn.Buffer, type(None), int, float, bool, str, tuple, list}
-)
-"""Types that override nothing."""
-
-
-def _overrides_one(vanilla: Any) -> Any:
-    """``has_torch_function_unary`` as if our mode were not there.
-
-    That keeps native fast paths (``nn.MultiheadAttention`` in eval mode asks),
-    and Python-level functions go straight to their leaves.
-    """
-
-    def has_torch_function_unary(relevant_arg: Any) -> bool:
-        interceptor = LOCAL.interceptor
-        if interceptor is None or not interceptor.is_alone():
-            return bool(vanilla(relevant_arg))
-        return type(relevant_arg) not in _PLAIN and _unheard(interceptor, vanilla, relevant_arg)
-
-    return has_torch_function_unary
-
-
-def _overrides_several(vanilla: Any) -> Any:
-    """``has_torch_function_variadic``, likewise."""
-
-    def has_torch_function_variadic(*relevant_args: Any) -> bool:
-        interceptor = LOCAL.interceptor
-        if interceptor is None or not interceptor.is_alone():
-            return bool(vanilla(*relevant_args))
-        if _PLAIN.issuperset(map(type, relevant_args)):
-            return False
-        return _unheard(interceptor, vanilla, *relevant_args)
-
-    return has_torch_function_variadic
-
-
-def _overrides_any(vanilla: Any) -> Any:
-    """``has_torch_function``, likewise."""
-
-    def has_torch_function(relevant_args: Any) -> bool:
-        interceptor = LOCAL.interceptor
-        if interceptor is None or not interceptor.is_alone():
-            return bool(vanilla(relevant_args))
-        return _unheard(interceptor, vanilla, relevant_args)
-
-    return has_torch_function
-
-
-_CHECKS = (_overrides_any, _overrides_one, _overrides_several)
-
-
-def _unheard(interceptor: Interceptor, check: Any, *args: Any) -> bool:
-    """Ask PyTorch's own check while our mode is off."""
-    interceptor.exit()
-    try:
-        return bool(check(*args))
-    finally:
-        interceptor.enter()
 
 
 def _is_descended(cls: type) -> bool:

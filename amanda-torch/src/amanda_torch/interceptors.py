@@ -49,7 +49,7 @@ class Interceptor(Tracker, abc.ABC):
     """
 
     def __init__(self, dispatcher: Dispatcher, labels: Labels) -> None:
-        super().__init__(labels)
+        super().__init__(labels, dispatcher.not_seen)
         self.stale = True
         self.muted = 0
         self.executor = Executor(dispatcher, self)
@@ -57,12 +57,12 @@ class Interceptor(Tracker, abc.ABC):
         self._active: tuple[Any, ...] = ()
 
     @abc.abstractmethod
-    def enter(self) -> None:
-        """Start to notice the current thread's operators."""
+    def enter(self, above: int = 0) -> None:
+        """Start to notice the current thread's operators, below `above` modes."""
 
     @abc.abstractmethod
-    def exit(self) -> None:
-        """Stop, wherever in the thread's modes this interceptor sits."""
+    def exit(self) -> int:
+        """Stop, wherever in the thread's modes this interceptor sits: below how many."""
 
     @abc.abstractmethod
     def is_alone(self) -> bool:
@@ -167,18 +167,22 @@ class ModeInterceptor(Interceptor, TorchFunctionMode):
         Interceptor.__init__(self, dispatcher, labels)
         self._kinds: dict[Any, Kind] = {}
 
-    def enter(self) -> None:
+    def enter(self, above: int = 0) -> None:
+        modes = [_internals.pop_mode() for _ in range(above)]
         _internals.push_mode(self)
+        for mode in reversed(modes):
+            _internals.push_mode(mode)
 
-    def exit(self) -> None:
-        above = []
+    def exit(self) -> int:
+        modes = []
         while _internals.mode_depth():
             mode = _internals.pop_mode()
             if mode is self:
                 break
-            above.append(mode)
-        for mode in reversed(above):
+            modes.append(mode)
+        for mode in reversed(modes):
             _internals.push_mode(mode)
+        return len(modes)
 
     def is_alone(self) -> bool:
         return _internals.mode_depth() == 1 and _internals.mode_at(0) is self

@@ -15,6 +15,8 @@ from typing import Any
 import torch
 from torch import nn
 
+from amanda_torch import _internals
+
 _TRANSPARENT = {
     "DistributedDataParallel",
     "DataParallel",
@@ -30,13 +32,17 @@ Cell = list[Any]
 
 
 class Child:
-    """One module called within a frame, and the frames of its calls."""
+    """One module called within a frame, and the frames of its calls.
 
-    __slots__ = ("calls", "frames", "name", "ref")
+    A transparent one has no frames: what it calls counts as its caller's.
+    """
 
-    def __init__(self, ref: weakref.ref[nn.Module], name: str) -> None:
+    __slots__ = ("calls", "frames", "name", "ref", "transparent")
+
+    def __init__(self, ref: weakref.ref[nn.Module], name: str, transparent: bool) -> None:
         self.ref = ref
         self.name = name
+        self.transparent = transparent
         self.calls = 0
         self.frames: list[Frame] = []
 
@@ -159,7 +165,8 @@ class Tracker:
         iteration: raised whenever the root counters restart.
     """
 
-    def __init__(self, labels: Labels) -> None:
+    def __init__(self, labels: Labels, unseen: Callable[[str], None]) -> None:
+        self._unseen = unseen
         self.root = Frame("", None)
         self.frame = self.root
         self.cells = self.root.cells
@@ -180,8 +187,12 @@ class Tracker:
         child = parent.children.get(id(module))
         if child is None or child.ref() is not module:
             child = self._new_child(parent, module)
+        if child.transparent:
+            return parent
         if parent is self.root:
-            self._enter_outermost(child, module)
+            if _internals.in_backward() and self._enter_again(module):
+                return parent
+            self._enter_outermost(module)
         call = child.calls
         child.calls = call + 1
         if call < len(child.frames):
@@ -190,8 +201,12 @@ class Tracker:
             frame = self._new_frame(parent, child, call)
         if frame.generation != self.generation:
             frame.forget_plans(self.generation)
-        if frame.names or frame.children:
-            frame.restart()
+        # Frame.restart(), here for its speed: every module call comes by.
+        for cell in frame.names.values():
+            cell[0] = 0
+        if frame.children:
+            for other in frame.children.values():
+                other.calls = 0
         frame.caller = parent
         self.frame = frame
         self.cells = frame.cells
@@ -199,9 +214,11 @@ class Tracker:
 
     def leave_module(self, parent: Frame) -> None:
         """Return from a module call."""
-        self.frame.caller = None
-        self.frame = parent
-        self.cells = parent.cells
+        frame = self.frame
+        if frame is not parent:
+            frame.caller = None
+            self.frame = parent
+            self.cells = parent.cells
 
     def new_iteration(self) -> None:
         """Restart the counters outside of modules."""
@@ -247,7 +264,19 @@ class Tracker:
         self._seen_outermost.clear()
         self.go_to(self.root)
 
-    def _enter_outermost(self, child: Child, module: nn.Module) -> None:
+    def _enter_again(self, module: nn.Module) -> bool:
+        """Enter a module that the backward pass recomputes under its ids of before."""
+        frame = self.last_frame(module)
+        if frame is None:
+            return False
+        if frame.generation != self.generation:
+            frame.forget_plans(self.generation)
+        frame.restart()
+        frame.caller = self.frame
+        self.go_to(frame)
+        return True
+
+    def _enter_outermost(self, module: nn.Module) -> None:
         """An outermost module that runs again begins a new iteration.
 
         Design section 6 restarts the root counters at each outermost module;
@@ -266,12 +295,17 @@ class Tracker:
             children.pop(key, None)
             last.pop(key, None)
 
-        if parent is self.root:
+        transparent = is_transparent(module)
+        if transparent:
+            name = ""
+        elif parent is self.root:
             name = self._labels.label(module)
         else:
             owner = parent.module() if parent.module is not None else None
             name = _name_within(owner, module) or self._stray_name(parent, module)
-        child = Child(weakref.ref(module, died), name)
+        if isinstance(module, torch.jit.ScriptModule):
+            self._unseen(f"TorchScript module {class_name(module)}: its operators run in C++")
+        child = Child(weakref.ref(module, died), name, transparent)
         children[key] = child
         return child
 
