@@ -1,0 +1,225 @@
+"""Tools and comparisons that the tests of the PyTorch driver share."""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import gc
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+
+import amanda
+from amanda_torch.plugin import TorchEagerDriver
+
+
+def applied(*tools: amanda.Tool) -> amanda.apply:
+    """``amanda.apply`` with this driver, installed or not."""
+    return amanda.apply(*tools, drivers=[TorchEagerDriver])
+
+
+# -- tools ----------------------------------------------------------------
+
+
+class Watcher(amanda.Tool):
+    """Analyses at all four points, which look and do nothing."""
+
+    def __init__(self) -> None:
+        self.seen: collections.Counter[str] = collections.Counter()
+        for backward in (False, True):
+            for require_outputs in (False, True):
+                self.add_inst_for_op(self.look, backward, require_outputs)
+
+    def look(self, context: amanda.OpContext) -> None:
+        context.get_inputs()
+        context.get_outputs()
+        context.get_grad_outputs()
+        context.get_grad_inputs()
+        self.seen[context.get_backward_op_id() or context.get_op_id()] += 1
+
+
+def same(*tensors: Any) -> Sequence[Any]:
+    """A routine that returns what it is given."""
+    return tensors
+
+
+class Identity(amanda.Tool):
+    """Routines at all four points that return their arguments, on every backward operator."""
+
+    def __init__(self) -> None:
+        self.add_inst_for_op(self.forward)
+        self.add_inst_for_op(self.backward, backward=True)
+
+    def forward(self, context: amanda.OpContext) -> None:
+        context.insert_before_op(same)
+        context.insert_after_op(same)
+
+    def backward(self, context: amanda.OpContext) -> None:
+        context.insert_before_backward_op(same)
+        context.insert_after_backward_op(same)
+
+
+class WholeIdentity(amanda.Tool):
+    """The same, with the backward routines on each forward operator as a whole."""
+
+    def __init__(self) -> None:
+        self.add_inst_for_op(self.forward)
+
+    def forward(self, context: amanda.OpContext) -> None:
+        context.insert_before_op(same)
+        context.insert_after_op(same)
+        context.insert_before_backward_op(same)
+        context.insert_after_backward_op(same)
+
+
+TRANSPARENT: tuple[Callable[[], amanda.Tool], ...] = (Watcher, Identity, WholeIdentity)
+"""Tools that change nothing."""
+
+
+class Counter(amanda.Tool):
+    """Counts executions by operator name and by id, with a routine on every operator."""
+
+    def __init__(self) -> None:
+        self.ops: collections.Counter[str] = collections.Counter()
+        self.ids: list[str] = []
+        self.backward_ops: collections.Counter[str] = collections.Counter()
+        self.backward_ids: list[str] = []
+        self.add_inst_for_op(self.forward)
+        self.add_inst_for_op(self.backward, backward=True)
+
+    def forward(self, context: amanda.OpContext) -> None:
+        name, op_id = context.get_op().__name__, context.get_op_id()
+
+        def count(*_: Any) -> None:
+            self.ops[name] += 1
+            self.ids.append(op_id)
+
+        context.insert_before_op(count)
+
+    def backward(self, context: amanda.OpContext) -> None:
+        name, op_id = context.get_backward_op().__name__, context.get_backward_op_id()
+
+        def count(*_: Any) -> None:
+            self.backward_ops[name] += 1
+            self.backward_ids.append(str(op_id))
+
+        context.insert_before_backward_op(count)
+
+
+class ForwardCounter(Counter):
+    """A :class:`Counter` that looks at no backward operator."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        del vars(self)["_analyses"]
+        self.add_inst_for_op(self.forward)
+
+
+class On(amanda.Tool):
+    """Acts on the operators with certain names: ``On(relu=lambda c: ...)``."""
+
+    def __init__(self, **actions: Callable[[amanda.OpContext], Any]) -> None:
+        self.actions = actions
+        self.met: list[str] = []
+        self.add_inst_for_op(self.analyse)
+
+    def analyse(self, context: amanda.OpContext) -> None:
+        action = self.actions.get(context.get_op().__name__)
+        if action is not None:
+            self.met.append(context.get_op_id())
+            action(context)
+
+
+def before(routine: Callable[..., Any], inputs: Any = None) -> Callable[[amanda.OpContext], None]:
+    """An action: `routine` before the operator."""
+    return lambda context: context.insert_before_op(routine, inputs)
+
+
+def after(routine: Callable[..., Any], outputs: Any = None) -> Callable[[amanda.OpContext], None]:
+    """An action: `routine` after the operator."""
+    return lambda context: context.insert_after_op(routine, outputs)
+
+
+# -- comparisons ----------------------------------------------------------
+
+
+def bits(tensor: torch.Tensor) -> tuple[Any, ...]:
+    """Everything that tells a tensor from another, its bytes included."""
+    plain = tensor.detach()
+    if plain.layout is not torch.strided or plain.is_quantized:
+        plain = plain.to_dense() if not plain.is_quantized else plain.int_repr()
+    plain = plain.resolve_conj().resolve_neg().contiguous().cpu()
+    data = plain.view(-1).view(torch.uint8).clone() if plain.numel() else plain
+    return tensor.shape, tensor.dtype, tensor.requires_grad, data.numpy().tobytes()
+
+
+def flatten(value: Any) -> Iterator[torch.Tensor]:
+    """The tensors in nested lists, tuples and dicts."""
+    if isinstance(value, torch.Tensor):
+        yield value
+    elif isinstance(value, Mapping):
+        for item in value.values():
+            yield from flatten(item)
+    elif isinstance(value, (list, tuple)):
+        for item in value:
+            yield from flatten(item)
+
+
+def fingerprint(value: Any) -> list[tuple[Any, ...]]:
+    """:func:`bits` of all tensors in `value`."""
+    return [bits(tensor) for tensor in flatten(value)]
+
+
+def live_tensors() -> int:
+    """How many tensors this process holds."""
+    gc.collect()
+    return sum(1 for o in gc.get_objects() if issubclass(type(o), torch.Tensor))
+
+
+@contextlib.contextmanager
+def no_gc() -> Iterator[None]:
+    """Only reference counting frees objects within it."""
+    gc.collect()
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()
+
+
+# -- the framework's state ------------------------------------------------
+
+_OWNERS: tuple[Any, ...] = (
+    torch,
+    torch.Tensor,
+    torch.nn.Module,
+    torch.nn.functional,
+    torch.functional,
+    torch._tensor,
+    torch.overrides,
+    torch.autograd,
+    torch.autograd.graph,
+    torch.autograd.function,
+    torch.autograd.Function,
+    torch.autograd.function.BackwardCFunction,
+    torch.utils.checkpoint,
+    torch.utils.checkpoint.CheckpointFunction,
+    torch.compiler,
+    *torch.autograd.Function.__mro__[1:-1],
+)
+"""Modules and classes in which a driver may replace something."""
+
+
+def framework_state() -> dict[tuple[str, str], int]:
+    """Identity of every attribute of PyTorch's patchable places, and of its mode stack."""
+    owners = list(dict.fromkeys(_OWNERS))
+    state = {
+        (getattr(owner, "__qualname__", owner.__name__), name): id(value)
+        for owner in owners
+        for name, value in vars(owner).items()
+        if not name.startswith("__") or callable(value)
+    }
+    state["modes", "depth"] = len(torch.overrides._get_current_function_mode_stack())
+    state["grad", "enabled"] = torch.is_grad_enabled()
+    return state

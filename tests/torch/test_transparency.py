@@ -1,0 +1,94 @@
+"""Tools that change nothing leave every bit as it was, on real architectures."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import amanda
+from tests import models
+from tests.torch.support import TRANSPARENT, Counter, applied, fingerprint
+
+TRAINED = ("resnet50", "inception_v3", "bert", "gpt2", "llama", "vit", "lstm")
+FUSED = {
+    "vit": "_native_multi_head_attention",
+    "encoder": "_transformer_encoder_layer_fwd",
+    "attention": "_native_multi_head_attention",
+}
+
+
+def _step(model: nn.Module, inputs: dict[str, Any]) -> dict[str, Any]:
+    """One training step's outputs, gradients, buffers and random state."""
+    torch.manual_seed(1)
+    outputs = model(**inputs)
+    models.loss(outputs).backward()
+    return {
+        "outputs": fingerprint(list(models.tensors(outputs))),
+        "gradients": fingerprint([p.grad for p in model.parameters()]),
+        "buffers": fingerprint(list(model.buffers())),
+        "random": torch.get_rng_state().tolist(),
+    }
+
+
+def _differing(one: dict[str, Any], other: dict[str, Any]) -> list[str]:
+    return [key for key in one if one[key] != other[key]]
+
+
+@pytest.mark.parametrize("name", TRAINED)
+@pytest.mark.parametrize("make", TRANSPARENT)
+def test_training(name: str, make: Callable[[], amanda.Tool]) -> None:
+    """Outputs, gradients, buffers and random state of a training step stay bit-identical."""
+    model, inputs = models.build(name)
+    vanilla = _step(model, inputs)
+    model, inputs = models.build(name)
+    with applied(make()):
+        instrumented = _step(model, inputs)
+    assert _differing(vanilla, instrumented) == []
+
+
+@pytest.mark.parametrize("name", FUSED)
+@pytest.mark.parametrize("make", TRANSPARENT)
+def test_evaluation(name: str, make: Callable[[], amanda.Tool]) -> None:
+    """Outputs of an inference stay bit-identical, computed by the same fused operators."""
+    model, inputs = models.build(name, training=False)
+    counter = Counter()
+    with torch.no_grad():
+        vanilla = fingerprint(list(models.tensors(model(**inputs))))
+        with applied(make(), counter):
+            instrumented = fingerprint(list(models.tensors(model(**inputs))))
+    assert instrumented == vanilla
+    assert FUSED[name] in counter.ops
+
+
+@pytest.mark.parametrize("name", ["resnet18", "bert", "gpt2", "lstm"])
+@pytest.mark.parametrize("make", TRANSPARENT)
+def test_second_step_and_afterwards(name: str, make: Callable[[], amanda.Tool]) -> None:
+    """The second step under a scope and the first after it are bit-identical too."""
+    model, inputs = models.build(name)
+    vanilla = [_step(model, inputs) for _ in range(3)]
+    model, inputs = models.build(name)
+    with applied(make()):
+        instrumented = [_step(model, inputs) for _ in range(2)]
+    instrumented.append(_step(model, inputs))
+    for one, other in zip(vanilla, instrumented, strict=True):
+        assert _differing(one, other) == []
+
+
+@pytest.mark.parametrize("name", ["resnet50"])
+def test_stock_model_takes_backward_routines_everywhere(name: str) -> None:
+    """Backward routines on every operator work on a model with in-place ReLUs, where
+    full backward hooks on every module raise."""
+    hooked, inputs = models.build(name)
+    for module in hooked.modules():
+        module.register_full_backward_hook(lambda *_: None)
+    with pytest.raises(RuntimeError, match="view and is being modified inplace"):
+        models.loss(hooked(**inputs)).backward()
+    model, inputs = models.build(name)
+    counter = Counter()
+    with applied(counter):
+        models.loss(model(**inputs)).backward()
+    assert counter.backward_ops["ConvolutionBackward0"] == 53
