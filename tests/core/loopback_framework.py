@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar
 
 from amanda.testing import loopback as lb
 from amanda.testing.framework import Build, EagerFramework, Values
@@ -27,12 +27,15 @@ class Model(lb.Module):
 class LoopbackFramework(EagerFramework):
     """The toy framework."""
 
-    types = {name: name for name in ("add", "mul", "relu", "linear", "cat", "split", "dropout")} | {
-        "add_inplace": "add_"
+    types: ClassVar[Mapping[str, Any]] = {
+        name: name for name in ("add", "mul", "relu", "linear", "cat", "split", "dropout")
+    } | {"add_inplace": "add_"}
+    names: ClassVar[Mapping[str, Any]] = {
+        "mul": ["input", "other"],
+        "linear": ["input", "weight", "bias"],
     }
-    names = {"mul": ["input", "other"], "linear": ["input", "weight", "bias"]}
-    attributes = {"sections": 2}
-    backward_types = {
+    attributes: ClassVar[Mapping[str, Any]] = {"sections": 2}
+    backward_types: ClassVar[Mapping[str, Any]] = {
         "mul": ["MulBackward"],
         "relu": ["ReluBackward"],
         "linear": ["AddBiasBackward", "MatmulBackward", "TransposeBackward"],

@@ -28,7 +28,7 @@ class AnalysisTests(ContractTests):
     @requires(Capability.BACKWARD)
     def test_points_of_a_backward_op(self) -> None:
         """An analysis with backward=True runs before or after each backward op."""
-        seen: list[tuple[str, str]] = []
+        seen: list[tuple[str, str | None]] = []
         tool = self.probe(
             "mul",
             before_backward=lambda c: seen.append(("before", c.get_backward_op_id())),
@@ -55,7 +55,7 @@ class AnalysisTests(ContractTests):
         """An after-analysis sees the inputs and the outputs."""
         seen: list[Any] = []
         tool = self.probe(
-            "mul", after=lambda c: seen.append((len(c.get_inputs()), len(c.get_outputs())))
+            "mul", after=lambda c: seen.append((len(c.get_inputs()), len(c.get_outputs() or ())))
         )
         self.run(self.multiplication(), tool)
         assert seen == [(2, 1)]
@@ -66,7 +66,9 @@ class AnalysisTests(ContractTests):
         seen: list[Any] = []
 
         def look(context: amanda.OpContext) -> None:
-            seen.extend(self.fw.to_list(t) for t in [*context.get_inputs(), *context.get_outputs()])
+            seen.extend(
+                self.fw.to_list(t) for t in [*context.get_inputs(), *(context.get_outputs() or ())]
+            )
 
         self.run(self.multiplication(), self.probe("mul", after=look))
         assert seen == [X, W, product(X, W)]
@@ -116,7 +118,7 @@ class AnalysisTests(ContractTests):
     @requires(Capability.BACKWARD)
     def test_once_per_backward_op(self) -> None:
         """An analysis of backward ops runs once per backward op id."""
-        seen: list[str] = []
+        seen: list[str | None] = []
         tool = self.probe("mul", before_backward=lambda c: seen.append(c.get_backward_op_id()))
         self.train(self.multiplication(), tool, times=3)
         assert seen
@@ -187,7 +189,7 @@ class AnalysisTests(ContractTests):
 
         def analyse(context: amanda.OpContext) -> None:
             seen.append(context.get_op_id())
-            context.insert_before_op(lambda *t, run=len(seen): calls.append(run))
+            context.insert_before_op(lambda *t, run: calls.append(run), run=len(seen))
 
         tool = self.probe("mul", before=analyse)
         program = self.multiplication()
@@ -229,7 +231,7 @@ class AnalysisTests(ContractTests):
     @requires(Capability.BACKWARD)
     def test_reanalyse_backward(self) -> None:
         """Tool.reanalyse covers backward ops."""
-        seen: list[str] = []
+        seen: list[str | None] = []
         tool = self.probe("mul", before_backward=lambda c: seen.append(c.get_backward_op_id()))
         program = self.multiplication()
         with self.apply(tool):

@@ -45,7 +45,8 @@ class ReplacementTests(ContractTests):
     def replaced(self, func: Callable[..., Any], **arguments: Any) -> Trained:
         """A training run of ``X * W`` with the product replaced."""
         tool = self.probe("mul", before=lambda c: c.replace_op(func, **arguments))
-        return self.train(self.multiplication(), tool, times=2)
+        result: Trained = self.train(self.multiplication(), tool, times=2)
+        return result
 
     def is_mul(self, context: amanda.OpContext) -> bool:
         """Whether the context belongs to a product."""
@@ -201,7 +202,7 @@ class ReplacementTests(ContractTests):
         """A replaced op has the gradient that replace_backward_op supplies, if there is one."""
 
         def analyse(context: amanda.OpContext) -> None:
-            context.replace_op(lambda x, w: self.fw.add(x, w))
+            context.replace_op(self.fw.add)
             context.replace_backward_op(lambda g: [self.fw.scale(g, 4.0), None])
 
         result = self.train(self.multiplication(), self.probe("mul", before=analyse))

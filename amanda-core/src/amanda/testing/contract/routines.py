@@ -75,7 +75,7 @@ class RoutineTests(ContractTests):
 
     def test_keyword_arguments(self) -> None:
         """Further keyword arguments of the insertion reach the routine."""
-        result = self.before(lambda t, factor: self.fw.scale(t, factor), inputs=[0], factor=4.0)
+        result = self.before(self.fw.scale, inputs=[0], factor=4.0)
         assert result == times(product(X, W), 4.0)
 
     @pytest.mark.parametrize("wrong", WRONG.values(), ids=WRONG)
@@ -128,9 +128,9 @@ class RoutineTests(ContractTests):
         doubled = len([g for g in self.backward_ids(program) if g])
         assert gradients == [times([[1.0, 0.0], [1.0, 1.0]], 2.0**doubled)]
 
-    def backward_ids(self, program: Any) -> list[str]:
+    def backward_ids(self, program: Any) -> list[str | None]:
         """Ids of the backward ops of a program that consists of one relu."""
-        seen: list[str] = []
+        seen: list[str | None] = []
         tool = self.probe("relu", before_backward=lambda c: seen.append(c.get_backward_op_id()))
         self.train(program, tool)
         return seen

@@ -37,7 +37,7 @@ class TransparencyTests(ContractTests):
     def watcher(self) -> Probe:
         """A tool with an analysis at each point and no actions."""
         points = ("before", "after", "before_backward", "after_backward")
-        return self.probe(**{point: lambda context: None for point in points})
+        return self.probe("", **{point: lambda context: None for point in points})
 
     def identity(self, routine: Callable[..., Any]) -> Probe:
         """A tool with a routine that changes nothing, at each point."""
