@@ -21,13 +21,13 @@ class Watch:
         self._waiting = set(frameworks)
         self._imported = imported
         self._searching: set[str] = set()
-        sys.meta_path.insert(0, self)  # type: ignore[arg-type]
+        sys.meta_path.insert(0, self)
 
     def close(self) -> None:
         """Stop watching; harmless when called twice."""
         self._waiting.clear()
         if self in sys.meta_path:
-            sys.meta_path.remove(self)  # type: ignore[arg-type]
+            sys.meta_path.remove(self)
 
     def find_spec(
         self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None

@@ -308,7 +308,10 @@ def _uncovered(ready: Sequence[type[Driver]]) -> list[str]:
             for record in registry().records
             if record.error and record.distribution == distribution
         ]
-        why = "; ".join(reasons + failed) or f"no driver is installed; try: pip install {distribution}"
+        why = (
+            "; ".join(reasons + failed)
+            or f"no driver is installed; try: pip install {distribution}"
+        )
         messages.append(f"{framework} is imported but cannot be instrumented ({why})")
     return messages
 

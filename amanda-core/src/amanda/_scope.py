@@ -189,5 +189,3 @@ def _is_contextlib(frame: FrameType) -> bool:
 def caller_frame(depth: int) -> FrameType | None:
     """The frame `depth` levels above the function that calls this."""
     return sys._getframe(depth + 1)
-
-

@@ -113,9 +113,11 @@ class OpContext(dict[Any, Any]):
         return None
 
     def __repr__(self) -> str:
-        return f"<{type(self).__name__} of {self.get_backward_op_id() or self._op_id}: {dict(self)!r}>"
+        return (
+            f"<{type(self).__name__} of {self.get_backward_op_id() or self._op_id}: {dict(self)!r}>"
+        )
 
-    def __hash__(self) -> int:
+    def __hash__(self) -> int:  # type: ignore[override]
         return id(self)
 
     def __eq__(self, other: object) -> bool:

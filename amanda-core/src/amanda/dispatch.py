@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from amanda.driver import Driver
     from amanda.tool import Tool
 
+
 def _note(error: BaseException, who: str, op_id: str) -> None:
     """Add a note naming tool, routine and op id to an exception on its way to the user."""
     note = f"amanda: raised in {who} at op {op_id}"
@@ -232,7 +233,8 @@ class Dispatcher:
             and all(item is None or is_tensor(item) for item in result)
         ):
             return result
-        wanted = {0: "an empty sequence", 1: "one tensor"}.get(count, f"a sequence of {count} tensors")
+        several = f"a sequence of {count} tensors"
+        wanted = {0: "an empty sequence", 1: "one tensor"}.get(count, several)
         raise RoutineResultError(
             f"{action.routine} at op {action.op_id} must return None or {wanted} for its "
             f"{action.kind.selects}, got {_described(result)}"
@@ -309,9 +311,7 @@ class OpExecution:
         call = self._call
         record = scope.cache.get(call.op_id)
         if record is None or not _state.STATE.cache:
-            record = OpRecord(
-                OpContext(call.op, call.op_id, self._dispatcher.driver.namespace)
-            )
+            record = OpRecord(OpContext(call.op, call.op_id, self._dispatcher.driver.namespace))
             record.context._attributes = call.attributes
             record.context._names = call.names
             record.context._module = call.module
@@ -448,9 +448,7 @@ def replaced_gradients(
     return gradients + [None] * (len(grad_inputs) - len(gradients))
 
 
-def compiled(
-    op_id: str, scopes: Sequence[Scope], records: tuple[OpRecord, ...]
-) -> ActionPlan:
+def compiled(op_id: str, scopes: Sequence[Scope], records: tuple[OpRecord, ...]) -> ActionPlan:
     """The plan that the records of one operator add up to.
 
     Raises:

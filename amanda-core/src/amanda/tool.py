@@ -116,9 +116,7 @@ class apply(contextlib.ContextDecorator):  # noqa: N801 - part of the paper's AP
         NoDriverError: (on entry) nothing can be instrumented.
     """
 
-    def __init__(
-        self, *tools: Tool, drivers: Sequence[str | type[Driver]] | None = None
-    ) -> None:
+    def __init__(self, *tools: Tool, drivers: Sequence[str | type[Driver]] | None = None) -> None:
         for tool in tools:
             _check_tool(tool, "amanda.apply()")
         if isinstance(drivers, str):
@@ -152,7 +150,8 @@ class apply(contextlib.ContextDecorator):  # noqa: N801 - part of the paper's AP
 
 def _check_tool(tool: Any, where: str) -> None:
     if isinstance(tool, type) and issubclass(tool, Tool):
-        raise TypeError(f"{where} got the class {tool.__name__}; pass an instance: {tool.__name__}()")
+        name = tool.__name__
+        raise TypeError(f"{where} got the class {name}; pass an instance: {name}()")
     if not isinstance(tool, Tool):
         raise TypeError(f"{where} needs amanda.Tool instances, got {tool!r}")
 

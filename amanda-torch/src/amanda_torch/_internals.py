@@ -84,13 +84,16 @@ schemas_of: Callable[[str], list[Any]] = _symbol(torch._C, "_jit_get_schemas_for
 PYTHON_EVENT = torch.overrides.handle_torch_function.__code__
 """The code that reports a Python-level function to a mode; C-level ones come straight from C."""
 
+OpOverload = torch._ops.OpOverload
+OpOverloadPacket = torch._ops.OpOverloadPacket
+
 AUTOGRAD = torch.autograd
 AUTOGRAD_ENGINE = "_engine_run_backward"
 FUNCTION_BASE = getattr(torch.autograd.function, "_SingleLevelFunction", torch.autograd.Function)
 """The class between ``autograd.Function`` and C, where ``Function.apply`` ends up,
 also when it was bound to another name before."""
 FUNCTION_NODE = torch.autograd.function.BackwardCFunction
-FUNCTORCH_FUNCTION = getattr(torch.autograd.function, "custom_function_call", None)
+FUNCTORCH_FUNCTION: Any = getattr(torch.autograd.function, "custom_function_call", None)
 CHECKPOINT = torch.utils.checkpoint
 CHECKPOINT_GENERATOR = "_checkpoint_without_reentrant_generator"
 TRACERS = {
@@ -108,7 +111,7 @@ COMPILER_CALLBACK = "_callback_from_stance"
 
 def in_backward() -> bool:
     """Whether the current thread is running a node of a backward pass."""
-    return cast(int, torch._C._current_graph_task_id()) != -1
+    return torch._C._current_graph_task_id() != -1
 
 
 def in_functorch() -> bool:

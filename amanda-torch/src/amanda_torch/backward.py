@@ -38,9 +38,7 @@ class WeakTensor:
 
     __slots__ = ("_modules", "_ref")
 
-    def __init__(
-        self, tensor: torch.Tensor, modules: Sequence[weakref.ref[nn.Module]]
-    ) -> None:
+    def __init__(self, tensor: torch.Tensor, modules: Sequence[weakref.ref[nn.Module]]) -> None:
         self._ref = weakref.ref(tensor)
         self._modules = modules
 
@@ -194,11 +192,7 @@ class Claimer:
         if not fresh:
             return False
         owner = self._owners.get(node.variable)
-        if (
-            owner is not None
-            and owner != op_id
-            and self.state_of(owner).iteration == iteration
-        ):
+        if owner is not None and owner != op_id and self.state_of(owner).iteration == iteration:
             # The owner ran in this iteration; its node needed no hook.
             return False
         self._owners[node.variable] = op_id

@@ -75,9 +75,7 @@ class EagerDriver(TorchEagerDriver):
         patches.wrap(
             _internals.CHECKPOINT, _internals.CHECKPOINT_GENERATOR, self._checkpoint_generator
         )
-        patches.wrap(
-            _internals.CHECKPOINT.CheckpointFunction, "forward", self._checkpoint_forward
-        )
+        patches.wrap(_internals.CHECKPOINT.CheckpointFunction, "forward", self._checkpoint_forward)
         self._tracers.attach()
 
     def detach(self) -> None:

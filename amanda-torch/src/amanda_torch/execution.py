@@ -103,9 +103,7 @@ class Executor:
             self._claim(plan, call, result, operation.start)
         if plan.before_backward and operation.records_gradients:
             outputs = hook_outputs(
-                WholeOperator(
-                    self._dispatcher, operation.handle(), ActionKind.BEFORE_BACKWARD_OP
-                ),
+                WholeOperator(self._dispatcher, operation.handle(), ActionKind.BEFORE_BACKWARD_OP),
                 outputs,
                 operation.start,
             )
@@ -193,9 +191,7 @@ class _Operation:
             result = self._with_gradient(values)
         else:
             if identity and plan.after_backward:
-                whole = WholeOperator(
-                    self._dispatcher, self.handle(), ActionKind.AFTER_BACKWARD_OP
-                )
+                whole = WholeOperator(self._dispatcher, self.handle(), ActionKind.AFTER_BACKWARD_OP)
                 values = gather_inputs(whole, values)
             result = self._vanilla(values)
         if self._execution is not None:

@@ -191,9 +191,7 @@ class ModeInterceptor(Interceptor, TorchFunctionMode):
         depth = _internals.mode_depth()
         return any(_internals.mode_at(i) is self for i in range(depth))
 
-    def __torch_function__(
-        self, func: Any, types: Any, args: Any = (), kwargs: Any = None
-    ) -> Any:
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if self.stale and not self.refresh():
             return func(*args, **kwargs) if kwargs else func(*args)
         cell = self.cells.get(func)

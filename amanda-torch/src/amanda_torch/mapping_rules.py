@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
@@ -126,10 +127,9 @@ def canonical_backward(name: str, op_type: str) -> str:
     return _snake(stem.removesuffix("Backward")) + "_backward"
 
 
+_WORD = re.compile(r"(?<=[a-z])(?=[A-Z])|(?<=[A-Z0-9])(?=[A-Z][a-z])")
+
+
 def _snake(name: str) -> str:
-    letters = []
-    for index, letter in enumerate(name):
-        if letter.isupper() and index and not name[index - 1].isupper():
-            letters.append("_")
-        letters.append(letter.lower())
-    return "".join(letters)
+    """``MaxPool2DWithIndices`` as ``max_pool2d_with_indices``."""
+    return _WORD.sub("_", name).lower()

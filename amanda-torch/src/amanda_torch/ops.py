@@ -170,7 +170,7 @@ _ALIASES = {"axis": "dim", "keepdims": "keepdim", "x2": "other", "x1": "self", "
 
 def _from_schema(schema: Any, name: str) -> tuple[Parameter, ...]:
     renamed = _RENAMED.get(name, {})
-    parameters = []
+    parameters: list[Parameter] = []
     for argument in schema.arguments:
         if argument.is_out:
             continue
@@ -205,9 +205,9 @@ def _from_signature(function: Any, *, skip: int = 0) -> tuple[Parameter, ...]:
 @functools.lru_cache(maxsize=4096)
 def _candidates(func: Any, name: str) -> tuple[tuple[Parameter, ...], ...]:
     """The parameter lists that `func` may be called with, one per overload."""
-    if isinstance(func, torch._ops.OpOverload):
+    if isinstance(func, _internals.OpOverload):
         return (_from_schema(func._schema, name),)
-    if isinstance(func, torch._ops.OpOverloadPacket):
+    if isinstance(func, _internals.OpOverloadPacket):
         overloads = [getattr(func, o) for o in func.overloads()]
         return tuple(_from_schema(o._schema, name) for o in overloads)
     if isinstance(func, type) and issubclass(func, torch.autograd.Function):
@@ -289,9 +289,7 @@ def _layout(
             sources[actual] = ("kwarg", keyword)
         else:
             extra.append(Slot(keyword, keyword, ("kwarg", keyword), False, None))
-    slots = [
-        Slot(p.name, p.keyword, sources.get(p.keyword), p.is_tensor, p.default) for p in best
-    ]
+    slots = [Slot(p.name, p.keyword, sources.get(p.keyword), p.is_tensor, p.default) for p in best]
     front = _PUBLIC_ORDER.get(name, ())
     slots.sort(key=lambda slot: front.index(slot.name) if slot.name in front else len(front))
     return tuple(slots + extra)

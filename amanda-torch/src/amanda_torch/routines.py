@@ -125,7 +125,7 @@ def _is_differentiable(tensor: torch.Tensor) -> bool:
 
 
 class RoutineCall:
-    """Around a routine: mutes the interceptor, isolates it from AD, watches for in-place changes."""
+    """Around a routine: vanilla, isolated from AD, and watched for in-place changes."""
 
     __slots__ = ("_action", "_grad", "_isolated", "_tensors", "_unmute")
 
