@@ -326,8 +326,11 @@ class Selected:
 def gather_inputs(whole: WholeOperator, values: list[Any]) -> list[Any]:
     """`values` passed through an identity in which their gradients meet."""
     positions = [i for i, t in enumerate(values) if t is not None and t.requires_grad]
-    if not positions:
-        return values
+    return gather(whole, values, positions) if positions else values
+
+
+def gather(whole: WholeOperator, values: list[Any], positions: Sequence[int]) -> list[Any]:
+    """The tensors at `positions` passed through an identity in which their gradients meet."""
     change = Selected(whole, positions, len(values))
     results = _internals.apply_function(AmandaGradients, change, *[values[i] for i in positions])
     values = list(values)
@@ -336,19 +339,26 @@ def gather_inputs(whole: WholeOperator, values: list[Any]) -> list[Any]:
     return values
 
 
+def _is_made(tensor: Any, start: int) -> bool:
+    """Whether an output's autograd node is a new one."""
+    node = tensor.grad_fn if tensor is not None and tensor.requires_grad else None
+    return node is not None and _internals.node_sequence(node) >= start
+
+
 def hook_outputs(whole: WholeOperator, outputs: list[Any], start: int) -> list[Any]:
     """Let the routines see the output gradients together.
 
     Where the outputs come from one node, that node is hooked; otherwise they
-    pass through an identity, as in :func:`gather_inputs`.
+    pass through an identity, as in :func:`gather_inputs`. An output that the
+    operator only handed on (``x.to(x.dtype)``) has no backward operator.
     """
-    positions = [i for i, t in enumerate(outputs) if t is not None and t.requires_grad]
+    positions = [i for i, tensor in enumerate(outputs) if _is_made(tensor, start)]
     if not positions:
         return outputs
     nodes = {outputs[i].grad_fn for i in positions}
-    node = next(iter(nodes))
-    if len(nodes) > 1 or node is None or _internals.node_sequence(node) < start:
-        return gather_inputs(whole, outputs)
+    if len(nodes) > 1:
+        return gather(whole, outputs, positions)
+    (node,) = nodes
     numbers = {i: outputs[i].output_nr for i in positions}
     count = len(outputs)
 
