@@ -24,7 +24,7 @@ class PrintingTool(ReportingTool[OptionsT]):
         width = None if file.isatty() else _WIDTH_OF_FILES
         console = rich.console.Console(file=file, width=width, highlight=False)
         for table in self.tables():
-            console.print(rendered(table))
+            console.print(rendered(table) if table.rows else Text(table.title))
 
 
 def rendered(table: Table) -> rich.table.Table:

@@ -213,7 +213,7 @@ def _shown(value: Any) -> str:
         return str(value).lower()
     if isinstance(value, (list, tuple, set, frozenset)):
         return "+".join(map(str, value)) or "none"
-    return "none" if value is None else str(value)
+    return "none" if value is None else str(value) or "none"
 
 
 def _documented(cls: type[Tool]) -> dict[str, str]:

@@ -83,11 +83,11 @@ class Program:
 
     def _importer(self) -> Any:
         """The path entry finder of a folder or an archive; None for a plain file."""
-        importer = pkgutil.get_importer(self.target)
+        importer = pkgutil.get_importer(str(Path(self.target).absolute()))
         return importer if hasattr(importer, "find_spec") else None
 
     def _from_importer(self, importer: Any) -> tuple[Any, types.ModuleType]:
-        self._begin(self.target, self.target)
+        self._begin(self.target, str(Path(self.target).absolute()), is_searched=True)
         spec = importer.find_spec("__main__")
         if spec is None:
             raise ProgramError(f"can't find '__main__' module in {self.target!r}", 1)
@@ -113,12 +113,12 @@ class Program:
             raise ProgramError(f"No module named {name}", 1)
         return spec
 
-    def _begin(self, name: str, folder: str) -> None:
+    def _begin(self, name: str, folder: str, is_searched: bool = False) -> None:
         sys.argv[:] = [name, *self.arguments]
         if not getattr(sys.flags, "safe_path", False):
             # Python has put our own folder there; the program's belongs there.
             sys.path[0] = folder
-        elif Path(self.target).is_dir() and not self.is_module:
+        elif is_searched:
             sys.path.insert(0, folder)
 
 

@@ -141,8 +141,9 @@ def last_line(statistics: Statistics, seconds: float) -> str:
     """Operators seen and instrumented, what was not seen and why, and the cost."""
     seen = statistics.ops_seen + statistics.backward_ops_seen
     share = 100 * statistics.tool_seconds / seconds if seconds > 0 else 0.0
-    missing = dict(statistics.not_seen)
-    missing.update(uncovered_frameworks())
+    missing = {**statistics.not_seen, **uncovered_frameworks()}
+    if not missing and not any(e.cls.framework in sys.modules for e in _plugins.drivers()):
+        missing = {"no framework was imported": 0}
     reasons = ", ".join(
         f"{reason} ({count})" if count else reason for reason, count in missing.items()
     )

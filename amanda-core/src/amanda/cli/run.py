@@ -62,11 +62,11 @@ def main(arguments: Sequence[str]) -> int:
     try:
         target = program.parsed(words)
         target.check()
-        tools = make_tools(given.tool)
-        check_folder(given.output)
-        run = Run(target, Report(tools, given.output, Rank.of_environment(), sys.stdout))
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
+            report = Report(make_tools(given.tool), given.output, Rank.of_environment(), sys.stdout)
+            check_folder(given.output)
+            run = Run(target, report)
             run.begin(given.driver)
     except program.ProgramError as error:
         complain(f"error: {error}")
@@ -167,15 +167,16 @@ class Run:
         except SystemExit as error:
             return _exit_status(error.code)
         except BaseException as error:
-            tracebacks.show(error, {type(n.tool).__module__ for n in self._report.tools})
-            if not isinstance(error, KeyboardInterrupt):
-                return 1
-            interrupt = error
+            failure = error
         else:
             return 0
-        # The traceback has been shown.
-        sys.excepthook = _silent
-        raise interrupt
+        # Not in the except clause: what the program's excepthook raises has no context.
+        tracebacks.show(failure, {type(named.tool).__module__ for named in self._report.tools})
+        if isinstance(failure, KeyboardInterrupt):
+            # The traceback has been shown; Python is to end by the signal.
+            sys.excepthook = _silent
+            raise failure
+        return 1
 
     def _finish(self) -> None:
         # A forked child that comes here has nothing to say.

@@ -23,7 +23,16 @@ def show(error: BaseException, tools: Collection[str] = ()) -> None:
     """
     if os.environ.get("AMANDA_TRACEBACK") != "full":
         hide_frames(error, tools)
-    sys.excepthook(type(error), error, error.__traceback__)
+    try:
+        sys.excepthook(type(error), error, error.__traceback__)
+    except SystemExit:
+        raise
+    except BaseException as failure:
+        failure.__traceback__ = failure.__traceback__ and failure.__traceback__.tb_next
+        print("Error in sys.excepthook:", file=sys.stderr)
+        sys.__excepthook__(type(failure), failure, failure.__traceback__)
+        print("\nOriginal exception was:", file=sys.stderr)
+        sys.__excepthook__(type(error), error, error.__traceback__)
 
 
 def hide_frames(error: BaseException, tools: Collection[str] = ()) -> None:

@@ -128,9 +128,13 @@ class ReportingTool(Tool, Generic[OptionsT]):
 
 
 def _signature(options: type) -> inspect.Signature:
-    """The signature of an options class, its annotations resolved."""
+    """The signature of an options class, its annotations resolved where they can be."""
     found = inspect.signature(options)
-    types = typing.get_type_hints(options)
+    try:
+        types = typing.get_type_hints(options)
+    except NameError:
+        # It names types that exist for type checkers only.
+        return found
     parameters = [
         parameter.replace(annotation=types.get(parameter.name, parameter.annotation))
         for parameter in found.parameters.values()
@@ -218,13 +222,15 @@ def unknown_option(tool: str, option: str, known: Iterable[str]) -> str:
 
 
 def plain_text(table: Table) -> str:
-    """A table as lines of text."""
+    """A table as lines of text; of one without rows the title."""
+    if not table.rows:
+        return table.title
     rows, more = table.head()
     cells = [[str(value) for value in row] for row in rows]
     columns = list(zip(table.columns, *cells, strict=True))
     widths = [max(map(len, column)) for column in columns]
     numeric = [
-        bool(rows) and all(isinstance(row[i], (int, float)) for row in rows)
+        all(isinstance(row[i], (int, float)) for row in rows)
         for i in range(len(widths))
     ]
     lines = [

@@ -1,0 +1,83 @@
+"""The command ``amanda`` in a process of its own, with an outside package installed."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+EXAMPLE = Path(__file__).parents[1] / "packaging" / "external_package" / "src"
+
+Command = Callable[..., "subprocess.CompletedProcess[str]"]
+
+
+def install(folder: Path, distribution: str, entry_point: str) -> None:
+    """Write what an installer writes about a distribution with one plugin."""
+    metadata = folder / f"{distribution.replace('-', '_')}-1.0.dist-info"
+    metadata.mkdir()
+    (metadata / "METADATA").write_text(
+        f"Metadata-Version: 2.1\nName: {distribution}\nVersion: 1.0\n"
+    )
+    (metadata / "entry_points.txt").write_text(f"[amanda]\n{entry_point}\n")
+
+
+@pytest.fixture(scope="session")
+def environment(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """Environment variables that make the example package look installed.
+
+    How it really installs is a test of its own, in tests/packaging.
+    """
+    folder = tmp_path_factory.mktemp("site")
+    install(folder, "amanda-example", "example = amanda_example.plugin")
+    path = os.pathsep.join([str(folder), str(EXAMPLE), os.environ.get("PYTHONPATH", "")])
+    inherited = {k: v for k, v in os.environ.items() if not k.startswith("AMANDA")}
+    return {**inherited, "PYTHONPATH": path.rstrip(os.pathsep)}
+
+
+@pytest.fixture
+def python(environment: dict[str, str], tmp_path: Path) -> Command:
+    """Runs Python with arguments in the test's folder; ``PYTHONPATH`` comes before ours."""
+
+    def path(variables: dict[str, str]) -> str:
+        parts = [variables.get("PYTHONPATH", ""), environment["PYTHONPATH"]]
+        return os.pathsep.join(part for part in parts if part)
+
+    def run(*arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [sys.executable, *arguments],
+            cwd=tmp_path,
+            env={**environment, **variables, "PYTHONPATH": path(variables)},
+            capture_output=True,
+            text=True,
+            timeout=100,
+            check=False,
+        )
+
+    return run
+
+
+@pytest.fixture
+def amanda(python: Command) -> Command:
+    """Runs the command with arguments in the test's folder."""
+
+    def run(*arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
+        return python("-m", "amanda", *arguments, **variables)
+
+    return run
+
+
+@pytest.fixture
+def script(tmp_path: Path) -> Callable[[str], Path]:
+    """Writes a program into the test's folder."""
+
+    def write(text: str, name: str = "program.py") -> Path:
+        path = tmp_path / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+        return path
+
+    return write

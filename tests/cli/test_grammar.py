@@ -1,0 +1,71 @@
+"""The grammar of ``-t``."""
+
+import pytest
+
+from amanda.cli.grammar import GrammarError, ToolSpec, parse, split_list
+
+
+@pytest.mark.parametrize(
+    ("texts", "specs"),
+    [
+        (["count"], [ToolSpec("count")]),
+        (["count,trace"], [ToolSpec("count"), ToolSpec("trace")]),
+        (["count", "trace"], [ToolSpec("count"), ToolSpec("trace")]),
+        (["count:ops=conv2d+linear"], [ToolSpec("count", {"ops": "conv2d+linear"})]),
+        (["t:a=1,b=2,u"], [ToolSpec("t", {"a": "1", "b": "2"}), ToolSpec("u")]),
+        (["t,u:a=1"], [ToolSpec("t"), ToolSpec("u", {"a": "1"})]),
+        (["t:a=1,u:b=2"], [ToolSpec("t", {"a": "1"}), ToolSpec("u", {"b": "2"})]),
+        (["t,a=1"], [ToolSpec("t", {"a": "1"})]),
+        (["t:a=x:y=z"], [ToolSpec("t", {"a": "x:y=z"})]),
+        (["t:a="], [ToolSpec("t", {"a": ""})]),
+        (["t,t"], [ToolSpec("t"), ToolSpec("t")]),
+    ],
+)
+def test_commas_start_tools_or_continue_options(texts: list[str], specs: list[ToolSpec]) -> None:
+    """After a comma an item with ``=`` continues the options, one without starts a tool."""
+    assert parse(texts) == specs
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("", "no name of a tool"),
+        ("count,", "no name of a tool"),
+        ("ops=conv2d", "no tool comes before it"),
+        ("count:ops", "key=value"),
+        ("count:", "key=value"),
+        ("count:1x=2", "key=value"),
+        ("count:ops=a,ops=b", "given twice"),
+    ],
+)
+def test_what_does_not_follow_the_grammar_is_an_error(text: str, said: str) -> None:
+    """An argument that does not follow the grammar is refused with the reason."""
+    with pytest.raises(GrammarError, match=said):
+        parse([text])
+
+
+def test_options_do_not_continue_from_one_argument_to_the_next() -> None:
+    """Each ``-t`` starts anew."""
+    with pytest.raises(GrammarError, match="no tool comes before it"):
+        parse(["count", "ops=conv2d"])
+
+
+@pytest.mark.parametrize(
+    ("value", "items"),
+    [
+        ("a+b", ["a", "b"]),
+        ("a", ["a"]),
+        ("", []),
+        (r"a\+b+c", ["a+b", "c"]),
+        (r"a\,b", ["a,b"]),
+        (r"C:\dir", [r"C:\dir"]),
+    ],
+)
+def test_lists_are_joined_with_plus(value: str, items: list[str]) -> None:
+    """``+`` separates the items of a list; a backslash keeps it in an item."""
+    assert split_list(value) == items
+
+
+def test_a_backslash_keeps_a_comma_in_a_value() -> None:
+    """An escaped comma starts nothing new."""
+    assert parse([r"t:a=x\,y"]) == [ToolSpec("t", {"a": r"x\,y"})]

@@ -1,0 +1,173 @@
+"""Options: from text to the arguments of a tool's constructor."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+import attrs
+import pytest
+
+import amanda
+from amanda.cli.grammar import ToolSpec
+from amanda.cli.options import OptionError, convert, options_of
+from amanda.tools.reporting import ReportingTool
+
+
+class Colour(enum.Enum):
+    RED = "r"
+    BLUE = "b"
+
+
+class Plain(amanda.Tool):
+    """A tool whose constructor says all.
+
+    Args:
+        items: some items,
+            on two lines.
+        where (Path): a place.
+    """
+
+    def __init__(
+        self,
+        items: Sequence[str] = (),
+        numbers: list[int] | None = None,
+        count: int = 1,
+        share: float = 0.5,
+        deep: bool = False,
+        where: Path | None = None,
+        mode: Literal["fast", "slow"] = "fast",
+        colour: Colour = Colour.RED,
+        size: int | str = "auto",
+    ) -> None:
+        super().__init__()
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "value"),
+    [
+        ("items", "a+b", ("a", "b")),
+        ("items", "a", ("a",)),
+        ("items", "", ()),
+        ("numbers", "1+2", [1, 2]),
+        ("count", "3", 3),
+        ("share", "1e-3", 0.001),
+        ("deep", "true", True),
+        ("deep", "no", False),
+        ("where", "a/b", Path("a/b")),
+        ("mode", "slow", "slow"),
+        ("colour", "BLUE", Colour.BLUE),
+        ("colour", "b", Colour.BLUE),
+        ("size", "7", 7),
+        ("size", "auto", "auto"),
+    ],
+)
+def test_values_get_the_type_of_the_argument(name: str, text: str, value: Any) -> None:
+    """A value is converted to what the constructor's annotation says."""
+    converted = convert(Plain, ToolSpec("plain", {name: text}))[name]
+    assert converted == value
+    assert type(converted) is type(value)
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "form"),
+    [
+        ("count", "many", "count=integer"),
+        ("deep", "perhaps", "deep=true|false"),
+        ("mode", "medium", "mode=fast|slow"),
+        ("colour", "green", "colour=RED|BLUE"),
+        ("numbers", "1+x", r"numbers=integer+integer+..."),
+    ],
+)
+def test_a_value_of_another_form_is_an_error(name: str, text: str, form: str) -> None:
+    """The error tells the form that the option has."""
+    with pytest.raises(OptionError) as error:
+        convert(Plain, ToolSpec("plain", {name: text}))
+    assert str(error.value) == f"option {name}={text} of tool plain is not of the form {form}"
+
+
+def test_an_unknown_option_names_the_close_ones() -> None:
+    """A misspelt option is refused with the close matches and all others."""
+    with pytest.raises(OptionError, match=r"did you mean items.*it has items, numbers, count"):
+        convert(Plain, ToolSpec("plain", {"itmes": "a"}))
+
+
+def test_a_missing_option_is_named() -> None:
+    """An argument without a default has to be given."""
+
+    class Needy(amanda.Tool):
+        def __init__(self, threshold: float) -> None:
+            super().__init__()
+
+    with pytest.raises(OptionError, match="tool needy needs the option threshold=number"):
+        convert(Needy, ToolSpec("needy"))
+    assert convert(Needy, ToolSpec("needy", {"threshold": "1"})) == {"threshold": 1.0}
+
+
+def test_types_are_guessed_where_nothing_is_annotated() -> None:
+    """Without an annotation the default's type counts, and without that the value's look."""
+
+    class Bare(amanda.Tool):
+        def __init__(self, ops=(), level=1, anything=None, **more):  # type: ignore[no-untyped-def]
+            super().__init__()
+
+    texts = {"ops": "a+b", "level": "2", "anything": "2.5", "other": "true", "word": "x"}
+    assert convert(Bare, ToolSpec("bare", texts)) == {
+        "ops": ("a", "b"),
+        "level": 2,
+        "anything": 2.5,
+        "other": True,
+        "word": "x",
+    }
+
+
+def test_a_tool_without_a_constructor_has_no_options() -> None:
+    """A class that only derives from Tool can be run, and takes no options."""
+
+    class Empty(amanda.Tool):
+        pass
+
+    assert options_of(Empty) == ({}, False)
+    with pytest.raises(OptionError, match="it has none"):
+        convert(Empty, ToolSpec("empty", {"a": "1"}))
+
+
+def test_an_options_class_drives_the_command_line_and_the_constructor() -> None:
+    """The fields of the options class are the options, with their documentation."""
+
+    @attrs.frozen(kw_only=True)
+    class CommonOptions:
+        """Options.
+
+        Attributes:
+            ops: types to look at.
+            limit: how many.
+        """
+
+        ops: Sequence[str] = ()
+        limit: int = 3
+
+    class Common(ReportingTool[CommonOptions]):
+        name = "common"
+        Options = CommonOptions
+
+    known, takes_any = options_of(Common)
+    assert [option.describe() for option in known.values()] == [
+        "ops=text+text+... (default: none)  types to look at.",
+        "limit=integer (default: 3)  how many.",
+    ]
+    assert not takes_any
+    arguments = convert(Common, ToolSpec("common", {"ops": "a+b", "limit": "5"}))
+    assert Common(**arguments).options == CommonOptions(ops=("a", "b"), limit=5)
+    with pytest.raises(TypeError, match="tool common has no option 'limt'; did you mean limit"):
+        Common(limt=5)
+
+
+def test_documentation_of_the_arguments_is_found() -> None:
+    """What the sections of the docstring say becomes the option's text."""
+    known, _ = options_of(Plain)
+    assert known["items"].text == "some items, on two lines."
+    assert known["where"].text == "a place."
+    assert known["count"].text == ""

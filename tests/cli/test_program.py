@@ -1,0 +1,160 @@
+"""Programs under ``amanda run`` behave as without it."""
+
+from __future__ import annotations
+
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.cli.conftest import Command
+
+Script = Callable[..., Path]
+
+ENVIRONMENT = """
+    '''What the program says of itself.'''
+    import os, pickle, sys
+    class Thing:
+        def __eq__(self, other):
+            return type(other) is Thing
+    main = sys.modules['__main__']
+    print(__name__, __doc__, __package__, main.Thing is Thing, type(__builtins__).__name__)
+    print(__file__, __spec__ and __spec__.name, type(__loader__).__name__, __annotations__)
+    print(sys.argv, sys.path[0])
+    print(pickle.loads(pickle.dumps(Thing())) == Thing(), pickle.dumps(Thing()))
+    print(sorted(name for name in globals() if name.startswith('__')))
+    if __name__ == '__main__':
+        print('main', file=sys.stderr)
+"""
+
+ENDINGS = {
+    "number": "import sys; sys.exit(3)",
+    "large number": "import sys; sys.exit(256 + 7)",
+    "negative number": "import sys; sys.exit(-1)",
+    "text": "import sys; print('out'); sys.exit('a last word')",
+    "nothing": "import sys; sys.exit()",
+    "zero": "raise SystemExit(0)",
+    "object": "raise SystemExit([1, 2])",
+    "error": "def f():\n    raise ValueError('x')\nf()",
+    "error with a cause": "try:\n    1 / 0\nexcept Exception as e:\n    raise KeyError(2) from e",
+    "error with a context": "try:\n    1 / 0\nexcept Exception:\n    [][1]",
+    "group of errors": "raise ExceptionGroup('g', [ValueError(1), TypeError(2)])",
+    "syntax error": "def f(:\n    pass",
+    "syntax error in another module": "import broken",
+    "missing module": "import no_such_module",
+    "own excepthook": "import sys\nsys.excepthook = lambda *a: print(a[:2])\n1 / 0",
+    "broken excepthook": (
+        "import sys\ndef hook(*a):\n    raise TypeError(1)\nsys.excepthook = hook\n1 / 0"
+    ),
+    "exit functions": "import atexit\natexit.register(print, 'bye')\nprint('end')",
+    "excepthook that exits": "import sys\nsys.excepthook = lambda *a: sys.exit(6)\n1 / 0",
+    "interrupt": "raise KeyboardInterrupt",
+    "signal": (
+        "import os, signal\nprint('x', flush=True)\nos.kill(os.getpid(), signal.SIGTERM)\n"
+        "print('no')"
+    ),
+    "own handler": (
+        "import os, signal, sys\nsignal.signal(signal.SIGTERM, lambda *a: sys.exit(5))\n"
+        "os.kill(os.getpid(), signal.SIGTERM)"
+    ),
+    "interrupting signal": "import os, signal\nos.kill(os.getpid(), signal.SIGINT)\nprint('no')",
+    "thread": (
+        "import threading, time\ndef f():\n    time.sleep(0.1)\n    print('thread')\n"
+        "threading.Thread(target=f).start()\nprint('end')"
+    ),
+    "idle pool": (
+        "from concurrent.futures import ThreadPoolExecutor\npool = ThreadPoolExecutor(1)\n"
+        "print(pool.submit(int, '4').result())"
+    ),
+    "forked child": (
+        "import os, sys\npid = os.fork()\nif pid:\n    print(os.waitpid(pid, 0)[1])\nelse:\n"
+        "    sys.exit(3)"
+    ),
+    "closed stdout": "import sys\nsys.stdout.close()",
+    "closed stderr": "import sys\nsys.stderr.close()\nsys.exit(2)",
+    "standard input": "print(input())",
+}
+
+
+def without_summary(text: str) -> str:
+    """What the program itself has printed."""
+    head, _, _ = text.partition("amanda: ")
+    return head
+
+
+@pytest.mark.parametrize("ending", ENDINGS)
+def test_a_program_ends_as_without_us(
+    ending: str, python: Command, amanda: Command, script: Script
+) -> None:
+    """Output, errors, tracebacks and the exit status are those of the program alone."""
+    script("def f(:", "broken.py")
+    path = str(script(ENDINGS[ending]))
+    alone, under = python(path), amanda("run", path)
+    assert under.returncode == alone.returncode
+    assert without_summary(under.stdout) == alone.stdout
+    assert without_summary(under.stderr) == alone.stderr
+
+
+@pytest.mark.parametrize("how", ["script", "module", "package", "folder", "archive"])
+def test_a_program_finds_the_world_as_without_us(
+    how: str, python: Command, amanda: Command, script: Script, tmp_path: Path
+) -> None:
+    """``__main__``, ``sys.argv``, ``sys.path`` and pickles are those of the program alone."""
+    text = "\n".join(line[4:] for line in ENVIRONMENT.splitlines())
+    words = {
+        "script": ["sub/program.py"],
+        "module": ["-m", "sub.program"],
+        "package": ["-m", "sub"],
+        "folder": ["sub"],
+        "archive": ["sub.zip"],
+    }[how]
+    script(text, "sub/program.py")
+    main = script(text, "sub/__main__.py")
+    with zipfile.ZipFile(tmp_path / "sub.zip", "w") as archive:
+        archive.write(main, "__main__.py")
+    alone = python(*words, "-o", "--help", "-m", "x")
+    under = amanda("run", "--", *words, "-o", "--help", "-m", "x")
+    assert "main" in alone.stderr
+    assert without_summary(under.stdout) == alone.stdout
+    assert (under.stderr, under.returncode) == (alone.stderr, alone.returncode)
+
+
+def test_a_module_needs_no_double_dash(amanda: Command, script: Script) -> None:
+    """Without ``--`` the program begins at ``-m`` or at the first word."""
+    script("import sys; print(sys.argv[1:])")
+    for words in (["-m", "program", "-t", "x"], ["program.py", "-t", "x"]):
+        assert amanda("run", *words).stdout.startswith("['-t', 'x']\n")
+
+
+def test_processes_that_import_main_anew_find_it(
+    python: Command, amanda: Command, script: Script
+) -> None:
+    """A spawned process gets the program's own ``__main__``, and runs vanilla."""
+    path = script(
+        "import multiprocessing as mp, sys\n"
+        "class Thing: pass\n"
+        "def f(thing):\n"
+        "    return type(thing).__qualname__, 'amanda.cli.run' in sys.modules\n"
+        "if __name__ == '__main__':\n"
+        "    with mp.get_context('spawn').Pool(1) as pool:\n"
+        "        print(pool.apply(f, [Thing()]))\n"
+    )
+    alone, under = python(str(path)), amanda("run", str(path))
+    assert alone.stdout == "('Thing', False)\n"
+    assert (without_summary(under.stdout), under.stderr) == (alone.stdout, "")
+
+
+@pytest.mark.parametrize("words", [["-m", "nothing_here"], ["-m", "os.nothing"], ["-m", "json"]])
+def test_a_module_that_cannot_be_run_is_an_error(words: list[str], amanda: Command) -> None:
+    """The error names the module, and the exit status is Python's."""
+    run = amanda("run", *words)
+    assert run.returncode == 1
+    assert run.stderr.startswith("amanda: error: No module named ")
+
+
+def test_unsafe_path_is_left_out_if_python_is_told_so(python: Command, script: Script) -> None:
+    """With ``-P`` the program's folder is not importable, as in Python."""
+    path = str(script("import sys; print(sys.path)"))
+    alone, under = python("-P", path), python("-P", "-m", "amanda", "run", path)
+    assert without_summary(under.stdout) == alone.stdout

@@ -1,0 +1,350 @@
+"""Results, summaries and messages of ``amanda run``."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.cli.conftest import Command, install
+
+Script = Callable[..., Path]
+
+TOY = "import toyframework as toy\na = toy.Number(2)\nb = toy.mul(toy.add(a, a), a)\n"
+
+LAST_LINE = re.compile(
+    r"amanda: 2 ops seen \(2 forward, 0 backward\), 2 instrumented; not seen: nothing known; "
+    r"tools took \d+\.\d\d s of \d+\.\d\d s \(\d+%\)"
+)
+
+
+def read(path: Path) -> Any:
+    return json.loads(path.read_text())
+
+
+@pytest.fixture
+def toy(script: Script) -> str:
+    """A program with two operators of the toy framework."""
+    return str(script(TOY + "print('program')\n"))
+
+
+def test_the_program_prints_first_then_the_tools_then_the_last_line(
+    amanda: Command, toy: str
+) -> None:
+    """The summary comes on stdout when the program has ended; the last line is one line."""
+    run = amanda("run", "-t", "largest:digits=0,log:prefix=seen", toy)
+    lines = run.stdout.splitlines()
+    assert lines[0] == "program"
+    assert lines[1] == "largest outputs"
+    assert lines[-3:-1] == ["seen: add", "seen: mul"]
+    assert LAST_LINE.fullmatch(lines[-1])
+    assert (run.stderr, run.returncode) == ("", 0)
+
+
+def test_results_are_written_as_the_same_dict(amanda: Command, toy: str, tmp_path: Path) -> None:
+    """``-o DIR`` writes DIR/<tool>.json in the common form, and says so."""
+    run = amanda("run", "-t", "largest:ops=mul", "-o", "new/out", toy)
+    assert read(tmp_path / "new/out/largest.json") == {
+        "tool": "largest",
+        "schema": 1,
+        "namespaces": ["toy/1.0/eager"],
+        "summary": {"largest": 8},
+        "ops": [
+            {
+                "id": "/mul:0",
+                "type": "mul",
+                "name": "mul",
+                "direction": "forward",
+                "module": "",
+                "namespace": "toy/1.0/eager",
+                "largest": 8,
+            }
+        ],
+    }
+    assert f"amanda: wrote largest.json in {tmp_path / 'new/out'}\n" in run.stdout
+
+
+def test_nothing_is_written_without_being_asked(amanda: Command, toy: str, tmp_path: Path) -> None:
+    """Without ``-o`` no file appears."""
+    amanda("run", "-t", "largest", toy)
+    assert [p.name for p in tmp_path.iterdir() if p.name != "__pycache__"] == ["program.py"]
+
+
+def test_one_tool_can_be_used_twice(amanda: Command, toy: str, tmp_path: Path) -> None:
+    """The second one of a name has a number."""
+    amanda("run", "-t", "largest:ops=mul", "-t", "largest:ops=add", "-o", "out", toy)
+    assert sorted(path.name for path in (tmp_path / "out").iterdir()) == [
+        "largest-2.json",
+        "largest.json",
+    ]
+    assert read(tmp_path / "out/largest-2.json")["summary"] == {"largest": 4}
+
+
+def test_the_folder_is_where_the_command_was_given(
+    amanda: Command, script: Script, tmp_path: Path
+) -> None:
+    """A program that changes the current folder does not move the results."""
+    path = script(TOY + "import os\nos.mkdir('elsewhere')\nos.chdir('elsewhere')\n")
+    amanda("run", "-t", "largest", "-o", "out", str(path))
+    assert (tmp_path / "out/largest.json").exists()
+
+
+@pytest.mark.parametrize(
+    "ending",
+    [
+        "raise ValueError('x')",
+        "import sys; sys.exit(3)",
+        "raise KeyboardInterrupt",
+        "import os, signal; os.kill(os.getpid(), signal.SIGTERM)",
+        "import os, signal; os.kill(os.getpid(), signal.SIGINT)",
+        "import sys; sys.stdout.close()",
+        "import os; os.fork() or os.kill(os.getpid(), 15) or exit(); os.wait()",
+        "import os; os.fork() or exit(); os.wait()",
+    ],
+)
+def test_results_are_kept_however_the_program_ends(
+    ending: str, amanda: Command, script: Script, tmp_path: Path
+) -> None:
+    """An error, an exit, an interrupt, a signal or a forked child loses and changes nothing."""
+    path = script(TOY + ending)
+    run = amanda("run", "-t", "largest", "-o", "out", str(path))
+    assert read(tmp_path / "out/largest.json")["summary"] == {"largest": 8}
+    if "stdout" not in ending:
+        assert run.stdout.count("amanda: 2 ops seen") == 1
+
+
+def test_operators_of_threads_and_exit_functions_count(
+    amanda: Command, script: Script, tmp_path: Path
+) -> None:
+    """The run is over when the program's threads and exit functions are."""
+    path = script(
+        TOY + "import atexit, threading, time\n"
+        "atexit.register(toy.add, a, a)\n"
+        "threading.Thread(target=lambda: time.sleep(0.1) or toy.mul(a, b)).start()\n"
+    )
+    amanda("run", "-t", "largest", "-o", "out", str(path))
+    assert read(tmp_path / "out/largest.json")["summary"] == {"largest": 16}
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_each_rank_writes_and_the_first_one_prints(
+    rank: int, amanda: Command, toy: str, tmp_path: Path
+) -> None:
+    """Under ``torchrun`` files carry the rank, and only rank 0 prints the summary."""
+    run = amanda(
+        "run", "-t", "largest", "-o", "out", toy, RANK=str(rank), WORLD_SIZE="2", LOCAL_RANK="0"
+    )
+    assert [path.name for path in (tmp_path / "out").iterdir()] == [f"largest-rank{rank}.json"]
+    assert ("amanda: 2 ops seen" in run.stdout) == (rank == 0)
+
+
+def test_a_run_without_tools_tells_what_it_saw(amanda: Command, toy: str) -> None:
+    """No tool is needed for the last line."""
+    assert "amanda: 2 ops seen (2 forward, 0 backward), 0 instrumented" in amanda("run", toy).stdout
+
+
+def test_a_program_without_a_framework_is_reported(amanda: Command, script: Script) -> None:
+    """The last line says why nothing was seen."""
+    run = amanda("run", str(script("pass")))
+    assert "0 ops seen (0 forward, 0 backward), 0 instrumented" in run.stdout
+    assert "not seen: no framework was imported;" in run.stdout
+
+
+# -- bad input ----------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["-t", "largst"], "no tool named 'largst'; did you mean largest?"),
+        (["-t", "largst"], "amanda tools"),
+        (["-t", "largest:digit=1"], "tool largest has no option 'digit'; did you mean digits?"),
+        (["-t", "largest:digit=1"], "see: amanda tools"),
+        (["-t", "largest:digits=x"], "digits=x of tool largest is not of the form digits=integer"),
+        (["-t", "digits=1"], "no tool comes before it"),
+        (["--driver", "tory"], "no driver named 'tory'; did you mean toy?"),
+        (["-o", "program.py/out"], "cannot write to the output folder program.py/out: Not a dir"),
+        (["-o", "/proc/out"], "cannot write to the output folder /proc/out"),
+    ],
+)
+def test_wrong_usage_is_said_before_the_program_starts(
+    words: list[str], said: str, amanda: Command, toy: str
+) -> None:
+    """An unknown name, a bad value or a folder that cannot be written ends with status 2."""
+    run = amanda("run", *words, toy)
+    assert (run.returncode, run.stdout) == (2, "")
+    assert run.stderr.startswith("amanda: error: ")
+    assert said in run.stderr
+
+
+def test_a_missing_program_is_an_error(amanda: Command) -> None:
+    """No script, or none of that name, ends with status 2 as in Python."""
+    for words, said in ((["nope.py"], "can't open file 'nope.py'"), ([], "no program is given")):
+        run = amanda("run", *words)
+        assert (run.returncode, run.stdout) == (2, "")
+        assert said in run.stderr
+
+
+def test_results_that_cannot_be_written_at_the_end_are_named(
+    amanda: Command, script: Script
+) -> None:
+    """The program goes on, the loss is reported, and the exit status is the program's."""
+    path = script(TOY + "import os\nos.rmdir('out')\nopen('out', 'w').close()\n")
+    run = amanda("run", "-t", "largest,log", "-o", "out", str(path))
+    assert run.returncode == 0
+    assert "amanda: a result of largest is lost: NotADirectoryError" in run.stderr
+    assert "log: mul" in run.stdout
+
+
+def test_a_full_disk_loses_only_the_file(amanda: Command, script: Script, tmp_path: Path) -> None:
+    """A write that fails half-way leaves no half file, and the summary is still printed."""
+    path = script(
+        TOY + "import resource, signal\n"
+        "signal.signal(signal.SIGXFSZ, signal.SIG_IGN)\n"
+        "resource.setrlimit(resource.RLIMIT_FSIZE, (100, 100))\n"
+    )
+    run = amanda("run", "-t", "largest", "-o", "out", str(path))
+    assert run.returncode == 0
+    assert "a result of largest is lost: OSError: [Errno 27] File too large" in run.stderr
+    assert list((tmp_path / "out").iterdir()) == []
+    assert "largest outputs" in run.stdout
+
+
+def test_a_reader_that_goes_away_is_no_error(
+    environment: dict[str, str], script: Script, tmp_path: Path
+) -> None:
+    """``amanda run ... | head`` ends quietly with the program's exit status."""
+    path = script(TOY)
+    command = f"{sys.executable} -m amanda run -t log {path} | true; exit ${{PIPESTATUS[0]}}"
+    run = subprocess.run(
+        ["bash", "-c", command], env=environment, cwd=tmp_path, capture_output=True, check=False
+    )
+    assert (run.returncode, run.stderr) == (0, b"")
+
+
+TOOLS = '''
+import amanda
+
+class Plain(amanda.Tool):
+    """Has a result, and nothing else of the common form."""
+
+    def result(self):
+        return {"summary": {"answer": 42, "limit": float("inf")}}
+
+
+class Broken(amanda.Tool):
+    """Cannot say what it found."""
+
+    def result(self):
+        raise RuntimeError("nothing to say")
+
+
+class Refusing(amanda.Tool):
+    """Takes no value below one."""
+
+    def __init__(self, level: int = 1):
+        super().__init__()
+        if level < 1:
+            raise ValueError("level must be at least 1")
+'''
+
+PLUGIN = """
+from amanda import hookimpl
+
+@hookimpl
+def amanda_register_tools():
+    return {"plain": "other_tools:Plain", "broken": "other_tools:Broken",
+            "refusing": "other_tools:Refusing", "gone": "other_tools:Gone"}
+"""
+
+
+@pytest.fixture
+def other(tmp_path: Path) -> str:
+    """A folder with another package's tools, to put on ``PYTHONPATH``."""
+    folder = tmp_path / "site"
+    folder.mkdir()
+    (folder / "other_tools.py").write_text(TOOLS)
+    (folder / "other_plugin.py").write_text(PLUGIN)
+    install(folder, "amanda-other", "other = other_plugin")
+    install(folder, "amanda-bad", "bad = no_such_module")
+    return str(folder)
+
+
+def test_a_tool_needs_no_base_class(other: str, amanda: Command, toy: str, tmp_path: Path) -> None:
+    """A tool that only has ``result()`` is written, and its summary printed."""
+    run = amanda("run", "-t", "plain", "-o", "out", toy, PYTHONPATH=other)
+    assert read(tmp_path / "out/plain.json") == {"summary": {"answer": 42, "limit": "inf"}}
+    assert re.search(r"^plain$[\s\S]*^  answer\s+42$", run.stdout, re.MULTILINE)
+
+
+def test_a_tool_that_fails_at_the_end_does_not_spoil_the_others(
+    other: str, amanda: Command, toy: str, tmp_path: Path
+) -> None:
+    """Its loss is named, the other results are there, and the exit status is the program's."""
+    run = amanda("run", "-t", "broken,plain", "-o", "out", toy, PYTHONPATH=other)
+    assert run.returncode == 0
+    assert "a result of broken is lost: RuntimeError: nothing to say" in run.stderr
+    assert (tmp_path / "out/plain.json").exists()
+
+
+def test_a_value_that_a_tool_refuses_is_wrong_usage(other: str, amanda: Command, toy: str) -> None:
+    """What a constructor raises is shown without a traceback."""
+    run = amanda("run", "-t", "refusing:level=0", toy, PYTHONPATH=other)
+    assert run.returncode == 2
+    assert "error: tool refusing: level must be at least 1; see: amanda tools" in run.stderr
+
+
+def test_a_broken_plugin_is_a_warning(other: str, amanda: Command, toy: str) -> None:
+    """The run goes on, with one warning that names distribution and exception."""
+    run = amanda("run", "-t", "plain", toy, PYTHONPATH=other)
+    assert run.returncode == 0
+    assert run.stderr == (
+        "amanda: warning: amanda plugin 'bad' (amanda-bad 1.0) is not loaded: "
+        "ModuleNotFoundError: No module named 'no_such_module'\n"
+    )
+
+
+def test_a_tool_that_is_registered_and_not_there_is_named(
+    other: str, amanda: Command, toy: str
+) -> None:
+    """A broken registration is an error that names the package."""
+    run = amanda("run", "-t", "gone", toy, PYTHONPATH=other)
+    assert run.returncode == 2
+    assert "tool 'gone' of amanda-other is registered as other_tools:Gone" in run.stderr
+
+
+# -- tracebacks ---------------------------------------------------------------
+
+
+def test_the_traceback_of_a_routine_shows_the_tool_and_nothing_of_amanda(
+    amanda: Command, toy: str
+) -> None:
+    """The user's line, the tool's line and the note are there; Amanda's frames are not."""
+    run = amanda("run", "-t", "log:fail=mul", toy)
+    assert run.returncode == 1
+    assert re.findall(r'File ".*/(\w+)\.py"', run.stderr) == ["program", "toyframework", "tools"]
+    assert run.stderr.endswith(
+        "ValueError: cannot log mul\namanda: raised in LogTool.log at op /mul:0\n"
+    )
+
+
+def test_all_frames_are_shown_on_demand(amanda: Command, toy: str) -> None:
+    """``AMANDA_TRACEBACK=full`` keeps the frames of Amanda."""
+    run = amanda("run", "-t", "log:fail=mul", toy, AMANDA_TRACEBACK="full")
+    assert "dispatch.py" in run.stderr
+
+
+def test_an_error_of_the_program_inside_of_an_operator_shows_only_the_program(
+    amanda: Command, python: Command, script: Script
+) -> None:
+    """The traceback through an instrumented operator is that of the program alone."""
+    path = str(script(TOY + "toy.add(a, None)\n"))
+    alone, under = python(path), amanda("run", "-t", "log", path)
+    assert under.stderr == alone.stderr
+    assert under.returncode == alone.returncode == 1

@@ -1,0 +1,1 @@
+"""A tool and a driver for Amanda, from outside of its repository."""

@@ -1,0 +1,27 @@
+"""What the package registers. Imports no framework."""
+
+from collections.abc import Mapping, Sequence
+
+from amanda import Driver, hookimpl
+from amanda_example.driver import ToyDriver
+
+
+@hookimpl
+def amanda_register_drivers() -> Sequence[type[Driver]]:
+    """The driver of the toy framework."""
+    return [ToyDriver]
+
+
+@hookimpl
+def amanda_register_tools() -> Mapping[str, str]:
+    """One tool of the common form, and one that is a plain class."""
+    return {
+        "largest": "amanda_example.tools:LargestTool",
+        "log": "amanda_example.tools:LogTool",
+    }
+
+
+@hookimpl
+def amanda_report_header() -> str:
+    """A line for ``amanda doctor``."""
+    return "the example is installed"
