@@ -10,6 +10,7 @@ from tests.tutorial import documents
 DOCUMENTS = [
     "amanda-core/docs/tutorial.md",
     "amanda-core/docs/writing-a-tool.md",
+    "amanda-core/docs/messages.md",
     "amanda-core/docs/writing-a-driver.md",
 ]
 
