@@ -75,6 +75,10 @@ class Scope:
         """Whether any tool has an analysis routine at `point`."""
         return any(tool.analyses(point) for tool in self.tools)
 
+    def analyses_backward(self) -> bool:
+        """Whether any tool analyses backward operators."""
+        return any(self.analyses_at(point) for point in InstPoint if point.is_backward)
+
     # -- life cycle -------------------------------------------------------
 
     def enter(self, caller: FrameType | None) -> None:

@@ -467,11 +467,7 @@ def compiled(op_id: str, scopes: Sequence[Scope], records: tuple[OpRecord, ...])
         before_backward=all_of(ActionKind.BEFORE_BACKWARD_OP),
         after_backward=all_of(ActionKind.AFTER_BACKWARD_OP),
         replace_backward=_only(records, ActionKind.REPLACE_BACKWARD_OP),
-        claims=any(
-            scope.analyses_at(point)
-            for scope in scopes
-            for point in (InstPoint.BEFORE_BACKWARD_OP, InstPoint.AFTER_BACKWARD_OP)
-        ),
+        claims=any(scope.analyses_backward() for scope in scopes),
     )
 
 

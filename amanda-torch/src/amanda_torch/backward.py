@@ -223,23 +223,15 @@ def _input_names(node: Any, call: TorchCall) -> list[str]:
     """For each gradient a node produces, the forward input that it belongs to."""
     if is_accumulation(node):
         return []
+    edges = call.edges or [edge_of(tensor) for tensor in call.inputs]
+    left = [(e, n) for e, n in zip(edges, call.names, strict=True) if e is not None]
     names = []
-    left = [(t, n) for t, n in zip(call.inputs, call.names, strict=True) if t is not None]
     for target, number in node.next_functions:
         while is_own(target) and target.next_functions:
             target, number = target.next_functions[0]
-        found = next((i for i, (t, _) in enumerate(left) if _feeds(t, target, number)), None)
+        found = next((i for i, (e, _) in enumerate(left) if e == (target, number)), None)
         names.append("" if found is None else left.pop(found)[1])
     return names
-
-
-def _feeds(tensor: torch.Tensor, target: Any, number: int) -> bool:
-    """Whether a gradient sent to `target` is the gradient of `tensor`."""
-    if target is None or not tensor.requires_grad:
-        return False
-    if tensor.grad_fn is None:
-        return getattr(target, "variable", None) is tensor
-    return tensor.grad_fn is target and tensor.output_nr == number
 
 
 class NodeHooks:
@@ -270,6 +262,21 @@ class NodeHooks:
                     "so that PyTorch takes none in its place; return None there"
                 )
         return tuple(changed)
+
+
+def count_foreign(roots: Sequence[Any], start: int) -> int:
+    """How many nodes of a backward pass belong to operators that ran before `start`."""
+    waiting = [root.grad_fn for root in roots if isinstance(root, torch.Tensor)]
+    seen, foreign = set(waiting), 0
+    while waiting:
+        node = waiting.pop()
+        if node is None or is_accumulation(node):
+            continue
+        foreign += _internals.node_sequence(node) < start
+        following = [edge[0] for edge in node.next_functions if edge[0] not in seen]
+        seen.update(following)
+        waiting.extend(following)
+    return foreign
 
 
 # -- actions on the whole operator ----------------------------------------
@@ -382,7 +389,8 @@ def edge_of(tensor: Any) -> tuple[Any, int] | None:
         return None
     if tensor.grad_fn is not None:
         return tensor.grad_fn, tensor.output_nr
-    return tuple(torch.autograd.graph.get_gradient_edge(tensor))[:2]  # type: ignore[return-value]
+    edge = torch.autograd.graph.get_gradient_edge(tensor)
+    return edge.node, edge.output_nr
 
 
 def hook_input_edges(
@@ -409,7 +417,7 @@ def hook_input_edges(
     positions: dict[int, int] = {}
     for place, edge in enumerate(node.next_functions):
         for index, wanted in enumerate(edges):
-            if wanted is not None and index not in positions and tuple(edge) == tuple(wanted):
+            if wanted is not None and index not in positions and edge == wanted:
                 positions[index] = place
                 break
     count, output_count = len(edges), len(outputs)

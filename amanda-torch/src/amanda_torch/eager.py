@@ -91,7 +91,7 @@ class EagerDriver(TorchEagerDriver):
             interceptor.enter()
             self._interceptors.add(interceptor)
             LOCAL.interceptor = interceptor
-        LOCAL.interceptor.stale = True
+        LOCAL.interceptor.enter_scopes()
 
     def exit_thread(self) -> None:
         """Stop to intercept in the current thread."""
@@ -158,19 +158,20 @@ class EagerDriver(TorchEagerDriver):
     def _engine(self, vanilla: Any) -> Any:
         """All backward passes started from Python come through here."""
 
-        def run_backward(*args: Any, **kwargs: Any) -> Any:
+        def run_backward(roots: Any, *args: Any, **kwargs: Any) -> Any:
             interceptor = LOCAL.interceptor
             if interceptor is None:
-                return vanilla(*args, **kwargs)
+                return vanilla(roots, *args, **kwargs)
             if self.dispatcher.is_paused():
                 with self.dispatcher.quiet_backward():
-                    return vanilla(*args, **kwargs)
+                    return vanilla(roots, *args, **kwargs)
+            interceptor.begin_backward(roots)
             outermost = not _internals.in_backward()
             listening = interceptor.is_listening()
             if not listening:
                 interceptor.enter()
             try:
-                return vanilla(*args, **kwargs)
+                return vanilla(roots, *args, **kwargs)
             finally:
                 if not listening:
                     interceptor.exit()

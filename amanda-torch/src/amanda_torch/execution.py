@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
 
-from amanda.action import ActionKind, ActionPlan
+from amanda.action import Action, ActionKind, ActionPlan
 from amanda.dispatch import Dispatcher, OpExecution, OpHandle
-from amanda.errors import CapabilityError
+from amanda.errors import CapabilityError, RoutineResultError
 from amanda_torch import _internals
 from amanda_torch.backward import (
     Claimer,
@@ -37,8 +37,6 @@ _VIEWS = frozenset(
     bfloat16 conj values indices squeeze_copy unsafe_split_with_sizes""".split()
 )
 """Operators whose result may alias an input: no identity may come between them."""
-
-_WHOLE_AFTER = (ActionKind.AFTER_BACKWARD_OP, ActionKind.REPLACE_BACKWARD_OP)
 
 
 class Executor:
@@ -98,15 +96,11 @@ class Executor:
         operation = _Operation(self._dispatcher, plan, call, name, execution)
         result = operation.run(values)
         plan = operation.plan
-        outputs = tensors_of(result)
+        outputs = operation.hook_outputs(tensors_of(result))
+        # Between the whole operator's hooks: they run first and last.
         if self._wants_gradients(plan):
             self._claim(plan, call, result, operation.start)
-        if plan.before_backward and operation.records_gradients:
-            outputs = hook_outputs(
-                WholeOperator(self._dispatcher, operation.handle(), ActionKind.BEFORE_BACKWARD_OP),
-                outputs,
-                operation.start,
-            )
+        operation.hook_inputs(result)
         return self._finish(plan, operation, result, outputs), plan
 
     def _call(
@@ -168,6 +162,9 @@ class _Operation:
         self._call = call
         self._execution = execution
         self.plan = plan
+        self._before = plan
+        self._values: list[Any] = []
+        self._edges: list[Any] = []
         self.in_place = is_in_place(name, call.kwargs)
         self.aliases = self.in_place or name.partition(".")[0] in _VIEWS
         self.records_gradients = torch.is_grad_enabled() and not _internals.in_functorch()
@@ -183,9 +180,10 @@ class _Operation:
     def run(self, values: list[Any]) -> Any:
         """Run it on `values`, then the analyses that see its outputs."""
         plan = self.plan
-        edges: list[Any] = []
         if self.records_gradients and self.aliases:
-            edges = [edge_of(value) for value in values]
+            # An in-place operator is about to move them.
+            self._edges = [edge_of(value) for value in values]
+            self._call.edges = [edge_of(value) for value in self._call.inputs]
         identity = self.records_gradients and not self.aliases
         if identity and plan.replace_backward is not None:
             result = self._with_gradient(values)
@@ -196,14 +194,23 @@ class _Operation:
             result = self._vanilla(values)
         if self._execution is not None:
             self.plan = self._execution.finish(tensors_of(result))
-        self._hook_inputs(plan, values, edges, result)
+        self._values = values
         return result
 
-    def _hook_inputs(
-        self, before: ActionPlan, values: list[Any], edges: list[Any], result: Any
-    ) -> None:
-        """Whole-operator actions that could not be prepared before the operator ran."""
-        plan = self.plan
+    def hook_outputs(self, outputs: list[Any]) -> list[Any]:
+        """The routines before the operator's first backward operator."""
+        if not (self.plan.before_backward and self.records_gradients):
+            return outputs
+        whole = WholeOperator(self._dispatcher, self.handle(), ActionKind.BEFORE_BACKWARD_OP)
+        return hook_outputs(whole, outputs, self.start)
+
+    def hook_inputs(self, result: Any) -> None:
+        """Whole-operator actions that could not be prepared before the operator ran.
+
+        Raises:
+            CapabilityError: no single hook sees all input gradients.
+        """
+        plan, before = self.plan, self._before
         late = [
             kind
             for kind, then, now in (
@@ -218,7 +225,7 @@ class _Operation:
         ]
         if not late or not self.records_gradients:
             return
-        edges = edges or [edge_of(value) for value in values]
+        edges = self._edges or [edge_of(value) for value in self._values]
         if not hook_input_edges(
             self._dispatcher, self.handle(), late, edges, tensors_of(result), self.start
         ):
@@ -231,13 +238,22 @@ class _Operation:
         """The operator or its replacement, on the values at hand."""
         call = self._call
         if self.plan.replace is not None:
-            return self._dispatcher.replace(self.plan.replace, values)
+            return self._replaced(self.plan.replace, values)
         if all(new is old for new, old in zip(values, call.inputs, strict=True)):
             return call.func(*call.args, **call.kwargs)
         if self.in_place and call.kwargs.get("out") is None and values[0] is not call.inputs[0]:
             return self._in_place_on_substitute(values)
         args, kwargs = call.rebuilt(values)
         return call.func(*args, **kwargs)
+
+    def _replaced(self, action: Action, values: list[Any]) -> Any:
+        result = self._dispatcher.replace(action, values)
+        if not tensors_of(result):
+            raise RoutineResultError(
+                f"{action.routine} replaces op {self.plan.op_id} and must return its output "
+                f"tensors, got {type(result).__name__}"
+            )
+        return result
 
     def _in_place_on_substitute(self, values: list[Any]) -> Any:
         """Compute with the substitute, and write the result into the caller's tensor."""
@@ -264,7 +280,7 @@ class _Operation:
             structure.append(_without_tensors(result))
             return tensors_of(result)
 
-        vjp = _vjp(dispatcher, self.handle(), positions, count)
+        vjp = _Replacement(dispatcher, self.handle(), positions, count)
         outputs = _internals.apply_function(
             AmandaOperator, run, vjp, *[values[i] for i in positions]
         )
@@ -272,19 +288,30 @@ class _Operation:
         return _with_structure(structure.pop(), flat)
 
 
-def _vjp(
-    dispatcher: Dispatcher, handle: OpHandle, positions: Sequence[int], count: int
-) -> Callable[[list[Any]], list[Any]]:
-    """The gradients of the operator's tensors, from the tool's replacement."""
+class _Replacement:
+    """A tool's vector-Jacobian product of a whole operator, in one graph."""
 
-    def vjp(grad_outputs: list[Any]) -> list[Any]:
-        whole = WholeOperator(dispatcher, handle, ActionKind.REPLACE_BACKWARD_OP)
-        gradients = whole.replace([None] * count, grad_outputs)
-        after = WholeOperator(dispatcher, handle, ActionKind.AFTER_BACKWARD_OP)
+    def __init__(
+        self, dispatcher: Dispatcher, handle: OpHandle, positions: Sequence[int], count: int
+    ) -> None:
+        self._dispatcher = dispatcher
+        self._handle = handle
+        self._positions = positions
+        self._count = count
+
+    @property
+    def applies(self) -> bool:
+        """Whether its scope is still open and this backward pass is instrumented."""
+        return bool(self._handle.records()) and not self._dispatcher.is_paused()
+
+    def __call__(self, grad_outputs: list[Any]) -> list[Any]:
+        """The gradients of the operator's tensor inputs."""
+        nothing: list[Any] = [None] * self._count
+        replacement = WholeOperator(self._dispatcher, self._handle, ActionKind.REPLACE_BACKWARD_OP)
+        gradients = replacement.replace(nothing, grad_outputs)
+        after = WholeOperator(self._dispatcher, self._handle, ActionKind.AFTER_BACKWARD_OP)
         gradients = after.run(gradients)
-        return [gradients[position] for position in positions]
-
-    return vjp
+        return [gradients[position] for position in self._positions]
 
 
 class _Hole:

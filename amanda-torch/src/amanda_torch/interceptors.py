@@ -12,8 +12,9 @@ import abc
 import functools
 import sys
 import threading
-from collections.abc import Callable
-from typing import Any
+import weakref
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.overrides import TorchFunctionMode
@@ -22,9 +23,13 @@ from amanda import _state
 from amanda.action import ActionPlan
 from amanda.dispatch import Dispatcher
 from amanda_torch import _internals
+from amanda_torch.backward import count_foreign
 from amanda_torch.execution import Executor
 from amanda_torch.ops import Kind, kind_of, name_of
 from amanda_torch.scopes import Cell, Labels, Tracker
+
+if TYPE_CHECKING:
+    from amanda._scope import Scope
 
 _UNKNOWN: Any = ActionPlan("not analysed yet")
 _NO_OPERATOR: Any = []
@@ -55,6 +60,7 @@ class Interceptor(Tracker, abc.ABC):
         self.executor = Executor(dispatcher, self)
         self._dispatcher = dispatcher
         self._active: tuple[Any, ...] = ()
+        self._entered: weakref.WeakKeyDictionary[Scope, int] = weakref.WeakKeyDictionary()
 
     @abc.abstractmethod
     def enter(self, above: int = 0) -> None:
@@ -71,6 +77,22 @@ class Interceptor(Tracker, abc.ABC):
     @abc.abstractmethod
     def is_listening(self) -> bool:
         """Whether operators called now would be noticed."""
+
+    def enter_scopes(self) -> None:
+        """Note where in the thread's autograd history its new scopes begin."""
+        self.stale = True
+        for scope in _state.STATE.scopes:
+            self._entered.setdefault(scope, _internals.sequence_number())
+
+    def begin_backward(self, roots: Sequence[Any]) -> None:
+        """Count, at a scope's first backward pass, what has run before the scope."""
+        for scope, start in list(self._entered.items()):
+            if scope.alive and start >= 0 and scope.analyses_backward():
+                foreign = count_foreign(roots, start)
+                self._entered[scope] = -1
+                if foreign:
+                    reason = "backward operators whose forward ran outside of the scope"
+                    scope.statistics.not_seen[reason] += foreign
 
     def mute(self) -> Callable[[], None]:
         """Run vanilla until the returned function is called."""

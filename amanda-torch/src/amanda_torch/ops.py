@@ -352,6 +352,8 @@ class TorchCall(OpCall):
         places: for each input where it sits: ``(source, path)``, or the
             keyword of an absent optional tensor.
         modules: gives the running modules, innermost first.
+        edges: where the inputs' gradients go, noted before an operator that may
+            move them; see ``backward.edge_of``.
     """
 
     func: Any = None
@@ -359,6 +361,7 @@ class TorchCall(OpCall):
     kwargs: Mapping[str, Any] = attrs.field(factory=dict)
     places: Sequence[Any] = ()
     modules: Callable[[], list[nn.Module]] = list
+    edges: list[Any] | None = None
 
     @classmethod
     def of(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 
@@ -68,20 +68,52 @@ class AmandaGradients(torch.autograd.Function):
         return (None, *ctx.change(list(gradients)))
 
 
+class Replacement(Protocol):
+    """What supplies the gradients of a whole operator."""
+
+    @property
+    def applies(self) -> bool:
+        """Whether it does so in the backward pass that is running."""
+
+    def __call__(self, grad_outputs: list[Any]) -> list[Any]:
+        """The gradients of the operator's tensor inputs."""
+
+
 class AmandaOperator(torch.autograd.Function):
-    """A whole operator with a vector-Jacobian product of the tool's."""
+    """A whole operator with a vector-Jacobian product of the tool's.
+
+    The operator's own graph is kept beside it: a backward pass after the
+    scope's end is vanilla.
+    """
 
     @staticmethod
     def forward(
-        ctx: Any, run: Callable[[list[Any]], Any], vjp: Gradients, *tensors: torch.Tensor
+        ctx: Any, run: Callable[[list[Any]], Any], vjp: Replacement, *tensors: torch.Tensor
     ) -> Any:
         ctx.vjp = vjp
-        outputs = run(list(tensors))
-        return tuple(outputs) if isinstance(outputs, list) else outputs
+        inputs = [tensor.detach().requires_grad_(tensor.requires_grad) for tensor in tensors]
+        with torch.enable_grad():
+            outputs = run(inputs)
+        ctx.graph = inputs, outputs
+        return tuple(output.detach() for output in outputs)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Any) -> Any:
-        return (None, None, *ctx.vjp(list(gradients)))
+        if ctx.vjp.applies:
+            return (None, None, *ctx.vjp(list(gradients)))
+        inputs, outputs = ctx.graph
+        wanted = [tensor for tensor in inputs if tensor.requires_grad]
+        made = [(o, g) for o, g in zip(outputs, gradients, strict=True) if o.requires_grad]
+        found = torch.autograd.grad(
+            [output for output, _ in made],
+            wanted,
+            [gradient for _, gradient in made],
+            retain_graph=True,
+            allow_unused=True,
+        )
+        waiting = iter(found)
+        own = [next(waiting) if tensor.requires_grad else None for tensor in inputs]
+        return (None, None, *own)
 
 
 OWN_FUNCTIONS = (

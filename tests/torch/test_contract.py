@@ -1,0 +1,143 @@
+"""The PyTorch eager driver keeps the contract."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar
+
+import torch
+from torch import nn
+
+from amanda.testing import DriverContract
+from amanda.testing.framework import Build, EagerFramework, Values
+from amanda_torch import _internals
+from amanda_torch.plugin import TorchEagerDriver
+
+
+class Model(nn.Module):
+    """Two linear modules, one after the other."""
+
+    def __init__(self, weight: Values, calls: int) -> None:
+        super().__init__()
+        self.first = nn.Linear(2, 2, bias=False, dtype=torch.float64)
+        self.second = nn.Linear(2, 2, bias=False, dtype=torch.float64)
+        self.calls = calls
+        with torch.no_grad():
+            for parameter in self.parameters():
+                parameter.copy_(torch.tensor(weight, dtype=torch.float64))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for _ in range(self.calls):
+            x = self.second(self.first(x))
+        return x
+
+
+class TorchFramework(EagerFramework):
+    """PyTorch, eager."""
+
+    types: ClassVar[Mapping[str, Any]] = {
+        name: name for name in ("add", "mul", "relu", "linear", "cat", "split", "dropout")
+    } | {"add_inplace": "add_", "split": "chunk"}
+    names: ClassVar[Mapping[str, Any]] = {
+        "mul": ["input", "other"],
+        "linear": ["input", "weight", "bias"],
+    }
+    attributes: ClassVar[Mapping[str, Any]] = {"chunks": 2}
+    backward_types: ClassVar[Mapping[str, Any]] = {
+        "mul": ["MulBackward0"],
+        "relu": ["ReluBackward0"],
+        "linear": ["AddmmBackward0", "TBackward0"],
+    }
+    accumulation = "AccumulateGrad"
+    watched = (
+        nn.Module,
+        torch.overrides,
+        torch.functional,
+        nn.functional,
+        torch.autograd,
+        _internals.FUNCTION_BASE,
+        _internals.FUNCTION_NODE,
+        torch.utils.checkpoint,
+        torch.utils.checkpoint.CheckpointFunction,
+        torch.jit,
+    )
+
+    add = staticmethod(torch.add)
+    mul = staticmethod(torch.mul)
+    relu = staticmethod(torch.relu)
+    linear = staticmethod(nn.functional.linear)
+    cat = staticmethod(torch.cat)
+
+    def split(self, tensor: Any) -> Sequence[Any]:
+        return torch.chunk(tensor, 2)
+
+    def add_inplace(self, tensor: Any, other: Any) -> Any:
+        return tensor.add_(other)
+
+    def dropout(self, tensor: Any) -> Any:
+        return torch.dropout(tensor, 0.5, True)
+
+    def tensor(self, values: Values) -> Any:
+        return torch.tensor(values, dtype=torch.float64)
+
+    def parameter(self, values: Values) -> Any:
+        return nn.Parameter(self.tensor(values))
+
+    def leaf(self, values: Values) -> Any:
+        return self.tensor(values).requires_grad_()
+
+    def to_list(self, tensor: Any) -> Any:
+        return tensor.tolist()
+
+    def scale(self, tensor: Any, factor: float) -> Any:
+        return tensor * factor
+
+    def backward(self, outputs: Sequence[Any], leaves: Sequence[Any]) -> list[Any]:
+        torch.autograd.backward(outputs, [torch.ones_like(output) for output in outputs])
+        gradients = [None if leaf.grad is None else leaf.grad.tolist() for leaf in leaves]
+        for leaf in leaves:
+            leaf.grad = None
+        return gradients
+
+    def second_backward(self, outputs: Sequence[Any], leaves: Sequence[Any]) -> list[Any]:
+        first = torch.autograd.grad(
+            outputs,
+            leaves,
+            [torch.ones_like(output) for output in outputs],
+            create_graph=True,
+            allow_unused=True,
+        )
+        used = [gradient for gradient in first if gradient is not None and gradient.requires_grad]
+        second = torch.autograd.grad(
+            used, leaves, [torch.ones_like(gradient) for gradient in used], allow_unused=True
+        )
+        return [None if gradient is None else gradient.tolist() for gradient in second]
+
+    def model(self, weight: Values, calls: int = 1) -> Build:
+        return Model(weight, calls)
+
+    def user_op(self) -> tuple[str, Build]:
+        return "Twice", Twice.apply
+
+    def seed(self) -> None:
+        torch.manual_seed(7)
+
+    def rng_state(self) -> Any:
+        return torch.get_rng_state().tolist()
+
+
+class Twice(torch.autograd.Function):
+    """An operator that PyTorch does not have, made of one that it has."""
+
+    @staticmethod
+    def forward(ctx: Any, tensor: torch.Tensor) -> torch.Tensor:
+        return tensor + tensor
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:
+        return gradient + gradient
+
+
+class TestTorchEagerDriver(DriverContract):
+    driver_cls = TorchEagerDriver
+    framework_cls = TorchFramework
