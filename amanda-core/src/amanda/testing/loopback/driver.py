@@ -39,8 +39,10 @@ class LoopbackDriver(Driver):
     Attributes:
         claims: which operator a node of the gradient graph belongs to.
         ids: forms operator ids.
+        execution_cls: runs one operator with its plan.
     """
 
+    execution_cls: ClassVar[type[Execution]] = Execution
     name: ClassVar[str] = "loopback"
     framework: ClassVar[str] = "amanda.testing.loopback"
     interface_version: ClassVar[int] = 1
@@ -128,7 +130,7 @@ class LoopbackDriver(Driver):
         def execute(op: ops.Op, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
             if not self.is_active:
                 return vanilla(op, args, kwargs)
-            return Execution(self, op, args, kwargs).run()
+            return self.execution_cls(self, op, args, kwargs).run()
 
         return execute
 

@@ -1,0 +1,441 @@
+"""Loopback drivers that each break a rule of the contract."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+from amanda import _state
+from amanda.action import Action
+from amanda.dispatch import Dispatcher, OpHandle
+from amanda.testing.loopback import LoopbackDriver, Tensor, no_grad, ops, tape
+from amanda.testing.loopback.execution import DriverNode, Execution, WeakTensor
+
+FAULTS: dict[str, tuple[type[LoopbackDriver], tuple[str, ...]]] = {}
+"""Broken drivers by fault, each with contract tests that must fail for it."""
+
+
+def fault(*tests: str) -> Callable[[type[LoopbackDriver]], type[LoopbackDriver]]:
+    """Register a broken driver and the contract tests that find it out."""
+
+    def register(cls: type[LoopbackDriver]) -> type[LoopbackDriver]:
+        FAULTS[cls.__name__] = (cls, tests)
+        return cls
+
+    return register
+
+
+def with_execution(execution: type[Execution]) -> type[LoopbackDriver]:
+    """A driver class that runs operators in another way."""
+    return type("Driver", (LoopbackDriver,), {"execution_cls": execution})
+
+
+# -- ids ----------------------------------------------------------------------
+
+
+@fault(
+    "test_once_per_op", "test_ids_are_equal_across_iterations", "test_ids_restart_after_backward"
+)
+class CountsForEver(LoopbackDriver):
+    """Its counters never restart."""
+
+    def __init__(self, dispatcher: Dispatcher) -> None:
+        super().__init__(dispatcher)
+        self.ids.restart = lambda: None  # type: ignore[method-assign]
+
+
+@fault("test_ids_are_unique")
+class CountsNothing(LoopbackDriver):
+    """Every op of a type has the same id."""
+
+    def __init__(self, dispatcher: Dispatcher) -> None:
+        super().__init__(dispatcher)
+        self.ids.next = lambda name: f"/{name}:0"  # type: ignore[method-assign]
+
+
+@fault("test_ids_carry_module_paths", "test_ids_of_two_models")
+class IgnoresModules(LoopbackDriver):
+    """Its ids have no module path."""
+
+    def __init__(self, dispatcher: Dispatcher) -> None:
+        super().__init__(dispatcher)
+        self.ids.within = lambda module: nullcontext()  # type: ignore[method-assign,assignment]
+
+
+# -- inputs -------------------------------------------------------------------
+
+
+@fault("test_inputs_in_declared_order")
+class TakesKeywordsAsTheyCome(LoopbackDriver):
+    """Inputs come in the order of the call."""
+
+    class execution_cls(Execution):
+        def __init__(self, driver: Any, op: Any, args: Any, kwargs: Any) -> None:
+            super().__init__(driver, op, args, kwargs)
+            named = [(k, v) for k, v in kwargs.items() if isinstance(v, Tensor)]
+            if named:
+                self._arguments.inputs[-len(named) :] = [value for _, value in named]
+                self._arguments.names[-len(named) :] = [name for name, _ in named]
+
+
+@fault("test_absent_optional_input", "test_input_names")
+class DropsAbsentInputs(LoopbackDriver):
+    """Absent optional inputs do not count."""
+
+    class execution_cls(Execution):
+        def __init__(self, driver: Any, op: Any, args: Any, kwargs: Any) -> None:
+            super().__init__(driver, op, args, kwargs)
+            kept = [
+                (t, n)
+                for t, n in zip(self._arguments.inputs, self._arguments.names, strict=True)
+                if t is not None
+            ]
+            self._arguments.inputs = [t for t, _ in kept]
+            self._arguments.names = [n for _, n in kept]
+
+
+@fault("test_value_of_a_parameter")
+class KnowsNoParameters(LoopbackDriver):
+    """It never knows a value."""
+
+    class execution_cls(Execution):
+        def _call(self) -> Any:
+            call = super()._call()
+            call.inputs = [t if t is None else t.alias() for t in call.inputs]
+            return call
+
+
+@fault("test_attributes")
+class HidesAttributes(LoopbackDriver):
+    """It tells no attributes."""
+
+    class execution_cls(Execution):
+        def _call(self) -> Any:
+            call = super()._call()
+            call.attributes = {}
+            return call
+
+
+# -- routines -----------------------------------------------------------------
+
+
+@fault(
+    "test_forward_routines_run_every_time", "test_routine_of_an_after_analysis_runs_the_first_time"
+)
+class SkipsTheFirstExecution(LoopbackDriver):
+    """Routines run from the second execution of an op on."""
+
+    class execution_cls(Execution):
+        def run(self) -> Any:
+            if self._dispatcher.plan(self._id) is not None:
+                return super().run()
+            analysis = self._dispatcher.begin(self._call())
+            result = self._op.compute(**self._arguments.rebuilt(self._arguments.inputs))
+            analysis.finish([result])
+            return result
+
+
+@fault("test_forward_routine_fails", "test_wrong_return_before")
+class SwallowsErrors(LoopbackDriver):
+    """Errors of routines do not reach the user."""
+
+    class execution_cls(Execution):
+        def run(self) -> Any:
+            try:
+                return super().run()
+            except Exception:
+                return self._op.compute(**self._arguments.rebuilt(self._arguments.inputs))
+
+
+@fault("test_replacement_takes_part_in_ad")
+class ReplacesWithoutGradient(LoopbackDriver):
+    """A replaced op has no gradient."""
+
+    class execution_cls(Execution):
+        def _replaced(self, plan: Any, inputs: Any) -> Any:
+            with no_grad():
+                return super()._replaced(plan, inputs)
+
+
+@fault("test_wrong_return_of_a_replacement")
+class AcceptsAnyReplacement(LoopbackDriver):
+    """It does not look at what a replacement returns."""
+
+    class execution_cls(Execution):
+        def _replaced(self, plan: Any, inputs: Any) -> Any:
+            result = self._dispatcher.replace(plan.replace, inputs)
+            return [tape.tensor(0.0) if result is None else result]
+
+
+@fault("test_tools_run_vanilla")
+class InstrumentsTools(LoopbackDriver):
+    """The tools' own ops are ops like others."""
+
+    @classmethod
+    def create(cls) -> Any:
+        driver = super().create()
+        driver.dispatcher.scopes = lambda: tuple(s for s in _state.STATE.scopes if s.alive)
+        return driver
+
+    def vanilla(self) -> AbstractContextManager[Any]:
+        return nullcontext()
+
+
+# -- differentiation ----------------------------------------------------------
+
+
+@fault("test_straight_through_before", "test_straight_through_after")
+class NeverIsolates(LoopbackDriver):
+    """Every routine takes part in AD."""
+
+    def ad_isolated(self) -> AbstractContextManager[Any]:
+        return nullcontext()
+
+    def substitute(self, old: Any, new: Any, action: Action) -> Any:
+        return new
+
+
+@fault("test_straight_through_before")
+class CutsTheGradient(LoopbackDriver):
+    """No gradient passes a substitution."""
+
+    def substitute(self, old: Any, new: Any, action: Action) -> Any:
+        return super().substitute(old, new, action).alias()
+
+
+@fault("test_straight_through_of_second_order")
+class FirstOrderOnly(LoopbackDriver):
+    """A gradient that has passed straight through has no gradient itself."""
+
+    def substitute(self, old: Any, new: Any, action: Action) -> Any:
+        value = new.alias()
+        if old.requires_grad:
+            passing = DriverNode("StraightThrough", [old.edge()], lambda g: [g[0].alias()])
+            tape.attach(passing, [value])
+        return value
+
+
+@fault("test_ad_enabled", "test_differentiable_tool")
+class AlwaysIsolates(LoopbackDriver):
+    """No routine takes part in AD."""
+
+    def routine(self, action: Action, selected: Any, isolated: bool) -> Any:
+        return super().routine(action, selected, True)
+
+
+@fault("test_shape_mismatch")
+class AcceptsAnyShape(LoopbackDriver):
+    """It does not look at shapes."""
+
+    def substitute(self, old: Any, new: Any, action: Action) -> Any:
+        return new
+
+
+@fault("test_substituted_input_of_an_in_place_op")
+class LosesInPlaceChanges(LoopbackDriver):
+    """An in-place op changes what it was given, whatever that is."""
+
+    class execution_cls(Execution):
+        def _returned(self, outputs: Any) -> Any:
+            return outputs[0] if len(outputs) == 1 else tuple(outputs)
+
+
+# -- backward ops -------------------------------------------------------------
+
+
+@fault("test_all_backward_ops", "test_owner_of_an_accumulation")
+class MissesAccumulation(LoopbackDriver):
+    """Gradient accumulation is no backward op for it."""
+
+    class execution_cls(Execution):
+        def _claim(self, handle: OpHandle, inputs: Any, outputs: Any, first: int) -> None:
+            super()._claim(handle, inputs, outputs, first)
+            for node in list(self._driver.claims):
+                if isinstance(node, tape.AccumulateGrad):
+                    del self._driver.claims[node]
+
+
+@fault("test_all_backward_ops")
+class SeesOneBackwardOp(LoopbackDriver):
+    """It sees the last node of the gradient graph and no other."""
+
+    class execution_cls(Execution):
+        def _claim(self, handle: OpHandle, inputs: Any, outputs: Any, first: int) -> None:
+            super()._claim(handle, inputs, outputs, first)
+            for node in list(self._driver.claims):
+                if node is not outputs[0].node:
+                    del self._driver.claims[node]
+
+
+@fault("test_gradients_of_the_inputs", "test_changed_gradients_of_the_inputs")
+class IgnoresInputGradients(LoopbackDriver):
+    """Routines on the gradients of an operator's inputs never run."""
+
+    class execution_cls(Execution):
+        def _with_input_gradients(self, handle: OpHandle, inputs: Any) -> Any:
+            return inputs
+
+
+@fault("test_recorded_after_the_op")
+class ForgetsLateActions(LoopbackDriver):
+    """What an after-analysis records for the backward does not reach the first one."""
+
+    class execution_cls(Execution):
+        def _is_analysed_after(self) -> bool:
+            return False
+
+
+@fault("test_released_tensor")
+class HoldsTensors(LoopbackDriver):
+    """It keeps the forward tensors for a backward analysis."""
+
+    class execution_cls(Execution):
+        def _handle(self) -> OpHandle:
+            handle = super()._handle()
+            kept = self._arguments.inputs
+            handle.inputs = [t if t is None else _Strong(t) for t in kept]
+            return handle
+
+
+class _Strong(WeakTensor):
+    def __init__(self, source: Tensor) -> None:
+        super().__init__(source)
+        self._kept = source
+
+
+@fault("test_tensors_die")
+class HoldsTheGraph(LoopbackDriver):
+    """It holds the nodes of the gradient graph for as long as it is attached."""
+
+    def __init__(self, dispatcher: Dispatcher) -> None:
+        super().__init__(dispatcher)
+        self.claims = {}  # type: ignore[assignment]
+
+
+@fault("test_forward_outside_of_the_scope")
+class KeepsSilent(LoopbackDriver):
+    """It does not say what it has not seen."""
+
+    @classmethod
+    def create(cls) -> Any:
+        driver = super().create()
+        driver.dispatcher.not_seen = lambda reason, count=1: None
+        return driver
+
+
+@fault("test_no_backward_routine_under_disabled")
+class IgnoresDisabled(LoopbackDriver):
+    """A backward under disabled() is instrumented."""
+
+    @classmethod
+    def create(cls) -> Any:
+        driver = super().create()
+        driver.dispatcher.is_paused = lambda: False
+        return driver
+
+
+# -- scopes -------------------------------------------------------------------
+
+
+@fault("test_patches_are_undone", "test_nested_scopes_undo_patches")
+class ForgetsAPatch(LoopbackDriver):
+    """One of its patches stays."""
+
+    def attach(self) -> None:
+        super().attach()
+        ops.execute = _passing(ops.execute)  # type: ignore[assignment]
+
+    def detach(self) -> None:
+        patched = ops.execute
+        super().detach()
+        ops.execute = patched.vanilla if hasattr(patched, "vanilla") else patched
+
+
+def _passing(vanilla: Any) -> Any:
+    def execute(*args: Any) -> Any:
+        return vanilla(*args)
+
+    execute.vanilla = _passing_on(execute)  # type: ignore[attr-defined]
+    return execute
+
+
+def _passing_on(_: Any) -> Any:
+    def execute(op: Any, args: Any, kwargs: Any) -> Any:
+        return op.compute(*args, **kwargs)
+
+    return execute
+
+
+@fault("test_thread_started_before")
+class CoversAllThreads(LoopbackDriver):
+    """Every thread is instrumented."""
+
+    @classmethod
+    def create(cls) -> Any:
+        driver = super().create()
+        driver.dispatcher.scopes = lambda: () if _state.STATE.paused else tuple(_state.LIVE_SCOPES)
+        return driver
+
+
+@fault("test_suspended_generator")
+class InstrumentsTheCaller(LoopbackDriver):
+    """A suspended generator's scope covers whoever runs meanwhile."""
+
+    @classmethod
+    def create(cls) -> Any:
+        driver = super().create()
+        driver.dispatcher.scopes = lambda: (
+            () if _state.STATE.paused or not _state.STATE.enabled else _state.STATE.scopes
+        )
+        return driver
+
+
+# -- transparency -------------------------------------------------------------
+
+
+@fault("test_forward_only", "test_watching_changes_nothing")
+class RoundsResults(LoopbackDriver):
+    """Results differ in the last places."""
+
+    class execution_cls(Execution):
+        def run(self) -> Any:
+            result = super().run()
+            if isinstance(result, Tensor):
+                result.data[:] = [x + 1e-12 for x in result.data]
+            return result
+
+
+@fault("test_random_numbers")
+class DrawsRandomNumbers(LoopbackDriver):
+    """It draws from the user's random numbers."""
+
+    class execution_cls(Execution):
+        def run(self) -> Any:
+            ops._GENERATOR.random()
+            return super().run()
+
+
+@fault("test_tools_die", "test_a_pending_backward_keeps_no_tool")
+class RemembersPlans(LoopbackDriver):
+    """What it has seen stays in a global table."""
+
+    seen: list[Any] = []  # noqa: RUF012 - that is the fault
+
+    class execution_cls(Execution):
+        def run(self) -> Any:
+            result = super().run()
+            RemembersPlans.seen.append(self._dispatcher.plan(self._id))
+            return result
+
+
+@fault("test_models_die")
+class RemembersModels(LoopbackDriver):
+    """It holds every model that it meets."""
+
+    def __init__(self, dispatcher: Dispatcher) -> None:
+        super().__init__(dispatcher)
+        held = self.ids._instances
+        assert isinstance(held, weakref.WeakKeyDictionary)
+        self.ids._instances = {}  # type: ignore[assignment]

@@ -1,0 +1,150 @@
+"""The contract kit finds out drivers that break the contract, and keeps itself whole."""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any
+
+import pytest
+
+import amanda.testing
+from amanda.driver import Capability
+from amanda.testing import DriverContract, loopback
+from amanda.testing.contract.base import ContractTests
+from amanda.testing.loopback import LoopbackDriver
+from tests.core.broken_drivers import FAULTS
+from tests.core.loopback_framework import LoopbackFramework
+
+pytest_plugins = ["pytester"]
+
+BROKEN = """
+from amanda.testing import DriverContract
+from tests.core.broken_drivers import FAULTS
+from tests.core.loopback_framework import LoopbackFramework
+from amanda.testing.loopback import LoopbackDriver
+
+TESTS = [name for name in dir(DriverContract) if name.startswith("test_")]
+for fault, (driver, tests) in {"Sound": (LoopbackDriver, None), **FAULTS}.items():
+    tests = tests or [name for _, names in FAULTS.values() for name in names]
+    dropped = set(TESTS) - {*tests, "test_contract_is_not_weakened"}
+    members = dict.fromkeys(dropped)  # pytest does not collect None
+    members |= {"driver_cls": driver, "framework_cls": LoopbackFramework}
+    globals()[f"Test{fault}"] = type(f"Test{fault}", (DriverContract,), members)
+"""
+
+
+def test_the_kit_fails_broken_drivers(
+    pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """For each fault the contract tests that state the broken rule fail; without it they pass."""
+    # One of the drivers leaves its patch behind.
+    monkeypatch.setattr(loopback.ops, "execute", loopback.ops.execute)
+    path = pytester.makepyfile(test_broken=BROKEN)
+    record = pytester.inline_run(path, "-q", "--tb=no", "-k", "not weakened", "-p", "no:randomly")
+    failed: dict[str, set[str]] = {}
+    for report in record.getreports("pytest_runtest_logreport"):
+        if report.failed:
+            _, cls, name = report.nodeid.split("::")
+            failed.setdefault(cls.removeprefix("Test"), set()).add(name.partition("[")[0])
+    assert failed == {fault: set(tests) for fault, (_, tests) in FAULTS.items()}
+
+
+def weakened(**members: Any) -> Any:
+    """An instance of a contract class that changes some members."""
+    return type("Weak", (DriverContract,), members)()
+
+
+@pytest.mark.parametrize(
+    "members",
+    [
+        {"test_replace_op": None},
+        {"test_replace_op": lambda self: None},
+        {"test_replace_op": pytest.mark.xfail(lambda self: None)},
+        {"pytestmark": pytest.mark.skip("no")},
+        {"pytestmark": [pytest.mark.xfail(reason="all of them")]},
+        {"_prepared": None},
+    ],
+    ids=["dropped", "overridden", "xfail without a reason", "skip", "xfail", "fixture"],
+)
+def test_a_weakened_contract_fails(members: dict[str, Any]) -> None:
+    """A subclass that drops or overrides a contract test, or marks them all, is found out."""
+    with pytest.raises(AssertionError):
+        weakened(**members).test_contract_is_not_weakened()
+
+
+def test_an_xfail_with_a_reason_is_allowed() -> None:
+    """A subclass may override a contract test that it expects to fail, if it says why."""
+
+    @pytest.mark.xfail(reason="not yet")
+    def test_replace_op(self: Any) -> None:
+        raise AssertionError
+
+    weakened(test_replace_op=test_replace_op).test_contract_is_not_weakened()
+
+
+def test_the_check_itself_cannot_be_overridden() -> None:
+    """A subclass that overrides the check for a weakened contract is an error at once."""
+    with pytest.raises(TypeError, match="test_contract_is_not_weakened"):
+        type("Weak", (DriverContract,), {"test_contract_is_not_weakened": lambda self: None})
+
+
+UNABLE = """
+from amanda.testing import DriverContract
+from tests.core.loopback_framework import LoopbackFramework
+from amanda.testing.loopback import LoopbackDriver
+
+class Unable(LoopbackDriver):
+    capabilities = frozenset()
+
+class TestUnable(DriverContract):
+    driver_cls = Unable
+    framework_cls = LoopbackFramework
+"""
+
+
+def test_a_missing_capability_skips(pytester: pytest.Pytester) -> None:
+    """A test that needs a capability which the driver lacks is skipped, and the skip names it."""
+    path = pytester.makepyfile(test_unable=UNABLE)
+    record = pytester.inline_run(path, "-k", "test_replace_the_whole_backward")
+    _, skipped, _ = record.listoutcomes()
+    assert "lacks Capability.REPLACE_BACKWARD_OP" in str(skipped[0].longrepr)
+
+
+def test_every_contract_test_states_its_rule() -> None:
+    """The docstring of every contract test is a sentence."""
+    for name in dir(DriverContract):
+        if name.startswith("test_"):
+            assert (getattr(DriverContract, name).__doc__ or "").strip().endswith("."), name
+
+
+def test_parts_of_the_contract_do_not_collide() -> None:
+    """No two parts of the contract define the same name."""
+    parts = [cls for cls in DriverContract.__mro__ if cls not in (DriverContract, object)]
+    names = [n for cls in parts for n in vars(cls) if not n.startswith("__")]
+    assert sorted(n for n in set(names) if names.count(n) > 1) == []
+
+
+def test_every_capability_is_used_or_about_graphs() -> None:
+    """Each capability that a driver can lack gates at least one contract test."""
+    used = {
+        capability
+        for name in dir(DriverContract)
+        for capability in getattr(getattr(DriverContract, name), "requires", ())
+    }
+    asked = (
+        {Capability.STATIC_GRAPH} if "STATIC_GRAPH" in inspect.getsource(ContractTests) else set()
+    )
+    assert set(Capability) - used - asked == {Capability.REPLAY, Capability.COMPILED}
+
+
+def test_unknown_names_of_the_kit() -> None:
+    """amanda.testing has the names that it lists and no others."""
+    assert amanda.testing.DriverContract is DriverContract
+    with pytest.raises(AttributeError, match="nonsense"):
+        _ = amanda.testing.nonsense
+
+
+def test_the_loopback_driver_passes_without_fault() -> None:
+    """The driver under the faults is the one that is tested elsewhere."""
+    assert all(issubclass(cls, LoopbackDriver) for cls, _ in FAULTS.values())
+    assert LoopbackFramework.accumulation
