@@ -59,24 +59,31 @@ def main(arguments: Sequence[str]) -> int:
     """Run the command; returns the exit status of the program, or 2 for wrong usage."""
     ours, words = program.split(arguments, WITH_VALUE)
     given = parser().parse_args(ours)
+    caught: list[warnings.WarningMessage] = []
+    problem: Exception | None = None
     try:
-        target = program.parsed(words)
-        target.check()
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
-            report = Report(make_tools(given.tool), given.output, Rank.of_environment(), sys.stdout)
-            check_folder(given.output)
-            run = Run(target, report)
-            run.begin(given.driver)
-    except program.ProgramError as error:
-        complain(f"error: {error}")
-        return error.status
-    except (UsageError, AmandaError) as error:
-        complain(f"error: {error}")
-        return 2
+            run = _prepared(given, words)
+    except (program.ProgramError, UsageError, AmandaError) as error:
+        problem = error
     for warning in caught:
         complain(f"warning: {warning.message}")
+    if problem is not None:
+        complain(f"error: {problem}")
+        return problem.status if isinstance(problem, program.ProgramError) else 2
     return run.execute()
+
+
+def _prepared(given: argparse.Namespace, words: Sequence[str]) -> Run:
+    """The run that a command line asks for, its tools applied and nothing of it run yet."""
+    target = program.parsed(words)
+    target.check()
+    tools = make_tools(given.tool)
+    check_folder(given.output)
+    run = Run(target, Report(tools, given.output, Rank.of_environment(), sys.stdout))
+    run.begin(given.driver)
+    return run
 
 
 def make_tools(texts: Sequence[str]) -> list[NamedTool]:

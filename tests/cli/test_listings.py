@@ -1,0 +1,174 @@
+"""``amanda tools``, ``amanda drivers`` and ``amanda doctor``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.cli.conftest import Command, install
+
+ALONE = {"AMANDA_DISABLE_PLUGINS": "amanda-tools,amanda-torch,amanda-tensorflow"}
+"""Leaves the example as the only plugin."""
+
+
+@pytest.fixture
+def site(tmp_path: Path) -> Path:
+    """An empty folder to put on ``PYTHONPATH``."""
+    folder = tmp_path / "site"
+    folder.mkdir()
+    return folder
+
+
+def test_tools_are_listed_with_what_they_do_and_their_options(amanda: Command) -> None:
+    """Short name, distribution, one line of description, and each option with its default."""
+    run = amanda("tools", **ALONE)
+    assert (run.returncode, run.stderr) == (0, "")
+    assert run.stdout == (
+        "largest  (amanda-example 1.0)  Finds the largest output of each operator.\n"
+        "    ops=text+text+... (default: none)  op types to look at; all by default.\n"
+        "    digits=integer (default: 2)  digits to round to.\n"
+        "log  (amanda-example 1.0)  Prints what runs.\n"
+        "    prefix=text (default: log)  what each line begins with.\n"
+        "    fail=text (default: none)  op type whose routine raises an error.\n"
+    )
+
+
+def test_a_tool_that_cannot_be_loaded_is_listed_with_the_reason(
+    amanda: Command, site: Path
+) -> None:
+    """One broken tool does not hide the others."""
+    (site / "half_plugin.py").write_text(
+        "from amanda import hookimpl\n"
+        "@hookimpl\n"
+        "def amanda_register_tools():\n"
+        "    return {'half': 'nowhere:Tool'}\n"
+    )
+    install(site, "amanda-half", "half = half_plugin")
+    run = amanda("tools", PYTHONPATH=str(site), **ALONE)
+    assert "half  (amanda-half 1.0)  cannot be loaded: tool 'half' of amanda-half" in run.stdout
+    assert "largest" in run.stdout
+
+
+def test_drivers_are_listed_with_their_use(amanda: Command) -> None:
+    """Name, framework, mode, priority, distribution, and whether the driver is used."""
+    rows = [line.split() for line in amanda("drivers", **ALONE).stdout.splitlines()]
+    assert ["toy", "toyframework", "eager", "0", "amanda-example", "used"] in rows
+
+
+def test_of_two_drivers_for_one_mode_the_loser_is_told_why(amanda: Command, site: Path) -> None:
+    """The list names the winner; ``--driver`` chooses the other one."""
+    (site / "rival_plugin.py").write_text(
+        "from amanda import hookimpl\n"
+        "from amanda_example.driver import ToyDriver\n"
+        "class Rival(ToyDriver):\n"
+        "    name = 'rival'\n"
+        "    priority = 1\n"
+        "    namespace = 'rival/1.0/eager'\n"
+        "class Broken(ToyDriver):\n"
+        "    name = 'broken'\n"
+        "    mode = 'graph'\n"
+        "    @classmethod\n"
+        "    def reason_unusable(cls):\n"
+        "        return 'the moon is full'\n"
+        "@hookimpl\n"
+        "def amanda_register_drivers():\n"
+        "    return [Rival, Broken]\n"
+    )
+    (site / "program.py").write_text("import toyframework as t\na = t.Number(1)\nt.add(a, a)\n")
+    install(site, "amanda-rival", "rival = rival_plugin")
+    listed = amanda("drivers", PYTHONPATH=str(site), **ALONE).stdout
+    assert "amanda-example  rival has a higher priority (1 > 0)\n" in listed
+    assert "amanda-rival    the moon is full\n" in listed
+    for words, namespace in (([], "rival"), (["--driver", "toy"], "toy")):
+        program = str(site / "program.py")
+        amanda("run", *words, "-t", "largest", "-o", "out", program, PYTHONPATH=str(site), **ALONE)
+        result = (site.parent / "out/largest.json").read_text()
+        assert f'"namespaces": [\n  "{namespace}/1.0/eager"\n ]' in result
+
+
+def test_doctor_finds_nothing_wrong(amanda: Command) -> None:
+    """Versions, plugins, headers, drivers and self-tests are shown, and the status is 0."""
+    run = amanda("doctor", **ALONE)
+    assert run.returncode == 0, run.stdout
+    for line in (
+        "  python 3.",
+        "  amanda-example 1.0\n",
+        "  example (amanda-example 1.0): loaded\n",
+        "  the example is installed\n",
+        "  toy: self_test passed (0.0 s)\n",
+        "all is well\n",
+    ):
+        assert line in run.stdout
+
+
+def test_doctor_names_what_is_wrong(amanda: Command, site: Path) -> None:
+    """A broken plugin, a failed self-test and the unrelated distribution give status 1."""
+    (site / "sick_plugin.py").write_text(
+        "from amanda import hookimpl\n"
+        "from amanda_example.driver import ToyDriver\n"
+        "class Sick(ToyDriver):\n"
+        "    name, mode = 'sick', 'graph'\n"
+        "    @classmethod\n"
+        "    def self_test(cls):\n"
+        "        return ['outputs differ']\n"
+        "    @classmethod\n"
+        "    def check_internals(cls):\n"
+        "        raise AttributeError('no execute')\n"
+        "@hookimpl\n"
+        "def amanda_register_drivers():\n"
+        "    return [Sick]\n"
+    )
+    install(site, "amanda-sick", "sick = sick_plugin")
+    install(site, "amanda-bad", "bad = no_such_module")
+    install(site, "amanda", "")
+    run = amanda("doctor", PYTHONPATH=str(site), **ALONE)
+    assert run.returncode == 1
+    problems = run.stdout.partition("4 problem(s)\n")[2].splitlines()
+    assert [problem.partition(":")[0].strip() for problem in problems] == [
+        (
+            "the distribution named 'amanda' is an unrelated project and overwrites files of "
+            "amanda-core; try"
+        ),
+        "plugin bad (amanda-bad 1.0) is not loaded",
+        "sick check_internals",
+        "sick self_test",
+    ]
+
+
+def test_core_alone_needs_no_rich(amanda: Command, site: Path) -> None:
+    """Without rich everything works but the tools that print with it."""
+    (site / "rich.py").write_text("raise ImportError('rich is not here')\n")
+    (site / "program.py").write_text("import toyframework as t\na = t.Number(1)\nt.add(a, a)\n")
+    where = {"PYTHONPATH": str(site), **ALONE}
+    for command in ("tools", "drivers", "doctor", "--help", "--version"):
+        assert amanda(command, **where).returncode == 0
+    run = amanda("run", "-t", "largest", str(site / "program.py"), **where)
+    assert (run.returncode, run.stderr) == (0, "")
+
+
+@pytest.mark.parametrize("command", ["tools", "drivers", "--help", "--version"])
+def test_commands_import_no_framework(command: str, python: Command) -> None:
+    """Listing plugins imports neither torch nor TensorFlow nor numpy."""
+    run = python(
+        "-c",
+        f"import sys; from amanda.cli import main; main([{command!r}]); "
+        "print('imported:', sorted({'torch', 'tensorflow', 'numpy'} & set(sys.modules)))",
+    )
+    assert run.stdout.endswith("imported: []\n")
+
+
+def test_an_unknown_command_is_an_error(amanda: Command) -> None:
+    """The message names the commands there are."""
+    run = amanda("rum")
+    assert (run.returncode, run.stdout) == (2, "")
+    assert "no command 'rum'" in run.stderr
+    assert "drivers" in run.stderr
+
+
+@pytest.mark.parametrize("command", ["run", "tools", "drivers", "doctor"])
+def test_every_command_has_help(command: str, amanda: Command) -> None:
+    """``--help`` tells what the command does."""
+    run = amanda(command, "--help")
+    assert run.returncode == 0
+    assert run.stdout.startswith("usage: amanda ")
