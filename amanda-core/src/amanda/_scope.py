@@ -88,19 +88,25 @@ class Scope:
             NoDriverError: no imported framework has a usable driver.
         """
         selection = _plugins.select(self.requested)
-        try:
-            for cls in selection.ready:
-                self._attach(cls)
-        except BaseException:
-            self._release_all()
-            raise
         self._bound = suspendable_frame(caller)
         self.alive = True
         _state.LIVE_SCOPES.append(self)
-        _threads.cover_new_threads(bool(_state.LIVE_SCOPES))
-        self._cover_thread()
-        if selection.pending:
-            self._watch = _import_hook.Watch(selection.pending, self._framework_imported)
+        try:
+            for cls in selection.ready:
+                self._attach(cls)
+            _threads.cover_new_threads(True)
+            self._cover_thread()
+            if selection.pending:
+                self._watch = _import_hook.Watch(selection.pending, self._framework_imported)
+        except BaseException:
+            self.exit()
+            raise
+
+    def abandon(self) -> None:
+        """End the scope in a forked child, where nothing is to be detached twice."""
+        self.alive = False
+        if self._watch is not None:
+            self._watch.close()
 
     def exit(self) -> None:
         """End the scope; drivers that no scope needs any more are detached."""

@@ -53,13 +53,16 @@ def invalidate() -> None:
 
 def _vanilla_child() -> None:
     """Leave a forked child without instrumentation."""
+    from amanda import _threads
+
     # Another thread of the parent may have held it, and does not exist here.
     TOOL_LOCK._at_fork_reinit()  # type: ignore[attr-defined]
     STATE.scopes = ()
     STATE.paused = 0
     for scope in LIVE_SCOPES:
-        scope.alive = False
+        scope.abandon()
     LIVE_SCOPES.clear()
+    _threads.cover_new_threads(False)
     for driver in ATTACHED.values():
         driver.exit_thread()
         driver.detach()
