@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import io
 import re
+import sys
 from pathlib import Path
 from types import ModuleType
 
@@ -62,4 +63,7 @@ def blocks(document: str) -> list[Block]:
 def run_document(document: str) -> list[tuple[Block, str]]:
     """Run a whole document; each block with what it printed."""
     namespace = ModuleType("document")
-    return [(block, block.run(namespace)) for block in blocks(document)]
+    try:
+        return [(block, block.run(namespace)) for block in blocks(document)]
+    finally:
+        sys.modules.pop("scalars", None)  # the framework of writing-a-driver.md

@@ -8,10 +8,13 @@ from tests import torchvision_ops  # noqa: F401 - the tutorial imports torchvisi
 from tests.tutorial import documents
 
 DOCUMENTS = [
+    "README.md",
+    "amanda-core/README.md",
     "amanda-core/docs/tutorial.md",
     "amanda-core/docs/writing-a-tool.md",
     "amanda-core/docs/messages.md",
     "amanda-core/docs/writing-a-driver.md",
+    "amanda-torch/docs/driver.md",
 ]
 
 
@@ -19,6 +22,6 @@ DOCUMENTS = [
 def test_document(document: str) -> None:
     """Each block prints exactly its output block."""
     results = documents.run_document(document)
-    assert len(results) >= 5
+    assert results, "no Python block found"
     for block, printed in results:
         assert printed == block.output, f"output of the block at {block}"
