@@ -24,19 +24,22 @@ class PrintingTool(ReportingTool[OptionsT]):
         width = None if file.isatty() else _WIDTH_OF_FILES
         console = rich.console.Console(file=file, width=width, highlight=False)
         for table in self.tables():
-            console.print(rendered(table) if table.rows else Text(table.title))
+            # Outside of the table, which may be narrower than they are.
+            console.print(Text(table.title, style="bold"), soft_wrap=True)
+            if table.rows:
+                console.print(rendered(table))
+            if more := table.head()[1]:
+                console.print(Text(more), soft_wrap=True)
 
 
 def rendered(table: Table) -> rich.table.Table:
-    """A table in rich's form."""
-    rows, more = table.head()
+    """A table in rich's form, without its title."""
+    rows, _ = table.head()
     # Text, not str: ids and types are no markup, "[0]" has to stay.
-    result = rich.table.Table(
-        title=Text(table.title), caption=Text(more) if more else None, title_justify="left"
-    )
+    result = rich.table.Table()
     for position, column in enumerate(table.columns):
         numeric = bool(rows) and all(isinstance(row[position], Number) for row in rows)
-        result.add_column(column, justify="right" if numeric else "left", overflow="fold")
+        result.add_column(Text(column), justify="right" if numeric else "left", overflow="fold")
     for row in rows:
         result.add_row(*(Text(str(value)) for value in row))
     return result

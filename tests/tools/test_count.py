@@ -1,0 +1,170 @@
+"""The tool ``count``."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import amanda
+from amanda.testing import loopback as lb
+from amanda.tools.reporting import Table
+from amanda_tools.count import CountTool
+
+
+def model() -> lb.Sequential:
+    return lb.Sequential(lb.Linear([[1.0]]), lb.Linear([[2.0]], [0.5]))
+
+
+def step(net: Any) -> None:
+    lb.sum(lb.relu(net(lb.tensor([[2.0]])))).backward()
+
+
+def counted(run: Callable[[], Any], **options: Any) -> dict[str, Any]:
+    tool = CountTool(**options)
+    with amanda.apply(tool):
+        run()
+    return tool.result()
+
+
+def test_executions_are_counted_and_not_analyses() -> None:
+    """Each execution of each iteration counts, forward and backward."""
+    net = model()
+    result = counted(lambda: [step(net) for _ in range(3)])
+    summary = result["summary"]
+    assert summary["by_type"]["forward"]["linear"] == {"ops": 2, "executions": 6}
+    assert summary["by_type"]["backward"]["MatmulBackward"] == {"ops": 2, "executions": 6}
+    assert summary["by_type"]["backward"]["AccumulateGrad"] == {"ops": 3, "executions": 9}
+    assert summary["forward"] == 12
+    assert summary["backward"] == sum(
+        row["executions"] for row in result["ops"] if row["direction"] == "backward"
+    )
+
+
+def test_executions_are_counted_by_module() -> None:
+    """The module path of the forward operator counts for its backward operators too."""
+    net = model()
+    by_module = counted(lambda: step(net))["summary"]["by_module"]
+    assert by_module["forward"] == {
+        "": {"ops": 2, "executions": 2},
+        "0": {"ops": 1, "executions": 1},
+        "1": {"ops": 1, "executions": 1},
+    }
+    assert set(by_module["backward"]) == {"", "0", "1"}
+
+
+def test_the_result_has_the_common_form() -> None:
+    """One row per operator, with the keys of all tools and ``executions``."""
+    result = counted(lambda: lb.relu(lb.parameter([1.0])).backward())
+    assert (result["tool"], result["schema"]) == ("count", 1)
+    assert result["namespaces"] == ["loopback/1.0/eager"]
+    assert result["ops"][0] == {
+        "id": "/relu:0",
+        "type": "relu",
+        "name": "relu",
+        "direction": "forward",
+        "module": "",
+        "namespace": "loopback/1.0/eager",
+        "executions": 1,
+    }
+    assert result["ops"][1] == {
+        "id": "/relu:0/grad/ReluBackward:0",
+        "type": "ReluBackward",
+        "name": "ReluBackward",
+        "direction": "backward",
+        "module": "",
+        "namespace": "loopback/1.0/eager",
+        "forward": "/relu:0",
+        "executions": 1,
+    }
+
+
+def test_only_selected_operators_carry_routines() -> None:
+    """``ops`` selects forward types with all their backward operators."""
+    net, tool = model(), CountTool(ops=["linear"])
+    with amanda.apply(tool) as scope:
+        step(net)
+    types = tool.result()["summary"]["by_type"]
+    assert set(types["forward"]) == {"linear"}
+    assert set(types["backward"]) == {
+        "MatmulBackward",
+        "TransposeBackward",
+        "AddBiasBackward",
+        "AccumulateGrad",
+    }
+    assert scope.statistics.ops_instrumented == len(tool.result()["ops"])
+    assert scope.statistics.ops_instrumented < (
+        scope.statistics.ops_seen + scope.statistics.backward_ops_seen
+    )
+
+
+def test_a_backward_type_can_be_selected() -> None:
+    """``ops`` may name backward types alone; one type needs no list."""
+    net = model()
+    types = counted(lambda: step(net), ops="ReluBackward")["summary"]["by_type"]
+    assert types == {"forward": {}, "backward": {"ReluBackward": {"ops": 1, "executions": 1}}}
+
+
+def test_types_that_never_came_are_reported() -> None:
+    """A type that no operator has is listed, so that a misspelling shows."""
+    tool = CountTool(ops=["linaer", "relu"])
+    with amanda.apply(tool):
+        lb.relu(lb.tensor([1.0]))
+    assert tool.result()["summary"]["ops_never_met"] == ["linaer"]
+    out = io.StringIO()
+    tool.print_summary(out)
+    assert "never met" in out.getvalue()
+    assert "linaer" in out.getvalue()
+
+
+def test_the_summary_shows_types_and_modules() -> None:
+    """The tables have the figures of the result, forward and backward."""
+    net, tool, out = model(), CountTool(), io.StringIO()
+    with amanda.apply(tool):
+        step(net)
+    tool.print_summary(out)
+    text = out.getvalue()
+    assert "count: 4 forward executions" in text
+    rows = [[cell.strip() for cell in line.split("│")[1:-1]] for line in text.splitlines()]
+    assert ["linear", "2", "2"] in rows
+    assert ["TransposeBackward", "2", "2"] in rows
+    assert ["1", "1", "5"] in rows
+
+
+def test_what_looks_like_markup_is_printed_as_it_is() -> None:
+    """Types and modules in square brackets are no styles."""
+
+    class Odd(CountTool):
+        def tables(self) -> Iterable[Table]:
+            yield Table("[red]t[/red]", ("[i]c[/i]",), [("[bold]x[/bold]",)])
+
+    out = io.StringIO()
+    Odd().print_summary(out)
+    for text in ("[red]t[/red]", "[i]c[/i]", "[bold]x[/bold]"):
+        assert text in out.getvalue()
+
+
+def test_counts_go_on_in_a_second_scope() -> None:
+    """A tool that is applied again adds to what it has."""
+    tool, x = CountTool(), lb.tensor([1.0])
+    for _ in range(2):
+        with amanda.apply(tool):
+            lb.relu(x)
+    assert tool.result()["summary"]["forward"] == 2
+
+
+def test_counting_changes_nothing() -> None:
+    """Outputs and gradients are those of the program alone."""
+    alone, under = model(), model()
+    step(alone)
+    with amanda.apply(CountTool()):
+        step(under)
+    for mine, theirs in zip(alone.parameters(), under.parameters(), strict=True):
+        assert mine.grad is not None
+        assert theirs.grad is not None
+        assert mine.grad.data == theirs.grad.data
+
+
+def test_it_is_found_by_its_short_name() -> None:
+    """``amanda.tools.load`` gives the class."""
+    assert amanda.tools.load("count") is CountTool

@@ -1,0 +1,150 @@
+"""The common form of tools."""
+
+from __future__ import annotations
+
+import io
+import json
+from pathlib import Path
+from typing import Any
+
+import attrs
+import pytest
+
+import amanda
+from amanda.testing import loopback as lb
+from amanda.tools.reporting import (
+    MAX_ROWS,
+    OpDescription,
+    ReportingTool,
+    Table,
+    describe,
+    plain_text,
+    write_json,
+)
+
+
+def test_a_table_is_aligned_and_cut() -> None:
+    """Numbers stand on the right, text on the left, and long tables say what is left out."""
+    assert plain_text(Table("title", ("name", "n"), [("a", 1), ("bcdef", 10)])) == (
+        "title\n  name    n\n  -----  --\n  a       1\n  bcdef  10"
+    )
+    long = plain_text(Table("long", ("n",), [(i,) for i in range(MAX_ROWS + 5)]))
+    assert long.endswith(f"  {MAX_ROWS - 1}\n... and 5 more rows")
+    assert plain_text(Table("empty", ("n",), [])) == "empty"
+
+
+def test_json_has_no_half_files(tmp_path: Path) -> None:
+    """A write that fails leaves what was there before."""
+
+    class Unprintable:
+        def __str__(self) -> str:
+            raise RuntimeError("no")
+
+    path = tmp_path / "a.json"
+    write_json(path, {"a": 1})
+    with pytest.raises(RuntimeError):
+        write_json(path, {"a": Unprintable()})
+    assert json.loads(path.read_text()) == {"a": 1}
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_json_takes_what_tools_have(tmp_path: Path) -> None:
+    """Tuples, sets, paths, infinities and keys of any kind are written."""
+    path = tmp_path / "a.json"
+    write_json(path, {1: (1, 2), "set": {3}, "path": Path("x"), "inf": float("-inf"), "n": None})
+    assert json.loads(path.read_text()) == {
+        "1": [1, 2],
+        "set": [3],
+        "path": "x",
+        "inf": "-inf",
+        "n": None,
+    }
+
+
+def test_an_operator_is_described_in_the_terms_of_all_tools() -> None:
+    """Forward and backward rows have the same keys; types are canonical where a rule knows them."""
+    found: list[OpDescription] = []
+    tool = amanda.Tool()
+    rules = [
+        ["loopback", lambda context: context.__setitem__("op_type", "dense")],
+        ["other", lambda context: context.__setitem__("op_type", "wrong")],
+    ]
+    tool.depends_on(amanda.tools.mapping.MappingTool(rules))
+    tool.add_inst_for_op(lambda context: found.append(describe(context)))
+    tool.add_inst_for_op(lambda context: found.append(describe(context)), backward=True)
+    net = lb.Sequential(lb.Linear([[1.0]]))
+    with amanda.apply(tool):
+        net(lb.tensor([[2.0]])).backward()
+    forward, backward = found[0], found[1]
+    assert forward.row() == {
+        "id": "Sequential.0/linear:0",
+        "type": "dense",
+        "name": "linear",
+        "direction": "forward",
+        "module": "0",
+        "namespace": "loopback/1.0/eager",
+    }
+    assert backward.row() == {
+        "id": "Sequential.0/linear:0/grad/MatmulBackward:0",
+        "type": "MatmulBackward",
+        "name": "MatmulBackward",
+        "direction": "backward",
+        "module": "0",
+        "namespace": "loopback/1.0/eager",
+        "forward": "Sequential.0/linear:0",
+    }
+    for types in (["dense"], ["MatmulBackward"], []):
+        assert backward.is_selected(types)
+    assert not backward.is_selected(["linear_backward"])
+    assert forward.is_selected(["linear"])
+
+
+@attrs.frozen(kw_only=True)
+class NoOptions:
+    """No options."""
+
+
+class Minimal(ReportingTool[NoOptions]):
+    """Says nothing."""
+
+    name = "minimal"
+    Options = NoOptions
+
+    def op_rows(self) -> list[dict[str, Any]]:
+        return [
+            {"id": "a", "type": "t", "module": "", "namespace": "x/1"},
+            {"id": "b", "type": "t", "module": "", "namespace": "w/1"},
+        ]
+
+    def summary(self) -> dict[str, Any]:
+        return {"n": 2}
+
+
+def test_the_result_has_the_common_form() -> None:
+    """Tool, schema, namespaces, summary and ops, whatever the tool."""
+    assert Minimal().result() == {
+        "tool": "minimal",
+        "schema": 1,
+        "namespaces": ["w/1", "x/1"],
+        "summary": {"n": 2},
+        "ops": Minimal().op_rows(),
+    }
+
+
+def test_a_tool_may_leave_out_tables_and_files(tmp_path: Path) -> None:
+    """Without tables nothing is printed, without files nothing is written."""
+    out = io.StringIO()
+    Minimal().print_summary(out)
+    assert out.getvalue() == ""
+    assert list(Minimal().write_files(tmp_path, "minimal")) == []
+
+
+def test_a_tool_that_says_nothing_is_told_what_to_say() -> None:
+    """The base class names the method that is missing."""
+
+    class Silent(ReportingTool[NoOptions]):
+        name = "silent"
+        Options = NoOptions
+
+    with pytest.raises(NotImplementedError, match="Silent must say what it found: op_rows"):
+        Silent().result()
