@@ -15,22 +15,22 @@ from typing import Any
 import torch
 from torch import nn
 
-from amanda.action import ActionKind, ActionPlan
+from amanda.action import ActionPlan
 from amanda.calls import BackwardCall
 from amanda.dispatch import (
     BackwardExecution,
     Dispatcher,
     OpHandle,
     backward_is_settled,
-    replaced_gradients,
 )
 from amanda.errors import CapabilityError
 from amanda_torch import _internals
 from amanda_torch.ops import BackwardOpView, TorchCall
-from amanda_torch.routines import OWN_FUNCTIONS, AmandaGradients
+from amanda_torch.routines import OWN_FUNCTIONS
 from amanda_torch.scopes import is_constant
 
 _MARK = "amanda"
+_ALIAS = "amanda_alias"
 
 
 class WeakTensor:
@@ -91,6 +91,26 @@ def form_of(outputs: Any) -> Any:
     return [type(node), *[type(edge[0]) for edge in node.next_functions]]
 
 
+Edge = tuple[Any, int]
+"""Where a gradient goes: an autograd node and the number of its output, or a leaf and -1."""
+
+
+def edge_of(tensor: Any) -> Edge | None:
+    """Where the gradient of a tensor goes; None if it has none."""
+    if tensor is None or not tensor.requires_grad:
+        return None
+    if tensor.grad_fn is None:
+        return tensor, -1
+    return tensor.grad_fn, tensor.output_nr
+
+
+def is_edge(target: Any, number: int, edge: Edge) -> bool:
+    """Whether a gradient that a node sends to `target` goes where `edge` says."""
+    if edge[1] == -1:
+        return getattr(target, "variable", None) is edge[0]
+    return target is edge[0] and number == edge[1]
+
+
 def node_name(node: Any) -> str:
     """``ConvolutionBackward0``, ``AccumulateGrad``; without the C++ namespace."""
     return str(node.name()).rpartition("::")[2]
@@ -101,17 +121,25 @@ def is_accumulation(node: Any) -> bool:
     return hasattr(node, "variable")
 
 
+def set_alias(node: Any) -> None:
+    """Mark the node of an alias that this package has made."""
+    node.metadata[_ALIAS] = True
+
+
 def is_own(node: Any) -> bool:
-    """Whether a node belongs to one of the functions that this package inserts."""
+    """Whether a node belongs to a function or an alias that this package inserts."""
+    if type(node).__name__ == "AliasBackward0":
+        return _ALIAS in node.metadata
     return _internals.forward_class(node) in OWN_FUNCTIONS
 
 
-def new_nodes(outputs: Sequence[Any], start: int) -> Iterator[Any]:
+def new_nodes(outputs: Sequence[Any], start: int, *, aliases: bool = False) -> Iterator[Any]:
     """The nodes that an operator has made, and the accumulations that they feed.
 
     Args:
         outputs: the operator's output tensors.
         start: the sequence number read before the operator ran.
+        aliases: whether aliases made by this package count.
     """
     waiting = [t.grad_fn for t in outputs if t is not None and t.requires_grad]
     for tensor in outputs:
@@ -126,6 +154,8 @@ def new_nodes(outputs: Sequence[Any], start: int) -> Iterator[Any]:
             continue
         seen.add(node)
         if is_own(node):
+            if aliases and _ALIAS in node.metadata:
+                yield node
             waiting.extend(edge[0] for edge in node.next_functions)
         elif is_accumulation(node):
             yield node
@@ -229,7 +259,7 @@ def _input_names(node: Any, call: TorchCall) -> list[str]:
     for target, number in node.next_functions:
         while is_own(target) and target.next_functions:
             target, number = target.next_functions[0]
-        found = next((i for i, (e, _) in enumerate(left) if e == (target, number)), None)
+        found = next((i for i, (e, _) in enumerate(left) if is_edge(target, number, e)), None)
         names.append("" if found is None else left.pop(found)[1])
     return names
 
@@ -277,170 +307,3 @@ def count_foreign(roots: Sequence[Any], start: int) -> int:
         seen.update(following)
         waiting.extend(following)
     return foreign
-
-
-# -- actions on the whole operator ----------------------------------------
-
-
-class WholeOperator:
-    """Routines on the gradients of an operator's inputs or outputs, in one graph."""
-
-    __slots__ = ("_dispatcher", "_handle", "_kind")
-
-    def __init__(self, dispatcher: Dispatcher, handle: OpHandle, kind: ActionKind) -> None:
-        self._dispatcher = dispatcher
-        self._handle = handle
-        self._kind = kind
-
-    def run(self, gradients: list[Any]) -> list[Any]:
-        """The gradients after the routines of all scopes that have not ended."""
-        if self._dispatcher.is_paused():
-            return gradients
-        for _, record in self._handle.records():
-            for action in record.actions(self._kind):
-                gradients = self._dispatcher.run(action, gradients)
-        return gradients
-
-    def replace(self, gradients: list[Any], grad_outputs: list[Any]) -> list[Any]:
-        """The gradients that the replacement supplies, where it has not ended."""
-        if not self._dispatcher.is_paused():
-            for _, record in self._handle.records():
-                for action in record.actions(ActionKind.REPLACE_BACKWARD_OP):
-                    gradients = replaced_gradients(
-                        self._dispatcher, action, grad_outputs, gradients
-                    )
-        return gradients
-
-
-class Selected:
-    """Calls a whole-operator routine where only some positions have a gradient."""
-
-    __slots__ = ("_count", "_positions", "_whole")
-
-    def __init__(self, whole: WholeOperator, positions: Sequence[int], count: int) -> None:
-        self._whole = whole
-        self._positions = positions
-        self._count = count
-
-    def __call__(self, gradients: Sequence[Any]) -> list[Any]:
-        full: list[Any] = [None] * self._count
-        for position, gradient in zip(self._positions, gradients, strict=True):
-            full[position] = gradient
-        full = self._whole.run(full)
-        return [full[position] for position in self._positions]
-
-
-def gather_inputs(whole: WholeOperator, values: list[Any]) -> list[Any]:
-    """`values` passed through an identity in which their gradients meet."""
-    positions = [i for i, t in enumerate(values) if t is not None and t.requires_grad]
-    return gather(whole, values, positions) if positions else values
-
-
-def gather(whole: WholeOperator, values: list[Any], positions: Sequence[int]) -> list[Any]:
-    """The tensors at `positions` passed through an identity in which their gradients meet."""
-    change = Selected(whole, positions, len(values))
-    results = _internals.apply_function(AmandaGradients, change, *[values[i] for i in positions])
-    values = list(values)
-    for position, result in zip(positions, results, strict=True):
-        values[position] = result
-    return values
-
-
-def _is_made(tensor: Any, start: int) -> bool:
-    """Whether an output's autograd node is a new one."""
-    node = tensor.grad_fn if tensor is not None and tensor.requires_grad else None
-    return node is not None and _internals.node_sequence(node) >= start
-
-
-def hook_outputs(whole: WholeOperator, outputs: list[Any], start: int) -> list[Any]:
-    """Let the routines see the output gradients together.
-
-    Where the outputs come from one node, that node is hooked; otherwise they
-    pass through an identity, as in :func:`gather_inputs`. An output that the
-    operator only handed on (``x.to(x.dtype)``) has no backward operator.
-    """
-    positions = [i for i, tensor in enumerate(outputs) if _is_made(tensor, start)]
-    if not positions:
-        return outputs
-    nodes = {outputs[i].grad_fn for i in positions}
-    if len(nodes) > 1:
-        return gather(whole, outputs, positions)
-    (node,) = nodes
-    numbers = {i: outputs[i].output_nr for i in positions}
-    count = len(outputs)
-
-    def before(grad_outputs: tuple[Any, ...]) -> Any:
-        full = [grad_outputs[numbers[i]] if i in numbers else None for i in range(count)]
-        changed = whole.run(full)
-        if changed is full:
-            return None
-        result = list(grad_outputs)
-        for position, number in numbers.items():
-            result[number] = changed[position]
-        return tuple(result)
-
-    node.register_prehook(before)
-    return outputs
-
-
-def edge_of(tensor: Any) -> tuple[Any, int] | None:
-    """Where the gradient of a tensor goes: its node and the number of its output."""
-    if tensor is None or not tensor.requires_grad:
-        return None
-    if tensor.grad_fn is not None:
-        return tensor.grad_fn, tensor.output_nr
-    edge = torch.autograd.graph.get_gradient_edge(tensor)
-    return edge.node, edge.output_nr
-
-
-def hook_input_edges(
-    dispatcher: Dispatcher,
-    handle: OpHandle,
-    kinds: Sequence[ActionKind],
-    edges: Sequence[tuple[Any, int] | None],
-    outputs: Sequence[Any],
-    start: int,
-) -> bool:
-    """Let routines change or supply the input gradients of an operator of one node.
-
-    View and in-place operators must be treated so: an identity on their inputs
-    would cut them off from what they alias.
-
-    Returns:
-        False if the operator has several nodes, so that no single hook sees
-        all its input gradients; nothing is hooked then.
-    """
-    nodes = [n for n in new_nodes(outputs, start) if not is_accumulation(n)]
-    if len(nodes) != 1:
-        return not nodes
-    (node,) = nodes
-    positions: dict[int, int] = {}
-    for place, edge in enumerate(node.next_functions):
-        for index, wanted in enumerate(edges):
-            if wanted is not None and index not in positions and edge == wanted:
-                positions[index] = place
-                break
-    count, output_count = len(edges), len(outputs)
-    numbers = {i: t.output_nr for i, t in enumerate(outputs) if t.grad_fn is node}
-
-    def after(grad_inputs: tuple[Any, ...], grad_outputs: tuple[Any, ...]) -> Any:
-        full = [grad_inputs[positions[i]] if i in positions else None for i in range(count)]
-        whole = WholeOperator(dispatcher, handle, ActionKind.AFTER_BACKWARD_OP)
-        changed = full
-        if ActionKind.REPLACE_BACKWARD_OP in kinds:
-            given = [
-                grad_outputs[numbers[i]] if i in numbers else None for i in range(output_count)
-            ]
-            changed = whole.replace(changed, given)
-        if ActionKind.AFTER_BACKWARD_OP in kinds:
-            changed = whole.run(changed)
-        if changed is full:
-            return None
-        result = list(grad_inputs)
-        for index, place in positions.items():
-            if result[place] is not None:
-                result[place] = changed[index]
-        return tuple(result)
-
-    node.register_hook(after)
-    return True

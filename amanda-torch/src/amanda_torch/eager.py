@@ -99,7 +99,6 @@ class EagerDriver(TorchEagerDriver):
         if interceptor is not None:
             interceptor.exit()
             interceptor.clear()
-            interceptor.executor.claimer.clear()
 
     def invalidate(self) -> None:
         """Make all threads ask for their plans again."""

@@ -11,18 +11,16 @@ from amanda.action import Action, ActionKind, ActionPlan
 from amanda.dispatch import Dispatcher, OpExecution, OpHandle
 from amanda.errors import CapabilityError, RoutineResultError
 from amanda_torch import _internals
-from amanda_torch.backward import (
-    Claimer,
+from amanda_torch.backward import Claimer, edge_of, form_of, weak
+from amanda_torch.ops import TorchCall, is_in_place, tensors_of, with_tensors
+from amanda_torch.routines import AmandaOperator, write_back
+from amanda_torch.whole import (
     WholeOperator,
-    edge_of,
-    form_of,
+    aliases_of,
     gather_inputs,
     hook_input_edges,
     hook_outputs,
-    weak,
 )
-from amanda_torch.ops import TorchCall, is_in_place, tensors_of, with_tensors
-from amanda_torch.routines import AmandaOperator, write_back
 
 if TYPE_CHECKING:
     from amanda_torch.scopes import Tracker
@@ -180,22 +178,31 @@ class _Operation:
     def run(self, values: list[Any]) -> Any:
         """Run it on `values`, then the analyses that see its outputs."""
         plan = self.plan
-        if self.records_gradients and self.aliases:
-            # An in-place operator is about to move them.
+        self._values = values
+        if self.records_gradients and self.in_place:
+            # The operator is about to move them.
             self._edges = [edge_of(value) for value in values]
             self._call.edges = [edge_of(value) for value in self._call.inputs]
-        identity = self.records_gradients and not self.aliases
-        if identity and plan.replace_backward is not None:
+        on_inputs = self.records_gradients and (plan.after_backward or plan.replace_backward)
+        if not on_inputs or self.in_place:
+            result = self._vanilla(values)
+        elif self.aliases:
+            result = self._handed_on(aliases_of(values))
+        elif plan.replace_backward is not None:
             result = self._with_gradient(values)
         else:
-            if identity and plan.after_backward:
-                whole = WholeOperator(self._dispatcher, self.handle(), ActionKind.AFTER_BACKWARD_OP)
-                values = gather_inputs(whole, values)
-            result = self._vanilla(values)
+            whole = WholeOperator(self._dispatcher, self.handle(), ActionKind.AFTER_BACKWARD_OP)
+            result = self._handed_on(gather_inputs(whole, values))
         if self._execution is not None:
             self.plan = self._execution.finish(tensors_of(result))
-        self._values = values
         return result
+
+    def _handed_on(self, values: list[Any]) -> Any:
+        """Run on stand-ins; a stand-in that is handed on is what it stands for."""
+        result = self._vanilla(values)
+        outputs = tensors_of(result)
+        origin = {id(new): old for new, old in zip(values, self._values, strict=True)}
+        return with_tensors(result, outputs, [origin.get(id(o), o) for o in outputs])
 
     def hook_outputs(self, outputs: list[Any]) -> list[Any]:
         """The routines before the operator's first backward operator."""
@@ -230,8 +237,9 @@ class _Operation:
             self._dispatcher, self.handle(), late, edges, tensors_of(result), self.start
         ):
             raise CapabilityError(
-                f"op {plan.op_id} has several autograd nodes: {late[0].value}() on it must be "
-                "recorded before it runs; register the analysis with require_outputs=False"
+                f"the input gradients of op {plan.op_id} leave it through several autograd nodes: "
+                f"{late[0].value}() must be recorded before it runs; register the analysis with "
+                "require_outputs=False"
             )
 
     def _vanilla(self, values: list[Any]) -> Any:

@@ -94,6 +94,13 @@ class Interceptor(Tracker, abc.ABC):
                     reason = "backward operators whose forward ran outside of the scope"
                     scope.statistics.not_seen[reason] += foreign
 
+    def clear(self) -> None:
+        """Let go of the scopes, and of all that was recorded under them."""
+        super().clear()
+        self.executor.claimer.clear()
+        self._active = ()
+        self._entered.clear()
+
     def mute(self) -> Callable[[], None]:
         """Run vanilla until the returned function is called."""
         self.muted += 1
