@@ -134,7 +134,7 @@ def test_every_capability_is_used_or_about_graphs() -> None:
     asked = (
         {Capability.STATIC_GRAPH} if "STATIC_GRAPH" in inspect.getsource(ContractTests) else set()
     )
-    assert set(Capability) - used - asked == {Capability.REPLAY, Capability.COMPILED}
+    assert set(Capability) - used - asked == {Capability.COMPILED}
 
 
 def test_unknown_names_of_the_kit() -> None:

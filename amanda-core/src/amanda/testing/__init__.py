@@ -15,7 +15,7 @@ _KIT = {"DriverContract": "contract", "Framework": "framework", "requires": "fra
 
 # Assertions are rewritten only in modules that are imported later, and only
 # by a running pytest.
-if "pytest" in sys.modules:
+if sys.modules.get("pytest"):
     sys.modules["pytest"].register_assert_rewrite("amanda.testing.contract")
 
 

@@ -1,0 +1,10 @@
+"""Settings of all tests. Nothing here imports a framework."""
+
+from __future__ import annotations
+
+import os
+
+if "PYTEST_XDIST_WORKER" in os.environ:
+    # Processes side by side, each with a thread per core, would wait for each other.
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+os.environ.setdefault("HF_HUB_OFFLINE", "1")

@@ -1,0 +1,82 @@
+"""Fixtures of the tests of amanda-core."""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from importlib import metadata
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import pytest
+
+from amanda import _plugins, _state
+from amanda.hookspecs import hookimpl
+
+
+@pytest.fixture(autouse=True)
+def _nothing_left() -> Iterator[None]:
+    """After a test no scope is open and no driver attached."""
+    start, finders = threading.Thread.start, list(sys.meta_path)
+    yield
+    assert not _state.LIVE_SCOPES
+    assert not _state.ATTACHED
+    assert _state.STATE.scopes == ()
+    assert threading.Thread.start is start
+    assert sys.meta_path == finders
+
+
+class FakeEntryPoint:
+    """An entry point of the group ``amanda`` in a distribution that is not installed."""
+
+    def __init__(self, name: str, plugin: Any, distribution: str = "") -> None:
+        self.name = name
+        self.dist = SimpleNamespace(name=distribution or f"dist-{name}", version="1.2")
+        self._plugin = plugin
+
+    def load(self) -> Any:
+        if isinstance(self._plugin, Exception):
+            raise self._plugin
+        return self._plugin
+
+
+def plugin(
+    *,
+    drivers: Sequence[Any] | None = None,
+    tools: Mapping[str, str] | None = None,
+    rules: Mapping[str, Sequence[Any]] | None = None,
+    header: str | None = None,
+) -> ModuleType:
+    """A plugin module that implements the hooks for which something is given."""
+    module = ModuleType("fake_plugin")
+    given = {
+        "amanda_register_drivers": drivers,
+        "amanda_register_tools": tools,
+        "amanda_register_mapping_rules": rules,
+        "amanda_report_header": header,
+    }
+    for name, answer in given.items():
+        if answer is not None:
+            hook = _answering(answer)
+            hook.__name__ = name
+            setattr(module, name, hookimpl(hook))
+    return module
+
+
+def _answering(answer: Any) -> Callable[[], Any]:
+    return lambda: answer
+
+
+@pytest.fixture
+def install(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., None]]:
+    """Makes the given entry points the only ones; plugins load again at the next use."""
+
+    def installing(*points: FakeEntryPoint) -> None:
+        monkeypatch.setattr(metadata, "entry_points", lambda group: list(points))
+        monkeypatch.setattr(_plugins, "_LOOPBACK", "no.such.module")
+        _plugins.registry.cache_clear()
+
+    yield installing
+    monkeypatch.undo()
+    _plugins.registry.cache_clear()

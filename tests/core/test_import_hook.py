@@ -1,0 +1,95 @@
+"""The import of a framework inside a scope."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+import amanda
+from amanda._import_hook import Watch
+from tests.core.conftest import FakeEntryPoint, plugin
+from tests.core.test_plugins import FakeDriver
+
+NAME = "fake_late_framework"
+
+
+@pytest.fixture
+def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A framework that can be imported, and is not yet."""
+    path = tmp_path / f"{NAME}.py"
+    path.write_text("value = 1\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    yield path
+    sys.modules.pop(NAME, None)
+
+
+def test_notices_the_import(module: Path) -> None:
+    """The watch calls back once, after the module has run, and is gone then."""
+    seen: list[tuple[str, int]] = []
+    watch = Watch([NAME], lambda name: seen.append((name, sys.modules[name].value)))
+    importlib.import_module(NAME)
+    importlib.reload(sys.modules[NAME])
+    assert seen == [(NAME, 1)]
+    assert watch not in sys.meta_path
+
+
+def test_the_module_does_not_remember(module: Path) -> None:
+    """The imported module has its own loader."""
+    watch = Watch([NAME, "another"], lambda name: None)
+    found = importlib.import_module(NAME)
+    watch.close()
+    assert type(found.__loader__).__module__ != "amanda._import_hook"
+    assert found.__spec__ is not None
+    assert found.__spec__.loader is found.__loader__
+
+
+def test_other_imports_pass(module: Path) -> None:
+    """Other modules are imported as ever, and a framework that is not there is not found."""
+    watch = Watch(["fake_absent_framework"], lambda name: pytest.fail("not imported"))
+    try:
+        assert importlib.import_module(NAME).value == 1
+        with pytest.raises(ModuleNotFoundError, match="fake_absent_framework"):
+            importlib.import_module("fake_absent_framework")
+    finally:
+        watch.close()
+        watch.close()
+
+
+def test_failed_import(module: Path) -> None:
+    """An import that fails does not count; the next one does."""
+    seen: list[str] = []
+    module.write_text("raise KeyError('broken')\n")
+    watch = Watch([NAME], seen.append)
+    with pytest.raises(KeyError):
+        importlib.import_module(NAME)
+    assert seen == []
+    module.write_text("value = 'another length'\n")
+    importlib.invalidate_caches()
+    importlib.import_module(NAME)
+    assert seen == [NAME]
+    assert watch not in sys.meta_path
+
+
+def test_driver_of_a_late_framework(module: Path, install: Callable[..., None]) -> None:
+    """A driver whose framework is imported inside a scope is attached then, and detached after."""
+    late = type("Late", (FakeDriver,), {"name": "late", "framework": NAME})
+    install(FakeEntryPoint("one", plugin(drivers=[late])))
+    FakeDriver.attached.clear()
+    with amanda.apply(amanda.Tool()):
+        assert FakeDriver.attached == []
+        importlib.import_module(NAME)
+        assert FakeDriver.attached == ["late"]
+
+
+def test_a_framework_that_is_never_imported(install: Callable[..., None]) -> None:
+    """A scope that waits for a framework in vain leaves the import system as it was."""
+    late = type("Late", (FakeDriver,), {"name": "late", "framework": NAME})
+    install(FakeEntryPoint("one", plugin(drivers=[late])))
+    finders = list(sys.meta_path)
+    with amanda.apply(amanda.Tool()):
+        assert len(sys.meta_path) == len(finders) + 1
+    assert sys.meta_path == finders
