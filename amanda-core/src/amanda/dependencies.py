@@ -19,23 +19,21 @@ def ordered(tools: Iterable[Tool]) -> tuple[Tool, ...]:
             message names the circle.
     """
     done: dict[int, Tool] = {}
-    path: list[Tool] = []
-
-    def visit(tool: Tool) -> None:
-        if id(tool) in done:
-            return
-        if any(tool is other for other in path):
-            start = next(i for i, other in enumerate(path) if other is tool)
-            circle = " -> ".join(type(t).__name__ for t in [*path[start:], tool])
-            raise DependencyCycleError(
-                f"tools depend on each other in a circle: {circle}; remove one depends_on()"
-            )
-        path.append(tool)
-        for dependency in tool.dependencies:
-            visit(dependency)
-        path.pop()
-        done[id(tool)] = tool
-
     for tool in tools:
-        visit(tool)
+        _visit(tool, done, [])
     return tuple(done.values())
+
+
+def _visit(tool: Tool, done: dict[int, Tool], path: list[Tool]) -> None:
+    """Add a tool behind its dependencies; `path` leads to it."""
+    if id(tool) in done:
+        return
+    if any(tool is other for other in path):
+        start = next(i for i, other in enumerate(path) if other is tool)
+        circle = " -> ".join(type(t).__name__ for t in [*path[start:], tool])
+        raise DependencyCycleError(
+            f"tools depend on each other in a circle: {circle}; remove one depends_on()"
+        )
+    for dependency in tool.dependencies:
+        _visit(dependency, done, [*path, tool])
+    done[id(tool)] = tool

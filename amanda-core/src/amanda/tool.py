@@ -52,8 +52,11 @@ class Tool:
                 f"{type(self).__name__}.add_inst_for_op() needs a function, got {callback!r}"
             )
         point = InstPoint.of(backward, require_outputs)
+        # A bound method of the tool itself would be a cycle, and keep it until gc runs.
+        own = getattr(callback, "__self__", None) is self
+        entry = (own, callback.__func__ if own else callback)  # type: ignore[attr-defined]
         analyses = vars(self).setdefault("_analyses", {})
-        analyses[point] = (*analyses.get(point, ()), callback)
+        analyses[point] = (*analyses.get(point, ()), entry)
         _state.invalidate()
 
     def depends_on(self, *tools: Tool) -> None:
@@ -87,8 +90,8 @@ class Tool:
 
     def analyses(self, point: InstPoint) -> tuple[Analysis, ...]:
         """The analysis routines registered for one point."""
-        registered: dict[InstPoint, tuple[Analysis, ...]] = vars(self).get("_analyses", {})
-        return registered.get(point, ())
+        entries = vars(self).get("_analyses", {}).get(point, ())
+        return tuple(func.__get__(self) if own else func for own, func in entries)
 
     def before_analyses(self, context: OpContext) -> None:
         """Called in the tool's turn, at each point at which some tool has an analysis.
