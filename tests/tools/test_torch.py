@@ -1,0 +1,207 @@
+"""The tools on PyTorch: replay of real models, counts, the command line."""
+
+from __future__ import annotations
+
+import gc
+import json
+import os
+import subprocess
+import sys
+import weakref
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import amanda
+from amanda.tools.graph import Graph
+from amanda.tools.graph_tracing import GraphTracingTool
+from amanda_tools.count import CountTool
+from amanda_tools.trace import TraceTool
+from tests import models
+
+SMALL = [name for name in models.ZOO if name != "inception_v3"]
+
+
+def traced(model: Any, inputs: Any) -> tuple[Graph, Any]:
+    """The graph of one forward pass, and what the model returned."""
+    tool = GraphTracingTool()
+    torch.manual_seed(1)
+    with amanda.apply(tool):
+        output = model(**inputs)
+    return tool.graph, output
+
+
+def replayed(graph: Graph, inputs: Any, output: Any) -> list[Any]:
+    """What the graph makes of the same inputs, with the same random numbers."""
+    known = {graph.tensor_of(t): t.clone() for t in models.tensors(inputs) if graph.tensor_of(t)}
+    torch.manual_seed(1)
+    return graph.replay(known, [graph.tensor_of(t) for t in models.tensors(output)])
+
+
+@pytest.mark.parametrize("name", SMALL)
+def test_a_replay_reproduces_the_model_bit_for_bit(name: str) -> None:
+    """The operators alone, run again on the same inputs, give the model's outputs in training."""
+    model, inputs = models.build(name)
+    graph, output = traced(model, inputs)
+    expected = list(models.tensors(output))
+    assert expected
+    for again, tensor in zip(replayed(graph, inputs, output), expected, strict=True):
+        assert again is not tensor
+        assert torch.equal(again, tensor)
+
+
+@pytest.mark.parametrize("name", models.FAST_PATH)
+def test_a_replay_reproduces_the_native_fast_path(name: str) -> None:
+    """In eval mode without gradients the fused operators are traced and replayed."""
+    model, inputs = models.build(name, training=False)
+    with torch.no_grad():
+        graph, output = traced(model, inputs)
+        expected = list(models.tensors(output))
+        for again, tensor in zip(replayed(graph, inputs, output), expected, strict=True):
+            assert torch.equal(again, tensor)
+
+
+def test_a_replay_has_gradients() -> None:
+    """The replay takes part in AD as the model does."""
+    model, inputs = models.build("resnet18")
+    graph, output = traced(model, inputs)
+    models.loss(output).backward()
+    wanted = [parameter.grad for parameter in model.parameters()]
+    model.zero_grad()
+    models.loss(replayed(graph, inputs, output)).backward()
+    for parameter, gradient in zip(model.parameters(), wanted, strict=True):
+        assert torch.equal(parameter.grad, gradient)
+
+
+def test_edges_follow_in_place_operators_and_views() -> None:
+    """A tensor that was changed in place is read from the operator that changed it."""
+
+    def run(x: Any) -> Any:
+        y = x * 2
+        y += 1
+        y.view(-1).mul_(0.5)
+        return torch.cat([y, torch.relu_(y)])
+
+    tool, x = GraphTracingTool(), torch.rand(2, 3)
+    with amanda.apply(tool):
+        z = run(x)
+    edges = [(edge.producer, edge.consumer, edge.input) for edge in tool.graph.edges]
+    assert edges == [
+        ("/mul:0", "/add_:0", 0),
+        ("/add_:0", "/view:0", 0),
+        ("/view:0", "/mul_:0", 0),
+        ("/add_:0", "/relu_:0", 0),
+        ("/relu_:0", "/cat:0", 0),
+        ("/relu_:0", "/cat:0", 1),
+    ]
+    (again,) = tool.graph.replay([x], [tool.graph.tensor_of(z)])
+    assert torch.equal(again, z)
+
+
+def test_no_tensor_is_kept_alive() -> None:
+    """After the program has dropped model, inputs and outputs, they are gone."""
+    model, inputs = models.build("bert")
+    tool = TraceTool()
+    with amanda.apply(tool):
+        output = model(**inputs)
+        models.loss(output).backward()
+    tensors = [*models.tensors(output), *models.tensors(inputs), *model.parameters()]
+    references = [weakref.ref(tensor) for tensor in tensors]
+    del model, inputs, output, tensors
+    gc.collect()
+    assert [reference() for reference in references if reference() is not None] == []
+    assert tool.result()["summary"]["edges"] > 50
+
+
+def test_every_module_path_and_backward_operator_is_there() -> None:
+    """A traced training step names the modules of the model, and gradients of all parameters."""
+    model, inputs = models.build("resnet18")
+    tool = GraphTracingTool()
+    with amanda.apply(tool):
+        models.loss(model(**inputs)).backward()
+    leaves = {
+        name
+        for name, module in model.named_modules()
+        if not list(module.children()) and not isinstance(module, torch.nn.Identity)
+    }
+    assert leaves <= {op.module for op in tool.graph.ops}
+    accumulated = [op for op in tool.graph.backward_ops if op.name == "AccumulateGrad"]
+    assert len(accumulated) == len(list(model.parameters()))
+
+
+def test_counts_of_a_known_model() -> None:
+    """ResNet-50 has 53 convolutions, each with one backward operator that computes gradients."""
+    model, inputs = models.build("resnet50")
+    tool = CountTool(ops=["conv2d", "linear"])
+    with amanda.apply(tool):
+        for _ in range(2):
+            models.loss(model(**inputs)).backward()
+    types = tool.result()["summary"]["by_type"]
+    assert types["forward"] == {
+        "conv2d": {"ops": 53, "executions": 106},
+        "linear": {"ops": 1, "executions": 2},
+    }
+    convolutions = [row for row in tool.result()["ops"] if row["name"] == "ConvolutionBackward0"]
+    assert [row["executions"] for row in convolutions] == [2] * 53
+
+
+PROGRAM = """
+import torch
+model = torch.nn.Sequential(torch.nn.Conv2d(3, 4, 3), torch.nn.Flatten(), torch.nn.Linear(144, 2))
+for _ in range(3):
+    model(torch.rand(2, 3, 8, 8)).sum().backward()
+"""
+
+
+def test_a_framework_imported_by_the_program_is_instrumented(tmp_path: Path) -> None:
+    """``amanda run`` attaches the driver when the program imports the framework."""
+    (tmp_path / "program.py").write_text(PROGRAM)
+    words = ["-t", "count:ops=conv2d+linear,trace", "-o", "out", "program.py"]
+    run = subprocess.run(
+        [sys.executable, "-m", "amanda", "run", *words],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    count = json.loads((tmp_path / "out/count.json").read_text())
+    assert {row["type"]: row["executions"] for row in count["ops"] if "forward" not in row} == {
+        "conv2d": 3,
+        "linear": 3,
+    }
+    assert "not seen: nothing known" in run.stdout
+    assert run.stderr == ""
+    for name in ("trace.json", "trace.timeline.json"):
+        assert json.loads((tmp_path / "out" / name).read_text())
+
+
+def test_each_rank_of_torchrun_writes_its_own_files(tmp_path: Path) -> None:
+    """``torchrun -m amanda run`` works as for any module; rank 0 prints the one summary."""
+    (tmp_path / "program.py").write_text(PROGRAM)
+    launcher = ["-m", "torch.distributed.run", "--nproc-per-node=2", "--standalone"]
+    run = subprocess.run(
+        [
+            sys.executable,
+            *launcher,
+            "-m",
+            "amanda",
+            "run",
+            "-t",
+            "count",
+            "-o",
+            "out",
+            "program.py",
+        ],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=True,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )
+    assert sorted(path.name for path in (tmp_path / "out").iterdir()) == [
+        "count-rank0.json",
+        "count-rank1.json",
+    ]
+    assert run.stdout.count("ops seen") == 1
