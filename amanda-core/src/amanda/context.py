@@ -121,7 +121,10 @@ class OpContext(dict[Any, Any]):
         return id(self)
 
     def __eq__(self, other: object) -> bool:
-        return self is other if isinstance(other, OpContext) else dict.__eq__(self, other)
+        return self is other if isinstance(other, OpContext) else dict(self) == other
+
+    def __ne__(self, other: object) -> bool:
+        return not self == other
 
     # -- inspection -------------------------------------------------------
 

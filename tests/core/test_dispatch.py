@@ -1,0 +1,212 @@
+"""The dispatcher, records and plans, on the loopback driver."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+import amanda
+from amanda import _state
+from amanda.action import EMPTY_PLAN, Action, ActionKind, ActionPlan, InstPoint
+from amanda.cache import ActionCache, OpRecord
+from amanda.calls import OpCall
+from amanda.context import OpContext
+from amanda.dispatch import Dispatcher, backward_is_settled
+from amanda.errors import CapabilityError, SelectionError
+from amanda.testing import loopback as lb
+
+
+def dispatcher() -> Dispatcher:
+    """The dispatcher of the attached loopback driver."""
+    return _state.ATTACHED[lb.LoopbackDriver].dispatcher
+
+
+def tool(analysis: Any, **kind: bool) -> amanda.Tool:
+    """A tool with one analysis."""
+    made = amanda.Tool()
+    made.add_inst_for_op(analysis, **kind)
+    return made
+
+
+def call(op_id: str = "/add:0", inputs: Sequence[Any] = ()) -> OpCall:
+    """An execution of an op as a driver tells of it."""
+    return OpCall(lb.add, op_id, inputs, ["input"] * len(inputs))
+
+
+def test_plan_outside_of_a_scope() -> None:
+    """Outside of every scope the plan of an op is the empty one."""
+    assert lb.LoopbackDriver.create().dispatcher.plan("/add:0") is EMPTY_PLAN
+
+
+def test_plan_of_an_unknown_op() -> None:
+    """An op that was not analysed has no plan yet."""
+    with amanda.apply(amanda.Tool()):
+        assert dispatcher().plan("/add:0") is None
+
+
+def test_plan_of_an_analysed_op() -> None:
+    """An op that was analysed to the end has a plan, which is false if there is nothing to do."""
+    with amanda.apply(tool(lambda c: None)):
+        execution = dispatcher().begin(call())
+        assert dispatcher().plan("/add:0") is None
+        execution.finish([])
+        plan = dispatcher().plan("/add:0")
+    assert plan is not None
+    assert not plan
+
+
+def test_plan_with_backward_analyses() -> None:
+    """A plan claims backward ops if some tool analyses them, and is true then."""
+    with amanda.apply(tool(lambda c: None, backward=True)):
+        plan = dispatcher().begin(call()).finish([])
+    assert plan.claims
+    assert plan
+    assert not plan.has_actions
+
+
+def test_plan_is_paused_in_tools() -> None:
+    """While a tool's code runs, ops have the empty plan."""
+    plans: list[ActionPlan | None] = []
+    with amanda.apply(tool(lambda c: plans.append(dispatcher().plan("/mul:0")))):
+        dispatcher().begin(call())
+    assert plans == [EMPTY_PLAN]
+
+
+def test_cacheable() -> None:
+    """A plan may be kept unless the cache is off or a generator holds a scope."""
+
+    def generator() -> Any:
+        with amanda.apply(amanda.Tool()):
+            yield dispatcher().is_cacheable()
+
+    with amanda.apply(amanda.Tool()):
+        assert dispatcher().is_cacheable()
+        with amanda.cache_disabled():
+            assert not dispatcher().is_cacheable()
+        assert list(generator()) == [False]
+
+
+def test_selection_checked_at_run_time() -> None:
+    """A selection that the analysis could not check is checked when the routine runs."""
+    action = Action(ActionKind.AFTER_OP, amanda.Tool(), print, (3,), {}, False, "/add:0")
+    with (
+        amanda.apply(amanda.Tool()),
+        pytest.raises(SelectionError, match=r"Tool\.print: outputs=\[3\].*/add:0.*1 outputs"),
+    ):
+        dispatcher().run(action, [lb.tensor(1.0)])
+
+
+def test_unchanged_values_are_the_same_list() -> None:
+    """Values that no routine has changed come back as the very same list."""
+    values = [lb.tensor(1.0)]
+    action = Action(ActionKind.AFTER_OP, amanda.Tool(), lambda *t: t, None, {}, False, "/add:0")
+    with amanda.apply(amanda.Tool()):
+        assert dispatcher().run(action, values) is values
+
+
+@pytest.mark.parametrize("kind", ActionKind)
+def test_action_kinds_name_the_api(kind: ActionKind) -> None:
+    """Each action kind is named as the method that records it."""
+    assert callable(getattr(OpContext, kind.value))
+    assert kind.selects in ("inputs", "outputs", "grad_inputs", "grad_outputs")
+
+
+@pytest.mark.parametrize(
+    ("func", "name"),
+    [
+        (print, "Tool.print"),
+        (lambda: None, "Tool.<lambda>"),
+        (amanda.Tool().reanalyse, "Tool.reanalyse"),
+    ],
+)
+def test_routine_names(func: Any, name: str) -> None:
+    """A routine is named after its tool's class and its function."""
+    assert Action(ActionKind.AFTER_OP, amanda.Tool(), func, None, {}, False, "x").routine == name
+
+
+def test_frozen_op_needs_a_capability() -> None:
+    """A driver that cannot run a single op again says so, naming the capability."""
+    with pytest.raises(CapabilityError, match=r"/add:0.*Capability\.REPLAY"):
+        call().freeze()
+
+
+def test_value_of_a_plain_call() -> None:
+    """A driver that does not know values gives None."""
+    assert call(inputs=[1]).value(0) is None
+
+
+def test_cache_drops_by_tool_and_op() -> None:
+    """Dropping a tool's records marks its points, for one op or its backward op or all."""
+    cache, mine = ActionCache(), amanda.Tool()
+    for op_id in ("/add:0", "/mul:0"):
+        record = OpRecord(OpContext(print, op_id, "x"))
+        record.analysed.add(InstPoint.BEFORE_FORWARD_OP)
+        record.child(print, f"{op_id}/grad/X:0", fresh=False).analysed.add(
+            InstPoint.BEFORE_BACKWARD_OP
+        )
+        cache.put(op_id, record)
+    cache.drop(mine, "/add:0/grad/X:0")
+    add, mul = cache.get("/add:0"), cache.get("/mul:0")
+    assert add is not None
+    assert mul is not None
+    assert not add.redo
+    assert add.children["/add:0/grad/X:0"].redo == {InstPoint.BEFORE_BACKWARD_OP: {mine}}
+    cache.drop(mine, "/add:0")
+    assert add.pending(InstPoint.BEFORE_FORWARD_OP)
+    assert not mul.pending(InstPoint.BEFORE_FORWARD_OP)
+    cache.drop(mine, None)
+    assert mul.pending(InstPoint.BEFORE_FORWARD_OP)
+    assert len(cache) == 2
+    cache.clear()
+    assert list(cache) == []
+
+
+def test_cache_discards_only_the_same_record() -> None:
+    """Discarding a record that was replaced meanwhile does nothing."""
+    cache = ActionCache()
+    old, new = (OpRecord(OpContext(print, "/add:0", "x")) for _ in range(2))
+    cache.put("/add:0", new)
+    cache.discard("/add:0", old)
+    assert cache.get("/add:0") is new
+    cache.discard("/add:0", new)
+    assert cache.get("/add:0") is None
+
+
+def test_settled_backward() -> None:
+    """Backward ops are settled once all are analysed and none has an action."""
+    ids: list[str] = []
+    x = lb.tensor(1.0, requires_grad=True)
+    with amanda.apply(tool(lambda c: ids.append(c.get_backward_op_id()), backward=True)):
+        lb.relu(x).backward()
+        plan = dispatcher().plan("/relu:0")
+        assert plan is not None
+        assert backward_is_settled(plan, ids)
+        assert not backward_is_settled(plan, [*ids, "another"])
+        with amanda.cache_disabled():
+            assert not backward_is_settled(plan, ids)
+
+
+def test_backward_with_actions_is_not_settled() -> None:
+    """Backward ops with an action are not settled."""
+    ids: list[str] = []
+
+    def analyse(context: amanda.OpContext) -> None:
+        ids.append(str(context.get_backward_op_id()))
+        context.insert_before_backward_op(lambda *t: None)
+
+    x = lb.tensor(1.0, requires_grad=True)
+    with amanda.apply(tool(analyse, backward=True)):
+        lb.relu(x).backward()
+        plan = dispatcher().plan("/relu:0")
+        assert plan is not None
+        assert not backward_is_settled(plan, ids)
+
+
+def test_quiet_backward() -> None:
+    """Threads without a scope of their own follow a backward pass that is announced as quiet."""
+    own = lb.LoopbackDriver.create().dispatcher
+    with own.quiet_backward():
+        assert own.is_paused()
+    assert not own.is_paused()

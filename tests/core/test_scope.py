@@ -1,0 +1,270 @@
+"""Scopes, threads and the global state, beyond what the contract says."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+import threading
+from collections.abc import AsyncIterator, Iterator
+from typing import Any
+
+import pytest
+
+import amanda
+from amanda import _state
+from amanda.testing import loopback as lb
+
+
+class Counter(amanda.Tool):
+    """Counts executions."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls = 0
+        self.add_inst_for_op(lambda context: context.insert_before_op(self.count))
+
+    def count(self, *tensors: Any) -> None:
+        """Count one execution."""
+        self.calls += 1
+
+
+def work() -> None:
+    """Run one op."""
+    lb.add(lb.tensor(1.0), 2.0)
+
+
+class Failing(lb.LoopbackDriver):
+    """Cannot be attached."""
+
+    name = "failing"
+
+    def attach(self) -> None:
+        super().attach()
+        self.detach()
+        raise OSError("no way")
+
+
+def test_a_failed_attach_leaves_nothing() -> None:
+    """If a driver cannot be attached, those attached before it are detached again."""
+    start = threading.Thread.start
+    with pytest.raises(OSError, match="no way"):
+        amanda.apply(Counter(), drivers=["loopback", Failing]).__enter__()
+    assert not _state.ATTACHED
+    assert not _state.LIVE_SCOPES
+    assert _state.STATE.scopes == ()
+    assert threading.Thread.start is start
+    work()
+
+
+def test_a_failed_inner_scope_leaves_the_outer_one() -> None:
+    """If an inner scope cannot be entered, the outer one goes on."""
+    tool = Counter()
+    with amanda.apply(tool, drivers=["loopback"]):
+        with pytest.raises(OSError, match="no way"):
+            amanda.apply(Counter(), drivers=["loopback", Failing]).__enter__()
+        work()
+    assert tool.calls == 1
+
+
+def test_one_driver_serves_nested_scopes() -> None:
+    """A driver is attached once, and detached with the last scope that uses it."""
+    with amanda.apply(Counter()):
+        driver = _state.ATTACHED[lb.LoopbackDriver]
+        with amanda.apply(Counter()):
+            assert _state.ATTACHED[lb.LoopbackDriver] is driver
+        assert _state.ATTACHED[lb.LoopbackDriver] is driver
+    assert not _state.ATTACHED
+
+
+def test_exit_twice() -> None:
+    """A scope that was left cannot be left again."""
+    scope = amanda.apply(Counter())
+    scope.__enter__()
+    scope.__exit__(None, None, None)
+    with pytest.raises(IndexError):
+        scope.__exit__(None, None, None)
+    assert not _state.LIVE_SCOPES
+
+
+def test_statistics_before_the_first_block() -> None:
+    """Before its first block has ended, the statistics of apply are zero."""
+    assert amanda.apply(Counter()).statistics.ops_seen == 0
+
+
+def test_tool_seconds() -> None:
+    """The time spent in tools is part of the statistics."""
+    with amanda.apply(Counter()) as scope:
+        work()
+    assert scope.statistics.tool_seconds > 0
+
+
+def test_exit_stack_in_a_generator() -> None:
+    """A scope that a generator holds through contextlib pauses with the generator."""
+    tool = Counter()
+
+    def generator() -> Iterator[None]:
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(amanda.apply(tool))
+            work()
+            yield
+            work()
+
+    running = generator()
+    next(running)
+    work()
+    assert tool.calls == 1
+    assert list(running) == []
+    assert tool.calls == 2
+
+
+def test_closed_generator() -> None:
+    """A generator that is closed while suspended in a scope leaves nothing behind."""
+
+    def generator() -> Iterator[None]:
+        with amanda.apply(Counter()):
+            yield
+
+    running = generator()
+    next(running)
+    assert _state.LIVE_SCOPES
+    running.close()
+    assert not _state.LIVE_SCOPES
+    assert not _state.ATTACHED
+
+
+def test_contextmanager_in_a_generator() -> None:
+    """A @contextmanager around apply inside a generator pauses with that generator."""
+    tool = Counter()
+
+    @contextlib.contextmanager
+    def counted() -> Iterator[None]:
+        with amanda.apply(tool):
+            yield
+
+    def generator() -> Iterator[None]:
+        with counted():
+            work()
+            yield
+
+    running = generator()
+    next(running)
+    work()
+    assert tool.calls == 1
+    assert list(running) == []
+
+
+def test_asynccontextmanager() -> None:
+    """A scope in a coroutine that waits does not instrument what runs meanwhile."""
+    tool = Counter()
+
+    @contextlib.asynccontextmanager
+    async def counted() -> AsyncIterator[None]:
+        with amanda.apply(tool):
+            yield
+
+    async def waiting() -> None:
+        async with counted():
+            work()
+            await _Pause()
+            work()
+
+    coroutine = waiting()
+    coroutine.send(None)
+    work()
+    assert tool.calls == 1
+    with pytest.raises(StopIteration):
+        coroutine.send(None)
+    assert tool.calls == 2
+
+
+class _Pause:
+    """Suspends a coroutine once."""
+
+    def __await__(self) -> Iterator[None]:
+        yield
+
+
+def test_thread_subclasses_are_covered() -> None:
+    """A thread class with a run of its own is covered, and is left as it was."""
+    tool = Counter()
+
+    class Worker(threading.Thread):
+        def run(self) -> None:
+            work()
+
+    with amanda.apply(tool):
+        thread = Worker()
+        thread.start()
+        thread.join()
+    assert tool.calls == 1
+    assert "run" not in vars(thread)
+
+
+def test_thread_started_by_a_tool() -> None:
+    """A thread that a tool starts is vanilla."""
+    inner = Counter()
+
+    def analyse(context: amanda.OpContext) -> None:
+        thread = threading.Thread(target=work)
+        thread.start()
+        thread.join()
+
+    tool = amanda.Tool()
+    tool.add_inst_for_op(analyse)
+    with amanda.apply(tool, inner):
+        work()
+    assert inner.calls == 1
+
+
+def test_exception_in_a_covered_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A covered thread that fails does so as ever."""
+    caught: list[Any] = []
+    monkeypatch.setattr(threading, "excepthook", lambda args: caught.append(args.exc_type))
+
+    def fail() -> None:
+        raise KeyError
+
+    with amanda.apply(Counter()):
+        thread = threading.Thread(target=fail)
+        thread.start()
+        thread.join()
+    assert caught == [KeyError]
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no fork")
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_a_forked_child_is_as_before_the_scope() -> None:
+    """In a forked child no driver is attached, no scope open and no thread start patched."""
+    start, finders = threading.Thread.start, list(sys.meta_path)
+    tool = Counter()
+    with amanda.apply(tool):
+        child = os.fork()
+        if child == 0:
+            clean = not _state.ATTACHED and not _state.LIVE_SCOPES and not _state.STATE.scopes
+            same = threading.Thread.start is start and sys.meta_path == finders
+            with amanda.apply(tool):
+                work()
+            os._exit(0 if clean and same and tool.calls == 1 else 1)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+        work()
+    assert tool.calls == 1
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no fork")
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_the_scope_can_be_left_in_a_forked_child() -> None:
+    """A forked child that leaves the with-block it was born in does so quietly."""
+    scope = amanda.apply(Counter())
+    scope.__enter__()
+    child = os.fork()
+    if child == 0:
+        code = 1
+        try:
+            scope.__exit__(None, None, None)
+            work()
+            code = 0
+        finally:
+            os._exit(code)
+    scope.__exit__(None, None, None)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0

@@ -1,0 +1,198 @@
+"""Tools, apply and the control scopes, as far as no op has to run; bad input."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+import amanda
+from amanda import _state
+from amanda.action import InstPoint
+from amanda.errors import AmandaError
+from amanda.testing import loopback as lb
+
+
+def count(calls: list[str]) -> amanda.Tool:
+    """A tool that notes the ops that it analyses."""
+    tool = amanda.Tool()
+    tool.add_inst_for_op(lambda context: calls.append(context.get_op_id()))
+    return tool
+
+
+def test_a_tool_instance() -> None:
+    """A Tool that is no subclass works with functions registered on it."""
+    calls: list[str] = []
+    with amanda.apply(count(calls)):
+        lb.add(lb.tensor(1.0), 2.0)
+    assert calls == ["/add:0"]
+
+
+def test_a_subclass_without_super_init() -> None:
+    """A subclass that does not call super().__init__() works."""
+
+    class Forgetful(amanda.Tool):
+        def __init__(self) -> None:
+            self.calls: list[str] = []
+            self.add_inst_for_op(self.analyse)
+
+        def analyse(self, context: amanda.OpContext) -> None:
+            self.calls.append(context.get_op_id())
+
+    tool = Forgetful()
+    tool.depends_on(amanda.Tool())
+    with amanda.apply(tool):
+        lb.add(lb.tensor(1.0), 2.0)
+    assert tool.calls == ["/add:0"]
+
+
+def test_a_subclass_without_any_registration() -> None:
+    """A tool without analyses and without a constructor does nothing."""
+
+    class Idle(amanda.Tool):
+        def __init__(self) -> None:
+            pass
+
+    with amanda.apply(Idle()):
+        assert lb.add(lb.tensor(1.0), 2.0).tolist() == 3.0
+
+
+@pytest.mark.parametrize(
+    ("backward", "require_outputs", "point"),
+    [
+        (False, False, InstPoint.BEFORE_FORWARD_OP),
+        (False, True, InstPoint.AFTER_FORWARD_OP),
+        (True, False, InstPoint.BEFORE_BACKWARD_OP),
+        (True, True, InstPoint.AFTER_BACKWARD_OP),
+    ],
+)
+def test_registration(backward: bool, require_outputs: bool, point: InstPoint) -> None:
+    """The two arguments of add_inst_for_op choose one of the four points."""
+    tool = amanda.Tool()
+    tool.add_inst_for_op(print, backward=backward, require_outputs=require_outputs)
+    assert {p: tool.analyses(p) for p in InstPoint if tool.analyses(p)} == {point: (print,)}
+
+
+def test_registration_inside_a_scope() -> None:
+    """An analysis that is registered inside a scope runs for the ops met from then on."""
+    calls: list[str] = []
+    tool = amanda.Tool()
+    with amanda.apply(tool):
+        lb.add(lb.tensor(1.0), 2.0)
+        tool.add_inst_for_op(lambda context: calls.append(context.get_op_id()))
+        lb.mul(lb.tensor(1.0), 2.0)
+    assert calls == ["/mul:0"]
+
+
+def test_analysis_that_cannot_be_called() -> None:
+    """add_inst_for_op of something that cannot be called is a TypeError."""
+    with pytest.raises(TypeError, match=r"Tool\.add_inst_for_op\(\) needs a function, got 3"):
+        amanda.Tool().add_inst_for_op(3)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("thing", [3, "flops", None, print])
+def test_apply_of_no_tool(thing: Any) -> None:
+    """apply of something that is no tool is a TypeError saying so."""
+    with pytest.raises(TypeError, match=r"amanda\.apply\(\) needs amanda\.Tool instances, got"):
+        amanda.apply(thing)
+
+
+def test_apply_of_a_class() -> None:
+    """apply of a class instead of an instance is a TypeError that shows the instance."""
+
+    class Mine(amanda.Tool):
+        pass
+
+    with pytest.raises(TypeError, match=r"got the class Mine; pass an instance: Mine\(\)"):
+        amanda.apply(Mine)  # type: ignore[arg-type]
+
+
+def test_depends_on_a_class() -> None:
+    """depends_on of a class is a TypeError likewise."""
+
+    class Mine(amanda.Tool):
+        pass
+
+    with pytest.raises(TypeError, match=r"Mine\.depends_on\(\) got the class Mine"):
+        Mine().depends_on(Mine)  # type: ignore[arg-type]
+
+
+def test_drivers_as_a_string() -> None:
+    """drivers= of one string is a TypeError that shows the list."""
+    with pytest.raises(TypeError, match=r"\['loopback'\]"):
+        amanda.apply(amanda.Tool(), drivers="loopback")
+
+
+def test_apply_of_nothing() -> None:
+    """apply without tools does nothing."""
+    with amanda.apply() as scope:
+        assert lb.add(lb.tensor(1.0), 2.0).tolist() == 3.0
+    assert scope.statistics.ops_instrumented == 0
+
+
+@pytest.mark.parametrize(
+    ("enter", "leave", "switch", "inside", "outside"),
+    [
+        (amanda.disabled, amanda.enabled, "enabled", False, True),
+        (amanda.cache_disabled, amanda.cache_enabled, "cache", False, True),
+        (amanda.ad_enabled, amanda.ad_disabled, "ad", True, False),
+    ],
+)
+def test_control_scopes(enter: Any, leave: Any, switch: str, inside: bool, outside: bool) -> None:
+    """The control scopes nest, and restore what was before, one within the other."""
+    before = getattr(_state.STATE, switch)
+    with enter():
+        assert getattr(_state.STATE, switch) is inside
+        with leave():
+            assert getattr(_state.STATE, switch) is outside
+            with enter():
+                assert getattr(_state.STATE, switch) is inside
+        assert getattr(_state.STATE, switch) is inside
+    assert getattr(_state.STATE, switch) is before
+
+
+@pytest.mark.parametrize("scope", [amanda.disabled, amanda.cache_disabled, amanda.ad_enabled])
+def test_control_scopes_end_with_an_exception(scope: Any) -> None:
+    """A control scope that an exception leaves is over."""
+    state = _state.STATE
+    before = state.enabled, state.cache, state.ad
+    with pytest.raises(KeyError), scope():
+        raise KeyError
+    assert (state.enabled, state.cache, state.ad) == before
+
+
+def test_reanalyse_outside_of_a_scope() -> None:
+    """reanalyse of a tool that is not applied does nothing."""
+    amanda.Tool().reanalyse()
+
+
+def test_traceable_marks() -> None:
+    """traceable marks a routine and gives it back."""
+
+    def routine() -> None:
+        """Do nothing."""
+
+    assert amanda.traceable(routine) is routine
+    assert routine.amanda_traceable is True  # type: ignore[attr-defined]
+
+
+def test_new_iteration_without_scope() -> None:
+    """new_iteration outside of any scope does nothing."""
+    amanda.new_iteration()
+
+
+def test_every_error_is_an_amanda_error() -> None:
+    """Each error of the module errors can be caught as AmandaError or is a warning."""
+    from amanda import errors
+
+    classes = [c for c in vars(errors).values() if isinstance(c, type)]
+    assert classes
+    assert all(issubclass(c, AmandaError | errors.AmandaWarning) for c in classes)
+
+
+def test_selection_error_is_an_index_error() -> None:
+    """A selection out of range can be caught as IndexError, an unknown name as LookupError."""
+    from amanda.errors import SelectionError, UnknownNameError
+
+    assert issubclass(SelectionError, IndexError)
+    assert issubclass(UnknownNameError, LookupError)
