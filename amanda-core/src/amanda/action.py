@@ -108,6 +108,7 @@ class ActionPlan:
             to find those of this operator.
         driver_data: for the driver, e.g. what it has learned of the operator.
         has_actions: whether any action is planned, backward claims aside.
+        is_blind: whether no action looks at a tensor: counters and timers.
     """
 
     op_id: str
@@ -121,6 +122,7 @@ class ActionPlan:
     claims: bool = False
     driver_data: Any = None
     has_actions: bool = attrs.field(init=False, default=False)
+    is_blind: bool = attrs.field(init=False, default=False)
 
     def __attrs_post_init__(self) -> None:
         self.has_actions = bool(
@@ -130,6 +132,13 @@ class ActionPlan:
             or self.before_backward
             or self.after_backward
             or self.replace_backward
+        )
+        around = (*self.before, *self.after)
+        gradients = self.before_backward or self.after_backward or self.replace_backward
+        self.is_blind = (
+            bool(around)
+            and all(action.select == () for action in around)
+            and not (self.replace or gradients)
         )
 
     def __bool__(self) -> bool:

@@ -338,7 +338,7 @@ class OpContext(dict[Any, Any]):
         if kind in _LATE[self._point]:
             raise PassedPointError(
                 f"{self._blame()}{kind.value}() on op {where} comes too late: its point has "
-                f"passed in a {self._point.value} analysis; register the analysis with "
+                f"passed in an analysis at {self._point.value}; register the analysis with "
                 "require_outputs=False" + self._forward_hint(kind)
             )
         ad = _state.STATE.ad

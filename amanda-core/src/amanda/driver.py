@@ -81,6 +81,12 @@ class Driver(abc.ABC):
         """Why the driver cannot be used in this environment; "" if it can."""
         return ""
 
+    @classmethod
+    def self_test(cls) -> str:
+        """What goes wrong in a test of about a second, which ``amanda doctor`` runs; "" if
+        nothing does."""
+        return ""
+
     @property
     @abc.abstractmethod
     def namespace(self) -> Namespace:

@@ -27,7 +27,7 @@ from amanda.errors import CapabilityError
 from amanda_torch import _internals
 from amanda_torch.ops import BackwardOpView, TorchCall
 from amanda_torch.routines import OWN_FUNCTIONS
-from amanda_torch.scopes import is_constant
+from amanda_torch.scopes import is_constant, muted
 
 _MARK = "amanda"
 _ALIAS = "amanda_alias"
@@ -276,13 +276,15 @@ class NodeHooks:
     def before(self, grad_outputs: tuple[Any, ...]) -> Any:
         """Prehook: the gradients to consume instead, None for the same."""
         values = list(grad_outputs)
-        changed = self._execution.before(values)
+        with muted():
+            changed = self._execution.before(values)
         return None if changed is values else tuple(changed)
 
     def after(self, grad_inputs: tuple[Any, ...], grad_outputs: tuple[Any, ...]) -> Any:
         """Posthook: the gradients to pass on instead, None for the same."""
         values = list(grad_inputs)
-        changed = self._execution.after(values, list(grad_outputs))
+        with muted():
+            changed = self._execution.after(values, list(grad_outputs))
         if changed is values:
             return None
         for index, (old, new) in enumerate(zip(values, changed, strict=True)):

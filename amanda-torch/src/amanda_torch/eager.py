@@ -18,10 +18,10 @@ from amanda.action import Action
 from amanda.errors import CapabilityError
 from amanda.namespace import Namespace
 from amanda_torch import _internals, interceptors
-from amanda_torch.interceptors import LOCAL, Interceptor
+from amanda_torch.interceptors import Interceptor
 from amanda_torch.plugin import TorchEagerDriver
 from amanda_torch.routines import RoutineCall, substitute
-from amanda_torch.scopes import Frame, Labels
+from amanda_torch.scopes import LOCAL, Frame, Labels, mute, muted
 from amanda_torch.tracers import Tracers
 
 if TYPE_CHECKING:
@@ -112,14 +112,9 @@ class EagerDriver(TorchEagerDriver):
 
     # -- routines ---------------------------------------------------------
 
-    @contextmanager
-    def vanilla(self) -> Iterator[None]:
+    def vanilla(self) -> AbstractContextManager[None]:
         """Mute the current thread's interceptor."""
-        unmute = _mute()
-        try:
-            yield
-        finally:
-            unmute()
+        return muted()
 
     def ad_isolated(self) -> AbstractContextManager[Any]:
         """``torch.no_grad()``."""
@@ -129,7 +124,7 @@ class EagerDriver(TorchEagerDriver):
         self, action: Action, selected: Sequence[Any], isolated: bool
     ) -> AbstractContextManager[Any]:
         """Both of the above in one, and a look at what the routine did in place."""
-        return RoutineCall(action, selected, isolated, _mute)
+        return RoutineCall(action, selected, isolated, mute)
 
     def is_tensor(self, value: Any) -> bool:
         """Whether `value` is a ``torch.Tensor``."""
@@ -236,15 +231,6 @@ class EagerDriver(TorchEagerDriver):
                 state.scopes = ()
                 interceptor.go_to(interceptor.root)
                 self.exit_thread()
-
-
-def _mute() -> Callable[[], None]:
-    interceptor = LOCAL.interceptor
-    return interceptor.mute() if interceptor is not None else _nothing
-
-
-def _nothing() -> None:
-    """Undoes nothing."""
 
 
 def _is_descended(cls: type) -> bool:

@@ -49,6 +49,8 @@ class Executor:
         self, plan: ActionPlan, func: Any, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
         """An operator without actions whose backward operators some tool looks at."""
+        if not torch.is_grad_enabled():
+            return func(*args, **kwargs)
         state = plan.driver_data
         if state is None:
             state = plan.driver_data = self.claimer.state_of(plan.op_id)
@@ -57,9 +59,23 @@ class Executor:
         if state.form is not None and state.form == form_of(result):
             state.iteration = self._tracker.iteration
             return result
-        if not torch.is_grad_enabled() or _internals.is_traced():
+        if _internals.is_traced():
             return result
         self._claim(plan, self._call(func, name, plan.op_id, args, kwargs), result, start)
+        return result
+
+    def run_blind(
+        self, plan: ActionPlan, func: Any, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        """An operator with routines that look at no tensor: its arguments stay as they are."""
+        for action in plan.before:
+            self._dispatcher.run(action, [])
+        if plan.claims:
+            result = self.run_claimed(plan, func, name, args, kwargs)
+        else:
+            result = func(*args, **kwargs)
+        for action in plan.after:
+            self._dispatcher.run(action, [])
         return result
 
     def run(

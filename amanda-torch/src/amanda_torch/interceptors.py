@@ -11,7 +11,6 @@ from __future__ import annotations
 import abc
 import functools
 import sys
-import threading
 import weakref
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
@@ -33,15 +32,6 @@ if TYPE_CHECKING:
 
 _UNKNOWN: Any = ActionPlan("not analysed yet")
 _NO_OPERATOR: Any = []
-
-
-class Local(threading.local):
-    """The current thread's interceptor."""
-
-    interceptor: Interceptor | None = None
-
-
-LOCAL = Local()
 
 
 class Interceptor(Tracker, abc.ABC):
@@ -134,18 +124,18 @@ class Interceptor(Tracker, abc.ABC):
 
     def run_function(self, cls: type[torch.autograd.Function], args: Any, kwargs: Any) -> Any:
         """An ``autograd.Function`` is an operator, named after its class."""
-
-        def call(*args: Any, **kwargs: Any) -> Any:
-            unmute = self.mute()
-            try:
-                return _internals.apply_function(cls, *args, **kwargs)
-            finally:
-                unmute()
+        call = functools.partial(_internals.apply_function, cls)
 
         if self.stale and not self.refresh():
             return call(*args, **kwargs)
         name = cls.__name__
-        return self.run_leaf(self.frame.cell_for(cls, name), call, name, args, kwargs, cls)
+        cell = self.frame.cell_for(cls, name)
+        # No mode was popped on the way here: what we do ourselves must not be noticed.
+        unmute = self.mute()
+        try:
+            return self.run_leaf(cell, call, name, args, kwargs, cls)
+        finally:
+            unmute()
 
     def run_leaf(
         self, cell: Cell, func: Any, name: str, args: Any, kwargs: Any, key: Any = None
@@ -174,6 +164,8 @@ class Interceptor(Tracker, abc.ABC):
             return self.executor.run_claimed(plan, func, name, args, kwargs)
         if _internals.is_traced():
             return func(*args, **kwargs)
+        if plan.is_blind:
+            return self.executor.run_blind(plan, func, name, args, kwargs)
         if plan is not _UNKNOWN:
             return self.executor.run(plan, func, name, plan.op_id, args, kwargs, key)[0]
         generation = self.generation

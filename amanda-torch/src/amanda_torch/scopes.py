@@ -9,13 +9,17 @@ from __future__ import annotations
 import itertools
 import threading
 import weakref
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
 
 from amanda_torch import _internals
+
+if TYPE_CHECKING:
+    from amanda_torch.interceptors import Interceptor
 
 _TRANSPARENT = {
     "DistributedDataParallel",
@@ -324,6 +328,35 @@ class Tracker:
         if module is not None:
             self._last[id(module)] = weakref.ref(frame)
         return frame
+
+
+class Local(threading.local):
+    """The current thread's interceptor."""
+
+    interceptor: Interceptor | None = None
+
+
+LOCAL = Local()
+
+
+def mute() -> Callable[[], None]:
+    """Run the current thread vanilla until the returned function is called."""
+    interceptor = LOCAL.interceptor
+    return interceptor.mute() if interceptor is not None else _nothing
+
+
+def _nothing() -> None:
+    """Undoes nothing."""
+
+
+@contextmanager
+def muted() -> Iterator[None]:
+    """Run the current thread vanilla within it."""
+    unmute = mute()
+    try:
+        yield
+    finally:
+        unmute()
 
 
 def class_name(module: nn.Module) -> str:

@@ -22,7 +22,8 @@ from amanda import _import_hook, _state
 from amanda._patching import PatchSet
 from amanda.errors import CoverageWarning
 from amanda_torch import _internals
-from amanda_torch.interceptors import LOCAL, Interceptor
+from amanda_torch.interceptors import Interceptor
+from amanda_torch.scopes import LOCAL
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

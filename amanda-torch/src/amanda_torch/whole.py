@@ -19,6 +19,7 @@ from amanda.dispatch import Dispatcher, OpHandle, replaced_gradients
 from amanda_torch import _internals
 from amanda_torch.backward import Edge, is_accumulation, is_edge, new_nodes, set_alias
 from amanda_torch.routines import AmandaGradients
+from amanda_torch.scopes import muted
 
 
 class WholeOperator:
@@ -35,9 +36,10 @@ class WholeOperator:
         """The gradients after the routines of all scopes that have not ended."""
         if self._dispatcher.is_paused():
             return gradients
-        for _, record in self._handle.records():
-            for action in record.actions(self._kind):
-                gradients = self._dispatcher.run(action, gradients)
+        with muted():
+            for _, record in self._handle.records():
+                for action in record.actions(self._kind):
+                    gradients = self._dispatcher.run(action, gradients)
         return gradients
 
     def replace(self, gradients: list[Any], grad_outputs: list[Any]) -> list[Any]:
