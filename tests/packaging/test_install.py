@@ -1,0 +1,161 @@
+"""Packages as users get them: wheels and editable installs in fresh environments."""
+
+from __future__ import annotations
+
+import json
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from tests.packaging.environments import EXTERNAL, ROOT, Environment, built, created, install
+
+TOY = """
+import toyframework as toy
+a = toy.Number(3)
+toy.mul(toy.add(a, a), a)
+"""
+
+TORCH = """
+import torch
+torch.relu(torch.ones(2, requires_grad=True)).sum().backward()
+"""
+
+DEPENDENCIES = ("attrs", "pluggy", "rich", "torch", "numpy", "hatchling")
+
+MODES = ("wheel", "editable")
+
+
+@pytest.fixture(scope="session")
+def wheels(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return built(tmp_path_factory.mktemp("wheels"))
+
+
+def source(mode: str, name: str, wheels: Path) -> list[str]:
+    """What pip is to install for a package in a mode."""
+    if mode == "wheel":
+        (wheel,) = wheels.glob(f"{name.replace('-', '_')}-*.whl")
+        return [str(wheel)]
+    return ["--editable", str(EXTERNAL if name == "amanda-example" else ROOT / name)]
+
+
+@pytest.fixture(scope="session", params=[(core, rest) for core in MODES for rest in MODES])
+def environment(
+    request: pytest.FixtureRequest, wheels: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Environment:
+    """Core in one mode, and driver, tools and the external package in one."""
+    core, rest = request.param
+    fresh = created(tmp_path_factory.mktemp("fresh"), DEPENDENCIES)
+    others = ("amanda-torch", "amanda-tools", "amanda-example")
+    sources = [part for name in others for part in source(rest, name, wheels)]
+    # In one call: pip looks on the index for siblings that it is not given.
+    install(fresh, *source(core, "amanda-core", wheels), *sources)
+    return fresh
+
+
+@pytest.fixture(scope="session")
+def core_alone(wheels: Path, tmp_path_factory: pytest.TempPathFactory) -> Environment:
+    """amanda-core and what it needs, and nothing else."""
+    fresh = created(tmp_path_factory.mktemp("core"), ["attrs", "pluggy"])
+    install(fresh, *source("wheel", "amanda-core", wheels))
+    return fresh
+
+
+def test_nothing_imports_a_framework_before_it_is_used(environment: Environment) -> None:
+    """Importing all packages and listing tools leaves frameworks unimported."""
+    run = environment.run(
+        "python",
+        "-c",
+        "import sys, amanda, amanda_torch.plugin, amanda_tools.count, amanda_tools.trace\n"
+        "from amanda.cli import main\n"
+        "main(['tools']), main(['drivers'])\n"
+        "print({'torch', 'tensorflow', 'numpy', 'toyframework'} & set(sys.modules))",
+    )
+    assert run.stdout.endswith("set()\n"), run.stderr
+
+
+def test_all_tools_are_found(environment: Environment) -> None:
+    """``amanda tools`` lists ours and those of the external package."""
+    run = environment.run("amanda", "tools")
+    names = [line.split()[0] for line in run.stdout.splitlines() if not line.startswith(" ")]
+    assert names == ["count", "largest", "log", "trace"]
+    assert run.stderr == ""
+
+
+def test_all_drivers_are_found(environment: Environment) -> None:
+    """``amanda drivers`` lists ours and that of the external package, both used."""
+    rows = [line.split() for line in environment.run("amanda", "drivers").stdout.splitlines()]
+    used = {row[0]: row[-2:] for row in rows if len(row) > 4}
+    assert used["toy"] == ["amanda-example", "used"]
+    assert used["torch-eager"] == ["amanda-torch", "used"]
+
+
+def test_an_external_tool_runs_on_an_external_driver(environment: Environment) -> None:
+    """``amanda run -t`` uses both by name, and our tools with them."""
+    (environment.folder / "program.py").write_text(TOY)
+    run = environment.run("amanda", "run", "-t", "largest,count", "-o", "out", "program.py")
+    assert (run.returncode, run.stderr) == (0, "")
+    largest = json.loads((environment.folder / "out/largest.json").read_text())
+    assert largest["summary"] == {"largest": 18}
+    count = json.loads((environment.folder / "out/count.json").read_text())
+    assert count["namespaces"] == ["toy/1.0/eager"]
+    assert count["summary"]["forward"] == 2
+
+
+def test_our_driver_and_tools_run(environment: Environment) -> None:
+    """``python -m amanda`` is the command, and PyTorch is instrumented."""
+    (environment.folder / "program.py").write_text(TORCH)
+    words = ["run", "-t", "count:ops=relu", "-o", "out", "program.py"]
+    run = environment.run("python", "-m", "amanda", *words)
+    assert (run.returncode, run.stderr) == (0, "")
+    summary = json.loads((environment.folder / "out/count.json").read_text())["summary"]
+    assert summary["by_type"]["forward"] == {"relu": {"ops": 1, "executions": 1}}
+    assert summary["backward"] >= 1
+
+
+def test_core_alone_works(core_alone: Environment) -> None:
+    """Without drivers, tools and rich the commands say what to install."""
+    (core_alone.folder / "program.py").write_text("print('never')")
+    tools = core_alone.run("amanda", "tools")
+    assert (tools.returncode, tools.stdout) == (
+        0,
+        "no tools are installed; try: pip install amanda-tools\n",
+    )
+    doctor = core_alone.run("amanda", "doctor")
+    assert doctor.returncode == 0
+    assert "none is installed; try: pip install amanda-torch amanda-tools" in doctor.stdout
+    run = core_alone.run("amanda", "run", "-t", "count", "program.py")
+    assert (run.returncode, run.stdout) == (2, "")
+    assert "no tool named 'count'" in run.stderr
+    assert "pip install amanda-tools" in run.stderr
+    run = core_alone.run("amanda", "run", "program.py")
+    assert (run.returncode, run.stdout) == (2, "")
+    assert "pip install amanda-torch" in run.stderr
+
+
+def test_core_imports_nothing_but_its_dependencies(core_alone: Environment) -> None:
+    """``import amanda`` brings attrs and pluggy, and no other distribution."""
+    run = core_alone.run(
+        "python",
+        "-c",
+        "import sys, amanda\n"
+        "print({m.partition('.')[0] for m in sys.modules} - set(sys.stdlib_module_names))",
+    )
+    assert eval(run.stdout) <= {"__main__", "amanda", "attr", "attrs", "pluggy"}, run.stdout
+
+
+def test_wheels_hold_the_package_and_nothing_else(wheels: Path) -> None:
+    """Code, type marker, licence and entry points; no tests, no caches."""
+    for path in wheels.glob("amanda_*.whl"):
+        names = zipfile.ZipFile(path).namelist()
+        package = path.name.partition("-")[0]
+        top = {name.partition("/")[0] for name in names}
+        assert top - {"toyframework.py"} == {
+            package.replace("amanda_core", "amanda"),
+            *(name for name in top if name.endswith(".dist-info")),
+        }
+        assert not [name for name in names if "test_" in name or "__pycache__" in name]
+        assert any(name.endswith("entry_points.txt") for name in names)
+        if package != "amanda_example":
+            assert any(name.endswith("/py.typed") for name in names)
+            assert any("licenses/LICENSE" in name for name in names)
