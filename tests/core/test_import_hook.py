@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 import amanda
+from amanda import _state
 from amanda._import_hook import Watch
 from tests.core.conftest import FakeEntryPoint, plugin
 from tests.core.test_plugins import FakeDriver
@@ -93,3 +94,16 @@ def test_a_framework_that_is_never_imported(install: Callable[..., None]) -> Non
     with amanda.apply(amanda.Tool()):
         assert len(sys.meta_path) == len(finders) + 1
     assert sys.meta_path == finders
+
+
+def test_nested_scopes_wait_for_a_framework(module: Path, install: Callable[..., None]) -> None:
+    """Nested scopes that wait for the same framework share its driver once it is imported."""
+    late = type("Late", (FakeDriver,), {"name": "late", "framework": NAME})
+    install(FakeEntryPoint("one", plugin(drivers=[late])))
+    FakeDriver.attached.clear()
+    with amanda.apply(amanda.Tool()):
+        with amanda.apply(amanda.Tool()):
+            found = importlib.import_module(NAME)
+            assert FakeDriver.attached == ["late"]
+        assert late in _state.ATTACHED
+    assert type(found.__loader__).__module__ != "amanda._import_hook"

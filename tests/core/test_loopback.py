@@ -257,3 +257,26 @@ def test_grad_of_inner_tensors() -> None:
     assert gradient is not None
     assert gradient.tolist() == 18.0
     assert counts
+
+
+def test_value_of_a_buffer() -> None:
+    """get_value gives the current value of a buffer, as it is at that time."""
+    seen: list[Any] = []
+    state = lb.buffer([1.0])
+    tool = amanda.Tool()
+    tool.add_inst_for_op(lambda c: seen.append(c.get_value(1).tolist()))
+    with amanda.apply(tool), amanda.cache_disabled():
+        for _ in range(2):
+            lb.add(lb.tensor([2.0]), state)
+            state.data[0] += 1
+    assert seen == [[1.0], [2.0]]
+
+
+def test_ops_inside_of_a_user_op() -> None:
+    """The body of a user's operator is a part of it, and not seen as operators."""
+
+    @lb.op
+    def twice(input: lb.Tensor) -> Any:
+        return lb.add(input, input)
+
+    assert ids_of(lambda: twice(lb.tensor(1.0))) == ["/twice:0"]

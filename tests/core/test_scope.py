@@ -133,6 +133,20 @@ def test_closed_generator() -> None:
     assert not _state.ATTACHED
 
 
+def test_abandoned_generator() -> None:
+    """A generator that is dropped while suspended in a scope leaves nothing behind."""
+
+    def generator() -> Iterator[None]:
+        with amanda.apply(Counter()):
+            yield
+
+    running = generator()
+    next(running)
+    del running
+    assert not _state.LIVE_SCOPES
+    assert not _state.ATTACHED
+
+
 def test_contextmanager_in_a_generator() -> None:
     """A @contextmanager around apply inside a generator pauses with that generator."""
     tool = Counter()
@@ -198,6 +212,29 @@ def test_thread_subclasses_are_covered() -> None:
         thread.start()
         thread.join()
     assert tool.calls == 1
+    assert "run" not in vars(thread)
+
+
+def test_threads_with_a_run_of_their_own() -> None:
+    """A thread whose run is an attribute of the object is covered, and keeps it."""
+    tool = Counter()
+    thread = threading.Thread()
+    thread.run = work  # type: ignore[method-assign]
+    with amanda.apply(tool):
+        thread.start()
+        thread.join()
+    assert tool.calls == 1
+    assert vars(thread)["run"] is work
+
+
+def test_thread_started_twice() -> None:
+    """A thread that is started again inside of a scope is an error as ever, and left as it was."""
+    thread = threading.Thread(target=work)
+    with amanda.apply(Counter()):
+        thread.start()
+        thread.join()
+        with pytest.raises(RuntimeError, match="once"):
+            thread.start()
     assert "run" not in vars(thread)
 
 

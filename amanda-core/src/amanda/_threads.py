@@ -21,7 +21,8 @@ def cover_new_threads(wanted: bool) -> None:
 
 def _inheriting(vanilla: Any) -> Any:
     def start(self: threading.Thread) -> None:
-        if _state.STATE.scopes and not _state.STATE.paused:
+        # A thread that was started before is an error, which is vanilla's to raise.
+        if _state.STATE.scopes and not _state.STATE.paused and self.ident is None:
             _inherit(self)
         vanilla(self)
 
@@ -32,11 +33,13 @@ def _inheriting(vanilla: Any) -> Any:
 def _inherit(thread: threading.Thread) -> None:
     parent = _state.STATE
     scopes, switches = parent.scopes, (parent.enabled, parent.cache, parent.ad)
-    run = thread.run
+    run, own = thread.run, vars(thread).get("run")
 
     def covered() -> None:
         # The instance attribute was only the way in.
-        vars(thread).pop("run", None)
+        del vars(thread)["run"]
+        if own is not None:
+            vars(thread)["run"] = own
         state = _state.STATE
         live = tuple(scope for scope in scopes if scope.alive)
         drivers = list(dict.fromkeys(driver for scope in live for driver in scope.drivers))

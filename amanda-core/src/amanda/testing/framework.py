@@ -139,6 +139,10 @@ class Framework(abc.ABC):
         """An operator that draws random numbers."""
         raise NotImplementedError
 
+    def cast(self, tensor: Any) -> Any:
+        """The same values in another floating-point dtype; None if there is only one."""
+        return None
+
     def scale(self, tensor: Any, factor: float) -> Any:
         """A tensor times a number; called in routines."""
         return self.mul(tensor, self.tensor(_like(self.to_list(tensor), factor)))

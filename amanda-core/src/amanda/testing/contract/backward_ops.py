@@ -62,7 +62,9 @@ class BackwardOpTests(ContractTests):
     def test_backward_ids(self) -> None:
         """The id of a backward op is unique and stays the same from run to run."""
         seen: list[str] = []
-        tool = self.probe("linear", before_backward=lambda c: seen.append(str(c.get_backward_op_id())))
+        tool = self.probe(
+            "linear", before_backward=lambda c: seen.append(str(c.get_backward_op_id()))
+        )
         program = self.fw.program(self.fw.linear, X, W, B)
         with self.apply(tool), amanda.cache_disabled():
             program.train()

@@ -100,6 +100,15 @@ class DifferentiationTests(ContractTests):
         with pytest.raises(RoutineResultError, match=r"(?is)Probe\.shorter.*mul.*2, 2.*3"):
             self.run(self.multiplication(), tool)
 
+    @requires(Capability.BACKWARD)
+    def test_another_dtype(self) -> None:
+        """The gradient of a substitute of another dtype is cast back."""
+        if self.fw.cast(self.fw.tensor(X)) is None:
+            pytest.skip("the framework has only one dtype")
+        tool = self.probe("mul", before=lambda c: c.insert_after_op(self.fw.cast))
+        result = self.train(self.multiplication(), tool, times=2)
+        assert result == Trained([product(X, W)], [W, X])
+
     @requires(Capability.AD_IN_ROUTINES)
     def test_ad_enabled(self) -> None:
         """A routine recorded under ad_enabled takes part in AD, and nothing is passed through."""

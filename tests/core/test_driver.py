@@ -1,0 +1,91 @@
+"""The driver interface and the hookspecs."""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any
+
+import pytest
+
+import amanda
+from amanda import hookspecs
+from amanda.driver import INTERFACE_VERSION, Capability, Driver
+from amanda.namespace import Namespace
+from amanda.testing.loopback import LoopbackDriver, Tensor, tensor
+
+
+def test_a_driver_has_to_say_what_it_does() -> None:
+    """A driver without the abstract methods cannot be made."""
+    with pytest.raises(TypeError, match="attach"):
+        Driver.create()
+
+
+def test_create() -> None:
+    """create gives a driver with a dispatcher that serves it."""
+    driver = LoopbackDriver.create()
+    assert driver.dispatcher.driver is driver
+    assert isinstance(driver.namespace, Namespace)
+
+
+def test_defaults() -> None:
+    """A driver is usable, eager, of priority 0 and not opt-in unless it says otherwise."""
+    assert LoopbackDriver.reason_unusable() == ""
+    assert (LoopbackDriver.mode, LoopbackDriver.priority, LoopbackDriver.opt_in) == (
+        "eager",
+        0,
+        False,
+    )
+    assert LoopbackDriver.interface_version == INTERFACE_VERSION
+
+
+@pytest.mark.parametrize("value", [None, True, 1, 1.0, 1j, "x", b"x", [1], (1,), {"a": 1}, {1}])
+def test_what_is_no_tensor(value: Any) -> None:
+    """Plain Python values are no tensors for any driver."""
+    assert not Driver.is_tensor(LoopbackDriver.create(), value)
+
+
+def test_what_may_be_a_tensor() -> None:
+    """A driver that does not say what a tensor is takes any other object for one."""
+    driver = LoopbackDriver.create()
+    assert Driver.is_tensor(driver, tensor(1.0))
+    assert not driver.is_tensor(object())
+    assert driver.is_tensor(tensor(1.0))
+
+
+def test_detach_is_idempotent() -> None:
+    """detach is harmless when called twice, or without attach."""
+    driver = LoopbackDriver.create()
+    driver.detach()
+    driver.attach()
+    driver.detach()
+    driver.detach()
+
+
+def test_vanilla() -> None:
+    """Within a driver's vanilla() the current thread's framework calls are not instrumented."""
+    from amanda import _state
+    from amanda.testing import loopback
+
+    calls: list[int] = []
+    tool = amanda.Tool()
+    tool.add_inst_for_op(lambda context: calls.append(1))
+    with amanda.apply(tool), _state.ATTACHED[LoopbackDriver].vanilla():
+        assert isinstance(loopback.add(tensor(1.0), 1.0), Tensor)
+    assert calls == []
+
+
+def test_capabilities_are_explained() -> None:
+    """Each capability has an explanation of its own."""
+    assert len({capability.value for capability in Capability}) == len(Capability)
+
+
+def test_hookspecs_take_no_arguments() -> None:
+    """There are four hooks, and none takes an argument."""
+    hooks = {n: f for n, f in vars(hookspecs).items() if n.startswith("amanda_")}
+    assert sorted(hooks) == [
+        "amanda_register_drivers",
+        "amanda_register_mapping_rules",
+        "amanda_register_tools",
+        "amanda_report_header",
+    ]
+    assert not any(inspect.signature(function).parameters for function in hooks.values())
