@@ -82,10 +82,15 @@ class Driver(abc.ABC):
         return ""
 
     @classmethod
-    def self_test(cls) -> str:
-        """What goes wrong in a test of about a second, which ``amanda doctor`` runs; "" if
-        nothing does."""
-        return ""
+    def check_internals(cls) -> Sequence[str]:
+        """The private symbols that the driver needs and this framework lacks; for ``amanda
+        doctor``. It may import the framework."""
+        return ()
+
+    @classmethod
+    def self_test(cls) -> Sequence[str]:
+        """What goes wrong in a test of about a second; for ``amanda doctor``."""
+        return ()
 
     @property
     @abc.abstractmethod

@@ -92,6 +92,7 @@ AUTOGRAD_ENGINE = "_engine_run_backward"
 FUNCTION_BASE = getattr(torch.autograd.function, "_SingleLevelFunction", torch.autograd.Function)
 """The class between ``autograd.Function`` and C, where ``Function.apply`` ends up,
 also when it was bound to another name before."""
+SCRIPT_FUNCTION = torch.jit.ScriptFunction
 FUNCTION_NODE = torch.autograd.function.BackwardCFunction
 FUNCTORCH_FUNCTION: Any = getattr(torch.autograd.function, "custom_function_call", None)
 CHECKPOINT = torch.utils.checkpoint

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import weakref
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, contextmanager
@@ -69,6 +68,7 @@ class EagerDriver(TorchEagerDriver):
     def _patch(self) -> None:
         patches = self._patches
         patches.wrap(nn.Module, "__call__", self._module_call)
+        patches.wrap(_internals.SCRIPT_FUNCTION, "__call__", self._script_call)
         patches.wrap(_internals.AUTOGRAD, _internals.AUTOGRAD_ENGINE, self._engine)
         patches.wrap(_internals.FUNCTION_NODE, "apply", _function_backward)
         patches.set(_internals.FUNCTION_BASE, "apply", classmethod(_function_apply), create=True)
@@ -146,6 +146,15 @@ class EagerDriver(TorchEagerDriver):
                 return vanilla(module, *args, **kwargs)
             finally:
                 interceptor.leave_module(parent)
+
+        return __call__
+
+    def _script_call(self, vanilla: Any) -> Any:
+        def __call__(function: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: N807
+            interceptor = LOCAL.interceptor
+            if interceptor is not None and interceptor.is_listening():
+                self.dispatcher.not_seen("TorchScript functions: their operators run in C++")
+            return vanilla(function, *args, **kwargs)
 
         return __call__
 
@@ -267,8 +276,8 @@ def _function_backward(vanilla: Any) -> Any:
     return apply
 
 
-def self_test() -> str:
-    """Run a tiny model under a counting tool; "" if every operator is seen, else why not."""
+def self_test() -> list[str]:
+    """Run a tiny model under a watching tool; what went wrong, if anything."""
     seen: list[str] = []
     tool = amanda.Tool()
     tool.add_inst_for_op(lambda context: seen.append(context.get_op_id()))
@@ -280,11 +289,9 @@ def self_test() -> str:
     with amanda.apply(tool, drivers=[TorchEagerDriver]):
         model(torch.ones(1, 2)).sum().backward()
     wanted = {"Sequential.0/linear:0", "Sequential.1/relu:0", "/sum:0"}
-    unseen = wanted - set(seen)
-    if unseen:
-        return f"operators not seen: {', '.join(sorted(unseen))}"
+    problems = [f"operator {op_id} was not seen" for op_id in sorted(wanted - set(seen))]
     if not any("/grad/" in op_id for op_id in seen):
-        return "no backward operator was seen"
-    if vars(nn.Module)["__call__"] is not before or "amanda_torch.eager" not in sys.modules:
-        return "patches were left behind"
-    return ""
+        problems.append("no backward operator was seen")
+    if vars(nn.Module)["__call__"] is not before:
+        problems.append("patches were left behind")
+    return problems

@@ -44,8 +44,15 @@ class TorchEagerDriver(Driver, abc.ABC):
         return ""
 
     @classmethod
-    def self_test(cls) -> str:
-        """Count the operators of a tiny model; "" if they are seen, else what went wrong."""
+    def check_internals(cls) -> Sequence[str]:
+        """The private symbols of PyTorch that the driver needs and this one lacks."""
+        from amanda_torch import _internals
+
+        return [f"PyTorch has no {symbol}" for symbol in _internals.missing()]
+
+    @classmethod
+    def self_test(cls) -> Sequence[str]:
+        """Look at the operators of a tiny model; what went wrong, if anything."""
         from amanda_torch.eager import self_test
 
         return self_test()

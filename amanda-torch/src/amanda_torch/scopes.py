@@ -308,7 +308,7 @@ class Tracker:
             owner = parent.module() if parent.module is not None else None
             name = _name_within(owner, module) or self._stray_name(parent, module)
         if isinstance(module, torch.jit.ScriptModule):
-            self._unseen(f"TorchScript module {class_name(module)}: its operators run in C++")
+            self._unseen("TorchScript modules: their operators run in C++")
         child = Child(weakref.ref(module, died), name, transparent)
         children[key] = child
         return child
