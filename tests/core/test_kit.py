@@ -11,15 +11,15 @@ import amanda.testing
 from amanda.driver import Capability
 from amanda.testing import DriverContract, loopback
 from amanda.testing.contract.base import ContractTests
-from amanda.testing.loopback import LoopbackDriver
-from tests.core.broken_drivers import FAULTS
-from tests.core.loopback_framework import LoopbackFramework
+from tests.core import broken_backward, broken_forward
+from tests.core.faults import FAULTS
 
 pytest_plugins = ["pytester"]
 
 BROKEN = """
 from amanda.testing import DriverContract
-from tests.core.broken_drivers import FAULTS
+from tests.core import broken_backward, broken_forward
+from tests.core.faults import FAULTS
 from tests.core.loopback_framework import LoopbackFramework
 from amanda.testing.loopback import LoopbackDriver
 
@@ -38,7 +38,7 @@ def test_the_kit_fails_broken_drivers(
 ) -> None:
     """For each fault the contract tests that state the broken rule fail; without it they pass."""
     # One of the drivers leaves its patch behind.
-    monkeypatch.setattr(loopback.ops, "execute", loopback.ops.execute)
+    monkeypatch.setattr(loopback.ops, "rng_state", loopback.ops.rng_state)
     path = pytester.makepyfile(test_broken=BROKEN)
     record = pytester.inline_run(path, "-q", "--tb=no", "-k", "not weakened", "-p", "no:randomly")
     failed: dict[str, set[str]] = {}
@@ -144,7 +144,8 @@ def test_unknown_names_of_the_kit() -> None:
         _ = amanda.testing.nonsense
 
 
-def test_the_loopback_driver_passes_without_fault() -> None:
-    """The driver under the faults is the one that is tested elsewhere."""
-    assert all(issubclass(cls, LoopbackDriver) for cls, _ in FAULTS.values())
-    assert LoopbackFramework.accumulation
+def test_there_are_faults_of_every_kind() -> None:
+    """The broken drivers of both modules are registered, and each fault names its tests."""
+    modules = {cls.__module__ for cls, _ in FAULTS.values()}
+    assert modules == {broken_forward.__name__, broken_backward.__name__}
+    assert all(hasattr(DriverContract, name) for _, names in FAULTS.values() for name in names)
