@@ -177,6 +177,35 @@ def test_a_framework_imported_by_the_program_is_instrumented(tmp_path: Path) -> 
         assert json.loads((tmp_path / "out" / name).read_text())
 
 
+ERRORS = {
+    "operator": "torch.mm(torch.ones(2, 3), torch.ones(2, 3))",
+    "module": "torch.nn.Sequential(torch.nn.Linear(3, 4))(torch.ones(2, 5))",
+    "Python-level function": "torch.nn.functional.cross_entropy(torch.ones(2), torch.ones(3, 4))",
+    "operator sign": "torch.ones(2) @ torch.ones(3)",
+    "backward": "y = torch.ones(2, requires_grad=True).exp().sum(); y.backward(); y.backward()",
+}
+
+
+@pytest.mark.parametrize("error", ERRORS)
+def test_a_traceback_through_the_framework_is_that_of_the_program(
+    error: str, tmp_path: Path
+) -> None:
+    """An error inside of an instrumented operator is shown as without Amanda."""
+    (tmp_path / "program.py").write_text(f"import torch\n{ERRORS[error]}\n")
+    alone, under = (
+        subprocess.run(
+            [sys.executable, *words, "program.py"],
+            cwd=tmp_path,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        for words in ([], ["-m", "amanda", "run", "-t", "count"])
+    )
+    assert (under.returncode, alone.returncode) == (1, 1)
+    assert under.stderr == alone.stderr
+
+
 def test_each_rank_of_torchrun_writes_its_own_files(tmp_path: Path) -> None:
     """``torchrun -m amanda run`` works as for any module; rank 0 prints the one summary."""
     (tmp_path / "program.py").write_text(PROGRAM)

@@ -51,15 +51,25 @@ def _without(
     traceback: TracebackType | None, packages: Collection[str], tools: Collection[str]
 ) -> TracebackType | None:
     entries: list[TracebackType] = []
+    was_hidden = False
     while traceback is not None:
         module = _module(traceback)
-        if module.partition(".")[0] not in packages or module in tools:
+        is_hidden = module.partition(".")[0] in packages and module not in tools
+        if not is_hidden:
+            if was_hidden and _is_entered_again(entries, traceback):
+                del entries[-2:]
             entries.append(traceback)
+        was_hidden = is_hidden
         traceback = traceback.tb_next
     kept: TracebackType | None = None
     for entry in reversed(entries):
         kept = TracebackType(kept, entry.tb_frame, entry.tb_lasti, entry.tb_lineno)
     return kept
+
+
+def _is_entered_again(entries: list[TracebackType], entry: TracebackType) -> bool:
+    """Whether a function of the framework has handed over to Amanda, which called it again."""
+    return len(entries) > 1 and entries[-2].tb_frame.f_code is entry.tb_frame.f_code
 
 
 def _packages() -> set[str]:
