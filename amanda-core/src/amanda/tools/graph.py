@@ -104,7 +104,7 @@ class Graph:
         return op_id in self._ops
 
     def __repr__(self) -> str:
-        return f"<Graph of {len(self)} ops and {len(self._tensors)} tensors>"
+        return f"<Graph of {len(self)} ops>"
 
     # -- reading ----------------------------------------------------------
 
@@ -239,8 +239,7 @@ class Graph:
         with disabled():
             for op in self._ops.values():
                 self._replay_op(op, values)
-        wanted = self.outputs if outputs is None else outputs
-        return [values[tensor.index] for tensor in wanted]
+        return [values[t.index] for t in (self.outputs if outputs is None else outputs)]
 
     def _given(self, inputs: Sequence[Any] | Mapping[TracedTensor, Any]) -> dict[int, Any]:
         if isinstance(inputs, Mapping):
@@ -285,7 +284,7 @@ class Graph:
     def add(self, context: OpContext) -> TracedOp:
         """Record an operator; called in an analysis that sees its outputs.
 
-        An operator that is known already keeps its place; only its tensors are followed.
+        Of one that is known already only the tensors are followed.
         """
         description = describe(context)
         op = self._ops.get(description.id)
@@ -388,8 +387,6 @@ def _plain(value: Any) -> Any:
         return [_plain(item) for item in value]
     if isinstance(value, Mapping):
         return {str(key): _plain(item) for key, item in value.items()}
-    if isinstance(value, slice):
-        return str(value)
     return getattr(value, "__qualname__", None) or _short(value)
 
 
