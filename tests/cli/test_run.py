@@ -319,6 +319,33 @@ def test_a_tool_that_is_registered_and_not_there_is_named(
     assert "tool 'gone' of amanda-other is registered as other_tools:Gone" in run.stderr
 
 
+def test_drivers_that_cannot_be_used_are_named_with_their_reasons(
+    amanda: Command, toy: str, tmp_path: Path
+) -> None:
+    """Where no installed driver can be used the program does not start."""
+    folder = tmp_path / "site"
+    folder.mkdir()
+    (folder / "sad_plugin.py").write_text(
+        "from amanda import hookimpl\n"
+        "from amanda_example.driver import ToyDriver\n"
+        "class Sad(ToyDriver):\n"
+        "    name = 'sad'\n"
+        "    @classmethod\n"
+        "    def reason_unusable(cls):\n"
+        "        return 'the moon is full'\n"
+        "@hookimpl\n"
+        "def amanda_register_drivers():\n"
+        "    return [Sad]\n"
+    )
+    install(folder, "amanda-sad", "sad = sad_plugin")
+    others = "amanda-example,amanda-torch,amanda-tensorflow"
+    run = amanda("run", toy, PYTHONPATH=str(folder), AMANDA_DISABLE_PLUGINS=others)
+    assert (run.returncode, run.stdout) == (2, "")
+    assert run.stderr == (
+        "amanda: error: no installed driver can be used (sad: the moon is full)\n"
+    )
+
+
 # -- tracebacks ---------------------------------------------------------------
 
 

@@ -217,13 +217,19 @@ def select(requested: Sequence[str | type[Driver]] | None) -> Selection:
     if uncovered and not ready:
         raise NoDriverError("; ".join(uncovered))
     if not chosen:
-        raise NoDriverError(
-            "no driver is installed, so that nothing would be instrumented; try: "
-            + " or ".join(f"pip install {name}" for name in KNOWN_FRAMEWORKS.values())
-        )
+        raise NoDriverError(_nothing_usable())
     for reason in uncovered:
         warnings.warn(reason, PluginWarning, stacklevel=4)
     return Selection(ready, pending)
+
+
+def _nothing_usable() -> str:
+    """The message for an environment in which nothing could be instrumented."""
+    reasons = [f"{cls.name}: {_unusable(cls)}" for cls, _ in registered_drivers() if _unusable(cls)]
+    if reasons:
+        return f"no installed driver can be used ({'; '.join(reasons)})"
+    commands = " or ".join(f"pip install {name}" for name in KNOWN_FRAMEWORKS.values())
+    return f"no driver is installed, so that nothing would be instrumented; try: {commands}"
 
 
 def drivers_for(

@@ -229,10 +229,7 @@ def plain_text(table: Table) -> str:
     cells = [[str(value) for value in row] for row in rows]
     columns = list(zip(table.columns, *cells, strict=True))
     widths = [max(map(len, column)) for column in columns]
-    numeric = [
-        all(isinstance(row[i], (int, float)) for row in rows)
-        for i in range(len(widths))
-    ]
+    numeric = [all(isinstance(row[i], (int, float)) for row in rows) for i in range(len(widths))]
     lines = [
         "  ".join(
             cell.rjust(width) if right else cell.ljust(width)
