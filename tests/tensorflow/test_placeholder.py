@@ -19,7 +19,7 @@ REASON = "holds no TensorFlow driver yet"
 @pytest.fixture
 def imported_tensorflow(monkeypatch: pytest.MonkeyPatch) -> None:
     """A process that has imported TensorFlow, and no other framework."""
-    for framework in _plugins.KNOWN_FRAMEWORKS:
+    for framework in (*_plugins.KNOWN_FRAMEWORKS, "amanda.testing.loopback"):
         monkeypatch.delitem(sys.modules, framework, raising=False)
     monkeypatch.setitem(sys.modules, "tensorflow", ModuleType("tensorflow"))
 
