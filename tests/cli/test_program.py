@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import py_compile
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
@@ -96,7 +97,7 @@ def test_a_program_ends_as_without_us(
     assert without_summary(under.stderr) == alone.stderr
 
 
-@pytest.mark.parametrize("how", ["script", "module", "package", "folder", "archive"])
+@pytest.mark.parametrize("how", ["script", "bytecode", "module", "package", "folder", "archive"])
 def test_a_program_finds_the_world_as_without_us(
     how: str, python: Command, amanda: Command, script: Script, tmp_path: Path
 ) -> None:
@@ -104,12 +105,14 @@ def test_a_program_finds_the_world_as_without_us(
     text = "\n".join(line[4:] for line in ENVIRONMENT.splitlines())
     words = {
         "script": ["sub/program.py"],
+        "bytecode": ["program.pyc"],
         "module": ["-m", "sub.program"],
         "package": ["-m", "sub"],
         "folder": ["sub"],
         "archive": ["sub.zip"],
     }[how]
-    script(text, "sub/program.py")
+    source = script(text, "sub/program.py")
+    py_compile.compile(str(source), str(tmp_path / "program.pyc"))
     main = script(text, "sub/__main__.py")
     with zipfile.ZipFile(tmp_path / "sub.zip", "w") as archive:
         archive.write(main, "__main__.py")

@@ -9,7 +9,7 @@ import pkgutil
 import sys
 import types
 from collections.abc import Sequence
-from importlib.machinery import ModuleSpec, SourceFileLoader
+from importlib.machinery import ModuleSpec, SourceFileLoader, SourcelessFileLoader
 from pathlib import Path
 from typing import Any
 
@@ -74,10 +74,10 @@ class Program:
     def _from_file(self) -> tuple[Any, types.ModuleType]:
         path = Path(self.target).absolute()
         self._begin(self.target, str(path.resolve().parent))
-        loader = SourceFileLoader("__main__", str(path))
-        module = _main_module(None, loader, str(path))
         if path.suffix == ".pyc":
-            return pkgutil.read_code(io.BytesIO(path.read_bytes())), module
+            bytecode = SourcelessFileLoader("__main__", str(path))
+            return bytecode.get_code("__main__"), _main_module(None, bytecode, str(path))
+        module = _main_module(None, SourceFileLoader("__main__", str(path)), str(path))
         with io.open_code(str(path)) as file:
             return compile(file.read(), str(path), "exec", dont_inherit=True), module
 
