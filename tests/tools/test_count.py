@@ -80,26 +80,19 @@ def test_the_result_has_the_common_form() -> None:
 
 
 def test_only_selected_operators_carry_routines() -> None:
-    """``ops`` selects forward types with all their backward operators."""
-    net, tool = model(), CountTool(ops=["linear"])
+    """``ops`` selects by type, forward and backward types alike; the others run vanilla."""
+    net, tool = model(), CountTool(ops=["linear", "MatmulBackward"])
     with amanda.apply(tool) as scope:
         step(net)
-    types = tool.result()["summary"]["by_type"]
-    assert set(types["forward"]) == {"linear"}
-    assert set(types["backward"]) == {
-        "MatmulBackward",
-        "TransposeBackward",
-        "AddBiasBackward",
-        "AccumulateGrad",
+    assert tool.result()["summary"]["by_type"] == {
+        "forward": {"linear": {"ops": 2, "executions": 2}},
+        "backward": {"MatmulBackward": {"ops": 2, "executions": 2}},
     }
-    assert scope.statistics.ops_instrumented == len(tool.result()["ops"])
-    assert scope.statistics.ops_instrumented < (
-        scope.statistics.ops_seen + scope.statistics.backward_ops_seen
-    )
+    assert scope.statistics.ops_instrumented == 4
 
 
-def test_a_backward_type_can_be_selected() -> None:
-    """``ops`` may name backward types alone; one type needs no list."""
+def test_one_type_needs_no_list() -> None:
+    """A single type may be given as it is."""
     net = model()
     types = counted(lambda: step(net), ops="ReluBackward")["summary"]["by_type"]
     assert types == {"forward": {}, "backward": {"ReluBackward": {"ops": 1, "executions": 1}}}

@@ -24,7 +24,7 @@ class CountOptions:
     """The options of ``count``.
 
     Attributes:
-        ops: op types to count, with their backward ops; all by default.
+        ops: op types to count, forward (conv2d) or backward (conv2d_backward); all by default.
     """
 
     ops: Sequence[str] = attrs.field(default=(), converter=type_names)

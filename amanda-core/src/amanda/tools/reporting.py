@@ -154,7 +154,6 @@ class OpDescription:
         module: path of the module that runs it.
         namespace: where it runs.
         forward: of a backward operator the forward operator's id, else "".
-        forward_type: of a backward operator the forward operator's type, else "".
     """
 
     id: str
@@ -163,7 +162,6 @@ class OpDescription:
     module: str
     namespace: str
     forward: str = ""
-    forward_type: str = ""
 
     @property
     def direction(self) -> str:
@@ -183,11 +181,8 @@ class OpDescription:
         return {**row, "forward": self.forward} if self.forward else row
 
     def is_selected(self, types: Sequence[str]) -> bool:
-        """Whether one of `types` names it, or the operator it is the backward of.
-
-        No types at all select everything.
-        """
-        return not types or bool({self.type, self.name, self.forward_type} & set(types))
+        """Whether one of `types` is its type or name; no types at all select everything."""
+        return not types or self.type in types or self.name in types
 
 
 def describe(context: OpContext) -> OpDescription:
@@ -203,7 +198,7 @@ def describe(context: OpContext) -> OpDescription:
     backward_name = op_name(context.get_backward_op())
     backward_type = str(context["backward_op_type"] or backward_name)
     backward_id = str(context.get_backward_op_id())
-    return OpDescription(backward_id, backward_type, backward_name, module, namespace, op_id, kind)
+    return OpDescription(backward_id, backward_type, backward_name, module, namespace, op_id)
 
 
 def op_name(op: Any) -> str:
