@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
 from tests import torchvision_ops  # noqa: F401 - the tutorial imports torchvision
@@ -25,3 +27,11 @@ def test_document(document: str) -> None:
     assert results, "no Python block found"
     for block, printed in results:
         assert printed == block.output, f"output of the block at {block}"
+
+
+@pytest.mark.parametrize("document", [*DOCUMENTS, "CONTRIBUTING.md", "amanda-torch/README.md"])
+def test_links(document: str) -> None:
+    """Links between documents lead to files that exist."""
+    path = documents.ROOT / document
+    links = re.findall(r"\]\(([^)#:]+)\)", path.read_text(encoding="utf-8"))
+    assert [link for link in links if not (path.parent / link).exists()] == []
