@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 import amanda
+from amanda.action import InstPoint
 from amanda.testing import loopback as lb
 from amanda.tools.reporting import Table
 from amanda_tools.count import CountTool
@@ -80,8 +81,8 @@ def test_the_result_has_the_common_form() -> None:
 
 
 def test_only_selected_operators_carry_routines() -> None:
-    """``ops`` selects by type, forward and backward types alike; the others run vanilla."""
-    net, tool = model(), CountTool(ops=["linear", "MatmulBackward"])
+    """``ops`` selects forward and ``backward_ops`` backward types; the others run vanilla."""
+    net, tool = model(), CountTool(ops=["linear"], backward_ops=["MatmulBackward"])
     with amanda.apply(tool) as scope:
         step(net)
     assert tool.result()["summary"]["by_type"] == {
@@ -91,10 +92,18 @@ def test_only_selected_operators_carry_routines() -> None:
     assert scope.statistics.ops_instrumented == 4
 
 
+def test_what_is_not_asked_for_is_not_analysed() -> None:
+    """With one of the two options only that direction is looked at."""
+    forward, backward = CountTool(ops=["relu"]), CountTool(backward_ops=["ReluBackward"])
+    for tool, is_backward in ((forward, False), (backward, True)):
+        assert bool(tool.analyses(InstPoint.BEFORE_FORWARD_OP)) is not is_backward
+        assert bool(tool.analyses(InstPoint.BEFORE_BACKWARD_OP)) is is_backward
+
+
 def test_one_type_needs_no_list() -> None:
     """A single type may be given as it is."""
     net = model()
-    types = counted(lambda: step(net), ops="ReluBackward")["summary"]["by_type"]
+    types = counted(lambda: step(net), backward_ops="ReluBackward")["summary"]["by_type"]
     assert types == {"forward": {}, "backward": {"ReluBackward": {"ops": 1, "executions": 1}}}
 
 

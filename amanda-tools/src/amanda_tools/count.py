@@ -21,13 +21,15 @@ def type_names(ops: str | Iterable[str]) -> tuple[str, ...]:
 
 @attrs.frozen(kw_only=True)
 class CountOptions:
-    """The options of ``count``.
+    """The options of ``count``. Without any all operators are counted, forward and backward.
 
     Attributes:
-        ops: op types to count, forward (conv2d) or backward (conv2d_backward); all by default.
+        ops: types of forward ops to count, such as conv2d.
+        backward_ops: types of backward ops to count, such as conv2d_backward.
     """
 
     ops: Sequence[str] = attrs.field(default=(), converter=type_names)
+    backward_ops: Sequence[str] = attrs.field(default=(), converter=type_names)
 
 
 @attrs.define(eq=False)
@@ -57,13 +59,21 @@ class CountTool(PrintingTool[CountOptions]):
         self._counters: dict[str, Counter] = {}
         self._types: set[str] = set()
         self.depends_on(MappingTool.standard())
-        self.add_inst_for_op(self._analyse)
-        self.add_inst_for_op(self._analyse, backward=True)
+        # An analysis that nobody asked for would cost, too.
+        for direction in self._directions():
+            self.add_inst_for_op(self._analyse, backward=direction == "backward")
+
+    def _directions(self) -> list[str]:
+        """Which of forward and backward operators are to be counted."""
+        ops, backward_ops = self.options.ops, self.options.backward_ops
+        asked = {"forward": ops or not backward_ops, "backward": backward_ops or not ops}
+        return [direction for direction, is_asked in asked.items() if is_asked]
 
     def _analyse(self, context: OpContext) -> None:
         op = describe(context)
         self._types |= {op.type, op.name}
-        if not op.is_selected(self.options.ops):
+        options = self.options
+        if not op.is_selected(options.ops if context.is_forward() else options.backward_ops):
             return
         # An operator that is analysed again (another scope, no cache) counts on.
         counter = self._counters.setdefault(op.id, Counter(op))
@@ -83,23 +93,27 @@ class CountTool(PrintingTool[CountOptions]):
             "backward": self._total("backward"),
             "by_type": self._grouped(lambda op: op.type),
             "by_module": self._grouped(lambda op: op.module),
-            "ops_never_met": [kind for kind in self.options.ops if kind not in self._types],
+            "ops_never_met": [
+                kind
+                for kind in (*self.options.ops, *self.options.backward_ops)
+                if kind not in self._types
+            ],
         }
 
     def tables(self) -> Iterable[Table]:
         """Executions by type, forward and backward, and by module."""
-        for direction, group in self._grouped(lambda op: op.type).items():
-            by_type = [(kind, of["ops"], of["executions"]) for kind, of in group.items()]
+        directions = self._directions()
+        by_type = self._grouped(lambda op: op.type)
+        for direction in directions:
+            rows = [(kind, of["ops"], of["executions"]) for kind, of in by_type[direction].items()]
             title = f"count: {self._total(direction)} {direction} executions"
-            yield Table(title, ("type", "ops", "executions"), by_type)
+            yield Table(title, ("type", "ops", "executions"), rows)
         modules = self._grouped(lambda op: op.module or "(outside of modules)")
-        names = dict.fromkeys([*modules["forward"], *modules["backward"]])
-        columns = ("module", "forward", "backward")
+        names = dict.fromkeys(name for direction in directions for name in modules[direction])
         by_module = [
-            (name, *(_executions(modules[direction], name) for direction in columns[1:]))
-            for name in names
+            (name, *(_executions(modules[way], name) for way in directions)) for name in names
         ]
-        yield Table("count: executions by module", columns, by_module)
+        yield Table("count: executions by module", ("module", *directions), by_module)
         if missing := self.summary()["ops_never_met"]:
             title = "count: types that were asked for and never met"
             yield Table(title, ("type",), [(kind,) for kind in missing])
