@@ -16,6 +16,9 @@ if TYPE_CHECKING:
 class InstPoint(enum.Enum):
     """The four points of an operator at which an analysis routine may run."""
 
+    # Enum's own goes through Python; these are keys on the path of every operator.
+    __hash__ = object.__hash__
+
     BEFORE_FORWARD_OP = "before_forward_op"
     AFTER_FORWARD_OP = "after_forward_op"
     BEFORE_BACKWARD_OP = "before_backward_op"
@@ -36,6 +39,8 @@ class InstPoint(enum.Enum):
 
 class ActionKind(enum.Enum):
     """The six kinds of actions (paper, Listing 3); the value is the API's name."""
+
+    __hash__ = object.__hash__
 
     BEFORE_OP = "insert_before_op"
     AFTER_OP = "insert_after_op"
@@ -109,6 +114,7 @@ class ActionPlan:
         driver_data: for the driver, e.g. what it has learned of the operator.
         has_actions: whether any action is planned, backward claims aside.
         is_blind: whether no action looks at a tensor: counters and timers.
+        is_claim: whether there is nothing but backward ops to find.
     """
 
     op_id: str
@@ -123,6 +129,7 @@ class ActionPlan:
     driver_data: Any = None
     has_actions: bool = attrs.field(init=False, default=False)
     is_blind: bool = attrs.field(init=False, default=False)
+    is_claim: bool = attrs.field(init=False, default=False)
 
     def __attrs_post_init__(self) -> None:
         self.has_actions = bool(
@@ -133,6 +140,7 @@ class ActionPlan:
             or self.after_backward
             or self.replace_backward
         )
+        self.is_claim = self.claims and not self.has_actions
         around = (*self.before, *self.after)
         gradients = self.before_backward or self.after_backward or self.replace_backward
         self.is_blind = (

@@ -175,8 +175,11 @@ class Dispatcher:
             SelectionError: a selected position does not exist.
             RoutineResultError: the routine returned something unusable (rule 5).
         """
-        indices = range(len(values)) if action.select is None else action.select
-        selected = self._selected(action, values, indices)
+        indices: Sequence[int] = ()
+        selected: Sequence[Any] = ()
+        if action.select != ():
+            indices = range(len(values)) if action.select is None else action.select
+            selected = self._selected(action, values, indices)
         result = self.call(action, selected)
         if result is None:
             return values
@@ -348,18 +351,7 @@ class BackwardExecution:
 
     def needed(self) -> tuple[bool, bool]:
         """Whether something is to be done before and after the backward operator."""
-        before = after = False
-        for scope, record in self._handle.records():
-            child = record.children.get(self.call.op_id)
-            first = child is None or not _state.STATE.cache
-            for point in (InstPoint.BEFORE_BACKWARD_OP, InstPoint.AFTER_BACKWARD_OP):
-                if scope.analyses_at(point) and (first or child.pending(point)):  # type: ignore[union-attr]
-                    # An analysis before the op may record a routine after it.
-                    before |= point is InstPoint.BEFORE_BACKWARD_OP
-                    after = True
-            if child is not None:
-                before |= bool(child.actions(ActionKind.BEFORE_BACKWARD_OP))
-                after |= child.has_actions
+        before, after, _ = backward_needs(self._handle, self.call.op_id)
         return before, after
 
     def before(self, grad_outputs: list[Any]) -> list[Any]:
@@ -390,9 +382,13 @@ class BackwardExecution:
     def _children(
         self, point: InstPoint, grad_outputs: list[Any], grad_inputs: list[Any] | None
     ) -> list[OpRecord]:
+        records = self._handle.records()
+        known = [record.children.get(self.call.op_id) for _, record in records]
+        if _state.STATE.cache and not any(c is None or c.pending(point) for c in known):
+            return known  # type: ignore[return-value]
         children = []
         with _state.TOOL_LOCK:
-            for scope, record in self._handle.records():
+            for scope, record in records:
                 # Without the cache a new record is made where the op is first analysed.
                 first = point is InstPoint.BEFORE_BACKWARD_OP or not scope.analyses_at(
                     InstPoint.BEFORE_BACKWARD_OP
@@ -425,6 +421,31 @@ class BackwardExecution:
         finally:
             context._backward = None
             context._gradients = (None, None)
+
+
+def backward_needs(handle: OpHandle, backward_id: str) -> tuple[bool, bool, bool]:
+    """What a backward operator that is about to run wants of its driver.
+
+    Returns:
+        Whether there is something to do before it, after it, and whether some
+        analysis of it has yet to run.
+    """
+    before = after = pending = False
+    for scope, record in handle.records():
+        child = record.children.get(backward_id)
+        first = child is None or not _state.STATE.cache
+        for point in (InstPoint.BEFORE_BACKWARD_OP, InstPoint.AFTER_BACKWARD_OP):
+            if (first or child.pending(point)) and scope.analyses_at(point):  # type: ignore[union-attr]
+                # An analysis before the op may record a routine after it.
+                before |= point is InstPoint.BEFORE_BACKWARD_OP
+                after = pending = True
+        if child is not None:
+            before |= bool(child.actions(ActionKind.BEFORE_BACKWARD_OP))
+            after |= bool(
+                child.actions(ActionKind.AFTER_BACKWARD_OP)
+                or child.actions(ActionKind.REPLACE_BACKWARD_OP)
+            )
+    return before, after, pending
 
 
 def replaced_gradients(

@@ -22,6 +22,7 @@ from amanda.dispatch import (
     Dispatcher,
     OpHandle,
     backward_is_settled,
+    backward_needs,
 )
 from amanda.errors import CapabilityError
 from amanda_torch import _internals
@@ -185,28 +186,57 @@ class Claimer:
         return state
 
     def claim(
-        self, plan: ActionPlan, call: TorchCall, outputs: Sequence[Any], start: int, iteration: int
+        self,
+        plan: ActionPlan,
+        make_call: Callable[[], TorchCall],
+        outputs: Sequence[Any],
+        start: int,
+        iteration: int,
     ) -> None:
-        """Find and hook the backward operators of an operator that has just run."""
+        """Find and hook the backward operators of an operator that has just run.
+
+        Args:
+            make_call: describes the operator's call; asked only when an
+                analysis has yet to run.
+        """
         state = self.state_of(plan.op_id)
         state.iteration = iteration
-        scopes = self._dispatcher.scopes()
-        handle = OpHandle(
-            plan.op_id, scopes, weak(call.inputs, call.modules), weak(outputs, call.modules)
-        )
+        state.form = None
+        bare = OpHandle(plan.op_id, self._dispatcher.scopes())
+        full: tuple[TorchCall, OpHandle] | None = None
         counts: dict[str, int] = {}
         ids = []
         for node in new_nodes(outputs, start):
-            if is_accumulation(node) and not self._owns(node, plan.op_id, handle, iteration):
+            if is_accumulation(node) and not self._owns(node, plan.op_id, bare, iteration):
                 continue
             name = node_name(node)
             number = counts.get(name, 0)
             counts[name] = number + 1
             backward_id = f"{plan.op_id}/grad/{name}:{number}"
             ids.append(backward_id)
-            self._hook(node, name, backward_id, handle, call)
+            before, after, pending = backward_needs(bare, backward_id)
+            if not (before or after):
+                continue
+            backward = BackwardCall(op=BackwardOpView(name), op_id=backward_id)
+            handle = bare
+            if pending:
+                full = full or self._described(plan.op_id, make_call(), outputs)
+                call, handle = full
+                backward.names = _input_names(node, call)
+                backward.inputs, backward.outputs = handle.inputs, handle.outputs
+            hooks = NodeHooks(BackwardExecution(self._dispatcher, handle, backward))
+            if before:
+                node.register_prehook(hooks.before)
+            if after:
+                node.register_hook(hooks.after)
         state.ids = tuple(ids)
-        state.form = None
+
+    def _described(
+        self, op_id: str, call: TorchCall, outputs: Sequence[Any]
+    ) -> tuple[TorchCall, OpHandle]:
+        """The call, and a handle that leads to its tensors."""
+        inputs = weak(call.inputs, call.modules)
+        return call, OpHandle(op_id, self._dispatcher.scopes(), inputs, weak(outputs, call.modules))
 
     def settle(self, plan: ActionPlan, outputs: Any) -> None:
         """Remember the form of an operator whose backward operators need nothing."""
@@ -230,24 +260,6 @@ class Claimer:
             marks[scope] = op_id
         return True
 
-    def _hook(
-        self, node: Any, name: str, backward_id: str, handle: OpHandle, call: TorchCall
-    ) -> None:
-        backward = BackwardCall(
-            op=BackwardOpView(name),
-            op_id=backward_id,
-            names=_input_names(node, call),
-            inputs=handle.inputs,
-            outputs=handle.outputs,
-        )
-        execution = BackwardExecution(self._dispatcher, handle, backward)
-        before, after = execution.needed()
-        hooks = NodeHooks(execution, is_accumulation(node))
-        if before:
-            node.register_prehook(hooks.before)
-        if after:
-            node.register_hook(hooks.after)
-
 
 def _input_names(node: Any, call: TorchCall) -> list[str]:
     """For each gradient a node produces, the forward input that it belongs to."""
@@ -267,11 +279,10 @@ def _input_names(node: Any, call: TorchCall) -> list[str]:
 class NodeHooks:
     """The hooks of one autograd node, in one graph."""
 
-    __slots__ = ("_execution", "_is_accumulation")
+    __slots__ = ("_execution",)
 
-    def __init__(self, execution: BackwardExecution, accumulates: bool) -> None:
+    def __init__(self, execution: BackwardExecution) -> None:
         self._execution = execution
-        self._is_accumulation = accumulates
 
     def before(self, grad_outputs: tuple[Any, ...]) -> Any:
         """Prehook: the gradients to consume instead, None for the same."""

@@ -20,7 +20,7 @@ from amanda_torch import _internals, interceptors
 from amanda_torch.interceptors import Interceptor
 from amanda_torch.plugin import TorchEagerDriver
 from amanda_torch.routines import RoutineCall, substitute
-from amanda_torch.scopes import LOCAL, Frame, Labels, mute, muted
+from amanda_torch.scopes import LOCAL, Frame, Labels, muted
 from amanda_torch.tracers import Tracers
 
 if TYPE_CHECKING:
@@ -124,7 +124,7 @@ class EagerDriver(TorchEagerDriver):
         self, action: Action, selected: Sequence[Any], isolated: bool
     ) -> AbstractContextManager[Any]:
         """Both of the above in one, and a look at what the routine did in place."""
-        return RoutineCall(action, selected, isolated, mute)
+        return RoutineCall(action, selected, isolated)
 
     def is_tensor(self, value: Any) -> bool:
         """Whether `value` is a ``torch.Tensor``."""
@@ -267,11 +267,8 @@ def _function_backward(vanilla: Any) -> Any:
         interceptor = LOCAL.interceptor
         if interceptor is None or _is_descended(_internals.forward_class(node)):
             return vanilla(node, *args)
-        unmute = interceptor.mute()
-        try:
+        with muted():
             return vanilla(node, *args)
-        finally:
-            unmute()
 
     return apply
 

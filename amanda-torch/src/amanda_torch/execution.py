@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import functools
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -12,7 +13,7 @@ from amanda.dispatch import Dispatcher, OpExecution, OpHandle
 from amanda.errors import CapabilityError, RoutineResultError
 from amanda_torch import _internals
 from amanda_torch.backward import Claimer, edge_of, form_of, weak
-from amanda_torch.ops import TorchCall, is_in_place, tensors_of, with_tensors
+from amanda_torch.ops import TorchCall, is_in_place, name_of, tensors_of, with_tensors
 from amanda_torch.routines import AmandaOperator, write_back
 from amanda_torch.whole import (
     WholeOperator,
@@ -46,7 +47,12 @@ class Executor:
         self.claimer = Claimer(dispatcher)
 
     def run_claimed(
-        self, plan: ActionPlan, func: Any, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]
+        self,
+        plan: ActionPlan,
+        func: Any,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        name: str = "",
     ) -> Any:
         """An operator without actions whose backward operators some tool looks at."""
         if not torch.is_grad_enabled():
@@ -61,17 +67,24 @@ class Executor:
             return result
         if _internals.is_traced():
             return result
-        self._claim(plan, self._call(func, name, plan.op_id, args, kwargs), result, start)
+        name = name or name_of(func)
+        make_call = functools.partial(self._call, func, name, plan.op_id, args, kwargs)
+        self._claim(plan, make_call, result, start)
         return result
 
     def run_blind(
-        self, plan: ActionPlan, func: Any, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]
+        self,
+        plan: ActionPlan,
+        func: Any,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        name: str = "",
     ) -> Any:
         """An operator with routines that look at no tensor: its arguments stay as they are."""
         for action in plan.before:
             self._dispatcher.run(action, [])
         if plan.claims:
-            result = self.run_claimed(plan, func, name, args, kwargs)
+            result = self.run_claimed(plan, func, args, kwargs, name)
         else:
             result = func(*args, **kwargs)
         for action in plan.after:
@@ -113,7 +126,7 @@ class Executor:
         outputs = operation.hook_outputs(tensors_of(result))
         # Between the whole operator's hooks: they run first and last.
         if self._wants_gradients(plan):
-            self._claim(plan, call, result, operation.start)
+            self._claim(plan, lambda: call, result, operation.start)
         operation.hook_inputs(result)
         return self._finish(plan, operation, result, outputs), plan
 
@@ -134,7 +147,9 @@ class Executor:
     def _wants_gradients(self, plan: ActionPlan) -> bool:
         return plan.claims and torch.is_grad_enabled()
 
-    def _claim(self, plan: ActionPlan, call: TorchCall, result: Any, start: int) -> None:
+    def _claim(
+        self, plan: ActionPlan, make_call: Callable[[], TorchCall], result: Any, start: int
+    ) -> None:
         if _internals.in_functorch():
             self._dispatcher.not_seen("backward operators under a functorch transform")
             return
@@ -142,7 +157,7 @@ class Executor:
         self.claimer.settle(plan, result)
         state = self.claimer.state_of(plan.op_id)
         if state.form is None or state.form != form_of(result):
-            self.claimer.claim(plan, call, outputs, start, self._tracker.iteration)
+            self.claimer.claim(plan, make_call, outputs, start, self._tracker.iteration)
         state.iteration = self._tracker.iteration
 
     def _finish(

@@ -12,7 +12,7 @@ import abc
 import functools
 import sys
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -38,7 +38,8 @@ class Interceptor(Tracker, abc.ABC):
     """The seam between the driver and the way in which operators are noticed.
 
     Attributes:
-        stale: plans may be out of date; set by any thread, acted on by its own.
+        stale: look before the next operator: `outdated` or `muted`.
+        outdated: plans may be out of date; set by any thread, acted on by its own.
         muted: depth of code in this thread that runs vanilla.
         executor: runs the operators that are not plainly vanilla.
     """
@@ -46,6 +47,7 @@ class Interceptor(Tracker, abc.ABC):
     def __init__(self, dispatcher: Dispatcher, labels: Labels) -> None:
         super().__init__(labels, dispatcher.not_seen)
         self.stale = True
+        self.outdated = True
         self.muted = 0
         self.executor = Executor(dispatcher, self)
         self._dispatcher = dispatcher
@@ -70,7 +72,7 @@ class Interceptor(Tracker, abc.ABC):
 
     def enter_scopes(self) -> None:
         """Note where in the thread's autograd history its new scopes begin."""
-        self.stale = True
+        self.stale = self.outdated = True
         for scope in _state.STATE.scopes:
             self._entered.setdefault(scope, _internals.sequence_number())
 
@@ -91,36 +93,39 @@ class Interceptor(Tracker, abc.ABC):
         self._active = ()
         self._entered.clear()
 
-    def mute(self) -> Callable[[], None]:
-        """Run vanilla until the returned function is called."""
+    def mute(self) -> None:
+        """Run vanilla until :meth:`unmute`."""
         self.muted += 1
         self.stale = True
-        return self._unmute
 
-    def _unmute(self) -> None:
+    def unmute(self) -> None:
+        """End what :meth:`mute` has begun."""
         self.muted -= 1
+        if not self.muted:
+            self.stale = self.outdated
 
     def refresh(self) -> bool:
         """Find out what applies now; False if this thread runs vanilla altogether."""
         if self.muted:
             return False
-        self.stale = False
+        self.stale = self.outdated = False
         scopes = _state.STATE.scopes
         if not any(scope.alive for scope in scopes):
-            self.stale = True
+            self.stale = self.outdated = True
             return False
         active = self._dispatcher.scopes()
         if active != self._active or not _state.STATE.cache:
             self._active = active
             self.forget_plans()
-        # A suspended generator gives no notice: look again at each operator.
-        self.stale = self.stale or any(scope.is_bound for scope in scopes)
+        if any(scope.is_bound for scope in scopes):
+            # A suspended generator gives no notice: look again at each operator.
+            self.stale = self.outdated = True
         return True
 
     def replan(self) -> None:
-        """Recorded actions have changed: ask for all plans anew."""
+        """Recorded actions or scopes have changed: ask for all plans anew."""
         self._active = (None,)
-        self.stale = True
+        self.stale = self.outdated = True
 
     def run_function(self, cls: type[torch.autograd.Function], args: Any, kwargs: Any) -> Any:
         """An ``autograd.Function`` is an operator, named after its class."""
@@ -131,11 +136,11 @@ class Interceptor(Tracker, abc.ABC):
         name = cls.__name__
         cell = self.frame.cell_for(cls, name)
         # No mode was popped on the way here: what we do ourselves must not be noticed.
-        unmute = self.mute()
+        self.mute()
         try:
             return self.run_leaf(cell, call, name, args, kwargs, cls)
         finally:
-            unmute()
+            self.unmute()
 
     def run_leaf(
         self, cell: Cell, func: Any, name: str, args: Any, kwargs: Any, key: Any = None
@@ -160,12 +165,12 @@ class Interceptor(Tracker, abc.ABC):
         key: Any = None,
     ) -> Any:
         """Run an operator whose plan is not empty or not known."""
-        if plan is not _UNKNOWN and not plan.has_actions:
-            return self.executor.run_claimed(plan, func, name, args, kwargs)
+        if plan.is_claim:
+            return self.executor.run_claimed(plan, func, args, kwargs, name)
+        if plan.is_blind:
+            return self.executor.run_blind(plan, func, args, kwargs, name)
         if _internals.is_traced():
             return func(*args, **kwargs)
-        if plan.is_blind:
-            return self.executor.run_blind(plan, func, name, args, kwargs)
         if plan is not _UNKNOWN:
             return self.executor.run(plan, func, name, plan.op_id, args, kwargs, key)[0]
         generation = self.generation
@@ -228,6 +233,10 @@ class ModeInterceptor(Interceptor, TorchFunctionMode):
             plan = _UNKNOWN
         if plan is None:
             return func(*args, **kwargs) if kwargs else func(*args)
+        if plan.is_claim:
+            return self.executor.run_claimed(plan, func, args, kwargs or {})
+        if plan.is_blind:
+            return self.executor.run_blind(plan, func, args, kwargs or {})
         return self.run_planned(plan, cell, count, func, name_of(func), args, kwargs or {})
 
     def _uncommon(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:

@@ -11,6 +11,7 @@ import torch
 from amanda.action import Action, ActionKind
 from amanda.errors import InPlaceWarning, RoutineResultError
 from amanda_torch import _internals
+from amanda_torch.scopes import muted
 
 Gradients = Callable[[list[Any]], Sequence[Any]]
 
@@ -156,35 +157,28 @@ def _is_differentiable(tensor: torch.Tensor) -> bool:
     return tensor.is_floating_point() or tensor.is_complex()
 
 
-class RoutineCall:
+class RoutineCall(muted):
     """Around a routine: vanilla, isolated from AD, and watched for in-place changes."""
 
-    __slots__ = ("_action", "_grad", "_isolated", "_tensors", "_unmute")
+    __slots__ = ("_action", "_grad", "_isolated", "_tensors")
 
-    def __init__(
-        self,
-        action: Action,
-        selected: Sequence[Any],
-        isolated: bool,
-        mute: Callable[[], Callable[[], None]],
-    ) -> None:
+    def __init__(self, action: Action, selected: Sequence[Any], isolated: bool) -> None:
         self._action = action
         self._isolated = isolated
-        self._unmute: Any = mute
-        self._tensors = _versions(selected) if isolated else ()
+        self._tensors = _versions(selected) if isolated and selected else ()
 
     def __enter__(self) -> None:
-        self._unmute = self._unmute()
-        self._grad = torch.is_grad_enabled()
+        super().__enter__()
         if self._isolated:
+            self._grad = torch.is_grad_enabled()
             _internals.set_grad_enabled(False)
 
-    def __exit__(self, kind: Any, error: Any, traceback: Any) -> None:
+    def __exit__(self, *raised: object) -> None:
         if self._isolated:
             _internals.set_grad_enabled(self._grad)
-        self._unmute()
+        super().__exit__()
         tensors, self._tensors = self._tensors, ()
-        if error is None and any(_internals.version_of(t) != v for t, v in tensors):
+        if raised[0] is None and any(_internals.version_of(t) != v for t, v in tensors):
             warnings.warn(
                 f"{self._action.routine} changed a tensor of op {self._action.op_id} in place; "
                 "the change outlives the scope if it is a parameter, and breaks the backward "

@@ -9,8 +9,7 @@ from __future__ import annotations
 import itertools
 import threading
 import weakref
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -339,24 +338,19 @@ class Local(threading.local):
 LOCAL = Local()
 
 
-def mute() -> Callable[[], None]:
-    """Run the current thread vanilla until the returned function is called."""
-    interceptor = LOCAL.interceptor
-    return interceptor.mute() if interceptor is not None else _nothing
+class muted:  # noqa: N801 - reads as a statement
+    """Run the current thread vanilla within it; a class, since gradient hooks use it."""
 
+    __slots__ = ("_interceptor",)
 
-def _nothing() -> None:
-    """Undoes nothing."""
+    def __enter__(self) -> None:
+        self._interceptor = LOCAL.interceptor
+        if self._interceptor is not None:
+            self._interceptor.mute()
 
-
-@contextmanager
-def muted() -> Iterator[None]:
-    """Run the current thread vanilla within it."""
-    unmute = mute()
-    try:
-        yield
-    finally:
-        unmute()
+    def __exit__(self, *_: object) -> None:
+        if self._interceptor is not None:
+            self._interceptor.unmute()
 
 
 def class_name(module: nn.Module) -> str:
