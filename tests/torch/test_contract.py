@@ -92,6 +92,9 @@ class TorchFramework(EagerFramework):
     def scale(self, tensor: Any, factor: float) -> Any:
         return tensor * factor
 
+    def cast(self, tensor: Any) -> Any:
+        return tensor.float()
+
     def backward(self, outputs: Sequence[Any], leaves: Sequence[Any]) -> list[Any]:
         torch.autograd.backward(outputs, [torch.ones_like(output) for output in outputs])
         gradients = [None if leaf.grad is None else leaf.grad.tolist() for leaf in leaves]

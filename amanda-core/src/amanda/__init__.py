@@ -20,6 +20,7 @@ from amanda.tool import (
     new_iteration,
     traceable,
 )
+
 from amanda import tool, tools  # isort: skip - tools need the names above
 
 __version__ = "0.1.0"

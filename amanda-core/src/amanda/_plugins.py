@@ -211,8 +211,12 @@ def select(requested: Sequence[str | type[Driver]] | None) -> Selection:
     """
     chosen = _chosen(requested)
     ready = tuple(cls for cls in chosen if cls.framework in sys.modules)
-    pending = tuple(dict.fromkeys(c.framework for c in chosen if c not in ready))
     explicit = requested is not None or bool(_listed("AMANDA_DRIVERS"))
+    awaited = [c.framework for c in chosen if c not in ready]
+    if not explicit:
+        # Also those that nothing covers, to say so when they are imported.
+        awaited += [name for name in KNOWN_FRAMEWORKS if name not in sys.modules]
+    pending = tuple(dict.fromkeys(awaited))
     uncovered = [] if explicit else _uncovered(ready)
     if uncovered and not ready:
         raise NoDriverError("; ".join(uncovered))
@@ -235,8 +239,15 @@ def _nothing_usable() -> str:
 def drivers_for(
     framework: str, requested: Sequence[str | type[Driver]] | None
 ) -> list[type[Driver]]:
-    """The chosen drivers of one framework, which has just been imported."""
-    return [cls for cls in _chosen(requested) if cls.framework == framework]
+    """The chosen drivers of one framework, which has just been imported.
+
+    Warns if it is a known one that nothing covers.
+    """
+    found = [cls for cls in _chosen(requested) if cls.framework == framework]
+    if not found:
+        for reason in _uncovered([], only=framework):
+            warnings.warn(reason, PluginWarning, stacklevel=2)
+    return found
 
 
 def unknown(kind: str, name: str, known: Iterable[str], hint: str) -> UnknownNameError:
@@ -297,12 +308,12 @@ def _unusable(cls: type[Driver]) -> str:
         return f"its check failed with {type(error).__name__}: {error}"
 
 
-def _uncovered(ready: Sequence[type[Driver]]) -> list[str]:
-    """One message per imported known framework that no ready driver covers."""
+def _uncovered(ready: Sequence[type[Driver]], only: str = "") -> list[str]:
+    """One message per imported known framework (or of one) that no ready driver covers."""
     covered = {cls.framework for cls in ready}
     messages = []
     for framework, distribution in KNOWN_FRAMEWORKS.items():
-        if framework in covered or framework not in sys.modules:
+        if framework in covered or framework not in sys.modules or only not in ("", framework):
             continue
         reasons = [
             f"{cls.name}: {_unusable(cls)}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import inspect
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
@@ -128,6 +129,24 @@ class apply(contextlib.ContextDecorator):  # noqa: N801 - part of the paper's AP
         self._drivers = drivers
         self._scopes: list[Scope] = []
         self._statistics: Statistics | None = None
+
+    def __call__(self, func: Any) -> Any:
+        """Decorate a function.
+
+        Raises:
+            TypeError: `func` is a coroutine or generator function, whose body runs
+                after the call that would be covered.
+        """
+        if (
+            inspect.iscoroutinefunction(func)
+            or inspect.isgeneratorfunction(func)
+            or inspect.isasyncgenfunction(func)
+        ):
+            raise TypeError(
+                f"@amanda.apply() on {func.__qualname__} would cover only its call, not its "
+                "body; write `with amanda.apply(...):` in the body instead"
+            )
+        return super().__call__(func)
 
     def __enter__(self) -> apply:
         scope = Scope(self._tools, self._drivers)

@@ -192,6 +192,7 @@ class _Operation:
         self._execution = execution
         self.plan = plan
         self._before = plan
+        self._gathered = False
         self._values: list[Any] = []
         self._edges: list[Any] = []
         self.in_place = is_in_place(name, call.kwargs)
@@ -215,18 +216,35 @@ class _Operation:
             self._edges = [edge_of(value) for value in values]
             self._call.edges = [edge_of(value) for value in self._call.inputs]
         on_inputs = self.records_gradients and (plan.after_backward or plan.replace_backward)
-        if not on_inputs or self.in_place:
+        if on_inputs and self._is_view_in_place(values) and not plan.replace_backward:
+            # Autograd rebuilds the graph of views; computing on a copy keeps the op's own.
+            whole = WholeOperator(self._dispatcher, self.handle(), ActionKind.AFTER_BACKWARD_OP)
+            result = self._in_place_on_substitute(gather_inputs(whole, values))
+            self._gathered = True
+        elif not on_inputs or self.in_place:
             result = self._vanilla(values)
         elif self.aliases:
             result = self._handed_on(aliases_of(values))
         elif plan.replace_backward is not None:
             result = self._with_gradient(values)
+            self._gathered = True
         else:
             whole = WholeOperator(self._dispatcher, self.handle(), ActionKind.AFTER_BACKWARD_OP)
             result = self._handed_on(gather_inputs(whole, values))
+            self._gathered = True
         if self._execution is not None:
             self.plan = self._execution.finish(tensors_of(result))
         return result
+
+    def _is_view_in_place(self, values: list[Any]) -> bool:
+        """Whether the operator writes into a view (and not into an ``out=`` tensor)."""
+        return (
+            self.in_place
+            and self._call.kwargs.get("out") is None
+            and bool(values)
+            and isinstance(values[0], torch.Tensor)
+            and _internals.is_view(values[0])
+        )
 
     def _handed_on(self, values: list[Any]) -> Any:
         """Run on stand-ins; a stand-in that is handed on is what it stands for."""
@@ -259,7 +277,7 @@ class _Operation:
                     plan.replace_backward,
                 ),
             )
-            if now and (self.aliases or not then)
+            if now and not (then and self._gathered)
         ]
         if not late or not self.records_gradients:
             return

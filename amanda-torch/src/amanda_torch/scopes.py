@@ -7,6 +7,7 @@ Ids follow design section 6:
 from __future__ import annotations
 
 import itertools
+import re
 import threading
 import weakref
 from collections.abc import Callable
@@ -29,6 +30,8 @@ _TRANSPARENT = {
     "OffloadWrapper",
 }
 """Wrappers of PyTorch that leave no trace in ids."""
+
+_CALL_NUMBER = re.compile(r"#\d+")
 
 Cell = list[Any]
 """``[count, plan, plan, ...]`` of one op name within one frame; see :class:`Frame`."""
@@ -240,7 +243,7 @@ class Tracker:
 
     def module_path(self) -> str:
         """Path of the running module within the outermost one, "" outside of modules."""
-        return self.frame.path.partition(".")[2]
+        return _CALL_NUMBER.sub("", self.frame.path.partition(".")[2])
 
     def modules(self) -> list[nn.Module]:
         """The running modules, innermost first."""

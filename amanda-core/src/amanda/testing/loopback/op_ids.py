@@ -43,6 +43,7 @@ class OpIds(threading.local):
     def restart(self) -> None:
         """Restart the counters of code outside of modules: a new iteration."""
         self._outside = _Call()
+        self._met: weakref.WeakSet[Module] = weakref.WeakSet()
 
     @property
     def module(self) -> str:
@@ -67,7 +68,10 @@ class OpIds(threading.local):
             calls.pop()
 
     def _outermost(self, module: Module) -> _Call:
-        self.restart()
+        # A model that comes round again begins a new iteration; another one does not.
+        if module in self._met:
+            self.restart()
+        self._met.add(module)
         self._entries.clear()
         self._paths = {}
         for path, child in module.named_modules():
