@@ -147,11 +147,15 @@ def after(routine: Callable[..., Any], outputs: Any = None) -> Callable[[amanda.
 def bits(tensor: torch.Tensor) -> tuple[Any, ...]:
     """Everything that tells a tensor from another, its bytes included."""
     plain = tensor.detach()
-    if plain.layout is not torch.strided or plain.is_quantized:
-        plain = plain.to_dense() if not plain.is_quantized else plain.int_repr()
-    plain = plain.resolve_conj().resolve_neg().contiguous().cpu()
-    data = plain.view(-1).view(torch.uint8).clone() if plain.numel() else plain
-    return tensor.shape, tensor.dtype, tensor.requires_grad, data.numpy().tobytes()
+    stride = plain.stride() if plain.layout is torch.strided else plain.layout
+    about = (type(tensor), tensor.shape, stride, tensor.dtype, tensor.requires_grad)
+    if plain.layout is not torch.strided:
+        plain = plain.to_dense()
+    if plain.is_quantized:
+        plain = plain.int_repr()
+    data = plain.resolve_conj().resolve_neg().clone(memory_format=torch.contiguous_format)
+    content = data.reshape(-1).view(torch.uint8).numpy().tobytes() if data.numel() else b""
+    return (*about, content)
 
 
 def flatten(value: Any) -> Iterator[torch.Tensor]:

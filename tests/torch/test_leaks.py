@@ -1,0 +1,203 @@
+"""Nothing that Amanda does keeps a tensor, a graph or a module alive."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import amanda
+from tests import models
+from tests.torch.support import (
+    TRANSPARENT,
+    Counter,
+    On,
+    applied,
+    before,
+    framework_state,
+    live_tensors,
+    no_gc,
+)
+
+
+class Cloning(amanda.Tool):
+    """Puts another tensor in the place of every input and output."""
+
+    def __init__(self) -> None:
+        self.add_inst_for_op(self.analyse)
+
+    def analyse(self, context: amanda.OpContext) -> None:
+        def copies(*tensors: Any) -> list[Any]:
+            return [None if t is None else t.clone() for t in tensors]
+
+        context.insert_before_op(copies)
+        context.insert_after_op(copies)
+
+
+TOOLS: tuple[Callable[[], amanda.Tool], ...] = (*TRANSPARENT, Counter, Cloning)
+
+
+def _network() -> nn.Module:
+    return nn.Sequential(
+        nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Flatten(), nn.Linear(144, 2)
+    )
+
+
+@pytest.mark.parametrize("make", TOOLS)
+def test_activations_die_by_reference_counting(make: Callable[[], amanda.Tool]) -> None:
+    """Every tensor of a training step is freed by its reference count, without gc."""
+    model = _network()
+    died: list[weakref.ref[torch.Tensor]] = []
+    kept = [module.register_forward_hook(_note(died)) for module in model]
+    with no_gc(), applied(make()):
+        for _ in range(3):
+            output = model(torch.rand(2, 3, 8, 8))
+            loss = output.sum()
+            died += [weakref.ref(output), weakref.ref(loss)]
+            loss.backward()
+            del output, loss
+            alive = [ref() for ref in died if ref() is not None]
+            assert alive == []
+    assert len(died) == 21
+    assert len(kept) == 5
+
+
+def _note(died: list[weakref.ref[torch.Tensor]]) -> Callable[..., None]:
+    def note(_module: nn.Module, _inputs: Any, output: torch.Tensor) -> None:
+        died.append(weakref.ref(output))
+
+    return note
+
+
+@pytest.mark.parametrize("make", TOOLS)
+def test_a_graph_without_backward_dies(make: Callable[[], amanda.Tool]) -> None:
+    """A graph whose backward pass never runs is freed by reference counting too."""
+    model = _network()
+    with no_gc(), applied(make()):
+        output = model(torch.rand(2, 3, 8, 8))
+        died = weakref.ref(output)
+        del output
+        assert died() is None
+
+
+@pytest.mark.parametrize("make", TOOLS)
+def test_a_graph_that_outlives_the_scope_dies(make: Callable[[], amanda.Tool]) -> None:
+    """A graph built in a scope and run after it is vanilla there, and dies as it should."""
+    model = _network()
+    with no_gc():
+        with applied(make()):
+            output = model(torch.rand(2, 3, 8, 8))
+        output.sum().backward()
+        died = weakref.ref(output)
+        del output
+        assert died() is None
+    assert all(p.grad is not None for p in model.parameters())
+
+
+@pytest.mark.parametrize("make", TOOLS)
+def test_no_garbage(make: Callable[[], amanda.Tool]) -> None:
+    """The path of an operator makes no reference cycle: gc finds nothing to collect."""
+    model = _network()
+    with applied(make()):
+        for _ in range(2):
+            model(torch.rand(2, 3, 8, 8)).sum().backward()
+        gc.collect()
+        gc.disable()
+        try:
+            model(torch.rand(2, 3, 8, 8)).sum().backward()
+            gc.set_debug(gc.DEBUG_SAVEALL)
+            gc.collect()
+            found = [o for o in gc.garbage if isinstance(o, torch.Tensor)]
+        finally:
+            gc.set_debug(0)
+            gc.garbage.clear()
+            gc.enable()
+    assert found == []
+
+
+@pytest.mark.parametrize("make", TOOLS)
+@pytest.mark.parametrize("name", ["resnet18", "gpt2", "lstm"])
+def test_memory_after_the_scope_is_what_it_was(name: str, make: Callable[[], amanda.Tool]) -> None:
+    """After the scope there are as many live tensors as before it."""
+    model, inputs = models.build(name)
+    models.loss(model(**inputs)).backward()
+    before_scope = live_tensors()
+    with applied(make()):
+        for _ in range(2):
+            models.loss(model(**inputs)).backward()
+    assert live_tensors() == before_scope
+
+
+def test_memory_does_not_grow_over_iterations() -> None:
+    """The number of live tensors and objects is bounded over iterations."""
+    model = _network()
+    counter = Counter()
+    tensors, objects = [], []
+    with applied(counter):
+        for step in range(12):
+            model(torch.rand(2, 3, 8, 8)).sum().backward()
+            counter.ids.clear()
+            counter.backward_ids.clear()
+            if step >= 4:
+                tensors.append(live_tensors())
+                objects.append(len(gc.get_objects()))
+    assert len(set(tensors)) == 1
+    assert objects[-1] - objects[0] < 50
+
+
+def test_models_die_inside_a_scope() -> None:
+    """A model that is thrown away inside a scope is freed, whatever has run of it."""
+    with applied(Counter()):
+        model = _network()
+        model(torch.rand(2, 3, 8, 8)).sum().backward()
+        died = [weakref.ref(model), weakref.ref(model[0].weight)]
+        del model
+        gc.collect()
+        assert [ref() for ref in died] == [None, None]
+
+
+def test_routines_get_no_stale_context() -> None:
+    """A context keeps no tensor after its analysis, also when the tool keeps the context."""
+    kept: list[amanda.OpContext] = []
+    died: list[weakref.ref[torch.Tensor]] = []
+
+    def keep(context: amanda.OpContext) -> None:
+        kept.append(context)
+        died.extend(weakref.ref(t) for t in context.get_inputs())
+
+    with no_gc(), applied(On(relu=keep)):
+        torch.relu(torch.rand(3))
+        assert [ref() for ref in died] == [None]
+    assert kept[0].get_op().__name__ == "relu"
+
+
+def test_tools_and_routines_die() -> None:
+    """After the scope nothing in PyTorch holds the tool or its routines, graphs included."""
+
+    def routine(x: torch.Tensor) -> torch.Tensor:
+        return x * 2
+
+    tool = On(relu=before(routine))
+    with applied(tool):
+        output = torch.relu(torch.rand(3, requires_grad=True))
+    died = [weakref.ref(tool), weakref.ref(routine)]
+    del tool, routine
+    # A tool that registers its own methods is a cycle of its own.
+    gc.collect()
+    assert [ref() for ref in died] == [None, None]
+    output.sum().backward()
+
+
+def test_entering_and_leaving_many_times_leaves_nothing() -> None:
+    """Many scopes leave PyTorch as one does: as it was."""
+    state, tensors = framework_state(), live_tensors()
+    for _ in range(200):
+        with applied(Counter()):
+            torch.relu(torch.rand(3, requires_grad=True)).sum().backward()
+    assert framework_state() == state
+    assert live_tensors() == tensors
