@@ -33,6 +33,8 @@ def test_document(document: str) -> None:
 def test_links(document: str) -> None:
     """Links between documents lead to files that exist."""
     path = documents.ROOT / document
-    prose = re.sub(r"^```.*?^```", "", path.read_text(encoding="utf-8"), flags=re.M | re.S)
+    prose = re.sub(
+        r"^```.*?^```", "", path.read_text(encoding="utf-8"), flags=re.MULTILINE | re.DOTALL
+    )
     links = re.findall(r"\]\(([^)#:]+)\)", prose)
     assert [link for link in links if not (path.parent / link).exists()] == []
