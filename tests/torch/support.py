@@ -215,12 +215,31 @@ _OWNERS: tuple[Any, ...] = (
 """Modules and classes in which a driver may replace something."""
 
 
+def _named_owners() -> dict[str, Any]:
+    return {getattr(owner, "__qualname__", owner.__name__): owner for owner in _OWNERS}
+
+
+def _home(owner: str, name: str) -> str:
+    """The module that a patchable attribute's present value comes from."""
+    value = vars(_named_owners()[owner]).get(name) if owner in _named_owners() else None
+    return str(getattr(value, "__module__", ""))
+
+
+def ours(owner: str, name: str) -> bool:
+    """Whether an attribute of PyTorch is Amanda's now."""
+    return _home(owner, name).startswith("amanda")
+
+
+def dynamos(owner: str, name: str) -> bool:
+    """Whether an attribute of PyTorch is now what Dynamo has put there."""
+    return _home(owner, name).startswith("torch._dynamo")
+
+
 def framework_state() -> dict[tuple[str, str], int]:
     """Identity of every attribute of PyTorch's patchable places, and of its mode stack."""
-    owners = list(dict.fromkeys(_OWNERS))
     state = {
-        (getattr(owner, "__qualname__", owner.__name__), name): id(value)
-        for owner in owners
+        (where, name): id(value)
+        for where, owner in _named_owners().items()
         for name, value in vars(owner).items()
         if not name.startswith("__") or callable(value)
     }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -99,3 +100,33 @@ def test_shared_module_is_accumulated_once() -> None:
         "Sequential.0/linear:0/grad/AccumulateGrad:0": 1,
         "Sequential.0/linear:0/grad/AccumulateGrad:1": 1,
     }
+
+
+def _higher_order(x: torch.Tensor) -> torch.Tensor:
+    taken = torch.ops.higher_order.cond(x.sum() > 0, torch.sin, torch.cos, (x,))
+    return torch.ops.aten.relu.default(taken) + torch.ops.aten.exp(taken)
+
+
+def _recurrent(x: torch.Tensor) -> torch.Tensor:
+    return nn.RNN(4, 3, num_layers=4)(x.expand(5, 2, 4))[0]
+
+
+def _composites(x: torch.Tensor) -> torch.Tensor:
+    a, b = x.split(2)
+    spectrum = torch.stft(x.repeat(8), 4, window=torch.ones(4), return_complex=True)
+    c = torch.einsum("i,j->ij", a, b).norm() + spectrum.abs()
+    d = nn.functional.gumbel_softmax(c.T, hard=True)[:, 0] @ c.mT[..., 0:1]
+    e = torch.cdist(c, c).unflatten(0, (1, -1)).sum().clamp_(0, 1) ** 2 - 1 + (1 - d) / 2
+    return nn.functional.cross_entropy(torch.stack([e.flatten()] * 2), torch.zeros(2).long())
+
+
+@pytest.mark.parametrize("run", [_higher_order, _recurrent, _composites])
+def test_operators_of_all_kinds_are_seen_once(run: Callable[[torch.Tensor], torch.Tensor]) -> None:
+    """``torch.ops``, higher-order operators, methods, operators, composites: each leaf once."""
+    x = torch.rand(4)
+    with reference() as wanted:
+        run(x)
+    counter = Counter()
+    with applied(counter):
+        run(x)
+    assert counter.ops == wanted.ops

@@ -1,0 +1,372 @@
+"""Backward passes in all their forms."""
+
+from __future__ import annotations
+
+import collections
+import threading
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.autograd import backward, grad
+
+import amanda
+from tests.torch.reference import nodes_before
+from tests.torch.support import Counter, On, applied, before, fingerprint
+
+
+class Cube(torch.autograd.Function):
+    """An operator of the user's, in the classic form."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+        ctx.save_for_backward(x)
+        return x * x * x
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:
+        (x,) = ctx.saved_tensors
+        return gradient * 3 * x * x
+
+
+class Square(torch.autograd.Function):
+    """An operator of the user's, in the form that functorch needs."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(x: torch.Tensor) -> torch.Tensor:
+        return x * x
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        ctx.save_for_backward(*inputs)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:
+        (x,) = ctx.saved_tensors
+        return gradient * 2 * x
+
+
+cube = Cube.apply
+"""Bound before any scope."""
+
+
+# -- autograd.Function ----------------------------------------------------
+
+
+@pytest.mark.parametrize("apply", [cube, lambda x: Cube.apply(x)], ids=["early", "late"])
+def test_function_is_an_operator(apply: Any) -> None:
+    """An ``autograd.Function`` is one operator, named after its class; its inside is not seen."""
+    counter = Counter()
+    x = torch.full((2,), 2.0, requires_grad=True)
+    with applied(counter):
+        apply(x).sum().backward()
+    assert counter.ids == ["/Cube:0", "/sum:0", "/ones_like:0"]
+    assert collections.Counter(counter.backward_ids) == {
+        "/sum:0/grad/SumBackward0:0": 1,
+        "/Cube:0/grad/CubeBackward:0": 1,
+        "/Cube:0/grad/AccumulateGrad:0": 1,
+    }
+    assert x.grad.tolist() == [12, 12]
+
+
+def test_function_in_the_setup_context_form() -> None:
+    """The ``setup_context`` form is the same one operator, with its inputs."""
+    shapes = []
+    tool = On(Square=before(lambda x: shapes.append(tuple(x.shape))))
+    x = torch.full((2,), 3.0, requires_grad=True)
+    with applied(tool):
+        Square.apply(x).sum().backward()
+    assert tool.met == ["/Square:0"]
+    assert shapes == [(2,)]
+    assert x.grad.tolist() == [6, 6]
+
+
+def test_function_with_substituted_input() -> None:
+    """A Function computes with the substitute, saves it, and passes the gradient on."""
+    x = torch.full((2,), 2.0, requires_grad=True)
+    with applied(On(Cube=before(lambda x: x + 1))):
+        y = cube(x)
+    y.sum().backward()
+    assert y.tolist() == [27, 27]
+    assert x.grad.tolist() == [27, 27]
+
+
+@pytest.mark.parametrize("transform", ["vmap", "grad"])
+def test_function_under_functorch(transform: str) -> None:
+    """Under a functorch transform a Function is the same one operator, and works."""
+    counter = Counter()
+    x = torch.tensor([1.0, 2.0])
+    vanilla = _transformed(transform)(x)
+    with applied(counter):
+        result = _transformed(transform)(x)
+    assert torch.equal(result, vanilla)
+    assert [name for name in counter.ops if "Square" in name] == ["Square"]
+    assert counter.ops["Square"] == 1
+
+
+def _transformed(transform: str) -> Any:
+    if transform == "vmap":
+        return torch.vmap(Square.apply)
+    return torch.func.grad(lambda x: Square.apply(x).sum())
+
+
+# -- one graph, several passes --------------------------------------------
+
+
+def test_retain_graph() -> None:
+    """Each backward pass through a retained graph runs the backward routines."""
+    counter = Counter()
+    x = torch.rand(3, requires_grad=True)
+    with applied(counter):
+        loss = (x * x).sum()
+        loss.backward(retain_graph=True)
+        once = collections.Counter(counter.backward_ids)
+        loss.backward()
+    assert once
+    assert all(count == 1 for count in once.values())
+    assert collections.Counter(counter.backward_ids) == once + once
+
+
+def test_gradient_routine_acts_on_every_pass() -> None:
+    """A routine that halves a gradient does so in each pass through a retained graph."""
+    tool = amanda.Tool()
+
+    def halve(context: amanda.OpContext) -> None:
+        if context.get_backward_op().__name__ == "MulBackward0":
+            context.insert_after_backward_op(lambda *gs: [None if g is None else g / 2 for g in gs])
+
+    tool.add_inst_for_op(halve, backward=True)
+    x = torch.tensor(3.0, requires_grad=True)
+    with applied(tool):
+        y = x * 4
+        first = torch.autograd.grad(y, x, retain_graph=True)[0]
+        second = torch.autograd.grad(y, x)[0]
+    assert (first.item(), second.item()) == (2, 2)
+
+
+def test_create_graph_is_straight_through_to_second_order() -> None:
+    """The gradient of a gradient treats a substitute as the tensor that it stands for."""
+    x = torch.tensor(3.0, requires_grad=True)
+    with applied(On(mul=before(lambda x: x + 1, [0]))):
+        y = torch.mul(x, x)
+    (first,) = torch.autograd.grad(y, x, create_graph=True)
+    (second,) = torch.autograd.grad(first, x)
+    assert y.item() == 12
+    assert first.item() == 7
+    assert second.item() == 2
+
+
+def test_create_graph_under_the_scope() -> None:
+    """Watching a backward pass that builds a graph changes neither order of gradients."""
+    x = torch.rand(4, requires_grad=True)
+
+    def both() -> Any:
+        (first,) = torch.autograd.grad((x.exp() * x).sum(), x, create_graph=True)
+        (second,) = torch.autograd.grad(first.sum(), x)
+        return fingerprint([first, second])
+
+    vanilla = both()
+    counter = Counter()
+    with applied(counter):
+        instrumented = both()
+    assert instrumented == vanilla
+    assert counter.backward_ops["ExpBackward0"] >= 1
+
+
+def test_differentiable_gradient_routines_with_create_graph() -> None:
+    """A routine on gradients that takes part in AD has a gradient of its own."""
+
+    class Scaling(amanda.Tool):
+        differentiable = True
+
+        def __init__(self) -> None:
+            self.add_inst_for_op(self.analyse, backward=True)
+
+        def analyse(self, context: amanda.OpContext) -> None:
+            if context.get_backward_op().__name__ == "PowBackward0":
+                context.insert_after_backward_op(lambda g: g * g)
+
+    x = torch.tensor(3.0, requires_grad=True)
+    with applied(Scaling()):
+        (first,) = torch.autograd.grad(x.pow(2), x, create_graph=True)
+    (second,) = torch.autograd.grad(first, x)
+    assert first.item() == 36
+    assert second.item() == 2 * 6 * 2
+
+
+# -- accumulation ---------------------------------------------------------
+
+
+def test_accumulation_runs_in_every_iteration() -> None:
+    """Each parameter's accumulation is a backward operator of every iteration."""
+    layer = nn.Linear(3, 2)
+    counter = Counter()
+    with applied(counter):
+        for _ in range(3):
+            layer(torch.rand(2, 3)).sum().backward()
+            layer.zero_grad()
+    assert counter.backward_ops["AccumulateGrad"] == 6
+    assert len({i for i in counter.backward_ids if "AccumulateGrad" in i}) == 2
+
+
+def test_gradient_accumulation_over_batches() -> None:
+    """Gradients summed over several backward passes pass each accumulation once per pass."""
+    layer = nn.Linear(3, 2)
+    tool = amanda.Tool()
+
+    def double(context: amanda.OpContext) -> None:
+        if context.get_backward_op().__name__ == "AccumulateGrad":
+            context.insert_before_backward_op(lambda g: g * 2)
+
+    tool.add_inst_for_op(double, backward=True)
+    x = torch.rand(4, 2, 3)
+    with applied(tool):
+        for batch in x:
+            layer(batch).sum().backward()
+    plain = nn.Linear(3, 2)
+    for batch in x:
+        plain(batch).sum().backward()
+    assert torch.allclose(layer.weight.grad, 2 * plain.weight.grad)
+    assert torch.equal(layer.bias.grad, 2 * plain.bias.grad)
+
+
+def test_one_backward_of_two_forwards() -> None:
+    """A leaf that two operators of one graph consume is accumulated once, for the first."""
+    w = torch.rand(3, requires_grad=True)
+    counter = Counter()
+    with applied(counter):
+        for _ in range(2):
+            counter.backward_ids.clear()
+            (torch.exp(w) + torch.sin(w)).sum().backward()
+            accumulated = [i for i in counter.backward_ids if "AccumulateGrad" in i]
+            assert accumulated == ["/exp:0/grad/AccumulateGrad:0"]
+
+
+def test_owner_of_an_accumulation_follows_the_branch() -> None:
+    """Where the first consumer changes between iterations, so does the owner."""
+    w = torch.rand(3, requires_grad=True)
+    counter = Counter()
+    owners = []
+    with applied(counter):
+        for step in range(4):
+            counter.backward_ids.clear()
+            (torch.exp(w) if step % 2 else torch.sin(w)).sum().backward()
+            owners += [i for i in counter.backward_ids if "AccumulateGrad" in i]
+    sine, exponential = "/sin:0/grad/AccumulateGrad:0", "/exp:0/grad/AccumulateGrad:0"
+    assert owners == [sine, exponential, sine, exponential]
+
+
+# -- entries --------------------------------------------------------------
+
+
+@pytest.mark.parametrize("entry", ["method", "function", "grad", "inputs"])
+def test_entries_bound_before_the_scope(entry: str) -> None:
+    """``backward`` and ``grad`` are instrumented however and whenever they were bound."""
+    counter = Counter()
+    w = torch.rand(3, requires_grad=True)
+    with applied(counter):
+        loss = (w * w).sum()
+        if entry == "method":
+            loss.backward()
+        elif entry == "function":
+            backward([loss])
+        elif entry == "grad":
+            grad(loss, w)
+        else:
+            loss.backward(inputs=[w])
+    accumulates = {"grad": 0}.get(entry, 1)
+    wanted = nodes_before((w * w).sum()) - collections.Counter(AccumulateGrad=1 - accumulates)
+    assert counter.backward_ops == wanted
+
+
+def test_backward_in_another_thread() -> None:
+    """A backward operator follows its forward operator into a thread older than the scope."""
+    counter = Counter()
+    ready, losses = threading.Event(), []
+
+    def run() -> None:
+        ready.wait()
+        losses[0].backward()
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    with applied(counter):
+        losses.append((torch.rand(3, requires_grad=True) * 2).sum())
+        ready.set()
+        thread.join()
+    assert counter.backward_ops == {"SumBackward0": 1, "MulBackward0": 1, "AccumulateGrad": 1}
+
+
+def test_backward_after_the_scope_runs_no_routine() -> None:
+    """After the scope only straight-through is left of a tool."""
+    counter = Counter()
+    x = torch.tensor(3.0, requires_grad=True)
+    with applied(counter, On(mul=before(lambda x: x + 1, [0]))):
+        y = torch.mul(x, 2.0)
+    y.backward()
+    assert counter.backward_ops == {}
+    assert y.item() == 8
+    assert x.grad.item() == 2
+
+
+def test_hooks_of_the_user_work_as_ever() -> None:
+    """Tensor hooks, retained gradients and module hooks see what they see without us."""
+
+    def run() -> list[Any]:
+        torch.manual_seed(0)
+        layer, seen = nn.Linear(3, 2), []
+        layer.register_full_backward_hook(lambda _, gi, go: seen.extend(fingerprint([gi, go])))
+        x = torch.rand(2, 3, requires_grad=True)
+        h = layer(x)
+        h.retain_grad()
+        h.register_hook(lambda g: g * 2)
+        h.sum().backward()
+        return [seen, fingerprint([h.grad, x.grad, layer.weight.grad])]
+
+    vanilla = run()
+    counter = Counter()
+    with applied(counter):
+        assert run() == vanilla
+
+
+def test_post_accumulate_hook_and_optimizer_in_backward() -> None:
+    """An optimizer that steps inside the backward pass is left to work."""
+    torch.manual_seed(0)
+    layers = [nn.Linear(3, 2), nn.Linear(3, 2)]
+    layers[1].load_state_dict(layers[0].state_dict())
+
+    def step(parameter: torch.Tensor) -> None:
+        with torch.no_grad():
+            parameter.sub_(parameter.grad, alpha=0.1)
+        parameter.grad = None
+
+    x = torch.rand(4, 3)
+    for layer, scope in zip(layers, (False, True), strict=True):
+        for parameter in layer.parameters():
+            parameter.register_post_accumulate_grad_hook(step)
+        if scope:
+            with applied(Counter()):
+                layer(x).sum().backward()
+        else:
+            layer(x).sum().backward()
+    assert torch.equal(layers[0].weight, layers[1].weight)
+
+
+def test_saved_tensors_hooks_of_the_user() -> None:
+    """Hooks that pack saved tensors see the substituted ones, and the gradient uses them."""
+    packed = []
+
+    def pack(tensor: torch.Tensor) -> torch.Tensor:
+        packed.append(tensor.tolist())
+        return tensor
+
+    x = torch.tensor(3.0, requires_grad=True)
+    hooks = torch.autograd.graph.saved_tensors_hooks(pack, lambda t: t)
+    with applied(On(mul=before(lambda x: x + 1, [0]))), hooks:
+        y = torch.mul(x, x)
+    y.backward()
+    assert sorted(packed) == [3, 4]
+    assert x.grad.item() == 7

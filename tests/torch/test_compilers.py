@@ -1,0 +1,308 @@
+"""Compilers, tracers and TorchScript: instrumented eagerly, left alone, or said not to be seen."""
+
+from __future__ import annotations
+
+import re
+import threading
+import warnings
+from typing import Any
+
+import pytest
+import torch
+from torch import fx, nn
+from torch.fx.experimental.proxy_tensor import make_fx
+
+from amanda.errors import CoverageWarning
+from tests.torch.support import Counter, ForwardCounter, On, after, applied, before
+
+
+class Backend:
+    """A compiler that counts what it compiles and how often the result runs."""
+
+    def __init__(self) -> None:
+        self.compiled = 0
+        self.runs = 0
+
+    def __call__(self, graph: fx.GraphModule, _inputs: Any) -> Any:
+        self.compiled += 1
+
+        def run(*args: Any) -> Any:
+            self.runs += 1
+            return graph.forward(*args)
+
+        return run
+
+
+class Small(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(3, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.relu(self.layer(x)) + 1
+
+
+@pytest.fixture
+def small() -> Small:
+    torch.manual_seed(0)
+    return Small()
+
+
+X = torch.linspace(-1, 1, 6).reshape(2, 3)
+
+
+def _doubling() -> On:
+    return On(linear=after(lambda y: y * 2))
+
+
+# -- torch.compile --------------------------------------------------------
+
+
+def test_compiled_module_runs_eagerly_and_says_so_once(small: Small) -> None:
+    """Under a scope a compiled model runs eagerly, which one warning says; then compiled again."""
+    torch.compiler.reset()
+    backend, counter = Backend(), ForwardCounter()
+    compiled = torch.compile(small, backend=backend)
+    wanted = compiled(X)
+    assert (backend.compiled, backend.runs) == (1, 1)
+    with applied(counter), warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        compiled(X)
+        seen = compiled(X)
+    assert [w.category for w in said] == [CoverageWarning]
+    assert "torch.compile" in str(said[0].message)
+    assert (backend.compiled, backend.runs) == (1, 1)
+    assert torch.equal(seen, wanted)
+    assert set(counter.ids) == {"Small.layer/linear:0", "Small/relu:0", "Small/add:0"}
+    assert torch.equal(compiled(X), wanted)
+    assert (backend.compiled, backend.runs) == (1, 2)
+
+
+def test_compiled_first_inside_a_scope(small: Small) -> None:
+    """A function that is first called under a scope compiles when it is called outside."""
+    torch.compiler.reset()
+    backend = Backend()
+    compiled = torch.compile(small, backend=backend)
+    with pytest.warns(CoverageWarning), applied(_doubling()):
+        inside = compiled(X)
+    assert backend.compiled == 0
+    outside = compiled(X)
+    assert (backend.compiled, backend.runs) == (1, 1)
+    assert torch.equal(outside, small(X))
+    assert torch.equal(inside, torch.relu(small.layer(X) * 2) + 1)
+
+
+def test_compiled_inside_a_scope_is_pytorchs_own(small: Small) -> None:
+    """A model that is compiled inside a scope is compiled whole afterwards, nothing of ours in it."""
+    torch.compiler.reset()
+    backend, graphs = Backend(), Backend()
+    torch.compile(Small(), backend=graphs)(X)
+    with applied(_doubling()):
+        compiled = torch.compile(small, backend=backend)
+    assert torch.equal(compiled(X), small(X))
+    assert (backend.compiled, backend.runs) == (graphs.compiled, graphs.runs) == (1, 1)
+    held = vars(compiled)["forward"]
+    while hasattr(held, "__wrapped__"):
+        held = held.__wrapped__
+    assert not held.__module__.startswith("amanda")
+
+
+def test_module_compiled_in_place(small: Small) -> None:
+    """``module.compile()`` is treated as ``torch.compile``: same ids, eager, then compiled again."""
+    torch.compiler.reset()
+    backend, counter = Backend(), ForwardCounter()
+    small.compile(backend=backend)
+    wanted = small(X)
+    with pytest.warns(CoverageWarning), applied(counter):
+        small(X)
+    assert set(counter.ids) == {"Small.layer/linear:0", "Small/relu:0", "Small/add:0"}
+    assert torch.equal(small(X), wanted)
+    assert (backend.compiled, backend.runs) == (1, 2)
+
+
+def test_compiled_function_that_calls_uncompiled_code(small: Small) -> None:
+    """Actions reach the operators of a compiled function in every call."""
+    torch.compiler.reset()
+
+    @torch.compile(backend="eager")
+    def run(x: torch.Tensor) -> torch.Tensor:
+        return small(x).sum() * 3
+
+    with pytest.warns(CoverageWarning), applied(_doubling()):
+        inside = [run(X), run(X)]
+    wanted = (torch.relu(small.layer(X) * 2) + 1).sum() * 3
+    assert torch.equal(inside[0], wanted)
+    assert torch.equal(inside[1], wanted)
+
+
+def test_another_thread_keeps_its_compiled_functions(small: Small) -> None:
+    """A thread that no scope covers runs compiled functions compiled."""
+    torch.compiler.reset()
+    backend = Backend()
+    compiled = torch.compile(small, backend=backend)
+    compiled(X)
+    ready, done = threading.Event(), threading.Event()
+
+    def run() -> None:
+        ready.wait()
+        compiled(X)
+        done.set()
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    with applied(ForwardCounter()):
+        ready.set()
+        assert done.wait(60)
+    thread.join()
+    assert backend.runs == 2
+
+
+def test_a_scope_without_compiled_functions_warns_of_nothing(small: Small) -> None:
+    """No warning where nothing compiled runs."""
+    with warnings.catch_warnings(), applied(Counter()):
+        warnings.simplefilter("error")
+        small(X).sum().backward()
+
+
+def test_dynamo_disable_and_is_compiling(small: Small) -> None:
+    """Code that asks whether it is compiled is told no."""
+    asked = []
+
+    @torch.compile(backend="eager")
+    def run(x: torch.Tensor) -> torch.Tensor:
+        asked.append(torch.compiler.is_compiling())
+        return small(x)
+
+    torch.compiler.reset()
+    with pytest.warns(CoverageWarning), applied(ForwardCounter()):
+        run(X)
+    assert asked == [False]
+
+
+# -- tracers --------------------------------------------------------------
+
+
+def _targets(graph: fx.Graph) -> list[str]:
+    return [str(node.target) for node in graph.nodes]
+
+
+def test_export_records_the_model_alone(small: Small) -> None:
+    """An exported program is the same as without a scope."""
+    vanilla = torch.export.export(small, (X,))
+    with applied(_doubling(), Counter()):
+        exported = torch.export.export(small, (X,))
+    assert _targets(exported.graph) == _targets(vanilla.graph)
+    assert torch.equal(exported.module()(X), small(X))
+
+
+@pytest.mark.parametrize("mode", ["real", "fake", "symbolic"])
+def test_make_fx_records_the_function_alone(mode: str) -> None:
+    """A graph made by ``make_fx`` is the same as without a scope."""
+
+    def run(x: torch.Tensor) -> torch.Tensor:
+        return torch.nn.functional.linear(x, x).relu() + 1
+
+    vanilla = make_fx(run, tracing_mode=mode)(X)
+    with applied(_doubling(), Counter()):
+        traced = make_fx(run, tracing_mode=mode)(X)
+    assert traced.code == vanilla.code
+
+
+def test_make_fx_with_gradients_records_the_model_alone(small: Small) -> None:
+    """A graph of a backward pass is the same as without a scope."""
+
+    def gradient(x: torch.Tensor) -> Any:
+        return torch.autograd.grad(small(x).sum(), small.layer.weight)
+
+    vanilla = make_fx(gradient)(X)
+    with applied(_doubling(), Counter()):
+        traced = make_fx(gradient)(X)
+    assert traced.code == vanilla.code
+
+
+def test_symbolic_trace_records_the_model_alone(small: Small) -> None:
+    """A symbolically traced graph is the same as without a scope."""
+    vanilla = fx.symbolic_trace(small)
+    with applied(_doubling(), Counter()):
+        traced = fx.symbolic_trace(small)
+    assert traced.code == vanilla.code
+    assert _targets(traced.graph) == _targets(vanilla.graph)
+
+
+def _unmangled(graph: Any) -> str:
+    return re.sub(r"___torch_mangle_\d+\.", "", str(graph))
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_jit_trace_records_the_model_alone(small: Small) -> None:
+    """A traced TorchScript graph is the same as without a scope."""
+    vanilla = torch.jit.trace(small, X)
+    with applied(_doubling(), Counter()):
+        traced = torch.jit.trace(small, X)
+    assert _unmangled(traced.inlined_graph) == _unmangled(vanilla.inlined_graph)
+    assert torch.equal(traced(X), small(X))
+
+
+def test_the_scope_goes_on_after_a_tracer(small: Small) -> None:
+    """After tracing inside a scope, operators are instrumented as before, also if it failed."""
+    counter = ForwardCounter()
+
+    class Untraceable(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x if x.sum() > 0 else -x
+
+    with applied(counter):
+        fx.symbolic_trace(small)
+        with pytest.raises(fx.proxy.TraceError):
+            fx.symbolic_trace(Untraceable())
+        seen = len(counter.ids)
+        small(X)
+    assert counter.ids[seen:] == ["Small.layer/linear:0", "Small/relu:0", "Small/add:0"]
+
+
+def test_running_a_traced_graph_is_seen(small: Small) -> None:
+    """The operators of an ``fx.GraphModule`` are ordinary operators."""
+    traced = fx.symbolic_trace(small)
+    counter = ForwardCounter()
+    with applied(counter):
+        traced(X)
+    assert sorted(counter.ops) == ["add", "linear", "relu"]
+
+
+# -- TorchScript ----------------------------------------------------------
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_script_modules_are_counted_as_not_seen(small: Small) -> None:
+    """A TorchScript module runs unseen, and the statistics say so."""
+    scripted = torch.jit.script(small)
+    scope = applied(Counter())
+    with scope:
+        result = scripted(X)
+    assert torch.equal(result, small(X))
+    reasons = {reason: n for reason, n in scope.statistics.not_seen.items() if "Script" in reason}
+    assert sum(reasons.values()) == 1
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_script_functions_are_counted_as_not_seen() -> None:
+    """A TorchScript function runs unseen, and the statistics say so."""
+
+    @torch.jit.script
+    def double(x: torch.Tensor) -> torch.Tensor:
+        return x * 2
+
+    scope = applied(Counter())
+    with scope:
+        double(X)
+    reasons = {reason: n for reason, n in scope.statistics.not_seen.items() if "Script" in reason}
+    assert sum(reasons.values()) == 1
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_scripting_inside_a_scope(small: Small) -> None:
+    """Compiling to TorchScript inside a scope works and records nothing of ours."""
+    vanilla = torch.jit.script(small).code
+    with applied(On(linear=before(lambda *_: None))):
+        scripted = torch.jit.script(small)
+    assert scripted.code == vanilla

@@ -1,0 +1,139 @@
+"""functorch transforms, and what only they are strict about."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import amanda
+from tests.torch.support import TRANSPARENT, ForwardCounter, On, after, applied, before, fingerprint
+
+# The first forward-mode transform of a process scripts some of PyTorch's decompositions.
+pytestmark = pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")
+
+X = torch.tensor([[0.5, 1.0, -2.0], [3.0, -1.0, 0.25]])
+
+
+def _f(x: torch.Tensor) -> torch.Tensor:
+    return (torch.sin(x) * x).sum(-1)
+
+
+def _scalar(x: torch.Tensor) -> torch.Tensor:
+    return _f(x).sum()
+
+
+TRANSFORMS: dict[str, Callable[[torch.Tensor], Any]] = {
+    "vmap": torch.vmap(_f),
+    "grad": torch.func.grad(_scalar),
+    "vmap of grad": torch.vmap(torch.func.grad(_scalar)),
+    "grad of grad": torch.func.grad(lambda x: torch.func.grad(_scalar)(x).sum()),
+    "jvp": lambda x: torch.func.jvp(_f, (x,), (torch.ones_like(x),)),
+    "vjp": lambda x: torch.func.vjp(_f, x)[1](torch.ones(2)),
+    "jacrev": torch.func.jacrev(_f),
+    "jacfwd": torch.func.jacfwd(_f),
+    "hessian": torch.func.hessian(_scalar),
+    "functionalize": torch.func.functionalize(lambda x: x.clone().mul_(2)),
+    "forward AD": lambda x: torch.autograd.functional.jvp(_f, x, torch.ones_like(x)),
+}
+EVERY = pytest.mark.parametrize("transform", TRANSFORMS.values(), ids=TRANSFORMS)
+
+
+@EVERY
+@pytest.mark.parametrize("make", TRANSPARENT)
+def test_transforms_stay_bit_identical(
+    make: Callable[[], amanda.Tool], transform: Callable[[torch.Tensor], Any]
+) -> None:
+    """Tools that change nothing leave a transformed function's results as they are."""
+    vanilla = fingerprint(transform(X))
+    with applied(make()):
+        assert fingerprint(transform(X)) == vanilla
+
+
+@EVERY
+def test_operators_under_transforms_are_seen(transform: Callable[[torch.Tensor], Any]) -> None:
+    """The operators inside a transformed function are seen, routines included."""
+    counter = ForwardCounter()
+    with applied(counter):
+        transform(X)
+    assert {"sin", "mul"} <= set(counter.ops) or "mul_" in counter.ops
+
+
+def test_substituted_values_under_vmap() -> None:
+    """Under vmap a routine sees the batched tensor and may return another one."""
+    with applied(On(sin=before(lambda x: x * 2))):
+        result = torch.vmap(_f)(X)
+    assert torch.allclose(result, (torch.sin(X * 2) * X).sum(-1))
+
+
+@pytest.mark.parametrize("name", ["grad", "vmap of grad", "jacrev"])
+def test_substituted_values_are_straight_through(name: str) -> None:
+    """Under a reverse transform the gradient goes straight through a substitute."""
+    with applied(On(sin=before(lambda x: x * 2))):
+        result = TRANSFORMS[name](X)
+    wanted = torch.cos(X * 2) * X + torch.sin(X * 2)
+    if name == "jacrev":
+        result = torch.stack([result[0, 0], result[1, 1]])
+    assert torch.allclose(result, wanted)
+
+
+@pytest.mark.parametrize("name", ["jvp", "jacfwd"])
+def test_substituted_values_are_straight_through_forward(name: str) -> None:
+    """Under a forward transform the tangent goes straight through a substitute."""
+    with applied(On(sin=before(lambda x: x * 2))):
+        result = TRANSFORMS[name](X)
+    wanted = torch.cos(X * 2) * X + torch.sin(X * 2)
+    if name == "jacfwd":
+        assert torch.allclose(torch.stack([result[0, 0], result[1, 1]]), wanted)
+    else:
+        assert torch.allclose(result[1], wanted.sum(-1))
+
+
+def test_replaced_outputs_under_vmap_of_grad() -> None:
+    """A replaced output counts as the operator's own for the gradient."""
+    with applied(On(sin=after(lambda y: y + 1))):
+        result = torch.vmap(torch.func.grad(_scalar))(X)
+    assert torch.allclose(result, torch.cos(X) * X + torch.sin(X) + 1)
+
+
+def test_per_sample_gradients_of_a_module() -> None:
+    """``functional_call`` under vmap and grad runs the module's operators, by module path."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 1))
+    parameters = {name: p.detach() for name, p in model.named_parameters()}
+
+    def loss(parameters: Any, x: torch.Tensor) -> torch.Tensor:
+        return torch.func.functional_call(model, parameters, (x,)).sum()
+
+    per_sample = torch.vmap(torch.func.grad(loss), (None, 0))
+    vanilla = per_sample(parameters, X)
+    counter = ForwardCounter()
+    with applied(counter):
+        result = per_sample(parameters, X)
+    assert fingerprint(result) == fingerprint(vanilla)
+    wanted = {"Sequential.0/linear:0", "Sequential.1/tanh:0", "Sequential.2/linear:0"}
+    assert wanted <= set(counter.ids)
+
+
+def test_backward_operators_under_a_transform_are_counted_as_not_seen() -> None:
+    """What cannot be instrumented under a transform, its backward operators, is counted."""
+    tool = amanda.Tool()
+    tool.add_inst_for_op(lambda _: None, backward=True)
+    scope = applied(tool)
+    with scope:
+        torch.func.grad(_scalar)(X)
+    assert sum(scope.statistics.not_seen.values()) > 0
+
+
+def test_forward_mode_duals_outside_of_functorch() -> None:
+    """A tangent goes straight through a substitute in plain forward-mode AD as well."""
+    with torch.autograd.forward_ad.dual_level():
+        x = torch.autograd.forward_ad.make_dual(X, torch.ones_like(X))
+        with applied(On(sin=before(lambda x: x * 2))):
+            y = torch.sin(x)
+        tangent = torch.autograd.forward_ad.unpack_dual(y).tangent
+    assert tangent is not None
+    assert torch.allclose(tangent, torch.cos(X * 2))

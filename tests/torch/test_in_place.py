@@ -1,0 +1,277 @@
+"""In-place operators, views and ``out=``: what autograd is strict about."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import amanda
+from amanda.errors import InPlaceWarning
+from tests.torch.reference import nodes_before
+from tests.torch.support import TRANSPARENT, Counter, On, after, applied, before, fingerprint
+
+
+def _doubled(tensor: torch.Tensor, *_: Any) -> torch.Tensor:
+    return tensor * 2
+
+
+def _aliased(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.view_as(tensor)
+
+
+def _sliced(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor[:]
+
+
+# -- substituted values ---------------------------------------------------
+
+
+def test_substituted_input_of_an_in_place_operator() -> None:
+    """An in-place operator computes with the substitute and writes into the caller's tensor."""
+    x = torch.ones(3)
+    pointer = x.data_ptr()
+    with applied(On(add_=before(_doubled, [0]))):
+        result = x.add_(1)
+    assert result is x
+    assert x.data_ptr() == pointer
+    assert x.tolist() == [3, 3, 3]
+
+
+def test_substituted_input_of_an_in_place_operator_passes_the_gradient() -> None:
+    """The gradient goes straight through a substituted input that is written in place."""
+    w = torch.ones(3, requires_grad=True)
+    y = w * 5
+    with applied(On(mul_=before(_doubled, [0]))):
+        z = y.mul_(3)
+    z.sum().backward()
+    assert z is y
+    assert z.tolist() == [30, 30, 30]
+    assert w.grad.tolist() == [15, 15, 15]
+
+
+def test_substituted_second_input_of_an_in_place_operator() -> None:
+    """The other inputs of an in-place operator can be substituted as those of any operator."""
+    w = torch.full((3,), 2.0, requires_grad=True)
+    y = torch.ones(3) * 1
+    with applied(On(mul_=before(_doubled, [1]))):
+        y.mul_(w)
+    y.sum().backward()
+    assert y.tolist() == [4, 4, 4]
+    assert w.grad.tolist() == [1, 1, 1]
+
+
+def test_replaced_output_of_an_in_place_operator() -> None:
+    """The caller's tensor gets the value that a routine puts in the result's place."""
+    x = torch.tensor([-1.0, 2.0])
+    with applied(On(relu_=after(_doubled))):
+        result = torch.relu_(x)
+    assert result is x
+    assert x.tolist() == [0, 4]
+
+
+def test_replaced_output_of_an_in_place_operator_passes_the_gradient() -> None:
+    """The gradient of a replaced in-place result is that of the operator itself."""
+    w = torch.tensor([-1.0, 2.0], requires_grad=True)
+    y = w * 1
+    with applied(On(relu_=after(_doubled))):
+        nn.functional.relu(y, inplace=True)
+    y.sum().backward()
+    assert y.tolist() == [0, 4]
+    assert w.grad.tolist() == [0, 1]
+
+
+def test_augmented_assignment() -> None:
+    """``x += 1`` is the in-place operator, and the name keeps its object."""
+    x = y = torch.ones(2)
+    counter = Counter()
+    with applied(counter, On(add_=after(_doubled), __iadd__=after(_doubled))):
+        x += 1
+    assert x is y
+    assert x.tolist() == [4, 4]
+    assert sum(counter.ops.values()) == 1
+
+
+def test_item_assignment() -> None:
+    """``x[i] = v`` is an operator on `x` and `v`."""
+    x, v = torch.zeros(3), torch.ones(())
+    tool = On(__setitem__=before(lambda v: v + 4, [1]))
+    with applied(tool):
+        x[1] = v
+    assert x.tolist() == [0, 5, 0]
+    assert v.item() == 1
+    assert tool.met == ["/__setitem__:0"]
+
+
+def test_out_operators() -> None:
+    """An ``out=`` tensor gets the value that a routine puts in the result's place."""
+    out = torch.empty(2)
+    with applied(On(add=after(_doubled))):
+        result = torch.add(torch.ones(2), torch.ones(2), out=out)
+    assert result is out
+    assert out.tolist() == [4, 4]
+
+
+def test_out_operators_with_substituted_inputs() -> None:
+    """A substituted input of an ``out=`` operator is used, and `out` gets the result."""
+    out = torch.empty(2)
+    with applied(On(add=before(_doubled, [0]))):
+        result = torch.add(torch.ones(2), torch.ones(2), out=out)
+    assert result is out
+    assert out.tolist() == [3, 3]
+
+
+def test_in_place_operator_on_a_substituted_output() -> None:
+    """A later in-place operator is legal on what a routine has put in the place of an output."""
+    layer = nn.Linear(2, 2)
+    with applied(On(linear=after(lambda y: y.clone()))):
+        y = layer(torch.rand(3, 2))
+        nn.functional.relu(y, inplace=True)
+        y.sum().backward()
+    assert layer.weight.grad is not None
+
+
+# -- aliases --------------------------------------------------------------
+
+
+@pytest.mark.parametrize("alias", [_aliased, _sliced, torch.Tensor.detach])
+def test_alias_of_an_output_followed_by_an_in_place_operator(
+    alias: Callable[[torch.Tensor], torch.Tensor],
+) -> None:
+    """An in-place operator on a returned alias does not spoil what the operator has saved."""
+    x = torch.tensor([0.5, 1.0], requires_grad=True)
+    with applied(On(exp=after(alias))):
+        y = x.exp()
+        y.mul_(2)
+    y.sum().backward()
+    assert torch.allclose(x.grad, 2 * x.detach().exp())
+
+
+@pytest.mark.parametrize("alias", [_aliased, _sliced, torch.Tensor.detach])
+def test_alias_of_an_input_followed_by_an_in_place_operator(
+    alias: Callable[[torch.Tensor], torch.Tensor],
+) -> None:
+    """A routine's alias of an input leaves the caller's tensor free to change afterwards."""
+    w = torch.tensor([0.5, 1.0], requires_grad=True)
+    with applied(On(sin=before(alias))):
+        y = w * 1
+        z = torch.sin(y)
+        y.add_(1)
+        z.add_(1)
+    z.sum().backward()
+    assert torch.equal(w.grad, w.detach().cos())
+    assert y.tolist() == [1.5, 2.0]
+
+
+@pytest.mark.parametrize("alias", [_aliased, _sliced])
+def test_alias_as_the_input_of_an_in_place_operator(
+    alias: Callable[[torch.Tensor], torch.Tensor],
+) -> None:
+    """An in-place operator on a returned alias changes the caller's tensor once."""
+    w = torch.tensor([0.5, 1.0], requires_grad=True)
+    y = w * 1
+    with applied(On(mul_=before(alias, [0]))):
+        y.mul_(3)
+    y.sum().backward()
+    assert y.tolist() == [1.5, 3.0]
+    assert w.grad.tolist() == [3, 3]
+
+
+# -- views ----------------------------------------------------------------
+
+
+def _view_then_write(x: torch.Tensor) -> torch.Tensor:
+    base = x * 1
+    view = base[:2]
+    view.mul_(3)
+    base.t()[0].add_(1)
+    base.view(-1)[::2].sigmoid_()
+    return base.exp() + view.sum()
+
+
+@pytest.mark.parametrize("make", TRANSPARENT)
+def test_views_and_in_place_operators_stay_bit_identical(
+    make: Callable[[], amanda.Tool],
+) -> None:
+    """Writing in place through views gives the same bits, forward and backward."""
+    x = torch.rand(4, 4, requires_grad=True)
+    y = _view_then_write(x)
+    vanilla = fingerprint([y, *torch.autograd.grad(y.sum(), x)])
+    with applied(make()):
+        y = _view_then_write(x)
+        instrumented = fingerprint([y, *torch.autograd.grad(y.sum(), x)])
+    assert instrumented == vanilla
+
+
+def test_backward_operators_of_views_and_in_place_operators() -> None:
+    """The nodes that writing through a view gives its base (CopySlices) are backward operators."""
+    x = torch.rand(4, 4, requires_grad=True)
+    wanted = nodes_before(_view_then_write(x).sum())
+    counter = Counter()
+    with applied(counter):
+        _view_then_write(x).sum().backward()
+    assert wanted["CopySlices"] == 3
+    assert counter.backward_ops == wanted
+
+
+def test_copy_slices_belongs_to_the_in_place_operator() -> None:
+    """A ``CopySlices`` node is a backward operator of the operator that wrote in place."""
+    x = torch.rand(4, requires_grad=True)
+    counter = Counter()
+    with applied(counter):
+        base = x * 1
+        base[:2].mul_(3)
+        base.sum().backward()
+    assert "/mul_:0/grad/CopySlices:0" in counter.backward_ids
+
+
+def test_substituted_output_of_a_view_stays_writable() -> None:
+    """What a routine returns for a view can be written in place."""
+    x = torch.rand(4, requires_grad=True)
+    with applied(On(__getitem__=after(lambda t: t * 2))):
+        base = x * 1
+        view = base[:2]
+        view.add_(1)
+        view.sum().backward()
+    assert torch.equal(view, x.detach()[:2] * 2 + 1)
+    assert x.grad.tolist() == [1, 1, 0, 0]
+
+
+# -- routines that write in place -----------------------------------------
+
+
+def test_routine_that_changes_a_parameter_in_place_is_reported() -> None:
+    """Changing a parameter in place is warned of, with the operator's id."""
+    layer = nn.Linear(2, 2)
+
+    def double(w: torch.Tensor) -> None:
+        w.mul_(2)
+
+    tool = On(linear=before(double, [1]))
+    with applied(tool), pytest.warns(InPlaceWarning, match="Linear/linear:0"):
+        layer(torch.rand(1, 2))
+
+
+def test_routine_that_changes_a_saved_activation_in_place_is_reported() -> None:
+    """Changing what autograd has saved is warned of, before autograd raises its own error."""
+
+    def double(y: torch.Tensor) -> None:
+        y.mul_(2)
+
+    x = torch.rand(2, requires_grad=True)
+    with applied(On(exp=after(double))):
+        with pytest.warns(InPlaceWarning, match="/exp:0"):
+            y = x.exp()
+        with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+            y.sum().backward()
+
+
+def test_routine_that_changes_nothing_is_not_reported() -> None:
+    """No warning where the routine's operator itself writes in place."""
+    x = torch.ones(2)
+    with applied(On(add_=before(lambda *_: None)), On(add_=after(lambda *_: None))):
+        x.add_(1)
+    assert x.tolist() == [2, 2]

@@ -1,0 +1,299 @@
+"""Other people's modes, subclasses and special tensors work under a scope as ever."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
+
+import amanda
+from tests.torch.support import (
+    TRANSPARENT,
+    Counter,
+    ForwardCounter,
+    On,
+    after,
+    applied,
+    before,
+    fingerprint,
+)
+
+
+class Functions(TorchFunctionMode):
+    """A user's mode that notes what it sees and doubles the results of ``sin``."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: list[str] = []
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        name = func.__name__
+        if not name.startswith("__"):
+            self.seen.append(name)
+        result = func(*args, **(kwargs or {}))
+        return result * 2 if name == "sin" else result
+
+
+class Dispatches(TorchDispatchMode):
+    """A user's mode below autograd."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: list[str] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.seen.append(str(func))
+        return func(*args, **(kwargs or {}))
+
+
+class Tagged(torch.Tensor):
+    """A user's subclass with behaviour of its own."""
+
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func.__name__ == "sin":
+            return super().__torch_function__(torch.cos, types, args, kwargs or {})
+        return super().__torch_function__(func, types, args, kwargs or {})
+
+
+X = torch.linspace(0, 1, 4)
+
+
+def test_user_function_mode_inside() -> None:
+    """A user's function mode inside a scope sees and does what it does without."""
+    counter = ForwardCounter()
+    with applied(counter), Functions() as mode:
+        result = torch.sin(X)
+    assert torch.equal(result, torch.sin(X) * 2)
+    assert mode.seen == ["sin"]
+    assert counter.ops["sin"] == 1
+
+
+def test_user_function_mode_outside() -> None:
+    """A user's function mode around a scope sees what it sees without, and acts."""
+    counter = ForwardCounter()
+    with Functions() as mode:
+        with applied(counter):
+            result = torch.sin(X)
+        after_scope = torch.sin(X)
+    assert torch.equal(result, torch.sin(X) * 2)
+    assert torch.equal(after_scope, result)
+    assert mode.seen == ["sin", "sin"]
+    assert counter.ops["sin"] == 1
+
+
+def test_user_mode_across_the_end_of_a_scope() -> None:
+    """A mode entered in a scope and left after it stays what it was."""
+    mode = Functions()
+    scope = applied(ForwardCounter())
+    scope.__enter__()
+    mode.__enter__()
+    scope.__exit__(None, None, None)
+    result = torch.sin(X)
+    mode.__exit__(None, None, None)
+    assert torch.equal(result, torch.sin(X) * 2)
+    assert torch.equal(torch.sin(X) * 2, result)
+
+
+def test_user_dispatch_mode() -> None:
+    """A dispatch mode sees the same aten operators inside a scope as outside."""
+    layer = nn.Linear(4, 2)
+
+    def run() -> None:
+        layer.zero_grad()
+        layer(X).sum().backward()
+
+    with Dispatches() as vanilla:
+        run()
+    for make in TRANSPARENT:
+        with applied(make()), Dispatches() as inside:
+            run()
+        with Dispatches() as outside, applied(make()):
+            run()
+        assert inside.seen == vanilla.seen
+        assert outside.seen == vanilla.seen
+
+
+def test_subclass_keeps_its_behaviour() -> None:
+    """A tensor subclass overrides operators as ever, and its results are of its class."""
+    x = X.as_subclass(Tagged)
+    counter = ForwardCounter()
+    with applied(counter, On(sin=after(lambda y: y + 1))):
+        result = torch.sin(x)
+    assert type(result) is Tagged
+    assert torch.equal(result.as_subclass(torch.Tensor), torch.cos(X) + 1)
+    assert counter.ops["sin"] == 1
+
+
+@pytest.mark.parametrize("make", TRANSPARENT)
+def test_subclass_stays_bit_identical(make: Callable[[], amanda.Tool]) -> None:
+    """Subclasses compute the same bits, forward and backward."""
+
+    def run() -> Any:
+        x = X.clone().as_subclass(Tagged).requires_grad_()
+        y = torch.nn.functional.silu(torch.sin(x) * 2)
+        y.sum().backward()
+        return fingerprint([y, x.grad])
+
+    vanilla = run()
+    with applied(make()):
+        assert run() == vanilla
+
+
+@pytest.mark.parametrize("inside", [True, False])
+def test_device_mode(inside: bool) -> None:
+    """``with torch.device(...)`` works inside and around a scope."""
+    counter = ForwardCounter()
+    if inside:
+        with applied(counter), torch.device("meta"):
+            model, x = nn.Linear(3, 2), torch.ones(1, 3)
+            y = model(x)
+    else:
+        with torch.device("meta"), applied(counter):
+            model, x = nn.Linear(3, 2), torch.ones(1, 3)
+            y = model(x)
+    assert y.device.type == model.weight.device.type == "meta"
+    assert counter.ops["linear"] == 1
+    assert torch.ones(1).device.type == "cpu"
+
+
+def test_default_device() -> None:
+    """``torch.set_default_device`` inside a scope lasts beyond it."""
+    try:
+        with applied(ForwardCounter()):
+            torch.set_default_device("meta")
+            assert torch.ones(1).device.type == "meta"
+        assert torch.ones(1).device.type == "meta"
+    finally:
+        torch.set_default_device(None)
+    assert torch.ones(1).device.type == "cpu"
+
+
+@pytest.mark.parametrize("make", TRANSPARENT)
+@pytest.mark.parametrize("inside", [True, False])
+def test_autocast(make: Callable[[], amanda.Tool], inside: bool) -> None:
+    """Mixed precision gives the same bits, and operators are seen before their casts."""
+    torch.manual_seed(0)
+    model, x = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2)), torch.rand(3, 4)
+
+    def run() -> Any:
+        with torch.autocast("cpu", torch.bfloat16):
+            y = model(x)
+        y.float().sum().backward()
+        return fingerprint([y, *(p.grad for p in model.parameters())])
+
+    vanilla = run()
+    model.zero_grad()
+    if inside:
+        with applied(make()):
+            assert run() == vanilla
+    else:
+        with torch.autocast("cpu", torch.bfloat16), applied(make()):
+            assert run() == vanilla
+
+
+def test_autocast_presents_the_tensors_of_the_caller() -> None:
+    """Under autocast a routine sees the operator's arguments as they were passed."""
+    seen = []
+    tool = On(linear=before(lambda *ts: seen.extend(t.dtype for t in ts)))
+    with applied(tool), torch.autocast("cpu", torch.bfloat16):
+        y = nn.Linear(4, 8)(torch.rand(3, 4))
+    assert seen == [torch.float32] * 3
+    assert y.dtype is torch.bfloat16
+
+
+def test_dtype_change_casts_the_gradient_back() -> None:
+    """A substitute of another dtype gets the gradient cast to the original's."""
+    x = torch.tensor([1.5, 2.5], requires_grad=True)
+    with applied(On(mul=before(lambda a: a.double(), [0]))):
+        y = torch.mul(x, 2)
+    y.sum().backward()
+    assert y.dtype is torch.float64
+    assert x.grad.dtype is torch.float32
+    assert x.grad.tolist() == [2, 2]
+
+
+@pytest.mark.parametrize("inside", [True, False])
+@pytest.mark.parametrize("guard", [torch.no_grad, torch.inference_mode])
+def test_inference(guard: Callable[[], Any], inside: bool) -> None:
+    """Inference tensors and no_grad work with routines that act and that do not."""
+    torch.manual_seed(0)
+    layer, x = nn.Linear(4, 2), torch.rand(3, 4)
+    tools = (Counter(), On(linear=after(lambda y: y + 1)))
+    if inside:
+        with applied(*tools), guard():
+            y = layer(x)
+            y.add_(1)
+    else:
+        with guard(), applied(*tools):
+            y = layer(x)
+            y.add_(1)
+    assert not y.requires_grad
+    assert y.is_inference() == (guard is torch.inference_mode)
+    assert torch.allclose(y, layer(x) + 2)
+
+
+def test_grad_mode_is_the_users() -> None:
+    """A routine's isolation leaves the grad mode of the user's code alone."""
+    modes = []
+    tool = On(relu=before(lambda x: modes.append(torch.is_grad_enabled()) or None))
+    with applied(tool):
+        torch.relu(X)
+        modes.append(torch.is_grad_enabled())
+        with torch.no_grad():
+            torch.relu(X)
+            modes.append(torch.is_grad_enabled())
+    assert modes == [False, True, False, False]
+
+
+def test_meta_tensors() -> None:
+    """Meta tensors run under routines that act."""
+    with applied(Counter(), On(linear=before(lambda w: w * 2, [1]))):
+        y = nn.Linear(3, 2, device="meta")(torch.empty(1, 3, device="meta"))
+        y.sum().backward()
+    assert y.shape == (1, 2)
+
+
+def test_fake_tensors() -> None:
+    """Fake tensors run under routines that act, and stay fake."""
+    from torch._subclasses import FakeTensor, FakeTensorMode
+
+    with FakeTensorMode(), applied(Counter(), On(linear=before(lambda w: w * 2, [1]))):
+        y = nn.Linear(3, 2)(torch.empty(1, 3))
+        y.sum().backward()
+    assert isinstance(y, FakeTensor)
+
+
+def test_nested_and_sparse_tensors() -> None:
+    """Jagged and sparse tensors pass through operators that are looked at."""
+    counter = Counter()
+    with applied(counter):
+        nested = torch.nested.nested_tensor([torch.ones(2), torch.ones(3)], layout=torch.jagged)
+        doubled = nested * 2
+        sparse = torch.eye(3).to_sparse()
+        product = torch.sparse.mm(sparse, torch.ones(3, 1))
+    assert doubled.unbind()[1].tolist() == [2, 2, 2]
+    assert product.tolist() == [[1], [1], [1]]
+
+
+def test_complex_and_views_by_property() -> None:
+    """``T``, ``mT``, ``H``, ``mH``, ``real`` and ``imag`` are operators; ``shape`` is none."""
+    counter = ForwardCounter()
+    z = torch.ones(2, 2, dtype=torch.complex64)
+    with applied(counter):
+        _ = z.T, z.mT, z.H, z.mH, z.real, z.imag
+        _ = z.shape, z.dtype, z.device, z.requires_grad, z.size(), z.dim(), z.numel(), len(z)
+    assert counter.ops == dict.fromkeys(("T", "mT", "H", "mH", "real", "imag"), 1)
+
+
+def test_printing_and_leaving_for_python() -> None:
+    """Printing, ``item`` and ``tolist`` are no operators of the model."""
+    counter = ForwardCounter()
+    with applied(counter):
+        str(X), X.tolist(), X[0].item(), X.numpy(), bool(X[0] == 0)
+    assert set(counter.ops) == {"__getitem__", "__eq__"}
