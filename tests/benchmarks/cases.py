@@ -68,8 +68,8 @@ def _gpt2() -> models.Built:
 
 
 CASES = {
-    "resnet50-b1-224-infer": Case(_resnet50, training=False, bound=1.015, repetitions=6),
-    "resnet50-b1-224-train": Case(_resnet50, training=True, bound=1.015, repetitions=4),
+    "resnet50-b1-224-infer": Case(_resnet50, training=False, bound=1.015, repetitions=4),
+    "resnet50-b1-224-train": Case(_resnet50, training=True, bound=1.015, repetitions=3),
     "resnet18-b1-32-infer": Case(_resnet18, training=False, bound=1.12, repetitions=40),
     "gpt2-4x64-infer": Case(_gpt2, training=False, bound=1.75, repetitions=80),
     "gpt2-4x64-train": Case(_gpt2, training=True, bound=1.45, repetitions=40),
