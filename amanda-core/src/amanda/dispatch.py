@@ -185,7 +185,7 @@ class Dispatcher:
             return values
         changed = None
         for index, old, new in zip(
-            indices, selected, self._results(action, result, len(selected)), strict=True
+            indices, selected, self.checked(action, result, len(selected)), strict=True
         ):
             if new is None or new is old:
                 continue
@@ -226,7 +226,12 @@ class Dispatcher:
                 f"which has {len(values)} {what}"
             ) from None
 
-    def _results(self, action: Action, result: Any, count: int) -> Sequence[Any]:
+    def checked(self, action: Action, result: Any, count: int) -> Sequence[Any]:
+        """What a routine returned for `count` selected tensors, as a sequence of them.
+
+        Raises:
+            RoutineResultError: it is nothing that rule 5 allows.
+        """
         is_tensor = self.driver.is_tensor
         if count == 1 and is_tensor(result):
             return (result,)

@@ -7,6 +7,7 @@ that a PyTorch in which one has gone gives one clear error.
 from __future__ import annotations
 
 import functools
+import operator
 from collections.abc import Callable, Iterable
 from typing import Any, cast
 
@@ -34,6 +35,7 @@ PRIVATE_SYMBOLS: tuple[tuple[str, Any, str], ...] = (
     ("torch._C", torch._C, "_TorchDispatchModeKey"),
     ("torch._C", torch._C, "_FunctionBase"),
     ("torch._C", torch._C, "_is_alias_of"),
+    ("torch._C", torch._C, "_storage_Use_Count"),
     ("torch._C", torch._C, "_jit_get_schemas_for_operator"),
     ("torch._C._autograd", torch._C._autograd, "_get_sequence_nr"),
     ("torch._C._functorch", torch._C._functorch, "peek_interpreter_stack"),
@@ -84,6 +86,8 @@ schemas_of: Callable[[str], list[Any]] = _symbol(torch._C, "_jit_get_schemas_for
 PYTHON_EVENT = torch.overrides.handle_torch_function.__code__
 """The code that reports a Python-level function to a mode; C-level ones come straight from C."""
 
+getitem = operator.getitem
+OPERATORS_MODULE = torch._ops.__name__
 OpOverload = torch._ops.OpOverload
 OpOverloadPacket = torch._ops.OpOverloadPacket
 
@@ -92,6 +96,8 @@ AUTOGRAD_ENGINE = "_engine_run_backward"
 FUNCTION_BASE = getattr(torch.autograd.function, "_SingleLevelFunction", torch.autograd.Function)
 """The class between ``autograd.Function`` and C, where ``Function.apply`` ends up,
 also when it was bound to another name before."""
+HOOK_FUNCTION = torch.nn.modules._functions.BackwardHookFunction
+"""An identity by which ``nn.Module`` carries its full backward hooks."""
 SCRIPT_FUNCTION = torch.jit.ScriptFunction
 FUNCTION_NODE = torch.autograd.function.BackwardCFunction
 FUNCTORCH_FUNCTION: Any = getattr(torch.autograd.function, "custom_function_call", None)
@@ -140,6 +146,31 @@ def _function_apply() -> Any:
     return vars(torch._C._FunctionBase)["apply"]
 
 
+def compiled_frame() -> Any:
+    """Which frame Dynamo is compiling: the same for a recompilation of it."""
+    current = torch._guards.CompileContext.current_compile_id()
+    return getattr(current, "frame_id", None)
+
+
+def lookup_compiler(name: str) -> Any:
+    """One of Dynamo's backends by name.
+
+    Raises:
+        torch._dynamo.exc.InvalidBackend: there is none of that name.
+    """
+    import torch._dynamo
+
+    return torch._dynamo.lookup_backend(name)
+
+
+def announce_buffer(module: torch.fx.GraphModule, name: str) -> None:
+    """Tell Dynamo of a buffer that was added to a graph after its capture."""
+    from torch._dynamo.source import LocalSource
+
+    sources: dict[str, Any] = module._param_name_to_source  # type: ignore[assignment]
+    sources[name] = LocalSource(name)
+
+
 def node_sequence(node: Any) -> int:
     """The sequence number of an autograd node."""
     return cast(int, node._sequence_nr())
@@ -158,6 +189,12 @@ def base_of(tensor: torch.Tensor) -> torch.Tensor | None:
 def version_of(tensor: torch.Tensor) -> int:
     """How often `tensor` has been changed in place."""
     return tensor._version
+
+
+def is_shared(tensor: torch.Tensor) -> bool:
+    """Whether others than `tensor` and what autograd has saved of it use its storage."""
+    # One each for the tensor, for autograd, and for the storage object made here.
+    return torch._C._storage_Use_Count(tensor.untyped_storage()._cdata) > 3
 
 
 def saves_result(node: Any) -> bool:

@@ -286,6 +286,9 @@ class NodeHooks:
 
     def before(self, grad_outputs: tuple[Any, ...]) -> Any:
         """Prehook: the gradients to consume instead, None for the same."""
+        if all(gradient is None for gradient in grad_outputs) and grad_outputs:
+            # Nothing flows here: a replacement has taken another way.
+            return None
         values = list(grad_outputs)
         with muted():
             changed = self._execution.before(values)
@@ -293,6 +296,8 @@ class NodeHooks:
 
     def after(self, grad_inputs: tuple[Any, ...], grad_outputs: tuple[Any, ...]) -> Any:
         """Posthook: the gradients to pass on instead, None for the same."""
+        if all(gradient is None for gradient in grad_outputs) and grad_outputs:
+            return None
         values = list(grad_inputs)
         with muted():
             changed = self._execution.after(values, list(grad_outputs))

@@ -243,7 +243,7 @@ class EagerDriver(TorchEagerDriver):
 
 
 def _is_descended(cls: type) -> bool:
-    return cls.__module__.startswith(_DESCENDED_PACKAGES)
+    return cls.__module__.startswith(_DESCENDED_PACKAGES) or cls is _internals.HOOK_FUNCTION
 
 
 def _function_apply(cls: Any, *args: Any, **kwargs: Any) -> Any:

@@ -26,6 +26,9 @@ from amanda_torch.whole import (
 if TYPE_CHECKING:
     from amanda_torch.scopes import Tracker
 
+_STATE = frozenset({"running_mean", "running_var"})
+"""Inputs that operators of normalization change without saying so in their names."""
+
 _VIEWS = frozenset(
     """__getitem__ view reshape transpose t permute expand expand_as squeeze unsqueeze narrow
     select slice chunk split split_with_sizes unbind detach flatten unflatten ravel diagonal
@@ -167,12 +170,13 @@ class Executor:
         values = outputs
         for action in plan.after:
             values = self._dispatcher.run(action, values)
-        if operation.in_place and values is not outputs:
-            differentiable = any(action.differentiable for action in plan.after)
-            for target, value in zip(outputs, values, strict=True):
-                if value is not target:
-                    write_back(target, value, differentiable)
-            return result
+        if values is outputs:
+            return with_tensors(result, tensors_of(result), values)
+        differentiable = any(action.differentiable for action in plan.after)
+        for index, (target, value) in enumerate(zip(outputs, values, strict=True)):
+            if value is not target and (operation.in_place or operation.made_leaf(target)):
+                write_back(target, value, differentiable)
+                values[index] = target
         return with_tensors(result, tensors_of(result), values)
 
 
@@ -236,6 +240,14 @@ class _Operation:
             self.plan = self._execution.finish(tensors_of(result))
         return result
 
+    def made_leaf(self, output: Any) -> bool:
+        """Whether the operator is a factory that has made `output` a leaf to be trained."""
+        return (
+            output.requires_grad
+            and output.grad_fn is None
+            and all(output is not value for value in self._values)
+        )
+
     def _is_view_in_place(self, values: list[Any]) -> bool:
         """Whether the operator writes into a view (and not into an ``out=`` tensor)."""
         return (
@@ -298,10 +310,15 @@ class _Operation:
             return self._replaced(self.plan.replace, values)
         if all(new is old for new, old in zip(values, call.inputs, strict=True)):
             return call.func(*call.args, **call.kwargs)
-        if self.in_place and call.kwargs.get("out") is None and values[0] is not call.inputs[0]:
+        if self.in_place and call.kwargs.get("out") is None:
             return self._in_place_on_substitute(values)
         args, kwargs = call.rebuilt(values)
-        return call.func(*args, **kwargs)
+        result = call.func(*args, **kwargs)
+        for name, old, new in zip(call.names, call.inputs, values, strict=True):
+            if name in _STATE and new is not old:
+                # The operator has updated the substitute; the model keeps the original.
+                old.copy_(new)
+        return result
 
     def _replaced(self, action: Action, values: list[Any]) -> Any:
         result = self._dispatcher.replace(action, values)
@@ -313,36 +330,36 @@ class _Operation:
         return result
 
     def _in_place_on_substitute(self, values: list[Any]) -> Any:
-        """Compute with the substitute, and write the result into the caller's tensor."""
-        target = self._call.inputs[0]
-        values = [values[0].clone(), *values[1:]]
-        args, kwargs = self._call.rebuilt(values)
-        result = self._call.func(*args, **kwargs)
-        target.copy_(values[0] if result is None else result)
-        return None if result is None else target
+        """Compute with the substitutes, and write the results into the caller's tensors.
+
+        Those are the tensors of the first argument: one, or a list (``_foreach_add_``).
+        """
+        call = self._call
+        targets = [i for i, place in enumerate(call.places) if place[0] == call.places[0][0]]
+        values = list(values)
+        for index in targets:
+            if values[index] is not call.inputs[index]:
+                values[index] = values[index].clone()
+        args, kwargs = call.rebuilt(values)
+        result = call.func(*args, **kwargs)
+        origin = {}
+        for index in targets:
+            if values[index] is not call.inputs[index]:
+                call.inputs[index].copy_(values[index])
+                origin[id(values[index])] = call.inputs[index]
+        outputs = tensors_of(result)
+        return with_tensors(result, outputs, [origin.get(id(o), o) for o in outputs])
 
     def _with_gradient(self, values: list[Any]) -> Any:
-        """The operator with the tool's vector-Jacobian product as its gradient."""
-        action = self.plan.replace_backward
-        assert action is not None
+        """The operator with the tool's vector-Jacobian product beside its own gradient."""
+        result = self._vanilla(values)
+        outputs = tensors_of(result)
         positions = [i for i, value in enumerate(values) if value is not None]
-        count, dispatcher = len(values), self._dispatcher
-        structure: list[Any] = []
-
-        def run(tensors: list[Any]) -> Any:
-            full = list(values)
-            for position, tensor in zip(positions, tensors, strict=True):
-                full[position] = tensor
-            result = self._vanilla(full)
-            structure.append(_without_tensors(result))
-            return tensors_of(result)
-
-        vjp = _Replacement(dispatcher, self.handle(), positions, count)
-        outputs = _internals.apply_function(
-            AmandaOperator, run, vjp, *[values[i] for i in positions]
+        vjp = _Replacement(self._dispatcher, self.handle(), positions, len(values))
+        new = _internals.apply_function(
+            AmandaOperator, vjp, len(outputs), *outputs, *[values[i] for i in positions]
         )
-        flat = [outputs] if isinstance(outputs, torch.Tensor) else list(outputs)
-        return _with_structure(structure.pop(), flat)
+        return with_tensors(result, outputs, list(new))
 
 
 class _Replacement:
@@ -369,26 +386,3 @@ class _Replacement:
         after = WholeOperator(self._dispatcher, self._handle, ActionKind.AFTER_BACKWARD_OP)
         gradients = after.run(gradients)
         return [gradients[position] for position in self._positions]
-
-
-class _Hole:
-    """Stands for a tensor in the structure of a result."""
-
-
-def _without_tensors(result: Any) -> Any:
-    tensors = tensors_of(result)
-    return with_tensors(result, tensors, [_Hole() for _ in tensors]) if tensors else result
-
-
-def _with_structure(structure: Any, tensors: list[Any]) -> Any:
-    if isinstance(structure, _Hole):
-        return tensors[0]
-    if isinstance(structure, (list, tuple)):
-        waiting = iter(tensors)
-        items = [next(waiting) if isinstance(item, _Hole) else item for item in structure]
-        if isinstance(structure, list):
-            return items
-        if hasattr(type(structure), "_fields"):
-            return type(structure)(*items)
-        return tuple(items) if type(structure) is tuple else type(structure)(items)
-    return structure

@@ -11,6 +11,7 @@ from __future__ import annotations
 import abc
 import functools
 import sys
+import warnings
 import weakref
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
@@ -21,6 +22,7 @@ from torch.overrides import TorchFunctionMode
 from amanda import _state
 from amanda.action import ActionPlan
 from amanda.dispatch import Dispatcher
+from amanda.errors import CoverageWarning
 from amanda_torch import _internals
 from amanda_torch.backward import count_foreign
 from amanda_torch.execution import Executor
@@ -30,6 +32,7 @@ from amanda_torch.scopes import Cell, Labels, Tracker
 if TYPE_CHECKING:
     from amanda._scope import Scope
 
+_MANY = 10_000
 _UNKNOWN: Any = ActionPlan("not analysed yet")
 _NO_OPERATOR: Any = []
 
@@ -173,6 +176,13 @@ class Interceptor(Tracker, abc.ABC):
             return func(*args, **kwargs)
         if plan is not _UNKNOWN:
             return self.executor.run(plan, func, name, plan.op_id, args, kwargs, key)[0]
+        if count == _MANY and self.frame is self.root:
+            warnings.warn(
+                f"{_MANY} {name} operators outside of modules without an end of an iteration: "
+                "each has an id and actions of its own; call amanda.new_iteration() in the loop",
+                CoverageWarning,
+                stacklevel=3,
+            )
         generation = self.generation
         op_id = f"{self.frame.path}/{name}:{count - 1}"
         known = self._dispatcher.plan(op_id)

@@ -12,7 +12,7 @@ import functools
 import inspect
 import types
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, Self
 
 import attrs
 import torch
@@ -157,6 +157,8 @@ _PUBLIC_ORDER: Mapping[str, tuple[str, ...]] = {
     # The leaves take the weight first; torch.nn.functional does not.
     "embedding": ("input", "weight"),
     "embedding_bag": ("input", "weight"),
+    # torch.nn.functional takes the running statistics first; its leaf does not.
+    "batch_norm": ("input", "weight", "bias", "running_mean", "running_var"),
 }
 """Leaves presented in the order of their public function: the leading parameters."""
 
@@ -196,7 +198,9 @@ def _from_signature(function: Any, *, skip: int = 0) -> tuple[Parameter, ...]:
     except (TypeError, ValueError):
         return ()
     return tuple(
-        Parameter(p.name, p.name, False, p.kind is not p.KEYWORD_ONLY, p.default)
+        Parameter(
+            p.name, p.name, "Tensor" in str(p.annotation), p.kind is not p.KEYWORD_ONLY, p.default
+        )
         for p in declared
         if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD) and p.name != "out"
     )
@@ -217,6 +221,8 @@ def _candidates(func: Any, name: str) -> tuple[tuple[Parameter, ...], ...]:
         schemas = _internals.schemas_of(f"aten::{name}")
         if schemas:
             return tuple(_from_schema(schema, name) for schema in schemas)
+    else:
+        return (_from_signature(func),)
     dummy = torch.overrides.get_testing_overrides().get(func, func)
     return (_from_signature(dummy),)
 
@@ -374,7 +380,7 @@ class TorchCall(OpCall):
         module: str = "",
         modules: Callable[[], list[nn.Module]] = list,
         key: Any = None,
-    ) -> TorchCall:
+    ) -> Self:
         """The call ``func(*args, **kwargs)``; `key` stands for `func` where that is a closure."""
         kinds = "".join([_kind(arg) for arg in args])
         keywords = tuple((k, _kind(v)) for k, v in kwargs.items() if k != "out")

@@ -58,10 +58,41 @@ class TorchEagerDriver(Driver, abc.ABC):
         return self_test()
 
 
+class TorchGraphDriver(Driver, abc.ABC):
+    """Compiled PyTorch; what can be said of the driver without importing torch."""
+
+    name = "torch-graph"
+    framework = "torch"
+    mode = "graph"
+    opt_in = True
+    interface_version = INTERFACE_VERSION
+    capabilities = frozenset(
+        {
+            Capability.REPLACE_OP,
+            Capability.AD_IN_ROUTINES,
+            Capability.MODULES,
+            Capability.STATIC_GRAPH,
+            Capability.COMPILED,
+        }
+    )
+
+    @classmethod
+    def create(cls) -> Any:
+        """The driver itself, which imports torch."""
+        from amanda_torch.graph import GraphDriver
+
+        return super(TorchGraphDriver, GraphDriver).create()
+
+    @classmethod
+    def reason_unusable(cls) -> str:
+        """Why this PyTorch cannot be instrumented; "" if it can."""
+        return TorchEagerDriver.reason_unusable()
+
+
 @amanda.hookimpl
 def amanda_register_drivers() -> Sequence[type[Driver]]:
-    """The eager driver."""
-    return [TorchEagerDriver]
+    """The eager driver, and that for compiled functions."""
+    return [TorchEagerDriver, TorchGraphDriver]
 
 
 @amanda.hookimpl

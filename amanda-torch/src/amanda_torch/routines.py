@@ -29,6 +29,10 @@ class AmandaSubstitute(torch.autograd.Function):
     def backward(ctx: Any, gradient: torch.Tensor) -> Any:
         return gradient.to(ctx.dtype), None
 
+    @staticmethod
+    def jvp(ctx: Any, tangent: Any, _: Any) -> Any:
+        return None if tangent is None else tangent.view_as(tangent)
+
 
 class AmandaSubstituteInTransform(torch.autograd.Function):
     """:class:`AmandaSubstitute` in the form that functorch transforms need (three times dearer)."""
@@ -68,6 +72,10 @@ class AmandaGradients(torch.autograd.Function):
     def backward(ctx: Any, *gradients: Any) -> Any:
         return (None, *ctx.change(list(gradients)))
 
+    @staticmethod
+    def jvp(ctx: Any, _: Any, *tangents: Any) -> Any:
+        return _passed(tangents)
+
 
 class Replacement(Protocol):
     """What supplies the gradients of a whole operator."""
@@ -81,40 +89,36 @@ class Replacement(Protocol):
 
 
 class AmandaOperator(torch.autograd.Function):
-    """A whole operator with a vector-Jacobian product of the tool's.
+    """The outputs of an operator, with two ways back: the operator's own and a tool's.
 
-    The operator's own graph is kept beside it: a backward pass after the
-    scope's end is vanilla.
+    The second goes straight to the operator's inputs. It is taken while its
+    scope is open; a backward pass after that is vanilla.
     """
 
     @staticmethod
-    def forward(
-        ctx: Any, run: Callable[[list[Any]], Any], vjp: Replacement, *tensors: torch.Tensor
-    ) -> Any:
+    def forward(ctx: Any, vjp: Replacement, count: int, *tensors: torch.Tensor) -> Any:
         ctx.vjp = vjp
-        inputs = [tensor.detach().requires_grad_(tensor.requires_grad) for tensor in tensors]
-        with torch.enable_grad():
-            outputs = run(inputs)
-        ctx.graph = inputs, outputs
-        return tuple(output.detach() for output in outputs)
+        ctx.count = count
+        ctx.inputs = len(tensors) - count
+        outputs = tuple(output.detach() for output in tensors[:count])
+        ctx.mark_non_differentiable(*[o for o in outputs if not _is_differentiable(o)])
+        ctx.set_materialize_grads(False)
+        return outputs
 
     @staticmethod
     def backward(ctx: Any, *gradients: Any) -> Any:
         if ctx.vjp.applies:
-            return (None, None, *ctx.vjp(list(gradients)))
-        inputs, outputs = ctx.graph
-        wanted = [tensor for tensor in inputs if tensor.requires_grad]
-        made = [(o, g) for o, g in zip(outputs, gradients, strict=True) if o.requires_grad]
-        found = torch.autograd.grad(
-            [output for output, _ in made],
-            wanted,
-            [gradient for _, gradient in made],
-            retain_graph=True,
-            allow_unused=True,
-        )
-        waiting = iter(found)
-        own = [next(waiting) if tensor.requires_grad else None for tensor in inputs]
-        return (None, None, *own)
+            return (None, None, *[None] * ctx.count, *ctx.vjp(list(gradients)))
+        return (None, None, *gradients, *[None] * ctx.inputs)
+
+    @staticmethod
+    def jvp(ctx: Any, _: Any, __: Any, *tangents: Any) -> Any:
+        return _passed(tangents[: ctx.count])
+
+
+def _passed(tangents: Sequence[Any]) -> tuple[Any, ...]:
+    """Tangents handed on; forward-mode AD does not take them as they are."""
+    return tuple(None if tangent is None else tangent.view_as(tangent) for tangent in tangents)
 
 
 OWN_FUNCTIONS = (
@@ -133,7 +137,8 @@ def substitute(old: Any, new: torch.Tensor, action: Action) -> torch.Tensor:
     """
     if action.differentiable or old is None:
         return new
-    if old.shape != new.shape:
+    nested = old.is_nested or new.is_nested
+    if not nested and old.shape != new.shape:
         raise RoutineResultError(
             f"{action.routine} at op {action.op_id} must keep the shape of what it replaces, "
             f"{tuple(old.shape)}, since the gradient passes straight through; got "
@@ -208,7 +213,8 @@ def write_back(target: torch.Tensor, value: torch.Tensor, differentiable: bool) 
         return
     node = target.grad_fn
     with torch.no_grad():
-        if node is not None and _internals.saves_result(node) and not _internals.is_view(target):
+        saved = node is not None and _internals.saves_result(node)
+        if saved and not _internals.is_view(target) and not _internals.is_shared(target):
             # The operator's own backward needs the old values: leave it their storage.
             target.data = value.detach().to(target.dtype)
         else:

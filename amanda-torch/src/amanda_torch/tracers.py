@@ -133,7 +133,7 @@ class Tracers:
     def _patch_checks(self) -> None:
         if len(self._checks):
             return
-        self._checks.wrap(torch.overrides, "has_torch_function", _overrides_any)
+        self._checks.wrap(torch.overrides, "has_torch_function", _overrides_of_modules)
         for module in _internals.OVERRIDE_CHECKERS:
             for name, check in zip(_internals.OVERRIDE_CHECKS, _CHECKS, strict=True):
                 self._checks.wrap(module, name, check)
@@ -183,6 +183,21 @@ def _overrides_any(vanilla: Any) -> Any:
         if interceptor is None or not interceptor.is_alone():
             return bool(vanilla(relevant_args))
         return _unheard(interceptor, vanilla, relevant_args)
+
+    return has_torch_function
+
+
+def _overrides_of_modules(vanilla: Any) -> Any:
+    """``torch.overrides.has_torch_function``, by which ``torch.nn`` chooses native fast paths.
+
+    Higher-order operators ask the same function whether to report themselves.
+    """
+    unheard = _overrides_any(vanilla)
+
+    def has_torch_function(relevant_args: Any) -> bool:
+        caller = sys._getframe(1).f_globals.get("__name__")
+        answer = vanilla if caller == _internals.OPERATORS_MODULE else unheard
+        return bool(answer(relevant_args))
 
     return has_torch_function
 
