@@ -13,6 +13,7 @@ from typing import Any, cast
 
 import torch
 import torch.utils.checkpoint
+from torch.autograd import forward_ad
 
 OVERRIDE_CHECKS = (
     "has_torch_function",
@@ -30,6 +31,8 @@ PRIVATE_SYMBOLS: tuple[tuple[str, Any, str], ...] = (
     ("torch._C", torch._C, "_skip_one_hop_torch_function"),
     ("torch._C", torch._C, "_current_graph_task_id"),
     ("torch._C", torch._C, "_set_grad_enabled"),
+    ("torch._C", torch._C, "_set_fwd_grad_enabled"),
+    ("torch.autograd.forward_ad", forward_ad, "_current_level"),
     ("torch._C", torch._C, "_get_tracing_state"),
     ("torch._C", torch._C, "_get_dispatch_mode"),
     ("torch._C", torch._C, "_TorchDispatchModeKey"),
@@ -78,6 +81,7 @@ call_composite = _symbol(torch._C, "_skip_one_hop_torch_function")
 """What ``torch.overrides.redispatch_function`` calls: saves a Python frame per composite."""
 set_grad_enabled = _symbol(torch._C, "_set_grad_enabled")
 """``torch.set_grad_enabled`` without the context object, six times cheaper."""
+set_forward_grad_enabled = _symbol(torch._C, "_set_fwd_grad_enabled")
 sequence_number = _symbol(getattr(torch._C, "_autograd", torch._C), "_get_sequence_nr")
 """The number that the next autograd node of this thread will have."""
 shares_storage: Callable[[torch.Tensor, torch.Tensor], bool] = _symbol(torch._C, "_is_alias_of")
@@ -113,6 +117,10 @@ TRACERS = {
 }
 """Where PyTorch's tracers begin, also when their entry point was bound to another name."""
 COMPILER_MODULE = "torch._dynamo.eval_frame"
+COMPILED_MODULE = "_orig_mod"
+"""Where a module compiled with ``torch.compile`` keeps the module itself."""
+COMPILED_MODULE_SETUP = "OptimizedModule._initialize"
+"""What binds the call of the module that is compiled."""
 COMPILER_CALLBACK = "_callback_from_stance"
 
 
@@ -124,6 +132,11 @@ def in_backward() -> bool:
 def in_functorch() -> bool:
     """Whether a functorch transform (vmap, grad, jvp) is active."""
     return torch._C._functorch.peek_interpreter_stack() is not None
+
+
+def in_forward_ad() -> bool:
+    """Whether tensors may carry tangents: in ``torch.autograd.forward_ad`` or ``func.jvp``."""
+    return forward_ad._current_level >= 0
 
 
 def is_traced() -> bool:

@@ -266,6 +266,9 @@ class ModeInterceptor(Interceptor, TorchFunctionMode):
         if kind is Kind.LEAF:
             return self.run_leaf(self.frame.cell_for(func, name), func, name, args, kwargs)
         if sys._getframe(2).f_code is _internals.PYTHON_EVENT:
+            if types:
+                # A subclass overrides it: PyTorch asks that next, with our mode on.
+                return NotImplemented
             return self._descend(func, types, args, kwargs)
         # A C-level function that reports itself as its Python twin is the leaf. It
         # must not be found in `cells`, where the twin's own events would find it too.

@@ -146,11 +146,12 @@ def substitute(old: Any, new: torch.Tensor, action: Action) -> torch.Tensor:
         )
     if action.kind in (ActionKind.BEFORE_BACKWARD_OP, ActionKind.AFTER_BACKWARD_OP):
         new = new.to(old.dtype)
-    if not (torch.is_grad_enabled() and old.requires_grad and _is_differentiable(new)):
-        return new.detach() if new.requires_grad else new
-    if _internals.in_functorch():
+    transformed = _internals.in_functorch() or _internals.in_forward_ad()
+    if transformed and _is_differentiable(new):
         passed: torch.Tensor = AmandaSubstituteInTransform.apply(old, new)
         return passed
+    if not (torch.is_grad_enabled() and old.requires_grad and _is_differentiable(new)):
+        return new.detach() if new.requires_grad else new
     if _internals.shares_storage(old, new):
         # Else a later in-place operator would change what others have saved.
         new = new.clone()
@@ -165,7 +166,7 @@ def _is_differentiable(tensor: torch.Tensor) -> bool:
 class RoutineCall(muted):
     """Around a routine: vanilla, isolated from AD, and watched for in-place changes."""
 
-    __slots__ = ("_action", "_grad", "_isolated", "_tensors")
+    __slots__ = ("_action", "_forward", "_grad", "_isolated", "_tensors")
 
     def __init__(self, action: Action, selected: Sequence[Any], isolated: bool) -> None:
         self._action = action
@@ -177,10 +178,15 @@ class RoutineCall(muted):
         if self._isolated:
             self._grad = torch.is_grad_enabled()
             _internals.set_grad_enabled(False)
+            self._forward = _internals.in_forward_ad()
+            if self._forward:
+                _internals.set_forward_grad_enabled(False)
 
     def __exit__(self, *raised: object) -> None:
         if self._isolated:
             _internals.set_grad_enabled(self._grad)
+            if self._forward:
+                _internals.set_forward_grad_enabled(True)
         super().__exit__()
         tensors, self._tensors = self._tensors, ()
         if raised[0] is None and any(_internals.version_of(t) != v for t, v in tensors):

@@ -40,15 +40,17 @@ Cell = list[Any]
 class Child:
     """One module called within a frame, and the frames of its calls.
 
-    A transparent one has no frames: what it calls counts as its caller's.
+    A transparent one has no frames: what it calls counts as its caller's, or as
+    that of the module `inner` which it calls by a way of its own.
     """
 
-    __slots__ = ("calls", "frames", "name", "ref", "transparent")
+    __slots__ = ("calls", "frames", "inner", "name", "ref", "transparent")
 
     def __init__(self, ref: weakref.ref[nn.Module], name: str, transparent: bool) -> None:
         self.ref = ref
         self.name = name
         self.transparent = transparent
+        self.inner: weakref.ref[nn.Module] | None = None
         self.calls = 0
         self.frames: list[Frame] = []
 
@@ -194,7 +196,8 @@ class Tracker:
         if child is None or child.ref() is not module:
             child = self._new_child(parent, module)
         if child.transparent:
-            return parent
+            inner = child.inner() if child.inner is not None else None
+            return parent if inner is None else self.enter_module(inner)
         if parent is self.root:
             if _internals.in_backward() and self._enter_again(module):
                 return parent
@@ -312,6 +315,8 @@ class Tracker:
         if isinstance(module, torch.jit.ScriptModule):
             self._unseen("TorchScript modules: their operators run in C++")
         child = Child(weakref.ref(module, died), name, transparent)
+        if transparent and hasattr(module, _internals.COMPILED_MODULE):
+            child.inner = weakref.ref(getattr(module, _internals.COMPILED_MODULE))
         children[key] = child
         return child
 

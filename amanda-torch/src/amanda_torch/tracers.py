@@ -45,7 +45,10 @@ class Tracers:
             module: [(path, self._suspending) for path in paths]
             for module, paths in _internals.TRACERS.items()
         }
-        entries[_internals.COMPILER_MODULE] = [(_internals.COMPILER_CALLBACK, self._uncompiled)]
+        entries[_internals.COMPILER_MODULE] = [
+            (_internals.COMPILER_CALLBACK, self._uncompiled),
+            (_internals.COMPILED_MODULE_SETUP, _with_vanilla_calls),
+        ]
         for module, wrappers in entries.items():
             patch = functools.partial(self._patch, wrappers)
             if module in sys.modules:
@@ -137,6 +140,21 @@ class Tracers:
         for module in _internals.OVERRIDE_CHECKERS:
             for name, check in zip(_internals.OVERRIDE_CHECKS, _CHECKS, strict=True):
                 self._checks.wrap(module, name, check)
+
+
+def _with_vanilla_calls(vanilla: Any) -> Any:
+    """A compiled module outlives the scope: what it binds must not be ours."""
+
+    @functools.wraps(vanilla)
+    def initialize(*args: Any, **kwargs: Any) -> Any:
+        ours = vars(nn.Module)["__call__"]
+        nn.Module.__call__ = nn.Module._wrapped_call_impl  # type: ignore[method-assign]
+        try:
+            return vanilla(*args, **kwargs)
+        finally:
+            nn.Module.__call__ = ours  # type: ignore[method-assign]
+
+    return initialize
 
 
 _PLAIN = frozenset(

@@ -78,16 +78,12 @@ def gather_inputs(whole: WholeOperator, values: list[Any]) -> list[Any]:
 
 
 def _gathered(whole: WholeOperator, values: list[Any], positions: Sequence[int]) -> list[Any]:
-    # A tensor that is passed twice has its gradient summed by autograd, in autograd's
-    # order, at its first position.
-    first = {id(values[i]): i for i in reversed(positions)}
-    unique = sorted(first.values())
-    change = _Selected(whole, unique, len(values))
-    results = _internals.apply_function(AmandaGradients, change, *[values[i] for i in unique])
-    standing = dict(zip(unique, results, strict=True))
-    return [
-        standing[first[id(value)]] if i in positions else value for i, value in enumerate(values)
-    ]
+    change = _Selected(whole, positions, len(values))
+    results = _internals.apply_function(AmandaGradients, change, *[values[i] for i in positions])
+    values = list(values)
+    for position, result in zip(positions, results, strict=True):
+        values[position] = result
+    return values
 
 
 def hook_outputs(whole: WholeOperator, outputs: list[Any], start: int) -> list[Any]:
