@@ -93,7 +93,7 @@ def test_compiled_first_inside_a_scope(small: Small) -> None:
 
 
 def test_compiled_inside_a_scope_is_pytorchs_own(small: Small) -> None:
-    """A model that is compiled inside a scope is compiled whole afterwards, nothing of ours in it."""
+    """A model that is compiled inside a scope is compiled whole afterwards, without us."""
     torch.compiler.reset()
     backend, graphs = Backend(), Backend()
     torch.compile(Small(), backend=graphs)(X)
@@ -108,7 +108,7 @@ def test_compiled_inside_a_scope_is_pytorchs_own(small: Small) -> None:
 
 
 def test_module_compiled_in_place(small: Small) -> None:
-    """``module.compile()`` is treated as ``torch.compile``: same ids, eager, then compiled again."""
+    """``module.compile()`` is treated as ``torch.compile`` is: same ids, eager in a scope."""
     torch.compiler.reset()
     backend, counter = Backend(), ForwardCounter()
     small.compile(backend=backend)

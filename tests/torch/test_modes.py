@@ -17,6 +17,7 @@ from tests.torch.support import (
     Counter,
     ForwardCounter,
     On,
+    WholeIdentity,
     after,
     applied,
     before,
@@ -115,8 +116,13 @@ def test_user_dispatch_mode() -> None:
             run()
         with Dispatches() as outside, applied(make()):
             run()
-        assert inside.seen == vanilla.seen
-        assert outside.seen == vanilla.seen
+        for mode in (inside, outside):
+            seen, wanted = mode.seen, vanilla.seen
+            if make is WholeIdentity:
+                # Where the gradients of an operator's inputs meet, its inputs are detached.
+                seen = [name for name in seen if name != "aten.detach.default"]
+                wanted = [name for name in wanted if name != "aten.detach.default"]
+            assert seen == wanted
 
 
 def test_subclass_keeps_its_behaviour() -> None:

@@ -1,0 +1,153 @@
+"""Attaching to PyTorch and letting go of it."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import amanda
+from amanda import _state
+from amanda._patching import PatchSet
+from amanda.errors import CapabilityError
+from amanda_torch import _internals, plugin
+from tests.torch.support import Counter, applied, framework_state
+
+
+def test_missing_private_symbol_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A PyTorch without a private symbol gives one clear error, and is left as it is."""
+    monkeypatch.delattr(torch.autograd, "_engine_run_backward")
+    state = framework_state()
+    with pytest.raises(CapabilityError, match=r"torch\.autograd\._engine_run_backward") as caught:
+        applied(Counter()).__enter__()
+    assert torch.__version__ in str(caught.value)
+    assert framework_state() == state
+    assert not _state.ATTACHED
+    assert not _state.LIVE_SCOPES
+
+
+@pytest.mark.parametrize("count", range(3))
+def test_failing_patch_leaves_nothing(monkeypatch: pytest.MonkeyPatch, count: int) -> None:
+    """If some patch cannot be made, those before it are undone."""
+    vanilla, done = PatchSet.wrap, []
+
+    def failing(self: PatchSet, target: Any, name: str, wrapper: Any) -> Any:
+        if len(done) == count:
+            raise AttributeError(f"cannot patch {name}")
+        done.append(name)
+        return vanilla(self, target, name, wrapper)
+
+    state = framework_state()
+    with monkeypatch.context() as patch:
+        patch.setattr(PatchSet, "wrap", failing)
+        with pytest.raises(AttributeError, match="cannot patch"):
+            applied(Counter()).__enter__()
+    assert framework_state() == state
+    assert not _state.ATTACHED
+
+
+def test_a_scope_changes_and_restores_pytorch() -> None:
+    """What a scope replaces in PyTorch is put back exactly, inherited attributes included."""
+    state = framework_state()
+    with applied(Counter()):
+        inside = framework_state()
+        with applied(Counter()):
+            pass
+        assert framework_state() == inside
+    assert inside != state
+    assert framework_state() == state
+    assert "apply" not in vars(torch.autograd.function._SingleLevelFunction)
+
+
+def test_the_module_call_is_the_users_own_again() -> None:
+    """Subclasses with a ``__call__`` of their own keep it."""
+
+    class Called(nn.Module):
+        def __call__(self, x: torch.Tensor) -> torch.Tensor:
+            return super().__call__(x) + 1
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return torch.relu(x)
+
+    model, counter, x = Called(), Counter(), torch.ones(2)
+    own = vars(Called)["__call__"]
+    with applied(counter):
+        result = model(x)
+    assert result.tolist() == [2, 2]
+    assert counter.ops == {"relu": 1, "add": 1}
+    assert vars(Called)["__call__"] is own
+
+
+def test_the_plugin_imports_no_torch() -> None:
+    """Loading the plugin imports no PyTorch."""
+    code = "import sys, amanda_torch.plugin; sys.exit('torch' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], env=_environment(), check=False)
+    assert done.returncode == 0
+
+
+def test_lazily_imported_dynamo_is_handled() -> None:
+    """A process in which Dynamo is imported inside the scope runs compiled functions eagerly."""
+    code = """
+import sys, warnings, torch
+from tests.torch.support import ForwardCounter, applied
+assert "torch._dynamo.eval_frame" not in sys.modules
+counter = ForwardCounter()
+with applied(counter), warnings.catch_warnings():
+    warnings.simplefilter("ignore")
+    compiled = torch.compile(lambda x: x.relu() + 1, backend="eager")
+    compiled(torch.ones(2))
+assert counter.ops == {"ones": 1, "relu": 1, "add": 1}, counter.ops
+from torch._dynamo import eval_frame
+homes = {name: str(getattr(v, "__module__", "")) for name, v in vars(eval_frame).items()}
+assert not [name for name, home in homes.items() if home.startswith("amanda")], homes
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        env=_environment(),
+        check=False,
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+
+
+def _environment() -> dict[str, str]:
+    path = os.pathsep.join(p for p in (os.getcwd(), *sys.path) if p)
+    return {**os.environ, "PYTHONPATH": path}
+
+
+def test_namespace() -> None:
+    """The namespace names framework, version and mode."""
+    found = []
+    tool = amanda.Tool()
+    tool.add_inst_for_op(lambda context: found.append(str(context.namespace)))
+    with applied(tool):
+        torch.relu(torch.ones(1))
+    version = ".".join(torch.__version__.split(".")[:2])
+    assert set(found) == {f"pytorch/{version}/eager"}
+
+
+def test_self_test() -> None:
+    """The driver's own check of itself finds nothing wrong."""
+    assert plugin.TorchEagerDriver.self_test() == []
+    assert plugin.TorchEagerDriver.reason_unusable() == ""
+
+
+@pytest.mark.parametrize("version", ["1.13.1", "2.12.0"])
+def test_old_versions_are_unusable(monkeypatch: pytest.MonkeyPatch, version: str) -> None:
+    """An older PyTorch is refused with what is needed and what is there."""
+    monkeypatch.setattr(plugin.metadata, "version", lambda _: version)
+    assert version in plugin.TorchEagerDriver.reason_unusable()
+    assert "2.13" in plugin.TorchEagerDriver.reason_unusable()
+
+
+def test_every_private_symbol_exists() -> None:
+    """The PyTorch that the tests run with has all private symbols that are used."""
+    assert _internals.missing() == []
+    assert importlib.import_module("amanda_torch.eager").EagerDriver

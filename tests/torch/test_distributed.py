@@ -1,0 +1,84 @@
+"""Distributed wrappers leave no trace in ids, and their gradients are the same."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+import amanda
+from tests.torch.support import TRANSPARENT, Counter, On, applied, before, fingerprint
+
+pytestmark = [
+    pytest.mark.skipif(not dist.is_available(), reason="no torch.distributed here"),
+    pytest.mark.filterwarnings("ignore::UserWarning:torch"),
+    pytest.mark.filterwarnings("ignore::FutureWarning"),
+]
+
+
+@pytest.fixture(autouse=True)
+def _one_process(tmp_path: Path) -> Iterator[None]:
+    dist.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
+
+
+def _model() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2))
+
+
+def _step(model: nn.Module, *tools: amanda.Tool) -> list[Any]:
+    x = torch.linspace(-1, 1, 12).reshape(3, 4)
+    with applied(*tools):
+        for _ in range(2):
+            model.zero_grad()
+            y = model(x)
+            y.sum().backward()
+    return fingerprint([y, *(p.grad for p in model.parameters())])
+
+
+def test_ddp_is_transparent_in_ids() -> None:
+    """Under DDP operators, forward and backward, have the ids of the bare model."""
+    plain, counter = Counter(), Counter()
+    _step(_model(), plain)
+    _step(DistributedDataParallel(_model()), counter)
+    assert {i for i in counter.ids if "linear" in i or "relu" in i} == {
+        i for i in plain.ids if "linear" in i or "relu" in i
+    }
+    backward = {i for i in plain.backward_ids if "Sequential" in i}
+    assert backward <= set(counter.backward_ids)
+    assert counter.backward_ops["AccumulateGrad"] == plain.backward_ops["AccumulateGrad"]
+
+
+@pytest.mark.parametrize("make", TRANSPARENT)
+def test_ddp_stays_bit_identical(make: Any) -> None:
+    """Tools that change nothing leave the gradients under DDP as they are."""
+    assert _step(DistributedDataParallel(_model()), make()) == _step(
+        DistributedDataParallel(_model()), amanda.Tool()
+    )
+
+
+def test_ddp_with_a_mask() -> None:
+    """A masked weight gives the gradients of the bare model with the mask."""
+
+    def masking() -> amanda.Tool:
+        return On(linear=before(lambda w: w * (w > 0), [1]))
+
+    assert _step(DistributedDataParallel(_model()), masking()) == _step(_model(), masking())
+
+
+def test_collectives_inside_a_scope() -> None:
+    """Collective operations work inside a scope."""
+    x = torch.ones(3)
+    with applied(Counter()):
+        dist.all_reduce(x)
+        gathered = [torch.empty(3)]
+        dist.all_gather(gathered, x)
+    assert gathered[0].tolist() == [1, 1, 1]

@@ -1,0 +1,279 @@
+"""Operator ids: their form (design section 6), and that they stay the same."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+import amanda
+from tests import models
+from tests.torch.support import Counter, ForwardCounter, applied
+
+X = torch.linspace(-1, 1, 3)
+
+
+def _ids(*runs: object) -> list[str]:
+    counter = ForwardCounter()
+    with applied(counter):
+        for run in runs:
+            run()  # type: ignore[operator]
+    return counter.ids
+
+
+def test_form_within_modules() -> None:
+    """``<class>.<path>/<op>:<k>``, numbered per op name within a module call."""
+    model, inputs = models.build("resnet18")
+    counter = Counter()
+    with applied(counter):
+        models.loss(model(**inputs)).backward()
+    ids = set(counter.ids)
+    assert {"ResNet.layer1.0.conv1/conv2d:0", "ResNet/flatten:0", "ResNet.fc/linear:0"} <= ids
+    backward = set(counter.backward_ids)
+    assert "ResNet.layer1.0.conv1/conv2d:0/grad/ConvolutionBackward0:0" in backward
+    assert "ResNet.layer1.0.conv1/conv2d:0/grad/AccumulateGrad:0" in backward
+    assert "ResNet.fc/linear:0/grad/AddmmBackward0:0" in backward
+
+
+def test_form_outside_of_modules() -> None:
+    """Code outside of modules has an empty path, and counts per op name."""
+    assert _ids(lambda: X + X, lambda: X * X, lambda: X + X) == ["/add:0", "/mul:0", "/add:1"]
+
+
+def test_another_op_does_not_shift_numbers() -> None:
+    """A branch that adds other operators leaves the numbers of the rest alone."""
+
+    class Branch(nn.Module):
+        extra = False
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            x = torch.relu(x)
+            if self.extra:
+                x = torch.sin(x)
+            return torch.relu(x)
+
+    model = Branch()
+    counter = ForwardCounter()
+    with applied(counter):
+        model(X)
+        model.extra = True
+        model(X)
+    assert set(counter.ids) == {"Branch/relu:0", "Branch/relu:1", "Branch/sin:0"}
+
+
+def test_two_models_of_one_class() -> None:
+    """The second model of a class in a scope is told by a number, in every iteration."""
+    one, two = nn.Sequential(nn.Linear(3, 3)), nn.Sequential(nn.Linear(3, 3))
+    counter = ForwardCounter()
+    with applied(counter):
+        for _ in range(2):
+            counter.ids.clear()
+            one(X)
+            two(X)
+            assert counter.ids == ["Sequential.0/linear:0", "Sequential@1.0/linear:0"]
+
+
+def test_two_resnets() -> None:
+    """Two ResNets in one scope are ``ResNet`` and ``ResNet@1``; after it they start anew."""
+    (one, inputs), (two, _) = models.build("resnet18"), models.build("resnet18", seed=1)
+    counter = ForwardCounter()
+    with applied(counter):
+        one(**inputs)
+        two(**inputs)
+    roots = {op_id.partition("/")[0].partition(".")[0] for op_id in counter.ids}
+    assert roots == {"ResNet", "ResNet@1"}
+    assert len(set(counter.ids)) == len(counter.ids)
+    with applied(again := ForwardCounter()):
+        two(**inputs)
+    assert {i.partition("/")[0].partition(".")[0] for i in again.ids} == {"ResNet"}
+
+
+def test_second_call_of_a_module() -> None:
+    """The second call of a module in an iteration has a number, and again in the next one."""
+
+    class Twice(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.fc = nn.Linear(3, 3)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.fc(self.fc(x))
+
+    model, counter = Twice(), ForwardCounter()
+    with applied(counter):
+        for _ in range(2):
+            counter.ids.clear()
+            model(X)
+            assert counter.ids == ["Twice.fc/linear:0", "Twice.fc#1/linear:0"]
+
+
+def test_module_under_two_names() -> None:
+    """A module registered twice has its first name, and a number at its second call."""
+    layer = nn.Linear(3, 3)
+    model = nn.Sequential(layer, nn.ReLU(), layer)
+    assert _ids(lambda: model(X)) == [
+        "Sequential.0/linear:0",
+        "Sequential.1/relu:0",
+        "Sequential.0#1/linear:0",
+    ]
+
+
+def test_recursion() -> None:
+    """A module that calls itself has a path for each level."""
+
+    class Recursive(nn.Module):
+        def forward(self, x: torch.Tensor, depth: int = 2) -> torch.Tensor:
+            return torch.relu(self(x, depth - 1) if depth else x)
+
+    model, counter, steps = Recursive(), ForwardCounter(), []
+    with applied(counter):
+        for _ in range(2):
+            counter.ids.clear()
+            model(X)
+            steps.append(list(counter.ids))
+    assert steps[0] == steps[1]
+    assert len(set(steps[0])) == 3
+    assert steps[0][-1] == "Recursive/relu:0"
+
+
+def test_children_in_lists_have_their_path() -> None:
+    """A module in a ModuleList or ModuleDict has its whole path, though the list is not called."""
+
+    class Listed(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.blocks = nn.ModuleList([nn.ModuleDict({"fc": nn.Linear(3, 3)})])
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.blocks[0]["fc"](x)
+
+    model = Listed()
+    assert _ids(lambda: model(X)) == ["Listed.blocks.0.fc/linear:0"]
+
+
+def test_module_of_nobody() -> None:
+    """A module that its caller does not own is named by its class, below the caller."""
+
+    class Holder(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.hidden = [nn.Linear(3, 3)]
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.hidden[0](x)
+
+    model = Holder()
+    (op_id,) = _ids(lambda: model(X))
+    assert op_id.startswith("Holder.Linear")
+    assert op_id.endswith("/linear:0")
+
+
+def test_iterations_of_a_training_loop() -> None:
+    """Loss and optimizer outside of the model have the same ids in every iteration."""
+    model, counter = nn.Linear(3, 2), Counter()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    steps = []
+    with applied(counter):
+        for _ in range(4):
+            counter.ids.clear()
+            optimizer.zero_grad()
+            loss = nn.functional.mse_loss(model(X), torch.ones(2)) * 2
+            loss.backward()
+            optimizer.step()
+            steps.append(list(counter.ids))
+    # Momentum buffers are made in the first step.
+    assert steps[1] == steps[2] == steps[3]
+    assert "Linear/linear:0" in steps[0]
+    assert "/mse_loss:0" in steps[0]
+
+
+def test_functional_training_loop() -> None:
+    """Without any module the end of a backward pass begins a new iteration."""
+    w, counter = torch.rand(3, requires_grad=True), Counter()
+    with applied(counter):
+        for _ in range(3):
+            counter.ids.clear()
+            (w * X).relu().sum().backward()
+            assert counter.ids[:3] == ["/mul:0", "/relu:0", "/sum:0"]
+
+
+def test_inference_loop() -> None:
+    """Each call of the outermost module begins a new iteration."""
+    model, counter = nn.Linear(3, 3), ForwardCounter()
+    with applied(counter), torch.no_grad():
+        for _ in range(3):
+            counter.ids.clear()
+            torch.sin(model(torch.relu(X)))
+    assert set(counter.ids) == {"/relu:0", "Linear/linear:0", "/sin:0"}
+
+
+def test_new_iteration() -> None:
+    """``amanda.new_iteration()`` restarts the counters by hand."""
+    ids = _ids(lambda: X + X, amanda.new_iteration, lambda: X + X, lambda: X + X)
+    assert ids == ["/add:0", "/add:0", "/add:1"]
+
+
+def test_inner_backward_is_no_iteration() -> None:
+    """A gradient taken inside a module's forward pass does not restart its counters."""
+
+    class Energy(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            x = x.detach().requires_grad_()
+            (gradient,) = torch.autograd.grad(torch.sin(x).sum(), x)
+            return torch.sin(gradient)
+
+    counter = ForwardCounter()
+    with applied(counter):
+        Energy()(X)
+    assert [i for i in counter.ids if "sin" in i] == ["Energy/sin:0", "Energy/sin:1"]
+
+
+def test_scopes_start_anew() -> None:
+    """Every scope counts from zero."""
+    assert _ids(lambda: X + X) == _ids(lambda: X + X) == ["/add:0"]
+
+
+def test_module_path_beside_the_id() -> None:
+    """A context tells the path of its module within the outermost one."""
+    paths: dict[str, str] = {}
+    tool = amanda.Tool()
+    tool.add_inst_for_op(lambda c: paths.setdefault(c.get_op_id(), c.get_module()))
+    model, inputs = models.build("resnet18")
+    with applied(tool):
+        torch.relu(model(**inputs))
+    assert paths["ResNet.layer1.0.conv1/conv2d:0"] == "layer1.0.conv1"
+    assert paths["ResNet/flatten:0"] == ""
+    assert paths["/relu:0"] == ""
+
+
+def test_data_parallel_wrapper_is_transparent() -> None:
+    """A wrapper of PyTorch's leaves no trace in ids."""
+    model = nn.Sequential(nn.Linear(3, 3))
+    plain = _ids(lambda: model(X))
+    assert _ids(lambda: nn.DataParallel(model)(X)) == plain == ["Sequential.0/linear:0"]
+
+
+def test_named_operators() -> None:
+    """``a + b`` is ``add``; ``torch.ops`` have their overload's name; properties their own."""
+    names = [
+        op_id.strip("/").partition(":")[0]
+        for op_id in _ids(
+            lambda: X + X,
+            lambda: torch.ops.aten.sin(X),
+            lambda: torch.ops.aten.sin.default(X),
+            lambda: X[None].T,
+            lambda: X @ X,
+        )
+    ]
+    assert names == ["add", "sin", "sin.default", "__getitem__", "T", "matmul"]
+
+
+@pytest.mark.parametrize("name", ["resnet18", "bert", "gpt2", "llama", "vit", "lstm"])
+def test_ids_are_free_of_collisions(name: str) -> None:
+    """Within an iteration no two operators, forward or backward, share an id."""
+    model, inputs = models.build(name)
+    counter = Counter()
+    with applied(counter):
+        models.loss(model(**inputs)).backward()
+    assert len(set(counter.ids)) == len(counter.ids)
+    assert len(set(counter.backward_ids)) == len(counter.backward_ids)

@@ -1,0 +1,478 @@
+"""Where a scope reaches, and that nothing of it is left."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import copy
+import io
+import json
+import os
+import pickle
+import subprocess
+import sys
+import threading
+import weakref
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, Dataset
+
+import amanda
+from tests import models
+from tests.torch.support import (
+    TRANSPARENT,
+    Counter,
+    ForwardCounter,
+    On,
+    Watcher,
+    after,
+    applied,
+    before,
+    framework_state,
+)
+
+X = torch.linspace(-1, 1, 3)
+
+
+# -- threads --------------------------------------------------------------
+
+
+def _in_thread(run: Any) -> None:
+    thread = threading.Thread(target=run)
+    thread.start()
+    thread.join()
+
+
+def test_threads_started_inside_are_covered() -> None:
+    """A thread started inside a scope is instrumented, with the same ids."""
+    counter = Counter()
+    with applied(counter):
+        _in_thread(lambda: torch.relu(X))
+        _in_thread(lambda: nn.Linear(3, 2)(X).sum().backward())
+    assert "/relu:0" in counter.ids
+    assert "Linear/linear:0" in counter.ids
+    assert counter.backward_ops["AccumulateGrad"] == 2
+
+
+def test_threads_that_were_there_before_are_not_touched() -> None:
+    """A pool that is older than the scope runs vanilla."""
+    counter = ForwardCounter()
+    with ThreadPoolExecutor(1) as pool:
+        pool.submit(torch.relu, X).result()
+        with applied(counter):
+            pool.submit(torch.relu, X).result()
+    assert counter.ids == []
+
+
+def test_threads_that_outlive_the_scope_are_vanilla() -> None:
+    """A thread started inside that goes on afterwards runs vanilla there."""
+    counter = ForwardCounter()
+    left, seen = threading.Event(), []
+
+    def run() -> None:
+        torch.relu(X)
+        left.wait()
+        torch.relu(X)
+        torch.sin(X)
+        seen.append(len(torch.overrides._get_current_function_mode_stack()))
+
+    thread = threading.Thread(target=run)
+    with applied(counter):
+        thread.start()
+        while not counter.ids:
+            pass
+    left.set()
+    thread.join()
+    assert counter.ids == ["/relu:0"]
+
+
+def test_threads_count_apart() -> None:
+    """Each thread has counters of its own, and all executions are counted."""
+    counter = ForwardCounter()
+
+    def run() -> None:
+        for _ in range(50):
+            torch.relu(X)
+
+    with applied(counter):
+        threads = [threading.Thread(target=run) for _ in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    assert counter.ops == {"relu": 200}
+    assert len(set(counter.ids)) == 50
+
+
+def test_one_model_in_several_threads() -> None:
+    """A model has one name in all threads."""
+    model, counter = nn.Sequential(nn.Linear(3, 3)), ForwardCounter()
+    with applied(counter):
+        model(X)
+        _in_thread(lambda: model(X))
+    assert set(counter.ids) == {"Sequential.0/linear:0"}
+
+
+# -- generators and coroutines --------------------------------------------
+
+
+def _generator(tool: amanda.Tool) -> Iterator[torch.Tensor]:
+    with applied(tool):
+        yield torch.relu(X)
+        yield torch.sin(X)
+
+
+def test_suspended_generator_does_not_instrument_its_caller() -> None:
+    """What runs while a generator is suspended inside a scope is vanilla."""
+    counter = ForwardCounter()
+    generator = _generator(counter)
+    next(generator)
+    torch.cos(X)
+    next(generator)
+    torch.tan(X)
+    generator.close()
+    torch.exp(X)
+    assert counter.ids == ["/relu:0", "/sin:0"]
+
+
+def test_suspended_generator_and_modules() -> None:
+    """Modules and gradients of the caller are vanilla too while a generator is suspended."""
+    counter = Counter()
+    generator = _generator(counter)
+    next(generator)
+    nn.Linear(3, 2)(X).sum().backward()
+    next(generator)
+    generator.close()
+    assert counter.ids == ["/relu:0", "/sin:0"]
+    assert counter.backward_ids == []
+
+
+def test_contextmanager_covers_its_caller() -> None:
+    """A ``@contextmanager`` around ``apply`` covers the body of the with-statement."""
+    counter = ForwardCounter()
+
+    @contextlib.contextmanager
+    def instrumented() -> Iterator[None]:
+        with applied(counter):
+            yield
+
+    with instrumented():
+        torch.relu(X)
+    torch.sin(X)
+    assert counter.ids == ["/relu:0"]
+
+
+def test_exit_stack_and_decorator() -> None:
+    """``ExitStack`` and the decorator form are ordinary scopes."""
+    counter = ForwardCounter()
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(applied(counter))
+        torch.relu(X)
+
+    @applied(counter)
+    def run() -> None:
+        torch.sin(X)
+
+    run()
+    torch.cos(X)
+    assert counter.ids == ["/relu:0", "/sin:0"]
+
+
+def test_a_generator_of_the_model_inside_a_scope() -> None:
+    """Generators that the user runs inside a scope are instrumented wherever they suspend."""
+    counter = ForwardCounter()
+
+    def batches() -> Iterator[torch.Tensor]:
+        yield torch.relu(X)
+        yield torch.sin(X)
+
+    with applied(counter):
+        for batch in batches():
+            torch.cos(batch)
+    assert counter.ids == ["/relu:0", "/cos:0", "/sin:0", "/cos:1"]
+
+
+def test_coroutines_of_others_run_vanilla() -> None:
+    """While a coroutine awaits inside a scope, the other tasks are vanilla."""
+    counter = ForwardCounter()
+
+    async def inside() -> None:
+        with applied(counter):
+            torch.relu(X)
+            await asyncio.sleep(0.01)
+            torch.sin(X)
+
+    async def outside() -> None:
+        await asyncio.sleep(0.005)
+        torch.cos(X)
+
+    async def both() -> None:
+        await asyncio.gather(inside(), outside())
+
+    asyncio.run(both())
+    assert counter.ids == ["/relu:0", "/sin:0"]
+
+
+# -- processes ------------------------------------------------------------
+
+
+class Rows(Dataset[Any]):
+    """Items that a worker makes, each telling whether it was instrumented."""
+
+    def __len__(self) -> int:
+        return 4
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        return torch.relu(torch.full((2,), float(index + 1)))
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+@pytest.mark.parametrize("workers", [0, 1])
+def test_data_loader_workers_are_vanilla(workers: int) -> None:
+    """A DataLoader's worker processes run vanilla; in the main process its items are seen."""
+    with applied(On(relu=after(lambda y: y * 100))):
+        rows = torch.cat(list(DataLoader(Rows(), num_workers=workers)))
+    factor = 1 if workers else 100
+    assert rows[:, 0].tolist() == [factor * i for i in (1, 2, 3, 4)]
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
+def test_forked_child_is_vanilla() -> None:
+    """A child process forked inside a scope is vanilla, and the parent is not touched."""
+    state = framework_state()
+    counter = ForwardCounter()
+    with applied(counter):
+        torch.relu(X)
+        child = os.fork()
+        if child == 0:
+            code = 1
+            with contextlib.suppress(BaseException):
+                nn.Linear(3, 2)(X)
+                code = int(framework_state() != state or counter.ids != ["/relu:0"])
+            os._exit(code)
+        _, status = os.waitpid(child, 0)
+        torch.sin(X)
+    assert os.waitstatus_to_exitcode(status) == 0
+    assert counter.ids == ["/relu:0", "/sin:0"]
+
+
+_PROGRAM = """
+import json, sys
+from tests import models
+from tests.torch.support import Counter, applied
+counter = Counter()
+with applied(counter):
+    for name in ("gpt2", "lstm"):
+        model, inputs = models.build(name)
+        models.loss(model(**inputs)).backward()
+print(json.dumps([sorted(counter.ids), sorted(counter.backward_ids)]))
+"""
+
+
+def test_ids_are_equal_across_processes() -> None:
+    """The same program has the same ids in every process, whatever its hash seed."""
+    results = []
+    for seed in ("1", "2"):
+        environment = {**os.environ, "PYTHONHASHSEED": seed}
+        environment["PYTHONPATH"] = os.pathsep.join(p for p in (os.getcwd(), *sys.path) if p)
+        run = subprocess.run(
+            [sys.executable, "-W", "ignore", "-c", _PROGRAM],
+            env=environment,
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+        results.append(json.loads(run.stdout.splitlines()[-1]))
+    assert results[0] == results[1]
+    assert results[0][0]
+
+
+# -- copies and files -----------------------------------------------------
+
+
+def _saved(value: Any) -> bytes:
+    buffer = io.BytesIO()
+    torch.save(value, buffer)
+    return buffer.getvalue()
+
+
+def test_saved_files_are_bit_identical() -> None:
+    """What is saved inside a scope is byte for byte what is saved without."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(3, 3), nn.BatchNorm1d(3))
+    optimizer = torch.optim.Adam(model.parameters())
+    model(torch.rand(4, 3)).sum().backward()
+    optimizer.step()
+    values = [model, model.state_dict(), optimizer.state_dict()]
+    vanilla = [_saved(value) for value in values] + [pickle.dumps(model)]
+    for make in TRANSPARENT:
+        with applied(make()):
+            model(torch.rand(4, 3))
+            model[1].reset_running_stats()
+            model.load_state_dict(torch.load(io.BytesIO(vanilla[1])))
+            instrumented = [_saved(value) for value in values] + [pickle.dumps(model)]
+        assert instrumented == vanilla
+
+
+def test_copies_made_inside_are_vanilla_outside() -> None:
+    """A model copied, saved or loaded inside a scope is an ordinary model after it."""
+    model, tool = nn.Linear(3, 2), On(linear=after(lambda y: y * 2))
+    with applied(tool):
+        inside = model(X)
+        copied = copy.deepcopy(model)
+        loaded = torch.load(io.BytesIO(_saved(model)), weights_only=False)
+        pickled = pickle.loads(pickle.dumps(model))
+    assert torch.equal(inside, model(X) * 2)
+    for other in (copied, loaded, pickled):
+        assert torch.equal(other(X), model(X))
+        assert vars(other).keys() == vars(model).keys()
+
+
+# -- exceptions -----------------------------------------------------------
+
+
+@pytest.mark.parametrize("point", ["forward", "backward", "analysis", "user", "interrupt"])
+def test_exceptions_leave_everything_vanilla(point: str) -> None:
+    """Whatever raises, and wherever, PyTorch is afterwards as it was."""
+    state = framework_state()
+    error = KeyboardInterrupt if point == "interrupt" else ValueError
+
+    def fail(*_: Any) -> None:
+        raise error("on purpose")
+
+    tool = On(relu=fail if point == "analysis" else before(fail))
+    if point == "backward":
+        tool = On(relu=lambda c: c.insert_before_backward_op(fail))
+    elif point == "user":
+        tool = On()
+    model = nn.Sequential(nn.Linear(3, 3), nn.ReLU())
+
+    def run() -> None:
+        with applied(tool):
+            model(X).sum().backward()
+            fail()
+
+    with pytest.raises(error, match="on purpose") as caught:
+        run()
+    assert framework_state() == state
+    notes = "".join(getattr(caught.value, "__notes__", ()))
+    assert ("Sequential.1/relu:0" in notes) == (point != "user")
+
+
+def test_the_scope_goes_on_after_an_exception() -> None:
+    """An exception that the user catches inside a scope leaves its ids in order."""
+
+    class Failing(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            torch.relu(x)
+            raise ValueError("on purpose")
+
+    model, counter = nn.Sequential(nn.Linear(3, 3), Failing()), ForwardCounter()
+    with applied(counter):
+        for _ in range(2):
+            counter.ids.clear()
+            with pytest.raises(ValueError, match="on purpose"):
+                model(X)
+            torch.sin(X)
+            assert counter.ids == ["Sequential.0/linear:0", "Sequential.1/relu:0", "/sin:0"]
+
+
+def test_invalid_calls_raise_what_pytorch_raises() -> None:
+    """Wrong arguments raise PyTorch's own error, whatever is inserted."""
+    with applied(Watcher(), On(add=before(lambda *ts: ts))):
+        with pytest.raises(RuntimeError, match="size of tensor"):
+            torch.add(torch.ones(2), torch.ones(3))
+        with pytest.raises(TypeError):
+            torch.add(torch.ones(2), nonsense=1)
+        with pytest.raises(TypeError):
+            _ = torch.ones(2) + "a"
+        assert (torch.ones(2) == "a") is False
+
+
+# -- life cycle -----------------------------------------------------------
+
+
+def test_nested_scopes_of_one_thread() -> None:
+    """Inner and outer tools both act, and the outer goes on after the inner has ended."""
+    outer, inner = ForwardCounter(), ForwardCounter()
+    with applied(outer):
+        torch.relu(X)
+        with applied(inner):
+            torch.sin(X)
+        torch.cos(X)
+    assert outer.ids == ["/relu:0", "/sin:0", "/cos:0"]
+    assert inner.ids == ["/sin:0"]
+
+
+def test_scopes_that_end_out_of_order() -> None:
+    """Scopes may end in another order than they began."""
+    first, second = ForwardCounter(), ForwardCounter()
+    one, two = applied(first), applied(second)
+    one.__enter__()
+    two.__enter__()
+    torch.relu(X)
+    one.__exit__(None, None, None)
+    torch.sin(X)
+    two.__exit__(None, None, None)
+    torch.cos(X)
+    assert first.ids == ["/relu:0"]
+    assert second.ids == ["/relu:0", "/sin:0"]
+
+
+def test_a_tool_that_runs_the_model_itself_is_vanilla() -> None:
+    """Framework calls that a routine makes, modules and gradients included, are not seen."""
+    model, counter = nn.Linear(3, 2), Counter()
+    other = nn.Linear(3, 3)
+
+    def run(x: torch.Tensor, *_: Any) -> None:
+        with torch.enable_grad():
+            other(x.detach()).sum().backward()
+
+    with applied(counter, On(linear=before(run))):
+        model(X).sum().backward()
+    assert counter.ids == ["Linear/linear:0", "/sum:0", "/ones_like:0"]
+    assert other.weight.grad is not None
+    assert counter.backward_ops["AccumulateGrad"] == 2
+
+
+def test_disabled_parts() -> None:
+    """Under ``disabled()`` nothing is seen, modules and gradients included."""
+    model, counter = nn.Linear(3, 2), Counter()
+    with applied(counter):
+        with amanda.disabled():
+            model(X).sum().backward()
+            with amanda.enabled():
+                torch.relu(X)
+        torch.sin(X)
+    assert counter.ids == ["/relu:0", "/sin:0"]
+    assert counter.backward_ids == []
+
+
+def test_generate_with_a_key_value_cache() -> None:
+    """Generating token by token meets a bounded number of operators."""
+    model, _ = models.build("gpt2", training=False)
+    counter = ForwardCounter()
+    tokens = torch.zeros(1, 3, dtype=torch.long)
+    met = []
+    with applied(counter), torch.no_grad():
+        for length in (6, 12, 18):
+            model.generate(tokens, max_new_tokens=length, min_new_tokens=length, do_sample=False)
+            met.append(len(set(counter.ids)))
+    vanilla = model.generate(tokens, max_new_tokens=6, min_new_tokens=6, do_sample=False)
+    assert vanilla.shape == (1, 9)
+    assert met[2] - met[1] <= 0.02 * met[0]
+    assert counter.ops["addmm"] == 4 * 4 * (6 + 12 + 18)
+
+
+def test_thrown_away_scope_objects() -> None:
+    """An ``apply`` object that was never entered, or is dropped, holds nothing."""
+    scope = applied(ForwardCounter())
+    died = weakref.ref(scope)
+    del scope
+    assert died() is None
