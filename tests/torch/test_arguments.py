@@ -137,11 +137,11 @@ def _flat(name: str, values: dict[str, Any]) -> list[Any]:
     return found
 
 
-@hypothesis.settings(max_examples=120, deadline=None)
+@pytest.mark.parametrize("name", SIGNATURES)
+@hypothesis.settings(max_examples=30, deadline=None)
 @hypothesis.given(data=st.data())
-def test_any_split_of_arguments_gives_the_same_inputs(data: st.DataObject) -> None:
+def test_any_split_of_arguments_gives_the_same_inputs(name: str, data: st.DataObject) -> None:
     """Positional or by keyword, in any order: the flat inputs are the same."""
-    name = data.draw(st.sampled_from(sorted(SIGNATURES)))
     func, parameters, values = SIGNATURES[name]
     split = data.draw(st.integers(0, len(parameters)))
     keywords = data.draw(st.permutations(parameters[split:]))
@@ -151,11 +151,11 @@ def test_any_split_of_arguments_gives_the_same_inputs(data: st.DataObject) -> No
     assert _is(seen.inputs[seen.ops.index(name)], _flat(name, values))
 
 
-@hypothesis.settings(max_examples=60, deadline=None)
+@pytest.mark.parametrize("name", SIGNATURES)
+@hypothesis.settings(max_examples=15, deadline=None)
 @hypothesis.given(data=st.data())
-def test_any_split_of_arguments_can_be_replaced(data: st.DataObject) -> None:
+def test_any_split_of_arguments_can_be_replaced(name: str, data: st.DataObject) -> None:
     """Substituted inputs reach the operator at their own place, however it was called."""
-    name = data.draw(st.sampled_from(sorted(SIGNATURES)))
     func, parameters, values = SIGNATURES[name]
     split = data.draw(st.integers(0, len(parameters)))
     flat = _flat(name, values)

@@ -4,13 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import copy
-import io
-import json
-import os
-import pickle
-import subprocess
-import sys
 import threading
 import weakref
 from collections.abc import Iterator
@@ -20,17 +13,14 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
-from torch.utils.data import DataLoader, Dataset
 
 import amanda
 from tests import models
 from tests.torch.support import (
-    TRANSPARENT,
     Counter,
     ForwardCounter,
     On,
     Watcher,
-    after,
     applied,
     before,
     framework_state,
@@ -216,122 +206,6 @@ def test_coroutines_of_others_run_vanilla() -> None:
 
     asyncio.run(both())
     assert counter.ids == ["/relu:0", "/sin:0"]
-
-
-# -- processes ------------------------------------------------------------
-
-
-class Rows(Dataset[Any]):
-    """Items that a worker makes, each telling whether it was instrumented."""
-
-    def __len__(self) -> int:
-        return 4
-
-    def __getitem__(self, index: int) -> torch.Tensor:
-        return torch.relu(torch.full((2,), float(index + 1)))
-
-
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")
-@pytest.mark.parametrize("workers", [0, 1])
-def test_data_loader_workers_are_vanilla(workers: int) -> None:
-    """A DataLoader's worker processes run vanilla; in the main process its items are seen."""
-    with applied(On(relu=after(lambda y: y * 100))):
-        rows = torch.cat(list(DataLoader(Rows(), num_workers=workers)))
-    factor = 1 if workers else 100
-    assert rows[:, 0].tolist() == [factor * i for i in (1, 2, 3, 4)]
-
-
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
-def test_forked_child_is_vanilla() -> None:
-    """A child process forked inside a scope is vanilla, and the parent is not touched."""
-    state = framework_state()
-    counter = ForwardCounter()
-    with applied(counter):
-        torch.relu(X)
-        child = os.fork()
-        if child == 0:
-            code = 1
-            with contextlib.suppress(BaseException):
-                nn.Linear(3, 2)(X)
-                code = int(framework_state() != state or counter.ids != ["/relu:0"])
-            os._exit(code)
-        _, status = os.waitpid(child, 0)
-        torch.sin(X)
-    assert os.waitstatus_to_exitcode(status) == 0
-    assert counter.ids == ["/relu:0", "/sin:0"]
-
-
-_PROGRAM = """
-import json, sys
-from tests import models
-from tests.torch.support import Counter, applied
-counter = Counter()
-with applied(counter):
-    for name in ("gpt2", "lstm"):
-        model, inputs = models.build(name)
-        models.loss(model(**inputs)).backward()
-print(json.dumps([sorted(counter.ids), sorted(counter.backward_ids)]))
-"""
-
-
-def test_ids_are_equal_across_processes() -> None:
-    """The same program has the same ids in every process, whatever its hash seed."""
-    results = []
-    for seed in ("1", "2"):
-        environment = {**os.environ, "PYTHONHASHSEED": seed}
-        environment["PYTHONPATH"] = os.pathsep.join(p for p in (os.getcwd(), *sys.path) if p)
-        run = subprocess.run(
-            [sys.executable, "-W", "ignore", "-c", _PROGRAM],
-            env=environment,
-            capture_output=True,
-            text=True,
-            check=True,
-        )
-        results.append(json.loads(run.stdout.splitlines()[-1]))
-    assert results[0] == results[1]
-    assert results[0][0]
-
-
-# -- copies and files -----------------------------------------------------
-
-
-def _saved(value: Any) -> bytes:
-    buffer = io.BytesIO()
-    torch.save(value, buffer)
-    return buffer.getvalue()
-
-
-def test_saved_files_are_bit_identical() -> None:
-    """What is saved inside a scope is byte for byte what is saved without."""
-    torch.manual_seed(0)
-    model = nn.Sequential(nn.Linear(3, 3), nn.BatchNorm1d(3))
-    optimizer = torch.optim.Adam(model.parameters())
-    model(torch.rand(4, 3)).sum().backward()
-    optimizer.step()
-    values = [model, model.state_dict(), optimizer.state_dict()]
-    vanilla = [_saved(value) for value in values] + [pickle.dumps(model)]
-    for make in TRANSPARENT:
-        with applied(make()):
-            model(torch.rand(4, 3))
-            model[1].reset_running_stats()
-            model.load_state_dict(torch.load(io.BytesIO(vanilla[1])))
-            instrumented = [_saved(value) for value in values] + [pickle.dumps(model)]
-        assert instrumented == vanilla
-
-
-def test_copies_made_inside_are_vanilla_outside() -> None:
-    """A model copied, saved or loaded inside a scope is an ordinary model after it."""
-    model, tool = nn.Linear(3, 2), On(linear=after(lambda y: y * 2))
-    with applied(tool):
-        inside = model(X)
-        copied = copy.deepcopy(model)
-        loaded = torch.load(io.BytesIO(_saved(model)), weights_only=False)
-        pickled = pickle.loads(pickle.dumps(model))
-    assert torch.equal(inside, model(X) * 2)
-    for other in (copied, loaded, pickled):
-        assert torch.equal(other(X), model(X))
-        assert vars(other).keys() == vars(model).keys()
 
 
 # -- exceptions -----------------------------------------------------------
