@@ -45,7 +45,8 @@ class Usage:
     def now(cls) -> Usage:
         """Measure, after a full garbage collection."""
         gc.collect()
-        tensors = [o for o in gc.get_objects() if issubclass(type(o), torch.Tensor)]
+        # Subclasses, such as the fake tensors of PyTorch's tracers, hold no memory of their own.
+        tensors = [o for o in gc.get_objects() if type(o) in (torch.Tensor, nn.Parameter)]
         storages = {t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in tensors}
         pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1])
         return cls(
