@@ -10,12 +10,19 @@ from pathlib import Path
 import pytest
 
 import amanda
-from amanda import _state
+from amanda import _plugins, _state
 from amanda._import_hook import Watch
 from tests.core.conftest import FakeEntryPoint, plugin
 from tests.core.test_plugins import FakeDriver
 
 NAME = "fake_late_framework"
+
+
+@pytest.fixture(autouse=True)
+def _no_framework(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No framework is imported, whatever other tests of this process have done."""
+    for name in _plugins.KNOWN_FRAMEWORKS:
+        monkeypatch.delitem(sys.modules, name, raising=False)
 
 
 @pytest.fixture
@@ -68,7 +75,8 @@ def test_failed_import(module: Path) -> None:
     with pytest.raises(KeyError):
         importlib.import_module(NAME)
     assert seen == []
-    module.write_text("value = 'another length'\n")
+    # Another length: within one second, Python tells a stale bytecode file by it alone.
+    module.write_text("value = 'this time it can be imported'\n")
     importlib.invalidate_caches()
     importlib.import_module(NAME)
     assert seen == [NAME]

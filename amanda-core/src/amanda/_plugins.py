@@ -221,7 +221,7 @@ def select(requested: Sequence[str | type[Driver]] | None) -> Selection:
     if uncovered and not ready:
         raise NoDriverError("; ".join(uncovered))
     if not chosen:
-        raise NoDriverError(_nothing_usable())
+        raise NoDriverError("drivers=[] selects no driver" if explicit else _nothing_usable())
     for reason in uncovered:
         warnings.warn(reason, PluginWarning, stacklevel=4)
     return Selection(ready, pending)

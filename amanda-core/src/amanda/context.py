@@ -184,6 +184,22 @@ class OpContext(dict[Any, Any]):
         call = self._open_call()
         return call.value(self._position(index, list(call.names), len(call.inputs), "inputs"))
 
+    def get_function(self) -> Routine:
+        """A function of the operator's flat inputs that runs it with the attributes it has.
+
+        A replacement calls it for the operator itself. It holds no tensor.
+
+        Raises:
+            CapabilityError: the driver cannot run a single operator again.
+            ContextExpiredError: no analysis of this operator is running.
+        """
+        run = self._open_call().freeze()
+
+        def function(*inputs: Any) -> Any:
+            return run(inputs)
+
+        return function
+
     def get_backward_op(self) -> Any:
         """The backward operator; None in a forward context."""
         return None
@@ -318,7 +334,15 @@ class OpContext(dict[Any, Any]):
     def _select(self, kind: ActionKind, selection: Selection) -> tuple[int, ...] | None:
         if selection is None:
             return None
-        items = [selection] if isinstance(selection, (int, str)) else list(selection)
+        items = [selection] if isinstance(selection, (int, str)) else selection
+        if not isinstance(items, (list, tuple, range)) or not all(
+            isinstance(item, (int, str)) and not isinstance(item, bool) for item in items
+        ):
+            raise SelectionError(
+                f"{self._blame()}{kind.selects}={selection!r:.60} at op "
+                f"{self.get_backward_op_id() or self._op_id}: positions (int) or names (str) "
+                "are selected, one or a list of them"
+            )
         names, count = self._selectable(kind)
         return tuple(self._position(item, names, count, kind.selects) for item in items)
 

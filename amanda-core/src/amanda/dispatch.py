@@ -463,8 +463,10 @@ def replaced_gradients(
     """
     result = dispatcher.replace(action, grad_outputs)
     gradients = list(result) if isinstance(result, (list, tuple)) else [result]
-    if len(gradients) > len(grad_inputs) or not all(
-        g is None or dispatcher.driver.is_tensor(g) for g in gradients
+    if (
+        result is None
+        or len(gradients) > len(grad_inputs)
+        or not all(g is None or dispatcher.driver.is_tensor(g) for g in gradients)
     ):
         raise RoutineResultError(
             f"{action.routine} replaces the backward of op {action.op_id} and must return one "

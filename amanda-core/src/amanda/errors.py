@@ -51,6 +51,13 @@ class UnknownNameError(AmandaError, LookupError):
     """A tool, driver or option name that nobody provides."""
 
 
+class ToolTypeError(AmandaError):
+    """A tool raised a TypeError where Python would have taken it for an unsupported operand.
+
+    The TypeError itself is its cause.
+    """
+
+
 class PluginError(AmandaError):
     """A plugin cannot be loaded (raised only with ``AMANDA_PLUGINS=strict``)."""
 

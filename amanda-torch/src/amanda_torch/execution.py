@@ -13,7 +13,15 @@ from amanda.dispatch import Dispatcher, OpExecution, OpHandle
 from amanda.errors import CapabilityError, RoutineResultError
 from amanda_torch import _internals
 from amanda_torch.backward import Claimer, edge_of, form_of, weak
-from amanda_torch.ops import TorchCall, is_in_place, name_of, tensors_of, with_tensors
+from amanda_torch.ops import (
+    TorchCall,
+    base_name,
+    is_in_place,
+    name_of,
+    output_count,
+    tensors_of,
+    with_tensors,
+)
 from amanda_torch.routines import AmandaOperator, write_back
 from amanda_torch.whole import (
     WholeOperator,
@@ -200,7 +208,7 @@ class _Operation:
         self._values: list[Any] = []
         self._edges: list[Any] = []
         self.in_place = is_in_place(name, call.kwargs)
-        self.aliases = self.in_place or name.partition(".")[0] in _VIEWS
+        self.aliases = self.in_place or base_name(name) in _VIEWS
         self.records_gradients = torch.is_grad_enabled() and not _internals.in_functorch()
         self.start = _internals.sequence_number()
 
@@ -314,20 +322,30 @@ class _Operation:
             return self._in_place_on_substitute(values)
         args, kwargs = call.rebuilt(values)
         result = call.func(*args, **kwargs)
-        for name, old, new in zip(call.names, call.inputs, values, strict=True):
-            if name in _STATE and new is not old:
-                # The operator has updated the substitute; the model keeps the original.
-                old.copy_(new)
+        if call.attributes.get("training") or call.attributes.get("use_input_stats"):
+            for name, old, new in zip(call.names, call.inputs, values, strict=True):
+                if name in _STATE and new is not old:
+                    # The operator has updated the substitute; the model keeps the original.
+                    old.copy_(new)
         return result
 
     def _replaced(self, action: Action, values: list[Any]) -> Any:
+        call = self._call
         result = self._dispatcher.replace(action, values)
-        if not tensors_of(result):
+        outputs = tensors_of(result)
+        wanted = output_count(call.func, call.op.__name__)
+        if not outputs or (wanted is not None and len(outputs) != wanted):
+            tensors = {None: "tensors", 1: "tensor"}.get(wanted, f"{wanted} tensors")
             raise RoutineResultError(
                 f"{action.routine} replaces op {self.plan.op_id} and must return its output "
-                f"tensors, got {type(result).__name__}"
+                f"{tensors}, got {type(result).__name__} with {len(outputs)}"
             )
-        return result
+        if self.in_place and call.kwargs.get("out") is None:
+            target = call.inputs[0]
+            if outputs[0] is not target:
+                target.copy_(outputs[0])
+            return target
+        return outputs[0] if wanted == 1 else result
 
     def _in_place_on_substitute(self, values: list[Any]) -> Any:
         """Compute with the substitutes, and write the results into the caller's tensors.
@@ -335,7 +353,10 @@ class _Operation:
         Those are the tensors of the first argument: one, or a list (``_foreach_add_``).
         """
         call = self._call
-        targets = [i for i, place in enumerate(call.places) if place[0] == call.places[0][0]]
+        targets = sorted(
+            {i for i, place in enumerate(call.places) if place[0] == call.places[0][0]}
+            | set(call.written)
+        )
         values = list(values)
         for index in targets:
             if values[index] is not call.inputs[index]:
@@ -355,7 +376,7 @@ class _Operation:
         result = self._vanilla(values)
         outputs = tensors_of(result)
         positions = [i for i, value in enumerate(values) if value is not None]
-        vjp = _Replacement(self._dispatcher, self.handle(), positions, len(values))
+        vjp = _Replacement(self._dispatcher, self.handle(), positions, values)
         new = _internals.apply_function(
             AmandaOperator, vjp, len(outputs), *outputs, *[values[i] for i in positions]
         )
@@ -366,12 +387,18 @@ class _Replacement:
     """A tool's vector-Jacobian product of a whole operator, in one graph."""
 
     def __init__(
-        self, dispatcher: Dispatcher, handle: OpHandle, positions: Sequence[int], count: int
+        self,
+        dispatcher: Dispatcher,
+        handle: OpHandle,
+        positions: Sequence[int],
+        values: Sequence[Any],
     ) -> None:
         self._dispatcher = dispatcher
         self._handle = handle
         self._positions = positions
-        self._count = count
+        self._shapes = [
+            value.shape if value is not None and value.requires_grad else None for value in values
+        ]
 
     @property
     def applies(self) -> bool:
@@ -380,9 +407,9 @@ class _Replacement:
 
     def __call__(self, grad_outputs: list[Any]) -> list[Any]:
         """The gradients of the operator's tensor inputs."""
-        nothing: list[Any] = [None] * self._count
+        nothing: list[Any] = [None] * len(self._shapes)
         replacement = WholeOperator(self._dispatcher, self._handle, ActionKind.REPLACE_BACKWARD_OP)
-        gradients = replacement.replace(nothing, grad_outputs)
+        gradients = replacement.replace(nothing, grad_outputs, self._shapes)
         after = WholeOperator(self._dispatcher, self._handle, ActionKind.AFTER_BACKWARD_OP)
         gradients = after.run(gradients)
         return [gradients[position] for position in self._positions]

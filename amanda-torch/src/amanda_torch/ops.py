@@ -73,6 +73,11 @@ def _view_property(func: Any) -> str | None:
     return None
 
 
+def base_name(name: str) -> str:
+    """An operator's name without its overload: ``add`` of ``add.Tensor``."""
+    return name.partition(".")[0]
+
+
 def name_of(func: Any) -> str:
     """The operator's name: ``conv2d``, ``add``, ``T``, ``my_op.default``."""
     name = getattr(func, "__name__", None) or type(func).__name__
@@ -144,6 +149,7 @@ class Parameter:
         keyword: the name by which the operator accepts it.
         is_tensor: whether it is a tensor, an optional tensor or a list of them.
         default: its default, ``inspect.Parameter.empty`` where there is none.
+        is_written: whether the operator writes into it.
     """
 
     name: str
@@ -151,6 +157,7 @@ class Parameter:
     is_tensor: bool
     positional: bool = True
     default: Any = inspect.Parameter.empty
+    is_written: bool = False
 
 
 _PUBLIC_ORDER: Mapping[str, tuple[str, ...]] = {
@@ -171,7 +178,7 @@ _ALIASES = {"axis": "dim", "keepdims": "keepdim", "x2": "other", "x1": "self", "
 
 
 def _from_schema(schema: Any, name: str) -> tuple[Parameter, ...]:
-    renamed = _RENAMED.get(name, {})
+    renamed = _RENAMED.get(base_name(name), {})
     parameters: list[Parameter] = []
     for argument in schema.arguments:
         if argument.is_out:
@@ -187,6 +194,7 @@ def _from_schema(schema: Any, name: str) -> tuple[Parameter, ...]:
                 default=argument.default_value
                 if argument.has_default_value()
                 else inspect.Parameter.empty,
+                is_written=argument.alias_info is not None and argument.alias_info.is_write,
             )
         )
     return tuple(parameters)
@@ -227,6 +235,23 @@ def _candidates(func: Any, name: str) -> tuple[tuple[Parameter, ...], ...]:
     return (_from_signature(dummy),)
 
 
+@functools.lru_cache(maxsize=4096)
+def output_count(func: Any, name: str) -> int | None:
+    """How many tensors the operator returns; None if that is not declared or varies."""
+    if isinstance(func, _internals.OpOverload):
+        schemas = [func._schema]
+    elif isinstance(func, (types.FunctionType, type, _internals.OpOverloadPacket)):
+        return None
+    else:
+        schemas = _internals.schemas_of(f"aten::{name}")
+    counts = set()
+    for schema in schemas:
+        if any(str(value.type) != "Tensor" for value in schema.returns):
+            return None
+        counts.add(len(schema.returns))
+    return counts.pop() if len(counts) == 1 else None
+
+
 def _mismatch(
     parameters: Sequence[Parameter], kinds: Sequence[str], keywords: Mapping[str, str]
 ) -> int:
@@ -255,7 +280,7 @@ def _keyword(keyword: str, named: Mapping[str, Parameter]) -> str:
         return keyword
     alias = _ALIASES.get(keyword, keyword)
     if keyword == "input" or alias == "self":
-        return next(iter(named), keyword)
+        return "self" if "self" in named else next(iter(named), keyword)
     return alias
 
 
@@ -272,6 +297,7 @@ class Slot:
     source: Source | None
     is_tensor: bool
     default: Any
+    is_written: bool = False
 
 
 @functools.lru_cache(maxsize=4096)
@@ -295,8 +321,11 @@ def _layout(
             sources[actual] = ("kwarg", keyword)
         else:
             extra.append(Slot(keyword, keyword, ("kwarg", keyword), False, None))
-    slots = [Slot(p.name, p.keyword, sources.get(p.keyword), p.is_tensor, p.default) for p in best]
-    front = _PUBLIC_ORDER.get(name, ())
+    slots = [
+        Slot(p.name, p.keyword, sources.get(p.keyword), p.is_tensor, p.default, p.is_written)
+        for p in best
+    ]
+    front = _PUBLIC_ORDER.get(base_name(name), ())
     slots.sort(key=lambda slot: front.index(slot.name) if slot.name in front else len(front))
     return tuple(slots + extra)
 
@@ -355,6 +384,7 @@ class TorchCall(OpCall):
     Attributes:
         func: what is called.
         args, kwargs: as the caller passed them.
+        written: positions of the inputs that the operator writes into.
         places: for each input where it sits: ``(source, path)``, or the
             keyword of an absent optional tensor.
         modules: gives the running modules, innermost first.
@@ -366,6 +396,7 @@ class TorchCall(OpCall):
     args: tuple[Any, ...] = ()
     kwargs: Mapping[str, Any] = attrs.field(factory=dict)
     places: Sequence[Any] = ()
+    written: Sequence[int] = ()
     modules: Callable[[], list[nn.Module]] = list
     edges: list[Any] | None = None
 
@@ -388,8 +419,12 @@ class TorchCall(OpCall):
         names: list[str] = []
         places: list[Any] = []
         attributes: dict[str, Any] = {}
+        written: list[int] = []
         for slot in _layout(key or func, name, kinds, keywords):
+            start = len(inputs)
             _fill(slot, args, kwargs, inputs, names, places, attributes)
+            if slot.is_written:
+                written += range(start, len(inputs))
         return cls(
             op=op_view(func, name),
             op_id=op_id,
@@ -401,6 +436,7 @@ class TorchCall(OpCall):
             args=args,
             kwargs=kwargs,
             places=places,
+            written=written,
             modules=modules,
         )
 

@@ -14,8 +14,9 @@ from typing import Any
 
 import torch
 
-from amanda.action import ActionKind
+from amanda.action import Action, ActionKind
 from amanda.dispatch import Dispatcher, OpHandle, replaced_gradients
+from amanda.errors import RoutineResultError
 from amanda_torch import _internals
 from amanda_torch.backward import Edge, is_accumulation, is_edge, new_nodes, set_alias
 from amanda_torch.routines import AmandaGradients
@@ -42,15 +43,34 @@ class WholeOperator:
                     gradients = self._dispatcher.run(action, gradients)
         return gradients
 
-    def replace(self, gradients: list[Any], grad_outputs: list[Any]) -> list[Any]:
-        """The gradients that the replacement supplies, where it has not ended."""
+    def replace(
+        self, gradients: list[Any], grad_outputs: list[Any], shapes: Sequence[Any] = ()
+    ) -> list[Any]:
+        """The gradients that the replacement supplies, where it has not ended.
+
+        Args:
+            shapes: the shape of each input that needs a gradient, None for others.
+        """
         if not self._dispatcher.is_paused():
             for _, record in self._handle.records():
                 for action in record.actions(ActionKind.REPLACE_BACKWARD_OP):
-                    gradients = replaced_gradients(
-                        self._dispatcher, action, grad_outputs, gradients
-                    )
+                    with muted():
+                        gradients = replaced_gradients(
+                            self._dispatcher, action, grad_outputs, gradients
+                        )
+                    _check_shapes(action, gradients, shapes)
         return gradients
+
+
+def _check_shapes(action: Action, gradients: Sequence[Any], shapes: Sequence[Any]) -> None:
+    for index, (gradient, shape) in enumerate(zip(gradients, shapes, strict=False)):
+        if shape is None or (gradient is not None and gradient.shape == shape):
+            continue
+        got = "no gradient" if gradient is None else f"a gradient of shape {tuple(gradient.shape)}"
+        raise RoutineResultError(
+            f"{action.routine} replaces the backward of op {action.op_id} and must return a "
+            f"gradient of shape {tuple(shape)} for its input {index}, got {got}"
+        )
 
 
 class _Selected:
