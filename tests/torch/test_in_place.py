@@ -12,7 +12,16 @@ from torch import nn
 import amanda
 from amanda.errors import InPlaceWarning
 from tests.torch.reference import nodes_before
-from tests.torch.support import TRANSPARENT, Counter, On, after, applied, before, fingerprint
+from tests.torch.support import (
+    TRANSPARENT,
+    Counter,
+    On,
+    WholeIdentity,
+    after,
+    applied,
+    before,
+    fingerprint,
+)
 
 
 def _doubled(tensor: torch.Tensor, *_: Any) -> torch.Tensor:
@@ -226,6 +235,19 @@ def test_copy_slices_belongs_to_the_in_place_operator() -> None:
         base[:2].mul_(3)
         base.sum().backward()
     assert "/mul_:0/grad/CopySlices:0" in counter.backward_ids
+
+
+def test_whole_operator_routines_on_a_view_of_several_tensors() -> None:
+    """An operator that makes a view of each of several inputs takes whole-operator routines."""
+    a, b = torch.rand(2, requires_grad=True), torch.rand(3, requires_grad=True)
+
+    def run() -> Any:
+        one, two = torch.atleast_3d([a * 1, b * 1])
+        return torch.autograd.grad((one * 2).sum() + two.sum(), [a, b])
+
+    vanilla = fingerprint(run())
+    with applied(WholeIdentity()):
+        assert fingerprint(run()) == vanilla
 
 
 def test_substituted_output_of_a_view_stays_writable() -> None:
