@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 import operator
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, cast
 
 import torch
@@ -122,6 +122,17 @@ COMPILED_MODULE = "_orig_mod"
 COMPILED_MODULE_SETUP = "OptimizedModule._initialize"
 """What binds the call of the module that is compiled."""
 COMPILER_CALLBACK = "_callback_from_stance"
+
+
+def hide_modes() -> Sequence[Any]:
+    """Take all function modes off the current thread; what they were, outermost first."""
+    return [pop_mode() for _ in range(mode_depth())][::-1] if mode_depth() else ()
+
+
+def show_modes(modes: Sequence[Any]) -> None:
+    """Put hidden modes back."""
+    for mode in modes:
+        push_mode(mode)
 
 
 def in_backward() -> bool:

@@ -92,15 +92,21 @@ class Executor:
         name: str = "",
     ) -> Any:
         """An operator with routines that look at no tensor: its arguments stay as they are."""
-        for action in plan.before:
-            self._dispatcher.run(action, [])
+        self._run_blind(plan.before)
         if plan.claims:
             result = self.run_claimed(plan, func, args, kwargs, name)
         else:
             result = func(*args, **kwargs)
-        for action in plan.after:
-            self._dispatcher.run(action, [])
+        self._run_blind(plan.after)
         return result
+
+    def _run_blind(self, actions: Sequence[Action]) -> None:
+        outer = _internals.hide_modes()
+        try:
+            for action in actions:
+                self._dispatcher.run(action, [])
+        finally:
+            _internals.show_modes(outer)
 
     def run(
         self,
@@ -121,17 +127,33 @@ class Executor:
         Returns:
             The operator's result and its plan.
         """
+        outer = _internals.hide_modes()
+        try:
+            return self._run(plan, func, name, op_id, args, kwargs, key, outer)
+        finally:
+            _internals.show_modes(outer)
+
+    def _run(
+        self,
+        plan: ActionPlan | None,
+        func: Any,
+        name: str,
+        op_id: str,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        key: Any,
+        outer: Sequence[Any],
+    ) -> tuple[Any, ActionPlan]:
+        """Run an operator while `outer`, the modes of others, are hidden from what we do."""
         call = self._call(func, name, op_id, args, kwargs, key)
         execution = None
         if plan is None:
             execution = self._dispatcher.begin(call)
             plan = execution.plan
-        if not plan and execution is None:
-            return func(*args, **kwargs), plan
         values = list(call.inputs)
         for action in plan.before:
             values = self._dispatcher.run(action, values)
-        operation = _Operation(self._dispatcher, plan, call, name, execution)
+        operation = _Operation(self._dispatcher, plan, call, name, execution, outer)
         result = operation.run(values)
         plan = operation.plan
         outputs = operation.hook_outputs(tensors_of(result))
@@ -198,7 +220,9 @@ class _Operation:
         call: TorchCall,
         name: str,
         execution: OpExecution | None,
+        outer: Sequence[Any],
     ) -> None:
+        self._outer = outer
         self._dispatcher = dispatcher
         self._call = call
         self._execution = execution
@@ -235,7 +259,7 @@ class _Operation:
             self._gathered = True
         elif not on_inputs or self.in_place:
             result = self._vanilla(values)
-        elif self.aliases:
+        elif self.aliases and sum(v is not None and v.requires_grad for v in values) <= 1:
             result = self._handed_on(aliases_of(values))
         elif plan.replace_backward is not None:
             result = self._with_gradient(values)
@@ -317,17 +341,26 @@ class _Operation:
         if self.plan.replace is not None:
             return self._replaced(self.plan.replace, values)
         if all(new is old for new, old in zip(values, call.inputs, strict=True)):
-            return call.func(*call.args, **call.kwargs)
+            return self._call_func(call.args, call.kwargs)
         if self.in_place and call.kwargs.get("out") is None:
             return self._in_place_on_substitute(values)
         args, kwargs = call.rebuilt(values)
-        result = call.func(*args, **kwargs)
+        result = self._call_func(args, kwargs)
         if call.attributes.get("training") or call.attributes.get("use_input_stats"):
             for name, old, new in zip(call.names, call.inputs, values, strict=True):
                 if name in _STATE and new is not old:
                     # The operator has updated the substitute; the model keeps the original.
                     old.copy_(new)
         return result
+
+    def _call_func(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        """The operator's own call, which the modes of others see as ever."""
+        _internals.show_modes(self._outer)
+        try:
+            return self._call.func(*args, **kwargs)
+        finally:
+            if self._outer:
+                _internals.hide_modes()
 
     def _replaced(self, action: Action, values: list[Any]) -> Any:
         call = self._call
@@ -362,7 +395,7 @@ class _Operation:
             if values[index] is not call.inputs[index]:
                 values[index] = values[index].clone()
         args, kwargs = call.rebuilt(values)
-        result = call.func(*args, **kwargs)
+        result = self._call_func(args, kwargs)
         origin = {}
         for index in targets:
             if values[index] is not call.inputs[index]:

@@ -218,11 +218,7 @@ class Interceptor(Tracker, abc.ABC):
 
 _SWALLOWING = frozenset(
     """add sub mul div true_divide floor_divide remainder matmul pow eq ne lt le gt ge rsub rdiv
-    __and__ __or__ __xor__ __lshift__ __rshift__ __rsub__ __rdiv__ __rpow__ __rmatmul__ __pow__
-    __rfloordiv__ __rmod__ __floordiv__ __truediv__ __iand__ __ior__ __ixor__ __ilshift__
-    __irshift__ __rlshift__ __rrshift__ __rand__ __ror__ __rxor__ add_ sub_ mul_ div_ pow_
-    floor_divide_ remainder_ bitwise_and bitwise_or bitwise_xor bitwise_left_shift
-    bitwise_right_shift bitwise_not""".split()
+    bitwise_and bitwise_or bitwise_xor bitwise_left_shift bitwise_right_shift""".split()
 )
 """Operators that Python's operators call; those turn any TypeError into NotImplemented."""
 
@@ -230,7 +226,8 @@ _SWALLOWING = frozenset(
 def _unswallowed(error: TypeError, name: str) -> BaseException:
     """A tool's TypeError in a form that reaches the user from ``a + b`` too."""
     notes = getattr(error, "__notes__", ())
-    if name not in _SWALLOWING or not any(note.startswith("amanda:") for note in notes):
+    swallowed = name.startswith("__") or name.rstrip("_") in _SWALLOWING
+    if not swallowed or not any(note.startswith("amanda:") for note in notes):
         return error
     raised = ToolTypeError(f"TypeError: {error}")
     for note in notes:

@@ -29,6 +29,12 @@ _CANONICAL: Mapping[str, str] = {
     "__truediv__": "div",
     "__rtruediv__": "div",
     "__rdiv__": "div",
+    "__and__": "bitwise_and",
+    "__or__": "bitwise_or",
+    "__xor__": "bitwise_xor",
+    "__invert__": "bitwise_not",
+    "__lshift__": "bitwise_left_shift",
+    "__rshift__": "bitwise_right_shift",
     "concat": "cat",
     "concatenate": "cat",
     "native_layer_norm": "layer_norm",
@@ -81,9 +87,11 @@ _DATA: Mapping[str, str] = {
 
 _BACKWARD: Mapping[str, str] = {
     "ConvolutionBackward": "conv_backward",
-    "AddmmBackward": "linear_backward",
     "AccumulateGrad": "accumulate_grad",
 }
+
+_LINEAR_BACKWARD = frozenset({"AddmmBackward", "MmBackward", "LinearBackward", "BmmBackward"})
+"""The nodes that linear makes: with a bias or without, of two dimensions or more."""
 
 
 def standard(context: OpContext) -> None:
@@ -108,11 +116,13 @@ def standard(context: OpContext) -> None:
 
 
 def canonical(name: str) -> str:
-    """The canonical type of an operator: ``relu_`` is ``relu``, ``mm`` is ``matmul``."""
+    """The canonical type of an operator: ``relu_`` is ``relu``, ``__eq__`` is ``eq``."""
     base = name.partition(".")[0]
     if base in _CANONICAL:
         return _CANONICAL[base]
-    if base.endswith("_") and not base.endswith("__"):
+    if base.startswith("__") and base.endswith("__"):
+        base = base[2:-2]
+    elif base.endswith("_"):
         base = base[:-1]
     return _CANONICAL.get(base, base)
 
@@ -122,6 +132,8 @@ def canonical_backward(name: str, op_type: str) -> str:
     stem = name.rstrip("0123456789")
     if stem == "ConvolutionBackward" and op_type.startswith("conv"):
         return f"{op_type}_backward"
+    if op_type == "linear" and stem in _LINEAR_BACKWARD:
+        return "linear_backward"
     if stem in _BACKWARD:
         return _BACKWARD[stem]
     return _snake(stem.removesuffix("Backward")) + "_backward"

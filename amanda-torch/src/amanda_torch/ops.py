@@ -174,6 +174,16 @@ _RENAMED: Mapping[str, Mapping[str, str]] = {
     "embedding_bag": {"indices": "input"},
 }
 
+_INDEXING: Mapping[str, tuple[Parameter, ...]] = {
+    "__getitem__": (Parameter("input", "self", True), Parameter("index", "index", True)),
+    "__setitem__": (
+        Parameter("input", "self", True),
+        Parameter("index", "index", True),
+        Parameter("value", "value", True),
+    ),
+}
+"""Schemas of the same name belong to TorchScript's lists."""
+
 _ALIASES = {"axis": "dim", "keepdims": "keepdim", "x2": "other", "x1": "self", "x": "self"}
 
 
@@ -226,11 +236,13 @@ def _candidates(func: Any, name: str) -> tuple[tuple[Parameter, ...], ...]:
         has_context = func.setup_context is torch.autograd.Function.setup_context
         return (_from_signature(func.forward, skip=int(has_context)),)
     if not isinstance(func, types.FunctionType):
-        schemas = _internals.schemas_of(f"aten::{name}")
+        schemas = [] if name in _INDEXING else _internals.schemas_of(f"aten::{name}")
         if schemas:
             return tuple(_from_schema(schema, name) for schema in schemas)
     else:
         return (_from_signature(func),)
+    if base_name(name) in _INDEXING:
+        return (_INDEXING[base_name(name)],)
     dummy = torch.overrides.get_testing_overrides().get(func, func)
     return (_from_signature(dummy),)
 
@@ -285,7 +297,7 @@ def _keyword(keyword: str, named: Mapping[str, Parameter]) -> str:
 
 
 Source = tuple[str, Any]
-"""``("arg", index)`` or ``("kwarg", name)``."""
+"""``("arg", index)``, ``("args", first index)`` or ``("kwarg", name)``."""
 
 
 @attrs.frozen
@@ -313,6 +325,10 @@ def _layout(
     for index in range(len(kinds)):
         if index < len(positional):
             sources[positional[index].keyword] = ("arg", index)
+        elif set(kinds[len(positional) - 1 :]) == {"O"}:
+            # Sizes and dimensions may be given one by one: view(2, 3).
+            sources[positional[-1].keyword] = ("args", len(positional) - 1)
+            break
         else:
             extra.append(Slot(f"arg{index}", "", ("arg", index), False, None))
     for keyword, _ in keywords:
@@ -484,6 +500,9 @@ def _fill(
             inputs.append(None)
             names.append(slot.name)
             places.append(slot.keyword)
+        return
+    if source[0] == "args":
+        attributes[slot.name] = tuple(args[source[1] :])
         return
     value = args[source[1]] if source[0] == "arg" else kwargs[source[1]]
     if value is None and slot.is_tensor:

@@ -64,12 +64,12 @@ class WholeOperator:
 
 def _check_shapes(action: Action, gradients: Sequence[Any], shapes: Sequence[Any]) -> None:
     for index, (gradient, shape) in enumerate(zip(gradients, shapes, strict=False)):
-        if shape is None or (gradient is not None and gradient.shape == shape):
+        if shape is None or gradient is None or gradient.shape == shape:
             continue
-        got = "no gradient" if gradient is None else f"a gradient of shape {tuple(gradient.shape)}"
         raise RoutineResultError(
             f"{action.routine} replaces the backward of op {action.op_id} and must return a "
-            f"gradient of shape {tuple(shape)} for its input {index}, got {got}"
+            f"gradient of shape {tuple(shape)} for its input {index}, got one of shape "
+            f"{tuple(gradient.shape)}"
         )
 
 
