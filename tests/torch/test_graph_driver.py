@@ -10,8 +10,6 @@ import torch
 from torch import nn
 
 import amanda
-import amanda.errors
-from amanda.errors import CapabilityError
 from amanda_torch.graph import COMPILER_VARIABLE
 from amanda_torch.plugin import TorchEagerDriver, TorchGraphDriver
 
@@ -213,18 +211,21 @@ class Doubled(nn.Module):
 def test_run_time_routine_is_refused(net: Net) -> None:
     """A routine that is not traceable: an error naming it and what to do."""
     tool = on("relu", lambda c: c.insert_before_op(lambda x: x, inputs=[0]))
-    with pytest.raises(Exception, match=r"compiled\.layers\.1/relu:0.*@amanda\.traceable"):
-        with compiled(tool):
-            train(torch.compile(net, backend="aot_eager"), net)
+    with (
+        compiled(tool),
+        pytest.raises(Exception, match=r"compiled\.layers\.1/relu:0.*@amanda\.traceable"),
+    ):
+        train(torch.compile(net, backend="aot_eager"), net)
 
 
 def test_backward_action_is_refused(net: Net) -> None:
     """An action on a backward operator: an error naming the missing capability."""
     tool = on("relu", lambda c: c.insert_after_backward_op(lambda g: g))
-    with pytest.raises(Exception, match=r"insert_after_backward_op.*Capability\.BACKWARD"):
-        with compiled(tool):
-            train(torch.compile(net, backend="aot_eager"), net)
-    assert issubclass(CapabilityError, amanda.errors.AmandaError)
+    with (
+        compiled(tool),
+        pytest.raises(Exception, match=r"insert_after_backward_op.*Capability\.BACKWARD"),
+    ):
+        train(torch.compile(net, backend="aot_eager"), net)
 
 
 def test_reanalyse(net: Net) -> None:

@@ -1,0 +1,216 @@
+"""What actions do to operators that are not plain functions of their inputs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+import amanda
+from amanda.errors import RoutineResultError, SelectionError, ToolTypeError
+from tests.torch.support import applied
+
+Analysis = Callable[[amanda.OpContext], Any]
+
+
+def on(name: str, act: Analysis, **where: bool) -> amanda.Tool:
+    """A tool that acts on the operators of one name ("" for all)."""
+    tool = amanda.Tool()
+    tool.add_inst_for_op(
+        lambda c: act(c) if name in ("", c.get_op().__name__) else None,
+        **where,
+    )
+    return tool
+
+
+def clone(*tensors: Any) -> list[Any]:
+    return [None if tensor is None else tensor.clone() for tensor in tensors]
+
+
+def test_lists_changed_in_place() -> None:
+    """What an operator writes into substituted lists reaches the caller's tensors."""
+    tensors = [torch.ones(2), torch.zeros(2)]
+    double = on("_foreach_add_", lambda c: c.insert_before_op(lambda *t: [x * 2 for x in t]))
+    with applied(double):
+        torch._foreach_add_(tensors, 1.0)
+    assert [t.tolist() for t in tensors] == [[3, 3], [1, 1]]
+
+
+@pytest.mark.parametrize("options", [{"fused": True}, {"foreach": True}, {"foreach": False}])
+def test_optimizer_on_clones(options: dict[str, bool]) -> None:
+    """An optimizer whose operators work on equal clones trains the same weights, bit for bit."""
+
+    def trained(*tools: amanda.Tool) -> list[torch.Tensor]:
+        torch.manual_seed(0)
+        model = nn.Linear(3, 2)
+        optimizer = torch.optim.AdamW(model.parameters(), lr=0.1, **options)
+        with applied(*tools):
+            for _ in range(3):
+                optimizer.zero_grad()
+                model(torch.ones(4, 3)).square().sum().backward()
+                optimizer.step()
+        return [parameter.detach() for parameter in model.parameters()]
+
+    cloning = on("", lambda c: c.insert_before_op(clone))
+    assert all(map(torch.equal, trained(cloning), trained()))
+
+
+def test_running_statistics_of_substitutes() -> None:
+    """Batch norm on equal clones of all its inputs updates the module's statistics."""
+    model, twin = nn.BatchNorm1d(3), nn.BatchNorm1d(3)
+    x = torch.rand(4, 3)
+    with applied(on("batch_norm", lambda c: c.insert_before_op(clone))):
+        model(x)
+    twin(x)
+    assert torch.equal(model.running_mean, twin.running_mean)
+    assert torch.equal(model.running_var, twin.running_var)
+
+
+def test_written_back_to_views() -> None:
+    """The value that a routine gives the result of an in-place op is seen through views of it."""
+    with applied(on("sigmoid_", lambda c: c.insert_after_op(lambda y: y * 0 + 9))):
+        y = torch.rand(4, requires_grad=True) * 2
+        view = y.view(2, 2)
+        y.sigmoid_()
+    assert y.tolist() == [9] * 4
+    assert view.tolist() == [[9, 9], [9, 9]]
+
+
+def test_replaced_in_place_op() -> None:
+    """What replaces an in-place op is written into the caller's tensor, and trained through."""
+    leaf = torch.tensor([1.0, -1.0], requires_grad=True)
+    with applied(on("relu_", lambda c: c.replace_op(lambda y: y * 3))):
+        y = leaf * 1
+        result = y.relu_()
+        y.sum().backward()
+    assert result is y
+    assert y.tolist() == [3, -3]
+    assert leaf.grad is not None
+    assert leaf.grad.tolist() == [3, 3]
+
+
+def test_factory_stays_a_leaf() -> None:
+    """A tensor made to be trained stays a leaf when a routine gives it another value."""
+    with applied(on("ones", lambda c: c.insert_after_op(lambda y: y * 5))):
+        x = torch.ones(2, requires_grad=True)
+        (x * 2).sum().backward()
+    assert x.is_leaf
+    assert x.tolist() == [5, 5]
+    assert x.grad is not None
+    assert x.grad.tolist() == [2, 2]
+
+
+@pytest.mark.parametrize("result", [lambda x: [x, x], lambda x: None, lambda x: 3])
+def test_wrong_replacement(result: Callable[[Any], Any]) -> None:
+    """A replacement that returns something else than the op's outputs: an error naming both."""
+    with (
+        applied(on("relu", lambda c: c.replace_op(result))),
+        pytest.raises(RoutineResultError, match=r"<lambda> replaces op /relu:0 .* tensor"),
+    ):
+        torch.relu(torch.ones(2))
+
+
+def test_sequence_of_one() -> None:
+    """A replacement may return its one tensor in a list."""
+    with applied(on("relu", lambda c: c.replace_op(lambda x: [x * 2]))):
+        assert torch.relu(torch.ones(2)).tolist() == [2, 2]
+
+
+def test_wrong_shape_of_a_replaced_gradient() -> None:
+    """A gradient of the wrong shape: an error naming routine, op and input."""
+    tool = on("relu", lambda c: c.replace_backward_op(lambda g: g[:1]))
+    with applied(tool):
+        loss = torch.relu(torch.ones(2, requires_grad=True)).sum()
+        with pytest.raises(RoutineResultError, match=r"/relu:0 .* shape \(2,\) .* input 0"):
+            loss.backward()
+
+
+def test_replaced_gradient_after_the_scope() -> None:
+    """After the scope the backward pass is vanilla, gradients of gradients included."""
+    x = torch.tensor([1.0, 2.0], requires_grad=True)
+    with applied(on("mul", lambda c: c.replace_backward_op(lambda g: (g * 7, g * 7)))):
+        y = x * x
+        (inside,) = torch.autograd.grad(y.sum(), x, retain_graph=True)
+    (first,) = torch.autograd.grad(y.sum(), x, create_graph=True)
+    (second,) = torch.autograd.grad(first.sum(), x)
+    assert inside.tolist() == [14, 14]
+    assert first.tolist() == [2, 4]
+    assert second.tolist() == [2, 2]
+
+
+@pytest.mark.parametrize(
+    "operation",
+    [lambda x: x + x, lambda x: 2 - x, lambda x: x @ x, lambda x: x == 2, lambda x: x > 1],
+    ids=["+", "rsub", "@", "==", ">"],
+)
+def test_type_error_in_a_routine(operation: Callable[[torch.Tensor], Any]) -> None:
+    """A tool's TypeError is not taken for an unsupported operand by Python's operators."""
+
+    def routine() -> None:
+        """Takes no tensor, but gets some."""
+
+    with (
+        applied(on("", lambda c: c.insert_before_op(routine))),
+        pytest.raises(ToolTypeError, match="takes 0 positional arguments") as caught,
+    ):
+        operation(torch.ones(2))
+    assert isinstance(caught.value.__cause__, TypeError)
+    assert "routine at op" in caught.value.__notes__[0]
+
+
+def test_calling_the_operator() -> None:
+    """get_function() runs the operator as it was called, on inputs in the order of tools."""
+
+    def analysis(context: amanda.OpContext) -> None:
+        function = context.get_function()
+        context.replace_op(lambda *inputs: function(*inputs) * 2)
+
+    weight, index = torch.rand(4, 2), torch.tensor([1, 3])
+    runs = (
+        ("embedding", lambda: F.embedding(index, weight)),
+        ("layer_norm", lambda: F.layer_norm(weight, (2,), eps=0.1)),
+        ("conv2d", lambda: F.conv2d(torch.ones(1, 1, 3, 3), torch.ones(1, 1, 2, 2), stride=2)),
+    )
+    for name, run in runs:
+        vanilla = run()
+        with applied(on(name, analysis)):
+            assert torch.equal(run(), vanilla * 2)
+
+
+@pytest.mark.parametrize("selection", [[1.5], slice(2), [True], torch.ones(2), {"input"}])
+def test_selection_of_no_position(selection: Any) -> None:
+    """A selection that is neither positions nor names: an error naming it and the op."""
+    tool = on("relu", lambda c: c.insert_before_op(clone, inputs=selection))
+    with applied(tool), pytest.raises(SelectionError, match=r"inputs=.* at op /relu:0: positions"):
+        torch.relu(torch.ones(2))
+
+
+def test_sizes_one_by_one() -> None:
+    """Sizes and dimensions are one attribute, however they are given."""
+    seen: dict[str, Any] = {}
+    tool = on("", lambda c: seen.update({c.get_op().__name__: c.get_attrs()}))
+    with applied(tool):
+        x = torch.zeros(2, 3)
+        x.view(3, 2)
+        x.permute(1, 0)
+        x[0]
+    assert seen["zeros"]["size"] == (2, 3)
+    assert seen["view"]["size"] == (3, 2)
+    assert seen["permute"]["dims"] == (1, 0)
+    assert seen["__getitem__"] == {"index": 0}
+
+
+def test_a_leaf_input_is_no_parameter() -> None:
+    """get_value gives a module's parameters, and not its input, trained or not."""
+    values: list[Any] = []
+    model = nn.Linear(2, 2)
+    tool = on("linear", lambda c: values.extend(c.get_value(i) for i in range(3)))
+    with applied(tool):
+        model(torch.ones(1, 2, requires_grad=True))
+    assert values[0] is None
+    assert values[1] is model.weight
+    assert values[2] is model.bias
