@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
-from torch.nn import functional as F
 
 import amanda
 from amanda.errors import RoutineResultError, SelectionError, ToolTypeError
@@ -171,9 +170,12 @@ def test_calling_the_operator() -> None:
 
     weight, index = torch.rand(4, 2), torch.tensor([1, 3])
     runs = (
-        ("embedding", lambda: F.embedding(index, weight)),
-        ("layer_norm", lambda: F.layer_norm(weight, (2,), eps=0.1)),
-        ("conv2d", lambda: F.conv2d(torch.ones(1, 1, 3, 3), torch.ones(1, 1, 2, 2), stride=2)),
+        ("embedding", lambda: nn.functional.embedding(index, weight)),
+        ("layer_norm", lambda: nn.functional.layer_norm(weight, (2,), eps=0.1)),
+        (
+            "conv2d",
+            lambda: nn.functional.conv2d(torch.ones(1, 1, 3, 3), torch.ones(1, 1, 2, 2), stride=2),
+        ),
     )
     for name, run in runs:
         vanilla = run()

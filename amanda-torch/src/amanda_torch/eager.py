@@ -145,7 +145,12 @@ class EagerDriver(TorchEagerDriver):
             try:
                 return vanilla(module, *args, **kwargs)
             finally:
-                interceptor.leave_module(parent)
+                # The way back from Tracker.enter_module(), here for its speed.
+                frame = interceptor.frame
+                if frame is not parent:
+                    frame.caller = None
+                    interceptor.frame = parent
+                    interceptor.cells = parent.cells
 
         return __call__
 

@@ -101,12 +101,15 @@ class Executor:
         return result
 
     def _run_blind(self, actions: Sequence[Action]) -> None:
+        if not actions:
+            return
         outer = _internals.hide_modes()
         try:
             for action in actions:
                 self._dispatcher.run(action, [])
         finally:
-            _internals.show_modes(outer)
+            if outer:
+                _internals.show_modes(outer)
 
     def run(
         self,

@@ -11,7 +11,7 @@ import torch
 from amanda.action import Action, ActionKind
 from amanda.errors import InPlaceWarning, RoutineResultError
 from amanda_torch import _internals
-from amanda_torch.scopes import muted
+from amanda_torch.scopes import LOCAL
 
 Gradients = Callable[[list[Any]], Sequence[Any]]
 
@@ -163,10 +163,13 @@ def _is_differentiable(tensor: torch.Tensor) -> bool:
     return tensor.is_floating_point() or tensor.is_complex()
 
 
-class RoutineCall(muted):
-    """Around a routine: vanilla, isolated from AD, and watched for in-place changes."""
+class RoutineCall:
+    """Around a routine: vanilla, isolated from AD, and watched for in-place changes.
 
-    __slots__ = ("_action", "_forward", "_grad", "_isolated", "_tensors")
+    It does what ``muted`` does by itself: every routine at every execution comes by.
+    """
+
+    __slots__ = ("_action", "_forward", "_grad", "_interceptor", "_isolated", "_tensors")
 
     def __init__(self, action: Action, selected: Sequence[Any], isolated: bool) -> None:
         self._action = action
@@ -174,7 +177,10 @@ class RoutineCall(muted):
         self._tensors = _versions(selected) if isolated and selected else ()
 
     def __enter__(self) -> None:
-        super().__enter__()
+        interceptor = self._interceptor = LOCAL.interceptor
+        if interceptor is not None:
+            interceptor.muted += 1
+            interceptor.stale = True
         if self._isolated:
             self._grad = torch.is_grad_enabled()
             _internals.set_grad_enabled(False)
@@ -187,7 +193,10 @@ class RoutineCall(muted):
             _internals.set_grad_enabled(self._grad)
             if self._forward:
                 _internals.set_forward_grad_enabled(True)
-        super().__exit__()
+        if self._interceptor is not None:
+            self._interceptor.unmute()
+        if not self._tensors:
+            return
         tensors, self._tensors = self._tensors, ()
         if raised[0] is None and any(_internals.version_of(t) != v for t, v in tensors):
             warnings.warn(

@@ -204,10 +204,8 @@ class Tracker:
             self._enter_outermost(module)
         call = child.calls
         child.calls = call + 1
-        if call < len(child.frames):
-            frame = child.frames[call]
-        else:
-            frame = self._new_frame(parent, child, call)
+        frames = child.frames
+        frame = frames[call] if call < len(frames) else self._new_frame(parent, child, call)
         if frame.generation != self.generation:
             frame.forget_plans(self.generation)
         # Frame.restart(), here for its speed: every module call comes by.
@@ -220,14 +218,6 @@ class Tracker:
         self.frame = frame
         self.cells = frame.cells
         return parent
-
-    def leave_module(self, parent: Frame) -> None:
-        """Return from a module call."""
-        frame = self.frame
-        if frame is not parent:
-            frame.caller = None
-            self.frame = parent
-            self.cells = parent.cells
 
     def new_iteration(self) -> None:
         """Restart the counters outside of modules."""
