@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -172,3 +174,40 @@ def test_every_command_has_help(command: str, amanda: Command) -> None:
     run = amanda(command, "--help")
     assert run.returncode == 0
     assert run.stdout.startswith("usage: amanda ")
+
+
+@pytest.mark.parametrize("command", ["tools", "drivers", "doctor", "--help"])
+def test_a_reader_that_goes_away_is_no_error(command: str, environment: dict[str, str]) -> None:
+    """``amanda tools | head -1`` ends quietly, with status 1."""
+    # The reader is gone before anything is written.
+    line = f"{{ sleep 0.2; {sys.executable} -m amanda {command}; }} | true; exit ${{PIPESTATUS[0]}}"
+    run = subprocess.run(
+        ["bash", "-c", line], env={**environment, **ALONE}, capture_output=True, check=False
+    )
+    assert (run.returncode, run.stderr) == (1, b"")
+
+
+def test_disabled_plugins_are_named_where_they_are_missed(amanda: Command) -> None:
+    """Not a hint to install what is installed, but that it is disabled."""
+    disabled = {"AMANDA_DISABLE_PLUGINS": "amanda-tools,amanda-torch"}
+    run = amanda("run", "-t", "count", __file__, **disabled)
+    assert run.returncode == 2
+    assert "no tool named 'count'" in run.stderr
+    assert "amanda-tools is disabled by AMANDA_DISABLE_PLUGINS" in run.stderr
+    listed = amanda("drivers", **disabled).stdout
+    assert "torch is installed, but no driver for it; amanda-torch: disabled by" in listed
+
+
+def test_mistakes_in_the_variables_are_warnings(amanda: Command) -> None:
+    """A plugin that is not there cannot be disabled, and AMANDA_PLUGINS has one value."""
+    variables = {"AMANDA_DISABLE_PLUGINS": "amanda-tool", "AMANDA_PLUGINS": "bogus"}
+    run = amanda("tools", **variables)
+    assert run.returncode == 0
+    for text in (
+        "AMANDA_DISABLE_PLUGINS: no plugin named 'amanda-tool'; did you mean amanda-tools",
+        "AMANDA_PLUGINS=bogus means nothing: its one value is strict",
+    ):
+        assert f"amanda: warning: {text}" in run.stderr
+    doctor = amanda("doctor", AMANDA_PLUGINS="bogus")
+    assert doctor.returncode == 1
+    assert "1 problem(s)\n  AMANDA_PLUGINS=bogus means nothing" in doctor.stdout

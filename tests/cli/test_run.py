@@ -228,6 +228,18 @@ def test_a_reader_that_goes_away_is_no_error(
     assert (run.returncode, run.stderr) == (0, b"")
 
 
+def test_a_reader_that_goes_away_is_no_error_for_tools_that_print_with_rich(
+    environment: dict[str, str], script: Script, tmp_path: Path
+) -> None:
+    """rich would end Python by a ``SystemExit`` of its own."""
+    path = script(TOY)
+    command = f"{sys.executable} -m amanda run -t count {path} | true; exit ${{PIPESTATUS[0]}}"
+    run = subprocess.run(
+        ["bash", "-c", command], env=environment, cwd=tmp_path, capture_output=True, check=False
+    )
+    assert (run.returncode, run.stderr) == (0, b"")
+
+
 TOOLS = '''
 import amanda
 
@@ -342,7 +354,9 @@ def test_drivers_that_cannot_be_used_are_named_with_their_reasons(
     run = amanda("run", toy, PYTHONPATH=str(folder), AMANDA_DISABLE_PLUGINS=others)
     assert (run.returncode, run.stdout) == (2, "")
     assert run.stderr == (
-        "amanda: error: no installed driver can be used (sad: the moon is full)\n"
+        "amanda: error: no installed driver can be used (sad: the moon is full; "
+        "amanda-torch: disabled by AMANDA_DISABLE_PLUGINS; "
+        "amanda-tensorflow: disabled by AMANDA_DISABLE_PLUGINS)\n"
     )
 
 

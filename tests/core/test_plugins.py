@@ -196,7 +196,8 @@ def test_disabled_plugins(install: Install, monkeypatch: pytest.MonkeyPatch, nam
         FakeEntryPoint("one", plugin(tools={"a": "m:A"})),
         FakeEntryPoint("two", plugin(tools={"b": "m:B"})),
     )
-    assert list(_plugins.tools()) == ["b"]
+    with pytest.warns(PluginWarning, match="no plugin named 'other'"):
+        assert list(_plugins.tools()) == ["b"]
     assert _plugins.registry().records[0].error == "disabled by AMANDA_DISABLE_PLUGINS"
 
 

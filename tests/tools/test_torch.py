@@ -155,6 +155,18 @@ for _ in range(3):
 """
 
 
+@pytest.mark.parametrize("cls", [CountTool, TraceTool])
+def test_tables_tell_a_root_module_from_code_outside_of_modules(cls: type[Any]) -> None:
+    """What the outermost module runs itself stands under its name, and is not outside."""
+    tool = cls()
+    with amanda.apply(tool):
+        torch.nn.Linear(2, 2)(torch.ones(1, 2)).exp()
+        torch.nn.Sequential(torch.nn.ReLU())(torch.ones(1))
+    [modules] = [table for table in tool.tables() if table.columns[0] == "module"]
+    places = {row[0] for row in modules.rows}
+    assert places == {"(outside of modules)", "Linear", "0"}
+
+
 def test_a_framework_imported_by_the_program_is_instrumented(tmp_path: Path) -> None:
     """``amanda run`` attaches the driver when the program imports the framework."""
     (tmp_path / "program.py").write_text(PROGRAM)

@@ -3,6 +3,7 @@
 The only user of pluggy and of entry points. A plugin that fails to load is a
 warning, never a stop, unless ``AMANDA_PLUGINS=strict``; the distributions or
 entry points named in ``AMANDA_DISABLE_PLUGINS`` (comma-separated) are left out.
+What these variables say and nothing knows is a warning.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from amanda.errors import NoDriverError, PluginError, PluginWarning, UnknownName
 KNOWN_FRAMEWORKS = {"torch": "amanda-torch", "tensorflow": "amanda-tensorflow"}
 """Frameworks for which a driver package is published: module to distribution."""
 
+_DISABLED = "disabled by AMANDA_DISABLE_PLUGINS"
 _LOOPBACK = "amanda.testing.loopback"
 
 
@@ -80,6 +82,7 @@ class Registry:
         self.manager = pluggy.PluginManager(hookspecs.PROJECT)
         self.manager.add_hookspecs(hookspecs)
         self.records: list[PluginRecord] = []
+        self.mistakes: list[str] = []
 
     def load(self) -> None:
         """Load every entry point of the group that is not disabled."""
@@ -91,13 +94,26 @@ class Registry:
             )
             self.records.append(record)
             if disabled & {record.name, record.distribution}:
-                record.error = "disabled by AMANDA_DISABLE_PLUGINS"
+                record.error = _DISABLED
                 continue
             try:
                 record.plugin = point.load()
                 self._register(record)
             except Exception as error:
                 self._failed(record, error)
+        self._check_variables(disabled)
+
+    def _check_variables(self, disabled: set[str]) -> None:
+        known = {name for record in self.records for name in (record.name, record.distribution)}
+        self.mistakes = [
+            f"AMANDA_DISABLE_PLUGINS: {_guessed('plugin', name, known)} (amanda doctor lists them)"
+            for name in sorted(disabled - known)
+        ]
+        mode = os.environ.get("AMANDA_PLUGINS", "")
+        if mode not in ("", "strict"):
+            self.mistakes.append(f"AMANDA_PLUGINS={mode} means nothing: its one value is strict")
+        for mistake in self.mistakes:
+            warnings.warn(mistake, PluginWarning, stacklevel=3)
 
     def _register(self, record: PluginRecord) -> None:
         self.manager.register(record.plugin, name=f"{record.distribution}:{record.name}")
@@ -230,6 +246,7 @@ def select(requested: Sequence[str | type[Driver]] | None) -> Selection:
 def _nothing_usable() -> str:
     """The message for an environment in which nothing could be instrumented."""
     reasons = [f"{cls.name}: {_unusable(cls)}" for cls, _ in registered_drivers() if _unusable(cls)]
+    reasons += [reason for name in KNOWN_FRAMEWORKS.values() for reason in not_loaded(name)]
     if reasons:
         return f"no installed driver can be used ({'; '.join(reasons)})"
     commands = " or ".join(f"pip install {name}" for name in KNOWN_FRAMEWORKS.values())
@@ -252,10 +269,28 @@ def drivers_for(
 
 def unknown(kind: str, name: str, known: Iterable[str], hint: str) -> UnknownNameError:
     """The error for a name that nobody provides, with the close matches."""
-    names = sorted(known)
-    close = difflib.get_close_matches(name, names, n=3, cutoff=0.5)
+    disabled = [f"{r.distribution} is {_DISABLED}" for r in registry().records if is_disabled(r)]
+    return UnknownNameError(f"{_guessed(kind, name, known)} ({'; '.join([*disabled, hint])})")
+
+
+def _guessed(kind: str, name: str, known: Iterable[str]) -> str:
+    close = difflib.get_close_matches(name, sorted(known), n=3, cutoff=0.5)
     guess = f"; did you mean {' or '.join(close)}?" if close else ""
-    return UnknownNameError(f"no {kind} named {name!r}{guess} ({hint})")
+    return f"no {kind} named {name!r}{guess}"
+
+
+def is_disabled(record: PluginRecord) -> bool:
+    """Whether ``AMANDA_DISABLE_PLUGINS`` leaves a plugin out."""
+    return record.error == _DISABLED
+
+
+def not_loaded(distribution: str) -> list[str]:
+    """Why plugins of an installed distribution are not there, one reason each."""
+    return [
+        f"{distribution}: {record.error}"
+        for record in registry().records
+        if record.error and record.distribution == distribution
+    ]
 
 
 def _chosen(requested: Sequence[str | type[Driver]] | None) -> list[type[Driver]]:
@@ -320,13 +355,8 @@ def _uncovered(ready: Sequence[type[Driver]], only: str = "") -> list[str]:
             for cls, _ in registered_drivers()
             if cls.framework == framework and _unusable(cls)
         ]
-        failed = [
-            f"{record.distribution}: {record.error}"
-            for record in registry().records
-            if record.error and record.distribution == distribution
-        ]
         why = (
-            "; ".join(reasons + failed)
+            "; ".join(reasons + not_loaded(distribution))
             or f"no driver is installed; try: pip install {distribution}"
         )
         messages.append(f"{framework} is imported but cannot be instrumented ({why})")

@@ -108,7 +108,7 @@ class CountTool(PrintingTool[CountOptions]):
             rows = [(kind, of["ops"], of["executions"]) for kind, of in by_type[direction].items()]
             title = f"count: {self._total(direction)} {direction} executions"
             yield Table(title, ("type", "ops", "executions"), rows)
-        modules = self._grouped(lambda op: op.module or "(outside of modules)")
+        modules = self._grouped(lambda op: op.place)
         names = dict.fromkeys(name for direction in directions for name in modules[direction])
         by_module = [
             (name, *(_executions(modules[way], name) for way in directions)) for name in names

@@ -16,13 +16,21 @@ OptionsT = TypeVar("OptionsT")
 _WIDTH_OF_FILES = 120
 
 
+class QuietConsole(rich.console.Console):
+    """A console that leaves it to the caller what happens when the reader has left."""
+
+    def on_broken_pipe(self) -> None:
+        """Raise the error again; rich's own would end the program with status 1."""
+        raise BrokenPipeError
+
+
 class PrintingTool(ReportingTool[OptionsT]):
     """A tool that reports, and prints its tables with rich."""
 
     def print_summary(self, file: TextIO) -> None:
         """Print the tables, with colours and to the width of a terminal if `file` is one."""
         width = None if file.isatty() else _WIDTH_OF_FILES
-        console = rich.console.Console(file=file, width=width, highlight=False)
+        console = QuietConsole(file=file, width=width, highlight=False)
         for table in self.tables():
             # Outside of the table, which may be narrower than they are.
             console.print(Text(table.title, style="bold"), soft_wrap=True)

@@ -11,7 +11,7 @@ import attrs
 
 from amanda import OpContext
 from amanda.tools.graph_tracing import Graph, GraphTracingTool, TracedOp
-from amanda.tools.reporting import Table
+from amanda.tools.reporting import Table, place
 from amanda_tools.printing import PrintingTool
 from amanda_tools.timeline import Timeline
 
@@ -129,7 +129,8 @@ class TraceTool(PrintingTool[TraceOptions]):
         counts: dict[tuple[str, ...], int] = {}
         times: dict[tuple[str, ...], float] = {}
         for row in rows:
-            group = tuple(row[key] or "(outside of modules)" for key in keys)
+            place_of = {"module": place(row["id"], row["module"])}
+            group = tuple(place_of.get(key, row[key]) for key in keys)
             counts[group] = counts.get(group, 0) + 1
             times[group] = times.get(group, 0.0) + seconds.get(row["id"], 0.0)
         order = sorted(counts, key=lambda group: (-times[group], -counts[group]))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Sequence
 
@@ -20,12 +21,28 @@ amanda COMMAND --help tells more of a command; amanda --version tells the versio
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command line; returns the exit status.
+    """Run the command line; returns the exit status, 1 if the reader of the output has left.
 
     Args:
         arguments: what follows ``amanda``; None for ``sys.argv``.
     """
     command, *rest = list(sys.argv[1:] if arguments is None else arguments) or ["--help"]
+    if command == "run":
+        from amanda.cli import run
+
+        return run.main(rest)
+    try:
+        status = _listing(command, rest)
+        sys.stdout.flush()
+    except BrokenPipeError:
+        # Python would complain once more when it closes the stream.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+    return status
+
+
+def _listing(command: str, rest: Sequence[str]) -> int:
+    """Run a command that only prints."""
     if command in ("-h", "--help"):
         print(_HELP)
         return 0
@@ -34,10 +51,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
         print(f"amanda-core {__version__}")
         return 0
-    if command == "run":
-        from amanda.cli import run
-
-        return run.main(rest)
     if command in ("tools", "drivers"):
         from amanda.cli import listings
 

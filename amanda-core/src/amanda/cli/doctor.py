@@ -70,8 +70,9 @@ def _plugin_lines(problems: list[str]) -> Iterator[str]:
     for record in _plugins.registry().records:
         name = f"{record.name} ({record.distribution} {record.version})"
         yield f"{name}: {record.error or 'loaded'}"
-        if record.error and record.plugin is None and "AMANDA_DISABLE" not in record.error:
+        if record.error and record.plugin is None and not _plugins.is_disabled(record):
             problems.append(f"plugin {name} is not loaded: {record.error}")
+    problems += _plugins.registry().mistakes
     if not _plugins.registry().records:
         yield "none is installed; try: pip install amanda-torch amanda-tools"
     yield from _plugins.report_headers()

@@ -70,10 +70,11 @@ def driver_lines() -> list[str]:
 
 
 def missing_drivers() -> list[str]:
-    """A hint for each framework on this machine whose driver package is not installed."""
+    """A hint for each framework on this machine that has no driver, or one that is left out."""
     covered = {cls.framework for cls, _ in _plugins.registered_drivers()}
     return [
-        f"{framework} is installed, but no driver for it; try: pip install {distribution}"
+        f"{framework} is installed, but no driver for it; "
+        + ("; ".join(_plugins.not_loaded(distribution)) or f"try: pip install {distribution}")
         for framework, distribution in _plugins.KNOWN_FRAMEWORKS.items()
         if framework not in covered and importlib.util.find_spec(framework) is not None
     ]

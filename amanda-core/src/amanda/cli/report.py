@@ -120,7 +120,7 @@ class Report:
             give(*arguments)
         except BrokenPipeError:
             raise
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             complain(f"a result of {named.name} is lost: {type(error).__name__}: {error}")
 
 

@@ -168,6 +168,11 @@ class OpDescription:
         """``"forward"`` or ``"backward"``."""
         return "backward" if self.forward else "forward"
 
+    @property
+    def place(self) -> str:
+        """Where tables say that it runs, see :func:`place`."""
+        return place(self.id, self.module)
+
     def row(self) -> dict[str, Any]:
         """The keys that every row has, and those that a backward operator's has."""
         row = {
@@ -199,6 +204,12 @@ def describe(context: OpContext) -> OpDescription:
     backward_type = str(context["backward_op_type"] or backward_name)
     backward_id = str(context.get_backward_op_id())
     return OpDescription(backward_id, backward_type, backward_name, module, namespace, op_id)
+
+
+def place(op_id: str, module: str) -> str:
+    """The module's path; of an outermost module's own forward its name, from the id."""
+    outermost = op_id.partition("/")[0].partition("#")[0]
+    return module or outermost or "(outside of modules)"
 
 
 def op_name(op: Any) -> str:
