@@ -26,7 +26,8 @@ from amanda.dispatch import (
 )
 from amanda.errors import CapabilityError
 from amanda_torch import _internals
-from amanda_torch.ops import BackwardOpView, TorchCall
+from amanda_torch.calls import TorchCall
+from amanda_torch.ops import BackwardOpView
 from amanda_torch.routines import OWN_FUNCTIONS
 from amanda_torch.scopes import is_constant, muted
 

@@ -30,7 +30,8 @@ from amanda.dispatch import Dispatcher
 from amanda.errors import CapabilityError
 from amanda.namespace import Namespace
 from amanda_torch import _internals
-from amanda_torch.ops import Kind, TorchCall, kind_of, name_of, op_view, tensors_of
+from amanda_torch.calls import TorchCall, tensors_of
+from amanda_torch.ops import Kind, kind_of, name_of, op_view
 from amanda_torch.plugin import TorchGraphDriver
 from amanda_torch.routines import AmandaSubstitute
 
