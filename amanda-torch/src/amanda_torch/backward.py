@@ -27,9 +27,9 @@ from amanda.dispatch import (
 from amanda.errors import CapabilityError
 from amanda_torch import _internals
 from amanda_torch.calls import TorchCall
-from amanda_torch.ops import BackwardOpView
+from amanda_torch.ops import BackwardOpView, is_constant
 from amanda_torch.routines import OWN_FUNCTIONS
-from amanda_torch.scopes import is_constant, muted
+from amanda_torch.scopes import muted
 
 _MARK = "amanda"
 _ALIAS = "amanda_alias"
@@ -196,9 +196,7 @@ class Claimer:
     ) -> None:
         """Find and hook the backward operators of an operator that has just run.
 
-        Args:
-            make_call: describes the operator's call; asked only when an
-                analysis has yet to run.
+        `make_call` describes its call; it is asked only for an analysis.
         """
         state = self.state_of(plan.op_id)
         state.iteration = iteration
@@ -225,11 +223,8 @@ class Claimer:
                 call, handle = full
                 backward.names = _input_names(node, call)
                 backward.inputs, backward.outputs = handle.inputs, handle.outputs
-            hooks = NodeHooks(BackwardExecution(self._dispatcher, handle, backward))
-            if before:
-                node.register_prehook(hooks.before)
-            if after:
-                node.register_hook(hooks.after)
+            execution = BackwardExecution(self._dispatcher, handle, backward)
+            NodeHooks(execution).register(node, before, after)
         state.ids = tuple(ids)
 
     def _described(
@@ -284,6 +279,13 @@ class NodeHooks:
 
     def __init__(self, execution: BackwardExecution) -> None:
         self._execution = execution
+
+    def register(self, node: Any, before: bool, after: bool) -> None:
+        """Hook a node at one or both of its ends."""
+        if before:
+            node.register_prehook(self.before)
+        if after:
+            node.register_hook(self.after)
 
     def before(self, grad_outputs: tuple[Any, ...]) -> Any:
         """Prehook: the gradients to consume instead, None for the same."""

@@ -11,9 +11,8 @@ import torch
 from torch import nn
 
 from amanda.calls import OpCall
-from amanda_torch.ops import op_view
+from amanda_torch.ops import is_constant, op_view
 from amanda_torch.parameters import Slot, layout_of
-from amanda_torch.scopes import is_constant
 
 
 def _has_tensor(value: Any) -> bool:

@@ -30,7 +30,7 @@ from amanda.dispatch import Dispatcher
 from amanda.errors import CapabilityError
 from amanda.namespace import Namespace
 from amanda_torch import _internals
-from amanda_torch.calls import TorchCall, tensors_of
+from amanda_torch.calls import TorchCall, tensors_of, with_item
 from amanda_torch.ops import Kind, kind_of, name_of, op_view
 from amanda_torch.plugin import TorchGraphDriver
 from amanda_torch.routines import AmandaSubstitute
@@ -370,15 +370,7 @@ def _put(place: Any, args: list[Any], kwargs: dict[str, Any], value: Any) -> Non
         return
     (where, key), path = place
     box: Any = args if where == "arg" else kwargs
-    box[key] = _with(box[key], path, value)
-
-
-def _with(container: Any, path: Sequence[Any], value: Any) -> Any:
-    if not path:
-        return value
-    items = list(container)
-    items[path[0]] = _with(items[path[0]], path[1:], value)
-    return tuple(items) if isinstance(container, tuple) else items
+    box[key] = with_item(box[key], path, value)
 
 
 def _selected(action: Action, values: Sequence[Any]) -> list[Any]:

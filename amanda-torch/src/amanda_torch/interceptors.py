@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from amanda._scope import Scope
 
 _MANY = 10_000
+_OVERRIDING_NOTHING = frozenset({torch.Tensor, torch.nn.Parameter, torch.nn.Buffer})
 _UNKNOWN: Any = ActionPlan("not analysed yet")
 _NO_OPERATOR: Any = []
 
@@ -305,7 +306,7 @@ class ModeInterceptor(Interceptor, TorchFunctionMode):
         if kind is Kind.LEAF:
             return self.run_leaf(self.frame.cell_for(func, name), func, name, args, kwargs)
         if sys._getframe(2).f_code is _internals.PYTHON_EVENT:
-            if types:
+            if not _OVERRIDING_NOTHING.issuperset(types):
                 # A subclass overrides it: PyTorch asks that next, with our mode on.
                 return NotImplemented
             return self._descend(func, types, args, kwargs)

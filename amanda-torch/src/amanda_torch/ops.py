@@ -9,11 +9,13 @@ from __future__ import annotations
 
 import enum
 import functools
+import itertools
 import types
 from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
+from torch import nn
 
 
 class Kind(enum.Enum):
@@ -128,3 +130,24 @@ class BackwardOpView:
 def op_view(func: Any, name: str) -> Any:
     """`func` itself if it bears its operator's name, else a view that does."""
     return func if getattr(func, "__name__", None) == name else OpView(func, name)
+
+
+def is_constant(tensor: Any, modules: Callable[[], list[nn.Module]]) -> bool:
+    """Whether `tensor` is a parameter or buffer of one of the running modules, or a variable.
+
+    A variable is a leaf that requires a gradient where no module runs; in a
+    module such a leaf is its input.
+    """
+    if isinstance(tensor, nn.Parameter):
+        return True
+    if not isinstance(tensor, torch.Tensor):
+        return False
+    running = modules()
+    if running:
+        own = itertools.chain(*((*m.parameters(), *m.buffers()) for m in running[-1:]))
+        return any(other is tensor for other in own)
+    try:
+        return tensor.is_leaf and tensor.requires_grad
+    except RuntimeError:
+        # A view that was made and changed under no_grad may not be asked.
+        return False

@@ -382,24 +382,3 @@ def _without_wrappers(owner: nn.Module, path: str) -> str:
             parts.append(part)
         owner = getattr(owner, part)
     return ".".join(parts)
-
-
-def is_constant(tensor: Any, modules: Callable[[], list[nn.Module]]) -> bool:
-    """Whether `tensor` is a parameter or buffer of one of the running modules, or a variable.
-
-    A variable is a leaf that requires a gradient where no module runs; in a
-    module such a leaf is its input.
-    """
-    if isinstance(tensor, nn.Parameter):
-        return True
-    if not isinstance(tensor, torch.Tensor):
-        return False
-    running = modules()
-    if running:
-        own = itertools.chain(*((*m.parameters(), *m.buffers()) for m in running[-1:]))
-        return any(other is tensor for other in own)
-    try:
-        return tensor.is_leaf and tensor.requires_grad
-    except RuntimeError:
-        # A view that was made and changed under no_grad may not be asked.
-        return False
