@@ -11,6 +11,8 @@ from torch import nn
 
 import amanda
 from amanda.errors import RoutineResultError, SelectionError, ToolTypeError
+from amanda.tools.mapping import MappingTool
+from amanda_torch import mapping_rules
 from tests.torch.support import applied
 
 Analysis = Callable[[amanda.OpContext], Any]
@@ -216,3 +218,27 @@ def test_a_leaf_input_is_no_parameter() -> None:
     assert values[0] is None
     assert values[1] is model.weight
     assert values[2] is model.bias
+
+
+def test_canonical_types_and_roles() -> None:
+    """The standard mapping tells a product with a parameter from one of two activations."""
+    seen: dict[str, Any] = {}
+    tool = amanda.Tool()
+    tool.depends_on(MappingTool([["pytorch", mapping_rules.standard]]))
+    tool.add_inst_for_op(
+        lambda c: seen.update({c.get_op_id(): (c["op_type"], c["weight_index"])}),
+    )
+    tool.add_inst_for_op(
+        lambda c: seen.update({c.get_backward_op_id(): c["backward_op_type"]}), backward=True
+    )
+    weight, x = nn.Parameter(torch.rand(3, 3)), torch.rand(2, 3)
+    with applied(tool):
+        torch.addmm(weight[0], x, weight)
+        torch.addmm(x[0], x, weight.detach())
+        x @ weight
+        nn.functional.linear(torch.ones(2, 2, 3), weight).sum().backward()
+    assert seen["/addmm:0"] == ("linear", 2)
+    assert seen["/addmm:1"] == ("addmm", None)
+    assert seen["/matmul:0"] == ("matmul", 1)
+    assert seen["/linear:0"] == ("linear", 1)
+    assert seen["/linear:0/grad/MmBackward0:0"] == "linear_backward"

@@ -17,7 +17,6 @@ _CANONICAL: Mapping[str, str] = {
     "baddbmm": "matmul",
     "__matmul__": "matmul",
     "__rmatmul__": "matmul",
-    "addmm": "linear",
     "__add__": "add",
     "__iadd__": "add",
     "__radd__": "add",
@@ -96,21 +95,29 @@ _LINEAR_BACKWARD = frozenset({"AddmmBackward", "MmBackward", "LinearBackward", "
 
 def standard(context: OpContext) -> None:
     """Set the canonical type, the roles and the layouts of one operator."""
-    name = context.get_op().__name__
-    op_type = canonical(name)
+    if context["op_type"] is None:
+        _describe(context)
     if context.is_backward():
         backward = context.get_backward_op().__name__
-        context["backward_op_type"] = canonical_backward(backward, op_type)
-        return
-    context["op_type"] = op_type
-    if name == "addmm":
+        context["backward_op_type"] = canonical_backward(backward, context["op_type"])
+
+
+def _describe(context: OpContext) -> None:
+    """The forward operator's part."""
+    name = context.get_op().__name__
+    op_type = canonical(name)
+    if name == "addmm" and context.get_value(2) is not None:
         # addmm(bias, input, weight): as transformers' Conv1D calls it.
+        op_type = "linear"
         context["bias_index"], context["weight_index"], context["weight_layout"] = 0, 2, "IO"
+    elif op_type == "matmul" and context.get_value(1) is not None:
+        context["weight_index"], context["weight_layout"] = 1, "IO"
     elif op_type in _WEIGHTED:
         weight, bias, layout = _WEIGHTED[op_type]
         context["weight_index"] = weight
         context["bias_index"] = bias
         context["weight_layout"] = layout
+    context["op_type"] = op_type
     if op_type in _DATA:
         context["data_layout"] = _DATA[op_type]
 
