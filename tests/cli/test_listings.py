@@ -194,6 +194,7 @@ def test_disabled_plugins_are_named_where_they_are_missed(amanda: Command) -> No
     assert run.returncode == 2
     assert "no tool named 'count'" in run.stderr
     assert "amanda-tools is disabled by AMANDA_DISABLE_PLUGINS" in run.stderr
+    assert "pip install" not in run.stderr
     listed = amanda("drivers", **disabled).stdout
     assert "torch is installed, but no driver for it; amanda-torch: disabled by" in listed
 

@@ -29,7 +29,9 @@ def load(name: str) -> type[Tool]:
     """
     entries = _plugins.tools()
     if name not in entries:
-        hint = "amanda tools lists them all; try: pip install amanda-tools"
+        hint = "amanda tools lists them all"
+        if not any(r.distribution == "amanda-tools" for r in _plugins.registry().records):
+            hint += "; try: pip install amanda-tools"
         raise _plugins.unknown("tool", name, entries, hint)
     entry = entries[name]
     module, _, attribute = entry.target.partition(":")
