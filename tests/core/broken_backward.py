@@ -6,7 +6,8 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 from amanda.action import Action
-from amanda.dispatch import Dispatcher, OpHandle
+from amanda.backward import OpHandle
+from amanda.dispatch import Dispatcher
 from amanda.testing.loopback import LoopbackDriver, Tensor, tape
 from amanda.testing.loopback.execution import DriverNode, Execution, WeakTensor
 from tests.core.faults import fault

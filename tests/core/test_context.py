@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from amanda.context import BackwardOpContext, OpContext, ReleasableTensors
+from amanda.backward_context import BackwardOpContext, ReleasableTensors
+from amanda.context import OpContext
 from amanda.errors import ContextExpiredError, TensorReleased
 
 KEYS = st.dictionaries(st.sampled_from("abcd"), st.integers(), max_size=4)

@@ -10,10 +10,11 @@ import pytest
 import amanda
 from amanda import _state
 from amanda.action import EMPTY_PLAN, Action, ActionKind, ActionPlan, InstPoint
+from amanda.backward import backward_is_settled
 from amanda.cache import ActionCache, OpRecord
 from amanda.calls import OpCall
 from amanda.context import OpContext
-from amanda.dispatch import Dispatcher, backward_is_settled
+from amanda.dispatch import Dispatcher
 from amanda.errors import CapabilityError, SelectionError
 from amanda.testing import loopback as lb
 

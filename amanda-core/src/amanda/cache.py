@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
-from amanda.action import ActionKind, InstPoint
-from amanda.context import BackwardOpContext, OpContext
+from amanda.action import Action, ActionKind, InstPoint
+from amanda.backward_context import BackwardOpContext
+from amanda.context import OpContext, replaced_twice
 
 if TYPE_CHECKING:
     from amanda.tool import Tool
@@ -111,3 +112,11 @@ class ActionCache:
     def clear(self) -> None:
         """Forget everything, when the scope ends."""
         self._records.clear()
+
+
+def only_one(records: Sequence[OpRecord], kind: ActionKind) -> Action | None:
+    """The one replacement among the records, if any."""
+    actions = [action for record in records for action in record.actions(kind)]
+    if len(actions) > 1:
+        raise replaced_twice(actions[0], actions[1])
+    return actions[0] if actions else None

@@ -11,28 +11,27 @@ A driver meets an operator, forms its id, and asks for the plan::
 and otherwise runs ``plan.before`` on the inputs, the operator (or
 ``plan.replace``), ``execution.finish(outputs)`` if there is an execution, and
 ``plan.after`` on the outputs, all with :meth:`Dispatcher.run`. Backward
-operators go through :class:`BackwardExecution`.
+operators go through :class:`amanda.backward.BackwardExecution`.
 """
 
 from __future__ import annotations
 
 import time
-import weakref
 from collections.abc import Callable, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from amanda import _state
 from amanda.action import EMPTY_PLAN, Action, ActionKind, ActionPlan, InstPoint
-from amanda.cache import OpRecord
-from amanda.context import OpContext, replaced_twice
-from amanda.errors import RoutineResultError, SelectionError
+from amanda.cache import OpRecord, only_one
+from amanda.context import OpContext
+from amanda.errors import RoutineResultError, SelectionError, described
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from amanda._scope import Scope
-    from amanda.calls import BackwardCall, OpCall
+    from amanda.calls import OpCall
     from amanda.driver import Driver
     from amanda.tool import Tool
 
@@ -42,43 +41,6 @@ def _note(error: BaseException, who: str, op_id: str) -> None:
     note = f"amanda: raised in {who} at op {op_id}"
     if note not in getattr(error, "__notes__", ()):
         error.add_note(note)
-
-
-class OpHandle:
-    """Leads from the hooks of a past execution to what is recorded of its operator.
-
-    It holds scopes and tensors weakly, so that a graph that outlives the scope
-    keeps nothing alive and runs vanilla.
-
-    Attributes:
-        op_id: the forward operator's id.
-        inputs, outputs: callables that give the forward tensors or None.
-    """
-
-    __slots__ = ("inputs", "op_id", "outputs", "scopes")
-
-    def __init__(
-        self,
-        op_id: str,
-        scopes: Sequence[Scope],
-        inputs: Sequence[Any] = (),
-        outputs: Sequence[Any] = (),
-    ) -> None:
-        self.op_id = op_id
-        self.scopes = tuple(weakref.ref(scope) for scope in scopes)
-        self.inputs = inputs
-        self.outputs = outputs
-
-    def records(self) -> list[tuple[Scope, OpRecord]]:
-        """The operator's records in the scopes that have not ended."""
-        found = []
-        for reference in self.scopes:
-            scope = reference()
-            if scope is not None and scope.alive:
-                record = scope.cache.get(self.op_id)
-                if record is not None:
-                    found.append((scope, record))
-        return found
 
 
 class Dispatcher:
@@ -245,7 +207,7 @@ class Dispatcher:
         wanted = {0: "an empty sequence", 1: "one tensor"}.get(count, several)
         raise RoutineResultError(
             f"{action.routine} at op {action.op_id} must return None or {wanted} for its "
-            f"{action.kind.selects}, got {_described(result)}"
+            f"{action.kind.selects}, got {described(result)}"
         )
 
     # -- analyses ---------------------------------------------------------
@@ -344,138 +306,6 @@ class OpExecution:
             record.context._call = record.context._outputs = None
 
 
-class BackwardExecution:
-    """Executions of one backward operator: what a driver's gradient hooks call."""
-
-    __slots__ = ("_dispatcher", "_handle", "call")
-
-    def __init__(self, dispatcher: Dispatcher, handle: OpHandle, call: BackwardCall) -> None:
-        self._dispatcher = dispatcher
-        self._handle = handle
-        self.call = call
-
-    def needed(self) -> tuple[bool, bool]:
-        """Whether something is to be done before and after the backward operator."""
-        before, after, _ = backward_needs(self._handle, self.call.op_id)
-        return before, after
-
-    def before(self, grad_outputs: list[Any]) -> list[Any]:
-        """Analyses and routines before the backward op; the gradients it consumes."""
-        if self._dispatcher.is_paused():
-            return grad_outputs
-        children = self._children(InstPoint.BEFORE_BACKWARD_OP, grad_outputs, None)
-        for child in children:
-            for action in child.actions(ActionKind.BEFORE_BACKWARD_OP):
-                grad_outputs = self._dispatcher.run(action, grad_outputs)
-        return grad_outputs
-
-    def after(self, grad_inputs: list[Any], grad_outputs: list[Any]) -> list[Any]:
-        """Analyses and routines after the backward op; the gradients it produces."""
-        if self._dispatcher.is_paused():
-            return grad_inputs
-        children = self._children(InstPoint.AFTER_BACKWARD_OP, grad_outputs, grad_inputs)
-        replacement = _only(children, ActionKind.REPLACE_BACKWARD_OP)
-        if replacement is not None:
-            grad_inputs = replaced_gradients(
-                self._dispatcher, replacement, grad_outputs, grad_inputs
-            )
-        for child in children:
-            for action in child.actions(ActionKind.AFTER_BACKWARD_OP):
-                grad_inputs = self._dispatcher.run(action, grad_inputs)
-        return grad_inputs
-
-    def _children(
-        self, point: InstPoint, grad_outputs: list[Any], grad_inputs: list[Any] | None
-    ) -> list[OpRecord]:
-        records = self._handle.records()
-        known = [record.children.get(self.call.op_id) for _, record in records]
-        if _state.STATE.cache and not any(c is None or c.pending(point) for c in known):
-            return known  # type: ignore[return-value]
-        children = []
-        with _state.TOOL_LOCK:
-            for scope, record in records:
-                # Without the cache a new record is made where the op is first analysed.
-                first = point is InstPoint.BEFORE_BACKWARD_OP or not scope.analyses_at(
-                    InstPoint.BEFORE_BACKWARD_OP
-                )
-                fresh = first and not _state.STATE.cache
-                child = record.child(self.call.op, self.call.op_id, fresh=fresh)
-                self._analyse(scope, record, child, point, (grad_outputs, grad_inputs))
-                children.append(child)
-        return children
-
-    def _analyse(
-        self,
-        scope: Scope,
-        record: OpRecord,
-        child: OpRecord,
-        point: InstPoint,
-        gradients: tuple[list[Any], list[Any] | None],
-    ) -> None:
-        if not child.pending(point):
-            return
-        only = child.redo.get(point) if point in child.analysed else None
-        context = child.context
-        context._backward = self.call
-        context._gradients = gradients
-        try:
-            self._dispatcher.analyse(scope, child, point, only)
-        except BaseException:
-            record.children.pop(self.call.op_id, None)
-            raise
-        finally:
-            context._backward = None
-            context._gradients = (None, None)
-
-
-def backward_needs(handle: OpHandle, backward_id: str) -> tuple[bool, bool, bool]:
-    """What a backward operator that is about to run wants of its driver.
-
-    Returns:
-        Whether there is something to do before it, after it, and whether some
-        analysis of it has yet to run.
-    """
-    before = after = pending = False
-    for scope, record in handle.records():
-        child = record.children.get(backward_id)
-        first = child is None or not _state.STATE.cache
-        for point in (InstPoint.BEFORE_BACKWARD_OP, InstPoint.AFTER_BACKWARD_OP):
-            if (first or child.pending(point)) and scope.analyses_at(point):  # type: ignore[union-attr]
-                # An analysis before the op may record a routine after it.
-                before |= point is InstPoint.BEFORE_BACKWARD_OP
-                after = pending = True
-        if child is not None:
-            before |= bool(child.actions(ActionKind.BEFORE_BACKWARD_OP))
-            after |= bool(
-                child.actions(ActionKind.AFTER_BACKWARD_OP)
-                or child.actions(ActionKind.REPLACE_BACKWARD_OP)
-            )
-    return before, after, pending
-
-
-def replaced_gradients(
-    dispatcher: Dispatcher, action: Action, grad_outputs: list[Any], grad_inputs: Sequence[Any]
-) -> list[Any]:
-    """The gradients that a replacement of a backward operator supplies.
-
-    Raises:
-        RoutineResultError: their number is wrong.
-    """
-    result = dispatcher.replace(action, grad_outputs)
-    gradients = list(result) if isinstance(result, (list, tuple)) else [result]
-    if (
-        result is None
-        or len(gradients) > len(grad_inputs)
-        or not all(g is None or dispatcher.driver.is_tensor(g) for g in gradients)
-    ):
-        raise RoutineResultError(
-            f"{action.routine} replaces the backward of op {action.op_id} and must return one "
-            f"gradient for each of its {len(grad_inputs)} inputs (None for none), "
-            f"got {_described(result)}"
-        )
-    return gradients + [None] * (len(grad_inputs) - len(gradients))
-
-
 def compiled(op_id: str, scopes: Sequence[Scope], records: tuple[OpRecord, ...]) -> ActionPlan:
     """The plan that the records of one operator add up to.
 
@@ -491,49 +321,14 @@ def compiled(op_id: str, scopes: Sequence[Scope], records: tuple[OpRecord, ...])
         records=records,
         before=all_of(ActionKind.BEFORE_OP),
         after=all_of(ActionKind.AFTER_OP),
-        replace=_only(records, ActionKind.REPLACE_OP),
+        replace=only_one(records, ActionKind.REPLACE_OP),
         before_backward=all_of(ActionKind.BEFORE_BACKWARD_OP),
         after_backward=all_of(ActionKind.AFTER_BACKWARD_OP),
-        replace_backward=_only(records, ActionKind.REPLACE_BACKWARD_OP),
+        replace_backward=only_one(records, ActionKind.REPLACE_BACKWARD_OP),
         claims=any(scope.analyses_backward() for scope in scopes),
     )
-
-
-def backward_is_settled(plan: ActionPlan, backward_ids: Sequence[str]) -> bool:
-    """Whether these backward operators of `plan` are all analysed and none has an action.
-
-    A driver may then stop to look for them while the operator's gradient
-    graph has the same form.
-    """
-    if plan.before_backward or plan.after_backward or plan.replace_backward:
-        return False
-    return _state.STATE.cache and all(
-        backward_id in record.children
-        # The last point is reached by every operator that has hooks at all.
-        and InstPoint.AFTER_BACKWARD_OP in record.children[backward_id].analysed
-        and not record.children[backward_id].has_actions
-        and not record.children[backward_id].redo
-        for record in plan.records
-        for backward_id in backward_ids
-    )
-
-
-def _only(records: Sequence[OpRecord], kind: ActionKind) -> Action | None:
-    """The one replacement among the records, if any."""
-    actions = [action for record in records for action in record.actions(kind)]
-    if len(actions) > 1:
-        raise replaced_twice(actions[0], actions[1])
-    return actions[0] if actions else None
 
 
 def _charge(scopes: Sequence[Scope], seconds: float) -> None:
     for scope in scopes:
         scope.statistics.tool_seconds += seconds
-
-
-def _described(value: Any) -> str:
-    if isinstance(value, (list, tuple)):
-        kinds = ", ".join(type(item).__name__ for item in value[:4])
-        more = ", ..." if len(value) > 4 else ""
-        return f"a {type(value).__name__} of {len(value)} ({kinds}{more})"
-    return f"{type(value).__name__} {value!r:.60}"

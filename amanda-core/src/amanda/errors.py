@@ -76,3 +76,12 @@ class CoverageWarning(AmandaWarning):
 
 class InPlaceWarning(AmandaWarning):
     """A routine changed a tensor of the model in place."""
+
+
+def described(value: object) -> str:
+    """What a value is, for a message."""
+    if isinstance(value, (list, tuple)):
+        kinds = ", ".join(type(item).__name__ for item in value[:4])
+        more = ", ..." if len(value) > 4 else ""
+        return f"a {type(value).__name__} of {len(value)} ({kinds}{more})"
+    return f"{type(value).__name__} {value!r:.60}"

@@ -16,14 +16,9 @@ import torch
 from torch import nn
 
 from amanda.action import ActionPlan
+from amanda.backward import BackwardExecution, OpHandle, backward_is_settled, backward_needs
 from amanda.calls import BackwardCall
-from amanda.dispatch import (
-    BackwardExecution,
-    Dispatcher,
-    OpHandle,
-    backward_is_settled,
-    backward_needs,
-)
+from amanda.dispatch import Dispatcher
 from amanda.errors import CapabilityError
 from amanda_torch import _internals
 from amanda_torch.calls import TorchCall

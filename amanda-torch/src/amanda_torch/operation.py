@@ -8,7 +8,8 @@ from typing import Any
 import torch
 
 from amanda.action import Action, ActionKind, ActionPlan
-from amanda.dispatch import Dispatcher, OpExecution, OpHandle
+from amanda.backward import OpHandle
+from amanda.dispatch import Dispatcher, OpExecution
 from amanda.errors import CapabilityError, RoutineResultError
 from amanda_torch import _internals
 from amanda_torch.backward import edge_of, weak

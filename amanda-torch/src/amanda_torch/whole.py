@@ -15,7 +15,8 @@ from typing import Any
 import torch
 
 from amanda.action import Action, ActionKind
-from amanda.dispatch import Dispatcher, OpHandle, replaced_gradients
+from amanda.backward import OpHandle, replaced_gradients
+from amanda.dispatch import Dispatcher
 from amanda.errors import RoutineResultError
 from amanda_torch import _internals
 from amanda_torch.backward import Edge, is_accumulation, is_edge, new_nodes, set_alias

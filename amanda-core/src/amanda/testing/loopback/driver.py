@@ -9,7 +9,7 @@ from contextlib import AbstractContextManager, contextmanager
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from amanda._patching import PatchSet
-from amanda.dispatch import BackwardExecution
+from amanda.backward import BackwardExecution
 from amanda.driver import Capability, Driver
 from amanda.errors import RoutineResultError
 from amanda.namespace import Namespace

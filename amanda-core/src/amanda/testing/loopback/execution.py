@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Any
 import attrs
 
 from amanda.action import ActionKind, ActionPlan, InstPoint
+from amanda.backward import OpHandle, replaced_gradients
 from amanda.calls import BackwardCall, OpCall
-from amanda.dispatch import OpExecution, OpHandle, replaced_gradients
+from amanda.dispatch import OpExecution
 from amanda.errors import RoutineResultError
 from amanda.testing.loopback import ops, tape
 from amanda.testing.loopback.tape import AccumulateGrad, Buffer, Node, Parameter, Tensor
