@@ -208,6 +208,7 @@ class GraphWriter:
         self._rebind(site)
 
     def _replace(self, site: _Site, action: Action) -> None:
+        _check_traceable(action)
         selected = _selected(action, site.inputs)
         site.node.op, site.node.target = "call_function", _replacement(action)
         site.node.args, site.node.kwargs = tuple(selected), self._keywords(action)

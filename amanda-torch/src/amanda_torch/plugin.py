@@ -71,6 +71,7 @@ class TorchGraphDriver(Driver, abc.ABC):
             Capability.REPLACE_OP,
             Capability.AD_IN_ROUTINES,
             Capability.MODULES,
+            Capability.REPLAY,
             Capability.STATIC_GRAPH,
             Capability.COMPILED,
         }
