@@ -277,3 +277,22 @@ def test_ids_are_free_of_collisions(name: str) -> None:
         models.loss(model(**inputs)).backward()
     assert len(set(counter.ids)) == len(counter.ids)
     assert len(set(counter.backward_ids)) == len(counter.backward_ids)
+
+
+def test_operators_between_two_models_stay_apart() -> None:
+    """Outside of modules the counters restart when a model comes round again, not at another."""
+    first, second, ids = nn.Linear(2, 2), nn.ReLU(), []
+    tool = amanda.Tool()
+    tool.add_inst_for_op(
+        lambda c: (
+            c.insert_before_op(lambda i=c.get_op_id(): ids.append(i), inputs=[])
+            if c.get_op().__name__ == "sum"
+            else None
+        )
+    )
+    x = torch.ones(1, 2)
+    with applied(tool):
+        for _ in range(2):
+            first(x).sum()
+            second(x).sum()
+    assert ids == ["/sum:0", "/sum:1"] * 2
