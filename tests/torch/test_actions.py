@@ -242,3 +242,25 @@ def test_canonical_types_and_roles() -> None:
     assert seen["/matmul:0"] == ("matmul", 1)
     assert seen["/linear:0"] == ("linear", 1)
     assert seen["/linear:0/grad/MmBackward0:0"] == "linear_backward"
+
+
+def test_type_error_in_a_later_execution_of_a_counter() -> None:
+    """A routine that selects nothing and raises at its second execution is not swallowed either."""
+    calls: list[None] = []
+
+    def counter() -> None:
+        calls.append(None)
+        if len(calls) > 1:
+            len(3)  # type: ignore[arg-type]
+
+    model, x = nn.Sequential(Equals()), torch.ones(2)
+    with applied(on("__eq__", lambda c: c.insert_before_op(counter, inputs=[]))):
+        model(x)
+        with pytest.raises(ToolTypeError, match="has no len") as caught:
+            model(x)
+    assert "counter at op" in caught.value.__notes__[0]
+
+
+class Equals(nn.Module):
+    def forward(self, x: torch.Tensor) -> Any:
+        return x == 2

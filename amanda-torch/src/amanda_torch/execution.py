@@ -10,6 +10,7 @@ import torch
 
 from amanda.action import Action, ActionPlan
 from amanda.dispatch import Dispatcher
+from amanda.errors import ToolTypeError
 from amanda_torch import _internals
 from amanda_torch.backward import Claimer, form_of
 from amanda_torch.calls import TorchCall, tensors_of, with_tensors
@@ -19,6 +20,26 @@ from amanda_torch.routines import write_back
 
 if TYPE_CHECKING:
     from amanda_torch.scopes import Tracker
+
+
+_SWALLOWING = frozenset(
+    """add sub mul div true_divide floor_divide remainder matmul pow eq ne lt le gt ge rsub rdiv
+    bitwise_and bitwise_or bitwise_xor bitwise_left_shift bitwise_right_shift""".split()
+)
+"""Operators that Python's operators call; those turn any TypeError into NotImplemented."""
+
+
+def _unswallowed(error: TypeError, name: str) -> BaseException:
+    """A tool's TypeError in a form that reaches the user from ``a + b`` too."""
+    notes = getattr(error, "__notes__", ())
+    swallowed = name.startswith("__") or name.rstrip("_") in _SWALLOWING
+    if not swallowed or not any(note.startswith("amanda:") for note in notes):
+        return error
+    raised = ToolTypeError(f"TypeError: {error}")
+    raised.__cause__ = error
+    for note in notes:
+        raised.add_note(note)
+    return raised
 
 
 class Executor:
@@ -64,21 +85,23 @@ class Executor:
         name: str = "",
     ) -> Any:
         """An operator with routines that look at no tensor: its arguments stay as they are."""
-        self._run_blind(plan.before)
+        self._run_blind(plan.before, func)
         if plan.claims:
             result = self.run_claimed(plan, func, args, kwargs, name)
         else:
             result = func(*args, **kwargs)
-        self._run_blind(plan.after)
+        self._run_blind(plan.after, func)
         return result
 
-    def _run_blind(self, actions: Sequence[Action]) -> None:
+    def _run_blind(self, actions: Sequence[Action], func: Any) -> None:
         if not actions:
             return
         outer = _internals.hide_modes()
         try:
             for action in actions:
                 self._dispatcher.run(action, [])
+        except TypeError as error:
+            raise _unswallowed(error, name_of(func))  # noqa: B904 - it sets its cause
         finally:
             if outer:
                 _internals.show_modes(outer)
@@ -105,6 +128,8 @@ class Executor:
         outer = _internals.hide_modes()
         try:
             return self._run(plan, func, name, op_id, args, kwargs, key, outer)
+        except TypeError as error:
+            raise _unswallowed(error, name)  # noqa: B904 - it sets its cause
         finally:
             _internals.show_modes(outer)
 
@@ -133,7 +158,7 @@ class Executor:
         plan = operation.plan
         outputs = operation.hook_outputs(tensors_of(result))
         # Between the whole operator's hooks: they run first and last.
-        if self._wants_gradients(plan):
+        if plan.claims and torch.is_grad_enabled():
             self._claim(plan, lambda: call, result, operation.start)
         operation.hook_inputs(result)
         return self._finish(plan, operation, result, outputs), plan
@@ -151,9 +176,6 @@ class Executor:
         return TorchCall.of(
             func, name, op_id, args, kwargs, tracker.module_path(), tracker.modules, key
         )
-
-    def _wants_gradients(self, plan: ActionPlan) -> bool:
-        return plan.claims and torch.is_grad_enabled()
 
     def _claim(
         self, plan: ActionPlan, make_call: Callable[[], TorchCall], result: Any, start: int

@@ -22,7 +22,7 @@ from torch.overrides import TorchFunctionMode
 from amanda import _state
 from amanda.action import ActionPlan
 from amanda.dispatch import Dispatcher
-from amanda.errors import CoverageWarning, ToolTypeError
+from amanda.errors import CoverageWarning
 from amanda_torch import _internals
 from amanda_torch.backward import count_foreign
 from amanda_torch.execution import Executor
@@ -134,7 +134,6 @@ class Interceptor(Tracker, abc.ABC):
     def run_function(self, cls: type[torch.autograd.Function], args: Any, kwargs: Any) -> Any:
         """An ``autograd.Function`` is an operator, named after its class."""
         call = functools.partial(_internals.apply_function, cls)
-
         if self.stale and not self.refresh():
             return call(*args, **kwargs)
         name = cls.__name__
@@ -168,33 +167,13 @@ class Interceptor(Tracker, abc.ABC):
         kwargs: Any,
         key: Any = None,
     ) -> Any:
-        """Run an operator whose plan is not empty or not known."""
+        """Run an operator whose plan is not empty or not known, and keep its plan."""
         if plan.is_claim:
             return self.executor.run_claimed(plan, func, args, kwargs, name)
         if plan.is_blind:
             return self.executor.run_blind(plan, func, args, kwargs, name)
         if _internals.is_traced():
             return func(*args, **kwargs)
-        try:
-            return self._run(plan, cell, count, func, name, args, kwargs, key)
-        except TypeError as error:
-            raised = _unswallowed(error, name)
-            if raised is error:
-                raise
-            raise raised from error
-
-    def _run(
-        self,
-        plan: ActionPlan,
-        cell: Cell,
-        count: int,
-        func: Any,
-        name: str,
-        args: Any,
-        kwargs: Any,
-        key: Any,
-    ) -> Any:
-        """Run an operator with its analyses and actions, and keep its plan."""
         if plan is not _UNKNOWN:
             return self.executor.run(plan, func, name, plan.op_id, args, kwargs, key)[0]
         if count == _MANY and self.frame is self.root:
@@ -215,25 +194,6 @@ class Interceptor(Tracker, abc.ABC):
             cell.extend([_UNKNOWN] * (count + 1 - len(cell)))
             cell[count] = known or None
         return result
-
-
-_SWALLOWING = frozenset(
-    """add sub mul div true_divide floor_divide remainder matmul pow eq ne lt le gt ge rsub rdiv
-    bitwise_and bitwise_or bitwise_xor bitwise_left_shift bitwise_right_shift""".split()
-)
-"""Operators that Python's operators call; those turn any TypeError into NotImplemented."""
-
-
-def _unswallowed(error: TypeError, name: str) -> BaseException:
-    """A tool's TypeError in a form that reaches the user from ``a + b`` too."""
-    notes = getattr(error, "__notes__", ())
-    swallowed = name.startswith("__") or name.rstrip("_") in _SWALLOWING
-    if not swallowed or not any(note.startswith("amanda:") for note in notes):
-        return error
-    raised = ToolTypeError(f"TypeError: {error}")
-    for note in notes:
-        raised.add_note(note)
-    return raised
 
 
 class ModeInterceptor(Interceptor, TorchFunctionMode):
