@@ -22,6 +22,7 @@ from amanda.tool import (
 )
 
 from amanda import tool, tools  # isort: skip - tools need the names above
+from amanda import _plugins as _plugins  # isort: skip - plugins need all of them
 
 __version__ = "0.1.0"
 
@@ -43,3 +44,5 @@ __all__ = [
     "tools",
     "traceable",
 ]
+
+_plugins.watch_imports()

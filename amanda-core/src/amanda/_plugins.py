@@ -20,12 +20,16 @@ from typing import Any, cast
 import attrs
 import pluggy
 
-from amanda import hookspecs
+from amanda import _import_hook, hookspecs
 from amanda.driver import INTERFACE_VERSION, Driver
 from amanda.errors import NoDriverError, PluginError, PluginWarning, UnknownNameError
 
 KNOWN_FRAMEWORKS = {"torch": "amanda-torch", "tensorflow": "amanda-tensorflow"}
 """Frameworks for which a driver package is published: module to distribution."""
+
+ANNOUNCED = ("tensorflow",)
+"""Frameworks whose import the drivers are told of (``Driver.framework_imported``). Plugins
+are loaded for it, which is therefore not done for frameworks whose drivers have no use for it."""
 
 _DISABLED = "disabled by AMANDA_DISABLE_PLUGINS"
 _LOOPBACK = "amanda.testing.loopback"
@@ -265,6 +269,35 @@ def drivers_for(
         for reason in _uncovered([], only=framework):
             warnings.warn(reason, PluginWarning, stacklevel=2)
     return found
+
+
+def watch_imports() -> None:
+    """Call :func:`framework_imported` for each announced framework, now or when it comes."""
+    waiting = [name for name in ANNOUNCED if name not in sys.modules]
+    if waiting:
+        _import_hook.Watch(waiting, framework_imported)
+    for name in ANNOUNCED:
+        if name in sys.modules:
+            framework_imported(name)
+
+
+def framework_imported(framework: str) -> None:
+    """Tell the usable drivers of a framework that it has been imported.
+
+    A driver that fails here is a warning: the import is the user's.
+    """
+    for cls, distribution in registered_drivers():
+        if cls.framework != framework or _unusable(cls):
+            continue
+        try:
+            cls.framework_imported()
+        except Exception as error:
+            warnings.warn(
+                f"driver {cls.name} of {distribution} failed when {framework} was imported, with "
+                f"{type(error).__name__}: {error}",
+                PluginWarning,
+                stacklevel=2,
+            )
 
 
 def unknown(kind: str, name: str, known: Iterable[str], hint: str) -> UnknownNameError:

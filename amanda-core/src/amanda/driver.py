@@ -82,6 +82,15 @@ class Driver(abc.ABC):
         return ""
 
     @classmethod
+    def framework_imported(cls) -> None:
+        """Called once when both Amanda and the driver's framework have been imported, if
+        the framework is one of ``amanda._plugins.ANNOUNCED``.
+
+        The only place outside of a scope where a driver may touch its framework,
+        and only to note what it could not find out later. It must change nothing.
+        """
+
+    @classmethod
     def check_internals(cls) -> Sequence[str]:
         """The private symbols that the driver needs and this framework lacks; for ``amanda
         doctor``. It may import the framework."""

@@ -1,33 +1,165 @@
-"""What amanda-tensorflow registers. Imports no TensorFlow."""
+"""What amanda-tensorflow registers. It imports no TensorFlow."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import ClassVar
+import abc
+import re
+from collections.abc import Mapping, Sequence
+from importlib import metadata
+from typing import Any, ClassVar
 
-import amanda_tensorflow
-from amanda import Driver, hookimpl
-from amanda.driver import INTERFACE_VERSION, Capability
+import amanda
+from amanda.driver import INTERFACE_VERSION, Capability, Driver
+from amanda_tensorflow import mapping_rules
+
+MINIMUM = (2, 16)
+DISTRIBUTIONS = (
+    "tensorflow",
+    "tensorflow-cpu",
+    "tensorflow-intel",
+    "tensorflow-macos",
+    "tensorflow-rocm",
+    "tf-nightly",
+    "tf-nightly-cpu",
+)
+"""Distributions of TensorFlow: one framework under many names."""
+
+_COMMON = frozenset(
+    {
+        Capability.BACKWARD,
+        Capability.REPLACE_OP,
+        Capability.REPLACE_BACKWARD_OP,
+        Capability.AD_IN_ROUTINES,
+        Capability.SECOND_ORDER,
+        Capability.THREADS,
+        Capability.REPLAY,
+    }
+)
 
 
-class TensorFlowDriver(Driver):
-    """Holds the place of the TensorFlow drivers, so that Amanda can say they are missing."""
+class TensorFlowDriver(Driver, abc.ABC):
+    """What the drivers of all modes of TensorFlow have in common."""
 
-    name: ClassVar[str] = "tensorflow"
     framework: ClassVar[str] = "tensorflow"
     interface_version: ClassVar[int] = INTERFACE_VERSION
-    capabilities: ClassVar[frozenset[Capability]] = frozenset()
 
     @classmethod
     def reason_unusable(cls) -> str:
-        """Always the same: there is nothing here that could instrument TensorFlow."""
-        return (
-            f"amanda-tensorflow {amanda_tensorflow.__version__} holds no TensorFlow driver yet, "
-            "so that TensorFlow runs uninstrumented"
-        )
+        """Why this TensorFlow cannot be instrumented; "" if it can."""
+        found = installed()
+        if not found:
+            return "TensorFlow is not installed; try: pip install 'amanda-tensorflow[tensorflow]'"
+        name, version = found
+        release = tuple(int(part) for part in re.findall(r"\d+", version)[:2])
+        if release < MINIMUM:
+            return f"it needs tensorflow>=2.16, and {name} {version} is installed"
+        return ""
+
+    @classmethod
+    def framework_imported(cls) -> None:
+        """Note from now on which operator of a graph is the gradient of which."""
+        from amanda_tensorflow import records
+
+        records.install()
+
+    @classmethod
+    def check_internals(cls) -> Sequence[str]:
+        """The private symbols of TensorFlow that are not as this mode expects."""
+        from amanda_tensorflow import _internals
+
+        return [f"TensorFlow has {problem}" for problem in _internals.missing(cls.mode)]
 
 
-@hookimpl
+class TensorFlowEagerDriver(TensorFlowDriver):
+    """TensorFlow running operators at once."""
+
+    name = "tensorflow-eager"
+    mode = "eager"
+    capabilities = _COMMON | {Capability.USER_OPS}
+
+    @classmethod
+    def create(cls) -> Any:
+        """The driver itself, which imports TensorFlow."""
+        from amanda_tensorflow.eager import EagerDriver
+
+        return super(TensorFlowEagerDriver, EagerDriver).create()
+
+    @classmethod
+    def self_test(cls) -> Sequence[str]:
+        """Look at the operators of a tiny model; what went wrong, if anything."""
+        from amanda_tensorflow.eager import self_test
+
+        return self_test()
+
+
+class TensorFlowFunctionDriver(TensorFlowDriver):
+    """``tf.function``: graphs that TensorFlow traces and runs as functions."""
+
+    name = "tensorflow-function"
+    mode = "function"
+    capabilities = _COMMON | {Capability.STATIC_GRAPH, Capability.COMPILED}
+
+    @classmethod
+    def create(cls) -> Any:
+        """The driver itself, which imports TensorFlow."""
+        from amanda_tensorflow.function import FunctionDriver
+
+        return super(TensorFlowFunctionDriver, FunctionDriver).create()
+
+    @classmethod
+    def self_test(cls) -> Sequence[str]:
+        """Look at the operators of a tiny function; what went wrong, if anything."""
+        from amanda_tensorflow.function import self_test
+
+        return self_test()
+
+
+class TensorFlowGraphDriver(TensorFlowDriver):
+    """``tf.compat.v1.Session``: graphs that the user builds and runs."""
+
+    name = "tensorflow-graph"
+    mode = "graph"
+    capabilities = _COMMON | {Capability.STATIC_GRAPH, Capability.COMPILED}
+
+    @classmethod
+    def create(cls) -> Any:
+        """The driver itself, which imports TensorFlow."""
+        from amanda_tensorflow.session import SessionDriver
+
+        return super(TensorFlowGraphDriver, SessionDriver).create()
+
+    @classmethod
+    def self_test(cls) -> Sequence[str]:
+        """Look at the operators of a tiny graph; what went wrong, if anything."""
+        from amanda_tensorflow.session import self_test
+
+        return self_test()
+
+
+def installed() -> tuple[str, str] | None:
+    """Name and version of the TensorFlow distribution that is installed, if any."""
+    for name in DISTRIBUTIONS:
+        try:
+            return name, metadata.version(name)
+        except metadata.PackageNotFoundError:
+            continue
+    return None
+
+
+@amanda.hookimpl
 def amanda_register_drivers() -> Sequence[type[Driver]]:
-    """The driver that stands for those to come."""
-    return [TensorFlowDriver]
+    """The drivers of the three modes."""
+    return [TensorFlowEagerDriver, TensorFlowFunctionDriver, TensorFlowGraphDriver]
+
+
+@amanda.hookimpl
+def amanda_register_mapping_rules() -> Mapping[str, Sequence[Any]]:
+    """Canonical types, roles and layouts for TensorFlow."""
+    return {"tensorflow": [mapping_rules.standard]}
+
+
+@amanda.hookimpl
+def amanda_report_header() -> str:
+    """The installed TensorFlow."""
+    found = installed()
+    return " ".join(found) if found else "TensorFlow is not installed"

@@ -1,0 +1,170 @@
+"""What tools see of TensorFlow's operators: types, names, attributes, input names."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import attrs
+import tensorflow as tf
+
+from amanda_tensorflow import _internals
+
+STRUCTURAL = frozenset(
+    {
+        "Const",
+        "NoOp",
+        "Placeholder",
+        "PlaceholderWithDefault",
+        "PlaceholderV2",
+        "_Arg",
+        "_Retval",
+        "_ListToArray",
+        "_ArrayToList",
+        "VarHandleOp",
+        "Variable",
+        "VariableV2",
+        "VarIsInitializedOp",
+        "IsVariableInitialized",
+        "ControlTrigger",
+        "EagerPyFunc",
+        "Switch",
+        "RefSwitch",
+        "Merge",
+        "RefMerge",
+        "Enter",
+        "RefEnter",
+        "Exit",
+        "RefExit",
+        "NextIteration",
+        "RefNextIteration",
+        "LoopCond",
+    }
+)
+"""Types that compute nothing: they hold, name or route values. They are no operators to tools."""
+
+CALLS = frozenset({"PartitionedCall", "StatefulPartitionedCall"})
+"""Types that call one function; the operators in it are instrumented instead of the call."""
+
+CONTROL_FLOW = frozenset({"While", "StatelessWhile", "If", "StatelessIf", "Case", "StatelessCase"})
+"""Types that run functions as bodies and branches, which are instrumented instead of them."""
+
+UNROUTABLE = frozenset({tf.resource, tf.variant})
+"""Types of tensors that stand for state: routines may look at them and never replace them."""
+
+
+@attrs.frozen
+class OpView:
+    """An operator as ``get_op()`` and ``get_backward_op()`` give it; it keeps no graph alive.
+
+    Attributes:
+        type: the registered name: ``Conv2D``.
+        name: the operator's name in its graph, or the scope and count where there
+            is no graph; the type is always a part of it.
+    """
+
+    type: str
+    name: str
+
+    @classmethod
+    def of(cls, op: Any) -> OpView:
+        """The view of an operator of a graph."""
+        return cls(op.type, named_with_type(op.name, op.type))
+
+    def __str__(self) -> str:
+        return self.name
+
+
+def named_with_type(name: str, kind: str) -> str:
+    """A name that contains the operator's type: Keras calls a Conv2D ``.../convolution``."""
+    return name if kind in name else f"{name}/{kind}"
+
+
+def is_op(kind: str) -> bool:
+    """Whether an operator of a graph is one to tools."""
+    return kind not in STRUCTURAL and kind not in CALLS and kind not in CONTROL_FLOW
+
+
+def module_of(name: str) -> str:
+    """The module path that an operator's name begins with: ``net/c1`` of ``net/c1/MatMul``."""
+    return name.rpartition("/")[0]
+
+
+@functools.cache
+def _input_args(kind: str) -> tuple[tuple[str, str, bool], ...]:
+    """Of each input argument its name, what says how many tensors it takes, and whether
+    it wants a reference."""
+    definition = _internals.op_def_of(kind)
+    if definition is None:
+        return ()
+    return tuple(
+        (arg.name, arg.number_attr or arg.type_list_attr, arg.is_ref)
+        for arg in definition.input_arg
+    )
+
+
+def input_names(kind: str, count: int, attributes: Mapping[str, Any]) -> list[str]:
+    """The declared name of each of `count` inputs; a list's name is given to all its items."""
+    arguments = _input_args(kind)
+    names: list[str] = []
+    for name, length, _ in arguments:
+        names += [name] * (_length(attributes.get(length)) if length else 1)
+    return names if len(names) == count else [""] * count
+
+
+def _length(value: Any) -> int:
+    return len(value) if isinstance(value, (list, tuple)) else int(value or 0)
+
+
+@functools.cache
+def takes_reference(kind: str) -> bool:
+    """Whether some input of this type of operator is a reference to a variable."""
+    return any(is_ref for _, _, is_ref in _input_args(kind))
+
+
+@functools.cache
+def attribute_names(kind: str) -> tuple[str, ...]:
+    """The names of the attributes that this type of operator declares."""
+    definition = _internals.op_def_of(kind)
+    return () if definition is None else tuple(attr.name for attr in definition.attr)
+
+
+@functools.cache
+def _type_attributes(kind: str) -> frozenset[str]:
+    """The names of the attributes that hold a dtype or a list of them."""
+    definition = _internals.op_def_of(kind)
+    found = () if definition is None else definition.attr
+    return frozenset(attr.name for attr in found if attr.type in ("type", "list(type)"))
+
+
+def attributes_of(op: Any) -> dict[str, Any]:
+    """The attributes of an operator of a graph, name to value."""
+    return presented(op.type, ((name, op.get_attr(name)) for name in attribute_names(op.type)))
+
+
+def presented(kind: str, attributes: Iterable[tuple[str, Any]]) -> dict[str, Any]:
+    """Attributes as tools see them: text as ``str``, types as ``tf.DType``, shapes as lists."""
+    types = _type_attributes(kind)
+    return {name: _presented(value, name in types) for name, value in attributes}
+
+
+def _presented(value: Any, is_type: bool) -> Any:
+    if isinstance(value, (list, tuple)):
+        return [_presented(item, is_type) for item in value]
+    if isinstance(value, bytes):
+        return value.decode("utf-8", "replace")
+    if is_type and value is not None:
+        return tf.as_dtype(value)
+    if isinstance(value, tf.TensorShape):
+        return None if value.rank is None else value.as_list()
+    if type(value).__name__ == "TensorShapeProto":
+        return _presented(tf.TensorShape(value), False)
+    if type(value).__name__ == "NameAttrList":
+        return value.name
+    return value
+
+
+def selected_for_routine(tensors: Sequence[Any]) -> list[int]:
+    """Positions of the tensors that a routine may replace."""
+    return [i for i, t in enumerate(tensors) if t is not None and t.dtype not in UNROUTABLE]
