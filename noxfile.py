@@ -1,7 +1,7 @@
 """Tasks of the repository: ``nox -l`` lists them.
 
-PyTorch is large. Therefore the sessions share the environment that nox itself is
-installed in, made by README.md's test command, and only those that have to prove
+The frameworks are large. Therefore the sessions share the environment that nox itself
+is installed in, made by README.md's test command, and only those that have to prove
 something about an environment of their own make one.
 """
 
@@ -20,7 +20,7 @@ CONSTRAINTS = "tests/constraints/torch.txt"
 nox.needs_version = ">=2024.4.15"
 nox.options.default_venv_backend = "none"
 nox.options.error_on_missing_interpreters = True
-nox.options.sessions = ["lint", "types", "core", "tests"]
+nox.options.sessions = ["lint", "types", "core", "tensorflow-2.16", "tests"]
 
 
 def _python(session: nox.Session, *args: str) -> None:
@@ -54,6 +54,29 @@ def core(session: nox.Session) -> None:
         "-q", "-c", CONSTRAINTS, "-e", "./amanda-core[testing]", "hypothesis", "pytest-randomly"
     )
     session.run("python", "-m", "pytest", "-q", "tests/core", *session.posargs)
+
+
+@nox.session(name="tensorflow-2.16", venv_backend="virtualenv", reuse_venv=True)
+def tensorflow_oldest(session: nox.Session) -> None:
+    """The tests of amanda-tensorflow with the oldest TensorFlow that it supports."""
+    _tensorflow(session, "2.16")
+
+
+@nox.session(name="tensorflow-2.21", venv_backend="virtualenv", reuse_venv=True)
+def tensorflow_newest(session: nox.Session) -> None:
+    """The tests of amanda-tensorflow with the newest TensorFlow, and without PyTorch."""
+    _tensorflow(session, "2.21")
+
+
+def _tensorflow(session: nox.Session, version: str) -> None:
+    """Run tests/tensorflow in an environment of one TensorFlow and no other framework."""
+    constraints = f"tests/constraints/tensorflow-{version}.txt"
+    session.install(
+        *("-q", "-c", constraints, f"tensorflow-cpu=={version}.*"),
+        *("-e", "./amanda-core[testing]", "-e", "./amanda-tensorflow", "-e", "./amanda-tools"),
+        *("hypothesis", "pytest-randomly", "pytest-xdist"),
+    )
+    session.run("python", "-m", "pytest", "-q", "-n", "2", "tests/tensorflow", *session.posargs)
 
 
 @nox.session
