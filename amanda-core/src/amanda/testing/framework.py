@@ -69,13 +69,18 @@ class Framework(abc.ABC):
 
     Attributes:
         types: op type of each operator below, as ``get_op()`` tells it.
-        names: declared names of the tensor parameters of each operator.
+        names: declared names of the tensor parameters of each operator. ``linear`` has
+            two where its bias is added by an operator of its own.
         attributes: the other arguments of ``split`` and their values when it
             cuts a tensor in two halves.
         backward_types: types of the backward operators of ``mul``, ``relu`` and of
             ``linear`` with bias, gradient accumulation left out, in any order.
         accumulation: type of the backward operator that accumulates a leaf's
             gradient; "" if there is none.
+        relu_consumes: how many tensors the backward operator of ``relu`` consumes; the
+            first is the gradient.
+        forgetful: ``add`` or ``relu``, whose gradient needs no input.
+        forks: whether the framework works in a forked child of a process that has used it.
         watched: modules and classes that a driver may patch.
     """
 
@@ -84,6 +89,9 @@ class Framework(abc.ABC):
     attributes: ClassVar[Mapping[str, Any]] = {}
     backward_types: ClassVar[Mapping[str, Sequence[str]]] = {}
     accumulation: ClassVar[str] = ""
+    relu_consumes: ClassVar[int] = 1
+    forgetful: ClassVar[str] = "add"
+    forks: ClassVar[bool] = True
     watched: ClassVar[Sequence[object]] = ()
 
     # -- tensors ----------------------------------------------------------
@@ -98,12 +106,17 @@ class Framework(abc.ABC):
 
     @abc.abstractmethod
     def to_list(self, tensor: Any) -> Any:
-        """A run-time tensor's numbers as nested lists."""
+        """A run-time tensor's numbers as nested lists; None for a symbolic one's."""
 
     def type_of(self, op: Any) -> str:
         """The type of an operator or backward operator."""
         kind = getattr(op, "type", None)
         return kind if isinstance(kind, str) else str(op.__name__)
+
+    def inputs(self, op: str, *tensors: Any) -> list[Any]:
+        """The flat inputs of ``cat`` or ``split`` that is given these tensors: they
+        themselves, and what else the framework passes as a tensor, such as an axis."""
+        return list(tensors)
 
     # -- operators --------------------------------------------------------
 
@@ -121,7 +134,11 @@ class Framework(abc.ABC):
 
     @abc.abstractmethod
     def linear(self, *args: Any, **kwargs: Any) -> Any:
-        """The framework's linear operator: input, weight (a row per output), optional bias."""
+        """The framework's linear operator: input, weight (a row per output), optional bias.
+
+        If its bias is not an input of it (see `names`), one that is given here is
+        added by a further operator.
+        """
 
     @abc.abstractmethod
     def cat(self, tensors: Sequence[Any]) -> Any:

@@ -9,7 +9,7 @@ import pytest
 import amanda
 from amanda.driver import Capability
 from amanda.errors import PassedPointError, SelectionError
-from amanda.testing.contract.base import B, ContractTests, W, X, nothing, product, times
+from amanda.testing.contract.base import ContractTests, W, X, nothing, product, times
 from amanda.testing.framework import requires
 
 
@@ -331,7 +331,7 @@ class AnalysisTests(ContractTests):
         def single(context: amanda.OpContext) -> None:
             context.insert_before_backward_op(lambda *t: calls.append("backward op"))
 
-        program = self.fw.program(self.fw.linear, X, W, B)
+        program = self.fw.program(self.fw.linear, *self.linear_inputs())
         tool = self.probe("linear", before=whole, before_backward=single)
         with self.apply(tool):
             backward = program.forward()

@@ -10,7 +10,7 @@ import pytest
 import amanda
 from amanda.driver import Capability
 from amanda.errors import ContextExpiredError, TensorReleased
-from amanda.testing.contract.base import B, ContractTests, W, X, nothing, times
+from amanda.testing.contract.base import ContractTests, W, X, nothing, times
 from amanda.testing.framework import requires
 
 
@@ -30,7 +30,7 @@ class BackwardOpTests(ContractTests):
     @pytest.mark.parametrize("op", ["mul", "relu", "linear"])
     def test_all_backward_ops(self, op: str) -> None:
         """Every op that the framework runs for a forward op's gradient is a backward op of it."""
-        values = {"mul": (X, W), "relu": (X,), "linear": (X, W, B)}[op]
+        values = {"mul": [X, W], "relu": [X], "linear": self.linear_inputs()}[op]
         seen = self.types_of(self.fw.program(getattr(self.fw, op), *values), op)
         accumulations = [self.fw.accumulation] * len(values) if self.fw.accumulation else []
         assert sorted(seen) == sorted([*self.fw.backward_types[op], *accumulations])
@@ -65,7 +65,7 @@ class BackwardOpTests(ContractTests):
         tool = self.probe(
             "linear", before_backward=lambda c: seen.append(str(c.get_backward_op_id()))
         )
-        program = self.fw.program(self.fw.linear, X, W, B)
+        program = self.fw.program(self.fw.linear, *self.linear_inputs())
         with self.apply(tool), amanda.cache_disabled():
             program.train()
             program.train()
@@ -106,7 +106,8 @@ class BackwardOpTests(ContractTests):
 
         tool = self.probe("relu", before_backward=look, after_backward=look)
         self.train(self.fw.program(self.fw.relu, X), tool)
-        assert seen[:2] == [(1, False), (1, True)]
+        consumed = self.fw.relu_consumes
+        assert seen[:2] == [(consumed, False), (consumed, True)]
 
     @requires(Capability.BACKWARD)
     def test_a_child_reads_its_parent(self) -> None:
@@ -189,18 +190,24 @@ class BackwardOpTests(ContractTests):
 
         def look(context: amanda.OpContext) -> None:
             inputs = context.get_inputs()
-            seen.append(self.fw.to_list(inputs[1]))
-            with pytest.raises(TensorReleased, match=r"(?i)input 0 of op .*add.*insert_before_op"):
+            seen.append([self.fw.to_list(t) for t in inputs[1:]])
+            pattern = rf"(?i)input 0 of op .*{op}.*insert_before_op"
+            with pytest.raises(TensorReleased, match=pattern):
                 inputs[0]
 
-        # Nobody needs the product: an addition saves nothing for its gradient.
-        program = self.fw.program(lambda x, w: self.fw.add(self.fw.mul(x, w), w), X, W)
-        with self.apply(self.probe("add", before_backward=look)):
+        def build(x: Any, w: Any) -> Any:
+            # Nobody needs the product: the operator saves no input for its gradient.
+            product = self.fw.mul(x, w)
+            return self.fw.relu(product) if op == "relu" else self.fw.add(product, w)
+
+        op = self.fw.forgetful
+        program = self.fw.program(build, X, W)
+        with self.apply(self.probe(op, before_backward=look)):
             backward = program.forward()
             gc.collect()
             backward()
         assert seen
-        assert seen[0] == W
+        assert seen[0] == [W][: op == "add"]
 
     @requires(Capability.BACKWARD)
     def test_backward_context_after_its_analysis(self) -> None:

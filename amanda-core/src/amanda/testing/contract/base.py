@@ -75,6 +75,15 @@ class ContractTests:
         """The program ``X * W``."""
         return self.fw.program(self.fw.mul, X, W)
 
+    def linear_inputs(self) -> list[Any]:
+        """The values of all inputs of the framework's linear operator."""
+        return [X, W, B][: len(self.fw.names["linear"])]
+
+    def data_input(self, op: str) -> int:
+        """The position at which ``cat`` or ``split`` has the first tensor that it is given."""
+        given = object()
+        return [tensor is given for tensor in self.fw.inputs(op, given)].index(True)
+
     def run(self, program: Program, *tools: amanda.Tool, times: int = 1) -> Sequence[Any]:
         """The outputs of the last of some runs under the tools."""
         with self.apply(*tools):

@@ -10,7 +10,7 @@ import pytest
 import amanda
 from amanda.driver import Capability
 from amanda.errors import ContextExpiredError, SelectionError
-from amanda.testing.contract.base import B, ContractTests, W, X
+from amanda.testing.contract.base import ContractTests, W, X
 from amanda.testing.framework import Program, requires
 from amanda.tools.mapping import MappingTool
 
@@ -34,23 +34,30 @@ class ContextTests(ContractTests):
         """Inputs come in the order of the declared parameters, however they are passed."""
         name = self.fw.names["linear"]
 
-        def by_keyword(x: Any, w: Any, b: Any) -> Any:
-            return self.fw.linear(x, **{name[2]: b, name[1]: w})
+        def by_keyword(*tensors: Any) -> Any:
+            named = dict(zip(name, tensors, strict=True))
+            # All but the first, the last of them first.
+            return self.fw.linear(tensors[0], **{key: named[key] for key in reversed(name[1:])})
 
-        positional = self.fw.program(self.fw.linear, X, W, B)
-        keywords = self.fw.program(by_keyword, X, W, B)
-        assert self.selected(positional, "linear", "insert_before_op") == [X, W, B]
-        assert self.selected(keywords, "linear", "insert_before_op") == [X, W, B]
+        values = self.linear_inputs()
+        positional = self.fw.program(self.fw.linear, *values)
+        keywords = self.fw.program(by_keyword, *values)
+        assert self.selected(positional, "linear", "insert_before_op") == values
+        assert self.selected(keywords, "linear", "insert_before_op") == values
 
     def test_absent_optional_input(self) -> None:
         """An absent optional tensor is None, so that positions do not shift."""
+        if len(self.linear_inputs()) == 2:
+            pytest.skip("the framework's linear operator has no optional input")
         program = self.fw.program(self.fw.linear, X, W)
         assert self.selected(program, "linear", "insert_before_op") == [X, W, None]
 
     def test_lists_are_expanded(self) -> None:
         """A list of tensors is expanded in place."""
         program = self.fw.program(lambda *t: self.fw.cat(t), X, W, X)
-        assert self.selected(program, "cat", "insert_before_op") == [X, W, X]
+        inputs = self.fw.inputs("cat", *(self.fw.tensor(values) for values in (X, W, X)))
+        expected = [self.fw.to_list(t) for t in inputs]
+        assert self.selected(program, "cat", "insert_before_op") == expected
 
     def test_all_outputs(self) -> None:
         """An op with several outputs gives them all, in order."""

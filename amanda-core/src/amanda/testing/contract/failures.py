@@ -135,7 +135,7 @@ class FailureTests(ContractTests):
             self.fw.program(self.fw.split, X),
             self.probe("split", before=lambda c: kept.append(c._open_call().freeze())),
         )
-        outputs = kept[0]([self.fw.tensor(W)])
+        outputs = kept[0](self.fw.inputs("split", self.fw.tensor(W)))
         assert [self.fw.to_list(t) for t in outputs] == [[W[0]], [W[1]]]
 
     # -- rule 14 ----------------------------------------------------------

@@ -90,10 +90,11 @@ class ReplacementTests(ContractTests):
     @requires(Capability.REPLACE_OP)
     def test_replace_an_op_of_several_outputs(self) -> None:
         """A function that replaces an op of several outputs returns as many."""
+        given = self.data_input("split")
         tool = self.probe(
             "split",
             before=lambda c: c.replace_op(
-                lambda t: [self.fw.scale(s, 2.0) for s in self.fw.split(t)]
+                lambda t: [self.fw.scale(s, 2.0) for s in self.fw.split(t)], inputs=[given]
             ),
         )
         result = self.run(self.fw.program(self.fw.split, X), tool)
@@ -165,7 +166,7 @@ class ReplacementTests(ContractTests):
 
         def analyse(context: amanda.OpContext) -> None:
             if self.fw.type_of(context.get_backward_op()) == kind:
-                context.replace_backward_op(lambda g: self.fw.scale(g, 4.0))
+                context.replace_backward_op(lambda g: self.fw.scale(g, 4.0), grad_outputs=[0])
 
         tool = self.probe("relu", before_backward=analyse)
         result = self.train(self.fw.program(self.fw.relu, X), tool, times=2)

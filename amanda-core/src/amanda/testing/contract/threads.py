@@ -44,7 +44,10 @@ class ThreadTests(ContractTests):
         with self.apply(self.thread_counter(calls)):
             thread = in_thread(program.run)
             thread.join()
-        assert calls == [thread.name]
+        assert len(calls) == 1
+        if Capability.STATIC_GRAPH not in self.driver_cls.capabilities:
+            # A graph runs on threads of its own.
+            assert calls == [thread.name]
 
     @requires(Capability.THREADS)
     def test_thread_of_a_thread(self) -> None:
@@ -163,6 +166,8 @@ class ThreadTests(ContractTests):
         """A forked child runs vanilla."""
         if not hasattr(os, "fork"):
             pytest.skip("this system has no fork")
+        if not self.fw.forks:
+            pytest.skip("the framework itself does not work in a forked child")
         calls: list[str] = []
         program = self.multiplication()
         with self.apply(self.thread_counter(calls)):

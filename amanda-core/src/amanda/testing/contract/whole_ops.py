@@ -6,7 +6,7 @@ from typing import Any
 
 import amanda
 from amanda.driver import Capability
-from amanda.testing.contract.base import ONES, B, ContractTests, W, X, product, times
+from amanda.testing.contract.base import ONES, ContractTests, W, X, product, times
 from amanda.testing.framework import requires
 
 
@@ -26,7 +26,7 @@ class WholeOpTests(ContractTests):
         """insert_before_backward_op gets the gradients of the operator's outputs, once."""
         seen: list[Any] = []
         tool = self.probe("linear", before=lambda c: c.insert_before_backward_op(self.look(seen)))
-        self.train(self.fw.program(self.fw.linear, X, W, B), tool)
+        self.train(self.fw.program(self.fw.linear, *self.linear_inputs()), tool)
         assert seen == [[ONES]]
 
     @requires(Capability.BACKWARD)
@@ -34,8 +34,9 @@ class WholeOpTests(ContractTests):
         """insert_after_backward_op gets the gradients of the operator's inputs, once."""
         seen: list[Any] = []
         tool = self.probe("linear", before=lambda c: c.insert_after_backward_op(self.look(seen)))
-        expected = self.fw.program(self.fw.linear, X, W, B).train().gradients
-        self.train(self.fw.program(self.fw.linear, X, W, B), tool)
+        program = self.fw.program(self.fw.linear, *self.linear_inputs())
+        expected = program.train().gradients
+        self.train(program, tool)
         assert seen == [expected]
 
     @requires(Capability.BACKWARD)
@@ -45,7 +46,7 @@ class WholeOpTests(ContractTests):
         tool = self.probe("linear", before=lambda c: c.insert_after_backward_op(self.look(seen)))
         program = self.fw.program(lambda w: self.fw.linear(self.fw.tensor(X), w), W)
         gradients = self.train(program, tool).gradients
-        assert seen == [[None, gradients[0], None]]
+        assert seen == [[None, gradients[0], None][: len(self.linear_inputs())]]
 
     @requires(Capability.BACKWARD)
     def test_changed_gradients_of_the_outputs(self) -> None:
@@ -109,7 +110,7 @@ class WholeOpTests(ContractTests):
                 context.insert_before_backward_op(lambda *g: seen.append("op"))
 
         tool = self.probe("linear", before=whole, before_backward=single)
-        self.train(self.fw.program(self.fw.linear, X, W, B), tool)
+        self.train(self.fw.program(self.fw.linear, *self.linear_inputs()), tool)
         ops = len(self.fw.backward_types["linear"])
         assert seen == ["first", *["op"] * ops, "last"]
 
