@@ -8,7 +8,7 @@ has changed gives one clear error, and refuses that mode only.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -301,6 +301,18 @@ def register_routine(function: Any) -> str:
     return token
 
 
+def registered_routine(token: Any) -> Any:
+    """The function that a token stands for."""
+    return script_ops._py_funcs.get(token if isinstance(token, str) else token.decode())
+
+
+def keep_alive(graph: Any, function: Any) -> None:
+    """Let a graph hold a function that its nodes call."""
+    if not hasattr(graph, "_amanda_routines"):
+        graph._amanda_routines = []
+    graph._amanda_routines.append(function)
+
+
 def registered_routines() -> int:
     """How many Python functions the runtime can call."""
     return int(script_ops._py_funcs.size())
@@ -333,3 +345,59 @@ def default_graph() -> Any:
     return ops.get_default_graph()
 
 
+def attributes_proto(op: Any) -> dict[str, Any]:
+    """The attributes of an operator of a graph, as protocol buffers of its own."""
+    return dict(op.node_def.attr.items())
+
+
+def raw_attributes(op: Any) -> Iterator[tuple[str, Any]]:
+    """The declared attributes of an operator of a graph, as TensorFlow gives them."""
+    for attribute in op.op_def.attr:
+        yield attribute.name, op.get_attr(attribute.name)
+
+
+def input_types(op: Any) -> list[Any]:
+    """The types that an operator's inputs are declared with, references included."""
+    return list(op._input_types)
+
+
+def share_variables(source: Any, graph: Any) -> None:
+    """Let a copy of a function's graph tell of the variables that the function uses."""
+    graph._weak_variables = list(source._weak_variables)
+
+
+def function_of(op: Any) -> Any:
+    """The function that a call calls, if its graph is known."""
+    return function_named(op.graph, op.get_attr("f").name)
+
+
+def function_named(graph: Any, name: str) -> Any:
+    """A function that a graph or one around it knows; None if there is none."""
+    while graph is not None:
+        function = graph._get_function(name)
+        if function is not None:
+            return function
+        graph = getattr(graph, "outer_graph", None)
+    return None
+
+
+def function_attributes(op: Any) -> dict[str, list[str]]:
+    """The names of the functions that an operator runs, by attribute."""
+    found = {}
+    for name, value in op.node_def.attr.items():
+        kind = value.WhichOneof("value")
+        if kind == "func":
+            found[name] = [value.func.name]
+        elif kind == "list" and len(value.list.func):
+            found[name] = [function.name for function in value.list.func]
+    return found
+
+
+def renamed(attribute: Any, names: Sequence[Any]) -> Any:
+    """An attribute that names functions, with other names."""
+    result = AttrValue()
+    result.CopyFrom(attribute)
+    functions = [result.func] if result.WhichOneof("value") == "func" else result.list.func
+    for function, name in zip(functions, names, strict=True):
+        function.name = name if isinstance(name, str) else name.decode()
+    return result

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import attrs
 import tensorflow as tf
 
+from amanda.errors import CapabilityError
 from amanda_tensorflow import _internals
 
 STRUCTURAL = frozenset(
@@ -168,3 +169,42 @@ def _presented(value: Any, is_type: bool) -> Any:
 def selected_for_routine(tensors: Sequence[Any]) -> list[int]:
     """Positions of the tensors that a routine may replace."""
     return [i for i, t in enumerate(tensors) if t is not None and t.dtype not in UNROUTABLE]
+
+
+def runner(kind: str, attributes: Mapping[str, Any], op_id: str) -> Callable[[Sequence[Any]], Any]:
+    """A function that runs an operator of this type and these attributes on flat inputs.
+
+    Args:
+        attributes: as the framework keeps them.
+
+    Raises:
+        CapabilityError: TensorFlow has no function for this type.
+    """
+    function = getattr(tf.raw_ops, kind, None)
+    if function is None:
+        raise CapabilityError(
+            f"TensorFlow has no tf.raw_ops.{kind}, so that op {op_id} cannot be run again"
+        )
+    definition = _internals.op_def_of(kind)
+    inferred = {
+        name
+        for arg in definition.input_arg
+        for name in (arg.type_attr, arg.number_attr, arg.type_list_attr)
+    }
+    given = {name: value for name, value in attributes.items() if name not in inferred}
+    lengths = [
+        (arg.name, _length(attributes[arg.number_attr or arg.type_list_attr]))
+        if arg.number_attr or arg.type_list_attr
+        else (arg.name, -1)
+        for arg in definition.input_arg
+    ]
+
+    def run(inputs: Sequence[Any]) -> Any:
+        rest = iter(inputs)
+        arguments = {
+            name: next(rest) if length < 0 else [next(rest) for _ in range(length)]
+            for name, length in lengths
+        }
+        return function(**arguments, **given)
+
+    return run

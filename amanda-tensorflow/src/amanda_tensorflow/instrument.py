@@ -1,0 +1,336 @@
+"""What is done to one operator while a graph is replayed: analyses, then routines around it."""
+
+from __future__ import annotations
+
+import collections
+import weakref
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import attrs
+import tensorflow as tf
+
+from amanda.action import Action, ActionPlan
+from amanda.backward import BackwardExecution, OpHandle
+from amanda.calls import BackwardCall, OpCall
+from amanda.dispatch import OpExecution
+from amanda.errors import CapabilityError, RoutineResultError, described
+from amanda_tensorflow import _internals
+from amanda_tensorflow.gradients import ForwardView, Gradients
+from amanda_tensorflow.known import KnownGraphs, KnownOp
+from amanda_tensorflow.ops import OpView, input_names, module_of, runner
+from amanda_tensorflow.records import GradientCall
+from amanda_tensorflow.routines import Building, GraphDispatcher
+from amanda_tensorflow.sites import (
+    ForwardState,
+    LazyAttributes,
+    ReadVariable,
+    Segment,
+    Site,
+    value_of,
+)
+
+Create = Callable[[Sequence[Any], Sequence[Any]], Any]
+"""Adds the vanilla operator to the copy, with other inputs and nodes to wait for."""
+
+UNOWNED = "backward ops of no forward op in the scope"
+SCOPE = "amanda"
+"""Name scope of everything that is inserted into a copy."""
+
+
+@attrs.define(eq=False)
+class GraphOpCall(OpCall):
+    """What core is told of an operator of a graph; its inputs are tensors of the copy."""
+
+    site: Site | None = None
+    source: Any = None
+    read: ReadVariable | None = None
+
+    def value(self, index: int) -> Any:
+        assert self.site is not None
+        assert self.read is not None
+        return value_of(self.site, self.source.inputs[index], self.read)
+
+    def freeze(self) -> Callable[[Sequence[Any]], Any]:
+        return runner(self.source.type, dict(_internals.raw_attributes(self.source)), self.op_id)
+
+
+class Instrument:
+    """Creates the operators of one copy with what tools want around them.
+
+    Args:
+        dispatcher: core's side of the driver.
+        building: the copy.
+        known: the graphs that have ids.
+        read: gives the value of a variable.
+    """
+
+    def __init__(
+        self,
+        dispatcher: GraphDispatcher,
+        building: Building,
+        known: KnownGraphs,
+        read: ReadVariable,
+    ) -> None:
+        self.dispatcher = dispatcher
+        self.building = building
+        self.known = known
+        self.read = read
+        self.gradients = Gradients(self)
+        self._counts: collections.Counter[str] = collections.Counter()
+
+    @contextmanager
+    def building_copy(self) -> Iterator[None]:
+        """Within it, routines are inserted into this copy."""
+        with self.dispatcher.build(self.building):
+            yield
+
+    # -- other graphs -----------------------------------------------------
+
+    def called(self, site: Site, op: Any, graph: Any) -> Site:
+        """The site of a function that `op` calls."""
+        call = site.log.owners.get(op.name)
+        forward = None
+        if call is not None:
+            outer = site.site_of(call.forward.graph())
+            forward = None if outer is None else outer.children.get(call.forward.name)
+        return Site(
+            graph,
+            ids=f"{site.ids}/{op.name}",
+            prefix=f"{site.prefix}{op.name}/",
+            parent=site,
+            forward=forward,
+            device=op.device or site.device,
+        )
+
+    def branch(
+        self, site: Site, op: Any, source: Any, label: str, graph: Any
+    ) -> tuple[Site, Instrument]:
+        """The site of a body or branch of `op`, and what creates its operators."""
+        inner = Site(source, ids=f"{site.ids}/{op.name}/{label}")
+        outer = list(op.inputs)[len(op.inputs) - len(source.inputs) :]
+        is_loop = op.type.endswith("While")
+        for index, (placeholder, tensor) in enumerate(zip(source.inputs, outer, strict=True)):
+            passed = index < len(source.outputs) and source.outputs[index] is placeholder
+            if not is_loop or tensor.dtype == tf.resource or passed:
+                inner.sources[id(placeholder)] = (site, tensor)
+        self.known.add_body(source, inner.ids)
+        building = Building(graph, self.building.scopes, needs_gradient=True)
+        instrument = Instrument(self.dispatcher, building, self.known, self.read)
+        instrument.gradients.fixed = self.gradients.fixed
+        return inner, instrument
+
+    def refuse_captures(self, graph: Any) -> None:
+        """A body has the inputs that its operator gives it, and no others.
+
+        Raises:
+            CapabilityError: a traced routine uses a tensor from outside of the body.
+        """
+        if graph.external_captures:
+            names = ", ".join(str(t.name if hasattr(t, "name") else t) for t in graph.external_captures)
+            raise CapabilityError(
+                f"a traceable routine in the loop or branch {graph.name} uses tensors from "
+                f"outside of it ({names:.120}); let it use constants (numpy arrays), or leave out "
+                "@amanda.traceable"
+            )
+
+    # -- operators --------------------------------------------------------
+
+    def inputs(self, site: Site, op: Any) -> list[Any]:
+        """The inputs of an operator in the copy; None for the back edge of a loop."""
+        call = self.gradients.owner(site, op)
+        if call is None:
+            return [self.final(site, tensor) for tensor in op.inputs]
+        return [self.gradients.seen_by(site, call, tensor) for tensor in op.inputs]
+
+    def final(self, site: Site, tensor: Any) -> Any:
+        """A tensor of the copy as those see it that are no part of a gradient function."""
+        if site.producers:
+            return self.gradients.final(site, tensor)
+        return site.tensors.get(id(tensor))
+
+    def op(self, site: Site, op: Any, inputs: list[Any], create: Create) -> None:
+        """Add an operator, with what tools want around it."""
+        call = self.gradients.owner(site, op)
+        with tf.name_scope(f"{SCOPE}/{site.prefix}{op.name}/"):
+            if call is not None:
+                self._backward(site, op, call, inputs, create)
+            elif site.is_backward:
+                self._plain(site, op, create(inputs, ()))
+            else:
+                self._forward(site, op, inputs, create)
+
+    def _plain(self, site: Site, op: Any, new: Any) -> None:
+        site.ops[op.name] = new
+        for old, tensor in zip(op.outputs, new.outputs, strict=True):
+            site.tensors[id(old)] = tensor
+
+    def _settled(self, site: Site, op: Any, new: Any, outputs: Sequence[Any]) -> None:
+        """Note what stands for a vanilla operator and its outputs."""
+        site.ops[op.name] = new
+        for old, tensor in zip(op.outputs, outputs, strict=True):
+            site.tensors[id(old)] = tensor
+        nodes = [t.op for t in outputs if t.op is not new]
+        controls = self.building.take_controls()
+        if nodes or controls:
+            site.after[op.name] = [*nodes, *controls]
+
+    # -- forward ----------------------------------------------------------
+
+    def _forward(self, site: Site, op: Any, inputs: list[Any], create: Create) -> None:
+        op_id = site.op_id(op)
+        state = site.states[op.name] = ForwardState(op_id)
+        plan = self.dispatcher.plan(op_id)
+        execution: OpExecution | None = None
+        if plan is None:
+            execution = self.dispatcher.begin(self._call(site, op, op_id, inputs))
+            plan = execution.plan
+        self.building.fixed_gradient = self.gradients.why_fixed(site, op)
+        self.building.anchors = [c for o in op.control_inputs if (c := site.ops.get(o.name))]
+        used = self._run(state.before, plan.before, inputs)
+        new, outputs = self._executed(site, op, plan, used, create, state)
+        if execution is not None:
+            plan = execution.finish(outputs)
+        state.plan = plan
+        state.note_used(op, used, outputs)
+        self.building.anchors = [new]
+        final = self.awaited(self._run(state.after, plan.after, outputs))
+        self.building.fixed_gradient = ""
+        self._settled(site, op, new, final)
+        self.known.note(self.building.graph, new, KnownOp(op_id, 0, site, op))
+
+    def _run(
+        self, segments: list[Segment], actions: Sequence[Action], tensors: list[Any]
+    ) -> list[Any]:
+        """The tensors after some routines; what the differentiable ones change is noted."""
+        for action in actions:
+            if not action.differentiable:
+                tensors = self.dispatcher.run(action, tensors)
+                continue
+            chosen = range(len(tensors)) if action.select is None else action.select
+            # Copies, so that a tensor given twice has two gradients.
+            old = [
+                _internals.identity(t) if i in chosen and _has_value(t) else t
+                for i, t in enumerate(tensors)
+            ]
+            tensors = self.dispatcher.run(action, old)
+            changed = [i for i, t in enumerate(tensors) if t is not old[i]]
+            segments.append(
+                Segment(changed, [old[i] for i in changed], [tensors[i] for i in changed])
+            )
+        return tensors
+
+    def awaited(self, tensors: list[Any]) -> list[Any]:
+        """The tensors, which come after the nodes without a value."""
+        if not self.building.controls or not any(_has_value(t) for t in tensors):
+            return tensors
+        with tf.control_dependencies(self.building.take_controls()):
+            return [_internals.identity(t) if _has_value(t) else t for t in tensors]
+
+    def _executed(
+        self,
+        site: Site,
+        op: Any,
+        plan: ActionPlan,
+        inputs: list[Any],
+        create: Create,
+        state: ForwardState,
+    ) -> tuple[Any, list[Any]]:
+        """The operator or its replacement, and its outputs."""
+        waits = self.building.take_controls()
+        action = plan.replace
+        if action is None:
+            new = create(inputs, waits)
+            return new, list(new.outputs)
+        if self.building.fixed_gradient:
+            raise CapabilityError(
+                f"{action.routine} replaces op {state.op_id}, whose gradient cannot follow: "
+                f"{self.building.fixed_gradient}"
+            )
+        controls = [c for o in op.control_inputs for c in _standing_for(site, o)]
+        self.building.template = list(op.outputs)
+        with tf.control_dependencies([*controls, *waits]):
+            # Copies, so that a tensor given twice has two gradients.
+            given = [_internals.identity(t) if _has_value(t) else t for t in inputs]
+            result = self.dispatcher.replace(action, given)
+        outputs = list(result) if isinstance(result, (list, tuple)) else [result]
+        if len(outputs) != len(op.outputs) or not all(tf.is_tensor(t) for t in outputs):
+            raise RoutineResultError(
+                f"{action.routine} replaces op {state.op_id} and must return its "
+                f"{len(op.outputs)} output tensors, got {described(result)}"
+            )
+        outputs = [_internals.identity(t) for t in outputs]
+        state.replaced = given, outputs
+        return outputs[0].op, outputs
+
+    def _call(self, site: Site, op: Any, op_id: str, inputs: list[Any]) -> GraphOpCall:
+        attributes = LazyAttributes(op)
+        return GraphOpCall(
+            op=OpView.of(op),
+            op_id=op_id,
+            inputs=inputs,
+            names=input_names(op.type, len(inputs), attributes),
+            attributes=attributes,
+            module=module_of(site.prefix + op.name),
+            site=site,
+            source=op,
+            read=self.read,
+        )
+
+    # -- backward ---------------------------------------------------------
+
+    def _backward(
+        self, site: Site, op: Any, call: GradientCall, inputs: list[Any], create: Create
+    ) -> None:
+        forward = self.gradients.view(site, call)
+        if forward is None:
+            if not self.gradients.is_own(site, call):
+                self._not_owned()
+            self._plain(site, op, create(inputs, ()))
+            return
+        key = f"{forward.op_id}{'/grad' * forward.depth}/{op.type}"
+        backward_id = f"{key}:{self._counts[key]}"
+        self._counts[key] += 1
+        state = site.states[op.name] = ForwardState(forward.op_id)
+        execution = self._execution(op, call, forward, backward_id)
+        before, after = execution.needed()
+        used = execution.before(inputs) if before else inputs
+        new = create(used, self.building.take_controls())
+        final = outputs = list(new.outputs)
+        if after:
+            self.building.anchors = [new]
+            self.building.template = self.building.likes = outputs
+            final = self.awaited(execution.after(outputs, used))
+        state.note_used(op, used, outputs)
+        self._settled(site, op, new, final)
+        known = KnownOp(forward.op_id, forward.depth, site, op)
+        self.known.note(self.building.graph, new, known)
+
+    def _execution(
+        self, op: Any, call: GradientCall, forward: ForwardView, backward_id: str
+    ) -> BackwardExecution:
+        position = {name: i for i, name in enumerate(call.grad_inputs) if name is not None}
+        names = [""] * len(op.outputs)
+        for index in range(len(op.outputs)):
+            at = position.get((op.name, index), len(forward.names))
+            names[index] = forward.names[at] if at < len(forward.names) else ""
+        scopes = self.building.scopes
+        handle = OpHandle(forward.op_id, scopes, forward.inputs, forward.outputs)
+        view = OpView(op.type, backward_id)
+        told = BackwardCall(view, backward_id, names, forward.inputs, forward.outputs)
+        return BackwardExecution(self.dispatcher, handle, told)
+
+    def _not_owned(self) -> None:
+        """Count a backward operator whose forward operator ran outside of the scope."""
+        if any(scope.analyses_backward() for scope in self.building.scopes):
+            self.dispatcher.not_seen(UNOWNED)
+
+
+def _has_value(tensor: Any) -> bool:
+    return tensor is not None and not tensor.dtype._is_ref_dtype
+
+
+def _standing_for(site: Site, op: Any) -> list[Any]:
+    new = site.ops.get(op.name)
+    return [] if new is None else [new, *site.after.get(op.name, ())]

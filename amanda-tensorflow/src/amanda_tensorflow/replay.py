@@ -1,0 +1,263 @@
+"""The replay engine: an instrumented copy of a graph, made operator by operator.
+
+The operators of the vanilla graph are created again in the copy, in topological
+order; those that tools have actions for are created between their routines
+(:mod:`amanda_tensorflow.instrument`). Calls of functions are replayed in place,
+as TensorFlow's own inliner does, so that an operator and its gradient are always
+in one graph; bodies of loops and branches become functions of their own. The
+vanilla graph is only read.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from amanda_tensorflow import _internals
+from amanda_tensorflow.instrument import Instrument
+from amanda_tensorflow.ops import CALLS, CONTROL_FLOW, UNROUTABLE, is_op
+from amanda_tensorflow.order import ordered
+from amanda_tensorflow.sites import Site
+
+_XLA = "_XlaMustCompile"
+_UNIQUE = itertools.count()
+
+
+class Replay:
+    """Makes a copy of a graph.
+
+    Args:
+        graph: the graph to add to; it is current while operators are added.
+        instrument: creates the operators that tools have actions for.
+    """
+
+    def __init__(self, graph: Any, instrument: Instrument) -> None:
+        self._graph = graph
+        self._instrument = instrument
+
+    # -- functions --------------------------------------------------------
+
+    def function(self, site: Site, outputs: int | None = None) -> None:
+        """Make the copy's graph a function like the site's.
+
+        Args:
+            outputs: how many outputs to give; a tape may have added more.
+        """
+        source, graph = site.graph, self._graph
+        with graph.as_default(), tf.name_scope(""):
+            for tensor in source.inputs:
+                inner = tf.compat.v1.placeholder(tensor.dtype, tensor.shape, name=tensor.op.name)
+                _internals.copy_handle_data(tensor, inner)
+                graph.inputs.append(inner)
+                site.tensors[id(tensor)] = inner
+                site.ops[tensor.op.name] = inner.op
+        self.body(site)
+        graph.outputs = [
+            self.shaped(self._instrument.final(site, tensor), tensor)
+            for tensor in source.outputs[:outputs]
+        ]
+        graph.control_outputs = list(
+            dict.fromkeys(new for op in source.control_outputs for new in self.controls(site, op))
+        )
+        graph.structured_outputs = source.structured_outputs
+        graph.structured_input_signature = source.structured_input_signature
+        _internals.share_variables(source, graph)
+
+    def shaped(self, new: Any, old: Any) -> Any:
+        """A tensor of the copy with what was known of its shape."""
+        if new.dtype not in UNROUTABLE and new.shape.rank is None and old.shape.rank is not None:
+            # Of an output only: the user sees this shape.
+            new.set_shape(old.shape) if _is_compatible(new, old) else None
+        return new
+
+    # -- operators --------------------------------------------------------
+
+    def body(self, site: Site, only: Iterable[Any] | None = None) -> None:
+        """Add the operators of a site (or `only` these and what they need) to the copy."""
+        operations = site.graph.get_operations()
+        roots = operations if only is None else only
+        late: list[tuple[Any, int, Any]] = []
+        with self._graph.as_default(), _internals.stop_recording():
+            for op in ordered(site, roots):
+                if op.name not in site.ops:
+                    self._add(site, op, late)
+            for op, index, tensor in late:
+                site.ops[op.name]._update_input(index, site.tensors[id(tensor)])
+
+    def _add(self, site: Site, op: Any, late: list[tuple[Any, int, Any]]) -> None:
+        inputs = self._instrument.inputs(site, op)
+        missing = [i for i, tensor in enumerate(inputs) if tensor is None]
+        for index in missing:
+            # The back edge of a version 1 loop: its source comes later.
+            late.append((op, index, op.inputs[index]))
+            inputs[index] = next(tensor for tensor in inputs if tensor is not None)
+        if op.type in CALLS and (callee := _internals.function_of(op)) is not None:
+            self._call(site, op, callee, inputs)
+        elif op.type in CONTROL_FLOW:
+            self._branches(site, op, inputs)
+        elif is_op(op.type) and not missing:
+            create = lambda tensors, waits: self.create(site, op, tensors, waits)  # noqa: E731
+            self._instrument.op(site, op, inputs, create)
+        else:
+            self._settle(site, op, self.create(site, op, inputs))
+
+    def _settle(self, site: Site, op: Any, new: Any) -> None:
+        """Note an operator of the copy that stands for a vanilla one unchanged."""
+        site.ops[op.name] = new
+        for old, tensor in zip(op.outputs, new.outputs, strict=True):
+            site.tensors[id(old)] = tensor
+
+    def controls(self, site: Site, op: Any) -> list[Any]:
+        """What to wait for in the copy instead of a vanilla operator."""
+        if op.name not in site.ops:
+            return []
+        return [site.ops[op.name], *site.after.get(op.name, ())]
+
+    def create(
+        self,
+        site: Site,
+        op: Any,
+        inputs: Sequence[Any],
+        waits: Sequence[Any] = (),
+        changes: Callable[[str, dict[str, Any]], tuple[str, dict[str, Any]]] | None = None,
+    ) -> Any:
+        """Add an operator like a vanilla one.
+
+        Args:
+            inputs: its inputs in the copy.
+            waits: nodes of the copy that it has to wait for besides.
+            changes: gives its type and attributes instead of the vanilla one's.
+        """
+        graph = self._graph
+        controls = [new for before in op.control_inputs for new in self.controls(site, before)]
+        kind, attributes = op.type, _internals.attributes_proto(op)
+        self._relocate(site, attributes)
+        if changes is not None:
+            kind, attributes = changes(kind, attributes)
+        with graph.control_dependencies(None), graph.control_dependencies([*controls, *waits]):
+            new = graph._create_op_internal(
+                kind,
+                list(inputs),
+                [tensor.dtype for tensor in op.outputs],
+                input_types=_reference_types(op),
+                name=graph.unique_name(site.prefix + op.name, mark_as_used=True) + "/",
+                attrs=attributes,
+                op_def=op.op_def if kind == op.type else None,
+                compute_device=False,
+            )
+        device = op.device or site.device
+        if device:
+            new._set_device(device)
+        for old, tensor in zip(op.outputs, new.outputs, strict=True):
+            if old.dtype in UNROUTABLE:
+                _internals.copy_handle_data(old, tensor)
+        return new
+
+    def _relocate(self, site: Site, attributes: dict[str, Any]) -> None:
+        """Let a colocation of a called function's operator name operators of the copy."""
+        found = attributes.get("_class")
+        if found is None or not site.prefix:
+            return
+        names = [bytes(name) for name in found.list.s]
+        moved = [
+            b"loc:@" + site.ops[name[5:].decode()].name.encode()
+            for name in names
+            if name.startswith(b"loc:@") and name[5:].decode() in site.ops
+        ]
+        if moved:
+            attributes["_class"] = _internals.AttrValue(
+                list=_internals.AttrValue.ListValue(s=moved)
+            )
+        else:
+            del attributes["_class"]
+
+    # -- functions that operators run -------------------------------------
+
+    def _call(self, site: Site, op: Any, callee: Any, inputs: Sequence[Any]) -> None:
+        """Replay a called function in place of the call."""
+        inner = self._instrument.called(site, op, callee.graph)
+        site.children[op.name] = inner
+        for tensor, outer, new in zip(callee.graph.inputs, op.inputs, inputs, strict=True):
+            inner.tensors[id(tensor)] = new
+            inner.ops[tensor.op.name] = new.op
+            inner.sources[id(tensor)] = (site, outer)
+        waits = [new for before in op.control_inputs for new in self.controls(site, before)]
+        start = self._node(f"{site.prefix}{op.name}/amanda/start", waits) if waits else None
+        before = len(self._graph.get_operations())
+        self.body(inner)
+        if start is not None:
+            for new in self._graph.get_operations()[before:]:
+                if not new.inputs and not new.control_inputs:
+                    new._add_control_input(start)
+        outputs = [
+            self._instrument.final(inner, tensor)
+            for tensor in callee.graph.outputs[: len(op.outputs)]
+        ]
+        ends = [new for o in callee.graph.control_outputs for new in self.controls(inner, o)]
+        done = self._node(f"{site.prefix}{op.name}/amanda/done", [*ends, *(t.op for t in outputs)])
+        site.ops[op.name] = done
+        for old, tensor in zip(op.outputs, outputs, strict=True):
+            site.tensors[id(old)] = tensor
+
+    def _node(self, name: str, waits: Sequence[Any]) -> Any:
+        """A node that has no value and waits for others."""
+        graph = self._graph
+        with graph.control_dependencies(None), graph.control_dependencies(list(waits)):
+            return graph.create_op("NoOp", [], [], name=graph.unique_name(name) + "/")
+
+    def _branches(self, site: Site, op: Any, inputs: Sequence[Any]) -> None:
+        """Replay an operator that runs functions, with instrumented functions."""
+        is_stateful = False
+        functions: dict[str, list[Any]] = {}
+        for attribute, names in _internals.function_attributes(op).items():
+            made = functions[attribute] = []
+            for index, name in enumerate(names):
+                callee = _internals.function_named(op.graph, name)
+                label = attribute if len(names) == 1 else f"{attribute}{index}"
+                function, has_python = self._branch(site, op, callee, label)
+                is_stateful |= has_python
+                made.append(function)
+
+        def changes(kind: str, attributes: dict[str, Any]) -> tuple[str, dict[str, Any]]:
+            for attribute, made in functions.items():
+                attributes[attribute] = _internals.renamed(
+                    attributes[attribute], [function.name for function in made]
+                )
+            return (kind.removeprefix("Stateless") if is_stateful else kind), attributes
+
+        self._settle(site, op, self.create(site, op, inputs, changes=changes))
+
+    def _branch(self, site: Site, op: Any, callee: Any, label: str) -> tuple[Any, bool]:
+        """An instrumented body or branch, and whether it runs Python."""
+        source = callee.graph
+        graph = _internals.FuncGraph(f"{source.name}_amanda")
+        graph.outer_graph = self._graph
+        inner, instrument = self._instrument.branch(site, op, source, label, graph)
+        replay = Replay(graph, instrument)
+        with instrument.building_copy():
+            replay.function(inner)
+        instrument.refuse_captures(graph)
+        name = f"amanda_{next(_UNIQUE)}_{source.name}"
+        function = _internals.function_from_graph(
+            name, graph, {}, function_type=callee.function_type
+        )
+        self._graph._add_function_recursive(function)
+        _internals.keep_alive(self._graph, (function, graph))
+        self._instrument.building.is_changed |= instrument.building.is_changed
+        self._instrument.building.has_python |= instrument.building.has_python
+        return function, instrument.building.has_python
+
+
+def _is_compatible(new: Any, old: Any) -> bool:
+    return bool(new.shape.is_compatible_with(old.shape))
+
+
+def _reference_types(op: Any) -> list[Any] | None:
+    """The types of inputs that are references to variables, where there are any."""
+    types = [tensor.dtype for tensor in op.inputs]
+    if not any(kind._is_ref_dtype for kind in types):
+        return None
+    return _internals.input_types(op)

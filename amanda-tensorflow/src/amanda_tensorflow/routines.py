@@ -1,0 +1,178 @@
+"""Routines in graphs: nodes that call Python at run time, or what a routine traces.
+
+A routine of a graph mode is recorded while the instrumented copy of the graph is
+built. By default a node is inserted that calls it at each execution with the
+values; a routine that promises to be a function of tensors is traced into the
+graph instead (design rule 14). Either way its results go in place of what was
+selected, and their gradient passes straight through to what they replace,
+unless the routine takes part in differentiation (rule 7).
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import attrs
+import tensorflow as tf
+
+from amanda._scope import Scope
+from amanda.action import Action
+from amanda.dispatch import Dispatcher
+from amanda.errors import CapabilityError, RoutineResultError
+from amanda_tensorflow import _internals
+from amanda_tensorflow.nodes import (
+    STRAIGHT_THROUGH,
+    ReplacementRoutine,
+    RunTimeRoutine,
+    is_routable,
+)
+
+
+@attrs.define(eq=False)
+class Building:
+    """The copy that is being built, as routines see it.
+
+    Attributes:
+        graph: the copy's graph.
+        scopes: the scopes whose tools act on it.
+        needs_gradient: whether the copy may be differentiated.
+        anchors: operators that a node without inputs waits for.
+        controls: nodes without outputs that what comes next has to wait for.
+        template: what the replacement of an operator has to give: per output a
+            tensor of its type, or None for what is not wanted.
+        likes: of each such output a tensor of its shape, where it is known.
+        fixed_gradient: why a changed value could not reach the gradient of the
+            operator being built, which was built before; "" if it can.
+        is_changed: whether anything was inserted.
+        has_python: whether any of it runs Python.
+    """
+
+    graph: Any
+    scopes: tuple[Scope, ...]
+    needs_gradient: bool
+    anchors: Sequence[Any] = ()
+    controls: list[Any] = attrs.field(factory=list)
+    template: Sequence[Any] = ()
+    likes: Sequence[Any] = ()
+    fixed_gradient: str = ""
+    is_changed: bool = False
+    has_python: bool = False
+
+    def take_controls(self) -> list[Any]:
+        """The nodes to wait for, which are forgotten."""
+        controls, self.controls = self.controls, []
+        return controls
+
+
+class _Current(threading.local):
+    building: Building | None = None
+
+
+def is_traceable(action: Action) -> bool:
+    """Whether a routine may be traced into a graph (design rule 14)."""
+    func = action.func
+    return bool(getattr(func, "amanda_traceable", False)) or isinstance(
+        func, tf.types.experimental.PolymorphicFunction
+    )
+
+
+class GraphDispatcher(Dispatcher):
+    """A dispatcher whose routines are inserted into the copy that is being built.
+
+    In a thread that builds no copy, such as one of the runtime that calls a
+    routine, it is an ordinary one.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._current = _Current()
+
+    @contextmanager
+    def build(self, building: Building) -> Iterator[None]:
+        """Within it, the current thread builds a copy."""
+        outer, self._current.building = self._current.building, building
+        try:
+            yield
+        finally:
+            self._current.building = outer
+
+    def run(self, action: Action, values: list[Any]) -> list[Any]:
+        """Insert a routine; `values` with what it gives in place of what it has selected."""
+        building = self._current.building
+        if building is None:
+            return super().run(action, values)
+        indices = range(len(values)) if action.select is None else action.select
+        selected = self._selected(action, values, indices)
+        building.is_changed = True
+        if is_traceable(action):
+            new = self._traced(building, action, selected)
+        else:
+            building.has_python = True
+            new = RunTimeRoutine(self, action, selected, building).inserted(values)
+        changed = list(values)
+        for index, old, tensor in zip(indices, selected, new, strict=True):
+            changed[index] = self._through(building, action, old, tensor)
+        return changed
+
+    def replace(self, action: Action, values: list[Any]) -> Any:
+        """Insert the replacement of an operator; it is differentiated as the operator would be."""
+        building = self._current.building
+        if building is None or is_traceable(action):
+            if building is not None:
+                building.is_changed = True
+            return super().replace(action, values)
+        indices = range(len(values)) if action.select is None else action.select
+        selected = self._selected(action, values, indices)
+        building.is_changed = building.has_python = True
+        return ReplacementRoutine(self, action, selected, building).inserted(values)
+
+    def _traced(
+        self, building: Building, action: Action, selected: Sequence[Any]
+    ) -> Sequence[Any]:
+        """What a traceable routine makes of symbolic tensors."""
+        result = self.call(action, selected)
+        if result is None:
+            return selected
+        final = []
+        for old, new in zip(selected, self.checked(action, result, len(selected)), strict=True):
+            if new is None or new is old or old is None:
+                final.append(old)
+                continue
+            if building.fixed_gradient:
+                raise CapabilityError(fixed(action, building.fixed_gradient))
+            final.append(fitted(action, old, tf.convert_to_tensor(new)))
+        return final
+
+    def _through(self, building: Building, action: Action, old: Any, new: Any) -> Any:
+        """`new`, whose gradient passes straight through to `old` (design rule 7)."""
+        if new is old or action.differentiable or not building.needs_gradient:
+            return new
+        if not (old.dtype.is_floating or old.dtype.is_complex):
+            return new
+        with building.graph.gradient_override_map({"IdentityN": STRAIGHT_THROUGH}):
+            return _internals.identity_n([new, old])[0]
+
+
+def fixed(action: Action, why: str) -> str:
+    """The message for a value that is changed where the gradient cannot follow."""
+    return (
+        f"{action.routine} changes a tensor of op {action.op_id}, and its gradient cannot "
+        f"follow: {why}"
+    )
+
+
+def fitted(action: Action, old: Any, new: Any) -> Any:
+    """`new` in the type of `old`: in a graph all types are settled before it runs.
+
+    Raises:
+        RoutineResultError: the shapes differ.
+    """
+    if not new.shape.is_compatible_with(old.shape):
+        raise RoutineResultError(
+            f"{action.routine} at op {action.op_id} must return tensors of the shapes it got, "
+            f"expected {tuple(old.shape)}, got {tuple(new.shape)}"
+        )
+    return new if new.dtype == old.dtype else tf.cast(new, old.dtype)
