@@ -1,0 +1,108 @@
+"""What amanda-tensorflow registers, and that it costs nothing until it is used."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from importlib import metadata
+
+import pytest
+
+from amanda import _plugins
+from amanda.driver import Driver
+from amanda_tensorflow import plugin
+
+DRIVERS = (
+    plugin.TensorFlowEagerDriver,
+    plugin.TensorFlowFunctionDriver,
+    plugin.TensorFlowGraphDriver,
+)
+
+
+def printed(code: str) -> str:
+    """What a Python process of its own prints."""
+    command = [sys.executable, "-c", code]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stderr
+    return done.stdout.strip()
+
+
+def test_drivers_are_registered() -> None:
+    """`amanda drivers` lists one driver for each mode, and they are usable."""
+    entries = {entry.cls: entry for entry in _plugins.drivers() if entry.cls in DRIVERS}
+    assert [entry.distribution for entry in entries.values()] == ["amanda-tensorflow"] * 3
+    assert [cls.mode for cls in DRIVERS] == ["eager", "function", "graph"]
+    assert [cls.name for cls in DRIVERS] == [
+        "tensorflow-eager",
+        "tensorflow-function",
+        "tensorflow-graph",
+    ]
+    assert [cls.reason_unusable() for cls in DRIVERS] == [""] * 3
+
+
+@pytest.mark.parametrize("driver", DRIVERS)
+def test_private_symbols(driver: type[Driver]) -> None:
+    """The private symbols are as each mode expects them, in this version of TensorFlow."""
+    assert list(driver.check_internals()) == []
+
+
+@pytest.mark.parametrize("driver", DRIVERS)
+def test_self_test(driver: type[Driver]) -> None:
+    """`amanda doctor`'s look at a tiny model finds nothing wrong."""
+    assert list(driver.self_test()) == []
+
+
+def test_without_tensorflow(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where TensorFlow is not installed, the reason says what to install."""
+    monkeypatch.setattr(plugin, "installed", lambda: None)
+    for driver in DRIVERS:
+        assert "pip install 'amanda-tensorflow[tensorflow]'" in driver.reason_unusable()
+
+
+def test_too_old_tensorflow(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The reason names the version that is needed and the one that is installed."""
+    monkeypatch.setattr(plugin, "installed", lambda: ("tensorflow", "2.15.1"))
+    for driver in DRIVERS:
+        assert driver.reason_unusable() == (
+            "it needs tensorflow>=2.16, and tensorflow 2.15.1 is installed"
+        )
+
+
+def test_any_distribution(monkeypatch: pytest.MonkeyPatch) -> None:
+    """TensorFlow is found under each of its distribution names."""
+    for wanted in plugin.DISTRIBUTIONS:
+
+        def version(name: str, wanted: str = wanted) -> str:
+            if name != wanted:
+                raise metadata.PackageNotFoundError(name)
+            return "2.21.0"
+
+        monkeypatch.setattr(plugin.metadata, "version", version)
+        assert plugin.installed() == (wanted, "2.21.0")
+
+
+def test_plugin_imports_no_framework() -> None:
+    """Loading it, with its mapping rules, leaves TensorFlow and all others alone."""
+    code = (
+        "import sys, amanda, amanda_tensorflow.plugin as plugin\n"
+        "plugin.amanda_register_mapping_rules(), plugin.amanda_report_header()\n"
+        "print({'tensorflow', 'keras', 'torch', 'numpy'} & set(sys.modules))"
+    )
+    assert printed(code) == "set()"
+
+
+def test_the_context_stays_uninitialised() -> None:
+    """Neither the import of the drivers nor a scope without operators initialises TensorFlow:
+    devices can be configured after them."""
+    code = (
+        "import amanda, tensorflow as tf\n"
+        "from tensorflow.python.eager import context\n"
+        "from amanda_tensorflow import eager, function, session\n"
+        "with amanda.apply(amanda.Tool()):\n"
+        "    assert not context.context()._initialized\n"
+        "    tf.config.set_logical_device_configuration(\n"
+        "        tf.config.list_physical_devices('CPU')[0],\n"
+        "        [tf.config.LogicalDeviceConfiguration()] * 2)\n"
+        "print(len(tf.config.list_logical_devices('CPU')))"
+    )
+    assert printed(code) == "2"
