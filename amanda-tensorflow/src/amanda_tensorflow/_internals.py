@@ -401,3 +401,40 @@ def renamed(attribute: Any, names: Sequence[Any]) -> Any:
     for function, name in zip(functions, names, strict=True):
         function.name = name if isinstance(name, str) else name.decode()
     return result
+
+
+def graph_of(function: Any) -> Any:
+    """The graph of a concrete function."""
+    return function._func_graph
+
+
+def output_count(function: Any) -> int:
+    """How many tensors a concrete function gives; a tape may have added more to its graph."""
+    return int(function._delayed_rewrite_functions._num_inference_outputs)
+
+
+def function_attrs(function: Any) -> dict[str, Any]:
+    """The attributes of a concrete function."""
+    return dict(function._attrs)
+
+
+def instrumented(function: Any, graph: Any, attributes: dict[str, Any]) -> Any:
+    """A concrete function like `function`, of another graph; it is marked as ours."""
+    copy = ConcreteFunction.from_func_graph(
+        graph, function.function_type, attributes, shared_func_graph=False
+    )
+    copy._amanda_instrumented = True
+    return copy
+
+
+def is_instrumented(function: Any) -> bool:
+    """Whether a concrete function is one of ours."""
+    return hasattr(function, "_amanda_instrumented")
+
+
+def handle_dtype(handle: Any) -> Any:
+    """The type of the variable that a resource handle stands for; None if it is not known."""
+    data = getattr(handle, "_handle_data", None)
+    if data is None or not data.is_set or len(data.shape_and_type) != 1:
+        return None
+    return data.shape_and_type[0].dtype

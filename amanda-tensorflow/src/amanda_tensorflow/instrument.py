@@ -78,6 +78,7 @@ class Instrument:
         self.known = known
         self.read = read
         self.gradients = Gradients(self)
+        self.op_ids: list[str] = []
         self._counts: collections.Counter[str] = collections.Counter()
 
     @contextmanager
@@ -119,6 +120,7 @@ class Instrument:
         building = Building(graph, self.building.scopes, needs_gradient=True)
         instrument = Instrument(self.dispatcher, building, self.known, self.read)
         instrument.gradients.fixed = self.gradients.fixed
+        instrument.op_ids = self.op_ids
         return inner, instrument
 
     def refuse_captures(self, graph: Any) -> None:
@@ -180,6 +182,7 @@ class Instrument:
 
     def _forward(self, site: Site, op: Any, inputs: list[Any], create: Create) -> None:
         op_id = site.op_id(op)
+        self.op_ids.append(op_id)
         state = site.states[op.name] = ForwardState(op_id)
         plan = self.dispatcher.plan(op_id)
         execution: OpExecution | None = None

@@ -146,6 +146,7 @@ class RunTimeRoutine(PythonNode):
         super().__init__()
         self._dispatcher = dispatcher
         self._building: Building | None = building
+        building.routines.append(self)
         # The routine is given what was selected and nothing else.
         self._action = attrs.evolve(action, select=None)
         self._scopes = [weakref.ref(scope) for scope in building.scopes]

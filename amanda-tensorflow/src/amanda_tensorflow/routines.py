@@ -48,6 +48,7 @@ class Building:
             operator being built, which was built before; "" if it can.
         is_changed: whether anything was inserted.
         has_python: whether any of it runs Python.
+        routines: what calls Python at run time.
     """
 
     graph: Any
@@ -60,6 +61,7 @@ class Building:
     fixed_gradient: str = ""
     is_changed: bool = False
     has_python: bool = False
+    routines: list[RunTimeRoutine] = attrs.field(factory=list)
 
     def take_controls(self) -> list[Any]:
         """The nodes to wait for, which are forgotten."""
