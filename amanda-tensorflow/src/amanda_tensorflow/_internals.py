@@ -30,6 +30,7 @@ from tensorflow.python.eager.polymorphic_function import atomic_function, concre
 from tensorflow.python.framework import func_graph, op_def_registry, ops
 from tensorflow.python.ops import (
     gen_array_ops,
+    gen_math_ops,
     gen_resource_variable_ops,
     gen_script_ops,
     gradients_util,
@@ -121,8 +122,16 @@ SYMBOLS: tuple[Symbol, ...] = (
     Symbol("tensorflow.python.framework.ops", ops, "EagerTensor"),
     Symbol("tensorflow.python.framework.op_def_registry", op_def_registry, "get", ("name",)),
     # -- eager
-    Symbol(
-        "tensorflow.python.pywrap_tfe", pywrap_tfe, "TFE_Py_FastPathExecute", modes=("eager",)
+    *(
+        Symbol("tensorflow.python.pywrap_tfe", pywrap_tfe, name, modes=("eager",))
+        for name in (
+            "TFE_Py_FastPathExecute",
+            "TFE_Py_TapeSetIsEmpty",
+            "TFE_Py_TapeSetIsStopped",
+            "TFE_Py_TapeSetStopOnThread",
+            "TFE_Py_TapeSetRestartOnThread",
+            "TFE_Py_TapeSetRecordOperation",
+        )
     ),
     Symbol("tensorflow.python.eager.core", core, "_FallbackException", modes=("eager",)),
     Symbol(
@@ -293,6 +302,13 @@ ensure_shape: Any = gen_array_ops.ensure_shape
 read_variable: Any = gen_resource_variable_ops.read_variable_op
 eager_py_func: Any = gen_script_ops.eager_py_func
 function_from_graph: Any = atomic_function.from_func_graph
+add_n: Any = gen_math_ops.add_n
+context_of_process: Any = context.context
+no_tape_records: Any = pywrap_tfe.TFE_Py_TapeSetIsEmpty
+recording_is_stopped: Any = pywrap_tfe.TFE_Py_TapeSetIsStopped
+stop_recording_here: Any = pywrap_tfe.TFE_Py_TapeSetStopOnThread
+restart_recording_here: Any = pywrap_tfe.TFE_Py_TapeSetRestartOnThread
+record_on_tapes: Any = pywrap_tfe.TFE_Py_TapeSetRecordOperation
 
 
 def register_routine(function: Any) -> str:
@@ -311,6 +327,18 @@ def keep_alive(graph: Any, function: Any) -> None:
     if not hasattr(graph, "_amanda_routines"):
         graph._amanda_routines = []
     graph._amanda_routines.append(function)
+
+
+def annotate(graph: Any, name: str, value: Any) -> None:
+    """Let a graph of ours remember something of an operator."""
+    if not hasattr(graph, "_amanda_notes"):
+        graph._amanda_notes = {}
+    graph._amanda_notes[name] = value
+
+
+def annotation(graph: Any, name: str) -> Any:
+    """What a graph of ours remembers of an operator."""
+    return graph._amanda_notes[name]
 
 
 def registered_routines() -> int:
@@ -438,3 +466,27 @@ def handle_dtype(handle: Any) -> Any:
     if data is None or not data.is_set or len(data.shape_and_type) != 1:
         return None
     return data.shape_and_type[0].dtype
+
+
+def variable_dtype(handle: Any) -> Any:
+    """The dtype of the variable that a resource tensor is the handle of; None if it is of none."""
+    data = getattr(handle, "_handle_data", None)
+    if data is None or not data.is_set or not data.shape_and_type:
+        return None
+    return tf.as_dtype(data.shape_and_type[0].dtype)
+
+
+def execute_now(
+    kind: str, count: int, inputs: list[Any], attributes: tuple[Any, ...]
+) -> list[Any]:
+    """Run an operator at once, recorded by the tapes that are active; its outputs."""
+    outputs = execute.execute(kind.encode(), count, inputs, attributes, context.context())
+    if outputs and execute.must_record_gradient():
+        execute.record_gradient(kind, inputs, attributes, outputs)
+    return list(outputs or ())
+
+
+def create_op(kind: str, inputs: list[Any], types: list[Any], attributes: Any) -> list[Any]:
+    """Add an operator to the current graph; its outputs."""
+    graph = ops.get_default_graph()
+    return list(graph._create_op_internal(kind, inputs, types, attrs=dict(attributes)).outputs)

@@ -295,6 +295,15 @@ class Gradients:
             work.inputs = self._finished(site, call, work)
         return work.inputs[position]
 
+    def _wanted(self, site: Site, call: GradientCall, position: int) -> Any:
+        """A gradient that a call computes, if anybody uses it: TensorFlow prunes the others."""
+        name = call.grad_inputs[position]
+        if name is None:
+            return None
+        tensor = site.tensor(name)
+        is_used = tensor.consumers() or any(tensor is output for output in site.outputs)
+        return self._raw(site, call, position) if is_used else None
+
     def _raw(self, site: Site, call: GradientCall, position: int) -> Any:
         """A gradient as the call itself computes it."""
         name = call.grad_inputs[position]
@@ -318,7 +327,7 @@ class Gradients:
 
     def _begun(self, site: Site, call: GradientCall, view: ForwardView) -> GradientWork:
         gradients = [self._given(site, call, i) for i in range(len(call.grad_outputs))]
-        with tf.name_scope(f"amanda/{view.op_id.replace('@', '_')}/grad_outputs/"):
+        with tf.name_scope(f"amanda/{call.forward.name}/grad_outputs/"):
             for segment in reversed(view.state.after if view.state else ()):
                 gradients = _through(segment, gradients)
             for action in view.plan.before_backward if view.plan else ():
@@ -329,9 +338,9 @@ class Gradients:
     def _finished(self, site: Site, call: GradientCall, work: GradientWork) -> Tensors:
         view = self.view(site, call)
         assert view is not None
-        gradients = [self._raw(site, call, i) for i in range(len(call.grad_inputs))]
+        gradients = [self._wanted(site, call, i) for i in range(len(call.grad_inputs))]
         plan, state = view.plan, view.state
-        with tf.name_scope(f"amanda/{view.op_id.replace('@', '_')}/grad_inputs/"):
+        with tf.name_scope(f"amanda/{call.forward.name}/grad_inputs/"):
             if plan is not None and plan.replace_backward is not None:
                 building = self._instrument.building
                 building.template = gradients

@@ -21,6 +21,7 @@ from amanda_tensorflow.gradients import ForwardView, Gradients
 from amanda_tensorflow.known import KnownGraphs, KnownOp
 from amanda_tensorflow.ops import OpView, input_names, module_of, runner
 from amanda_tensorflow.records import GradientCall
+from amanda_tensorflow.replaced import leave
 from amanda_tensorflow.routines import Building, GraphDispatcher
 from amanda_tensorflow.sites import (
     ForwardState,
@@ -53,7 +54,7 @@ class GraphOpCall(OpCall):
         return value_of(self.site, self.source.inputs[index], self.read)
 
     def freeze(self) -> Callable[[Sequence[Any]], Any]:
-        return runner(self.source.type, dict(_internals.raw_attributes(self.source)), self.op_id)
+        return runner(self.source)
 
 
 class Instrument:
@@ -197,11 +198,13 @@ class Instrument:
             plan = execution.finish(outputs)
         state.plan = plan
         state.note_used(op, used, outputs)
+        is_replaced = plan.replace is not None
         self.building.anchors = [new]
         final = self.awaited(self._run(state.after, plan.after, outputs))
         self.building.fixed_gradient = ""
         self._settled(site, op, new, final)
-        self.known.note(self.building.graph, new, KnownOp(op_id, 0, site, op))
+        if not is_replaced:
+            self.known.note(self.building.graph, new, KnownOp(op_id, 0, site, op))
 
     def _run(
         self, segments: list[Segment], actions: Sequence[Action], tensors: list[Any]
@@ -243,8 +246,13 @@ class Instrument:
         """The operator or its replacement, and its outputs."""
         waits = self.building.take_controls()
         action = plan.replace
-        if action is None:
+        if action is None and not self._is_ambiguous(site, op, inputs):
             new = create(inputs, waits)
+            return new, list(new.outputs)
+        if action is None:
+            given = [_internals.identity(t) if _has_value(t) else t for t in inputs]
+            new = create(given, waits)
+            state.replaced = given, list(new.outputs)
             return new, list(new.outputs)
         if self.building.fixed_gradient:
             raise CapabilityError(
@@ -265,7 +273,17 @@ class Instrument:
             )
         outputs = [_internals.identity(t) for t in outputs]
         state.replaced = given, outputs
+        if self.building.needs_gradient:
+            outputs = leave(self.dispatcher, self.building, state.op_id, given, outputs)
         return outputs[0].op, outputs
+
+    def _is_ambiguous(self, site: Site, op: Any, inputs: Sequence[Any]) -> bool:
+        """Whether the operator's gradient cannot be told which of its inputs it reads: one
+        tensor was given twice, and is not the same twice any more. It is derived anew then."""
+        seen: dict[int, Any] = {}
+        if not any(seen.setdefault(id(t), n) is not n for t, n in zip(op.inputs, inputs, strict=True)):
+            return False
+        return any(call.forward.name == op.name for call in site.log.calls)
 
     def _call(self, site: Site, op: Any, op_id: str, inputs: list[Any]) -> GraphOpCall:
         attributes = LazyAttributes(op)
@@ -295,6 +313,7 @@ class Instrument:
         key = f"{forward.op_id}{'/grad' * forward.depth}/{op.type}"
         backward_id = f"{key}:{self._counts[key]}"
         self._counts[key] += 1
+        self.op_ids.append(forward.op_id)
         state = site.states[op.name] = ForwardState(forward.op_id)
         execution = self._execution(op, call, forward, backward_id)
         before, after = execution.needed()

@@ -9,7 +9,6 @@ from typing import Any
 import attrs
 import tensorflow as tf
 
-from amanda.errors import CapabilityError
 from amanda_tensorflow import _internals
 
 STRUCTURAL = frozenset(
@@ -171,40 +170,22 @@ def selected_for_routine(tensors: Sequence[Any]) -> list[int]:
     return [i for i, t in enumerate(tensors) if t is not None and t.dtype not in UNROUTABLE]
 
 
-def runner(kind: str, attributes: Mapping[str, Any], op_id: str) -> Callable[[Sequence[Any]], Any]:
-    """A function that runs an operator of this type and these attributes on flat inputs.
+def runner(op: Any) -> Callable[[Sequence[Any]], Any]:
+    """A function that runs an operator like `op` on flat inputs, at once or in the current graph.
 
-    Args:
-        attributes: as the framework keeps them.
-
-    Raises:
-        CapabilityError: TensorFlow has no function for this type.
+    It holds the attributes, and neither the operator nor a tensor.
     """
-    function = getattr(tf.raw_ops, kind, None)
-    if function is None:
-        raise CapabilityError(
-            f"TensorFlow has no tf.raw_ops.{kind}, so that op {op_id} cannot be run again"
-        )
-    definition = _internals.op_def_of(kind)
-    inferred = {
-        name
-        for arg in definition.input_arg
-        for name in (arg.type_attr, arg.number_attr, arg.type_list_attr)
-    }
-    given = {name: value for name, value in attributes.items() if name not in inferred}
-    lengths = [
-        (arg.name, _length(attributes[arg.number_attr or arg.type_list_attr]))
-        if arg.number_attr or arg.type_list_attr
-        else (arg.name, -1)
-        for arg in definition.input_arg
-    ]
+    kind, count = op.type, len(op.outputs)
+    protos = _internals.attributes_proto(op)
+    types = [tensor.dtype for tensor in op.outputs]
+    attributes = tuple(item for pair in _internals.raw_attributes(op) for item in pair)
 
     def run(inputs: Sequence[Any]) -> Any:
-        rest = iter(inputs)
-        arguments = {
-            name: next(rest) if length < 0 else [next(rest) for _ in range(length)]
-            for name, length in lengths
-        }
-        return function(**arguments, **given)
+        tensors = [tf.convert_to_tensor(tensor) for tensor in inputs]
+        if _internals.executing_eagerly():
+            outputs = _internals.execute_now(kind, count, tensors, attributes)
+        else:
+            outputs = _internals.create_op(kind, tensors, types, protos)
+        return outputs[0] if count == 1 else outputs
 
     return run

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import abc
 import re
+import sys
 from collections.abc import Mapping, Sequence
 from importlib import metadata
 from typing import Any, ClassVar
@@ -23,6 +24,8 @@ DISTRIBUTIONS = (
     "tf-nightly-cpu",
 )
 """Distributions of TensorFlow: one framework under many names."""
+
+_PLACEHOLDER = object()
 
 _COMMON = frozenset(
     {
@@ -58,6 +61,9 @@ class TensorFlowDriver(Driver, abc.ABC):
     @classmethod
     def framework_imported(cls) -> None:
         """Note from now on which operator of a graph is the gradient of which."""
+        if sys.modules.get("amanda_tensorflow._internals", _PLACEHOLDER) is not _PLACEHOLDER:
+            # A module of ours is what imports TensorFlow; its driver does this when it attaches.
+            return
         from amanda_tensorflow import records
 
         records.install()
@@ -65,6 +71,8 @@ class TensorFlowDriver(Driver, abc.ABC):
     @classmethod
     def check_internals(cls) -> Sequence[str]:
         """The private symbols of TensorFlow that are not as this mode expects."""
+        import tensorflow  # noqa: F401 - before our own modules, so that its gradients are noted
+
         from amanda_tensorflow import _internals
 
         return [f"TensorFlow has {problem}" for problem in _internals.missing(cls.mode)]

@@ -55,10 +55,11 @@ class Replay:
                 site.tensors[id(tensor)] = inner
                 site.ops[tensor.op.name] = inner.op
         self.body(site)
-        graph.outputs = [
-            self.shaped(self._instrument.final(site, tensor), tensor)
-            for tensor in source.outputs[:outputs]
-        ]
+        with graph.as_default(), _internals.stop_recording():
+            graph.outputs = [
+                self.shaped(self._instrument.final(site, tensor), tensor)
+                for tensor in source.outputs[:outputs]
+            ]
         graph.control_outputs = list(
             dict.fromkeys(new for op in source.control_outputs for new in self.controls(site, op))
         )

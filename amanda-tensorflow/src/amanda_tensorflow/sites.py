@@ -85,6 +85,7 @@ class Site:
         children: the sites of called functions by the name of the call.
         gradients: what has been done for a gradient call.
         device: the device of operators that name none.
+        fetched: the tensors that a session may be asked for.
     """
 
     graph: Any
@@ -101,6 +102,7 @@ class Site:
     states: dict[str, ForwardState] = attrs.field(factory=dict)
     children: dict[str, Site] = attrs.field(factory=dict)
     gradients: dict[GradientCall, Any] = attrs.field(factory=dict)
+    fetched: Sequence[Any] = ()
     log: GradientLog = attrs.field(init=False)
     producers: dict[TensorName, list[GradientCall]] = attrs.field(init=False)
     externals: dict[int, Any] = attrs.field(init=False)
@@ -118,6 +120,11 @@ class Site:
         captures = self.graph.captures if hasattr(self.graph, "captures") else ()
         self.externals = {id(inner): outer for outer, inner in captures}
         self.is_backward = any(c.forward.graph() is not self.graph for c in self.log.calls)
+
+    @property
+    def outputs(self) -> Sequence[Any]:
+        """The tensors that the graph gives, where it says so."""
+        return getattr(self.graph, "outputs", ()) or self.fetched
 
     def position(self, call: GradientCall) -> int:
         """When a gradient call was made, among all of the graph."""
