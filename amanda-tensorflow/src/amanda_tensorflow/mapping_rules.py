@@ -1,13 +1,341 @@
-"""The standard mapping rules for TensorFlow (design rule 15). They import no TensorFlow."""
+"""The standard mapping rules for TensorFlow (design rule 15). They import no TensorFlow.
+
+A type is called as PyTorch calls the same operator, where there is one, and else
+by TensorFlow's own name in lower case with underscores: ``Conv2D`` is ``conv2d``,
+``ConcatV2`` is ``cat``, ``MatrixBandPart`` is ``matrix_band_part``. A depthwise
+convolution is a ``conv2d``, as it is on PyTorch; its weight's layout tells it apart.
+A product with a variable or constant of two dimensions or more is a ``linear``; its
+bias is an operator of its own, ``bias_add``.
+"""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import re
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from amanda.context import OpContext
 
+TYPES: Mapping[str, str] = {
+    # arithmetic
+    "abs": "Abs ComplexAbs",
+    "add": "Add AddV2 AddN AccumulateNV2",
+    "clamp": "ClipByValue",
+    "div": "Div DivNoNan RealDiv TruncateDiv",
+    "floor_divide": "FloorDiv",
+    "fmod": "Mod TruncateMod",
+    "i0": "BesselI0",
+    "mul": "Mul MulNoNan",
+    "reciprocal": "Inv Reciprocal",
+    "remainder": "FloorMod",
+    "round": "Rint Round",
+    "to": "Cast",
+    # comparison and logic
+    "bitwise_left_shift": "LeftShift",
+    "bitwise_not": "Invert",
+    "bitwise_right_shift": "RightShift",
+    "eq": "Equal",
+    "ge": "GreaterEqual",
+    "gt": "Greater",
+    "isfinite": "IsFinite",
+    "isinf": "IsInf",
+    "isnan": "IsNan",
+    "le": "LessEqual",
+    "lt": "Less",
+    "ne": "NotEqual",
+    "nonzero": "Where",
+    "where": "Select SelectV2",
+    # activations and losses
+    "cross_entropy_loss": "SoftmaxCrossEntropyWithLogits SparseSoftmaxCrossEntropyWithLogits",
+    "ctc_loss": "CTCLoss CTCLossV2",
+    "local_response_norm": "LRN",
+    # reductions
+    "amax": "Max",
+    "amin": "Min",
+    "argmax": "ArgMax",
+    "argmin": "ArgMin",
+    "logcumsumexp": "CumulativeLogsumexp",
+    "norm": "EuclideanNorm",
+    "topk": "TopK TopKV2",
+    # pooling and resizing
+    "avg_pool2d": "AvgPool",
+    "avg_pool3d": "AvgPool3D",
+    "fractional_max_pool2d": "FractionalMaxPool",
+    "max_pool2d": "MaxPool MaxPoolV2 MaxPoolWithArgmax",
+    "max_pool3d": "MaxPool3D",
+    "upsample_bicubic2d": "ResizeBicubic",
+    "upsample_bilinear2d": "ResizeBilinear",
+    "upsample_nearest2d": "ResizeNearestNeighbor",
+    # shapes, lists and selections
+    "cat": "Concat ConcatV2 ParallelConcat",
+    "detach": "StopGradient",
+    "diag_embed": "BatchMatrixDiag Diag MatrixDiag MatrixDiagV2 MatrixDiagV3",
+    "diagonal": "BatchMatrixDiagPart DiagPart MatrixDiagPart MatrixDiagPartV2 MatrixDiagPartV3",
+    "flip": "Reverse ReverseV2",
+    "getitem": "Slice StridedSlice",
+    "index_select": "Gather GatherV2",
+    "pad": "MirrorPad Pad PadV2",
+    "permute": "ConjugateTranspose Transpose",
+    "stack": "Pack",
+    "unbind": "Unpack",
+    "unique": "Unique UniqueV2 UniqueWithCounts UniqueWithCountsV2",
+    "unsqueeze": "ExpandDims",
+    "split": "Split SplitV",
+    # tensors made anew
+    "arange": "Range",
+    "full": "Fill",
+    "linspace": "LinSpace",
+    "multinomial": "Multinomial StatelessMultinomial",
+    "poisson": "RandomPoisson RandomPoissonV2 StatelessRandomPoisson",
+    "rand": "RandomUniform StatefulUniform StatelessRandomUniform StatelessRandomUniformV2",
+    "randint": "RandomUniformInt StatefulUniformInt StatelessRandomUniformInt"
+    " StatelessRandomUniformIntV2",
+    "randn": "RandomStandardNormal StatefulStandardNormal StatefulStandardNormalV2"
+    " StatelessRandomNormal StatelessRandomNormalV2",
+    # linear algebra and Fourier transforms
+    "fft_fft": "BatchFFT FFT",
+    "fft_fft2": "BatchFFT2D FFT2D",
+    "fft_fftn": "BatchFFT3D FFT3D FFTND",
+    "fft_ifft": "BatchIFFT IFFT",
+    "fft_ifft2": "BatchIFFT2D IFFT2D",
+    "fft_ifftn": "BatchIFFT3D IFFT3D IFFTND",
+    "fft_irfft": "IRFFT",
+    "fft_irfft2": "IRFFT2D",
+    "fft_irfftn": "IRFFT3D IRFFTND",
+    "fft_rfft": "RFFT",
+    "fft_rfft2": "RFFT2D",
+    "fft_rfftn": "RFFT3D RFFTND",
+    "linalg_cholesky": "BatchCholesky Cholesky",
+    "linalg_cross": "Cross",
+    "linalg_det": "BatchMatrixDeterminant MatrixDeterminant",
+    "linalg_eig": "Eig",
+    "linalg_eigh": "BatchSelfAdjointEig BatchSelfAdjointEigV2 SelfAdjointEig SelfAdjointEigV2",
+    "linalg_inv": "BatchMatrixInverse MatrixInverse",
+    "linalg_matrix_exp": "MatrixExponential",
+    "linalg_qr": "Qr",
+    "linalg_slogdet": "LogMatrixDeterminant",
+    "linalg_solve": "BatchMatrixSolve MatrixSolve",
+    "linalg_solve_triangular": "BatchMatrixTriangularSolve MatrixTriangularSolve",
+    "linalg_svd": "BatchSvd Svd",
+    "matmul": "BatchMatMul BatchMatMulV2 BatchMatMulV3 MatMul SparseMatMul",
+    # recurrent cells
+    "gru_cell": "GRUBlockCell",
+    "lstm": "BlockLSTM BlockLSTMV2",
+    "lstm_cell": "LSTMBlockCell",
+    # training's fake quantization
+    "fake_quantize_per_channel_affine": "FakeQuantWithMinMaxVarsPerChannel",
+    "fake_quantize_per_tensor_affine": "FakeQuantWithMinMaxArgs FakeQuantWithMinMaxVars",
+    # with weights: see WEIGHTED
+    "batch_norm": "BatchNormWithGlobalNormalization FusedBatchNorm FusedBatchNormV2"
+    " FusedBatchNormV3",
+    "bias_add": "BiasAdd BiasAddV1",
+    "conv2d": "Conv2D DepthwiseConv2dNative FusedPadConv2D FusedResizeAndPadConv2D",
+    "conv3d": "Conv3D",
+    "conv_transpose2d": "Conv2DBackpropInput Conv2DBackpropInputV2"
+    " DepthwiseConv2dNativeBackpropInput",
+    "conv_transpose3d": "Conv3DBackpropInput Conv3DBackpropInputV2",
+    "embedding": "ResourceGather",
+}
+"""Canonical type to TensorFlow's types, where the name in lower case is not it."""
+
+_CANONICAL = {kind: name for name, kinds in TYPES.items() for kind in kinds.split()}
+
+WEIGHTED: Mapping[str, tuple[int | None, int | None, str | None]] = {
+    "Conv2D": (1, None, "HWIO"),
+    "Conv3D": (1, None, "DHWIO"),
+    "DepthwiseConv2dNative": (1, None, "HWCM"),
+    "FusedPadConv2D": (2, None, "HWIO"),
+    "FusedResizeAndPadConv2D": (3, None, "HWIO"),
+    "Conv2DBackpropInput": (1, None, "HWOI"),
+    "Conv2DBackpropInputV2": (1, None, "HWOI"),
+    "DepthwiseConv2dNativeBackpropInput": (1, None, "HWCM"),
+    "Conv3DBackpropInput": (1, None, "DHWOI"),
+    "Conv3DBackpropInputV2": (1, None, "DHWOI"),
+    "Dilation2D": (1, None, "HWC"),
+    "FusedBatchNorm": (1, 2, "C"),
+    "FusedBatchNormV2": (1, 2, "C"),
+    "FusedBatchNormV3": (1, 2, "C"),
+    "BatchNormWithGlobalNormalization": (4, 3, "C"),
+    "BiasAdd": (None, 1, None),
+    "BiasAddV1": (None, 1, None),
+    "ResourceGather": (0, None, "VE"),
+    "LSTMBlockCell": (3, 7, "IO"),
+    "BlockLSTM": (4, 8, "IO"),
+    "BlockLSTMV2": (4, 8, "IO"),
+}
+"""Type to (weight's input, bias's input, weight's layout). ``HWCM``: a depthwise
+convolution's channels and how many outputs each has."""
+
+_TRANSPOSED = (("transpose_a", "adj_x", "a"), ("transpose_b", "adj_y", "b"))
+"""Attributes of a product that say that its left or its right factor is transposed."""
+
+_GRADIENT_ROLES: Mapping[str, Mapping[str, int]] = {
+    "Conv2DBackpropFilter": {"weight": 0},
+    "Conv2DBackpropFilterV2": {"weight": 0},
+    "Conv2DBackpropInput": {"input": 0},
+    "Conv2DBackpropInputV2": {"input": 0},
+    "Conv3DBackpropFilter": {"weight": 0},
+    "Conv3DBackpropFilterV2": {"weight": 0},
+    "Conv3DBackpropInput": {"input": 0},
+    "Conv3DBackpropInputV2": {"input": 0},
+    "DepthwiseConv2dNativeBackpropFilter": {"weight": 0},
+    "DepthwiseConv2dNativeBackpropInput": {"input": 0},
+    "Dilation2DBackpropFilter": {"weight": 0},
+    "Dilation2DBackpropInput": {"input": 0},
+    "FusedBatchNormGrad": {"input": 0, "weight": 1, "bias": 2},
+    "FusedBatchNormGradV2": {"input": 0, "weight": 1, "bias": 2},
+    "FusedBatchNormGradV3": {"input": 0, "weight": 1, "bias": 2},
+    "BiasAddGrad": {"bias": 0},
+}
+"""What the operators made for one gradient produce, for drivers that give no names."""
+
+_AGGREGATIONS = frozenset({"AddN", "AccumulateNV2"})
+"""Types that sum the gradients of several uses of a tensor."""
+
+_SHAPE_ARITHMETIC = frozenset(
+    """
+    BroadcastGradientArgs ConcatOffset Const DynamicStitch Fill InvertPermutation OnesLike Range
+    Rank Shape ShapeN Size VariableShape ZerosLike
+    """.split()
+)
+"""Types that a gradient needs beside the computation of gradients."""
+
 
 def standard(context: OpContext) -> None:
-    """Set the canonical type of one operator."""
-    context["op_type"] = context.get_op().type.lower()
+    """Set the canonical type, the roles and the layouts of one operator."""
+    if context["op_type"] is None:
+        _describe(context)
+    if context.is_backward():
+        kind = context.get_backward_op().type
+        context["backward_op_type"] = canonical_backward(kind, context["op_type"])
+        roles = _roles(context, kind)
+        if roles:
+            context["grad_input_roles"] = roles
+
+
+def canonical(kind: str) -> str:
+    """The canonical type of an operator of one of TensorFlow's types."""
+    return _CANONICAL.get(kind) or _snake(kind)
+
+
+def canonical_backward(kind: str, op_type: str) -> str:
+    """The canonical type of a backward operator: ``conv2d_backward``, ``accumulate_grad``.
+
+    What only computes shapes for a gradient keeps the type that it has by itself.
+    """
+    if kind in _AGGREGATIONS:
+        return "accumulate_grad"
+    if kind in _SHAPE_ARITHMETIC:
+        return canonical(kind)
+    return f"{op_type}_backward"
+
+
+def _describe(context: OpContext) -> None:
+    """The forward operator's part."""
+    kind = context.get_op().type
+    attributes = context.get_attrs()
+    op_type = canonical(kind)
+    if kind in WEIGHTED:
+        _set_weight(context, *WEIGHTED[kind])
+    if kind == "Conv":
+        op_type = _describe_conv(context, attributes)
+    elif kind == "Einsum":
+        op_type = _describe_einsum(context, attributes)
+    elif kind.startswith("CudnnRNN"):
+        op_type = _recurrent(kind, attributes)
+    elif op_type == "matmul":
+        op_type = _describe_product(context, attributes)
+    elif op_type == "index_select" and _is_weight(context, 0):
+        op_type = "embedding"
+        _set_weight(context, 0, None, "VE")
+    context["op_type"] = op_type
+    if isinstance(attributes.get("data_format"), str) and context["data_layout"] is None:
+        context["data_layout"] = attributes["data_format"]
+
+
+def _set_weight(
+    context: OpContext, weight: int | None, bias: int | None, layout: str | None
+) -> None:
+    for key, value in (("weight_index", weight), ("bias_index", bias), ("weight_layout", layout)):
+        if value is not None:
+            context[key] = value
+
+
+def _is_weight(context: OpContext, index: int) -> bool:
+    """Whether an input is a variable or a constant of two dimensions or more."""
+    return len(getattr(context.get_value(index), "shape", ())) >= 2
+
+
+def _describe_product(context: OpContext, attributes: Mapping[str, Any]) -> str:
+    """A matrix product: linear if a factor is a weight, the right one first."""
+    for index, layout in ((1, "IO"), (0, "OI")):
+        if _is_weight(context, index):
+            transposed = any(attributes.get(name) for name in _TRANSPOSED[index])
+            _set_weight(context, index, None, layout[::-1] if transposed else layout)
+            return "linear"
+    return "matmul"
+
+
+def _describe_einsum(context: OpContext, attributes: Mapping[str, Any]) -> str:
+    """A product of two factors; a letter of the weight's layout for each of its axes."""
+    factors, _, result = str(attributes.get("equation", "")).replace(" ", "").partition("->")
+    operands = factors.split(",")
+    if len(operands) != 2:
+        return "einsum"
+    for index in (1, 0):
+        if _is_weight(context, index):
+            other = operands[1 - index]
+            letters = operands[index].replace("...", "")
+            layout = "".join(
+                "I" if letter not in result else "B" if letter in other else "O"
+                for letter in letters
+            )
+            _set_weight(context, index, None, layout)
+            return "linear"
+    return "matmul"
+
+
+def _describe_conv(context: OpContext, attributes: Mapping[str, Any]) -> str:
+    """The convolution of any rank: a stride for each axis of the data."""
+    spatial = "DHW"[5 - len(attributes.get("strides") or "NHWC") :]
+    last = attributes.get("data_format") != "CHANNELS_FIRST"
+    _set_weight(context, 1, None, f"{spatial}IO")
+    context["data_layout"] = f"N{spatial}C" if last else f"NC{spatial}"
+    return f"conv{len(spatial)}d"
+
+
+def _recurrent(kind: str, attributes: Mapping[str, Any]) -> str:
+    """A network of cuDNN's, or a helper of it."""
+    mode = str(attributes.get("rnn_mode", ""))
+    if not re.fullmatch(r"CudnnRNN(V\d+)?", kind):
+        return _snake(kind)
+    return mode if mode in ("lstm", "gru") else "rnn"
+
+
+def _roles(context: OpContext, kind: str) -> dict[str, int]:
+    """Where a backward operator has the gradients of the input, the weight and the bias."""
+    call = context._backward
+    produced = list(call.names) if call is not None else []
+    if not any(produced):
+        return dict(_GRADIENT_ROLES.get(kind, {}))
+    names = context.get_input_names()
+    weight, bias = context["weight_index"], context["bias_index"]
+    data = next((i for i in range(len(names)) if i not in (weight, bias)), None)
+    roles = {}
+    for role, index in (("input", data), ("weight", weight), ("bias", bias)):
+        name = names[index] if index is not None and index < len(names) else ""
+        # The items of a list of tensors have one name, which then tells nothing.
+        if name and names.count(name) == 1 and name in produced:
+            roles[role] = produced.index(name)
+    return roles
+
+
+_WORD = re.compile(r"(?<=[a-z])(?=[A-Z])|(?<=[A-Z0-9])(?=[A-Z][a-z])")
+
+
+def _snake(kind: str) -> str:
+    """``ResourceApplyAdam`` as ``resource_apply_adam``, ``ReadVariableOp`` as ``read_variable``."""
+    name = re.sub(r"V\d+$", "", kind)
+    name = name[:-2] if name.endswith("VariableOp") else name
+    return _WORD.sub("_", name).lower()
