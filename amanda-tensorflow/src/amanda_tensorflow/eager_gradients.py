@@ -1,0 +1,112 @@
+"""Which gradient an output of a backward operator is.
+
+TensorFlow does not say it. Three sources are used, in this order, and what none
+of them tells has no name:
+
+1. what was seen in an earlier run of the same operator's gradient function: its
+   results, compared by identity with the outputs of the backward operators;
+2. the types of the forward and of the backward operator, where these alone tell;
+3. for products of matrices, the forward input that the backward operator
+   consumes: the gradient of a factor is computed of the other one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+_PRODUCTS = frozenset({"MatMul", "BatchMatMul", "BatchMatMulV2", "BatchMatMulV3"})
+
+_OF_FIRST = {
+    "Relu": "ReluGrad",
+    "Relu6": "Relu6Grad",
+    "LeakyRelu": "LeakyReluGrad",
+    "Elu": "EluGrad",
+    "Selu": "SeluGrad",
+    "Softplus": "SoftplusGrad",
+    "Softsign": "SoftsignGrad",
+    "Tanh": "TanhGrad",
+    "Sigmoid": "SigmoidGrad",
+    "Sqrt": "SqrtGrad",
+    "Rsqrt": "RsqrtGrad",
+    "MaxPool": "MaxPoolGrad",
+    "AvgPool": "AvgPoolGrad",
+    "MaxPool3D": "MaxPool3DGrad",
+    "AvgPool3D": "AvgPool3DGrad",
+    "LRN": "LRNGrad",
+    "MirrorPad": "MirrorPadGrad",
+}
+
+_POSITIONS: Mapping[tuple[str, str], Sequence[int]] = {
+    **{pair: (0,) for pair in _OF_FIRST.items()},
+    ("BiasAdd", "BiasAddGrad"): (1,),
+    ("Conv2D", "Conv2DBackpropInput"): (0,),
+    ("Conv2D", "Conv2DBackpropFilter"): (1,),
+    ("Conv2DBackpropInput", "Conv2DBackpropFilter"): (1,),
+    ("Conv2DBackpropInput", "Conv2D"): (2,),
+    ("Conv3D", "Conv3DBackpropInputV2"): (0,),
+    ("Conv3D", "Conv3DBackpropFilterV2"): (1,),
+    ("DepthwiseConv2dNative", "DepthwiseConv2dNativeBackpropInput"): (0,),
+    ("DepthwiseConv2dNative", "DepthwiseConv2dNativeBackpropFilter"): (1,),
+    ("FusedBatchNorm", "FusedBatchNormGrad"): (0, 1, 2),
+    ("FusedBatchNormV2", "FusedBatchNormGradV2"): (0, 1, 2),
+    ("FusedBatchNormV3", "FusedBatchNormGradV3"): (0, 1, 2),
+}
+"""Forward and backward type to the forward input whose gradient each output is."""
+
+
+def gradient_names(
+    forward: str,
+    backward: str,
+    consumed: Sequence[Any],
+    inputs: Sequence[Any],
+    names: Sequence[str],
+) -> list[str]:
+    """What types and inputs tell of a backward operator's outputs.
+
+    Args:
+        forward, backward: types of the forward and of the backward operator.
+        consumed: inputs of the backward operator.
+        inputs: the forward operator's inputs that are still alive; None for others.
+        names: declared names of the forward operator's inputs.
+    """
+    positions = _POSITIONS.get((forward, backward), ())
+    if forward in _PRODUCTS and backward == forward and len(inputs) == 2:
+        positions = _other_factor(consumed, inputs)
+    return [names[position] for position in positions if position < len(names)]
+
+
+def _other_factor(consumed: Sequence[Any], inputs: Sequence[Any]) -> Sequence[int]:
+    """The factor whose gradient a product is, that consumes the other factor."""
+    left, right = inputs
+    uses = [any(value is factor for value in consumed if value is not None) for factor in inputs]
+    if left is None and right is None or uses[0] == uses[1] or not _is_plain(left, right):
+        return ()
+    return (1,) if uses[0] else (0,)
+
+
+def _is_plain(left: Any, right: Any) -> bool:
+    """Whether no sum over broadcast dimensions follows, as far as it can be told."""
+    if left is None or right is None:
+        return (left if right is None else right).shape.rank == 2
+    return bool(left.shape[:-2] == right.shape[:-2])
+
+
+def learned_names(
+    results: Sequence[Any],
+    produced: Mapping[tuple[str, int], Sequence[Any]],
+    names: Sequence[str],
+) -> dict[tuple[str, int], list[str]]:
+    """What the results of a gradient function tell of the operators that it ran.
+
+    Args:
+        results: the gradient of each forward input.
+        produced: type and number of a backward operator to its outputs.
+        names: declared names of the forward operator's inputs.
+    """
+    where = {id(result): name for result, name in zip(results, names, strict=False)}
+    where.pop(id(None), None)
+    return {
+        key: [where.get(id(output), "") for output in outputs]
+        for key, outputs in produced.items()
+    }
