@@ -124,6 +124,16 @@ def takes_reference(kind: str) -> bool:
 
 
 @functools.cache
+def has_one_output(kind: str) -> bool:
+    """Whether this type of operator declares one output that is no list."""
+    definition = _internals.op_def_of(kind)
+    if definition is None or len(definition.output_arg) != 1:
+        return False
+    output = definition.output_arg[0]
+    return not (output.number_attr or output.type_list_attr)
+
+
+@functools.cache
 def attribute_names(kind: str) -> tuple[str, ...]:
     """The names of the attributes that this type of operator declares."""
     definition = _internals.op_def_of(kind)
