@@ -119,6 +119,12 @@ class TensorFlowFramework(Framework):
 class EagerTensorFlow(TensorFlowFramework):
     """TensorFlow running operators at once, under a gradient tape."""
 
+    backward_types: ClassVar[Mapping[str, Any]] = {
+        **TensorFlowFramework.backward_types,
+        # In double precision the shapes are compared first, which a graph does once for all.
+        "mul": "Mul Mul Shape Shape BroadcastGradientArgs Sum Sum Reshape Reshape".split(),
+    }
+
     def program(self, build: Build, *values: Values) -> Program:
         return EagerProgram(self, build, [self.tensor(value) for value in values])
 
