@@ -1,0 +1,262 @@
+"""What changes nothing, changes nothing: results, graphs, files and registries."""
+
+from __future__ import annotations
+
+import collections
+import gc
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import tensorflow as tf
+from tensorflow.core.protobuf import saved_model_pb2
+from tensorflow.python.eager import context
+from tensorflow.python.ops import script_ops
+
+import amanda
+from tests.tensorflow import support
+from tests.tensorflow.support import Counter, Identity, Session, Training, Watcher, tf1
+
+
+@pytest.fixture
+def without_optimizer() -> Iterator[None]:
+    """No graph optimizer, in functions and in sessions that are made within."""
+    before = tf.config.optimizer.get_experimental_options()
+    tf.config.optimizer.set_experimental_options({"disable_meta_optimizer": True})
+    yield
+    restored = {"disable_meta_optimizer": False, **before}
+    tf.config.optimizer.set_experimental_options(restored)
+
+
+class PlainSession(Session):
+    """A session without graph optimizer."""
+
+    def start(self, x: Any, weights: Any) -> None:
+        super().start(x, weights)
+        config = tf1.ConfigProto()
+        config.graph_options.rewrite_options.disable_meta_optimizer = True
+        values = self.weights()
+        self.session = tf1.Session(graph=self.graph, config=config)
+        for variable, value in zip(self.variables, values, strict=True):
+            variable.load(value, self.session)
+
+
+@pytest.mark.parametrize("placement", support.PLACEMENTS)
+@pytest.mark.parametrize("second", [False, True])
+def test_watching(placement: type[Training], second: bool) -> None:
+    """Outputs, gradients and trained variables under a tool that only looks are bit-identical."""
+    x, weights = support.data()
+    vanilla = placement(support.network, x, weights, second)
+    expected = [*vanilla.steps(2), *vanilla.steps(2)]
+    watched = placement(support.network, x, weights, second)
+    tool = Watcher()
+    with amanda.apply(tool):
+        actual = watched.steps(2)
+    assert tool.seen
+    support.assert_same_bits([*actual, *watched.steps(2)], expected)
+
+
+@pytest.mark.usefixtures("without_optimizer")
+@pytest.mark.parametrize(
+    "placement", [support.Eager, support.TapeInside, support.TapeOutside, PlainSession]
+)
+@pytest.mark.parametrize("second", [False, True])
+def test_identity_without_optimizer(placement: type[Training], second: bool) -> None:
+    """With the graph optimizer off on both sides, identity routines at all points are too."""
+    x, weights = support.data()
+    expected = placement(support.network, x, weights, second).steps(2)
+    training = placement(support.network, x, weights, second)
+    tool = Identity()
+    with amanda.apply(tool):
+        support.assert_same_bits(training.steps(2), expected)
+    assert tool.calls
+
+
+@pytest.mark.parametrize("placement", support.PLACEMENTS)
+def test_identity_with_optimizer(placement: type[Training]) -> None:
+    """With it on, they cost the fusion and nothing but rounding."""
+    x, weights = support.data()
+    expected = placement(support.network, x, weights).steps(2)
+    with amanda.apply(Identity()):
+        support.assert_close(placement(support.network, x, weights).steps(2), expected)
+
+
+def test_the_graph_of_a_session() -> None:
+    """The user's graph has the operators that it had, also where it is finalized."""
+    x, weights = support.data()
+    training = Session(support.network, x, weights)
+    training.graph.finalize()
+    before = training.graph.as_graph_def().SerializeToString(deterministic=True)
+    with amanda.apply(Identity(), Counter()):
+        training.steps(2)
+        assert training.graph.as_graph_def().SerializeToString(deterministic=True) == before
+    assert training.graph.finalized
+    assert training.graph.as_graph_def().SerializeToString(deterministic=True) == before
+
+
+@pytest.mark.parametrize("traced", ["before", "inside"])
+def test_the_graph_of_a_function(traced: str) -> None:
+    """A function's graph is that of the vanilla function, whenever it is traced, and its
+    vanilla calls run no routine."""
+    x = tf.ones([2, 3])
+
+    def model(x: Any) -> Any:
+        return tf.nn.relu(x) * 2.0
+
+    expected = tf.function(model).get_concrete_function(x).graph.as_graph_def()
+    function = tf.function(model)
+    tool = Counter()
+    if traced == "before":
+        function(x)
+    with amanda.apply(tool):
+        function(x)
+        graph = function.get_concrete_function(x).graph
+    assert function.experimental_get_tracing_count() == 1
+    assert graph.as_graph_def().node == expected.node
+    function(x)
+    assert tool.forward["Relu"] == 1
+
+
+def node_types(folder: Path) -> collections.Counter[str]:
+    """How many nodes of each type a SavedModel has, in its graph and its functions."""
+    model = saved_model_pb2.SavedModel()
+    model.ParseFromString((folder / "saved_model.pb").read_bytes())
+    graph = model.meta_graphs[0].graph_def
+    lists = [graph.node, *(function.node_def for function in graph.library.function)]
+    return collections.Counter(node.op for nodes in lists for node in nodes)
+
+
+class Module(tf.Module):
+    """A model that can be saved."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = tf.Variable([[1.0, 2.0], [3.0, 4.0]])
+
+    @tf.function(input_signature=[tf.TensorSpec([None, 2])])
+    def __call__(self, x: Any) -> Any:
+        return tf.nn.relu(x @ self.weight)
+
+
+def test_saved_models(tmp_path: Path) -> None:
+    """A SavedModel that is written inside of a scope has the nodes of one written outside."""
+    tf.saved_model.save(Module(), tmp_path / "vanilla")
+    module = Module()
+    tool = Identity()
+    with amanda.apply(tool):
+        module(tf.ones([1, 2]))
+        tf.saved_model.save(module, tmp_path / "applied")
+    assert tool.calls
+    assert node_types(tmp_path / "applied") == node_types(tmp_path / "vanilla")
+
+
+def test_a_loaded_model(tmp_path: Path) -> None:
+    """A function of a SavedModel is instrumented, whether it was loaded before or inside."""
+    tf.saved_model.save(Module(), tmp_path / "model")
+    before = tf.saved_model.load(tmp_path / "model")
+    tool = Counter()
+    x = tf.ones([1, 2])
+    expected = before(x)
+    with amanda.apply(tool):
+        inside = tf.saved_model.load(tmp_path / "model")
+        support.assert_same_bits([before(x), inside(x)], [expected, expected])
+    before(x)
+    assert tool.forward["MatMul"] == tool.forward["Relu"] == 2
+
+
+def test_checkpoints(tmp_path: Path) -> None:
+    """A checkpoint holds the variables of the model, with the values of the training."""
+    x, weights = support.data()
+    training = support.TapeInside(support.network, x, weights)
+    with amanda.apply(Identity()):
+        training.steps(1)
+        checkpoint = tf.train.Checkpoint(
+            filters=training.variables[0], kernel=training.variables[1]
+        )
+        path = checkpoint.write(str(tmp_path / "checkpoint"))
+    names = {name for name, _ in tf.train.list_variables(path)}
+    suffix = ".ATTRIBUTES/VARIABLE_VALUE"
+    assert names == {f"{name}/{suffix}" for name in ("filters", "kernel")} | {
+        "_CHECKPOINTABLE_OBJECT_GRAPH"
+    }
+    saved = tf.train.load_checkpoint(path).get_tensor(f"filters/{suffix}")
+    support.assert_same_bits(saved, training.weights()[0])
+
+
+def test_savers(tmp_path: Path) -> None:
+    """A Saver of a session writes the trained values, and nothing else, inside of a scope."""
+    x, weights = support.data()
+    training = Session(support.network, x, weights)
+    with training.graph.as_default():
+        saver = tf1.train.Saver()
+    with amanda.apply(Identity()):
+        training.steps(1)
+        path = saver.save(training.session, str(tmp_path / "model"))
+    reader = tf.train.load_checkpoint(path)
+    assert set(reader.get_variable_to_shape_map()) == {"w0", "w1"}
+    support.assert_same_bits([reader.get_tensor("w0"), reader.get_tensor("w1")], training.weights())
+
+
+def registries() -> tuple[int, int]:
+    """The Python functions and the graph functions that the process knows."""
+    gc.collect()
+    return script_ops._py_funcs.size(), len(context.context().list_function_names())
+
+
+@pytest.mark.parametrize("placement", support.PLACEMENTS)
+def test_registries_do_not_grow(placement: type[Training]) -> None:
+    """What a scope registers is gone after it."""
+    x, weights = support.data()
+    training = placement(support.network, x, weights)
+    training.step()
+    before = registries()
+    for _ in range(3):
+        with amanda.apply(Identity()):
+            training.step()
+    assert registries() == before
+
+
+@pytest.mark.parametrize("placement", support.PLACEMENTS)
+def test_memory_does_not_grow(placement: type[Training]) -> None:
+    """No objects are left by a scope, once the caches of the framework are filled."""
+    x, weights = support.data()
+    training = placement(support.network, x, weights)
+
+    def objects_after(rounds: int) -> int:
+        for _ in range(rounds):
+            with amanda.apply(Identity()):
+                training.step()
+        gc.collect()
+        return len(gc.get_objects())
+
+    objects_after(3)
+    before = objects_after(4)
+    # An object per round and operator would be some hundred.
+    assert objects_after(4) - before < 20
+
+
+def random_training() -> Callable[[], list[Any]]:
+    """A function that draws random numbers in three ways."""
+    generator = tf.random.Generator.from_seed(3)
+
+    @tf.function
+    def draw() -> Any:
+        seeded = tf.random.stateless_uniform([4], seed=(1, 2))
+        return generator.normal([4]), seeded, tf.nn.dropout(tf.ones([32]), 0.5)
+
+    return lambda: [t.numpy() for t in [*draw(), tf.random.uniform([4]), generator.normal([2])]]
+
+
+def test_random_numbers() -> None:
+    """Random numbers in functions and outside of them are the same under a tool."""
+
+    def drawn(*tools: amanda.Tool) -> list[Any]:
+        tf.random.set_seed(5)
+        draw = random_training()
+        if not tools:
+            return [draw(), draw()]
+        with amanda.apply(*tools):
+            return [draw(), draw()]
+
+    support.assert_same_bits(drawn(Identity(), Watcher()), drawn())
