@@ -16,7 +16,7 @@ import attrs
 import tensorflow as tf
 from tensorflow.core.framework import attr_value_pb2
 from tensorflow.python import pywrap_tfe
-from tensorflow.python.client import session
+from tensorflow.python.client import pywrap_tf_session, session
 from tensorflow.python.eager import (
     backprop,
     context,
@@ -231,24 +231,23 @@ SYMBOLS: tuple[Symbol, ...] = (
     Symbol(
         "BaseSession",
         session.BaseSession,
-        "_do_run",
-        (
-            "self",
-            "handle",
-            "target_list",
-            "fetch_list",
-            "feed_dict",
-            "options",
-            "run_metadata",
-        ),
+        "_call_tf_sessionrun",
+        ("self", "options", "feed_dict", "fetch_list", "target_list", "run_metadata"),
         ("graph",),
     ),
     Symbol(
         "BaseSession",
         session.BaseSession,
-        "make_callable",
-        ("self", "fetches", "feed_list", "accept_options"),
+        "_call_tf_sessionprun",
+        ("self", "handle", "feed_dict", "fetch_list"),
         ("graph",),
+    ),
+    Symbol("BaseSession", session.BaseSession, "_extend_graph", ("self",), ("graph",)),
+    Symbol(
+        "tensorflow.python.client.pywrap_tf_session",
+        pywrap_tf_session,
+        "TF_OperationName",
+        modes=("graph",),
     ),
 )
 
@@ -490,3 +489,69 @@ def create_op(kind: str, inputs: list[Any], types: list[Any], attributes: Any) -
     """Add an operator to the current graph; its outputs."""
     graph = ops.get_default_graph()
     return list(graph._create_op_internal(kind, inputs, types, attrs=dict(attributes)).outputs)
+
+
+def operation_of(graph: Any, handle: Any) -> Any:
+    """The operator of a graph that a handle of the runtime stands for."""
+    return graph.get_operation_by_name(pywrap_tf_session.TF_OperationName(handle))
+
+
+def tensor_of(graph: Any, output: Any) -> Any:
+    """The tensor of a graph that an output of the runtime stands for."""
+    return operation_of(graph, output.oper).outputs[output.index]
+
+
+def shadow_graph(source: Any) -> Any:
+    """An empty graph that knows the functions of another one."""
+    graph = Graph()
+    for function in source._functions.values():
+        graph._add_function_recursive(function)
+    return graph
+
+
+def shadow_session(graph: Any, config: Any) -> Any:
+    """A session for a copy; it is marked as ours."""
+    with eager_mode():
+        made = session.Session(graph=graph, config=config)
+    made._amanda_shadow = True
+    return made
+
+
+def is_shadow(candidate: Any) -> bool:
+    """Whether a session is one of ours."""
+    return hasattr(candidate, "_amanda_shadow")
+
+
+def session_config(of: Any) -> Any:
+    """The configuration that a session was made with."""
+    return of._config
+
+
+def run_vanilla(
+    of: Any,
+    fetches: Sequence[Any],
+    targets: Sequence[Any] = (),
+    feeds: Sequence[tuple[Any, Any]] = (),
+    options: Any = None,
+    run_metadata: Any = None,
+) -> list[Any]:
+    """Run a session's graph as it is.
+
+    Args:
+        fetches: tensors; their values are returned.
+        targets: operators to run.
+        feeds: pairs of a tensor and its value.
+        options, run_metadata: handles of the runtime.
+    """
+    if not fetches and not targets:
+        return []
+    of._extend_graph()
+    result: list[Any] = pywrap_tf_session.TF_SessionRun_wrapper(
+        of._session,
+        options,
+        {tensor._as_tf_output(): value for tensor, value in feeds},
+        [tensor._as_tf_output() for tensor in fetches],
+        [target._c_op for target in targets],
+        run_metadata,
+    )
+    return result

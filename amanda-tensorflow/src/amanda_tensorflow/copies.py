@@ -5,8 +5,8 @@ from __future__ import annotations
 import threading
 import warnings
 import weakref
-from collections.abc import Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, Self
 
 import attrs
@@ -52,8 +52,18 @@ class Copy:
         building.scopes = ()
         return cls(tuple(weakref.ref(s) for s in scopes), building, payload, generation)
 
+    @contextmanager
+    def growing(self, scopes: tuple[Scope, ...]) -> Iterator[None]:
+        """Within it, more is added to it."""
+        self.building.scopes = scopes
+        try:
+            yield
+        finally:
+            self.building.scopes = ()
+
     def remember(self, op_ids: Sequence[str]) -> None:
         """Note what it was made from."""
+        self._records.clear()
         for reference in self.scopes:
             scope = reference()
             for op_id in op_ids:
@@ -86,6 +96,8 @@ class Copy:
         """Let go of the tools; what outlives the scope runs without them."""
         for function in self.building.routines:
             function.release()
+        if hasattr(self.payload, "close"):
+            self.payload.close()
 
 
 class GraphModeDriver(TensorFlowDriver):
@@ -185,10 +197,11 @@ class GraphModeDriver(TensorFlowDriver):
     def keep(self, key: Any, copy: Copy, scopes: Sequence[Scope]) -> None:
         """Keep a copy for later runs, in place of one that is out of date."""
         copies = self.copies.setdefault(key, [])
-        for other in [other for other in copies if other.is_for(scopes)]:
+        for other in [other for other in copies if other.is_for(scopes) and other is not copy]:
             copies.remove(other)
             other.release()
-        copies.append(copy)
+        if copy not in copies:
+            copies.append(copy)
 
 
 def raise_original(error: BaseException) -> None:

@@ -110,6 +110,11 @@ class Site:
     _order: dict[GradientCall, int] = attrs.field(init=False)
 
     def __attrs_post_init__(self) -> None:
+        self.refresh()
+
+    def refresh(self, fetched: Sequence[Any] = ()) -> None:
+        """Look again at what the graph holds: the user may have added to it."""
+        self.fetched = [*self.fetched, *fetched]
         self.log = log_of(self.graph)
         self.producers = {}
         self._order = {call: index for index, call in enumerate(self.log.calls)}
