@@ -1,0 +1,110 @@
+"""Threads and replicas: nothing is counted twice and nothing is lost."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import tensorflow as tf
+
+import amanda
+from tests.tensorflow.support import Counter, tf1
+
+THREADS = 4
+CALLS = 50
+
+
+def in_threads(work: Callable[[], Any]) -> None:
+    """Run the work often in several threads at once."""
+    failures: list[BaseException] = []
+
+    def repeat() -> None:
+        try:
+            for _ in range(CALLS):
+                work()
+        except BaseException as error:
+            failures.append(error)
+
+    threads = [threading.Thread(target=repeat) for _ in range(THREADS)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert failures == []
+
+
+def eager() -> Callable[[], Any]:
+    x = tf.ones([2, 2])
+    return lambda: tf.linalg.matmul(x, x).numpy()
+
+
+def function() -> Callable[[], Any]:
+    x = tf.ones([2, 2])
+    run = tf.function(lambda x: tf.linalg.matmul(x, x))
+    return lambda: run(x).numpy()
+
+
+def session() -> Callable[[], Any]:
+    with tf.Graph().as_default() as graph:
+        x = tf1.placeholder(tf.float32, [2, 2])
+        product = tf.linalg.matmul(x, x)
+    running = tf1.Session(graph=graph)
+    return lambda: running.run(product, {x: [[1.0, 1.0], [1.0, 1.0]]})
+
+
+@pytest.mark.parametrize("placement", [eager, function, session])
+def test_every_call_is_counted_once(placement: Callable[[], Callable[[], Any]]) -> None:
+    """Four threads of fifty calls are 200 executions, and a plain counter counts them."""
+    work = placement()
+    tool = Counter(["MatMul"])
+    with amanda.apply(tool):
+        in_threads(work)
+    assert tool.forward["MatMul"] == THREADS * CALLS
+
+
+@pytest.mark.parametrize("placement", [eager, function, session])
+def test_a_function_met_in_threads_is_analysed_once(
+    placement: Callable[[], Callable[[], Any]],
+) -> None:
+    """However many threads meet an operator first, its analysis runs once per id."""
+    seen: list[str] = []
+
+    class Look(amanda.Tool):
+        def __init__(self) -> None:
+            super().__init__()
+            self.add_inst_for_op(self.look)
+
+        def look(self, context: amanda.OpContext) -> None:
+            if context.get_op().type == "MatMul":
+                seen.append(context.get_op_id())
+
+    work = placement()
+    with amanda.apply(Look()):
+        in_threads(work)
+    assert len(seen) == len(set(seen))
+    assert seen
+
+
+def test_replicas() -> None:
+    """MirroredStrategy on two logical devices: what both replicas run is counted."""
+    script = Path(__file__).with_name("replicas.py")
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.tensorflow.replicas"],
+        cwd=script.parents[2],
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines() == [
+        "function 2 2",
+        "eager 2 2",
+        "fit 8 8",
+        "weights equal True",
+    ]
