@@ -237,7 +237,7 @@ class Gradients:
             return call(out_grads)
         tracker = LOCAL.tracker
         if tracker is not None:
-            return self._run(tracker, mark, call, out_grads)
+            return call(out_grads) if tracker.muted else self._run(tracker, mark, call, out_grads)
         # A thread that no scope covers: the backward op follows its forward op.
         LOCAL.tracker = tracker = Tracker(self._dispatcher)
         tracker.outdated = False
@@ -248,16 +248,13 @@ class Gradients:
             LOCAL.tracker = None
 
     def _run(self, tracker: Tracker, mark: Mark, call: Call, out_grads: Sequence[Any]) -> Any:
-        if tracker.muted:
-            return call(out_grads)
         run = GradientRun(self._dispatcher, tracker, mark)
         if tracker.sums:
             out_grads = [run.sum(gradient) for gradient in out_grads]
-        if not mark.whole:
+        if not mark.whole or not any(record.has_actions for _, record in mark.records()):
             return self._called(tracker, run, call, out_grads)
         before = mark.actions(ActionKind.BEFORE_BACKWARD_OP)
-        if before:
-            out_grads = run_on_gradients(self._dispatcher.run, before, out_grads)
+        out_grads = run_on_gradients(self._dispatcher.run, before, out_grads)
         replacements = mark.actions(ActionKind.REPLACE_BACKWARD_OP)
         if replacements:
             nothing: list[Any] = [None] * len(mark.inputs)

@@ -143,22 +143,22 @@ class Executor:
         values = inputs
         for action in plan.before:
             values = self._dispatcher.run(action, values)
-        mark = self._mark(plan, request, inputs)
+        mark = None if _internals.no_tape_records() else self._mark(plan, request, inputs)
         replacement = None
         if plan.replace is None:
             outputs = request.execute(values)
         else:
             replacement = Replacement(self._dispatcher, self._tracker, request, plan, mark)
             outputs = replacement.run(plan.replace, values)
-        mark.outputs = self._values.weak(outputs)
+        if mark is not None:
+            mark.outputs = self._values.weak(outputs)
         if execution is not None:
             plan = execution.finish(outputs)
-        if not _internals.no_tape_records():
-            if replacement is None:
-                request.record(values, outputs, mark if _is_marked(plan) else None)
-                self._note_owner(request, outputs, mark)
-            else:
-                outputs = replacement.recorded(plan, outputs)
+        if mark is not None and replacement is not None:
+            outputs = replacement.recorded(plan, mark, outputs)
+        elif mark is not None:
+            request.record(values, outputs, mark if _is_marked(plan) else None)
+            self._note_owner(request, outputs, mark)
         for action in plan.after:
             outputs = self._dispatcher.run(action, outputs)
         return outputs, plan
@@ -198,9 +198,7 @@ class Executor:
 
 def _is_marked(plan: ActionPlan) -> bool:
     """Whether something is to happen in the backward pass."""
-    return bool(
-        plan.claims or plan.before_backward or plan.after_backward or plan.replace_backward
-    )
+    return bool(plan.claims or plan.before_backward or plan.after_backward or plan.replace_backward)
 
 
 class Replacement:
@@ -212,7 +210,7 @@ class Replacement:
         tracker: Tracker,
         request: Request,
         plan: ActionPlan,
-        mark: Mark,
+        mark: Mark | None,
     ) -> None:
         self._dispatcher = dispatcher
         self._tracker = tracker
@@ -228,11 +226,12 @@ class Replacement:
             RoutineResultError: they are not what the operator gives.
         """
         self._inputs = inputs
-        inputs = self._with_gradients_of(inputs)
         tracker, outer = self._tracker, self._tracker.marking
-        if self._plan.claims:
-            self._mark.whole = False
-            tracker.marking = self._mark
+        if self._mark is not None:
+            inputs = self._with_gradients_of(self._mark, inputs)
+            if self._plan.claims:
+                self._mark.whole = False
+                tracker.marking = self._mark
         try:
             result = self._dispatcher.replace(action, inputs)
         finally:
@@ -247,7 +246,7 @@ class Replacement:
             )
         return outputs
 
-    def recorded(self, plan: ActionPlan, outputs: list[Any]) -> list[Any]:
+    def recorded(self, plan: ActionPlan, mark: Mark, outputs: list[Any]) -> list[Any]:
         """The outputs, with the gradient that routines or a tool's VJP make of theirs."""
         if not (plan.before_backward or plan.replace_backward):
             return outputs
@@ -258,15 +257,15 @@ class Replacement:
             "AmandaOutputs",
             copies,
             [*outputs, *(inputs[place] for place in places)],
-            _output_gradients(self._dispatcher, self._mark, places),
+            _output_gradients(self._dispatcher, mark, places),
             lambda *tangents: list(tangents[: len(copies)]),
         )
         return copies
 
-    def _with_gradients_of(self, inputs: list[Any]) -> list[Any]:
+    def _with_gradients_of(self, mark: Mark, inputs: list[Any]) -> list[Any]:
         """The inputs, with a record behind them in which all their gradients meet."""
         plan = self._plan
-        if not plan.after_backward or plan.replace_backward or _internals.no_tape_records():
+        if not plan.after_backward or plan.replace_backward:
             return inputs
         places = [i for i, value in enumerate(inputs) if is_differentiable(value)]
         copies = list(inputs)
@@ -276,7 +275,7 @@ class Replacement:
             "AmandaInputs",
             [copies[place] for place in places],
             [inputs[place] for place in places],
-            _input_gradients(self._dispatcher, self._mark, places),
+            _input_gradients(self._dispatcher, mark, places),
             lambda *tangents: list(tangents),
         )
         return copies

@@ -38,7 +38,7 @@ _OF_FIRST = {
 }
 
 _POSITIONS: Mapping[tuple[str, str], Sequence[int]] = {
-    **{pair: (0,) for pair in _OF_FIRST.items()},
+    **dict.fromkeys(_OF_FIRST.items(), (0,)),
     ("BiasAdd", "BiasAddGrad"): (1,),
     ("Conv2D", "Conv2DBackpropInput"): (0,),
     ("Conv2D", "Conv2DBackpropFilter"): (1,),
@@ -80,7 +80,7 @@ def _other_factor(consumed: Sequence[Any], inputs: Sequence[Any]) -> Sequence[in
     """The factor whose gradient a product is, that consumes the other factor."""
     left, right = inputs
     uses = [any(value is factor for value in consumed if value is not None) for factor in inputs]
-    if left is None and right is None or uses[0] == uses[1] or not _is_plain(left, right):
+    if (left is None and right is None) or uses[0] == uses[1] or not _is_plain(left, right):
         return ()
     return (1,) if uses[0] else (0,)
 
@@ -88,7 +88,7 @@ def _other_factor(consumed: Sequence[Any], inputs: Sequence[Any]) -> Sequence[in
 def _is_plain(left: Any, right: Any) -> bool:
     """Whether no sum over broadcast dimensions follows, as far as it can be told."""
     if left is None or right is None:
-        return (left if right is None else right).shape.rank == 2
+        return bool((left if right is None else right).shape.rank == 2)
     return bool(left.shape[:-2] == right.shape[:-2])
 
 
@@ -107,6 +107,5 @@ def learned_names(
     where = {id(result): name for result, name in zip(results, names, strict=False)}
     where.pop(id(None), None)
     return {
-        key: [where.get(id(output), "") for output in outputs]
-        for key, outputs in produced.items()
+        key: [where.get(id(output), "") for output in outputs] for key, outputs in produced.items()
     }

@@ -14,7 +14,7 @@ import weakref
 from typing import TYPE_CHECKING, Any
 
 from amanda import _state
-from amanda.action import ActionPlan
+from amanda.action import EMPTY_PLAN, ActionPlan
 from amanda.errors import CoverageWarning
 
 if TYPE_CHECKING:
@@ -24,12 +24,16 @@ if TYPE_CHECKING:
 
 Cell = list[Any]
 """``[count, plan, plan, ...]`` of one op type within one name scope. The plan of the
-operator of number k is at ``k + 1``: None where nothing at all is to be done."""
+operator of number k is at ``k + 1``: None where nothing at all is to be done, and
+:data:`READ` where the values of variables are to be followed and nothing else."""
 
 Cells = dict[str, Cell]
 
 UNKNOWN: Any = ActionPlan("not analysed yet")
 """Stands in a cell for a plan that has to be asked for."""
+
+READ: Any = ActionPlan("reads a variable")
+"""Stands in a cell for the empty plan of an operator that may read a variable."""
 
 _MANY = 10_000
 _NOTHING: Any = {}
@@ -37,9 +41,10 @@ _NOTHING: Any = {}
 
 
 def plan_in(cell: Cell) -> Any:
-    """What a cell knows of the plan of its next operator."""
+    """What a cell knows of the plan of its next operator; :data:`UNKNOWN` if nothing."""
     position = cell[0] + 1
-    return cell[position] if position < len(cell) else UNKNOWN
+    plan = cell[position] if position < len(cell) else UNKNOWN
+    return EMPTY_PLAN if plan is None or plan is READ else plan
 
 
 def keep_plan(cell: Cell, position: int, plan: Any) -> None:
@@ -117,6 +122,13 @@ class Tracker:
         cell = cells.get(kind)
         if cell is None:
             cell = cells[kind] = [0]
+        return cell
+
+    def empty_cell(self, scope: str, kind: str) -> Cell | None:
+        """The cell of the next operator of a type, if nothing is to be done for that."""
+        cell: Cell | None = self.cells[scope].get(kind) if scope in self.cells else None
+        if cell is None or cell[0] + 1 >= len(cell) or cell[cell[0] + 1] is not None:
+            return None
         return cell
 
     def op_id(self, scope: str, kind: str, number: int) -> str:

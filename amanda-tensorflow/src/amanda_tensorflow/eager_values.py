@@ -27,61 +27,74 @@ class Source:
 
     Attributes:
         handle: weak reference to the variable's handle.
-        dtype: the variable's dtype.
         casts: the dtypes that the value was cast to on its way.
     """
 
     handle: weakref.ref[Any]
-    dtype: Any
     casts: tuple[Any, ...] = ()
 
     def read(self) -> Any:
         """The current value; None if the variable is gone."""
         handle = self.handle()
-        if handle is None:
+        dtype = None if handle is None else _internals.variable_dtype(handle)
+        if dtype is None:
             return None
         with muted(), _internals.stop_recording():
-            value = _internals.read_variable(handle, self.dtype)
-            for dtype in self.casts:
-                value = tf.cast(value, dtype)
+            value = _internals.read_variable(handle, dtype)
+            for cast in self.casts:
+                value = tf.cast(value, cast)
         return value
+
+
+class _Known(weakref.ref[Any]):
+    """A tensor that was read from a variable."""
+
+    __slots__ = ("key", "source")
+
+    key: int
+    source: Source
 
 
 class Values:
     """The tensors that were read from variables, as long as they live."""
 
     def __init__(self) -> None:
-        self._sources: dict[int, tuple[weakref.ref[Any], Source]] = {}
+        self._known: dict[int, _Known] = {}
+
+        def died(known: _Known, known_tensors: dict[int, _Known] = self._known) -> None:
+            known_tensors.pop(known.key, None)
+
+        self._died: Any = died
 
     def note(self, kind: str, origin: Any, result: Any) -> None:
         """An operator of :data:`READING` has made `result` of `origin`."""
         if kind == "ReadVariableOp":
-            source: Source | None = Source(weakref.ref(origin), result.dtype)
+            source: Source | None = Source(weakref.ref(origin))
         elif isinstance(origin, _internals.EagerTensor):
-            source = self.source_of(origin)
+            known = self._known.get(id(origin))
+            if known is None:
+                return
+            source = known.source
         else:
             # The runtime has read a variable that was passed as it is.
             handle = getattr(origin, "handle", None)
-            source = None if handle is None else Source(weakref.ref(handle), origin.dtype)
+            source = None if handle is None else Source(weakref.ref(handle))
         if source is None:
             return
         if kind == "Cast":
             source = attrs.evolve(source, casts=(*source.casts, result.dtype))
-        key, sources = id(result), self._sources
-
-        def died(_: weakref.ref[Any]) -> None:
-            sources.pop(key, None)
-
-        sources[key] = (weakref.ref(result, died), source)
+        new = _Known(result, self._died)
+        new.key = id(result)
+        new.source = source
+        self._known[new.key] = new
 
     def source_of(self, tensor: Any) -> Source | None:
         """The variable that a tensor was read from, or is the handle of; None if there is none."""
-        known = self._sources.get(id(tensor))
-        if known is not None and known[0]() is tensor:
-            return known[1]
-        if tensor is not None and tensor.dtype == tf.resource:
-            dtype = _internals.variable_dtype(tensor)
-            return None if dtype is None else Source(weakref.ref(tensor), dtype)
+        known = self._known.get(id(tensor))
+        if known is not None:
+            return known.source
+        if tensor.dtype == tf.resource and _internals.variable_dtype(tensor) is not None:
+            return Source(weakref.ref(tensor))
         return None
 
     def of(self, tensor: Any) -> Any:
@@ -93,11 +106,12 @@ class Values:
 
     def weak(self, tensors: Sequence[Any]) -> list[WeakTensor]:
         """Weak stand-ins for tensors."""
-        return [WeakTensor(tensor, self.source_of(tensor)) for tensor in tensors]
+        known = self._known
+        return [WeakTensor(tensor, known.get(id(tensor))) for tensor in tensors]
 
     def clear(self) -> None:
         """Forget everything."""
-        self._sources.clear()
+        self._known.clear()
 
 
 class WeakTensor:
@@ -105,18 +119,18 @@ class WeakTensor:
 
     __slots__ = ("_ref", "_source")
 
-    def __init__(self, tensor: Any, source: Source | None) -> None:
+    def __init__(self, tensor: Any, known: _Known | None) -> None:
         self._ref = weakref.ref(tensor)
-        self._source = source
+        self._source = None if known is None else known.source
 
     def __call__(self) -> Any:
         return self._ref()
 
     def constant(self) -> Any:
-        """The value of the variable that it was read from; None if it was not."""
-        if self._source is None:
-            return None
+        """The value of the variable that it was read from, or is; None for other tensors."""
         tensor = self._ref()
-        if tensor is None or tensor.dtype == tf.resource:
-            return self._source.read()
-        return tensor
+        if self._source is not None:
+            return self._source.read() if tensor is None else tensor
+        if tensor is not None and tensor.dtype == tf.resource:
+            return Source(self._ref).read()
+        return None
