@@ -78,7 +78,7 @@ def test_all_tools_are_found(environment: Environment) -> None:
     """``amanda tools`` lists ours and those of the external package."""
     run = environment.run("amanda", "tools")
     names = [line.split()[0] for line in run.stdout.splitlines() if not line.startswith(" ")]
-    assert names == ["count", "largest", "log", "trace"]
+    assert {"count", "largest", "log", "trace"} <= set(names)
     assert run.stderr == ""
 
 

@@ -12,5 +12,7 @@ def amanda_register_tools() -> Mapping[str, str]:
     """The tools of this package."""
     return {
         "count": "amanda_tools.count:CountTool",
+        "flops": "amanda_tools.flops:FlopsTool",
+        "prune": "amanda_tools.prune:PruneTool",
         "trace": "amanda_tools.trace:TraceTool",
     }

@@ -1,0 +1,152 @@
+"""Which operators an optimization tool acts on, and why not on others."""
+
+from __future__ import annotations
+
+import fnmatch
+import weakref
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+import attrs
+
+from amanda import OpContext
+from amanda.tools.reporting import OpDescription, Table
+from amanda_tools.optimization_arrays import arithmetic_of
+
+
+class Untreatable(Exception):
+    """An operator that a method has no way to treat; the message is the reason."""
+
+
+@attrs.frozen
+class Weight:
+    """The weight of an operator.
+
+    Attributes:
+        index: which input of the operator it is.
+        value: its value; of PyTorch the parameter itself.
+        layout: one letter per axis: I for inputs, O for outputs, others for positions.
+        groups: into how many groups a convolution parts its channels.
+    """
+
+    index: int
+    value: Any
+    layout: str
+    groups: int = 1
+
+    def axis(self, letter: str) -> int:
+        """The axis of a role.
+
+        Raises:
+            Untreatable: the weight has none, or several.
+        """
+        if self.layout.count(letter) != 1:
+            role = {"I": "input", "O": "output"}[letter]
+            raise Untreatable(f"a weight with the layout {self.layout} has no one {role} axis")
+        return self.layout.index(letter)
+
+
+def weight_of(context: OpContext) -> Weight:
+    """The weight that the mapping rules name.
+
+    Raises:
+        Untreatable: there is none, or none that could be changed.
+    """
+    index, layout = context["weight_index"], context["weight_layout"]
+    if index is None or layout is None:
+        raise Untreatable("none of its inputs is known as its weight")
+    if context.get_inputs()[index] is None:
+        raise Untreatable("it is called without a weight")
+    value = context.get_value(index)
+    if value is None:
+        raise Untreatable("its weight is no parameter: the program computes it")
+    if not arithmetic_of(value).is_floating(value):
+        raise Untreatable(f"its weight is of type {value.dtype}")
+    if len(value.shape) != len(layout):
+        raise Untreatable(f"its weight has {len(value.shape)} axes, and not the layout {layout}")
+    return Weight(index, value, layout, int(context.get_attrs().get("groups") or 1))
+
+
+@attrs.define
+class Selection:
+    """The operators of some types, without those that were excluded; it remembers what it met.
+
+    Attributes:
+        types: canonical types, or names of the framework.
+        exclude: patterns of op ids and module paths (``*``, ``?``, ``[...]``).
+        is_default: whether the tool has named the types, and not its user.
+        skipped: id to (operator, reason), for those of the types that are not treated.
+    """
+
+    types: Sequence[str]
+    exclude: Sequence[str] = ()
+    is_default: bool = False
+    skipped: dict[str, tuple[OpDescription, str]] = attrs.field(factory=dict)
+    _met: set[str] = attrs.field(factory=set)
+
+    def takes(self, op: OpDescription) -> bool:
+        """Whether the tool is to act on an operator."""
+        self._met |= {op.type, op.name}
+        if not op.is_selected(self.types):
+            return False
+        if self.excludes(op):
+            self.skip(op, "it is excluded")
+            return False
+        return True
+
+    def excludes(self, op: OpDescription) -> bool:
+        """Whether one of the patterns is of this operator."""
+        return any(
+            name == pattern or fnmatch.fnmatchcase(name, pattern)
+            for pattern in self.exclude
+            for name in (op.id, op.module)
+        )
+
+    def skip(self, op: OpDescription, reason: str) -> None:
+        """Remember that an operator of the types is not treated."""
+        self.skipped[op.id] = (op, reason)
+
+    def never_met(self) -> list[str]:
+        """The types of which no operator was there; of default types one is enough."""
+        missing = [kind for kind in self.types if kind not in self._met]
+        return missing if len(missing) == len(self.types) or not self.is_default else []
+
+    def rows(self) -> list[dict[str, Any]]:
+        """The operators that are not treated, each with the reason."""
+        return [
+            {"id": op.id, "type": op.type, "module": op.module, "reason": reason}
+            for op, reason in self.skipped.values()
+        ]
+
+    def tables(self, tool: str) -> Iterable[Table]:
+        """What is not treated, for people."""
+        if self.skipped:
+            rows = [(row["id"], row["type"], row["reason"]) for row in self.rows()]
+            yield Table(f"{tool}: {len(rows)} ops skipped", ("op", "type", "reason"), rows)
+        if missing := self.never_met():
+            title = f"{tool}: types that were asked for and never met"
+            yield Table(title, ("type",), [(kind,) for kind in missing])
+
+
+def weakly(value: Any) -> Callable[[], Any]:
+    """What gives a value as long as it is alive; None of one that has no weak references."""
+    try:
+        return weakref.ref(value)
+    except TypeError:
+        return lambda: None
+
+
+def shape_of(value: Any) -> tuple[int, ...]:
+    """The shape of a tensor of any framework, as plain numbers."""
+    return tuple(int(size) for size in value.shape)
+
+
+def checked(options: Mapping[str, bool], tool: str) -> None:
+    """Refuse options that cannot be.
+
+    Raises:
+        ValueError: a condition, which is its own message, does not hold.
+    """
+    for condition, holds in options.items():
+        if not holds:
+            raise ValueError(f"tool {tool}: {condition}")

@@ -1,0 +1,154 @@
+"""Attention pruning: blocks of keys that get little attention."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from amanda import OpContext
+from amanda.tools.graph import Graph, TracedOp
+from amanda.tools.reporting import OpDescription
+from amanda_tools.optimization_arrays import Arithmetic, arithmetic_of
+from amanda_tools.optimization_selection import Untreatable, shape_of
+from amanda_tools.prune.options import PruneOptions
+
+_FUSED = ["query", "key", "value", "attn_mask"]
+
+_BETWEEN = frozenset(
+    "add sub mul div masked_fill where to float type cast identity reshape view clamp".split()
+)
+"""What may stand between the product of queries and keys and the softmax."""
+
+_HIDDEN = -9000.0
+"""A mask that is added hides with -inf, the type's lowest number, or -10000."""
+
+
+class AttentionPruning:
+    """For each sample, the blocks of keys that get the least attention are left out.
+
+    The attention of a block is the sum of the attention weights of its keys over all
+    heads and queries (Block-Skim, Guan et al., AAAI 2022, trains a classifier for the same
+    purpose). What remains is normalised again. A query that would have no key left keeps
+    those that it had. It acts on fused attention, through its mask, and on a softmax
+    between two matrix products.
+    """
+
+    def __init__(self, options: PruneOptions) -> None:
+        self._options = options
+
+    def treat(self, context: OpContext, op: OpDescription) -> None:
+        """Let an attention leave out blocks of keys.
+
+        Raises:
+            Untreatable: it is no attention, or a causal one.
+        """
+        if op.type == "softmax":
+            check_softmax(context)
+            context.insert_after_op(self._without_blocks, outputs=[0])
+            return
+        if context.get_input_names()[:4] != _FUSED:
+            raise Untreatable("its attention weights are not accessible: projections are fused in")
+        attributes = context.get_attrs()
+        if attributes.get("is_causal"):
+            raise Untreatable("it is causal: the choice of keys would depend on later queries")
+        context.replace_op(
+            self._fused, operator=context.get_function(), scale=attributes.get("scale")
+        )
+
+    # -- fused ------------------------------------------------------------
+
+    def _fused(self, *inputs: Any, operator: Any, scale: float | None) -> Any:
+        """Instrumentation routine: the attention with a mask that hides more."""
+        query, key, value, mask = inputs[:4]
+        arithmetic = arithmetic_of(query)
+        query, key = arithmetic.stop_gradient(query), arithmetic.stop_gradient(key)
+        weights = attention_weights(arithmetic, query, key, mask, scale)
+        kept = self._kept(arithmetic, weights) > 0
+        return operator(inputs[0], inputs[1], value, hide(arithmetic, mask, kept))
+
+    # -- softmax ----------------------------------------------------------
+
+    def _without_blocks(self, weights: Any) -> Any:
+        """Instrumentation routine: attention weights of which blocks are zero."""
+        arithmetic = arithmetic_of(weights)
+        kept = self._kept(arithmetic, arithmetic.stop_gradient(weights))
+        rest = weights * kept
+        total = arithmetic.sum(rest, [-1])[..., None]
+        is_empty = total <= 0
+        rest = rest / arithmetic.where(is_empty, 1.0, total)
+        return arithmetic.where(is_empty, weights, rest)
+
+    # -- blocks -----------------------------------------------------------
+
+    def _kept(self, arithmetic: Arithmetic, weights: Any) -> Any:
+        """1 for the keys that stay; it has the axes of the weights, of size 1 but for two."""
+        shape = shape_of(weights)
+        keys, rank = shape[-1], len(shape)
+        blocks = -(-keys // self._options.block)
+        count = max(1, blocks - round(self._options.sparsity * blocks))
+        # A query without any key has no weights but NaN.
+        finite = arithmetic.where(weights == weights, weights, 0.0)
+        attention = arithmetic.sum(finite, list(range(1, rank - 1)))
+        if self._options.block == 1:
+            kept = arithmetic.top(attention, count)
+        else:
+            members = np.arange(keys)[:, None] // self._options.block == np.arange(blocks)
+            by_block = arithmetic.matmul(attention, arithmetic.constant(members, weights))
+            chosen = arithmetic.top(by_block, count)
+            kept = arithmetic.matmul(chosen, arithmetic.constant(members.T, weights))
+        return arithmetic.reshape(kept, [-1, *[1] * (rank - 2), keys])
+
+
+def attention_weights(
+    arithmetic: Arithmetic, query: Any, key: Any, mask: Any, scale: float | None
+) -> Any:
+    """What fused attention computes inside; with fewer heads of keys they are shared."""
+    heads, key_heads = shape_of(query)[-3], shape_of(key)[-3]
+    if heads != key_heads:
+        key = arithmetic.take(key, [i * key_heads // heads for i in range(heads)], -3)
+    if scale is None:
+        scale = 1 / float(np.sqrt(shape_of(query)[-1]))
+    scores = arithmetic.matmul(query, arithmetic.transpose(key)) * scale
+    if mask is not None and arithmetic.is_floating(mask):
+        scores = scores + arithmetic.stop_gradient(mask)
+    elif mask is not None:
+        scores = arithmetic.where(mask, scores, float("-inf"))
+    return arithmetic.softmax(scores)
+
+
+def hide(arithmetic: Arithmetic, mask: Any, kept: Any) -> Any:
+    """A mask of fused attention that hides the keys that do not stay, too."""
+    if mask is None:
+        return kept
+    is_added = arithmetic.is_floating(mask)
+    visible = (mask > _HIDDEN if is_added else mask) & kept
+    some = arithmetic.sum(arithmetic.where(visible, 1.0, 0.0), [-1])[..., None] > 0
+    if is_added:
+        return arithmetic.where(some & ~kept, float("-inf"), mask)
+    return arithmetic.where(some, visible, mask)
+
+
+def check_softmax(context: OpContext) -> None:
+    """See whether a softmax makes the weights of an attention.
+
+    Raises:
+        Untreatable: it does not.
+    """
+    scores = context.get_inputs()[0]
+    attributes = context.get_attrs()
+    rank = len(shape_of(scores))
+    axis = attributes.get("dim", attributes.get("axis"))
+    if rank < 3 or axis not in (None, -1, rank - 1):
+        raise Untreatable("it is no softmax over keys")
+    graph: Graph = context["graph"]
+    source = graph.tensor_of(scores)
+    producer = source.producer if source is not None else ""
+    if not producer or not _is_score(graph, graph.op(producer)):
+        raise Untreatable("its input is no product of queries and keys")
+
+
+def _is_score(graph: Graph, op: TracedOp) -> bool:
+    if op.type == "matmul":
+        return not any(t is not None and t.is_parameter for t in op.inputs)
+    return op.type in _BETWEEN and any(_is_score(graph, p) for p in graph.producers(op.id))

@@ -1,0 +1,92 @@
+"""Dynamic channel pruning: feature boosting and suppression (Gao et al., ICLR 2019)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from amanda import OpContext
+from amanda.tools.reporting import OpDescription
+from amanda_tools.optimization_arrays import arithmetic_of
+from amanda_tools.optimization_selection import Weight, weight_of
+from amanda_tools.prune.dynamic import Gate, check_groups, new_gate
+from amanda_tools.prune.options import PruneOptions
+from amanda_tools.prune.rules import Array
+
+
+class ChannelPruning:
+    """For each sample, only the output channels of the highest saliency stay.
+
+    The saliency of output channels is ``relu(s @ phi + rho)``, where ``s`` is the mean
+    magnitude of each input channel; ``phi`` and ``rho`` can be trained. What stays is
+    multiplied by its saliency (boosting), else nothing could train them.
+
+    ``rho`` begins as ones, as in the paper, ``phi`` as the magnitudes of the weights
+    between the channels, scaled so that the mean of each column is 1 over its length: a
+    bound on what an output channel can be, so that untrained gates make sense.
+
+    Attributes:
+        gates: of each pruned operator.
+    """
+
+    def __init__(self, options: PruneOptions) -> None:
+        self._options = options
+        self.gates: dict[str, Gate] = {}
+
+    def treat(self, context: OpContext, op: OpDescription) -> None:
+        """Put a gate behind an operator.
+
+        Raises:
+            Untreatable: its channels are not known.
+        """
+        weight = weight_of(context)
+        check_groups(weight)
+        if op.id not in self.gates:
+            gate = new_gate(context, weight)
+            self._fill(gate, weight)
+            self.gates[op.id] = gate
+        gate = self.gates[op.id]
+        context.replace_op(self._gated, operator=context.get_function(), gate=gate)
+
+    def _fill(self, gate: Gate, weight: Weight) -> None:
+        """Give a gate its values."""
+        arithmetic = arithmetic_of(weight.value)
+        phi = initial_phi(arithmetic.numpy(weight.value), weight)
+        channels = phi.shape[1]
+        gate.kept = channels - round(self._options.sparsity * channels)
+        gate.values["phi"] = arithmetic.variable(phi, weight.value)
+        gate.values["rho"] = arithmetic.variable(np.ones(channels), weight.value)
+
+    def _gated(self, *inputs: Any, operator: Any, gate: Gate) -> Any:
+        """Instrumentation routine: the operator, and the gate on its output."""
+        output = operator(*inputs)
+        arithmetic = arithmetic_of(output)
+        features = arithmetic.mean(abs(inputs[gate.source]), gate.positions)
+        phi = arithmetic.matched(gate.values["phi"], features)
+        rho = arithmetic.matched(gate.values["rho"], features)
+        saliency = arithmetic.relu(arithmetic.matmul(features, phi) + rho)
+        assert gate.kept is not None
+        kept = arithmetic.top(saliency, gate.kept)
+        if self._options.boost:
+            kept = kept * saliency
+        shape = [1] * gate.rank
+        shape[0], shape[gate.channels] = -1, rho.shape[0]
+        return output * arithmetic.reshape(kept, shape)
+
+
+def initial_phi(value: Array, weight: Weight) -> Array:
+    """The magnitude of the weights from each input channel to each output channel."""
+    axes = (weight.axis("I"), weight.axis("O"))
+    matrix = np.moveaxis(np.abs(value), axes, (0, 1)).reshape(
+        value.shape[axes[0]], value.shape[axes[1]], -1
+    )
+    strength = matrix.sum(2, dtype=np.float64)
+    per_group = strength.shape[1] // weight.groups
+    phi = np.zeros((strength.shape[0] * weight.groups, strength.shape[1]))
+    for group in range(weight.groups):
+        rows = slice(group * strength.shape[0], (group + 1) * strength.shape[0])
+        columns = slice(group * per_group, (group + 1) * per_group)
+        phi[rows, columns] = strength[:, columns]
+    mean = phi.sum() / phi.shape[1]
+    return phi / mean if mean else phi

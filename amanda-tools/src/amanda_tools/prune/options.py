@@ -1,0 +1,92 @@
+"""The options of ``prune``."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Literal
+
+import attrs
+
+from amanda_tools.count import type_names
+from amanda_tools.optimization_selection import checked
+
+Method = Literal["magnitude", "nm", "tile", "channel", "activation", "attention"]
+
+STATIC_METHODS = ("magnitude", "nm", "tile")
+"""The methods that give a weight one mask; the others choose anew for every input."""
+
+_DEFAULT_OPS = {
+    "magnitude": ("conv2d", "linear"),
+    "nm": ("conv2d", "linear"),
+    "tile": ("conv2d", "linear"),
+    "channel": ("conv2d",),
+    "activation": ("conv2d",),
+    "attention": ("attention", "softmax"),
+}
+
+
+@attrs.frozen(kw_only=True)
+class PruneOptions:
+    """The options of ``prune``.
+
+    Attributes:
+        method: what becomes zero: single weights (magnitude), all but n of m
+            weights (nm), columns and rows of tiles (tile), output channels per
+            sample (channel), positions per sample (activation), blocks of keys
+            per sample (attention).
+        sparsity: the share that becomes zero, from 0 to below 1; nm has its own.
+        ops: types of the ops to prune; without any, those that the method is for.
+        exclude: op ids or module paths to leave alone, patterns with * and ?.
+        scope: of magnitude: the share is one of each op, or global.
+        n: weights that stay in each group (nm).
+        m: weights of a group, along the input axis (nm).
+        tile: columns of a tile (tile).
+        boost: of channel: also multiply what stays by its saliency.
+        block: keys that stay or go together (attention).
+        start: training step of the first mask (static methods).
+        end: training step from which the masks stay as they are (static methods).
+        every: training steps from one mask to the next (static methods).
+        masks: file of masks to use instead of new ones (static methods).
+    """
+
+    method: Method = "magnitude"
+    sparsity: float = attrs.field(default=0.5, converter=float)
+    ops: Sequence[str] = attrs.field(default=(), converter=type_names)
+    exclude: Sequence[str] = attrs.field(default=(), converter=type_names)
+    scope: Literal["op", "global"] = "op"
+    n: int = 2
+    m: int = 4
+    tile: int = 128
+    boost: bool = True
+    block: int = 1
+    start: int = 0
+    end: int = 0
+    every: int = 1
+    masks: str = ""
+
+    def __attrs_post_init__(self) -> None:
+        known = ", ".join(_DEFAULT_OPS)
+        is_static = self.method in STATIC_METHODS
+        checked(
+            {
+                f"method={self.method} is not one of {known}": self.method in _DEFAULT_OPS,
+                f"sparsity={self.sparsity} is not in [0, 1)": 0 <= self.sparsity < 1,
+                f"scope={self.scope} is neither op nor global": self.scope in ("op", "global"),
+                f"scope=global is for method=magnitude, not {self.method}": self.scope == "op"
+                or self.method == "magnitude",
+                f"n={self.n} of m={self.m} is not 1 <= n <= m": 1 <= self.n <= self.m,
+                f"tile={self.tile} is not positive": self.tile > 0,
+                f"block={self.block} is not positive": self.block > 0,
+                f"start={self.start}, end={self.end} are not 0 <= start <= end": self.start >= 0
+                and (self.start <= self.end or self.end == 0),
+                f"every={self.every} is not positive": self.every > 0,
+                f"method={self.method} has no schedule (start, end) and no masks file": is_static
+                or not (self.start or self.end or self.masks),
+            },
+            "prune",
+        )
+
+    @property
+    def types(self) -> Sequence[str]:
+        """The types of ops that are pruned."""
+        return self.ops or _DEFAULT_OPS[self.method]

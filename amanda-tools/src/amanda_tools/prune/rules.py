@@ -1,0 +1,125 @@
+"""The static methods: from a weight to its mask, with numpy.
+
+A rule is made once per tool. ``check`` says of which weights it can make a mask,
+``mask`` makes it: True where the weight stays.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any, Protocol
+
+import attrs
+import numpy as np
+
+from amanda_tools.optimization_selection import Untreatable, Weight, shape_of
+from amanda_tools.prune.options import PruneOptions
+
+Array = np.ndarray[Any, Any]
+
+
+class Rule(Protocol):
+    """How a static method chooses."""
+
+    def check(self, weight: Weight) -> None:
+        """Raise :class:`Untreatable` if the method has no mask for such a weight."""
+
+    def mask(self, value: Array, weight: Weight, sparsity: float) -> Array:
+        """The mask of a value of this weight at some sparsity."""
+
+
+def rule_of(options: PruneOptions) -> Rule:
+    """The rule of a static method."""
+    if options.method == "nm":
+        return NofM(options.n, options.m)
+    return TileWise(options.tile) if options.method == "tile" else Magnitude()
+
+
+class Magnitude:
+    """The smallest weights of a tensor, one by one."""
+
+    def check(self, weight: Weight) -> None:
+        """Every weight will do."""
+
+    def mask(self, value: Array, weight: Weight, sparsity: float) -> Array:
+        return without_smallest(np.abs(value), round(sparsity * value.size))
+
+
+def without_smallest(scores: Array, count: int) -> Array:
+    """False at the `count` smallest scores, of equal ones at the first ones."""
+    if count == 0:
+        return np.ones(scores.shape, bool)
+    flat = scores.ravel()
+    largest = np.partition(flat, count - 1)[count - 1]
+    mask: Array = flat > largest
+    equals = np.flatnonzero(flat == largest)
+    mask[equals[count - np.count_nonzero(flat < largest) :]] = True
+    return mask.reshape(scores.shape)
+
+
+@attrs.frozen
+class NofM:
+    """Vector-wise: of each `m` neighbours along the input axis the `n` largest stay.
+
+    It is the pattern of NVIDIA's sparse tensor cores, as APEX's ASP makes it: for a
+    convolution the neighbours are input channels at one position of the kernel.
+    """
+
+    n: int
+    m: int
+
+    def check(self, weight: Weight) -> None:
+        inputs = shape_of(weight.value)[weight.axis("I")]
+        if weight.layout.startswith("IO") and len(weight.layout) > 2:
+            inputs //= weight.groups  # a transposed convolution has all groups on this axis
+        if inputs % self.m:
+            raise Untreatable(f"its input axis, {inputs}, is no multiple of m={self.m}")
+
+    def mask(self, value: Array, weight: Weight, sparsity: float) -> Array:
+        last = np.moveaxis(np.abs(value), weight.axis("I"), -1)
+        groups = last.reshape(-1, self.m)
+        order = np.argsort(-groups, axis=1, kind="stable")
+        mask = np.zeros(groups.shape, bool)
+        np.put_along_axis(mask, order[:, : self.n], True, axis=1)
+        return np.moveaxis(mask.reshape(last.shape), -1, weight.axis("I"))
+
+
+@attrs.frozen
+class TileWise:
+    """Tile-wise sparsity (Guo et al., SC'20) of the matrix (inputs x outputs).
+
+    First the weakest columns go, whole outputs. The columns that are left are
+    taken together in tiles of `size`; in each tile rows go, so that a tile is a
+    dense matrix product of fewer rows. Columns and rows have the same share in it:
+    each stage leaves ``sqrt(1 - sparsity)``. The strength of a column or row is the
+    mean magnitude of its weights.
+    """
+
+    size: int
+
+    def check(self, weight: Weight) -> None:
+        weight.axis("O")
+        if weight.groups > 1:
+            raise Untreatable(f"it has {weight.groups} groups and so no one matrix of weights")
+
+    def mask(self, value: Array, weight: Weight, sparsity: float) -> Array:
+        last = np.moveaxis(np.abs(value), weight.axis("O"), -1)
+        mask = self._matrix_mask(last.reshape(-1, last.shape[-1]), sparsity)
+        return np.moveaxis(mask.reshape(last.shape), -1, weight.axis("O"))
+
+    def _matrix_mask(self, scores: Array, sparsity: float) -> Array:
+        rows, columns = scores.shape
+        dropped = round((1 - math.sqrt(1 - sparsity)) * columns)
+        keeps = np.flatnonzero(without_smallest(scores.mean(0), dropped))
+        tiles = [keeps[i : i + self.size] for i in range(0, len(keeps), self.size)]
+        # One entry per row of each tile; the weakest go first.
+        strengths = np.stack([scores[:, tile].mean(1) for tile in tiles])
+        order = np.argsort(strengths, axis=None, kind="stable")
+        widths = np.array([len(tile) for tile in tiles])[order // rows]
+        budget = sparsity * scores.size - dropped * rows
+        stays = np.ones(strengths.size, bool)
+        stays[order[np.cumsum(widths) <= budget]] = False
+        mask = np.zeros(scores.shape, bool)
+        for tile, rows_that_stay in zip(tiles, stays.reshape(strengths.shape), strict=True):
+            mask[:, tile] = rows_that_stay[:, None]
+        return mask

@@ -1,0 +1,296 @@
+"""The tool ``prune``."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import attrs
+
+import amanda
+from amanda import OpContext
+from amanda.errors import AmandaError, CapabilityError
+from amanda.tools.graph_tracing import GraphTracingTool
+from amanda.tools.mapping import MappingTool
+from amanda.tools.reporting import OpDescription, Table, describe
+from amanda_tools.optimization_arrays import arithmetic_of
+from amanda_tools.optimization_selection import Selection, Untreatable, weakly
+from amanda_tools.printing import PrintingTool
+from amanda_tools.prune import files
+from amanda_tools.prune.attention import AttentionPruning
+from amanda_tools.prune.channel import ChannelPruning
+from amanda_tools.prune.dynamic import Gate
+from amanda_tools.prune.options import PruneOptions
+from amanda_tools.prune.rules import Array
+from amanda_tools.prune.spatial import SpatialPruning
+from amanda_tools.prune.static import StaticPruning
+
+Pruning = StaticPruning | ChannelPruning | SpatialPruning | AttentionPruning
+
+_METHODS: Mapping[str, Callable[[PruneOptions], Pruning]] = {
+    "channel": ChannelPruning,
+    "activation": SpatialPruning,
+    "attention": AttentionPruning,
+}
+
+
+class PruneTool(PrintingTool[PruneOptions]):
+    """Prunes weights or activations of any model, in training and in inference.
+
+    The static methods (magnitude, nm, tile) give a weight one mask: it reads as
+    zero in the forward pass and has no gradient there. The weights themselves
+    stay what they are until :meth:`bake`. The dynamic ones (channel, activation,
+    attention) choose for each sample what is left out.
+    """
+
+    name = "prune"
+    Options = PruneOptions
+    # A weight under a mask, and a gate, have gradients of their own.
+    differentiable = True
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        self._selection = Selection(
+            self.options.types, self.options.exclude, is_default=not self.options.ops
+        )
+        self._pruning = _METHODS.get(self.options.method, StaticPruning)(self.options)
+        self._ops: dict[str, OpDescription] = {}
+        self._dense_readers: dict[str, Callable[[], Any]] = {}
+        self._given: Mapping[str, Array] = {}
+        self.depends_on(MappingTool.standard())
+        if isinstance(self._pruning, AttentionPruning):
+            self.depends_on(GraphTracingTool())
+        self.add_inst_for_op(self._analyse)
+        if self.options.masks:
+            self.load(self.options.masks)
+
+    def _analyse(self, context: OpContext) -> None:
+        op = describe(context)
+        if self._selection.takes(op):
+            try:
+                self._pruning.treat(context, op)
+            except Untreatable as reason:
+                self._selection.skip(op, str(reason))
+            else:
+                self._ops[op.id] = op
+                return
+        index = context["weight_index"]
+        value = None if index is None else context.get_value(index)
+        if value is not None:
+            self._dense_readers[op.id] = weakly(value)
+
+    # -- masks ------------------------------------------------------------
+
+    @property
+    def masks(self) -> dict[str, Array]:
+        """Op id to mask, in the framework's layout of the weight, True where it stays.
+
+        Operators that share a weight share its mask. Only the static methods have masks.
+        """
+        weights = self._weights()
+        return {id: w.mask.copy() for id, w in weights.items() if w.mask is not None}
+
+    def parameters(self) -> list[Any]:
+        """What the gates of a dynamic method learn, for an optimizer; known after the first run."""
+        if self.options.method == "channel" and not self.options.boost:
+            return []
+        return [value for gate in self._gates().values() for value in gate.values.values()]
+
+    def save(self, path: str | os.PathLike[str]) -> Path:
+        """Write the masks, or the parameters of the gates, by op id.
+
+        Raises:
+            AmandaError: there are none.
+        """
+        masks = self.masks
+        if masks:
+            options = {"method": self.options.method, "sparsity": self.options.sparsity}
+            return files.write(path, "masks", masks, **options)
+        gates = {
+            f"{id}|{name}": array
+            for id, gate in self._gates().items()
+            for name, array in gate.arrays().items()
+        }
+        if not gates:
+            raise AmandaError("prune: there is nothing to save; run the model under the tool first")
+        return files.write(path, "gates", gates, method=self.options.method)
+
+    def load(self, path: str | os.PathLike[str]) -> None:
+        """Use the masks, or the parameters of gates, of a file instead of new ones.
+
+        Masks hold from the next analysis on, and stay; an operator that has none in
+        the file is an error that names it. Gates must have been met before.
+
+        Raises:
+            OSError: the file cannot be read.
+            AmandaError: it is of another method or model.
+        """
+        if isinstance(self._pruning, StaticPruning):
+            self._given, _ = files.read(path, "masks")
+            self._pruning = StaticPruning(self.options)
+            self._pruning.use(self._given, str(path))
+            self._ops.clear()
+            self.reanalyse()
+            return
+        arrays, _ = files.read(path, "gates")
+        for op_id, gate in self._gates().items():
+            for name, value in gate.values.items():
+                if f"{op_id}|{name}" not in arrays:
+                    raise AmandaError(f"prune: {path} has no {name} for op {op_id}")
+                arithmetic_of(value).assign(value, arrays[f"{op_id}|{name}"])
+
+    # -- dense weights ----------------------------------------------------
+
+    def dense_weights(self, run: Callable[[], Any]) -> dict[str, Array]:
+        """Op id to weight with zeros, in the framework's layout.
+
+        Args:
+            run: runs the model once, as it was run under the tool.
+
+        Raises:
+            AmandaError: it does not run all operators that have masks.
+        """
+        masks = self.masks
+        return {
+            id: arithmetic_of(value).numpy(value) * masks[id]
+            for id, value in self._values(run).items()
+        }
+
+    def export(self, path: str | os.PathLike[str], run: Callable[[], Any]) -> Path:
+        """Write :meth:`dense_weights` as an ``.npz`` file of numpy."""
+        return files.write(path, "weights", self.dense_weights(run), method=self.options.method)
+
+    def bake(self, run: Callable[[], Any]) -> None:
+        """Write the zeros into the model's own weights; it then runs the same without the tool.
+
+        Args:
+            run: runs the model once, as it was run under the tool.
+
+        Raises:
+            AmandaError: another operator reads such a weight without the mask, and would
+                change, or `run` does not run all operators that have masks.
+            CapabilityError: the driver gives values of weights, and not what holds them.
+        """
+        masks = self.masks
+        if shared := self._shared():
+            op_id, reader = next(iter(shared.items()))
+            raise AmandaError(
+                f"prune: op {reader} reads the weight of op {op_id} without its mask and would "
+                "change, too; add its type to ops, or use export()"
+            )
+        for op_id, value in self._values(run).items():
+            arithmetic = arithmetic_of(value)
+            try:
+                arithmetic.assign(value, arithmetic.numpy(value) * masks[op_id])
+            except TypeError as error:
+                raise CapabilityError(
+                    f"prune: the weight of op {op_id} cannot be written ({error}); use export()"
+                ) from error
+
+    def _values(self, run: Callable[[], Any]) -> dict[str, Any]:
+        """The weights of the operators that have masks."""
+        values: dict[str, Any] = {}
+        masked = {op_id: weight.weight.index for op_id, weight in self._weights().items()}
+
+        def collect(context: OpContext) -> None:
+            op_id = context.get_op_id()
+            if op_id in masked:
+                values[op_id] = context.get_value(masked[op_id])
+
+        collector = amanda.Tool()
+        collector.add_inst_for_op(collect)
+        with amanda.apply(collector):
+            run()
+        if missing := [op_id for op_id in masked if values.get(op_id) is None]:
+            raise AmandaError(f"prune: the run has not executed op {missing[0]}, which has a mask")
+        return values
+
+    def _shared(self) -> dict[str, str]:
+        """Pruned op id to another op that reads its weight without the mask."""
+        found = {}
+        for op_id, weight in self._weights().items():
+            value = weight.source()
+            for reader, source in self._dense_readers.items():
+                if value is not None and source() is value and reader not in weight.readers:
+                    found[op_id] = reader
+        return found
+
+    def _weights(self) -> Mapping[str, Any]:
+        return self._pruning.weights if isinstance(self._pruning, StaticPruning) else {}
+
+    def _gates(self) -> Mapping[str, Gate]:
+        has_gates = isinstance(self._pruning, (ChannelPruning, SpatialPruning))
+        return self._pruning.gates if has_gates else {}  # type: ignore[union-attr]
+
+    # -- result -----------------------------------------------------------
+
+    def op_rows(self) -> list[dict[str, Any]]:
+        """One row per pruned operator."""
+        return [{**op.row(), **self._figures(op.id)} for op in self._ops.values()]
+
+    def _figures(self, op_id: str) -> dict[str, Any]:
+        """What was pruned of one operator."""
+        if gate := self._gates().get(op_id):
+            return {"channels_kept": gate.kept} if gate.kept is not None else {}
+        weight = self._weights().get(op_id)
+        if weight is None:
+            return {}
+        mask = weight.mask
+        zeros = 0 if mask is None else int(mask.size - mask.sum())
+        size = 0 if mask is None else mask.size
+        return {
+            "shape": list(weight.shape),
+            "weights": size,
+            "zeros": zeros,
+            "sparsity": zeros / size if size else 0.0,
+            "steps": weight.step,
+            "shares_weight_with": [reader for reader in weight.readers if reader != op_id],
+        }
+
+    def summary(self) -> dict[str, Any]:
+        """The sparsity over all weights, each counted once, and what is not pruned and why."""
+        weights = {id(w): w for w in self._weights().values() if w.mask is not None}.values()
+        size = sum(w.mask.size for w in weights)
+        zeros = size - sum(int(w.mask.sum()) for w in weights)
+        return {
+            "options": attrs.asdict(self.options),
+            "ops": len(self._ops),
+            "weights": size,
+            "zeros": zeros,
+            "sparsity": zeros / size if size else 0.0,
+            "skipped": self._selection.rows(),
+            "read_without_mask": self._shared(),
+            "masks_never_used": [op_id for op_id in self._given if op_id not in self._ops],
+            "ops_never_met": self._selection.never_met(),
+        }
+
+    def tables(self) -> Iterable[Table]:
+        """The pruned operators, and those that are not."""
+        found, method = self.summary(), self.options.method
+        rows = self.op_rows()
+        if self._weights():
+            title = f"prune: {method}, {found['zeros']} of {found['weights']} weights are zero"
+            columns = ("op", "shape", "zeros", "sparsity")
+            cells = [
+                (r["id"], "x".join(map(str, r["shape"])), r["zeros"], round(r["sparsity"], 4))
+                for r in rows
+            ]
+            yield Table(title, columns, cells)
+        else:
+            title = f"prune: {method}, {self.options.sparsity:.0%} of each of {len(rows)} ops"
+            yield Table(title, ("op", "type"), [(row["id"], row["type"]) for row in rows])
+        if shared := found["read_without_mask"]:
+            yield Table(
+                "prune: weights that others read whole", ("op", "other op"), [*shared.items()]
+            )
+        if unused := found["masks_never_used"]:
+            yield Table("prune: masks never used", ("op",), [(op_id,) for op_id in unused])
+        yield from self._selection.tables("prune")
+
+    def write_files(self, folder: Path, stem: str) -> Sequence[Path]:
+        """Write ``<stem>.masks.npz``, of a dynamic method ``<stem>.gates.npz``."""
+        if self.masks:
+            return [self.save(folder / f"{stem}.masks.npz")]
+        return [self.save(folder / f"{stem}.gates.npz")] if self._gates() else []

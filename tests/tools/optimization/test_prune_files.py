@@ -1,0 +1,102 @@
+"""``prune`` on PyTorch: files of masks, exported and baked weights."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F  # noqa: N812
+from torch import nn
+
+import amanda
+from amanda.errors import AmandaError
+from amanda_tools.prune import PruneTool
+from tests import models
+
+
+def test_saved_masks_make_another_process_prune_the_same(tmp_path: Path) -> None:
+    model, inputs = models.build("resnet18", training=False)
+    tool = PruneTool(method="nm")
+    with amanda.apply(tool):
+        expected = model(**inputs)
+    path = tool.save(tmp_path / "masks.npz")
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter += 0  # the same values, in the same places
+    again = PruneTool(method="nm", masks=str(path))
+    with amanda.apply(again):
+        assert torch.equal(model(**inputs), expected)
+    assert again.result()["summary"]["masks_never_used"] == []
+    assert all(np.array_equal(again.masks[op_id], mask) for op_id, mask in tool.masks.items())
+
+
+def test_loaded_masks_hold_whatever_the_weights_are(tmp_path: Path) -> None:
+    model, x = nn.Linear(8, 4), torch.rand(2, 8)
+    tool = PruneTool(method="nm")
+    with amanda.apply(tool):
+        model(x)
+        nn.init.normal_(model.weight)
+        path = tool.save(tmp_path / "masks.npz")
+        again = PruneTool()
+        again.load(path)
+        mask = torch.from_numpy(tool.masks["Linear/linear:0"])
+    with amanda.apply(again):
+        assert torch.equal(model(x), F.linear(x, model.weight * mask, model.bias))
+
+
+def test_masks_of_another_model_name_the_first_missing_op(tmp_path: Path) -> None:
+    small, large = nn.Sequential(nn.Linear(8, 8)), nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 4))
+    tool = PruneTool()
+    with amanda.apply(tool):
+        small(torch.rand(2, 8))
+    path = tool.save(tmp_path / "masks.npz")
+    again = PruneTool(masks=str(path))
+    with amanda.apply(again), pytest.raises(AmandaError, match=r"no mask for op Sequential\.1/lin"):
+        large(torch.rand(2, 8))
+    third = PruneTool(masks=str(path))
+    wider = nn.Sequential(nn.Linear(12, 8))
+    with (
+        amanda.apply(third),
+        pytest.raises(AmandaError, match=r"has the shape \(8, 8\), its weigh"),
+    ):
+        wider(torch.rand(2, 12))
+
+
+def test_a_file_of_something_else_is_refused(tmp_path: Path) -> None:
+    np.savez(tmp_path / "other.npz", a=np.ones(3))
+    (tmp_path / "text.npz").write_text("no masks")
+    for name in ("other.npz", "text.npz"):
+        with pytest.raises(AmandaError, match="no file that prune has written"):
+            PruneTool(masks=str(tmp_path / name))
+
+
+@pytest.mark.parametrize("name", ["resnet18", "bert"])
+def test_a_baked_model_runs_the_same_without_the_tool(name: str, tmp_path: Path) -> None:
+    model, inputs = models.build(name, training=False)
+    tool = PruneTool(sparsity=0.75)
+    with amanda.apply(tool), torch.no_grad():
+        expected = list(models.tensors(model(**inputs)))
+
+    def run() -> Any:
+        return model(**inputs)
+
+    exported = np.load(tool.export(tmp_path / "weights.npz", run))
+    tool.bake(run)
+    for op_id, mask in tool.masks.items():
+        weight = model.get_submodule(op_id.partition("/")[0].partition(".")[2]).weight
+        assert torch.equal(weight != 0, torch.from_numpy(mask))
+        assert np.array_equal(exported[op_id], weight.detach().numpy())
+    with torch.no_grad():
+        outputs = list(models.tensors(model(**inputs)))
+    assert all(torch.equal(a, b) for a, b in zip(outputs, expected, strict=True))
+
+
+def test_an_export_that_misses_an_operator_says_which() -> None:
+    model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
+    with amanda.apply(tool := PruneTool()):
+        model(torch.rand(1, 4))
+    with pytest.raises(AmandaError, match=r"not executed op Sequential\.0/linear:0"):
+        tool.dense_weights(lambda: None)
