@@ -36,10 +36,8 @@ class PlainSession(Session):
         super().start(x, weights)
         config = tf1.ConfigProto()
         config.graph_options.rewrite_options.disable_meta_optimizer = True
-        values = self.weights()
         self.session = tf1.Session(graph=self.graph, config=config)
-        for variable, value in zip(self.variables, values, strict=True):
-            variable.load(value, self.session)
+        self.session.run([variable.initializer for variable in self.variables])
 
 
 @pytest.mark.parametrize("placement", support.PLACEMENTS)
@@ -188,11 +186,9 @@ def test_savers(tmp_path: Path) -> None:
     """A Saver of a session writes the trained values, and nothing else, inside of a scope."""
     x, weights = support.data()
     training = Session(support.network, x, weights)
-    with training.graph.as_default():
-        saver = tf1.train.Saver()
-    with amanda.apply(Identity()):
+    with training.graph.as_default(), amanda.apply(Identity()):
         training.steps(1)
-        path = saver.save(training.session, str(tmp_path / "model"))
+        path = tf1.train.Saver().save(training.session, str(tmp_path / "model"))
     reader = tf.train.load_checkpoint(path)
     assert set(reader.get_variable_to_shape_map()) == {"w0", "w1"}
     support.assert_same_bits([reader.get_tensor("w0"), reader.get_tensor("w1")], training.weights())
