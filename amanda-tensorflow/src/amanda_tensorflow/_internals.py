@@ -29,6 +29,7 @@ from tensorflow.python.eager import (
 from tensorflow.python.eager.polymorphic_function import atomic_function, concrete_function
 from tensorflow.python.framework import func_graph, op_def_registry, ops
 from tensorflow.python.ops import (
+    custom_gradient,
     gen_array_ops,
     gen_math_ops,
     gen_resource_variable_ops,
@@ -153,6 +154,13 @@ SYMBOLS: tuple[Symbol, ...] = (
             "sources_raw",
             "unconnected_gradients",
         ),
+        ("eager",),
+    ),
+    Symbol(
+        "tensorflow.python.ops.custom_gradient",
+        custom_gradient,
+        "_eager_mode_decorator",
+        ("f", "args", "kwargs"),
         ("eager",),
     ),
     # -- graphs
@@ -286,6 +294,7 @@ RECORD = record
 OPS = ops
 IMPERATIVE_GRAD = imperative_grad
 SESSION = session
+CUSTOM_GRADIENT = custom_gradient
 FallbackException: Any = core._FallbackException
 
 vanilla_gradient_function: Any = backprop._gradient_function
@@ -555,3 +564,35 @@ def run_vanilla(
         run_metadata,
     )
     return result
+
+
+_BRANCH_GRAPHS = {
+    "cond": "_cond_graph",
+    "body": "_body_graph",
+    "then_branch": "_true_graph",
+    "else_branch": "_false_graph",
+    "branches": "_branch_graph_{}",
+}
+
+
+def remember_branches(op: Any, graphs: dict[str, list[Any]]) -> None:
+    """Let an operator know the graphs of its functions, for the gradient of it."""
+    for attribute, of in graphs.items():
+        name = _BRANCH_GRAPHS.get(attribute)
+        for index, graph in enumerate(of if name else ()):
+            setattr(op, name.format(index), graph)
+
+
+def set_functions(op: Any, attribute: str, names: Sequence[Any]) -> None:
+    """Let an operator of a copy run other functions."""
+    op._set_attr(attribute, renamed(op.node_def.attr[attribute], names))
+
+
+def is_recomputed(function: Any) -> bool:
+    """Whether a function with a custom gradient is one of ``tf.recompute_grad``."""
+    return getattr(function, "__qualname__", "") == "recompute_grad.<locals>.inner"
+
+
+def is_tape_of(inner: Any, tape: Any) -> bool:
+    """Whether `inner` is what a ``tf.GradientTape`` hands on to differentiate."""
+    return inner is not None and inner is getattr(tape, "_tape", None)

@@ -20,6 +20,7 @@ from amanda_tensorflow.eager_backward import Gradients, Mark
 from amanda_tensorflow.eager_execution import Executor, Vanilla
 from amanda_tensorflow.eager_ids import LOCAL, Tracker, muted
 from amanda_tensorflow.eager_operators import Operators
+from amanda_tensorflow.eager_recomputation import beginning_again, noting_places, recomputing
 from amanda_tensorflow.eager_routines import RoutineCall, is_tensor, substitute
 from amanda_tensorflow.eager_values import Values
 from amanda_tensorflow.plugin import TensorFlowEagerDriver
@@ -73,6 +74,8 @@ class EagerDriver(TensorFlowEagerDriver):
         patches.wrap(_internals.EXECUTE, "record_gradient", _record_gradient)
         patches.wrap(_internals.RECORD, "record_operation", self._record_operation)
         patches.wrap(_internals.IMPERATIVE_GRAD, "imperative_grad", self._imperative_grad)
+        patches.wrap(_internals.CUSTOM_GRADIENT, "_eager_mode_decorator", noting_places)
+        patches.wrap(tf.GradientTape, "watch", beginning_again)
         records.EAGER.run = self._gradients.run
         for name in _KERAS:
             if name in sys.modules:
@@ -159,11 +162,13 @@ class EagerDriver(TensorFlowEagerDriver):
             forward_function: Any = None,
         ) -> Any:
             tracker = LOCAL.tracker
-            mark = None
             if tracker is not None and output_tensors:
+                place = tracker.places[-1] if tracker.places else None
+                if place is not None:
+                    backward_function = recomputing(self.dispatcher, place, backward_function)
                 mark = tracker.owner_of(output_tensors[0])
-            if mark is not None:
-                backward_function = self._owned(mark, len(input_tensors), backward_function)
+                if mark is not None:
+                    backward_function = self._owned(mark, len(input_tensors), backward_function)
             return vanilla(
                 op_type, output_tensors, input_tensors, backward_function, forward_function
             )
@@ -183,17 +188,19 @@ class EagerDriver(TensorFlowEagerDriver):
     def _imperative_grad(self, vanilla: Any) -> Any:
         """Every backward pass of eager execution comes through here."""
 
-        def imperative_grad(*args: Any, **kwargs: Any) -> Any:
+        def imperative_grad(tape: Any, *args: Any, **kwargs: Any) -> Any:
             tracker = LOCAL.tracker
             if tracker is None or tracker.muted:
-                return vanilla(*args, **kwargs)
+                return vanilla(tape, *args, **kwargs)
             outer = tracker.enter_backward()
             try:
-                return vanilla(*args, **kwargs)
+                return vanilla(tape, *args, **kwargs)
             finally:
                 left = tracker.exit_backward(outer)
                 if left:
                     self.dispatcher.not_seen(_LEAF_SUMS, left)
+                if tracker.recomputation is not None:
+                    tracker.recomputation.differentiated(tape)
 
         return imperative_grad
 

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from amanda.dispatch import Dispatcher
     from amanda_tensorflow.eager_backward import GradientRun, Mark, OpGradients
     from amanda_tensorflow.eager_execution import Executor
+    from amanda_tensorflow.eager_recomputation import Place, Recomputation
 
 Cell = list[Any]
 """``[count, plan, plan, ...]`` of one op type within one name scope. The plan of the
@@ -79,6 +80,7 @@ class Tracker:
         run: the gradient function that runs, if it is a known operator's.
         passes: how many outermost backward passes have begun.
         depth: how many backward passes run within each other.
+        layers: how many calls of Keras layers run within each other.
         watches: whether some tool analyses backward operators.
         marking: what the operators of a replacement are marked with in tapes.
         gradients: op id to what is known of the operator's backward operators.
@@ -87,10 +89,15 @@ class Tracker:
         recorded: a result whose gradient the driver has recorded itself.
         started: the cell and number of an operator whose routines before it have run.
         executor: runs the operators that are not plainly vanilla.
+        recomputation: what is being computed again within the backward pass.
+        places: where the functions with a custom gradient that run have begun;
+            None for those that are not computed again.
     """
 
     def __init__(self, dispatcher: Dispatcher) -> None:
         self.executor: Executor | None = None
+        self.recomputation: Recomputation | None = None
+        self.places: list[Place | None] = []
         self._dispatcher = dispatcher
         self.forward: dict[str, Cells] = {}
         self.cells: Any = self.forward
@@ -109,7 +116,7 @@ class Tracker:
         self.recorded: tuple[int, Any] | None = None
         self.started: tuple[Cell, int] | None = None
         self._active: tuple[Any, ...] = ()
-        self._layers = 0
+        self.layers = 0
         self._met: dict[int, weakref.ref[Any]] = {}
 
     # -- forward operators ------------------------------------------------
@@ -148,6 +155,20 @@ class Tracker:
             for cell in cells.values():
                 cell[0] = 0
         self._met.clear()
+
+    def counters(self) -> dict[str, dict[str, int]]:
+        """A snapshot of the counters of forward operators."""
+        return {
+            scope: {kind: cell[0] for kind, cell in cells.items()}
+            for scope, cells in self.forward.items()
+        }
+
+    def set_counters(self, snapshot: dict[str, dict[str, int]]) -> None:
+        """Go back to a snapshot."""
+        for scope, cells in self.forward.items():
+            counts = snapshot.get(scope, {})
+            for kind, cell in cells.items():
+                cell[0] = counts.get(kind, 0)
 
     # -- what applies now -------------------------------------------------
 
@@ -191,16 +212,16 @@ class Tracker:
 
     def enter_layer(self, layer: Any) -> None:
         """An outermost layer that is called again begins a new iteration."""
-        if not self._layers and not self.depth:
+        if not self.layers and not self.depth:
             known = self._met.get(id(layer))
             if known is not None and known() is layer:
                 self.new_iteration()
             self._met[id(layer)] = weakref.ref(layer)
-        self._layers += 1
+        self.layers += 1
 
     def exit_layer(self) -> None:
         """The way back from :meth:`enter_layer`."""
-        self._layers -= 1
+        self.layers -= 1
 
     def enter_backward(self) -> tuple[Any, Any, Any]:
         """A backward pass begins; what to come back to."""
