@@ -141,6 +141,12 @@ def shape_of(value: Any) -> tuple[int, ...]:
     return tuple(int(size) for size in value.shape)
 
 
+def rank_of(value: Any) -> int | None:
+    """How many axes a tensor has; None of a symbolic one if nobody knows."""
+    rank = value.shape.rank if hasattr(value.shape, "rank") else len(value.shape)
+    return None if rank is None else int(rank)
+
+
 def checked(options: Mapping[str, bool], tool: str) -> None:
     """Refuse options that cannot be.
 

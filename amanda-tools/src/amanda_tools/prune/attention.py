@@ -10,7 +10,7 @@ from amanda import OpContext
 from amanda.tools.graph import Graph, TracedOp
 from amanda.tools.reporting import OpDescription
 from amanda_tools.optimization_arrays import Arithmetic, arithmetic_of
-from amanda_tools.optimization_selection import Untreatable, shape_of
+from amanda_tools.optimization_selection import Untreatable, rank_of, shape_of
 from amanda_tools.prune.options import PruneOptions
 
 _FUSED = ["query", "key", "value", "attn_mask"]
@@ -137,9 +137,9 @@ def check_softmax(context: OpContext) -> None:
     """
     scores = context.get_inputs()[0]
     attributes = context.get_attrs()
-    rank = len(shape_of(scores))
+    rank = rank_of(scores)
     axis = attributes.get("dim", attributes.get("axis"))
-    if rank < 3 or axis not in (None, -1, rank - 1):
+    if rank is None or rank < 3 or axis not in (None, -1, rank - 1):
         raise Untreatable("it is no softmax over keys")
     graph: Graph = context["graph"]
     source = graph.tensor_of(scores)

@@ -9,7 +9,7 @@ import attrs
 
 from amanda import OpContext
 from amanda_tools.optimization_arrays import arithmetic_of
-from amanda_tools.optimization_selection import Untreatable, Weight, shape_of
+from amanda_tools.optimization_selection import Untreatable, Weight, rank_of, shape_of
 from amanda_tools.prune.rules import Array
 
 
@@ -45,20 +45,39 @@ def new_gate(context: OpContext, weight: Weight) -> Gate:
     """A gate without values, for an operator whose first axis has samples.
 
     Raises:
-        Untreatable: the input has another number of axes than it should.
+        Untreatable: the input has another number of axes than it should, or nobody
+            knows how many.
     """
     # addmm(bias, input, weight) has the data in the middle.
     source = min({0, 1, 2} - {weight.index, context["bias_index"]})
-    rank = len(shape_of(context.get_inputs()[source]))
+    rank = rank_of(context.get_inputs()[source])
     layout = context["data_layout"]
-    if layout is None:
-        # A matrix product: whatever comes before the last axis are samples and positions.
-        channels, expected = rank - 1, max(rank, 2)
-    else:
-        channels, expected = layout.index("C"), len(layout)
-    if rank != expected:
-        raise Untreatable(f"its input has {rank} axes, without one of samples")
-    return Gate(source, channels, rank)
+    if layout is not None:
+        if rank not in (None, len(layout)):
+            raise Untreatable(f"its input has {rank} axes, without one of samples")
+        gate = Gate(source, layout.index("C"), len(layout))
+        channels = None if rank is None else context.get_inputs()[source].shape[gate.channels]
+        if channels not in (None, input_channels(weight)):
+            raise Untreatable(f"its input has {channels} channels, more than its weight shows")
+        return gate
+    # A matrix product: whatever comes before the last axis are samples and positions.
+    if rank is None or rank < 2:
+        raise Untreatable(f"its input has {rank or 'an unknown number of'} axes")
+    return Gate(source, rank - 1, rank)
+
+
+def input_channels(weight: Weight) -> int:
+    """The channels of an operator's input, from its weight.
+
+    Raises:
+        Untreatable: its layout does not tell.
+    """
+    shape = shape_of(weight.value)
+    if "C" in weight.layout:
+        return shape[weight.layout.index("C")]  # a depthwise convolution
+    axis = weight.axis("I")
+    # Of a transposed convolution the axis holds all groups.
+    return shape[axis] * (weight.groups if axis > weight.axis("O") else 1)
 
 
 def check_groups(weight: Weight) -> None:

@@ -11,7 +11,7 @@ from amanda import OpContext
 from amanda.tools.reporting import OpDescription
 from amanda_tools.optimization_arrays import Arithmetic, arithmetic_of
 from amanda_tools.optimization_selection import Untreatable, shape_of, weight_of
-from amanda_tools.prune.dynamic import Gate, new_gate
+from amanda_tools.prune.dynamic import Gate, input_channels, new_gate
 from amanda_tools.prune.options import PruneOptions
 
 
@@ -46,7 +46,7 @@ class SpatialPruning:
             gate = new_gate(context, weight)
             if not gate.positions:
                 raise Untreatable("its input has one position only")
-            channels = shape_of(context.get_inputs()[gate.source])[gate.channels]
+            channels = input_channels(weight)
             variable = arithmetic_of(weight.value).variable
             gate.values["weight"] = variable(np.full((channels, 1), 1 / channels), weight.value)
             gate.values["bias"] = variable(np.zeros(1), weight.value)

@@ -1,0 +1,158 @@
+"""``prune`` on TensorFlow: the same tool, against functions written by hand."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+import amanda
+from amanda_tools.optimization_arrays import arithmetic_of
+from amanda_tools.prune import PruneTool
+
+tf = pytest.importorskip("tensorflow")
+
+Weights = dict[str, Any]
+
+
+def weights() -> Weights:
+    random = np.random.default_rng(0)
+    shapes = {"conv": (3, 3, 4, 8), "strided": (3, 3, 8, 8), "dense": (8, 6)}
+    return {
+        name: tf.Variable(random.normal(size=shape).astype(np.float32) / 4, name=name)
+        for name, shape in shapes.items()
+    }
+
+
+def images() -> Any:
+    return tf.constant(np.random.default_rng(1).normal(size=(5, 9, 9, 4)).astype(np.float32))
+
+
+def net(x: Any, w: Weights, conv: Callable[..., Any] = tf.nn.conv2d) -> Any:
+    """Convolutions of two sizes and a matrix product; `conv` stands for a changed one."""
+    x = tf.nn.relu(conv(x, w["conv"], 1, "SAME"))
+    x = tf.nn.relu(conv(x, w["strided"], 2, "VALID"))
+    return tf.matmul(tf.reduce_mean(x, [1, 2]), w["dense"])
+
+
+def step(x: Any, w: Weights, *args: Any) -> tuple[Any, list[Any]]:
+    with tf.GradientTape() as tape:
+        y = net(x, w, *args)
+        loss = tf.reduce_sum(y * y)
+    return y, tape.gradient(loss, list(w.values()))
+
+
+def runner(mode: str, x: Any, w: Weights) -> Callable[[], Any]:
+    """A step in one of the modes."""
+    if mode == "eager":
+        return lambda: step(x, w)
+    return tf.function(lambda: step(x, w))  # type: ignore[no-any-return]
+
+
+def by_name(tool: PruneTool, w: Weights) -> dict[str, Any]:
+    """The masks by weight; operators run in the order of the weights."""
+    return dict(zip(w, tool.masks.values(), strict=True))
+
+
+def assert_close(found: Any, expected: Any) -> None:
+    (y, gradients), (wanted, others) = found, expected
+    assert np.allclose(y, wanted, atol=1e-6)
+    for a, b in zip(gradients, others, strict=True):
+        assert np.allclose(a, b, atol=1e-5)
+
+
+@pytest.mark.parametrize("mode", ["eager", "function"])
+@pytest.mark.parametrize(
+    "options",
+    [{"sparsity": 0.7}, {"method": "nm"}, {"method": "tile", "tile": 3}],
+    ids=lambda options: str(options.get("method", "magnitude")),
+)
+def test_masks_act_as_in_a_function_changed_by_hand(mode: str, options: dict[str, Any]) -> None:
+    x, w = images(), weights()
+    tool = PruneTool(**options)
+    run = runner(mode, x, w)
+    with amanda.apply(tool):
+        run()
+        found = run()
+    masks = by_name(tool, w)
+    assert [mask.shape for mask in masks.values()] == [tuple(v.shape) for v in w.values()]
+
+    with tf.GradientTape() as tape:
+        masked = {name: v * masks[name].astype(np.float32) for name, v in w.items()}
+        y = net(x, masked)
+        loss = tf.reduce_sum(y * y)
+    assert_close(found, (y, tape.gradient(loss, list(w.values()))))
+    assert np.count_nonzero(np.asarray(found[1][0])[~masks["conv"]]) == 0
+
+
+def test_two_of_four_along_the_channels_of_the_input() -> None:
+    x, w = images(), weights()
+    with amanda.apply(tool := PruneTool(method="nm")):
+        step(x, w)
+    masks = by_name(tool, w)
+    assert (masks["conv"].sum(2) == 2).all()
+    assert (masks["strided"].reshape(3, 3, 2, 4, 8).sum(3) == 2).all()
+    assert (masks["dense"].reshape(2, 4, 6).sum(1) == 2).all()
+
+
+def gated_channels(keep: int) -> Callable[..., Any]:
+    """Feature boosting and suppression by hand, with its initial parameters."""
+
+    def conv(x: Any, w: Any, *args: Any) -> Any:
+        phi = tf.reduce_sum(abs(w.numpy()), [0, 1])
+        phi = phi / (tf.reduce_sum(phi) / phi.shape[1])
+        saliency = tf.nn.relu(tf.reduce_mean(abs(x), [1, 2]) @ phi + 1)
+        least = tf.math.top_k(saliency, keep).values[:, -1:]
+        gate = tf.where(saliency >= least, saliency, 0.0)
+        return tf.nn.conv2d(x, w, *args) * gate[:, None, None, :]
+
+    return conv
+
+
+@pytest.mark.parametrize("mode", ["eager", "function"])
+def test_channel_gates_act_as_in_a_function_changed_by_hand(mode: str) -> None:
+    x, w = images(), weights()
+    run = runner(mode, x, w)
+    with amanda.apply(tool := PruneTool(method="channel", sparsity=0.25)):
+        run()
+        found = run()
+    assert len(tool.parameters()) == 4
+    assert_close(found, step(x, w, gated_channels(6)))
+
+
+@pytest.mark.parametrize("mode", ["eager", "function"])
+def test_spatial_gates_keep_the_share_of_positions(mode: str) -> None:
+    """Counted in the output of the gated operator itself, with the values that stay."""
+    x, kernel = images(), weights()["conv"]
+
+    def conv() -> Any:
+        return tf.nn.conv2d(x, kernel, 1, "SAME")
+
+    dense, run = conv(), conv if mode == "eager" else tf.function(conv)
+    with amanda.apply(PruneTool(method="activation", sparsity=0.4)):
+        y = run().numpy()
+    kept = (y != 0).any(-1)
+    assert kept.sum((1, 2)).tolist() == [81 - round(0.4 * 81)] * 5
+    assert np.allclose(y[kept], dense.numpy()[kept], atol=1e-6)
+    saliency = np.abs(x.numpy()).mean(-1)
+    assert saliency[kept].min() > 0
+    for sample, mask in zip(saliency, kept, strict=True):
+        assert sample[mask].min() >= sample[~mask].max() - 1e-6
+
+
+def test_the_same_gates_and_masks_as_on_pytorch() -> None:
+    """One tool, two frameworks: a linear layer with the same weight has the same mask."""
+    torch = pytest.importorskip("torch")
+    value = np.random.default_rng(2).normal(size=(8, 6)).astype(np.float32)
+    layer = torch.nn.Linear(8, 6, bias=False)
+    layer.weight.data = torch.tensor(value.T.copy())
+    tool = PruneTool(method="tile", tile=2, sparsity=0.6)
+    with amanda.apply(tool):
+        layer(torch.ones(1, 8))
+        tf.matmul(tf.ones((1, 8)), tf.Variable(value))
+    of_torch, of_tensorflow = tool.masks.values()
+    assert np.array_equal(of_torch, of_tensorflow.T)
+    assert arithmetic_of(layer.weight) is not arithmetic_of(tf.ones(1))
+    assert len(tool.result()["namespaces"]) == 2
