@@ -78,6 +78,7 @@ TYPES: Mapping[str, str] = {
     "pad": "MirrorPad Pad PadV2",
     "permute": "ConjugateTranspose Transpose",
     "stack": "Pack",
+    "stack_handle": "Stack StackV2",
     "unbind": "Unpack",
     "unique": "Unique UniqueV2 UniqueWithCounts UniqueWithCountsV2",
     "unsqueeze": "ExpandDims",

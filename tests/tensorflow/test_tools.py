@@ -1,0 +1,124 @@
+"""Graph tracing, ``count`` and ``trace`` in all modes, and ``amanda run`` on a Keras script."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import amanda
+from amanda.tools.graph_tracing import GraphTracingTool
+from amanda_tools.count import CountTool
+from amanda_tools.trace import TraceTool
+from tests.tensorflow import support
+from tests.tensorflow.support import Training
+
+CHAIN = ["conv2d", "tanh", "reshape", "linear", "softmax", "pow", "sum"]
+"""The operators of the network, one after the other."""
+
+STEPS = 2
+
+
+def trained(placement: type[Training], *tools: amanda.Tool) -> None:
+    """Some steps of training under the tools."""
+    x, weights = support.data()
+    training = placement(support.network, x, weights)
+    with amanda.apply(*tools):
+        training.steps(STEPS)
+
+
+@pytest.mark.parametrize("placement", support.PLACEMENTS)
+def test_the_same_counts(placement: type[Training]) -> None:
+    """The executions of the model's operators are the same in all modes, forward and backward."""
+    tool = CountTool()
+    trained(placement, tool)
+    by_type = tool.result()["summary"]["by_type"]
+    for kind in CHAIN:
+        assert by_type["forward"][kind] == {"ops": 1, "executions": STEPS}
+    assert by_type["backward"]["linear_backward"] == {"ops": 2, "executions": 2 * STEPS}
+    assert by_type["backward"]["conv2d_backward"] == {"ops": 2, "executions": 2 * STEPS}
+    assert by_type["backward"]["tanh_backward"] == {"ops": 1, "executions": STEPS}
+
+
+@pytest.mark.parametrize("placement", support.PLACEMENTS)
+def test_the_same_graph(placement: type[Training]) -> None:
+    """The traced graph leads from each operator to the next, in all modes."""
+    tool = GraphTracingTool()
+    trained(placement, tool)
+    graph = tool.graph
+    by_type = {op.type: op for op in graph.ops if op.type in CHAIN}
+    assert [op.type for op in graph.ops if op.type in CHAIN] == CHAIN
+    for producer, consumer in itertools.pairwise(CHAIN):
+        assert by_type[producer] in graph.producers(by_type[consumer].id)
+    backward = [op.name for op in by_type["conv2d"].backward]
+    assert {"Conv2DBackpropInput", "Conv2DBackpropFilter"} <= set(backward)
+
+
+@pytest.mark.parametrize("placement", support.PLACEMENTS)
+def test_the_same_form(placement: type[Training]) -> None:
+    """The rows of both tools have the keys that they have on every framework."""
+    counts, trace = CountTool(), TraceTool()
+    trained(placement, counts, trace)
+    common = {"id", "type", "name", "direction", "module", "namespace"}
+    for tool in (counts, trace):
+        result = json.loads(json.dumps(tool.result()))
+        assert result["schema"] == 1
+        assert all(common <= row.keys() for row in result["ops"])
+        assert {row["direction"] for row in result["ops"]} == {"forward", "backward"}
+        assert all(name.startswith("tensorflow/2.") for name in result["namespaces"])
+    rows = {row["type"]: row for row in trace.result()["ops"] if row["direction"] == "forward"}
+    assert rows["conv2d"]["input_names"] == ["input", "filter"]
+    assert rows["conv2d"]["attributes"]["data_format"] == "NHWC"
+
+
+SCRIPT = '''
+"""Plain Keras."""
+import keras
+import numpy as np
+
+keras.utils.set_random_seed(0)
+model = keras.Sequential([keras.layers.Input((8, 8, 1)), keras.layers.Conv2D(2, 3, name="c1"),
+                          keras.layers.Flatten(), keras.layers.Dense(1, name="fc")])
+model.compile("adam", "mse")
+x = np.ones((4, 8, 8, 1), "float32")
+model.fit(x, np.zeros(4), epochs=3, batch_size=2, verbose=0)
+print(model.predict(x, verbose=0).shape)
+'''
+
+
+def test_the_command_on_a_keras_script(tmp_path: Path) -> None:
+    """``amanda run -t count,trace -- keras_script.py`` counts every step, and writes both."""
+    (tmp_path / "keras_script.py").write_text(SCRIPT)
+    command = ["run", "-t", "count,trace", "-o", "out", "--", "keras_script.py"]
+    done = subprocess.run(
+        [sys.executable, "-m", "amanda", *command],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("(4, 1)\n")
+    assert done.stdout.splitlines()[-1].startswith("amanda: ")
+    by_type = read(tmp_path / "out" / "count.json")["summary"]["by_type"]
+    # Three epochs of two steps, and one step of predict.
+    assert by_type["forward"]["conv2d"]["executions"] == 3 * 2 + 1
+    filters = [
+        row
+        for row in read(tmp_path / "out" / "count.json")["ops"]
+        if row["name"] == "Conv2DBackpropFilter"
+    ]
+    assert sum(row["executions"] for row in filters) == 3 * 2
+    modules = {row["module"] for row in read(tmp_path / "out" / "trace.json")["ops"]}
+    assert any("c1" in module for module in modules)
+
+
+def read(path: Path) -> Any:
+    """A result that a tool has written."""
+    return json.loads(path.read_text())
