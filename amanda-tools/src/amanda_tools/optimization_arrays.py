@@ -36,6 +36,28 @@ class Arithmetic(abc.ABC):
         """A copy of a tensor's value; of floating point types below 32 bits as float32."""
 
     @abc.abstractmethod
+    def bits(self, tensor: Any, positions: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+        """The elements at some positions of the flattened tensor, as unsigned integers.
+
+        Raises:
+            TypeError: its elements are neither real floating point numbers nor integers.
+        """
+
+    @abc.abstractmethod
+    def with_bits(
+        self, tensor: Any, positions: np.ndarray[Any, Any], bits: np.ndarray[Any, Any]
+    ) -> Any:
+        """A copy of a tensor with other elements at some positions, outside of AD."""
+
+    @abc.abstractmethod
+    def to_bits(self, values: np.ndarray[Any, Any], like: Any) -> np.ndarray[Any, Any]:
+        """Numbers in the type of a tensor, as unsigned integers."""
+
+    @abc.abstractmethod
+    def from_bits(self, bits: np.ndarray[Any, Any], like: Any) -> np.ndarray[Any, Any]:
+        """What :meth:`to_bits` has made, as float64."""
+
+    @abc.abstractmethod
     def is_floating(self, tensor: Any) -> bool:
         """Whether its elements are real floating point numbers."""
 
@@ -138,6 +160,41 @@ class TorchArithmetic(Arithmetic):
             value = value.float()
         return np.array(value.numpy())
 
+    def bits(self, tensor: Any, positions: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+        picked = tensor.detach()[self._indices(tensor, positions)].reshape(-1)
+        return self._as_integers(picked)
+
+    def with_bits(
+        self, tensor: Any, positions: np.ndarray[Any, Any], bits: np.ndarray[Any, Any]
+    ) -> Any:
+        # A clone keeps the order in memory, on which the last bits of products depend.
+        new = tensor.detach().clone()
+        elements = self._from_integers(bits, tensor).to(tensor.device)
+        new[self._indices(tensor, positions)] = elements if new.dim() else elements[0]
+        return new
+
+    def to_bits(self, values: np.ndarray[Any, Any], like: Any) -> np.ndarray[Any, Any]:
+        return self._as_integers(self.framework.tensor(values).to(like.dtype))
+
+    def from_bits(self, bits: np.ndarray[Any, Any], like: Any) -> np.ndarray[Any, Any]:
+        return np.asarray(self._from_integers(bits, like).double().numpy())
+
+    def _indices(self, tensor: Any, positions: np.ndarray[Any, Any]) -> Any:
+        axes = np.unravel_index(positions, tuple(tensor.shape)) if tensor.dim() else ()
+        return tuple(self.framework.tensor(axis, device=tensor.device) for axis in axes)
+
+    def _as_integers(self, tensor: Any) -> np.ndarray[Any, Any]:
+        torch = self.framework
+        if tensor.is_complex() or tensor.dtype == torch.bool:
+            raise TypeError(f"elements of type {tensor.dtype}")
+        size = 8 * tensor.element_size()
+        integers = tensor.view(getattr(torch, f"int{size}")).cpu().numpy()
+        return np.asarray(integers.view(f"uint{size}"))
+
+    def _from_integers(self, bits: np.ndarray[Any, Any], like: Any) -> Any:
+        signed = bits.view(f"int{8 * bits.dtype.itemsize}")
+        return self.framework.from_numpy(signed).view(like.dtype)
+
     def is_floating(self, tensor: Any) -> bool:
         return bool(tensor.is_floating_point())
 
@@ -201,12 +258,38 @@ class TensorFlowArithmetic(Arithmetic):
         value = np.array(tensor)
         return value.astype(np.float32) if self.is_floating(tensor) and _is_short(value) else value
 
+    def bits(self, tensor: Any, positions: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+        return self._as_integers(np.array(tensor).reshape(-1)[positions], tensor)
+
+    def with_bits(
+        self, tensor: Any, positions: np.ndarray[Any, Any], bits: np.ndarray[Any, Any]
+    ) -> Any:
+        new = np.array(tensor)
+        # Not reshape(-1), which may be a copy.
+        new.flat[positions] = bits.view(new.dtype)
+        return self.framework.constant(new)
+
+    def to_bits(self, values: np.ndarray[Any, Any], like: Any) -> np.ndarray[Any, Any]:
+        return self._as_integers(self.constant(values, like), like)
+
+    def from_bits(self, bits: np.ndarray[Any, Any], like: Any) -> np.ndarray[Any, Any]:
+        return np.asarray(bits.view(self._numpy_type(like)).astype(np.float64))
+
+    def _as_integers(self, values: np.ndarray[Any, Any], like: Any) -> np.ndarray[Any, Any]:
+        kind = self.framework.as_dtype(like.dtype)
+        if not (kind.is_floating or kind.is_integer):
+            raise TypeError(f"elements of type {kind.name}")
+        return values.view(f"uint{8 * values.dtype.itemsize}")
+
+    def _numpy_type(self, like: Any) -> Any:
+        return self.framework.as_dtype(like.dtype).as_numpy_dtype
+
     def is_floating(self, tensor: Any) -> bool:
         return bool(self.framework.as_dtype(tensor.dtype).is_floating)
 
     def constant(self, array: np.ndarray[Any, Any], like: Any) -> Any:
         # Not a tensor: it would belong to the graph in which it was made.
-        return np.asarray(array).astype(self.framework.as_dtype(like.dtype).as_numpy_dtype)
+        return np.asarray(array).astype(self._numpy_type(like))
 
     def matched(self, constant: Any, like: Any) -> Any:
         return constant

@@ -13,6 +13,7 @@ def amanda_register_tools() -> Mapping[str, str]:
     return {
         "count": "amanda_tools.count:CountTool",
         "flops": "amanda_tools.flops:FlopsTool",
+        "inject": "amanda_tools.inject:InjectTool",
         "prune": "amanda_tools.prune:PruneTool",
         "trace": "amanda_tools.trace:TraceTool",
     }

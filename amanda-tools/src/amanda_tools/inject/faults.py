@@ -1,0 +1,107 @@
+"""Faults: which elements of a tensor, and what becomes of them. All numbers come from numpy."""
+
+from __future__ import annotations
+
+import math
+import zlib
+from collections.abc import Sequence
+from typing import Any
+
+import attrs
+import numpy as np
+
+from amanda_tools.inject.options import InjectOptions
+from amanda_tools.optimization_arrays import Arithmetic, arithmetic_of
+from amanda_tools.optimization_selection import shape_of
+
+Array = np.ndarray[Any, Any]
+
+
+@attrs.frozen
+class Fault:
+    """One element that was changed.
+
+    Attributes:
+        op: the operator's id.
+        execution: which of the operator's executions, from 0.
+        position: of the element in the flattened tensor.
+        bit: the bit that was changed; None of faults that change the whole number.
+        before, after: the element's value.
+    """
+
+    op: str
+    execution: int
+    position: int
+    bit: int | None
+    before: float
+    after: float
+
+
+def generator(*keys: int | str) -> np.random.Generator:
+    """Random numbers that depend on these keys only, on every machine."""
+    numbers = [zlib.crc32(key.encode()) if isinstance(key, str) else key for key in keys]
+    return np.random.default_rng(numbers)
+
+
+def draw_positions(options: InjectOptions, size: int, random: np.random.Generator) -> Array:
+    """The elements of a tensor that are hit, in ascending order."""
+    count = random.binomial(size, options.rate) if options.rate else options.count
+    return np.sort(random.choice(size, min(count, size), replace=False, shuffle=False))
+
+
+def faulty(
+    options: InjectOptions, tensor: Any, positions: Array, random: np.random.Generator
+) -> tuple[Any, Sequence[tuple[int, int | None, float, float]]]:
+    """A tensor with faults at some positions; of each position, bit, value before and after.
+
+    Raises:
+        TypeError: its elements are neither real floating point numbers nor integers.
+    """
+    arithmetic = arithmetic_of(tensor)
+    before = arithmetic.bits(tensor, positions)
+    if options.fault in ("bitflip", "stuck0", "stuck1"):
+        bits: Sequence[int | None] = _draw_bits(options, before, random)
+        after = _changed_bits(options.fault, before, np.array(bits, before.dtype))
+    else:
+        bits = [None] * len(positions)
+        after = _changed_values(options, arithmetic, tensor, before, random)
+    values = [arithmetic.from_bits(found, tensor).tolist() for found in (before, after)]
+    changes = list(zip(positions.tolist(), bits, *values, strict=True))
+    return arithmetic.with_bits(tensor, positions, after), changes
+
+
+def size_of(tensor: Any) -> int:
+    """The number of elements of a tensor."""
+    return math.prod(shape_of(tensor))
+
+
+def _draw_bits(options: InjectOptions, before: Array, random: np.random.Generator) -> list[int]:
+    width = 8 * before.dtype.itemsize
+    drawn: list[int] = random.integers(0, width, len(before)).tolist()
+    # A narrower type has no such bit: its highest one is meant.
+    return drawn if options.bit < 0 else [min(options.bit, width - 1)] * len(before)
+
+
+def _changed_bits(fault: str, before: Array, bits: Array) -> Array:
+    masks = np.left_shift(np.ones_like(before), bits)
+    if fault == "bitflip":
+        return before ^ masks
+    return before & ~masks if fault == "stuck0" else before | masks
+
+
+def _changed_values(
+    options: InjectOptions,
+    arithmetic: Arithmetic,
+    tensor: Any,
+    before: Array,
+    random: np.random.Generator,
+) -> Array:
+    count = len(before)
+    if options.fault == "value":
+        values = np.full(count, options.value)
+    elif options.fault == "uniform":
+        values = random.uniform(options.low, options.high, count)
+    else:
+        noise = random.normal(0, options.std, count)
+        values = arithmetic.from_bits(before, tensor) + noise
+    return arithmetic.to_bits(values, tensor)

@@ -1,0 +1,76 @@
+"""The options of ``inject``."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Literal
+
+import attrs
+
+from amanda_tools.count import type_names
+from amanda_tools.optimization_selection import checked
+
+Fault = Literal["bitflip", "stuck0", "stuck1", "value", "normal", "uniform"]
+Target = Literal["outputs", "weights", "gradients"]
+
+_FAULTS = ("bitflip", "stuck0", "stuck1", "value", "normal", "uniform")
+
+
+@attrs.frozen(kw_only=True)
+class InjectOptions:
+    """The options of ``inject``.
+
+    Attributes:
+        fault: what happens to an element: a bit is inverted (bitflip), or is 0 or 1
+            for good (stuck0, stuck1); it becomes a number (value), gets noise added
+            (normal), or is drawn anew (uniform).
+        target: the op's outputs, its weight, or the gradients of its outputs.
+        ops: types of the ops to inject into.
+        exclude: op ids or module paths to leave alone, patterns with * and ?.
+        count: elements per execution.
+        rate: the probability that an element is hit, instead of count.
+        bit: which bit, 0 is the lowest; -1 for any.
+        value: the number of fault=value.
+        std: standard deviation of fault=normal.
+        low: lower end of fault=uniform.
+        high: upper end of fault=uniform.
+        seed: other numbers give other faults, the same number the same.
+        limit: faults that the result lists; later ones are counted only.
+    """
+
+    fault: Fault = "bitflip"
+    target: Target = "outputs"
+    ops: Sequence[str] = attrs.field(
+        default=("conv2d", "linear", "matmul", "attention"), converter=type_names
+    )
+    exclude: Sequence[str] = attrs.field(default=(), converter=type_names)
+    count: int = 1
+    rate: float = attrs.field(default=0.0, converter=float)
+    bit: int = -1
+    value: float = attrs.field(default=0.0, converter=float)
+    std: float = attrs.field(default=1.0, converter=float)
+    low: float = attrs.field(default=-1.0, converter=float)
+    high: float = attrs.field(default=1.0, converter=float)
+    seed: int = 0
+    limit: int = 10_000
+
+    def __attrs_post_init__(self) -> None:
+        targets = ("outputs", "weights", "gradients")
+        checked(
+            {
+                f"fault={self.fault} is not one of {', '.join(_FAULTS)}": self.fault in _FAULTS,
+                f"target={self.target} is not one of {', '.join(targets)}": self.target in targets,
+                f"count={self.count} is not positive": self.count > 0,
+                f"rate={self.rate} is not in [0, 1]": 0 <= self.rate <= 1,
+                f"bit={self.bit} is not in -1 ... 63": -1 <= self.bit < 64,
+                f"std={self.std} is negative": self.std >= 0,
+                f"low={self.low}, high={self.high}: low is above high": self.low <= self.high,
+                f"seed={self.seed} is negative": self.seed >= 0,
+            },
+            "inject",
+        )
+
+    @property
+    def is_permanent(self) -> bool:
+        """Whether an operator has the same fault in all its executions."""
+        return self.target == "weights" or self.fault in ("stuck0", "stuck1")

@@ -1,0 +1,178 @@
+"""The tool ``inject``."""
+
+from __future__ import annotations
+
+import collections
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import attrs
+import numpy as np
+
+from amanda import OpContext
+from amanda.tools.mapping import MappingTool
+from amanda.tools.reporting import OpDescription, Table, describe
+from amanda_tools.inject.campaign import Campaign, run_campaign
+from amanda_tools.inject.faults import Fault, draw_positions, faulty, generator, size_of
+from amanda_tools.inject.options import InjectOptions
+from amanda_tools.optimization_arrays import arithmetic_of
+from amanda_tools.optimization_selection import Selection, Untreatable, weight_of
+from amanda_tools.printing import PrintingTool
+
+
+class InjectTool(PrintingTool[InjectOptions]):
+    """Injects faults and noise into activations, weights and gradients of operators.
+
+    Which elements are hit depends on the seed, the operator's id and the number of
+    its execution alone, and so not on the order of operators, on the framework's
+    random numbers or on other operators. The gradient passes a faulty value
+    unchanged.
+
+    Attributes:
+        faults: what was injected, in order, up to the option limit.
+    """
+
+    name = "inject"
+    Options = InjectOptions
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        self._selection = Selection(self.options.ops, self.options.exclude)
+        self._ops: dict[str, OpDescription] = {}
+        self._executions: collections.Counter[str] = collections.Counter()
+        self._injected: collections.Counter[str] = collections.Counter()
+        self._sizes: dict[tuple[str, int], int] = {}
+        self._only: tuple[str, int] | None = None
+        self._is_armed = True
+        self._trial = 0
+        self.faults: list[Fault] = []
+        self.depends_on(MappingTool.standard())
+        self.add_inst_for_op(self._analyse)
+
+    def _analyse(self, context: OpContext) -> None:
+        op = describe(context)
+        if not self._selection.takes(op):
+            return
+        if self.options.target == "outputs":
+            context.insert_after_op(self._inject, op_id=op.id)
+        elif self.options.target == "gradients":
+            context.insert_before_backward_op(self._inject, op_id=op.id)
+        else:
+            try:
+                weight = weight_of(context)
+            except Untreatable as reason:
+                self._selection.skip(op, str(reason))
+                return
+            context.insert_before_op(self._inject, inputs=[weight.index], op_id=op.id)
+        self._ops[op.id] = op
+
+    def _inject(self, *tensors: Any, op_id: str) -> Any:
+        """Instrumentation routine: the first of the tensors gets the faults that are due."""
+        place = next((i for i, tensor in enumerate(tensors) if tensor is not None), None)
+        if place is None or not self._can_change(tensors[place], op_id):
+            return None
+        execution = self._executions[op_id]
+        self._executions[op_id] += 1
+        self._sizes[op_id, execution] = size_of(tensors[place])
+        if not self._is_armed or self._only not in (None, (op_id, execution)):
+            return None
+        changed = self._changed(tensors[place], op_id, execution)
+        return [changed if i == place else None for i in range(len(tensors))]
+
+    def _can_change(self, tensor: Any, op_id: str) -> bool:
+        try:
+            arithmetic_of(tensor).bits(tensor, np.zeros(0, int))
+        except TypeError as error:
+            self._selection.skip(self._ops[op_id], str(error))
+            return False
+        return size_of(tensor) > 0
+
+    def _changed(self, tensor: Any, op_id: str, execution: int) -> Any:
+        options = self.options
+        when = 0 if options.is_permanent else execution
+        random = generator(options.seed, self._trial, op_id, when)
+        positions = draw_positions(options, size_of(tensor), random)
+        changed, changes = faulty(options, tensor, positions, random)
+        self._injected[op_id] += len(changes)
+        room = max(0, options.limit - len(self.faults))
+        self.faults += [Fault(op_id, execution, *change) for change in changes[:room]]
+        return changed
+
+    def restart(self, trial: int = 0) -> None:
+        """Forget executions and faults; the same trial then has the same faults again."""
+        self._trial = trial
+        for found in (self._executions, self._injected, self._sizes):
+            found.clear()
+        self.faults = []
+
+    # -- campaign ---------------------------------------------------------
+
+    def campaign(
+        self,
+        run: Callable[[], Any],
+        trials: int,
+        *,
+        is_wrong: Callable[[Any, Any], bool] | None = None,
+        path: str | None = None,
+        progress: Callable[[int, int], Any] | None = None,
+    ) -> Campaign:
+        """Run a program many times, each time with faults in one execution of one operator.
+
+        An execution is chosen with a probability proportional to its elements, so that with
+        ``count=1`` every element is as likely. A trial depends on the seed and its number
+        alone, so that a campaign that was interrupted goes on as if it had not been.
+
+        Args:
+            run: runs the program, deterministically, and returns its output: arrays,
+                tensors, or lists, tuples and mappings of them.
+            trials: how many there are to be in the end.
+            is_wrong: of the output without and with faults, whether the second is a wrong
+                answer; by default, whether the largest along the last axis is another one.
+            path: a file that gets one line of JSON per trial, and from which trials that it
+                has already are taken.
+            progress: called with the number of trials done and of all.
+
+        Raises:
+            AmandaError: the file is of another campaign, no operator was met, or `run`
+                is not deterministic.
+        """
+        return run_campaign(self, run, trials, is_wrong, path, progress)
+
+    def observe(self) -> dict[tuple[str, int], int]:
+        """Elements by operator and execution since the last :meth:`restart`."""
+        return dict(self._sizes)
+
+    def aim(self, target: tuple[str, int] | None, *, armed: bool = True) -> None:
+        """Inject into one execution of one operator only; None for all; nowhere if not armed."""
+        self._only, self._is_armed = target, armed
+
+    # -- result -----------------------------------------------------------
+
+    def result(self) -> dict[str, Any]:
+        """The common form, and the ``faults``."""
+        return {**super().result(), "faults": [attrs.asdict(fault) for fault in self.faults]}
+
+    def op_rows(self) -> list[dict[str, Any]]:
+        """One row per operator, with its executions and the faults that it got."""
+        return [
+            {**op.row(), "executions": self._executions[op.id], "faults": self._injected[op.id]}
+            for op in self._ops.values()
+        ]
+
+    def summary(self) -> dict[str, Any]:
+        """How many faults there were, and what was left alone and why."""
+        return {
+            "options": attrs.asdict(self.options),
+            "faults": sum(self._injected.values()),
+            "faults_listed": len(self.faults),
+            "skipped": self._selection.rows(),
+            "ops_never_met": self._selection.never_met(),
+        }
+
+    def tables(self) -> Iterable[Table]:
+        """Faults by operator, and what was left alone."""
+        options = self.options
+        rows = [(row["id"], row["executions"], row["faults"]) for row in self.op_rows()]
+        title = f"inject: {sum(self._injected.values())} x {options.fault} in {options.target}"
+        yield Table(title, ("op", "executions", "faults"), rows)
+        yield from self._selection.tables("inject")
