@@ -22,14 +22,18 @@ import platform
 import statistics
 import sys
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
 import attrs
 import torch
+from torch import nn
 
-from tests.benchmarks.cases import CASES, CONTESTANTS, VANILLA, Case, Step
+from tests.benchmarks.cases import CASES, CONTESTANTS, Case, Step
+
+Contestant = Callable[[nn.Module], AbstractContextManager[Any]]
 
 WARM_UP = 3
 """Runs in a new scope that are not timed."""
@@ -77,7 +81,9 @@ def _block(step: Step, repetitions: int) -> list[float]:
     return seconds
 
 
-def _measure(name: str, case: Case, rounds: int, contestants: Iterable[str]) -> list[Result]:
+def measure(
+    name: str, case: Case, rounds: int, contestants: Mapping[str, Contestant]
+) -> list[Result]:
     """All contestants on one case, each beside vanilla runs of its own."""
     model, step = case.step()
     blocks: dict[str, list[tuple[list[float], list[float]]]] = {c: [] for c in contestants}
@@ -85,7 +91,7 @@ def _measure(name: str, case: Case, rounds: int, contestants: Iterable[str]) -> 
         for contestant, pairs in blocks.items():
             gc.collect()
             vanilla = _block(step, case.repetitions)
-            with CONTESTANTS[contestant](model):
+            with contestants[contestant](model):
                 pairs.append((vanilla, _block(step, case.repetitions)))
     return [_result(name, case, contestant, pairs) for contestant, pairs in blocks.items()]
 
@@ -131,13 +137,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = _parsed(arguments)
     torch.set_num_threads(1)
     print(" · ".join(f"{key} {value}" for key, value in environment().items()))
-    contestants = [
-        c for c in CONTESTANTS if not (options.no_peers and c.startswith("peer")) and c != VANILLA
-    ]
+    contestants = {
+        c: scope
+        for c, scope in CONTESTANTS.items()
+        if not (options.no_peers and c.startswith("peer"))
+    }
     results = []
     for name in options.case or CASES:
         print(f"\n{name:35} {'median':>8} {'minimum':>8} {'bound':>8}   {'median run':>13}")
-        for result in _measure(name, CASES[name], options.rounds, [VANILLA, *contestants]):
+        for result in measure(name, CASES[name], options.rounds, contestants):
             print(result.row(), flush=True)
             results.append(result)
     if options.json is not None:

@@ -1,0 +1,274 @@
+"""``flops``: floating-point operations, parameters and bytes, by operator, module and type."""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import attrs
+
+from amanda import OpContext
+from amanda.tools.mapping import MappingTool
+from amanda.tools.reporting import OpDescription, Table, describe
+from amanda_tools.flops.call import Signature
+from amanda_tools.flops.formulas import FORMULAS
+from amanda_tools.flops.free import VIEWS, is_free
+from amanda_tools.flops.gradients import formula_of
+from amanda_tools.flops.parameters import Weights, byte_size
+from amanda_tools.flops.tally import BackwardOp, ForwardOp, Memory, OtherOp
+from amanda_tools.printing import PrintingTool
+
+__all__ = ["FlopsOptions", "FlopsTool"]
+
+Op = ForwardOp | BackwardOp | OtherOp
+
+
+@attrs.frozen(kw_only=True)
+class FlopsOptions:
+    """The options of ``flops``.
+
+    Attributes:
+        by: what the largest table of the summary lists: module, type or op.
+        depth: parts of a module's path that tables show; 0 for all.
+        backward: also count the backward pass.
+        csv: also write the rows of all operators as a table.
+    """
+
+    by: str = attrs.field(
+        default="module", validator=attrs.validators.in_(("module", "type", "op"))
+    )
+    depth: int = attrs.field(default=0, validator=attrs.validators.ge(0))
+    backward: bool = True
+    csv: bool = False
+
+
+class FlopsTool(PrintingTool[FlopsOptions]):
+    """Counts floating-point operations, parameters and bytes, forward and backward.
+
+    Two operations per multiply-accumulate of matrix products, convolutions and
+    attention, at every execution, with the shapes that it has. Types that count
+    zero by convention and types without a formula are listed.
+    """
+
+    name = "flops"
+    Options = FlopsOptions
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        self._ops: dict[str, Op] = {}
+        self._memory: dict[str, Memory] = {}
+        self._weights = Weights()
+        self.depends_on(MappingTool.standard())
+        self.add_inst_for_op(self._analyse)
+        self.add_inst_for_op(self._analyse_outputs, require_outputs=True)
+        if self.options.backward:
+            self.add_inst_for_op(self._analyse_backward, backward=True)
+
+    # -- analyses ---------------------------------------------------------
+
+    def _analyse(self, context: OpContext) -> None:
+        op = describe(context)
+        known = self._ops.get(op.id)
+        if known is None:
+            known = self._ops[op.id] = _forward_op(op, context)
+        self._memory.setdefault(op.id, Memory()).weights = list(self._weights.of(context))
+        if isinstance(known, ForwardOp):
+            if known.formula.needs_outputs:
+                context.insert_before_op(known.begin)
+                context.insert_after_op(known.end)
+            else:
+                context.insert_before_op(known.run)
+        elif isinstance(known, OtherOp) and not known.is_free:
+            context.insert_before_op(known.count, inputs=[])
+
+    def _analyse_outputs(self, context: OpContext) -> None:
+        op = self._ops[context.get_op_id()].op
+        if op.type not in VIEWS:
+            sizes = [byte_size(t) for t in context.get_outputs() or () if t is not None]
+            total = None if None in sizes else sum(size for size in sizes if size)
+            self._memory[op.id].activation_bytes = total
+
+    def _analyse_backward(self, context: OpContext) -> None:
+        op = describe(context)
+        known = self._ops.get(op.id)
+        if known is None:
+            known = self._ops[op.id] = self._backward_op(op)
+        if isinstance(known, BackwardOp):
+            context.insert_before_backward_op(known.begin)
+            context.insert_after_backward_op(known.end)
+        elif isinstance(known, OtherOp) and not known.is_free:
+            context.insert_before_backward_op(known.count, grad_outputs=[])
+
+    def _backward_op(self, op: OpDescription) -> Op:
+        forward = self._ops.get(op.forward)
+        formula = formula_of(op.name)
+        if formula is not None and isinstance(forward, ForwardOp):
+            return BackwardOp(op, forward, formula)
+        free = op.type.removesuffix("_backward")
+        known = op.type == "accumulate_grad" or is_free(free)
+        return OtherOp(op, known or (isinstance(forward, OtherOp) and forward.is_free))
+
+    # -- result -----------------------------------------------------------
+
+    def op_rows(self) -> list[dict[str, Any]]:
+        """One row per operator: ``executions`` (null where free ones are not counted),
+        ``macs`` and ``flops`` of all of them, ``params``, ``weight_bytes`` and
+        ``activation_bytes`` of a forward one, ``counted``: formula, zero or unknown."""
+        return [self._row(op) for op in self._ops.values()]
+
+    def _row(self, op: Op) -> dict[str, Any]:
+        row = op.op.row()
+        if isinstance(op, OtherOp):
+            executions = None if op.is_free else op.executions
+            row.update(executions=executions, macs=0, flops=0)
+            row["counted"] = "zero" if op.is_free else "unknown"
+        else:
+            total = op.tally.totals()
+            row.update(executions=total.executions, macs=total.macs, flops=2 * total.macs)
+            row["counted"] = "unknown" if total.unknown else "formula"
+        if memory := self._memory.get(op.op.id):
+            row["params"] = sum(weight.size for weight in memory.weights)
+            row["weight_bytes"] = sum(weight.bytes for weight in memory.weights)
+            row["activation_bytes"] = memory.activation_bytes
+        return row
+
+    def summary(self) -> dict[str, Any]:
+        """The sums, and what they leave out."""
+        rows = self.op_rows()
+        forward = [row for row in rows if row["direction"] == "forward"]
+        unknown = [row for row in rows if row["counted"] == "unknown"]
+        return {
+            "flops": sum(row["flops"] for row in forward),
+            "flops_backward": sum(r["flops"] for r in rows if r["direction"] == "backward"),
+            "macs": sum(row["macs"] for row in forward),
+            "params": self._params(op.op.id for op in self._ops.values())[0],
+            "weight_bytes": self._params(op.op.id for op in self._ops.values())[1],
+            "activation_bytes": sum(row["activation_bytes"] or 0 for row in forward),
+            "zero_ops": sorted({row["type"] for row in rows if row["counted"] == "zero"}),
+            "unknown_ops": _calls(unknown),
+            "unknown_share": len(unknown) / len(rows) if rows else 0.0,
+            "by_type": self._grouped(rows, lambda row: str(row["type"])),
+            "by_module": self._grouped(rows, lambda row: str(row["module"])),
+        }
+
+    def _params(self, op_ids: Iterable[str]) -> tuple[int, int]:
+        """Elements and bytes of the parameters that operators use, each once."""
+        weights = {w for i in op_ids if i in self._memory for w in self._memory[i].weights}
+        return sum(weight.size for weight in weights), sum(weight.bytes for weight in weights)
+
+    def _grouped(
+        self, rows: Sequence[dict[str, Any]], key: Callable[[dict[str, Any]], str]
+    ) -> dict[str, dict[str, Any]]:
+        members: dict[str, list[dict[str, Any]]] = {}
+        for row in rows:
+            members.setdefault(key(row), []).append(row)
+        return {
+            group: {
+                "ops": sum(row["direction"] == "forward" for row in part),
+                "flops": sum(r["flops"] for r in part if r["direction"] == "forward"),
+                "flops_backward": sum(r["flops"] for r in part if r["direction"] == "backward"),
+                "params": self._params(row["id"] for row in part)[0],
+                "activation_bytes": sum(row.get("activation_bytes") or 0 for row in part),
+            }
+            for group, part in members.items()
+        }
+
+    # -- for people -------------------------------------------------------
+
+    def tables(self) -> Iterable[Table]:
+        """The totals, the shares of modules, types or operators, and what is unknown."""
+        found = self.summary()
+        totals = [
+            ("forward", quantity(found["flops"], "FLOP")),
+            ("backward", quantity(found["flops_backward"], "FLOP")),
+            ("parameters", quantity(found["params"], "")),
+            ("weights", quantity(found["weight_bytes"], "B")),
+            ("activations, first execution", quantity(found["activation_bytes"], "B")),
+        ]
+        yield Table("flops: 2 per multiply-accumulate", ("what", "amount"), totals)
+        rows = self.op_rows()
+        if self.options.by != "type":
+            yield self._table(self.options.by, self._grouped(rows, self._place), found)
+        yield self._table("type", found["by_type"], found)
+        if unknown := found["unknown_ops"]:
+            share = f"{100 * found['unknown_share']:.1f} % of the operators"
+            title = f"flops: types without a formula, {share}"
+            yield Table(title, ("type", "calls"), list(unknown.items()))
+
+    def _place(self, row: dict[str, Any]) -> str:
+        """Where the row belongs in the largest table."""
+        if self.options.by == "op":
+            return str(row.get("forward") or row["id"])
+        parts = self._ops[row["id"]].op.place.split(".")
+        return ".".join(parts[: self.options.depth or None])
+
+    def _table(self, by: str, groups: dict[str, dict[str, Any]], found: dict[str, Any]) -> Table:
+        total = found["flops"] + found["flops_backward"]
+        # The others are in the files.
+        busy = [(name, of) for name, of in groups.items() if _operations(of)]
+        order = sorted(busy, key=lambda item: -_operations(item[1]))
+        rows = [
+            (
+                name,
+                of["ops"],
+                quantity(of["flops"], "FLOP"),
+                quantity(of["flops_backward"], "FLOP"),
+                f"{100 * _operations(of) / total:.1f} %" if total else "-",
+                quantity(of["params"], ""),
+                quantity(of["activation_bytes"], "B"),
+            )
+            for name, of in order
+        ]
+        columns = (by, "ops", "forward", "backward", "share", "params", "activations")
+        return Table(f"flops by {by}", columns, rows)
+
+    def write_files(self, folder: Path, stem: str) -> Sequence[Path]:
+        """Write ``<stem>.csv`` if it was asked for: one line per operator."""
+        if not self.options.csv:
+            return []
+        path, rows = folder / f"{stem}.csv", self.op_rows()
+        with path.open("w", encoding="utf-8", newline="") as file:
+            writer = csv.DictWriter(file, list(dict.fromkeys(key for row in rows for key in row)))
+            writer.writeheader()
+            writer.writerows(rows)
+        return [path]
+
+
+def _forward_op(op: OpDescription, context: OpContext) -> Op:
+    formula = FORMULAS.get(op.type)
+    if formula is None:
+        return OtherOp(op, is_free(op.type))
+    signature = Signature(
+        type=op.type,
+        names=tuple(context.get_input_names()),
+        attributes=context.get_attrs(),
+        weight=context["weight_index"],
+        bias=context["bias_index"],
+        weight_layout=context["weight_layout"] or "",
+        data_layout=context["data_layout"] or "",
+    )
+    return ForwardOp(op, signature, formula)
+
+
+def _calls(rows: Iterable[dict[str, Any]]) -> dict[str, int]:
+    """Executions by type, the most first."""
+    calls: dict[str, int] = {}
+    for row in rows:
+        calls[row["type"]] = calls.get(row["type"], 0) + row["executions"]
+    return dict(sorted(calls.items(), key=lambda item: -item[1]))
+
+
+def _operations(group: dict[str, Any]) -> int:
+    return int(group["flops"] + group["flops_backward"])
+
+
+def quantity(amount: float, unit: str) -> str:
+    """A number for people, in powers of a thousand: ``35.128 GFLOP``, ``86.568 M``."""
+    if not amount:
+        return f"0 {unit}".rstrip()
+    for factor, prefix in ((1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")):
+        if abs(amount) >= factor:
+            return f"{amount / factor:.3f} {prefix}{unit}".rstrip()
+    return f"{amount:g} {unit}".rstrip()

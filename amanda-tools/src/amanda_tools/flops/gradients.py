@@ -1,0 +1,195 @@
+"""Multiply-accumulates of backward operators, from the shapes of gradients.
+
+A product has one gradient per factor, each as dear as the product itself; only
+those that are computed count. A backward operator is known by the name that its
+framework gives it, as one forward operator may have several that compute
+products (an LSTM has many) and others that do not.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import NoReturn
+
+import attrs
+
+from amanda_tools.flops.call import Call, Shape, channels
+
+Shapes = Sequence[Shape | None]
+
+
+@attrs.frozen
+class GradientCall:
+    """One execution of a backward operator.
+
+    Attributes:
+        forward: the forward operator's call, as it was last executed.
+        forward_macs: its multiply-accumulates.
+        grad_outputs: shapes of what the backward operator consumes.
+        grad_inputs: shapes of what it produces; None for what it does not compute.
+    """
+
+    forward: Call
+    forward_macs: int
+    grad_outputs: Shapes
+    grad_inputs: Shapes
+
+    @property
+    def received(self) -> Shape:
+        """The shape of the first gradient that it consumes.
+
+        Raises:
+            LookupError: it consumes none.
+        """
+        return next((s for s in self.grad_outputs if s is not None), None) or _missing()
+
+    def produced(self, index: int) -> Shape | None:
+        """The shape of a gradient that it produces, None if it does not."""
+        return self.grad_inputs[index] if index < len(self.grad_inputs) else None
+
+
+Formula = Callable[[GradientCall], int]
+
+
+def _missing() -> NoReturn:
+    raise LookupError("no gradient")
+
+
+def product(left: int, right: int) -> Formula:
+    """The gradients of a matrix product's factors, which are at these positions."""
+
+    def macs(call: GradientCall) -> int:
+        if not any(shape is not None for shape in call.grad_outputs):
+            return 0
+        *_, rows, columns = call.received
+        first, second = call.produced(left), call.produced(right)
+        return math.prod(first or (0,)) * columns + math.prod(second or (0,)) * rows
+
+    return macs
+
+
+def matrix_by_vector(vector: int) -> Formula:
+    """The gradient of the vector; that of the matrix is an outer product, which has no sum."""
+
+    def macs(call: GradientCall) -> int:
+        size = call.produced(vector)
+        return 0 if size is None else math.prod(call.received) * math.prod(size)
+
+    return macs
+
+
+def convolution(call: GradientCall) -> int:
+    """The gradients of the data and of the weight: one kernel at each place of the output."""
+    count = sum(call.produced(index) is not None for index in (0, 1))
+    return count * _one_gradient(call) if count else 0
+
+
+def one_convolution(call: GradientCall) -> int:
+    """A gradient that is an operator of its own."""
+    return _one_gradient(call)
+
+
+def _one_gradient(call: GradientCall) -> int:
+    signature = call.forward.signature
+    if "transpose" in signature.type or not signature.data_layout:
+        return call.forward_macs
+    # TensorFlow's operators consume the weight or the data too; the gradient comes last.
+    given = [shape for shape in call.grad_outputs if shape is not None]
+    gradient = given[-1] if len(given) > 1 else call.received
+    count = channels(gradient, signature.data_layout)
+    return math.prod(gradient) // max(count, 1) * math.prod(call.forward.weight)
+
+
+def matrix_product(call: GradientCall) -> int:
+    """A matrix product of its own, with factors transposed in whatever way."""
+    result = call.produced(0)
+    if result is None or len(result) < 2:
+        _missing()
+    factor = next(shape for shape in call.grad_outputs if shape is not None and len(shape) >= 2)
+    rows = result[-2]
+    if rows not in factor[-2:]:
+        raise LookupError("not a product of these")
+    return math.prod(result) * factor[-1] * factor[-2] // max(rows, 1)
+
+
+def fused_attention(call: GradientCall) -> int:
+    """Scores computed anew, and the gradients of the scores, query, key and value."""
+    query, key, value = (call.produced(index) for index in range(3))
+    if query is None or key is None or value is None:
+        return call.forward_macs * 5 // 2
+    pairs = math.prod(query[:-1]) * key[-2]
+    return pairs * (3 * query[-1] + 2 * value[-1])
+
+
+def as_forward(call: GradientCall) -> int:
+    """Each gradient of a factor costs what the operator costs."""
+    factors = [shape for shape in call.grad_inputs if shape is not None and len(shape) > 1]
+    return len(factors) * call.forward_macs
+
+
+def recurrent_layer(call: GradientCall) -> int:
+    """One layer and direction: the gradients of its data, its state and both its weights."""
+    data, of_data, of_state = (call.produced(index) for index in range(3))
+    if of_data is None or of_state is None:
+        _missing()
+    steps = math.prod(call.received[:-1])
+    return steps * (math.prod(of_data) * (1 if data is None else 2) + 2 * math.prod(of_state))
+
+
+def whole_recurrence(call: GradientCall) -> int:
+    """A network in one operator: the gradients of its data and of its weights."""
+    return 2 * call.forward_macs
+
+
+_FUSED = dict.fromkeys(
+    (
+        "ScaledDotProductFlashAttentionForCpuBackward",
+        "ScaledDotProductFlashAttentionBackward",
+        "ScaledDotProductEfficientAttentionBackward",
+        "ScaledDotProductCudnnAttentionBackward",
+        "ScaledDotProductFusedAttentionOverrideableBackward",
+    ),
+    fused_attention,
+)
+
+GRADIENTS: Mapping[str, Formula] = {
+    "MmBackward": product(0, 1),
+    "BmmBackward": product(0, 1),
+    "LinearBackward": product(0, 1),
+    "AddmmBackward": product(1, 2),
+    "BaddbmmBackward": product(1, 2),
+    "AddbmmBackward": as_forward,
+    "AddmvBackward": matrix_by_vector(2),
+    "MvBackward": matrix_by_vector(1),
+    "TrilinearBackward": as_forward,
+    "ConvTbcBackward": as_forward,
+    "ConvolutionBackward": convolution,
+    "MkldnnRnnLayerBackward": recurrent_layer,
+    "CudnnRnnBackward": whole_recurrence,
+    "MiopenRnnBackward": whole_recurrence,
+    **_FUSED,
+    "MatMul": matrix_product,
+    "BatchMatMul": matrix_product,
+    "BatchMatMulV2": matrix_product,
+    "BatchMatMulV3": matrix_product,
+    "Einsum": as_forward,
+    "Conv2DBackpropFilter": one_convolution,
+    "Conv2DBackpropInput": one_convolution,
+    "Conv3DBackpropFilterV2": one_convolution,
+    "Conv3DBackpropInputV2": one_convolution,
+    "DepthwiseConv2dNativeBackpropFilter": one_convolution,
+    "DepthwiseConv2dNativeBackpropInput": one_convolution,
+    # Of a transposed convolution the data's gradient is a plain one.
+    "Conv2D": one_convolution,
+    "Conv3D": one_convolution,
+    "DepthwiseConv2dNative": one_convolution,
+    "CudnnRNNBackprop": whole_recurrence,
+    "CudnnRNNBackpropV3": whole_recurrence,
+}
+"""Name of a backward operator, without the number that PyTorch appends, to formula."""
+
+
+def formula_of(name: str) -> Formula | None:
+    """The formula for a backward operator, None if it computes no product that is known."""
+    return GRADIENTS.get(name) or GRADIENTS.get(name.rstrip("0123456789"))

@@ -1,0 +1,192 @@
+"""What was executed: how often with which shapes. Formulas are applied when somebody asks."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any, Generic, TypeVar
+
+import attrs
+
+from amanda.tools.reporting import OpDescription
+from amanda_tools.flops.call import Call, Shape, Signature
+from amanda_tools.flops.formulas import Formula
+from amanda_tools.flops.gradients import Formula as GradientFormula
+from amanda_tools.flops.gradients import GradientCall
+from amanda_tools.flops.parameters import Weight
+
+KeyT = TypeVar("KeyT")
+
+_FOLD = 1024
+"""Different shapes of one operator that are kept before they become a number."""
+
+
+@attrs.define(eq=False)
+class Totals:
+    """What the executions of an operator add up to.
+
+    Attributes:
+        executions: how many there were.
+        macs: their multiply-accumulates.
+        unknown: how many of them had a form that the formula does not know.
+    """
+
+    executions: int = 0
+    macs: int = 0
+    unknown: int = 0
+
+
+@attrs.define(eq=False)
+class Tally(Generic[KeyT]):
+    """Counts executions by shapes, cheaply, and turns them into numbers later."""
+
+    macs_of: Callable[[KeyT], int]
+    _runs: dict[KeyT, int] = attrs.field(factory=dict)
+    _folded: Totals = attrs.field(factory=Totals)
+
+    def add(self, key: KeyT) -> None:
+        """One more execution with these shapes."""
+        runs = self._runs
+        runs[key] = runs.get(key, 0) + 1
+        if len(runs) > _FOLD:
+            self.totals()
+
+    def totals(self) -> Totals:
+        """The sums over all executions."""
+        total, runs = self._folded, self._runs
+        for key, executions in runs.items():
+            total.executions += executions
+            try:
+                total.macs += executions * self.macs_of(key)
+            except (LookupError, TypeError, ValueError, StopIteration):
+                # A form of the operator that the formula does not know.
+                total.unknown += executions
+        runs.clear()
+        return total
+
+
+def shapes_of(tensors: Sequence[Any]) -> tuple[Any, ...]:
+    """The shapes of tensors, as their framework represents them; None for an absent one."""
+    try:
+        return tuple([None if tensor is None else tensor.shape for tensor in tensors])
+    except (RuntimeError, ValueError):
+        # A nested tensor has no shape.
+        return ()
+
+
+def plain(shapes: Sequence[Any]) -> tuple[Shape | None, ...]:
+    """The same as plain numbers."""
+    return tuple(None if s is None else tuple(int(size) for size in s) for s in shapes)
+
+
+@attrs.define(eq=False)
+class ForwardOp:
+    """A forward operator that computes products.
+
+    Attributes:
+        op: the operator.
+        signature: what its formula needs beside the shapes.
+        formula: the formula.
+        last: the shapes of the last execution, inputs and outputs.
+    """
+
+    op: OpDescription
+    signature: Signature
+    formula: Formula
+    last: tuple[Any, Any] = ((), ())
+    _inputs: dict[int, Any] = attrs.field(factory=dict)
+    tally: Tally[tuple[Any, Any]] = attrs.field(init=False)
+
+    def __attrs_post_init__(self) -> None:
+        self.tally = Tally(self.macs)
+
+    def run(self, *inputs: Any) -> None:
+        """Instrumentation routine: an execution whose outputs need not be seen."""
+        self.last = (shapes_of(inputs), ())
+        self.tally.add(self.last)
+
+    def begin(self, *inputs: Any) -> None:
+        """Instrumentation routine before an execution."""
+        self._inputs[threading.get_ident()] = shapes_of(inputs)
+
+    def end(self, *outputs: Any) -> None:
+        """Instrumentation routine after it."""
+        inputs = self._inputs.pop(threading.get_ident(), ())
+        self.last = (inputs, shapes_of(outputs))
+        self.tally.add(self.last)
+
+    def call(self, shapes: tuple[Any, Any]) -> Call:
+        """The call with these shapes."""
+        return Call(self.signature, plain(shapes[0]), plain(shapes[1]))
+
+    def macs(self, shapes: tuple[Any, Any]) -> int:
+        """The multiply-accumulates of an execution with these shapes."""
+        return self.formula.macs(self.call(shapes))
+
+
+@attrs.define(eq=False)
+class BackwardOp:
+    """A backward operator that computes gradients of products."""
+
+    op: OpDescription
+    forward: ForwardOp
+    formula: GradientFormula
+    _received: dict[int, Any] = attrs.field(factory=dict)
+    tally: Tally[tuple[Any, Any, tuple[Any, Any]]] = attrs.field(init=False)
+
+    def __attrs_post_init__(self) -> None:
+        self.tally = Tally(self.macs)
+
+    def begin(self, *grad_outputs: Any) -> None:
+        """Instrumentation routine before an execution."""
+        self._received[threading.get_ident()] = shapes_of(grad_outputs)
+
+    def end(self, *grad_inputs: Any) -> None:
+        """Instrumentation routine after it."""
+        received = self._received.pop(threading.get_ident(), ())
+        self.tally.add((received, shapes_of(grad_inputs), self.forward.last))
+
+    def macs(self, key: tuple[Any, Any, tuple[Any, Any]]) -> int:
+        """The multiply-accumulates of an execution with these shapes."""
+        received, produced, last = key
+        forward = self.forward.call(last)
+        # Only few formulas need the forward operator's figure; those that do not know
+        # its form must not fail for it.
+        try:
+            macs = self.forward.formula.macs(forward)
+        except (LookupError, TypeError, ValueError, StopIteration):
+            macs = 0
+        return self.formula(GradientCall(forward, macs, plain(received), plain(produced)))
+
+
+@attrs.define(eq=False)
+class OtherOp:
+    """An operator that computes no product, or none that is known.
+
+    Attributes:
+        op: the operator.
+        is_free: whether it counts zero by convention.
+        executions: how often an unknown one ran; 0 for the others.
+    """
+
+    op: OpDescription
+    is_free: bool
+    executions: int = 0
+
+    def count(self) -> None:
+        """Instrumentation routine: one more execution."""
+        self.executions += 1
+
+
+@attrs.define
+class Memory:
+    """What an operator reads and writes.
+
+    Attributes:
+        weights: the parameters among its inputs.
+        activation_bytes: bytes of the outputs of its first execution; None where
+            sizes are not known before the program runs, 0 for views.
+    """
+
+    weights: list[Weight] = attrs.field(factory=list)
+    activation_bytes: int | None = 0

@@ -1,0 +1,80 @@
+"""The tools' documents: their code prints what they say, and so do their commands."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.tutorial import documents
+
+FOLDER = documents.ROOT / "amanda-tools/docs"
+OWN = ("flops",)
+"""Documents of the analysis tools."""
+
+_CONSOLE = re.compile(r"^```console\n\$ (?P<command>.*?)\n(?P<output>.*?)^```$", re.M | re.S)
+
+
+def consoles() -> list[tuple[str, str, str]]:
+    """Each command of a document, and what it prints."""
+    return [
+        (name, match["command"], match["output"])
+        for name in OWN
+        for match in _CONSOLE.finditer((FOLDER / f"{name}.md").read_text(encoding="utf-8"))
+    ]
+
+
+def pattern_of(output: str) -> re.Pattern[str]:
+    """A line ``...`` stands for any lines, ``...`` in a line for any text, times for any time."""
+    lines = []
+    for line in output.splitlines():
+        if line == "...":
+            lines.append(r"(?:.*\n)*?")
+            continue
+        text = r".*?".join(re.escape(part) for part in line.split("..."))
+        lines.append(text + r" *\n")
+    return re.compile("".join(lines))
+
+
+@pytest.mark.parametrize("name", OWN)
+def test_blocks(name: str) -> None:
+    """Each Python block prints exactly its output block."""
+    results = documents.run_document(f"amanda-tools/docs/{name}.md")
+    assert results, "no Python block found"
+    for block, printed in results:
+        assert printed == block.output, f"output of the block at {block}"
+
+
+@pytest.mark.parametrize(("name", "command", "output"), consoles())
+def test_commands(name: str, command: str, output: str, tmp_path: Path) -> None:
+    """Each command prints what the document shows of it."""
+    words = shlex.split(command)
+    assert words[0] == "amanda"
+    for program in (documents.ROOT / "amanda-tools/examples").iterdir():
+        if program.is_file():
+            (tmp_path / program.name).write_bytes(program.read_bytes())
+    done = subprocess.run(
+        [sys.executable, "-m", *words],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        env={**os.environ, "HF_HUB_OFFLINE": "1"},
+        check=False,
+    )
+    found = pattern_of(output).match(done.stdout)
+    shown = itertools.islice(done.stdout.splitlines(), 60)
+    assert found, "\n".join(shown) + done.stderr
+
+
+@pytest.mark.parametrize("name", OWN)
+def test_links(name: str) -> None:
+    """Links lead to files that exist."""
+    text = (FOLDER / f"{name}.md").read_text(encoding="utf-8")
+    links = re.findall(r"\]\(([^)#:]+)\)", text)
+    assert [link for link in links if not (FOLDER / link).exists()] == []

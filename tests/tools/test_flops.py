@@ -1,0 +1,469 @@
+"""``flops`` on PyTorch, against published figures, definitions and torch's own counter."""
+
+from __future__ import annotations
+
+import csv
+import gc
+import io
+import json
+import weakref
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils.checkpoint import checkpoint
+from torch.utils.flop_counter import FlopCounterMode
+
+import amanda
+from amanda_tools.flops import FlopsTool, quantity
+from tests import models
+
+# isort: split
+import torchvision
+import transformers
+
+
+def counted(run: Callable[[], Any], **options: Any) -> dict[str, Any]:
+    tool = FlopsTool(**options)
+    with amanda.apply(tool):
+        run()
+    return tool.summary()
+
+
+def torch_counts(run: Callable[[], Any]) -> int:
+    """What PyTorch's own counter says, which knows matrix products and convolutions."""
+    with FlopCounterMode(display=False) as counter:
+        run()
+    return int(counter.get_total_flops())
+
+
+def inference(model: nn.Module, *inputs: Any, **named: Any) -> Callable[[], None]:
+    def run() -> None:
+        with torch.no_grad():
+            model(*inputs, **named)
+
+    return run
+
+
+# -- published figures ------------------------------------------------------
+
+
+def parameters_of(model: nn.Module) -> int:
+    return sum(parameter.numel() for parameter in model.parameters())
+
+
+@pytest.mark.parametrize("with_gradients", [False, True])
+def test_vit_b16_is_the_same_with_and_without_the_native_fast_path(with_gradients: bool) -> None:
+    """ViT-B/16 has 35.128 GFLOP; without gradients it runs one fused attention operator."""
+    model = torchvision.models.vit_b_16().eval()
+    image = torch.rand(1, 3, 224, 224)
+    run = (lambda: model(image)) if with_gradients else inference(model, image)
+    found = counted(run)
+    assert round(found["flops"] / 1e9, 3) == 35.128
+    assert found["params"] == parameters_of(model)
+    assert found["unknown_ops"] == {}
+
+
+@pytest.mark.parametrize("attention", ["eager", "sdpa"])
+def test_gpt2_is_the_same_with_every_attention(attention: str) -> None:
+    """GPT-2 small, one sequence of 128 tokens: 32.228 GFLOP; its tied weight counts once."""
+    config = transformers.GPT2Config(attn_implementation=attention)
+    model = transformers.GPT2LMHeadModel(config).eval()
+    found = counted(inference(model, torch.randint(0, 5000, (1, 128))))
+    assert round(found["flops"] / 1e9, 3) == 32.228
+    assert found["params"] == parameters_of(model) == 124_439_808
+    assert found["unknown_ops"] == {}
+
+
+def test_resnet50() -> None:
+    """torchvision's ResNet-50 (v1.5): 8.178 GFLOP, 25.6 million parameters, no buffers."""
+    model = torchvision.models.resnet50().eval()
+    found = counted(inference(model, torch.rand(1, 3, 224, 224)))
+    assert round(found["flops"] / 1e9, 3) == 8.178
+    assert found["macs"] * 2 == found["flops"]
+    assert found["params"] == parameters_of(model) == 25_557_032
+    assert found["weight_bytes"] == 4 * found["params"]
+
+
+# -- PyTorch's counter as the oracle -----------------------------------------
+
+COUNTED_BY_TORCH = [name for name in models.ZOO if name not in ("inception_v3", "lstm")]
+
+
+@pytest.mark.parametrize("name", COUNTED_BY_TORCH)
+def test_a_training_step_is_what_torch_counts(name: str) -> None:
+    """Forward and backward, operator by operator, with attention as matrix products."""
+    model, inputs = models.build(name)
+
+    def step() -> None:
+        with sdpa_kernel(SDPBackend.MATH):
+            models.loss(model(**inputs)).backward()
+
+    found = counted(step)
+    assert found["flops"] + found["flops_backward"] == torch_counts(step) > 0
+    assert found["unknown_ops"] == {}
+    assert found["params"] == parameters_of(model)
+
+
+X = {"requires_grad": True}
+OPERATORS: dict[str, Callable[[], Any]] = {
+    "mm": lambda: torch.mm(torch.rand(3, 4, **X), torch.rand(4, 5, **X)),
+    "mm, one gradient": lambda: torch.mm(torch.rand(3, 4, **X), torch.rand(4, 5)),
+    "bmm": lambda: torch.bmm(torch.rand(2, 3, 4, **X), torch.rand(2, 4, 5, **X)),
+    "addmm": lambda: torch.addmm(
+        torch.rand(5, **X), torch.rand(3, 4, **X), torch.rand(4, 5, **X)
+    ),
+    "baddbmm": lambda: torch.baddbmm(
+        torch.rand(2, 3, 5, **X), torch.rand(2, 3, 4, **X), torch.rand(2, 4, 5, **X)
+    ),
+    "matmul, batch": lambda: torch.rand(2, 3, 4, 5, **X) @ torch.rand(5, 6, **X),
+    "matmul, broadcast": lambda: torch.rand(2, 1, 4, 5, **X) @ torch.rand(3, 5, 6, **X),
+    "linear, 3 axes": lambda: functional.linear(torch.rand(2, 3, 4, **X), torch.rand(5, 4, **X)),
+    "conv1d": lambda: functional.conv1d(
+        torch.rand(2, 4, 9, **X), torch.rand(6, 4, 3, **X), padding=1
+    ),
+    "conv2d, groups": lambda: functional.conv2d(
+        torch.rand(2, 4, 9, 9), torch.rand(6, 2, 3, 3), groups=2, stride=2
+    ),
+    "conv2d, depthwise": lambda: functional.conv2d(
+        torch.rand(2, 4, 9, 9), torch.rand(8, 1, 3, 3), groups=4
+    ),
+    "conv2d, dilated, padding": lambda: functional.conv2d(
+        torch.rand(2, 4, 9, 9), torch.rand(6, 4, 3, 3, **X), dilation=2, padding="same"
+    ),
+    "conv2d, channels last": lambda: functional.conv2d(
+        torch.rand(2, 4, 9, 9).to(memory_format=torch.channels_last), torch.rand(6, 4, 3, 3, **X)
+    ),
+    "conv2d, no batch": lambda: functional.conv2d(torch.rand(4, 9, 9), torch.rand(6, 4, 3, 3)),
+    "conv3d": lambda: functional.conv3d(torch.rand(1, 2, 5, 6, 7), torch.rand(3, 2, 2, 2, 2, **X)),
+    "conv_transpose2d": lambda: functional.conv_transpose2d(
+        torch.rand(2, 4, 5, 5), torch.rand(4, 6, 3, 3), stride=2, output_padding=1
+    ),
+    "convolution": lambda: torch.convolution(
+        torch.rand(2, 4, 9, 9), torch.rand(6, 2, 3, 3), None, [1, 1], [0, 0], [1, 1], False,
+        [0, 0], 2,
+    ),
+    "einsum, matmul": lambda: torch.einsum(
+        "bij,bjk->bik", torch.rand(2, 3, 4), torch.rand(2, 4, 5)
+    ),
+    "einsum, attention": lambda: torch.einsum(
+        "bqhd,bkhd->bhqk", torch.rand(2, 3, 4, 5, **X), torch.rand(2, 6, 4, 5, **X)
+    ),
+    "einsum, ellipsis": lambda: torch.einsum(
+        "...ij,jk->...ik", torch.rand(2, 3, 4), torch.rand(4, 5)
+    ),
+    "einsum, implicit": lambda: torch.einsum("ij,jk", torch.rand(3, 4), torch.rand(4, 5)),
+    "einsum, summed before": lambda: torch.einsum(
+        "ijl,jk->ik", torch.rand(3, 4, 7), torch.rand(4, 5)
+    ),
+    "einsum, three factors": lambda: torch.einsum(
+        "ij,jk,kl->il", torch.rand(2, 30), torch.rand(30, 3), torch.rand(3, 40)
+    ),
+    "tensordot": lambda: torch.tensordot(
+        torch.rand(3, 4, 5), torch.rand(5, 4, 6), ([1, 2], [1, 0])
+    ),
+    "inner": lambda: torch.inner(torch.rand(2, 3, 4, **X), torch.rand(5, 4, **X)),
+    "operator sign": lambda: torch.rand(3, 4) @ torch.rand(4, 5),
+    "aten": lambda: torch.ops.aten.mm.default(torch.rand(3, 4), torch.rand(4, 5)),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", OPERATORS)
+def test_an_operator_is_what_torch_counts(name: str) -> None:
+    """Shapes, layouts, groups, broadcasting and gradients of single operators."""
+
+    def run() -> None:
+        result = OPERATORS[name]()
+        if result.requires_grad:
+            result.sum().backward()
+
+    found = counted(run)
+    assert found["flops"] + found["flops_backward"] == torch_counts(run) > 0
+    assert found["unknown_ops"] == {}
+
+
+# -- definitions, where PyTorch's counter has none ----------------------------
+
+
+def test_the_fused_attention_of_a_cpu() -> None:
+    """Two products forward; backward five, as the scores are computed anew."""
+    q, k, v = (torch.rand(2, 3, n, d, requires_grad=True) for n, d in ((7, 8), (9, 8), (9, 8)))
+
+    def run() -> None:
+        with sdpa_kernel(SDPBackend.FLASH_ATTENTION):
+            functional.scaled_dot_product_attention(q, k, v).sum().backward()
+
+    found = counted(run)
+    product = 2 * 3 * 7 * 9 * 8
+    assert found["flops"] == 2 * 2 * product
+    assert found["flops_backward"] == 2 * 5 * product
+
+
+def test_gradients_of_a_grouped_convolution() -> None:
+    """Each costs what the convolution costs; torch's counter forgets the groups of the weight's."""
+    data, weight = torch.rand(2, 4, 9, 9, **X), torch.rand(6, 2, 3, 3, **X)
+    found = counted(lambda: functional.conv2d(data, weight, groups=2).sum().backward())
+    assert found["flops"] == 2 * (2 * 6 * 7 * 7) * (2 * 3 * 3)
+    assert found["flops_backward"] == 2 * found["flops"]
+
+
+def test_gradients_of_a_transposed_convolution() -> None:
+    """Each costs what the convolution costs."""
+    data, weight = torch.rand(2, 4, 5, 5, **X), torch.rand(4, 6, 3, 3, **X)
+    found = counted(lambda: functional.conv_transpose2d(data, weight, stride=2).sum().backward())
+    assert found["flops"] == 2 * (2 * 4 * 5 * 5) * (6 * 3 * 3)
+    assert found["flops_backward"] == 2 * found["flops"]
+
+
+def test_grouped_query_attention_counts_all_queries() -> None:
+    """Keys and values that several heads share are met by each of them."""
+    q, k = torch.rand(1, 8, 5, 4), torch.rand(1, 2, 6, 4)
+    found = counted(lambda: functional.scaled_dot_product_attention(q, k, k, enable_gqa=True))
+    assert found["flops"] == 2 * 8 * 5 * 6 * (4 + 4)
+
+
+def test_recurrent_networks_apply_each_matrix_once_per_step() -> None:
+    """LSTM, GRU and RNN, two layers and both directions; gradients of data and weights."""
+    for cls, gates in ((nn.LSTM, 4), (nn.GRU, 3), (nn.RNN, 1)):
+        net = cls(16, 24, num_layers=2, bidirectional=True, batch_first=True)
+        data = torch.rand(2, 5, 16, requires_grad=True)
+        weights = 2 * gates * 24 * ((16 + 24) + (48 + 24))
+        assert counted(inference(net, data))["flops"] == 2 * 2 * 5 * weights
+    lstm = nn.LSTM(16, 24)
+    step = counted(lambda: lstm(torch.rand(5, 2, 16))[0].sum().backward())
+    # The data needs no gradient.
+    assert step["flops_backward"] == 2 * 10 * 96 * (16 + 2 * 24)
+
+
+def test_a_packed_sequence_counts_its_steps_only() -> None:
+    """Padding is no work."""
+    net = nn.LSTM(3, 4)
+    packed = nn.utils.rnn.pack_sequence([torch.rand(5, 3), torch.rand(2, 3)])
+    assert counted(inference(net, packed))["flops"] == 2 * 7 * 16 * (3 + 4)
+
+
+def test_cells_and_bilinear() -> None:
+    """One step of a cell; ``x1 @ W`` and its product with ``x2``."""
+    cell = counted(lambda: nn.LSTMCell(3, 4)(torch.rand(2, 3)))
+    assert cell["flops"] == 2 * 2 * 16 * (3 + 4)
+    both = counted(lambda: nn.Bilinear(3, 4, 5)(torch.rand(2, 3), torch.rand(2, 4)))
+    assert both["flops"] == 2 * 2 * (3 * 4 * 5 + 4 * 5)
+
+
+@pytest.mark.parametrize("name", models.FAST_PATH)
+def test_the_native_fast_paths_count_as_the_slow_ones(name: str) -> None:
+    """In eval mode without gradients one operator does the work of many."""
+    model, inputs = models.build(name, training=False)
+    slow = counted(lambda: model(**inputs))
+    fast = counted(inference(model, **inputs))
+    assert fast["flops"] == slow["flops"] > 0
+    assert set(fast["by_type"]) != set(slow["by_type"])
+
+
+# -- what is not counted ------------------------------------------------------
+
+
+def test_unknown_operators_are_said() -> None:
+    """A decomposition and somebody's own Function have no formula; their calls are counted."""
+
+    class Own(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+            return x * 2
+
+        @staticmethod
+        def backward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:
+            return gradient * 2
+
+    def run() -> None:
+        for _ in range(3):
+            x = torch.rand(3, 3, requires_grad=True)
+            torch.linalg.svdvals(x.detach())
+            Own.apply(x.relu()).sum().backward()
+            amanda.new_iteration()
+
+    tool = FlopsTool()
+    with amanda.apply(tool):
+        run()
+    found = tool.summary()
+    assert found["unknown_ops"] == {"linalg_svdvals": 3, "Own": 3, "own_backward": 3}
+    assert found["unknown_share"] == pytest.approx(3 / len(tool.op_rows()))
+    assert {"relu", "relu_backward", "sum", "rand"} <= set(found["zero_ops"])
+    out = io.StringIO()
+    tool.print_summary(out)
+    assert "types without a formula" in out.getvalue()
+    assert "linalg_svdvals" in out.getvalue()
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+def test_a_form_that_a_formula_does_not_know_is_unknown() -> None:
+    """A nested tensor has no shape: its product is not silently zero."""
+    nested = torch.nested.nested_tensor([torch.rand(2, 4), torch.rand(3, 4)])
+    found = counted(lambda: functional.linear(nested, torch.rand(5, 4)))
+    assert found["flops"] == 0
+    assert found["unknown_ops"] == {"linear": 1}
+
+
+# -- executions ---------------------------------------------------------------
+
+
+def test_every_execution_counts_with_the_shapes_it_has() -> None:
+    """One operator that runs on three sizes adds up; so do its gradients, in any order."""
+    layer = nn.Linear(4, 5)
+
+    def run() -> None:
+        outputs = []
+        for rows in (1, 2, 3):
+            outputs.append(layer(torch.rand(rows, 4)).sum())
+            amanda.new_iteration()
+        for output in reversed(outputs):
+            output.backward()
+
+    tool = FlopsTool()
+    with amanda.apply(tool):
+        run()
+    rows = {row["id"]: row for row in tool.op_rows()}
+    forward = rows["Linear/linear:0"]
+    assert (forward["executions"], forward["flops"]) == (3, 2 * 4 * 5 * (1 + 2 + 3))
+    assert tool.summary()["flops_backward"] == 2 * 4 * 5 * (1 + 2 + 3)
+    assert forward["params"] == 25
+    assert forward["activation_bytes"] == 1 * 5 * 4
+
+
+def test_many_shapes_take_bounded_memory() -> None:
+    """Shapes become a number once there are many: a decoder meets a new one at each step."""
+    weight = torch.rand(2, 3)
+    tool = FlopsTool()
+    with amanda.apply(tool), torch.no_grad():
+        for length in range(1, 2101):
+            functional.linear(torch.empty(length, 3), weight)
+            amanda.new_iteration()
+    assert tool.summary()["flops"] == 2 * 6 * sum(range(1, 2101))
+    [op] = [op for op in tool._ops.values() if op.op.type == "linear"]
+    assert len(op.tally._runs) == 0  # type: ignore[union-attr]
+
+
+def test_recomputation_counts_as_it_is_executed() -> None:
+    """Checkpointing runs the forward operators twice."""
+    layer, x = nn.Linear(4, 4), torch.rand(2, 4, requires_grad=True)
+    found = counted(lambda: checkpoint(layer, x, use_reentrant=False).sum().backward())
+    assert found["flops"] == 2 * (2 * 2 * 4 * 4)
+    assert found["flops_backward"] == 2 * (2 * 2 * 4 * 4)
+
+
+def test_forward_only() -> None:
+    """``backward=false`` leaves the backward pass alone."""
+    layer = nn.Linear(4, 4)
+    found = counted(lambda: layer(torch.rand(1, 4)).sum().backward(), backward=False)
+    assert found["flops"] > 0
+    assert found["flops_backward"] == 0
+
+
+# -- memory -------------------------------------------------------------------
+
+
+def test_bytes_follow_from_types_and_views_have_none() -> None:
+    """Half precision takes half; a view writes nothing."""
+    layer = nn.Linear(4, 6).bfloat16()
+    tool = FlopsTool()
+    with amanda.apply(tool):
+        layer(torch.rand(2, 4).bfloat16()).view(3, 4)
+    rows = {row["type"]: row for row in tool.op_rows()}
+    assert rows["linear"]["activation_bytes"] == 2 * 6 * 2
+    assert rows["linear"]["weight_bytes"] == (24 + 6) * 2
+    assert rows["view"]["activation_bytes"] == 0
+
+
+def test_parameters_that_are_no_weights_count_too() -> None:
+    """A learned offset counts, a buffer does not, and a shared parameter counts once."""
+
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first = nn.Linear(3, 3)
+            self.offset = nn.Parameter(torch.zeros(7, 3))
+            self.register_buffer("scale", torch.ones(3))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.first(self.first(x)) * self.scale + self.offset
+
+    found = counted(lambda: Net()(torch.rand(7, 3)))
+    assert found["params"] == 3 * 3 + 3 + 7 * 3
+
+
+def test_nothing_is_kept_alive_and_nothing_changes() -> None:
+    """Tensors are gone after the step, and gradients are those of the step alone."""
+    torch.manual_seed(0)
+    model, data = nn.Sequential(nn.Linear(4, 5), nn.ReLU(), nn.Linear(5, 1)), torch.rand(2, 4)
+    model(data).sum().backward()
+    expected = [parameter.grad for parameter in model.parameters()]
+    model.zero_grad()
+    tool = FlopsTool()
+    with amanda.apply(tool):
+        output = model(data)
+        output.sum().backward()
+    for parameter, gradient in zip(model.parameters(), expected, strict=True):
+        assert gradient is not None
+        assert parameter.grad is not None
+        assert torch.equal(parameter.grad, gradient)
+    references = [weakref.ref(t) for t in (output, data, *model.parameters())]
+    del output, data, model, parameter
+    gc.collect()
+    assert [reference() for reference in references if reference() is not None] == []
+    assert tool.summary()["flops"] == 2 * 2 * (4 * 5 + 5)
+
+
+# -- tables, files ------------------------------------------------------------
+
+
+def test_tables_by_module_type_and_operator() -> None:
+    """The largest table is chosen with ``by``; paths are shortened with ``depth``."""
+    model = nn.Sequential(nn.Sequential(nn.Linear(4, 5), nn.Linear(5, 4)), nn.Linear(4, 1))
+    for options, first in (
+        ({"by": "module"}, {"0.0", "0.1", "1"}),
+        ({"by": "module", "depth": 1}, {"0", "1"}),
+        ({"by": "op"}, {f"Sequential.{path}/linear:0" for path in ("0.0", "0.1", "1")}),
+        ({"by": "type"}, {"linear"}),
+    ):
+        tool = FlopsTool(**options)
+        with amanda.apply(tool):
+            model(torch.rand(1, 4))
+        table = list(tool.tables())[1]
+        assert {row[0] for row in table.rows} == first
+        shares = [float(row[4].removesuffix(" %")) for row in table.rows]
+        assert shares == sorted(shares, reverse=True)
+        assert sum(shares) == pytest.approx(100, abs=0.2)
+
+
+def test_wrong_options_are_refused() -> None:
+    """``by`` has three values."""
+    with pytest.raises(ValueError, match="by"):
+        FlopsTool(by="color")
+
+
+def test_the_result_is_plain_data_and_a_table(tmp_path: Path) -> None:
+    """JSON takes it as it is; the CSV file has a line per operator."""
+    tool = FlopsTool(csv=True)
+    with amanda.apply(tool):
+        nn.Linear(4, 5)(torch.rand(2, 4)).sum().backward()
+    result = tool.result()
+    assert json.loads(json.dumps(result)) == result
+    [path] = tool.write_files(tmp_path, "flops")
+    with path.open(newline="", encoding="utf-8") as file:
+        lines = list(csv.DictReader(file))
+    assert [line["id"] for line in lines] == [row["id"] for row in result["ops"]]
+    assert sum(int(line["flops"]) for line in lines) == sum(r["flops"] for r in result["ops"])
+
+
+@pytest.mark.parametrize(
+    ("amount", "text"),
+    [(0, "0 FLOP"), (999, "999 FLOP"), (35_127_656_448, "35.128 GFLOP"), (2.5e15, "2.500 PFLOP")],
+)
+def test_numbers_for_people(amount: float, text: str) -> None:
+    """Powers of a thousand, three digits."""
+    assert quantity(amount, "FLOP") == text
