@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import attrs
@@ -596,3 +596,40 @@ def is_recomputed(function: Any) -> bool:
 def is_tape_of(inner: Any, tape: Any) -> bool:
     """Whether `inner` is what a ``tf.GradientTape`` hands on to differentiate."""
     return inner is not None and inner is getattr(tape, "_tape", None)
+
+
+def known_ops(graph: Any, make: bool = False) -> Any:
+    """What a copy knows of its operators, by name; None for other graphs."""
+    if make and not hasattr(graph, "_amanda_ops"):
+        graph._amanda_ops = {}
+    return getattr(graph, "_amanda_ops", None)
+
+
+@contextmanager
+def twins_captured(op: Any) -> Iterator[None]:
+    """Within it, the function being built captures tensors of a copy instead of vanilla ones.
+
+    ``tf.custom_gradient`` keeps the tensors of the graph in which it was traced.
+
+    Args:
+        op: the operator whose gradient is being built; nothing is done for one of no copy.
+    """
+    graph, known = ops.get_default_graph(), (known_ops(op.graph) or {}).get(op.name)
+    if known is None or not isinstance(graph, FuncGraph):
+        yield
+        return
+    twins, capture = known.site.tensors, graph.capture
+
+    def captured(tensor: Any, *args: Any, **kwargs: Any) -> Any:
+        if not isinstance(tensor, EagerTensor) and tensor.graph is known.site.graph:
+            tensor = twins.get(id(tensor), tensor)
+        return capture(tensor, *args, **kwargs)
+
+    graph.capture = captured
+    try:
+        yield
+    finally:
+        del graph.capture
+        if capture != graph.capture:
+            # It was replaced before, for an operator around this one.
+            graph.capture = capture

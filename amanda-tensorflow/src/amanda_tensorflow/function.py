@@ -19,6 +19,7 @@ from amanda_tensorflow.replay import Replay
 from amanda_tensorflow.routines import Building
 from amanda_tensorflow.sites import Site
 
+_DERIVED = re.compile(r"__(backward|forward)_(.+?)(?:_\d+)?$")
 _XLA = ("_XlaMustCompile", "_XlaHasReferenceVars", "_XlaScope")
 
 
@@ -60,7 +61,7 @@ class FunctionDriver(TensorFlowFunctionDriver, GraphModeDriver):
                 with self.lock:
                     copy = self.found(function, scopes)
                     if copy is None:
-                        copy = self._copied(function, scopes, captured_inputs)
+                        copy = self._copied(function, scopes, tensor_inputs, captured_inputs)
             ready = copy.payload
             if ready is None:
                 return vanilla(function, tensor_inputs, captured_inputs)
@@ -72,14 +73,26 @@ class FunctionDriver(TensorFlowFunctionDriver, GraphModeDriver):
 
         return call_flat
 
-    def _copied(self, function: Any, scopes: tuple[Scope, ...], captured: Sequence[Any]) -> Copy:
+    def _copied(
+        self,
+        function: Any,
+        scopes: tuple[Scope, ...],
+        given: Sequence[Any],
+        captured: Sequence[Any],
+    ) -> Copy:
         """A new instrumented copy of a function; it is kept for later calls."""
         source = _internals.graph_of(function)
         graph = _internals.FuncGraph(f"{source.name}_{SCOPE}")
         building = Building(graph, scopes, needs_gradient=True)
         instrument = Instrument(self.dispatcher, building, self.known, read_variable)
-        inputs = source.inputs[len(source.inputs) - len(captured) :]
-        concrete = {id(tensor): value for tensor, value in zip(inputs, captured, strict=True)}
+        concrete = {
+            id(tensor): value
+            for tensor, value in zip(source.inputs, [*given, *captured], strict=True)
+            # A tensor that is given is another one at the next call; a variable is the same.
+            if tensor.dtype == tf.resource
+        }
+        inputs = source.inputs[len(given) :]
+        concrete |= {id(tensor): value for tensor, value in zip(inputs, captured, strict=True)}
         site = Site(
             source, self.known.ids_of(source, function_name(source), concrete), captured=concrete
         )
@@ -106,7 +119,10 @@ class FunctionDriver(TensorFlowFunctionDriver, GraphModeDriver):
 
 
 def function_name(graph: Any) -> str:
-    """A function's name as ids show it."""
+    """A function's name as ids show it, without the counter that TensorFlow puts in."""
+    derived = _DERIVED.match(graph.name)
+    if derived:
+        return f"{derived[2]}.{derived[1]}"
     return re.sub(r"[^\w.<>-]+", "_", graph.name) or "function"
 
 

@@ -82,30 +82,33 @@ class GradientWork:
 
 
 class Gradients:
-    """The gradients of one copy.
-
-    Attributes:
-        fixed: forward operators (graph's id, name) whose gradient is in a function
-            of its own that was built before, and why that is so.
-    """
+    """The gradients of one copy."""
 
     def __init__(self, instrument: Instrument) -> None:
         self._instrument = instrument
         self._dispatcher = instrument.dispatcher
-        self._views: dict[GradientCall, ForwardView | None] = {}
+        self._views: dict[GradientCall, ForwardView] = {}
         self._sums: dict[str, GradientCall | None] = {}
         self._targets: dict[GradientCall, Any] = {}
-        self.fixed: dict[tuple[int, str], str] = {}
 
-    def why_fixed(self, site: Site, op: Any) -> str:
-        """Why the gradient of an operator cannot follow what is done to it; "" if it can."""
-        return self.fixed.get((id(site.graph), op.name), "")
+    def is_dead(self, site: Site, op: Any) -> bool:
+        """Whether an operator belongs to a gradient that another one has taken the place of."""
+        call = site.log.owners.get(op.name)
+        there = None if call is None else site.site_of(call.forward.graph())
+        state = None if there is None else there.states.get(call.forward.name)
+        return state is not None and state.replaced is not None
 
     # -- whose gradient ---------------------------------------------------
 
     def owner(self, site: Site, op: Any) -> GradientCall | None:
-        """The gradient call that an operator is a part of; None for forward operators."""
+        """The gradient call that an operator is a part of; None for forward operators.
+
+        What a gradient function computes once more and differentiates itself, as that of
+        ``tf.recompute_grad`` does, is forward.
+        """
         call = site.log.owners.get(op.name)
+        if call is not None and site.is_recomputed(op.name, call):
+            return None
         if call is None and op.type == "AddN" and site.producers:
             return self._sum(site, op)
         return call
@@ -143,9 +146,13 @@ class Gradients:
 
     def view(self, site: Site, call: GradientCall) -> ForwardView | None:
         """The forward operator of a gradient call; None if it is none that tools know of."""
-        if call not in self._views:
-            self._views[call] = self._found(site, call)
-        return self._views[call]
+        found = self._views.get(call)
+        if found is None:
+            found = self._found(site, call)
+            if found is not None:
+                # What is not known may be later: a loop waits for a part of its gradient.
+                self._views[call] = found
+        return found
 
     def _found(self, site: Site, call: GradientCall) -> ForwardView | None:
         forward, depth = call.forward, 1
@@ -295,15 +302,6 @@ class Gradients:
             work.inputs = self._finished(site, call, work)
         return work.inputs[position]
 
-    def _wanted(self, site: Site, call: GradientCall, position: int) -> Any:
-        """A gradient that a call computes, if anybody uses it: TensorFlow prunes the others."""
-        name = call.grad_inputs[position]
-        if name is None:
-            return None
-        tensor = site.tensor(name)
-        is_used = tensor.consumers() or any(tensor is output for output in site.outputs)
-        return self._raw(site, call, position) if is_used else None
-
     def _raw(self, site: Site, call: GradientCall, position: int) -> Any:
         """A gradient as the call itself computes it."""
         name = call.grad_inputs[position]
@@ -318,10 +316,11 @@ class Gradients:
     def _work(self, site: Site, call: GradientCall) -> GradientWork | None:
         """What is done to the gradients of a call; None if nothing is."""
         if call not in site.gradients:
-            site.gradients[call] = None
             view = self.view(site, call)
-            if view is not None and view.depth == 1 and _is_changed(view):
-                site.gradients[call] = self._begun(site, call, view)
+            if view is None:
+                return None
+            is_changed = view.depth == 1 and _is_changed(view)
+            site.gradients[call] = self._begun(site, call, view) if is_changed else None
         work: GradientWork | None = site.gradients[call]
         return work
 
@@ -338,24 +337,39 @@ class Gradients:
     def _finished(self, site: Site, call: GradientCall, work: GradientWork) -> Tensors:
         view = self.view(site, call)
         assert view is not None
-        gradients = [self._wanted(site, call, i) for i in range(len(call.grad_inputs))]
+        wanted = [self._is_wanted(site, name) for name in call.grad_inputs]
         plan, state = view.plan, view.state
+        replaced = state.replaced if state is not None else None
+        # Where the operator was replaced, its own gradient is not in the copy.
+        of = replaced[0] if replaced is not None else None
+        gradients = [
+            None if not is_wanted else self._raw(site, call, i) if of is None else of[i]
+            for i, is_wanted in enumerate(wanted)
+        ]
         with tf.name_scope(f"amanda/{call.forward.name}/grad_inputs/"):
             if plan is not None and plan.replace_backward is not None:
                 building = self._instrument.building
-                building.template = gradients
-                building.likes = gradients
+                building.template = building.likes = gradients
                 gradients = replaced_gradients(
                     self._dispatcher, plan.replace_backward, work.outputs, gradients
                 )
-            elif state is not None and state.replaced is not None:
-                gradients = _product(*state.replaced, work.outputs, gradients)
+            elif replaced is not None:
+                before = len(self._instrument.building.graph.get_operations())
+                gradients = _product(*replaced, work.outputs, wanted)
+                self._instrument.rewrite_branches(before)
             for action in plan.after_backward if plan else ():
                 gradients = self._dispatcher.run(action, gradients)
             gradients = self._instrument.awaited(gradients)
             for segment in reversed(state.before if state else ()):
                 gradients = _through(segment, gradients)
         return gradients
+
+    def _is_wanted(self, site: Site, name: TensorName | None) -> bool:
+        """Whether anybody uses a gradient: TensorFlow prunes the others."""
+        if name is None:
+            return False
+        tensor = site.tensor(name)
+        return bool(tensor.consumers()) or any(tensor is output for output in site.outputs)
 
 
 def _is_changed(view: ForwardView) -> bool:
@@ -398,14 +412,14 @@ def _through(segment: Segment, gradients: Tensors) -> Tensors:
 
 
 def _product(
-    given: Tensors, outputs: Tensors, grad_outputs: Tensors, grad_inputs: Tensors
+    given: Tensors, outputs: Tensors, grad_outputs: Tensors, wanted: Sequence[bool]
 ) -> Tensors:
-    """The gradients of a replaced operator, where its own had some."""
+    """The gradients of a replaced operator, where they are wanted."""
     known = [(y, g) for y, g in zip(outputs, grad_outputs, strict=False) if g is not None]
     found = _differentiate([y for y, _ in known], given, [g for _, g in known])
     return [
-        None if old is None else (tf.zeros_like(x) if new is None else new)
-        for old, new, x in zip(grad_inputs, found, given, strict=False)
+        None if not is_wanted else (tf.zeros_like(x) if new is None else new)
+        for is_wanted, new, x in zip(wanted, found, given, strict=False)
     ]
 
 

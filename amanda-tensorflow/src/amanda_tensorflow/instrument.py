@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import collections
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import attrs
 import tensorflow as tf
@@ -19,7 +19,8 @@ from amanda.errors import CapabilityError, RoutineResultError, described
 from amanda_tensorflow import _internals
 from amanda_tensorflow.gradients import ForwardView, Gradients
 from amanda_tensorflow.known import KnownGraphs, KnownOp
-from amanda_tensorflow.ops import OpView, input_names, module_of, runner
+from amanda_tensorflow.nodes import is_routable
+from amanda_tensorflow.ops import CONTROL_FLOW, OpView, input_names, module_of, runner
 from amanda_tensorflow.records import GradientCall
 from amanda_tensorflow.replaced import leave
 from amanda_tensorflow.routines import Building, GraphDispatcher
@@ -31,6 +32,9 @@ from amanda_tensorflow.sites import (
     Site,
     value_of,
 )
+
+if TYPE_CHECKING:
+    from amanda_tensorflow.replay import Replay
 
 Create = Callable[[Sequence[Any], Sequence[Any]], Any]
 """Adds the vanilla operator to the copy, with other inputs and nodes to wait for."""
@@ -80,6 +84,7 @@ class Instrument:
         self.read = read
         self.gradients = Gradients(self)
         self.op_ids: list[str] = []
+        self.replay: Replay | None = None
         self._counts: collections.Counter[str] = collections.Counter()
 
     @contextmanager
@@ -120,9 +125,26 @@ class Instrument:
         self.known.add_body(source, inner.ids)
         building = Building(graph, self.building.scopes, needs_gradient=True)
         instrument = Instrument(self.dispatcher, building, self.known, self.read)
-        instrument.gradients.fixed = self.gradients.fixed
         instrument.op_ids = self.op_ids
         return inner, instrument
+
+    def gradient_branch(self, source: Any, graph: Any) -> tuple[Site, Instrument]:
+        """The site of a body of a gradient that was derived in the copy."""
+        building = Building(graph, self.building.scopes, needs_gradient=True)
+        instrument = Instrument(self.dispatcher, building, self.known, self.read)
+        instrument.op_ids = self.op_ids
+        return Site(source, ids=source.name), instrument
+
+    def rewrite_branches(self, since: int) -> None:
+        """Instrument the loops and branches of a gradient that was derived in the copy.
+
+        Args:
+            since: how many operators the copy had before.
+        """
+        assert self.replay is not None
+        for op in self.building.graph.get_operations()[since:]:
+            if op.type in CONTROL_FLOW:
+                self.replay.rewrite_branches(op)
 
     def refuse_captures(self, graph: Any) -> None:
         """A body has the inputs that its operator gives it, and no others.
@@ -159,7 +181,7 @@ class Instrument:
         with tf.name_scope(f"{SCOPE}/{site.prefix}{op.name}/"):
             if call is not None:
                 self._backward(site, op, call, inputs, create)
-            elif site.is_backward:
+            elif site.is_backward and op.name not in site.log.owners:
                 self._plain(site, op, create(inputs, ()))
             else:
                 self._forward(site, op, inputs, create)
@@ -190,7 +212,6 @@ class Instrument:
         if plan is None:
             execution = self.dispatcher.begin(self._call(site, op, op_id, inputs))
             plan = execution.plan
-        self.building.fixed_gradient = self.gradients.why_fixed(site, op)
         self.building.anchors = [c for o in op.control_inputs if (c := site.ops.get(o.name))]
         used = self._run(state.before, plan.before, inputs)
         new, outputs = self._executed(site, op, plan, used, create, state)
@@ -201,7 +222,6 @@ class Instrument:
         is_replaced = plan.replace is not None
         self.building.anchors = [new]
         final = self.awaited(self._run(state.after, plan.after, outputs))
-        self.building.fixed_gradient = ""
         self._settled(site, op, new, final)
         if not is_replaced:
             self.known.note(self.building.graph, new, KnownOp(op_id, 0, site, op))
@@ -215,11 +235,7 @@ class Instrument:
                 tensors = self.dispatcher.run(action, tensors)
                 continue
             chosen = range(len(tensors)) if action.select is None else action.select
-            # Copies, so that a tensor given twice has two gradients.
-            old = [
-                _internals.identity(t) if i in chosen and _has_value(t) else t
-                for i, t in enumerate(tensors)
-            ]
+            old = separate(tensors, chosen)
             tensors = self.dispatcher.run(action, old)
             changed = [i for i, t in enumerate(tensors) if t is not old[i]]
             segments.append(
@@ -250,20 +266,15 @@ class Instrument:
             new = create(inputs, waits)
             return new, list(new.outputs)
         if action is None:
-            given = [_internals.identity(t) if _has_value(t) else t for t in inputs]
+            given = separate(inputs)
             new = create(given, waits)
             state.replaced = given, list(new.outputs)
             return new, list(new.outputs)
-        if self.building.fixed_gradient:
-            raise CapabilityError(
-                f"{action.routine} replaces op {state.op_id}, whose gradient cannot follow: "
-                f"{self.building.fixed_gradient}"
-            )
         controls = [c for o in op.control_inputs for c in _standing_for(site, o)]
         self.building.template = list(op.outputs)
+        self.building.may_change = True
         with tf.control_dependencies([*controls, *waits]):
-            # Copies, so that a tensor given twice has two gradients.
-            given = [_internals.identity(t) if _has_value(t) else t for t in inputs]
+            given = separate(inputs)
             result = self.dispatcher.replace(action, given)
         outputs = list(result) if isinstance(result, (list, tuple)) else [result]
         if len(outputs) != len(op.outputs) or not all(tf.is_tensor(t) for t in outputs):
@@ -347,6 +358,15 @@ class Instrument:
         """Count a backward operator whose forward operator ran outside of the scope."""
         if any(scope.analyses_backward() for scope in self.building.scopes):
             self.dispatcher.not_seen(UNOWNED)
+
+
+def separate(tensors: Sequence[Any], only: Container[int] | None = None) -> list[Any]:
+    """Copies of tensors (`only` of those at some positions), so that one that is given twice
+    has two gradients."""
+    return [
+        _internals.identity(t) if is_routable(t) and (only is None or i in only) else t
+        for i, t in enumerate(tensors)
+    ]
 
 
 def _has_value(tensor: Any) -> bool:

@@ -9,6 +9,7 @@ from typing import Any
 
 import attrs
 
+from amanda_tensorflow import _internals
 from amanda_tensorflow.records import ForwardOp
 from amanda_tensorflow.sites import Site
 
@@ -31,16 +32,14 @@ class KnownOp:
 
 @attrs.define(eq=False)
 class _Known:
-    """What is known of one graph: an instrumented copy (`ops`), or a vanilla graph."""
+    """What is known of one vanilla graph: see :meth:`KnownGraphs.ids_of`."""
 
     ids: str = ""
     captured: Mapping[int, Any] = attrs.field(factory=dict)
-    ops: dict[str, KnownOp] = attrs.field(factory=dict)
-    is_copy: bool = False
 
 
 class KnownGraphs:
-    """Ids by graph. Graphs are held weakly."""
+    """Ids by graph. Vanilla graphs are held weakly; a copy remembers its operators itself."""
 
     def __init__(self) -> None:
         self._graphs: weakref.WeakKeyDictionary[Any, _Known] = weakref.WeakKeyDictionary()
@@ -67,24 +66,23 @@ class KnownGraphs:
 
     def note(self, graph: Any, op: Any, what: KnownOp) -> None:
         """Note an operator of an instrumented copy."""
-        known = self._graphs.get(graph)
-        if known is None:
-            known = self._graphs[graph] = _Known(is_copy=True)
-        known.ops[op.name] = what
+        _internals.known_ops(graph, make=True)[op.name] = what
 
     def is_copy(self, graph: Any) -> bool:
         """Whether a graph is an instrumented copy: what has no id in it was inserted."""
-        known = self._graphs.get(graph)
-        return known is not None and known.is_copy
+        return _internals.known_ops(graph) is not None
 
     def find(self, forward: ForwardOp) -> KnownOp | None:
         """An operator of a graph that was run before; None if it is not known."""
         graph = forward.graph()
-        known = None if graph is None else self._graphs.get(graph)
+        if graph is None:
+            return None
+        ops: dict[str, KnownOp] | None = _internals.known_ops(graph)
+        if ops is not None:
+            return ops.get(forward.name)
+        known = self._graphs.get(graph)
         if known is None:
             return None
-        if known.is_copy:
-            return known.ops.get(forward.name)
         site = Site(graph, known.ids, captured=dict(known.captured))
         depth, root = 0, forward
         while root.graph() is graph and root.name in site.log.owners:

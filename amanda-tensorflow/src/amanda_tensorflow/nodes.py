@@ -60,6 +60,11 @@ def is_routable(tensor: Any) -> bool:
     return not tensor.dtype._is_ref_dtype
 
 
+def _is_static(tensor: Any) -> bool:
+    """Whether TensorFlow may need to know a tensor's value while it builds a graph."""
+    return bool(tensor.op.type == "Const" and tensor.dtype.is_integer)
+
+
 class PythonNode(_internals.EagerFunc):  # type: ignore[misc]
     """What the runtime calls for one node of a graph. The graph keeps it alive."""
 
@@ -150,10 +155,13 @@ class RunTimeRoutine(PythonNode):
         # The routine is given what was selected and nothing else.
         self._action = attrs.evolve(action, select=None)
         self._scopes = [weakref.ref(scope) for scope in building.scopes]
-        self._fixed_gradient = building.fixed_gradient
         self._selected: Sequence[Any] = selected
         self._positions = [i for i, tensor in enumerate(selected) if tensor is not None]
-        self._routed = [i for i, tensor in enumerate(selected) if is_routable(tensor)]
+        self._routed = [
+            i
+            for i, tensor in enumerate(selected)
+            if is_routable(tensor) and not (action.select is None and _is_static(tensor))
+        ]
         self._count = len(selected)
         self._keywords = _symbolic_keywords(action, building.graph)
 
@@ -213,6 +221,7 @@ class RunTimeRoutine(PythonNode):
                 named = dict(zip(self._keywords, values[count:], strict=True))
                 action = attrs.evolve(action, kwargs={**action.kwargs, **named})
             new = self._dispatcher.run(action, selected)
+            self._refuse_others(selected, new)
             return [self._fitted(selected[i], new[i]) for i in self._routed]
 
     @contextmanager
@@ -238,15 +247,26 @@ class RunTimeRoutine(PythonNode):
 
         Raises:
             RoutineResultError: its shape is another one.
-            CapabilityError: its gradient was built before and cannot follow.
         """
         if new is old:
             return old
-        from amanda_tensorflow.routines import fitted, fixed
+        from amanda_tensorflow.routines import fitted
 
-        if self._fixed_gradient:
-            raise CapabilityError(fixed(self._action, self._fixed_gradient))
         return fitted(self._action, old, new)
+
+    def _refuse_others(self, selected: Sequence[Any], new: Sequence[Any]) -> None:
+        """A tensor that is part of the graph's structure stays what it is.
+
+        Raises:
+            CapabilityError: the routine has changed one.
+        """
+        for index, (old, result) in enumerate(zip(selected, new, strict=True)):
+            if result is not old and index not in self._routed:
+                raise CapabilityError(
+                    f"{self._action.routine} at op {self._action.op_id} changes tensor {index} of "
+                    f"what it selects, {old!r:.60}: a resource, or a constant that shapes are "
+                    "computed from; select a constant by its position to change it"
+                )
 
 
 def _nothing(*tensors: Any) -> None:

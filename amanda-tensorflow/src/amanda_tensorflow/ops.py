@@ -105,11 +105,14 @@ def _input_args(kind: str) -> tuple[tuple[str, str, bool], ...]:
 
 
 def input_names(kind: str, count: int, attributes: Mapping[str, Any]) -> list[str]:
-    """The declared name of each of `count` inputs; a list's name is given to all its items."""
+    """The declared name of each of `count` inputs; an item of a list is ``values[0]``."""
     arguments = _input_args(kind)
     names: list[str] = []
     for name, length, _ in arguments:
-        names += [name] * (_length(attributes.get(length)) if length else 1)
+        if length:
+            names += [f"{name}[{i}]" for i in range(_length(attributes.get(length)))]
+        else:
+            names.append(name)
     return names if len(names) == count else [""] * count
 
 

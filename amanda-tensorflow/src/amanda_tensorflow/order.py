@@ -43,8 +43,8 @@ def _wishes(site: Site, op: Any) -> Iterator[Any]:
     call = log.owners.get(op.name)
     if call is not None:
         if call.forward.graph() is graph:
-            yield graph.get_operation_by_name(call.forward.name)
-        yield from _operators(graph, call.grad_outputs)
+            yield site.named(call.forward.name)
+        yield from _operators(site, call.grad_outputs)
     for tensor in op.inputs:
         for producer in site.producers.get(tensor_name(tensor), ()):
             if producer is call:
@@ -55,15 +55,15 @@ def _wishes(site: Site, op: Any) -> Iterator[Any]:
 def _call_needs(site: Site, call: GradientCall) -> Iterator[Any]:
     """What is needed to know the final gradients of a gradient call."""
     if call.forward.graph() is site.graph:
-        yield site.graph.get_operation_by_name(call.forward.name)
-    yield from _operators(site.graph, call.grad_outputs)
-    yield from _operators(site.graph, call.grad_inputs)
+        yield site.named(call.forward.name)
+    yield from _operators(site, call.grad_outputs)
+    yield from _operators(site, call.grad_inputs)
 
 
-def _operators(graph: Any, names: Sequence[TensorName | None]) -> Iterator[Any]:
+def _operators(site: Site, names: Sequence[TensorName | None]) -> Iterator[Any]:
     for name in names:
         if name is not None:
-            yield graph.get_operation_by_name(name[0])
+            yield site.named(name[0])
 
 
 def _sorted(roots: Sequence[Any], before: Any) -> list[Any]:

@@ -191,7 +191,9 @@ def _noting_gradients(vanilla: Any) -> Any:
             return None
 
         def gradient(forward: Any, *out_grads: Any) -> Any:
-            return _noted(ForwardOp.of(forward), lambda g: function(forward, *g), out_grads)
+            # The gradient of an operator of a copy may be a closure over vanilla tensors.
+            with _internals.twins_captured(forward):
+                return _noted(ForwardOp.of(forward), lambda g: function(forward, *g), out_grads)
 
         return gradient
 

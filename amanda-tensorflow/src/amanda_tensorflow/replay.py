@@ -14,13 +14,15 @@ import itertools
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
+import attrs
 import tensorflow as tf
 
 from amanda_tensorflow import _internals
-from amanda_tensorflow.instrument import Instrument
+from amanda_tensorflow.instrument import Instrument, separate
 from amanda_tensorflow.ops import CALLS, CONTROL_FLOW, UNROUTABLE, is_op
 from amanda_tensorflow.order import ordered
-from amanda_tensorflow.sites import Site
+from amanda_tensorflow.routines import Building
+from amanda_tensorflow.sites import ForwardState, Site
 
 _XLA = "_XlaMustCompile"
 _UNIQUE = itertools.count()
@@ -37,6 +39,7 @@ class Replay:
     def __init__(self, graph: Any, instrument: Instrument) -> None:
         self._graph = graph
         self._instrument = instrument
+        instrument.replay = self
 
     # -- functions --------------------------------------------------------
 
@@ -57,7 +60,7 @@ class Replay:
         self.body(site)
         with graph.as_default(), _internals.stop_recording():
             graph.outputs = [
-                self.shaped(self._instrument.final(site, tensor), tensor)
+                self.shaped(self.final(site, tensor), tensor)
                 for tensor in source.outputs[:outputs]
             ]
         graph.control_outputs = list(
@@ -83,13 +86,39 @@ class Replay:
         late: list[tuple[Any, int, Any]] = []
         with self._graph.as_default(), _internals.stop_recording():
             for op in ordered(site, roots):
-                if op.name not in site.ops:
+                if op.name in site.ops or op.name in site.skipped:
+                    continue
+                if self._instrument.gradients.is_dead(site, op):
+                    site.skipped[op.name] = op
+                else:
                     self._add(site, op, late)
             for op, index, tensor in late:
                 site.ops[op.name]._update_input(index, site.tensors[id(tensor)])
 
+    def final(self, site: Site, tensor: Any) -> Any:
+        """A vanilla tensor's place in the copy, for those outside of it."""
+        final = self._instrument.final(site, tensor)
+        if final is None and site.skipped:
+            self._revive(site, [tensor])
+            final = self._instrument.final(site, tensor)
+        return final
+
+    def _revive(self, site: Site, tensors: Iterable[Any]) -> None:
+        """Add operators that were left out after all."""
+        for tensor in tensors:
+            op = site.skipped.pop(tensor.op.name, None)
+            if op is not None:
+                for before in op.control_inputs:
+                    self._revive(site, before.outputs)
+                self._add(site, op, [])
+
     def _add(self, site: Site, op: Any, late: list[tuple[Any, int, Any]]) -> None:
         inputs = self._instrument.inputs(site, op)
+        if site.skipped and any(tensor is None for tensor in inputs):
+            self._revive(
+                site, [t for t, new in zip(op.inputs, inputs, strict=True) if new is None]
+            )
+            inputs = self._instrument.inputs(site, op)
         missing = [i for i, tensor in enumerate(inputs) if tensor is None]
         for index in missing:
             # The back edge of a version 1 loop: its source comes later.
@@ -194,7 +223,7 @@ class Replay:
                 if not new.inputs and not new.control_inputs:
                     new._add_control_input(start)
         outputs = [
-            self._instrument.final(inner, tensor)
+            self.final(inner, tensor)
             for tensor in callee.graph.outputs[: len(op.outputs)]
         ]
         ends = [new for o in callee.graph.control_outputs for new in self.controls(inner, o)]
@@ -211,45 +240,82 @@ class Replay:
 
     def _branches(self, site: Site, op: Any, inputs: Sequence[Any]) -> None:
         """Replay an operator that runs functions, with instrumented functions."""
-        is_stateful = False
-        functions: dict[str, list[Any]] = {}
+        made: dict[str, list[Branch]] = {}
         for attribute, names in _internals.function_attributes(op).items():
-            made = functions[attribute] = []
-            for index, name in enumerate(names):
-                callee = _internals.function_named(op.graph, name)
-                label = attribute if len(names) == 1 else f"{attribute}{index}"
-                function, has_python = self._branch(site, op, callee, label)
-                is_stateful |= has_python
-                made.append(function)
+            made[attribute] = [
+                self._branch(site, op, _internals.function_named(op.graph, name), label)
+                for name, label in zip(names, _labels(attribute, len(names)), strict=True)
+            ]
+        branches = [branch for of in made.values() for branch in of]
 
         def changes(kind: str, attributes: dict[str, Any]) -> tuple[str, dict[str, Any]]:
-            for attribute, made in functions.items():
+            for attribute, of in made.items():
                 attributes[attribute] = _internals.renamed(
-                    attributes[attribute], [function.name for function in made]
+                    attributes[attribute], [branch.function.name for branch in of]
                 )
-            return (kind.removeprefix("Stateless") if is_stateful else kind), attributes
+            has_python = any(branch.building.has_python for branch in branches)
+            return (kind.removeprefix("Stateless") if has_python else kind), attributes
 
-        self._settle(site, op, self.create(site, op, inputs, changes=changes))
+        is_differentiated = any(c.forward.name == op.name for c in site.log.calls)
+        is_stale = is_differentiated and any(b.building.may_change for b in branches)
+        # The gradient that the graph holds is that of the vanilla bodies: it is derived anew.
+        given = separate(inputs) if is_stale else inputs
+        new = self.create(site, op, given, changes=changes)
+        _internals.remember_branches(new, {a: [b.graph for b in of] for a, of in made.items()})
+        if is_stale:
+            state = site.states[op.name] = ForwardState(site.op_id(op))
+            state.replaced = list(given), list(new.outputs)
+        self._settle(site, op, new)
 
-    def _branch(self, site: Site, op: Any, callee: Any, label: str) -> tuple[Any, bool]:
-        """An instrumented body or branch, and whether it runs Python."""
+    def _branch(self, site: Site, op: Any, callee: Any, label: str) -> Branch:
+        """An instrumented body or branch."""
         source = callee.graph
         graph = _internals.FuncGraph(f"{source.name}_amanda")
         graph.outer_graph = self._graph
         inner, instrument = self._instrument.branch(site, op, source, label, graph)
-        replay = Replay(graph, instrument)
+        return self._made(callee, inner, instrument)
+
+    def _made(self, callee: Any, inner: Site, instrument: Instrument) -> Branch:
+        graph, building = instrument.building.graph, instrument.building
         with instrument.building_copy():
-            replay.function(inner)
+            Replay(graph, instrument).function(inner)
         instrument.refuse_captures(graph)
-        name = f"amanda_{next(_UNIQUE)}_{source.name}"
+        name = f"amanda_{next(_UNIQUE)}_{inner.graph.name}"
         function = _internals.function_from_graph(
             name, graph, {}, function_type=callee.function_type
         )
         self._graph._add_function_recursive(function)
         _internals.keep_alive(self._graph, (function, graph))
-        self._instrument.building.is_changed |= instrument.building.is_changed
-        self._instrument.building.has_python |= instrument.building.has_python
-        return function, instrument.building.has_python
+        self._instrument.building.absorb(building)
+        return Branch(function, graph, building)
+
+    def rewrite_branches(self, op: Any) -> None:
+        """Instrument the bodies of a gradient that was derived in the copy itself."""
+        for attribute, names in _internals.function_attributes(op).items():
+            made = []
+            for name in names:
+                callee = _internals.function_named(self._graph, name)
+                graph = _internals.FuncGraph(f"{callee.graph.name}_amanda")
+                graph.outer_graph = self._graph
+                inner, instrument = self._instrument.gradient_branch(callee.graph, graph)
+                made.append(self._made(callee, inner, instrument))
+            if any(branch.building.is_changed for branch in made):
+                names = [branch.function.name for branch in made]
+                _internals.set_functions(op, attribute, names)
+                _internals.remember_branches(op, {attribute: [b.graph for b in made]})
+
+
+@attrs.frozen(eq=False)
+class Branch:
+    """An instrumented body or branch: its function, its graph, and what was done to it."""
+
+    function: Any
+    graph: Any
+    building: Building
+
+
+def _labels(attribute: str, count: int) -> list[str]:
+    return [attribute] if count == 1 else [f"{attribute}{index}" for index in range(count)]
 
 
 def _is_compatible(new: Any, old: Any) -> bool:

@@ -19,9 +19,9 @@ import attrs
 import tensorflow as tf
 
 from amanda._scope import Scope
-from amanda.action import Action
+from amanda.action import Action, ActionKind
 from amanda.dispatch import Dispatcher
-from amanda.errors import CapabilityError, RoutineResultError
+from amanda.errors import RoutineResultError
 from amanda_tensorflow import _internals
 from amanda_tensorflow.nodes import (
     STRAIGHT_THROUGH,
@@ -44,9 +44,9 @@ class Building:
         template: what the replacement of an operator has to give: per output a
             tensor of its type, or None for what is not wanted.
         likes: of each such output a tensor of its shape, where it is known.
-        fixed_gradient: why a changed value could not reach the gradient of the
-            operator being built, which was built before; "" if it can.
         is_changed: whether anything was inserted.
+        may_change: whether a routine may have changed what a forward operator
+            computes with or gives.
         has_python: whether any of it runs Python.
         routines: what calls Python at run time.
     """
@@ -58,10 +58,17 @@ class Building:
     controls: list[Any] = attrs.field(factory=list)
     template: Sequence[Any] = ()
     likes: Sequence[Any] = ()
-    fixed_gradient: str = ""
     is_changed: bool = False
+    may_change: bool = False
     has_python: bool = False
     routines: list[RunTimeRoutine] = attrs.field(factory=list)
+
+    def absorb(self, inner: Building) -> None:
+        """Note what was done to a body or branch of the copy."""
+        self.is_changed |= inner.is_changed
+        self.may_change |= inner.may_change
+        self.has_python |= inner.has_python
+        self.routines += inner.routines
 
     def take_controls(self) -> list[Any]:
         """The nodes to wait for, which are forgotten."""
@@ -110,10 +117,12 @@ class GraphDispatcher(Dispatcher):
         selected = self._selected(action, values, indices)
         building.is_changed = True
         if is_traceable(action):
-            new = self._traced(building, action, selected)
+            new = self._traced(action, selected)
         else:
             building.has_python = True
             new = RunTimeRoutine(self, action, selected, building).inserted(values)
+        if action.kind in (ActionKind.BEFORE_OP, ActionKind.AFTER_OP):
+            building.may_change |= any(n is not o for n, o in zip(new, selected, strict=True))
         changed = list(values)
         for index, old, tensor in zip(indices, selected, new, strict=True):
             changed[index] = self._through(building, action, old, tensor)
@@ -131,9 +140,7 @@ class GraphDispatcher(Dispatcher):
         building.is_changed = building.has_python = True
         return ReplacementRoutine(self, action, selected, building).inserted(values)
 
-    def _traced(
-        self, building: Building, action: Action, selected: Sequence[Any]
-    ) -> Sequence[Any]:
+    def _traced(self, action: Action, selected: Sequence[Any]) -> Sequence[Any]:
         """What a traceable routine makes of symbolic tensors."""
         result = self.call(action, selected)
         if result is None:
@@ -143,8 +150,6 @@ class GraphDispatcher(Dispatcher):
             if new is None or new is old or old is None:
                 final.append(old)
                 continue
-            if building.fixed_gradient:
-                raise CapabilityError(fixed(action, building.fixed_gradient))
             final.append(fitted(action, old, tf.convert_to_tensor(new)))
         return final
 
@@ -156,14 +161,6 @@ class GraphDispatcher(Dispatcher):
             return new
         with building.graph.gradient_override_map({"IdentityN": STRAIGHT_THROUGH}):
             return _internals.identity_n([new, old])[0]
-
-
-def fixed(action: Action, why: str) -> str:
-    """The message for a value that is changed where the gradient cannot follow."""
-    return (
-        f"{action.routine} changes a tensor of op {action.op_id}, and its gradient cannot "
-        f"follow: {why}"
-    )
 
 
 def fitted(action: Action, old: Any, new: Any) -> Any:

@@ -98,7 +98,7 @@ class Shadow:
             return self._translated(request), self._instrument.op_ids
 
     def _translated(self, request: Request) -> Request:
-        site, final = self._site, self._instrument.final
+        site, final = self._site, self._replay.final
         with self.graph.as_default():
             return Request(
                 [(final(site, tensor), value) for tensor, value in request.feeds],

@@ -84,6 +84,7 @@ class Site:
         states: by name, what is known of a forward operator.
         children: the sites of called functions by the name of the call.
         gradients: what has been done for a gradient call.
+        skipped: operators that were left out, because nobody seemed to need them.
         device: the device of operators that name none.
         fetched: the tensors that a session may be asked for.
     """
@@ -102,11 +103,14 @@ class Site:
     states: dict[str, ForwardState] = attrs.field(factory=dict)
     children: dict[str, Site] = attrs.field(factory=dict)
     gradients: dict[GradientCall, Any] = attrs.field(factory=dict)
+    skipped: dict[str, Any] = attrs.field(factory=dict)
     fetched: Sequence[Any] = ()
     log: GradientLog = attrs.field(init=False)
     producers: dict[TensorName, list[GradientCall]] = attrs.field(init=False)
     externals: dict[int, Any] = attrs.field(init=False)
     is_backward: bool = attrs.field(init=False)
+    _named: dict[str, Any] = attrs.field(init=False)
+    _differentiated: dict[str, int] = attrs.field(init=False)
     _order: dict[GradientCall, int] = attrs.field(init=False)
 
     def __attrs_post_init__(self) -> None:
@@ -116,9 +120,13 @@ class Site:
         """Look again at what the graph holds: the user may have added to it."""
         self.fetched = [*self.fetched, *fetched]
         self.log = log_of(self.graph)
+        self._named = {op.name: op for op in self.graph.get_operations()}
         self.producers = {}
         self._order = {call: index for index, call in enumerate(self.log.calls)}
+        self._differentiated = {}
         for call in self.log.calls:
+            if call.forward.graph() is self.graph:
+                self._differentiated.setdefault(call.forward.name, self._order[call])
             for name in call.grad_inputs:
                 if name is not None:
                     self.producers.setdefault(name, []).append(call)
@@ -135,9 +143,18 @@ class Site:
         """When a gradient call was made, among all of the graph."""
         return self._order[call]
 
+    def is_recomputed(self, name: str, owner: GradientCall) -> bool:
+        """Whether a part of a gradient call is differentiated within that call."""
+        differentiated = self._differentiated.get(name)
+        return differentiated is not None and differentiated < self._order[owner]
+
+    def named(self, name: str) -> Any:
+        """A vanilla operator by name."""
+        return self._named[name]
+
     def tensor(self, name: TensorName) -> Any:
         """A vanilla tensor by name."""
-        return self.graph.get_operation_by_name(name[0]).outputs[name[1]]
+        return self._named[name[0]].outputs[name[1]]
 
     def op_id(self, op: Any) -> str:
         """The id of one of its forward operators."""
