@@ -36,6 +36,7 @@ from tensorflow.python.ops import (
     gen_script_ops,
     gradients_util,
     handle_data_util,
+    resource_variable_ops,
     script_ops,
 )
 
@@ -598,6 +599,11 @@ def is_tape_of(inner: Any, tape: Any) -> bool:
     return inner is not None and inner is getattr(tape, "_tape", None)
 
 
+def is_stateful(op: Any) -> bool:
+    """Whether an operator of a graph does more than give its outputs."""
+    return bool(op._is_stateful)
+
+
 def known_ops(graph: Any, make: bool = False) -> Any:
     """What a copy knows of its operators, by name; None for other graphs."""
     if make and not hasattr(graph, "_amanda_ops"):
@@ -633,3 +639,14 @@ def twins_captured(op: Any) -> Iterator[None]:
         if capture != graph.capture:
             # It was replaced before, for an operator around this one.
             graph.capture = capture
+
+
+def is_read_by_runtime(value: Any) -> bool:
+    """Whether the fast path reads `value`, a variable, or a variable in a list, by itself."""
+    if isinstance(value, (list, tuple)):
+        return any(is_read_by_runtime(item) for item in value)
+    if isinstance(value, ops.EagerTensor):
+        return False
+    return isinstance(value, resource_variable_ops.BaseResourceVariable) or hasattr(
+        value, "_should_act_as_resource_variable"
+    )

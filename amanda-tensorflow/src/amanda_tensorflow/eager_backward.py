@@ -29,7 +29,7 @@ from amanda_tensorflow.ops import OpView, is_op
 Call = Callable[[Sequence[Any]], Any]
 
 
-def _gone() -> None:
+def gone() -> None:
     """Stands for a tensor that nobody holds."""
 
 
@@ -62,15 +62,32 @@ class Mark(OpHandle):
         self.whole = True
 
     def with_inputs(self, count: int) -> Mark:
-        """The same execution, for a record of its own with another number of inputs."""
-        inputs = [*self.inputs, *[_gone] * count][:count]
-        mark = Mark(self.op_id, self.kind, self.names, (), inputs, self.generation)
-        mark.scopes, mark.outputs = self.scopes, self.outputs
+        """The same operator, for records with so many inputs; it knows of no tensor."""
+        mark = Mark(self.op_id, self.kind, self.names, (), [gone] * count, self.generation)
+        mark.scopes = self.scopes
         return mark
 
     def actions(self, kind: ActionKind) -> list[Action]:
         """The actions of one kind on the whole operator, in the scopes that are open."""
         return [action for _, record in self.records() for action in record.actions(kind)]
+
+
+class Claim:
+    """What marks the executions of one operator; kept with its plan.
+
+    The first executions have a mark each, by which a backward analysis finds
+    their tensors. From the next backward pass on, all share one.
+
+    Attributes:
+        mark: the mark that is shared; it knows of no tensor.
+        passes: how many backward passes had begun when the operator was first marked.
+    """
+
+    __slots__ = ("mark", "passes")
+
+    def __init__(self, mark: Mark, passes: int) -> None:
+        self.mark = mark
+        self.passes = passes
 
 
 def live_actions(dispatcher: Dispatcher, mark: Mark, kind: ActionKind) -> list[Action]:

@@ -13,7 +13,7 @@ from amanda.calls import OpCall
 from amanda.dispatch import Dispatcher
 from amanda.errors import RoutineResultError, described
 from amanda_tensorflow import _internals
-from amanda_tensorflow.eager_backward import Mark, live_actions
+from amanda_tensorflow.eager_backward import Claim, Mark, live_actions
 from amanda_tensorflow.eager_ids import Tracker
 from amanda_tensorflow.eager_routines import (
     detached,
@@ -117,8 +117,12 @@ class Executor:
     def run_claimed(self, plan: ActionPlan, request: Request, inputs: list[Any]) -> list[Any]:
         """An operator without actions whose backward operators some tool looks at."""
         outputs = request.execute(inputs)
-        mark = self._mark(plan, request, inputs)
-        mark.outputs = self._values.weak(outputs)
+        if self._tracker.has_passed(plan.driver_data):
+            mark: Mark = plan.driver_data.mark
+        else:
+            mark = self._mark(plan, request, inputs)
+            mark.outputs = self._values.weak(outputs)
+            self._share(plan, mark)
         request.record(inputs, outputs, mark)
         self._note_owner(request, outputs, mark)
         return outputs
@@ -139,7 +143,6 @@ class Executor:
             call = self._call(op_id, request, inputs, scope)
             execution = self._dispatcher.begin(call)
             plan = execution.plan
-            plan.driver_data = call.names
         values = inputs
         for action in plan.before:
             values = self._dispatcher.run(action, values)
@@ -158,6 +161,7 @@ class Executor:
             outputs = replacement.recorded(plan, mark, outputs)
         elif mark is not None:
             request.record(values, outputs, mark if _is_marked(plan) else None)
+            self._share(plan, mark)
             self._note_owner(request, outputs, mark)
         for action in plan.after:
             outputs = self._dispatcher.run(action, outputs)
@@ -177,18 +181,16 @@ class Executor:
         )
 
     def _mark(self, plan: ActionPlan, request: Request, inputs: Sequence[Any]) -> Mark:
-        names: Sequence[str] | None = plan.driver_data
-        if names is None or len(names) != len(inputs):
-            attributes = request.presented_attributes()
-            names = plan.driver_data = input_names(request.kind, len(inputs), attributes)
-        return Mark(
-            plan.op_id,
-            request.kind,
-            names,
-            self._dispatcher.scopes(),
-            self._values.weak(inputs),
-            self._tracker.generation,
-        )
+        """What the record of one execution carries."""
+        names = input_names(request.kind, len(inputs), request.presented_attributes())
+        scopes = self._dispatcher.scopes()
+        weak = self._values.weak(inputs)
+        return Mark(plan.op_id, request.kind, names, scopes, weak, self._tracker.generation)
+
+    def _share(self, plan: ActionPlan, mark: Mark) -> None:
+        """Let later executions without actions share a mark."""
+        if plan.is_claim and plan.driver_data is None:
+            plan.driver_data = Claim(mark.with_inputs(len(mark.inputs)), self._tracker.passes)
 
     def _note_owner(self, request: Request, outputs: Sequence[Any], mark: Mark) -> None:
         """An Identity may be what TensorFlow puts behind a function with a custom gradient."""

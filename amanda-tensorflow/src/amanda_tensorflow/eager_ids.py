@@ -19,7 +19,7 @@ from amanda.errors import CoverageWarning
 
 if TYPE_CHECKING:
     from amanda.dispatch import Dispatcher
-    from amanda_tensorflow.eager_backward import GradientRun, Mark, OpGradients
+    from amanda_tensorflow.eager_backward import Claim, GradientRun, Mark, OpGradients
     from amanda_tensorflow.eager_execution import Executor
     from amanda_tensorflow.eager_recomputation import Place, Recomputation
 
@@ -36,6 +36,25 @@ UNKNOWN: Any = ActionPlan("not analysed yet")
 READ: Any = ActionPlan("reads a variable")
 """Stands in a cell for the empty plan of an operator that may read a variable."""
 
+READ_AND_UNKNOWN: Any = ActionPlan("not analysed yet, reads a variable")
+"""Stands in a cell for a plan that has to be asked for, of an operator that has to fall back."""
+
+
+class FallingBack:
+    """Holds in a cell the plan of an operator that always takes the slow path.
+
+    Its caller passes it a variable: on the fast path the runtime would read that
+    without notice, and the reading is an operator like any other.
+    """
+
+    __slots__ = ("plan",)
+
+    is_claim = False
+
+    def __init__(self, plan: ActionPlan) -> None:
+        self.plan = plan
+
+
 _MANY = 10_000
 _NOTHING: Any = {}
 """No cells at all: every operator is looked at."""
@@ -45,7 +64,11 @@ def plan_in(cell: Cell) -> Any:
     """What a cell knows of the plan of its next operator; :data:`UNKNOWN` if nothing."""
     position = cell[0] + 1
     plan = cell[position] if position < len(cell) else UNKNOWN
-    return EMPTY_PLAN if plan is None or plan is READ else plan
+    if plan is None or plan is READ:
+        return EMPTY_PLAN
+    if plan is READ_AND_UNKNOWN:
+        return UNKNOWN
+    return plan.plan if type(plan) is FallingBack else plan
 
 
 def keep_plan(cell: Cell, position: int, plan: Any) -> None:
@@ -207,6 +230,10 @@ class Tracker:
     def keeps_plans(self, generation: int) -> bool:
         """Whether what was found out in `generation` may be kept."""
         return generation == self.generation and self._dispatcher.is_cacheable()
+
+    def has_passed(self, claim: Claim | None) -> bool:
+        """Whether a backward pass has begun since the operator of `claim` was first marked."""
+        return claim is not None and self.passes > claim.passes
 
     # -- Keras layers, backward passes ------------------------------------
 

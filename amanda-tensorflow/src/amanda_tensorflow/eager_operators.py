@@ -20,14 +20,17 @@ from amanda_tensorflow.eager_execution import Request, Vanilla
 from amanda_tensorflow.eager_ids import (
     LOCAL,
     READ,
+    READ_AND_UNKNOWN,
     UNKNOWN,
     Cell,
+    FallingBack,
     Tracker,
     keep_plan,
     plan_in,
 )
 from amanda_tensorflow.eager_values import READING, Values
 from amanda_tensorflow.ops import is_op
+from amanda_tensorflow.records import MARK
 
 _BOOKKEEPING = frozenset({"AddN", "Fill", "OnesLike", "ZerosLike"})
 """Operators that a backward pass runs outside of gradient functions."""
@@ -75,13 +78,21 @@ class Operators:
                 result = vanilla(ctx, op_name, name, *args)
                 cell[0] += 1
                 return result
+            mark = None
             if plan is READ or (plan.is_claim and no_tape_records()):
                 result = vanilla(ctx, op_name, name, *args)
-                cell[0] += 1
-                if op_name in READING:
-                    note(op_name, args[0], result)
-                return result
-            return look(tracker, ctx, op_name, name, args)
+            elif plan.is_claim and tracker.has_passed(plan.driver_data) and not ctx.op_callbacks:
+                # The runtime passes over attributes that the operator does not have.
+                mark = plan.driver_data.mark
+                result = vanilla(ctx, op_name, name, *args, MARK, mark)
+            else:
+                return look(tracker, ctx, op_name, name, args)
+            cell[0] += 1
+            if op_name in READING:
+                note(op_name, args[0], result)
+                if mark is not None and op_name == "Identity":
+                    tracker.note_owner(result, mark)
+            return result
 
         return TFE_Py_FastPathExecute
 
@@ -105,9 +116,13 @@ class Operators:
         scope = ctx.scope_name or ""
         cell = tracker.cell(scope, op_name)
         plan = self._plan(tracker, cell, scope, op_name)
+        if plan is None and any(map(_internals.is_read_by_runtime, args)):
+            keep_plan(cell, cell[0] + 1, READ_AND_UNKNOWN)
         if plan is None or (plan.has_actions and not plan.is_blind):
             raise _internals.FallbackException(op_name)
         if plan.claims and not _internals.no_tape_records():
+            raise _internals.FallbackException(op_name)
+        if any(map(_internals.is_read_by_runtime, args)):
             raise _internals.FallbackException(op_name)
         self._start(tracker, plan, cell)
         result = self._counted(cell, ctx, op_name, name, args)
@@ -155,9 +170,13 @@ class Operators:
         generation: int,
     ) -> None:
         """Keep a plan: as None, for the shortest way, where nothing is to be done."""
-        if tracker.keeps_plans(generation):
-            nothing = READ if kind in READING else None
-            keep_plan(cell, number + 1, plan or nothing)
+        if not tracker.keeps_plans(generation):
+            return
+        before = cell[number + 1] if number + 1 < len(cell) else UNKNOWN
+        kept: Any = plan or (READ if kind in READING else None)
+        if before is READ_AND_UNKNOWN:
+            kept = FallingBack(plan)
+        keep_plan(cell, number + 1, kept)
 
     def _start(self, tracker: Tracker, plan: ActionPlan, cell: Cell) -> None:
         """Run the routines before an operator that look at no tensor, once."""

@@ -69,18 +69,12 @@ class Values:
     def note(self, kind: str, origin: Any, result: Any) -> None:
         """An operator of :data:`READING` has made `result` of `origin`."""
         if kind == "ReadVariableOp":
-            source: Source | None = Source(weakref.ref(origin))
-        elif isinstance(origin, _internals.EagerTensor):
+            source = Source(weakref.ref(origin))
+        else:
             known = self._known.get(id(origin))
             if known is None:
                 return
             source = known.source
-        else:
-            # The runtime has read a variable that was passed as it is.
-            handle = getattr(origin, "handle", None)
-            source = None if handle is None else Source(weakref.ref(handle))
-        if source is None:
-            return
         if kind == "Cast":
             source = attrs.evolve(source, casts=(*source.casts, result.dtype))
         new = _Known(result, self._died)

@@ -134,10 +134,15 @@ def _marking(vanilla: Any) -> Any:
 
 
 def unmarked(attr_tuple: Any) -> tuple[Any, Any]:
-    """A record's attributes as TensorFlow made them, and the mark or None."""
-    if attr_tuple and len(attr_tuple) > 1 and attr_tuple[-2] == MARK:
-        return attr_tuple[:-2], attr_tuple[-1]
-    return attr_tuple, None
+    """A record's attributes as TensorFlow made them, and the mark or None.
+
+    The mark comes last, or, on the fast path of eager execution, before the
+    attributes that the runtime has inferred.
+    """
+    if not attr_tuple or MARK not in attr_tuple[::2]:
+        return attr_tuple, None
+    position = 2 * attr_tuple[::2].index(MARK)
+    return (*attr_tuple[:position], *attr_tuple[position + 2 :]), attr_tuple[position + 1]
 
 
 def _gradient_function(
