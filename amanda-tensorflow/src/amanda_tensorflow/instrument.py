@@ -20,7 +20,14 @@ from amanda_tensorflow import _internals
 from amanda_tensorflow.gradients import ForwardView, Gradients
 from amanda_tensorflow.known import KnownGraphs, KnownOp
 from amanda_tensorflow.nodes import is_routable
-from amanda_tensorflow.ops import CONTROL_FLOW, OpView, input_names, module_of, runner
+from amanda_tensorflow.ops import (
+    CONTROL_FLOW,
+    OpView,
+    input_names,
+    module_of,
+    runner,
+    takes_reference,
+)
 from amanda_tensorflow.records import GradientCall
 from amanda_tensorflow.replaced import leave
 from amanda_tensorflow.routines import Building, GraphDispatcher
@@ -178,6 +185,7 @@ class Instrument:
     def op(self, site: Site, op: Any, inputs: list[Any], create: Create) -> None:
         """Add an operator, with what tools want around it."""
         call = self.gradients.owner(site, op)
+        self.building.takes_reference = takes_reference(op.type)
         with tf.name_scope(f"{SCOPE}/{site.prefix}{op.name}/"):
             if call is not None:
                 self._backward(site, op, call, inputs, create)

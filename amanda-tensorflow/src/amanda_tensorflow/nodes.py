@@ -53,11 +53,16 @@ def _differentiated(op: Any, *gradients: Any) -> list[Any]:
     return result
 
 
+def is_reference(tensor: Any) -> bool:
+    """Whether a tensor is a reference to a variable of TensorFlow 1."""
+    return bool(tensor.dtype._is_ref_dtype)
+
+
 def is_routable(tensor: Any) -> bool:
     """Whether a routine may put another tensor in place of this one."""
     if tensor is None or tensor.dtype in UNROUTABLE:
         return False
-    return not tensor.dtype._is_ref_dtype
+    return not is_reference(tensor)
 
 
 def _is_static(tensor: Any) -> bool:
@@ -156,7 +161,12 @@ class RunTimeRoutine(PythonNode):
         self._action = attrs.evolve(action, select=None)
         self._scopes = [weakref.ref(scope) for scope in building.scopes]
         self._selected: Sequence[Any] = selected
-        self._positions = [i for i, tensor in enumerate(selected) if tensor is not None]
+        self._positions = [
+            i
+            for i, tensor in enumerate(selected)
+            # What an operator writes to may have no value yet.
+            if tensor is not None and not (building.takes_reference and is_reference(tensor))
+        ]
         self._routed = [
             i
             for i, tensor in enumerate(selected)

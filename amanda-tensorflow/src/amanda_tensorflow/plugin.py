@@ -36,6 +36,7 @@ _COMMON = frozenset(
         Capability.SECOND_ORDER,
         Capability.THREADS,
         Capability.REPLAY,
+        Capability.USER_OPS,
     }
 )
 
@@ -83,7 +84,7 @@ class TensorFlowEagerDriver(TensorFlowDriver):
 
     name = "tensorflow-eager"
     mode = "eager"
-    capabilities = _COMMON | {Capability.USER_OPS}
+    capabilities = _COMMON
 
     @classmethod
     def create(cls) -> Any:

@@ -44,6 +44,7 @@ class Building:
         template: what the replacement of an operator has to give: per output a
             tensor of its type, or None for what is not wanted.
         likes: of each such output a tensor of its shape, where it is known.
+        takes_reference: whether the operator being built writes to one of its inputs.
         is_changed: whether anything was inserted.
         may_change: whether a routine may have changed what a forward operator
             computes with or gives.
@@ -58,6 +59,7 @@ class Building:
     controls: list[Any] = attrs.field(factory=list)
     template: Sequence[Any] = ()
     likes: Sequence[Any] = ()
+    takes_reference: bool = False
     is_changed: bool = False
     may_change: bool = False
     has_python: bool = False
@@ -115,11 +117,10 @@ class GraphDispatcher(Dispatcher):
             return super().run(action, values)
         indices = range(len(values)) if action.select is None else action.select
         selected = self._selected(action, values, indices)
-        building.is_changed = True
         if is_traceable(action):
-            new = self._traced(action, selected)
+            new = self._traced(building, action, selected)
         else:
-            building.has_python = True
+            building.is_changed = building.has_python = True
             new = RunTimeRoutine(self, action, selected, building).inserted(values)
         if action.kind in (ActionKind.BEFORE_OP, ActionKind.AFTER_OP):
             building.may_change |= any(n is not o for n, o in zip(new, selected, strict=True))
@@ -140,9 +141,16 @@ class GraphDispatcher(Dispatcher):
         building.is_changed = building.has_python = True
         return ReplacementRoutine(self, action, selected, building).inserted(values)
 
-    def _traced(self, action: Action, selected: Sequence[Any]) -> Sequence[Any]:
+    def _traced(
+        self, building: Building, action: Action, selected: Sequence[Any]
+    ) -> Sequence[Any]:
         """What a traceable routine makes of symbolic tensors."""
+        before = len(building.graph.get_operations())
         result = self.call(action, selected)
+        made = building.graph.get_operations()[before:]
+        # A print or an assertion has no output that somebody waits for.
+        building.controls += [op for op in made if _internals.is_stateful(op)]
+        building.is_changed |= bool(made)
         if result is None:
             return selected
         final = []

@@ -18,7 +18,7 @@ from __future__ import annotations
 from typing import Any
 
 from amanda.context import OpContext
-from amanda.tool import Tool
+from amanda.tool import Tool, traceable
 from amanda.tools.graph import Edge, Graph, TracedBackwardOp, TracedOp, TracedTensor
 from amanda.tools.mapping import MappingTool
 
@@ -62,5 +62,7 @@ class GraphTracingTool(Tool):
     def _trace_backward(self, context: OpContext) -> None:
         self.graph.add_backward(context)
 
+    # In a graph mode the tensors are followed once, while the graph is instrumented.
+    @traceable
     def _follow(self, *outputs: Any, op: TracedOp) -> None:
         self.graph.follow(op, outputs)
