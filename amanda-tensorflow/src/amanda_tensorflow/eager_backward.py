@@ -42,9 +42,10 @@ class Mark(OpHandle):
         generation: the thread's generation of plans when it ran.
         whole: whether the record is the whole operator's; False for the
             operators of a replacement, of which each has a record.
+        shared: whether it is that of several executions, of an operator without actions.
     """
 
-    __slots__ = ("__weakref__", "generation", "kind", "names", "whole")
+    __slots__ = ("__weakref__", "generation", "kind", "names", "shared", "whole")
 
     def __init__(
         self,
@@ -60,6 +61,7 @@ class Mark(OpHandle):
         self.names = names
         self.generation = generation
         self.whole = True
+        self.shared = False
 
     def with_inputs(self, count: int) -> Mark:
         """The same operator, for records with so many inputs; it knows of no tensor."""
@@ -86,7 +88,8 @@ class Claim:
     __slots__ = ("mark", "passes")
 
     def __init__(self, mark: Mark, passes: int) -> None:
-        self.mark = mark
+        self.mark = mark.with_inputs(len(mark.inputs))
+        self.mark.shared = True
         self.passes = passes
 
 
@@ -95,32 +98,34 @@ def live_actions(dispatcher: Dispatcher, mark: Mark, kind: ActionKind) -> list[A
     return [] if dispatcher.is_paused() else mark.actions(kind)
 
 
-class OpGradients:
-    """What one thread knows of the backward operators of one forward operator.
-
-    Attributes:
-        cells: type to cell; a plan of None says that nothing is to be done.
-        names: names of outputs that earlier runs have told.
-        last: the execution whose gradient functions were counted last, and its pass.
-    """
-
-    __slots__ = ("cells", "last", "names")
-
-    def __init__(self) -> None:
-        self.cells: Cells = {}
-        self.names: dict[tuple[str, int], list[str]] = {}
-        self.last: tuple[Any, int] | None = None
-
-
 class _AnyScope(dict[str, Cells]):
     """Cells that do not depend on the name scope."""
 
     def __init__(self, cells: Cells) -> None:
         super().__init__()
-        self._cells = cells
+        self.cells = cells
 
     def __missing__(self, scope: str) -> Cells:
-        return self._cells
+        return self.cells
+
+
+class OpGradients:
+    """What one thread knows of the backward operators of one forward operator.
+
+    Attributes:
+        cells: type to cell; a plan of None says that nothing is to be done.
+        scopes: the same for all name scopes.
+        names: names of outputs that earlier runs have told.
+        last: the execution whose gradient functions were counted last, and its pass.
+    """
+
+    __slots__ = ("cells", "last", "names", "scopes")
+
+    def __init__(self) -> None:
+        self.cells: Cells = {}
+        self.scopes = _AnyScope(self.cells)
+        self.names: dict[tuple[str, int], list[str]] = {}
+        self.last: tuple[Any, int] | None = None
 
 
 @attrs.frozen(eq=False)
@@ -144,18 +149,18 @@ class GradientRun:
             known = tracker.gradients[mark.op_id] = OpGradients()
         self._known = known
         # Of another generation: its scopes may be others than what is known is about.
-        self.cells: Cells = known.cells if self._keeps else {}
+        self.scopes = known.scopes if self._keeps else _AnyScope({})
+        self.cells: Cells = self.scopes.cells
         self._restart()
         self._generation = tracker.generation
         self._produced: dict[tuple[str, int], Sequence[Any]] = {}
 
     def _restart(self) -> None:
         """Count from zero, but on and on in the gradient functions of one replacement."""
-        mark, known = self._mark, self._known
-        this = (weakref.ref(mark), self._tracker.passes)
-        again = not mark.whole and known.last is not None and known.last == this
-        known.last = None if mark.whole else this
-        if not again:
+        known = self._known
+        this = None if self._mark.whole else (weakref.ref(self._mark), self._tracker.passes)
+        last, known.last = known.last, this
+        if this is None or this != last:
             for cell in self.cells.values():
                 cell[0] = 0
 
@@ -250,9 +255,16 @@ class Gradients:
         Returns:
             One gradient per input, None where there is none; or what `call` gave.
         """
-        if self._dispatcher.is_paused() or not mark.records():
+        if self._dispatcher.is_paused():
             return call(out_grads)
         tracker = LOCAL.tracker
+        if mark.shared and tracker is not None and tracker.is_current(mark):
+            run = GradientRun(self._dispatcher, tracker, mark)
+            if tracker.sums:
+                out_grads = [run.sum(gradient) for gradient in out_grads]
+            return self._called(tracker, run, call, out_grads)
+        if not mark.records():
+            return call(out_grads)
         if tracker is not None:
             return call(out_grads) if tracker.muted else self._run(tracker, mark, call, out_grads)
         # A thread that no scope covers: the backward op follows its forward op.
@@ -290,7 +302,7 @@ class Gradients:
         self, tracker: Tracker, run: GradientRun, call: Call, out_grads: Sequence[Any]
     ) -> Any:
         outer = tracker.cells, tracker.run
-        tracker.go_to(_AnyScope(run.cells), run)
+        tracker.go_to(run.scopes, run)
         try:
             results = call(out_grads)
         finally:

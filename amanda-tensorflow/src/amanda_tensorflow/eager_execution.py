@@ -190,7 +190,7 @@ class Executor:
     def _share(self, plan: ActionPlan, mark: Mark) -> None:
         """Let later executions without actions share a mark."""
         if plan.is_claim and plan.driver_data is None:
-            plan.driver_data = Claim(mark.with_inputs(len(mark.inputs)), self._tracker.passes)
+            plan.driver_data = Claim(mark, self._tracker.passes)
 
     def _note_owner(self, request: Request, outputs: Sequence[Any], mark: Mark) -> None:
         """An Identity may be what TensorFlow puts behind a function with a custom gradient."""

@@ -231,6 +231,10 @@ class Tracker:
         """Whether what was found out in `generation` may be kept."""
         return generation == self.generation and self._dispatcher.is_cacheable()
 
+    def is_current(self, mark: Mark) -> bool:
+        """Whether the scopes of `mark` are those that apply now."""
+        return not self.muted and not self.outdated and mark.generation == self.generation
+
     def has_passed(self, claim: Claim | None) -> bool:
         """Whether a backward pass has begun since the operator of `claim` was first marked."""
         return claim is not None and self.passes > claim.passes
