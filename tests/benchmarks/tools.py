@@ -97,7 +97,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--no-peers", action="store_true", help="only Amanda")
     options = parser.parse_args(arguments)
     torch.set_num_threads(1)
-    names = options.tool or ["count", "flops", "trace"]
+    names = options.tool or ["count", "flops", "nan", "trace"]
     found = contestants(names, with_peers=not options.no_peers)
     for case in options.case or CASES:
         print(f"\n{case:35} {'median':>8} {'minimum':>8} {'bound':>8}   {'median run':>13}")

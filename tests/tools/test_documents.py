@@ -15,10 +15,12 @@ import pytest
 from tests.tutorial import documents
 
 FOLDER = documents.ROOT / "amanda-tools/docs"
-OWN = ("flops",)
+OWN = ("flops", "nan")
 """Documents of the analysis tools."""
 
-_CONSOLE = re.compile(r"^```console\n\$ (?P<command>.*?)\n(?P<output>.*?)^```$", re.M | re.S)
+_CONSOLE = re.compile(
+    r"^```console\n\$ (?P<command>.*?)\n(?P<output>.*?)^```$", re.MULTILINE | re.DOTALL
+)
 
 
 def consoles() -> list[tuple[str, str, str]]:

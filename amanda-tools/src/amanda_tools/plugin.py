@@ -14,6 +14,7 @@ def amanda_register_tools() -> Mapping[str, str]:
         "count": "amanda_tools.count:CountTool",
         "flops": "amanda_tools.flops:FlopsTool",
         "inject": "amanda_tools.inject:InjectTool",
+        "nan": "amanda_tools.nan:NanTool",
         "prune": "amanda_tools.prune:PruneTool",
         "trace": "amanda_tools.trace:TraceTool",
     }

@@ -1,0 +1,315 @@
+"""``nan``: the first operator that produces NaN or an infinity, forward or backward."""
+
+from __future__ import annotations
+
+import collections
+import threading
+import warnings
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import attrs
+
+from amanda import OpContext
+from amanda.errors import CapabilityError
+from amanda.tools.mapping import MappingTool
+from amanda.tools.reporting import OpDescription, Table, describe
+from amanda_tools.nan.events import (
+    Event,
+    NonFiniteError,
+    NonFiniteWarning,
+    can_produce,
+    described,
+    what_is_new,
+)
+from amanda_tools.nan.replay import Replay
+from amanda_tools.numerics import numerics_of
+from amanda_tools.printing import PrintingTool
+from amanda_tools.source import source_line
+
+__all__ = ["NanOptions", "NanTool", "NonFiniteError", "NonFiniteWarning"]
+
+ACTIONS = ("abort", "warn", "record")
+
+
+def type_names(ops: str | Iterable[str]) -> tuple[str, ...]:
+    """A list of op types; a single one may be given as it is."""
+    return (ops,) if isinstance(ops, str) else tuple(ops)
+
+
+@attrs.frozen(kw_only=True)
+class NanOptions:
+    """The options of ``nan``.
+
+    Attributes:
+        action: what to do at the first one: warn, abort the program, or only record it.
+        inf: also look for infinities.
+        backward: also look at the backward pass.
+        ignore: op types that may produce such, as log where a zero is expected.
+        history: operators before it to name.
+        limit: producing operators to record; nothing is looked at after that.
+        replay: keep the first one's inputs, and write them with the results.
+    """
+
+    action: str = attrs.field(default="warn", validator=attrs.validators.in_(ACTIONS))
+    inf: bool = True
+    backward: bool = True
+    ignore: Sequence[str] = attrs.field(default=(), converter=type_names)
+    history: int = attrs.field(default=8, validator=attrs.validators.ge(0))
+    limit: int = attrs.field(default=16, validator=attrs.validators.ge(1))
+    replay: bool = True
+
+
+class NanTool(PrintingTool[NanOptions]):
+    """Finds the operator that produces NaN or infinities, not those that pass them on.
+
+    Attributes:
+        events: the producing operators, in the order in which they did so.
+        replay: the first one with its inputs, to be run again; None if there is none.
+    """
+
+    name = "nan"
+    Options = NanOptions
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        self.events: list[Event] = []
+        self.replay: Replay | None = None
+        self._received: dict[str, Any] | None = None
+        self._watches: dict[str, Watch] = {}
+        self._sources: dict[str, str] = {}
+        # With the one that runs.
+        self.recent: collections.deque[str] = collections.deque(maxlen=self.options.history + 1)
+        self.depends_on(MappingTool.standard())
+        self.add_inst_for_op(self._analyse)
+        if self.options.backward:
+            self.add_inst_for_op(self._analyse_backward, backward=True)
+
+    # -- analyses ---------------------------------------------------------
+
+    def _analyse(self, context: OpContext) -> None:
+        op = describe(context)
+        self._sources[op.id] = source_line()
+        if self._is_watched(op) and any(tensor is not None for tensor in context.get_inputs()):
+            watch = self._watch(op, context)
+            try:
+                watch.function = context.get_function()
+            except CapabilityError:
+                # The driver cannot run a single operator again.
+                watch.function = None
+            context.insert_before_op(watch.begin)
+            context.insert_after_op(watch.end)
+
+    def _analyse_backward(self, context: OpContext) -> None:
+        op = describe(context)
+        if self._is_watched(op):
+            watch = self._watch(op, context)
+            context.insert_before_backward_op(watch.begin)
+            context.insert_after_backward_op(watch.end)
+
+    def _is_watched(self, op: OpDescription) -> bool:
+        ignored = self.options.ignore
+        return can_produce(op) and op.type not in ignored and op.name not in ignored
+
+    def _watch(self, op: OpDescription, context: OpContext) -> Watch:
+        watch = self._watches[op.id] = Watch(self, op)
+        watch.attributes = context.get_attrs()
+        watch.names = context.get_input_names() if context.is_forward() else []
+        return watch
+
+    # -- routines ---------------------------------------------------------
+
+    def suspect(
+        self, watch: Watch, inputs: Sequence[Any], outputs: Sequence[Any], was_clean: bool
+    ) -> None:
+        """Look closer at an execution whose outputs are not all finite.
+
+        Raises:
+            NonFiniteError: the operator produced it, and the tool is to abort.
+        """
+        # What was written into is as its operator left it; before it was clean or not.
+        written = [i for i, t in enumerate(inputs) if any(t is o for o in outputs)]
+        others = [None if i in written else t for i, t in enumerate(inputs)]
+        kind = what_is_new(others, outputs, infinities=self.options.inf) if was_clean else ""
+        # What autograd has saved of a NaN that was read is no backward operator's fault.
+        if kind and not (watch.op.forward and self._received):
+            self._found(watch, kind, inputs, outputs, written)
+        elif not self.events and self._received is None and was_clean:
+            self._note_received(watch, others)
+
+    def _note_received(self, watch: Watch, inputs: Sequence[Any]) -> None:
+        """Remember where a NaN that no operator has produced is read first."""
+        for position, tensor in enumerate(inputs):
+            if tensor is not None and _has_nan(tensor):
+                name = watch.names[position] if position < len(watch.names) else ""
+                source = self._source(watch.op)
+                self._received = {
+                    **watch.op.row(), "input": name or position, "source": source
+                }  # fmt: skip
+                return
+
+    def _found(
+        self,
+        watch: Watch,
+        kind: str,
+        inputs: Sequence[Any],
+        outputs: Sequence[Any],
+        written: list[int],
+    ) -> None:
+        known = next((event for event in self.events if event.op.id == watch.op.id), None)
+        if known is not None:
+            known.times += 1
+            return
+        event = Event(
+            op=watch.op,
+            kind=kind,
+            source=self._source(watch.op),
+            inputs=described(inputs),
+            outputs=described(outputs),
+            overwritten=written,
+            attributes={name: _plain(value) for name, value in watch.attributes.items()},
+            last=list(self.recent)[:-1],
+        )
+        self.events.append(event)
+        if len(self.events) > 1:
+            return
+        if self.options.replay:
+            self.replay = Replay.of(watch.op, watch.function, watch.names, inputs)
+        if self.options.action == "abort":
+            raise NonFiniteError(event.message())
+        if self.options.action == "warn":
+            file, _, line = event.source.rpartition(":")
+            warnings.warn_explicit(
+                event.message(), NonFiniteWarning, file or "amanda", int(line or 1)
+            )
+
+    def _source(self, op: OpDescription) -> str:
+        if op.direction == "backward":
+            return self._sources.get(op.forward, "")
+        return source_line() or self._sources.get(op.id, "")
+
+    @property
+    def is_full(self) -> bool:
+        """Whether nothing more is to be recorded."""
+        return len(self.events) >= self.options.limit
+
+    # -- result -----------------------------------------------------------
+
+    def op_rows(self) -> list[dict[str, Any]]:
+        """One row per producing operator, in the order in which they produced."""
+        return [event.row() for event in self.events]
+
+    def result(self) -> dict[str, Any]:
+        """The common form; the namespaces are those of all operators that were watched."""
+        namespaces = {watch.op.namespace for watch in self._watches.values()}
+        return {**super().result(), "namespaces": sorted(namespaces)}
+
+    def summary(self) -> dict[str, Any]:
+        """``first``, null if no operator produced NaN or infinities; how many did; and
+        ``received``: the first operator that read a NaN which no operator had produced."""
+        first = self.events[0].row() if self.events else None
+        keys = ("id", "type", "name", "module", "source", "direction", "kind")
+        return {
+            "first": first and {key: first[key] for key in keys},
+            "producers": len(self.events),
+            "received": self._received,
+            "watched": len(self._watches),
+        }
+
+    def tables(self) -> Iterable[Table]:
+        """The first producing operator with its tensors and history, and the others."""
+        if not self.events:
+            yield from self._without_events()
+            return
+        first = self.events[0]
+        yield Table(f"nan: {first.message()}", (), ())
+        columns = ("tensor", "shape", "dtype", "nan", "inf", "min", "max", "mean", "std")
+        names = [f"input {i}" for i in range(len(first.inputs))]
+        names += [f"output {i}" for i in range(len(first.outputs))]
+        tensors = zip(names, [*first.inputs, *first.outputs], strict=True)
+        rows = [_row_of(name, found) for name, found in tensors if found is not None]
+        yield Table("nan: its tensors", columns, rows)
+        if first.last:
+            yield Table("nan: watched before it", ("op",), [(op,) for op in first.last])
+        if len(self.events) > 1:
+            others = [(e.op.id, e.op.direction, e.kind, e.source) for e in self.events[1:]]
+            yield Table(
+                "nan: later ones, which may follow from it",
+                ("op", "direction", "kind", "source"),
+                others,
+            )
+
+    def _without_events(self) -> Iterable[Table]:
+        yield Table(f"nan: no operator of {len(self._watches)} watched produced any", (), ())
+        if found := self._received:
+            title = "nan: but one that no operator produced was read"
+            rows = [(found["id"], found["input"], found["source"])]
+            yield Table(title, ("op", "input", "source"), rows)
+
+    def write_files(self, folder: Path, stem: str) -> Sequence[Path]:
+        """Write the first one's inputs as ``<stem>.inputs.npz``."""
+        return [self.replay.write(folder / f"{stem}.inputs.npz")] if self.replay else []
+
+
+class Watch:
+    """The routines around one operator."""
+
+    __slots__ = ("_held", "_tool", "_writes", "attributes", "function", "names", "op")
+
+    def __init__(self, tool: NanTool, op: OpDescription) -> None:
+        self._tool = tool
+        self.op = op
+        self.function: Callable[..., Any] | None = None
+        self.attributes: dict[str, Any] = {}
+        self.names: list[str] = []
+        self._held: dict[int, tuple[Sequence[Any], bool]] = {}
+        # Whether it writes into its inputs; not known before it has run.
+        self._writes: bool | None = False if op.forward else None
+
+    def begin(self, *inputs: Any) -> None:
+        """Instrumentation routine before the operator: hold what it is about to read."""
+        was_clean = self._writes is False or all(t is None or _is_clean(t) for t in inputs)
+        self._held[threading.get_ident()] = (inputs, was_clean)
+
+    def end(self, *outputs: Any) -> None:
+        """Instrumentation routine after it: are the outputs numbers?"""
+        inputs, was_clean = self._held.pop(threading.get_ident(), ((), True))
+        tool = self._tool
+        tool.recent.append(self.op.id)
+        if self._writes is None:
+            self._writes = any(output is t for output in outputs for t in inputs)
+        for tensor in outputs:
+            if tensor is not None and not _is_clean(tensor):
+                if not tool.is_full:
+                    tool.suspect(self, inputs, outputs, was_clean or not self._writes)
+                return
+
+
+def _is_clean(tensor: Any) -> bool:
+    numerics = numerics_of(tensor)
+    return not numerics.is_floating(tensor) or numerics.is_finite(tensor)
+
+
+def _has_nan(tensor: Any) -> bool:
+    numerics = numerics_of(tensor)
+    return numerics.is_floating(tensor) and numerics.has_nan(tensor)
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, (bool, int, float, str, type(None))):
+        return value
+    if isinstance(value, (list, tuple)):
+        return [_plain(item) for item in value]
+    return f"{value!s:.80}"
+
+
+def _row_of(name: str, found: dict[str, Any]) -> tuple[Any, ...]:
+    def number(key: str) -> str:
+        value = found.get(key)
+        return "-" if value is None else f"{value:.4g}"
+
+    shape = "x".join(map(str, found["shape"])) or "scalar"
+    infinities = found.get("posinf", 0) + found.get("neginf", 0)
+    figures = tuple(number(key) for key in ("min", "max", "mean", "std"))
+    return (name, shape, found["dtype"], found.get("nan", 0), infinities, *figures)

@@ -1,0 +1,73 @@
+"""An operator kept with its inputs, to be run again."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import attrs
+import numpy as np
+
+import amanda
+from amanda.errors import CapabilityError
+from amanda.tools.reporting import OpDescription
+from amanda_tools.numerics import numerics_of
+
+
+@attrs.frozen(eq=False)
+class Replay:
+    """The first operator that produced NaN or an infinity, with copies of what it read.
+
+    Attributes:
+        op: the operator.
+        names: a name for each input.
+        inputs: copies of its inputs, None for an absent one; of a backward operator
+            the gradients that it consumed.
+        function: runs a forward operator on such inputs; None where that cannot be done.
+    """
+
+    op: OpDescription
+    names: Sequence[str]
+    inputs: Sequence[Any]
+    function: Callable[..., Any] | None
+
+    @classmethod
+    def of(
+        cls,
+        op: OpDescription,
+        function: Callable[..., Any] | None,
+        names: Sequence[str],
+        inputs: Sequence[Any],
+    ) -> Replay:
+        """Copy the inputs of an execution."""
+        copies = [None if t is None else numerics_of(t).copy(t) for t in inputs]
+        given = [names[i] if i < len(names) else "" for i in range(len(copies))]
+        numbered = [f"{i}.{name}" if name else str(i) for i, name in enumerate(given)]
+        return cls(op, numbered, copies, function)
+
+    def run(self) -> Any:
+        """Run the operator again, uninstrumented, on copies of the same inputs.
+
+        Raises:
+            CapabilityError: it is a backward operator, or the driver cannot run one again.
+        """
+        if self.function is None:
+            raise CapabilityError(
+                f"op {self.op.id} cannot be run alone; its inputs are in replay.inputs"
+            )
+        copies = [None if t is None else numerics_of(t).copy(t) for t in self.inputs]
+        with amanda.disabled():
+            return self.function(*copies)
+
+    def write(self, path: Path) -> Path:
+        """Write the inputs as numpy arrays ``0.input``, ``1.weight``, ..., and ``op``: a JSON
+        text with the operator and the element types; types that numpy lacks are float32."""
+        pairs = [(n, t) for n, t in zip(self.names, self.inputs, strict=True) if t is not None]
+        arrays: dict[str, Any] = {name: numerics_of(t).numpy(t) for name, t in pairs}
+        dtypes = {name: numerics_of(tensor).dtype(tensor) for name, tensor in pairs}
+        arrays["op"] = np.array(json.dumps({**self.op.row(), "dtypes": dtypes}))
+        with path.open("wb") as file:
+            np.savez_compressed(file, **arrays)
+        return path

@@ -1,0 +1,48 @@
+"""The numbers of PyTorch's tensors."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+
+from amanda_tools.numerics import Array, Numerics
+
+
+class TorchNumerics(Numerics):
+    """PyTorch's tensors, on any device that has data."""
+
+    def is_floating(self, tensor: Any) -> bool:
+        return bool(
+            tensor.is_floating_point()
+            and not tensor.is_meta
+            and not tensor.is_nested
+            and tensor.layout is torch.strided
+        )
+
+    def is_finite(self, tensor: Any) -> bool:
+        # One kernel and one number. A sum of finite numbers may overflow, so that only
+        # a finite one is an answer.
+        return math.isfinite(tensor.sum().item()) or bool(torch.isfinite(tensor).all())
+
+    def has_nan(self, tensor: Any) -> bool:
+        return bool(torch.isnan(tensor).any())
+
+    def numpy(self, tensor: Any) -> Array:
+        tensor = tensor.detach().cpu()
+        if tensor.is_floating_point() and tensor.dtype not in _NUMPY:
+            tensor = tensor.float()
+        array: Array = tensor.resolve_conj().resolve_neg().numpy().copy()
+        return array
+
+    def copy(self, tensor: Any) -> Any:
+        return tensor.detach().clone()
+
+    def dtype(self, tensor: Any) -> str:
+        return str(tensor.dtype).removeprefix("torch.")
+
+
+_NUMPY = (torch.float64, torch.float32, torch.float16)
+
+NUMERICS = TorchNumerics()

@@ -1,0 +1,37 @@
+"""The numbers of TensorFlow's tensors."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from amanda_tools.numerics import Array, Numerics
+
+
+class TensorFlowNumerics(Numerics):
+    """TensorFlow's eager tensors, which routines get in every mode."""
+
+    def is_floating(self, tensor: Any) -> bool:
+        return bool(tensor.dtype.is_floating) and hasattr(tensor, "numpy")
+
+    def is_finite(self, tensor: Any) -> bool:
+        return bool(tf.reduce_all(tf.math.is_finite(tensor)))
+
+    def has_nan(self, tensor: Any) -> bool:
+        return bool(tf.reduce_any(tf.math.is_nan(tensor)))
+
+    def numpy(self, tensor: Any) -> Array:
+        array = np.array(tensor)
+        # TensorFlow's own small types are none of numpy's.
+        return array.astype(np.float32) if array.dtype.kind == "V" else array
+
+    def copy(self, tensor: Any) -> Any:
+        return tf.stop_gradient(tf.identity(tensor))
+
+    def dtype(self, tensor: Any) -> str:
+        return str(tf.as_dtype(tensor.dtype).name)
+
+
+NUMERICS = TensorFlowNumerics()

@@ -1,0 +1,375 @@
+"""``nan``: the operator that produces NaN or infinities, and not one that passes them on."""
+
+from __future__ import annotations
+
+import gc
+import io
+import json
+import subprocess
+import sys
+import weakref
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import amanda
+from amanda.errors import CapabilityError
+from amanda.testing import loopback as lb
+from amanda_tools.nan import NanTool, NonFiniteError, NonFiniteWarning
+from amanda_tools.numerics import statistics
+from tests import models
+
+
+class Planted(nn.Module):
+    """A block whose functional line overflows."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc = nn.Linear(4, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        h = self.fc(x).relu() + 1
+        h = h * 1e30 * 1e30  # planted here
+        return torch.sigmoid(h)
+
+
+def line_of(text: str) -> int:
+    """The number of the line of this file that ends with a text."""
+    lines = Path(__file__).read_text(encoding="utf-8").splitlines()
+    [number] = [i for i, line in enumerate(lines, 1) if line.endswith(text)]
+    return number
+
+
+def searched(run: Callable[[], Any], **options: Any) -> NanTool:
+    tool = NanTool(**{"action": "record", **options})
+    with amanda.apply(tool):
+        run()
+    return tool
+
+
+def first(run: Callable[[], Any], **options: Any) -> Any:
+    return searched(run, **options).summary()["first"]
+
+
+# -- which operator ----------------------------------------------------------
+
+
+def test_the_planted_product_is_named_with_its_line() -> None:
+    """The second multiplication overflows: it is named, with module path and line."""
+    model = nn.Sequential(Planted(), nn.Linear(4, 1))
+    found = first(lambda: model(torch.rand(2, 4)))
+    source = found.pop("source")
+    assert source.endswith(f"test_nan.py:{line_of('# planted here')}")
+    assert found == {
+        "id": "Sequential.0/mul:1",
+        "type": "mul",
+        "name": "mul",
+        "module": "0",
+        "direction": "forward",
+        "kind": "inf",
+    }
+
+
+def test_module_hooks_and_anomaly_mode_do_not_name_it() -> None:
+    """What the peers say of the same model: a block, and nothing at all, as no gradient is NaN."""
+    model = nn.Sequential(Planted(), nn.Linear(4, 1))
+    named: list[str] = []
+    for name, module in model.named_modules():
+        module.register_forward_hook(
+            lambda _, __, output, name=name: (
+                None if torch.isfinite(output).all() else named.append(name)
+            )
+        )
+    with pytest.warns(UserWarning, match="Anomaly"), torch.autograd.detect_anomaly():
+        model(torch.rand(2, 4)).sum().backward()
+    assert named == []
+
+
+PRODUCERS: dict[str, tuple[Callable[[torch.Tensor], Any], str, str]] = {
+    "log of zero": (lambda x: torch.log(x - x), "log", "inf"),
+    "zero by zero": (lambda x: (x - x) / (x - x), "div", "nan"),
+    "square root": (lambda x: torch.sqrt(-1 - x), "sqrt", "nan"),
+    "exponential": (lambda x: torch.exp(x + 1000), "exp", "inf"),
+    "half precision": (lambda x: (x + 1000).half() * 1000, "mul", "inf"),
+    "conversion": (lambda x: (x + 1e10).half().double(), "half", "inf"),
+    "linear": (lambda x: nn.functional.linear(x + 1e30, x.T + 1e30), "linear", "inf"),
+    "power in place": (lambda x: (x + 1e30).pow_(3), "pow", "inf"),
+    "infinity minus infinity": (
+        lambda x: torch.full_like(x, float("inf")) - torch.full_like(x, float("inf")),
+        "sub",
+        "nan",
+    ),
+    "softmax of masked rows": (
+        lambda x: x.masked_fill(x > -1, float("-inf")).softmax(-1),
+        "softmax",
+        "nan",
+    ),
+    "sum": (lambda x: (x + 2e38).sum(), "sum", "inf"),
+    "second output": (lambda x: torch.frexp(x)[0] / 0 * 0, "div", "inf"),
+}
+
+
+@pytest.mark.parametrize("name", PRODUCERS)
+def test_forward_producers(name: str) -> None:
+    """Overflow, undefined functions, infinities that meet, narrow types, in place."""
+    function, kind, what = PRODUCERS[name]
+    found = first(lambda: torch.relu(function(torch.rand(3, 3)) * 2))
+    assert (found["type"], found["kind"], found["direction"]) == (kind, what, "forward")
+
+
+def test_half_precision_that_is_fine() -> None:
+    """Finite numbers whose sum overflows are no finding."""
+    x = torch.full((4000,), 30000.0).half()
+    assert first(lambda: x * 1) is None
+
+
+PASSED_ON: dict[str, Callable[[torch.Tensor], Any]] = {
+    "masks of attention": lambda x: x.masked_fill(x > 0.5, float("-inf")).clamp(min=-1).softmax(-1),
+    "added masks": lambda x: (x + torch.full((3, 3), float("-inf")).triu(1)).softmax(-1),
+    "uninitialized memory": lambda x: torch.empty(1000, 100) is x,
+    "maxima from below": lambda x: torch.maximum(x, torch.full_like(x, float("-inf"))),
+    "integers": lambda x: (x * 1000).int() // 3,
+    "complex": lambda x: torch.complex(x, x) * 2,
+}
+
+
+@pytest.mark.parametrize("name", PASSED_ON)
+def test_infinities_that_a_program_means(name: str) -> None:
+    """Masks and their like are no finding."""
+    tool = searched(lambda: PASSED_ON[name](torch.rand(3, 3)))
+    assert tool.summary()["first"] is None
+
+
+@pytest.mark.parametrize("name", ["resnet18", "bert", "gpt2", "llama", "vit", "lstm"])
+def test_healthy_models(name: str) -> None:
+    """A training step of a healthy model has no finding."""
+    model, inputs = models.build(name)
+    tool = searched(lambda: models.loss(model(**inputs)).backward())
+    assert tool.summary()["first"] is None
+    assert tool.summary()["watched"] > 10
+
+
+def test_a_nan_of_the_data_is_nobodys_product() -> None:
+    """What came in as NaN is passed on, forward and backward; who read it first is said."""
+    model = nn.Sequential(nn.Linear(2, 2), nn.Sigmoid(), nn.Linear(2, 1))
+    data = torch.tensor([[1.0, float("nan")]])
+    tool = searched(lambda: model(data).sum().backward())
+    summary = tool.summary()
+    assert summary["first"] is None
+    assert summary["received"]["id"] == "Sequential.0/linear:0"
+    assert summary["received"]["input"] == "input"
+    out = io.StringIO()
+    tool.print_summary(out)
+    assert "no operator produced" in out.getvalue()
+
+
+def test_a_broken_parameter_is_named_where_it_is_read() -> None:
+    """A weight that is NaN is received, by name."""
+    layer = nn.Linear(2, 2)
+    with torch.no_grad():
+        layer.weight.fill_(float("nan"))
+    summary = searched(lambda: layer(torch.rand(1, 2))).summary()
+    assert summary["first"] is None
+    assert summary["received"]["input"] == "weight"
+
+
+# -- backward -----------------------------------------------------------------
+
+
+def test_a_gradient_that_is_infinite_although_the_value_is_fine() -> None:
+    """The root of zero is zero and its slope infinite: the backward operator is named, with the
+    forward operator's line."""
+    x = torch.zeros(2, requires_grad=True)
+
+    def run() -> None:
+        y = torch.sqrt(x)  # rooted here
+        (y * 2).sum().backward()
+
+    found = first(run)
+    assert found["direction"] == "backward"
+    assert (found["type"], found["name"]) == ("sqrt_backward", "SqrtBackward0")
+    assert found["source"].endswith(f"test_nan.py:{line_of('# rooted here')}")
+    assert first(run, backward=False) is None
+
+
+def test_the_forward_pass_comes_first() -> None:
+    """Of a product in both passes the forward one is the first."""
+    x = torch.zeros(2, requires_grad=True)
+    tool = searched(lambda: torch.log(x).sum().backward())
+    assert tool.summary()["first"]["direction"] == "forward"
+    assert [event.op.direction for event in tool.events] == ["forward", "backward"]
+
+
+# -- options ------------------------------------------------------------------
+
+
+def test_abort_stops_at_the_operator() -> None:
+    """The program gets an error that names the operator; its traceback leads to the line."""
+    model = nn.Sequential(Planted(), nn.Linear(4, 1))
+    with pytest.raises(NonFiniteError, match=r"mul produced an infinity.*Sequential.0/mul:1") as e:
+        searched(lambda: model(torch.rand(2, 4)), action="abort")
+    lines = [entry.lineno + 1 for entry in e.traceback if entry.path.name == "test_nan.py"]
+    assert line_of("# planted here") in lines
+
+
+def test_warn_points_at_the_line() -> None:
+    """By default a warning is given, once, at the user's line."""
+    with pytest.warns(NonFiniteWarning, match="produced NaN") as caught:
+        searched(lambda: [torch.sqrt(torch.rand(2) - 2) for _ in range(3)], action="warn")
+    assert [warning.filename.endswith("test_nan.py") for warning in caught] == [True]
+
+
+def test_what_may_be_ignored() -> None:
+    """Types that may produce such, and infinities altogether."""
+    x = torch.zeros(2)
+    assert first(lambda: torch.log(x), ignore="log") is None
+    assert first(lambda: torch.log(x), inf=False) is None
+    assert first(lambda: torch.log(x) - torch.log(x), inf=False)["type"] == "sub"
+
+
+def test_the_history_and_the_limit() -> None:
+    """The operators watched before it, in order; no more than so many findings."""
+
+    def run() -> None:
+        x = torch.rand(2) + 1
+        for i in range(4):
+            x = x * (i + 1)
+        for function in (torch.log, torch.sqrt, torch.acos):
+            function(-x - 2)
+
+    tool = searched(run, history=3, limit=2)
+    assert [event.op.type for event in tool.events] == ["log", "sqrt"]
+    # The negation only passes on, and is not watched.
+    assert tool.events[0].last == ["/mul:2", "/mul:3", "/sub:0"]
+
+
+def test_wrong_options_are_refused() -> None:
+    """``action`` has three values."""
+    with pytest.raises(ValueError, match="action"):
+        NanTool(action="explode")
+
+
+# -- what is told of it -------------------------------------------------------
+
+
+def test_statistics_of_inputs_and_outputs() -> None:
+    """Range, moments and counts, as numpy has them."""
+    x = torch.tensor([[1.0, 2.0], [3.0, 1e38]])
+    [event] = searched(lambda: x * 10).events
+    assert event.inputs[0] == statistics(x)
+    values = x.numpy().astype(np.float64)
+    assert event.inputs[0]["mean"] == pytest.approx(values.mean())
+    assert event.inputs[0]["std"] == pytest.approx(values.std())
+    assert event.outputs[0] is not None
+    assert (event.outputs[0]["posinf"], event.outputs[0]["max"]) == (1, 30.0)
+    assert event.attributes["other"] == 10
+
+
+def test_the_first_one_can_be_run_again(tmp_path: Path) -> None:
+    """In the process, and from the file with its inputs."""
+    tool = searched(lambda: nn.functional.linear(torch.ones(1, 2) * 1e30, torch.ones(3, 2) * 1e30))
+    assert tool.replay is not None
+    assert torch.isinf(tool.replay.run()).all()
+    [path] = tool.write_files(tmp_path, "nan")
+    with np.load(path) as file:
+        assert sorted(file.files) == ["0.input", "1.weight", "op"]
+        again = torch.from_numpy(file["0.input"]) @ torch.from_numpy(file["1.weight"]).T
+        assert json.loads(str(file["op"]))["type"] == "linear"
+    assert torch.isinf(again).all()
+
+
+def test_a_replay_in_a_type_that_numpy_lacks(tmp_path: Path) -> None:
+    """bfloat16 is written as float32 and said to be bfloat16."""
+    tool = searched(lambda: torch.ones(2).bfloat16() * 1e38 * 100)
+    [path] = tool.write_files(tmp_path, "nan")
+    with np.load(path) as file:
+        assert file["0.input"].dtype == np.float32
+        assert json.loads(str(file["op"]))["dtypes"] == {"0.input": "bfloat16"}
+
+
+def test_what_an_operator_has_overwritten_is_said() -> None:
+    """The input of an in-place operator is gone when it is known to have been interesting."""
+    [event] = searched(lambda: torch.full((2,), 1e30).mul_(1e30)).events
+    assert event.overwritten == [0]
+
+
+def test_a_backward_operator_cannot_be_run_alone() -> None:
+    """Its gradients are there; running it needs what autograd has saved."""
+    tool = searched(lambda: torch.sqrt(torch.zeros(2, requires_grad=True)).sum().backward())
+    assert tool.replay is not None
+    assert len(tool.replay.inputs) == 1
+    with pytest.raises(CapabilityError, match="SqrtBackward0"):
+        tool.replay.run()
+
+
+def test_the_result_is_plain_data() -> None:
+    """JSON takes it; a row per producing operator."""
+    tool = searched(lambda: torch.log(torch.zeros(2)))
+    result = tool.result()
+    assert json.loads(json.dumps(result)) == result
+    assert result["ops"][0]["kind"] == "inf"
+    assert result["namespaces"]
+
+
+def test_watching_changes_nothing_and_keeps_nothing() -> None:
+    """Gradients are those of the program, random numbers too, and tensors die."""
+    model, inputs = models.build("gpt2")
+    torch.manual_seed(3)
+    models.loss(model(**inputs)).backward()
+    expected = [parameter.grad for parameter in model.parameters()]
+    model.zero_grad()
+    tool = NanTool(action="record")
+    torch.manual_seed(3)
+    with amanda.apply(tool):
+        output = model(**inputs)
+        models.loss(output).backward()
+    for parameter, gradient in zip(model.parameters(), expected, strict=True):
+        assert torch.equal(parameter.grad, gradient)
+    references = [weakref.ref(t) for t in (*models.tensors(output), *model.parameters())]
+    del output, model, parameter, gradient
+    gc.collect()
+    assert [reference() for reference in references if reference() is not None] == []
+
+
+# -- other ways ---------------------------------------------------------------
+
+
+def test_the_toy_framework() -> None:
+    """The tool has no branch for a framework."""
+
+    def run() -> None:
+        lb.relu(lb.mul(lb.tensor([1e300]), lb.tensor([1e300])))
+
+    found = first(run)
+    assert found["id"] == "/mul:0"
+    assert found["kind"] == "inf"
+
+
+PROGRAM = """
+import torch
+x = torch.rand(3)
+for step in range(3):
+    x = x * 1e30
+print("end")
+"""
+
+
+@pytest.mark.parametrize(("action", "status"), [("warn", 0), ("abort", 1), ("record", 0)])
+def test_from_the_command_line(action: str, status: int, tmp_path: Path) -> None:
+    """The program goes on, or ends with a traceback; the results are written all the same."""
+    (tmp_path / "program.py").write_text(PROGRAM)
+    words = ["-m", "amanda", "run", "-t", f"nan:action={action}", "-o", "out", "program.py"]
+    done = subprocess.run(
+        [sys.executable, *words], cwd=tmp_path, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == status, done.stderr
+    assert ("end" in done.stdout) is (status == 0)
+    assert ("mul produced an infinity" in done.stderr) is (action != "record")
+    found = json.loads((tmp_path / "out/nan.json").read_text())["summary"]["first"]
+    assert (found["id"], found["source"]) == ("/mul:1", "program.py:5")
+    assert (tmp_path / "out/nan.inputs.npz").exists()
