@@ -71,6 +71,13 @@ def plan_in(cell: Cell) -> Any:
     return plan.plan if type(plan) is FallingBack else plan
 
 
+def falls_back(cell: Cell) -> bool:
+    """Whether the next operator of a cell always takes the slow path."""
+    position = cell[0] + 1
+    known = cell[position] if position < len(cell) else None
+    return known is READ_AND_UNKNOWN or type(known) is FallingBack
+
+
 def keep_plan(cell: Cell, position: int, plan: Any) -> None:
     """Let a cell know the plan of an operator."""
     if position >= len(cell):
@@ -110,9 +117,10 @@ class Tracker:
         sums: id of a summed gradient to what it was summed of, within a pass.
         owners: id of an Identity's output to the mark of its execution.
         recorded: a result whose gradient the driver has recorded itself.
-        started: the cell and number of an operator whose routines before it have run.
+        started: the id of the cell and the number of an operator whose routines before it have run.
         executor: runs the operators that are not plainly vanilla.
         recomputation: what is being computed again within the backward pass.
+        failures: of each operator that runs a Python function, what a tool has raised in it.
         places: where the functions with a custom gradient that run have begun;
             None for those that are not computed again.
     """
@@ -120,6 +128,7 @@ class Tracker:
     def __init__(self, dispatcher: Dispatcher) -> None:
         self.executor: Executor | None = None
         self.recomputation: Recomputation | None = None
+        self.failures: list[BaseException | None] = []
         self.places: list[Place | None] = []
         self._dispatcher = dispatcher
         self.forward: dict[str, Cells] = {}
@@ -137,7 +146,7 @@ class Tracker:
         self.sums: dict[int, Any] = {}
         self.owners: dict[int, Any] = {}
         self.recorded: tuple[int, Any] | None = None
-        self.started: tuple[Cell, int] | None = None
+        self.started: tuple[int, int] | None = None
         self._active: tuple[Any, ...] = ()
         self.layers = 0
         self._met: dict[int, weakref.ref[Any]] = {}
@@ -259,7 +268,9 @@ class Tracker:
         outer = self.cells, self.run, self.sums
         self.passes += not self.depth
         self.depth += 1
-        self.go_to(OUTSIDE, None)
+        if self.run is None:
+            self.go_to(OUTSIDE, None)
+        # Else a gradient function has a tape of its own: all of that is its own, too.
         self.sums = {}
         return outer
 
@@ -337,6 +348,9 @@ class muted:  # noqa: N801 - reads as a statement
             self._tracker.muted += 1
             self._tracker.stale = True
 
-    def __exit__(self, *_: object) -> None:
-        if self._tracker is not None:
-            self._tracker.muted -= 1
+    def __exit__(self, kind: object, error: BaseException | None, _: object) -> None:
+        tracker = self._tracker
+        if tracker is not None:
+            tracker.muted -= 1
+            if error is not None and tracker.failures:
+                tracker.failures[-1] = error

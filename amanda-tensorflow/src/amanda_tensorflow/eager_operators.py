@@ -17,6 +17,7 @@ from amanda.dispatch import Dispatcher
 from amanda_tensorflow import _internals
 from amanda_tensorflow.eager_backward import Sum
 from amanda_tensorflow.eager_execution import Request, Vanilla
+from amanda_tensorflow.eager_failures import PYTHON_FUNCTIONS, call_python, retried
 from amanda_tensorflow.eager_ids import (
     LOCAL,
     READ,
@@ -25,6 +26,7 @@ from amanda_tensorflow.eager_ids import (
     Cell,
     FallingBack,
     Tracker,
+    falls_back,
     keep_plan,
     plan_in,
 )
@@ -111,18 +113,21 @@ class Operators:
             return self._counted(cell, ctx, op_name, name, args)
         if tracker.depth:
             return self._outside(tracker, ctx, op_name, name, args)
+        if op_name in PYTHON_FUNCTIONS:
+            return call_python(tracker, lambda: self._vanilla.fast_path(ctx, op_name, name, *args))
         if not is_op(op_name):
             return self._vanilla.fast_path(ctx, op_name, name, *args)
         scope = ctx.scope_name or ""
         cell = tracker.cell(scope, op_name)
-        plan = self._plan(tracker, cell, scope, op_name)
-        if plan is None and any(map(_internals.is_read_by_runtime, args)):
+        if plan_in(cell) is UNKNOWN and any(map(_internals.is_read_by_runtime, args)):
             keep_plan(cell, cell[0] + 1, READ_AND_UNKNOWN)
-        if plan is None or (plan.has_actions and not plan.is_blind):
-            raise _internals.FallbackException(op_name)
-        if plan.claims and not _internals.no_tape_records():
-            raise _internals.FallbackException(op_name)
-        if any(map(_internals.is_read_by_runtime, args)):
+        plan = self._plan(tracker, cell, scope, op_name)
+        if (
+            plan is None
+            or (plan.has_actions and not plan.is_blind)
+            or (plan.claims and not _internals.no_tape_records())
+            or falls_back(cell)
+        ):
             raise _internals.FallbackException(op_name)
         self._start(tracker, plan, cell)
         result = self._counted(cell, ctx, op_name, name, args)
@@ -180,12 +185,13 @@ class Operators:
 
     def _start(self, tracker: Tracker, plan: ActionPlan, cell: Cell) -> None:
         """Run the routines before an operator that look at no tensor, once."""
-        if not plan.before:
-            return
-        if tracker.started != (cell, cell[0]):
+        failed = retried() if plan else None
+        if failed is not None:
+            raise failed
+        if tracker.started != (id(cell), cell[0]):
             for action in plan.before:
                 self._dispatcher.run(action, [])
-        tracker.started = (cell, cell[0])
+        tracker.started = (id(cell), cell[0])
 
     # -- the slow path ----------------------------------------------------
 
@@ -251,6 +257,9 @@ class Operators:
         return outputs
 
     def _forward(self, tracker: Tracker, request: Request, inputs: list[Any]) -> Any:
+        failed = retried()
+        if failed is not None:
+            raise failed
         kind = request.kind
         scope = request.context.scope_name or ""
         cell = tracker.cell(scope, kind)

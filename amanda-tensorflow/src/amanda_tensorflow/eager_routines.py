@@ -33,11 +33,14 @@ class RoutineCall:
         if self._restarts:
             _internals.stop_recording_here()
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, _: object) -> None:
         if self._restarts:
             _internals.restart_recording_here()
-        if self._tracker is not None:
-            self._tracker.muted -= 1
+        tracker = self._tracker
+        if tracker is not None:
+            tracker.muted -= 1
+            if error is not None and tracker.failures:
+                tracker.failures[-1] = error
 
 
 def is_tensor(value: Any) -> bool:
