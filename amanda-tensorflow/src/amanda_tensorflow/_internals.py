@@ -8,6 +8,7 @@ has changed gives one clear error, and refuses that mode only.
 from __future__ import annotations
 
 import inspect
+import itertools
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any
@@ -650,3 +651,77 @@ def is_read_by_runtime(value: Any) -> bool:
     return isinstance(value, resource_variable_ops.BaseResourceVariable) or hasattr(
         value, "_should_act_as_resource_variable"
     )
+
+
+_FUNCTION_NAMES = itertools.count()
+
+
+def unique_function_name(stem: str) -> str:
+    """A name that no function of this process has."""
+    return f"{stem}_{next(_FUNCTION_NAMES)}"
+
+
+def functions_of(graph: Any) -> list[Any]:
+    """The functions that a graph knows."""
+    return list(graph._functions.values())
+
+
+@contextmanager
+def unfinalized(graph: Any) -> Iterator[None]:
+    """Within it, something can be added to a graph that the user has finalized."""
+    was_finalized = graph.finalized
+    if was_finalized:
+        graph._unsafe_unfinalize()
+    try:
+        yield
+    finally:
+        if was_finalized:
+            graph.finalize()
+
+
+def call_node(
+    graph: Any, name: str, function: Any, inputs: Sequence[Any], outputs: Sequence[Any]
+) -> Any:
+    """Add a node that calls a function.
+
+    Args:
+        outputs: the function's outputs, for their types.
+    """
+    called, taken, given = AttrValue(), AttrValue(), AttrValue()
+    called.func.name = function.name.decode()
+    taken.list.type.extend([tensor.dtype.as_datatype_enum for tensor in inputs])
+    given.list.type.extend([tensor.dtype.as_datatype_enum for tensor in outputs])
+    with graph.as_default(), graph.control_dependencies(None), graph.device(None):
+        node = graph._create_op_internal(
+            "StatefulPartitionedCall",
+            list(inputs),
+            [tensor.dtype for tensor in outputs],
+            name=graph.unique_name(name) + "/",
+            attrs={"f": called, "Tin": taken, "Tout": given},
+            compute_device=False,
+        )
+    for tensor, output in zip(node.outputs, outputs, strict=True):
+        tensor.set_shape(output.shape)
+    return node
+
+
+def hide(graph: Any, nodes: str, functions: str) -> None:
+    """Leave nodes and functions whose names begin so out of what is written of a graph."""
+    if hasattr(graph, "_amanda_hidden"):
+        return
+    graph._amanda_hidden = True
+    vanilla = graph._as_graph_def
+
+    def _as_graph_def(*args: Any, **kwargs: Any) -> Any:
+        definition, version = vanilla(*args, **kwargs)
+        kept = type(definition)()
+        kept.CopyFrom(definition)
+        del kept.node[:]
+        kept.node.extend(n for n in definition.node if not n.name.startswith(nodes))
+        del kept.library.function[:]
+        kept.library.function.extend(
+            f for f in definition.library.function if not f.signature.name.startswith(functions)
+        )
+        return kept, version
+
+    graph._as_graph_def = _as_graph_def

@@ -197,13 +197,13 @@ class Instrument:
     def _plain(self, site: Site, op: Any, new: Any) -> None:
         site.ops[op.name] = new
         for old, tensor in zip(op.outputs, new.outputs, strict=True):
-            site.tensors[id(old)] = tensor
+            site.put(old, tensor)
 
     def _settled(self, site: Site, op: Any, new: Any, outputs: Sequence[Any]) -> None:
         """Note what stands for a vanilla operator and its outputs."""
         site.ops[op.name] = new
         for old, tensor in zip(op.outputs, outputs, strict=True):
-            site.tensors[id(old)] = tensor
+            site.put(old, tensor)
         nodes = [t.op for t in outputs if t.op is not new]
         controls = self.building.take_controls()
         if nodes or controls:

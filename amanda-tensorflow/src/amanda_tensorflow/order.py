@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from amanda_tensorflow.records import GradientCall, TensorName, tensor_name
@@ -20,10 +20,11 @@ def ordered(site: Site, roots: Iterable[Any]) -> list[Any]:
     order of the data alone holds.
     """
     roots = list(roots)
-    order = _sorted(roots, lambda op: [*_wishes(site, op), *_needs(op)])
-    if _is_valid(order):
+    done = site.ops
+    order = _sorted(roots, lambda op: [*_wishes(site, op), *_needs(op)], done)
+    if _is_valid(order, done):
         return order
-    return _sorted(roots, _needs)
+    return _sorted(roots, _needs, done)
 
 
 def _needs(op: Any) -> list[Any]:
@@ -66,10 +67,14 @@ def _operators(site: Site, names: Sequence[TensorName | None]) -> Iterator[Any]:
             yield site.named(name[0])
 
 
-def _sorted(roots: Sequence[Any], before: Any) -> list[Any]:
-    """Depth first, without recursion; an operator that is being visited is not waited for."""
+def _sorted(roots: Sequence[Any], before: Any, done: Mapping[str, Any]) -> list[Any]:
+    """Depth first, without recursion; an operator that is being visited is not waited for.
+
+    Args:
+        done: operators that are there already, by name.
+    """
     order: list[Any] = []
-    seen: set[str] = set()
+    seen = set(done)
     for root in roots:
         if root.name in seen:
             continue
@@ -88,9 +93,9 @@ def _sorted(roots: Sequence[Any], before: Any) -> list[Any]:
     return order
 
 
-def _is_valid(order: Sequence[Any]) -> bool:
+def _is_valid(order: Sequence[Any], done: Mapping[str, Any]) -> bool:
     """Whether each operator comes after those that it cannot do without."""
-    seen: set[str] = set()
+    seen = set(done)
     for op in order:
         if any(source.name not in seen for source in _needs(op)):
             return False

@@ -138,11 +138,11 @@ class Replay:
         """Note an operator of the copy that stands for a vanilla one unchanged."""
         site.ops[op.name] = new
         for old, tensor in zip(op.outputs, new.outputs, strict=True):
-            site.tensors[id(old)] = tensor
+            site.put(old, tensor)
 
     def controls(self, site: Site, op: Any) -> list[Any]:
         """What to wait for in the copy instead of a vanilla operator."""
-        if op.name not in site.ops:
+        if site.ops.get(op.name) is None:
             return []
         return [site.ops[op.name], *site.after.get(op.name, ())]
 
@@ -230,7 +230,7 @@ class Replay:
         done = self._node(f"{site.prefix}{op.name}/amanda/done", [*ends, *(t.op for t in outputs)])
         site.ops[op.name] = done
         for old, tensor in zip(op.outputs, outputs, strict=True):
-            site.tensors[id(old)] = tensor
+            site.put(old, tensor)
 
     def _node(self, name: str, waits: Sequence[Any]) -> Any:
         """A node that has no value and waits for others."""

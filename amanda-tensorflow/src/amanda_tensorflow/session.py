@@ -12,7 +12,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import attrs
 import tensorflow as tf
 
 import amanda
@@ -20,62 +19,50 @@ from amanda import _state
 from amanda._scope import Scope
 from amanda_tensorflow import _internals
 from amanda_tensorflow.copies import Copy, GraphModeDriver, raise_original
+from amanda_tensorflow.inline import Inline, needs_inline
 from amanda_tensorflow.instrument import Instrument
+from amanda_tensorflow.order import ordered
 from amanda_tensorflow.plugin import TensorFlowGraphDriver
 from amanda_tensorflow.replay import Replay
+from amanda_tensorflow.requests import Request
 from amanda_tensorflow.routines import Building
 from amanda_tensorflow.sites import Site
 from amanda_tensorflow.variables import ShadowVariables, VanillaVariables, variables_in
 
 
-@attrs.frozen
-class Request:
-    """What a run asks for, in the user's graph.
+Run = Callable[[Any, Any], Any]
+"""Runs a request; called with handles of the run's options and of its metadata."""
 
-    Attributes:
-        feeds: pairs of a tensor and its value.
-        fetches: tensors.
-        targets: operators to run.
+
+class Instrumented:
+    """The instrumented copies of one session's graph for some scopes.
+
+    Most runs use one copy in a session of its own, the shadow; a run that needs
+    state of another kind than variables has a function in the user's session.
     """
-
-    feeds: Sequence[tuple[Any, Any]]
-    fetches: Sequence[Any]
-    targets: Sequence[Any]
-
-    @classmethod
-    def of(cls, session: Any, feeds: Any, fetches: Any, targets: Any) -> Request:
-        """The request that a session was given in handles of the runtime."""
-        graph = session.graph
-        return cls(
-            [(_internals.tensor_of(graph, output), value) for output, value in feeds.items()],
-            [_internals.tensor_of(graph, output) for output in fetches],
-            [_internals.operation_of(graph, target) for target in targets],
-        )
-
-    def roots(self) -> list[Any]:
-        """The operators that have to be there."""
-        tensors = [*self.fetches, *(tensor for tensor, _ in self.feeds)]
-        return [*dict.fromkeys(tensor.op for tensor in tensors), *self.targets]
-
-
-class Shadow:
-    """The instrumented copy of one session's graph for some scopes."""
 
     def __init__(self, driver: SessionDriver, session: Any, scopes: tuple[Scope, ...]) -> None:
         self._driver = driver
+        self._user = session
         self._vanilla = VanillaVariables(session)
-        self._config = _internals.session_config(session)
+        self._ids = driver.known.ids_of(session.graph, "graph", {})
+        self._known: dict[tuple[Any, ...], Inline | Request] = {}
+        self.op_ids: list[str] = []
         self.graph = _internals.shadow_graph(session.graph)
         self.building = Building(self.graph, scopes, needs_gradient=False)
-        self._instrument = Instrument(
-            driver.dispatcher, self.building, driver.known, self._read_variable
-        )
+        self._instrument = self._making(self.graph, self.building)
         self._replay = Replay(self.graph, self._instrument)
-        self._site = Site(session.graph, driver.known.ids_of(session.graph, "graph", {}))
-        self._size = 0
+        self._site = Site(session.graph, self._ids)
         self._session: Any = None
         self._variables: ShadowVariables | None = None
         self._here: set[str] = set()
+        self._size = 0
+
+    def _making(self, graph: Any, building: Building) -> Instrument:
+        driver = self._driver
+        instrument = Instrument(driver.dispatcher, building, driver.known, self._read_variable)
+        instrument.op_ids = self.op_ids
+        return instrument
 
     def _read_variable(self, op: Any, dtype: Any) -> Any:
         """The value of a variable of the user's session; None if it has none."""
@@ -86,16 +73,36 @@ class Shadow:
         with _internals.eager_mode():
             return None if value is None else tf.constant(value)
 
-    def grow(self, request: Request) -> tuple[Request, list[str]]:
-        """Add what a request needs; the request in terms of the copy, and the ids of all
-        operators of the copy."""
+    # -- while a request is prepared --------------------------------------
+
+    def prepare(self, request: Request) -> Run | None:
+        """What runs a request; None if the vanilla graph does."""
+        key = (request.key, self._user.graph.version)
+        known = self._known.get(key)
+        if known is None:
+            operations = ordered(Site(self._user.graph, self._ids), request.roots())
+            is_inline = needs_inline(operations)
+            known = self._known[key] = (
+                self._made_inline(request) if is_inline else self._added(request)
+            )
+        if isinstance(known, Request):
+            if not self.building.is_changed:
+                return None
+            translated = known.fed_like(request)
+            return lambda options, metadata: self._run(translated, options, metadata)
+        if not known.is_inserted:
+            return None
+        inlined = known.translated(request)
+        return lambda options, metadata: self._run_inline(inlined, options, metadata)
+
+    def _added(self, request: Request) -> Request:
+        """The request in terms of the shadow, to which what it needs is added."""
         roots = [op for op in request.roots() if op.name not in self._site.ops]
-        if roots:
-            self._site.refresh(request.fetches)
-            with self._instrument.building_copy():
-                self._replay.body(self._site, roots)
         with self._instrument.building_copy():
-            return self._translated(request), self._instrument.op_ids
+            if roots:
+                self._site.refresh(request.fetches)
+                self._replay.body(self._site, roots)
+            return self._translated(request)
 
     def _translated(self, request: Request) -> Request:
         site, final = self._site, self._replay.final
@@ -106,18 +113,46 @@ class Shadow:
                 [new for op in request.targets for new in self._replay.controls(site, op)],
             )
 
-    def run(self, request: Request, options: Any, run_metadata: Any) -> Any:
-        """Run a request that is in terms of the copy."""
+    def _made_inline(self, request: Request) -> Inline:
+        """The function for a request, whose node is in the user's graph if it is needed."""
+        site = Site(self._user.graph, self._ids, fetched=request.fetches)
+        scopes, found = self.building.scopes, []
+
+        def make(graph: Any) -> Instrument:
+            found.append(Building(graph, scopes, needs_gradient=False))
+            return self._making(graph, found[0])
+
+        inline = Inline(self._user, site, make)
+        inline.build(request)
+        if found[0].is_changed:
+            # Its routines live and end with those of the shadow.
+            self.building.routines += found[0].routines
+            inline.insert()
+        return inline
+
+    # -- running ----------------------------------------------------------
+
+    def _run(self, request: Request, options: Any, metadata: Any) -> Any:
+        """Run a request that is in terms of the shadow."""
         if self._session is None:
-            self._session = _internals.shadow_session(self.graph, self._config)
+            self._session = _internals.shadow_session(
+                self.graph, _internals.session_config(self._user)
+            )
             self._variables = ShadowVariables(self._session)
         self._enter()
         return _internals.run_vanilla(
-            self._session, request.fetches, request.targets, request.feeds, options, run_metadata
+            self._session, request.fetches, request.targets, request.feeds, options, metadata
+        )
+
+    def _run_inline(self, request: Request, options: Any, metadata: Any) -> Any:
+        """Run a request that is in terms of the user's graph."""
+        self.leave()
+        return _internals.run_vanilla(
+            self._user, request.fetches, request.targets, request.feeds, options, metadata
         )
 
     def _enter(self) -> None:
-        """Bring the variables that the copy has and that are not in it yet."""
+        """Bring the variables that the shadow has and that are not in it yet."""
         assert self._variables is not None
         operations = self.graph.get_operations()
         new = [n for n in variables_in(operations[self._size :]) if n not in self._here]
@@ -140,7 +175,7 @@ class Shadow:
             self._size = 0
 
     def close(self) -> None:
-        """Bring everything back and end the copy's session."""
+        """Bring everything back and end the shadow's session."""
         try:
             self.leave()
         except RuntimeError:
@@ -165,16 +200,16 @@ class SessionDriver(TensorFlowGraphDriver, GraphModeDriver):
             if _internals.is_shadow(session):
                 return vanilla(session, options, feeds, fetches, targets, run_metadata)
             scopes = self.dispatcher.scopes()
-            shadow = None
+            ready = None
             if scopes:
                 request = Request.of(session, feeds, fetches, targets)
-                shadow, request = self._shadow(session, scopes, request)
-            if shadow is None:
+                ready = self._prepared(session, scopes, request)
+            if ready is None:
                 if not _state.STATE.paused:
                     self._leave(session)
                 return vanilla(session, options, feeds, fetches, targets, run_metadata)
             try:
-                return shadow.run(request, options, run_metadata)
+                return ready(options, run_metadata)
             except Exception as error:
                 raise_original(error)
                 raise
@@ -190,27 +225,24 @@ class SessionDriver(TensorFlowGraphDriver, GraphModeDriver):
 
         return run
 
-    def _shadow(
-        self, session: Any, scopes: tuple[Scope, ...], request: Request
-    ) -> tuple[Shadow | None, Request]:
-        """The session's shadow and a request in its terms; None where the vanilla graph runs."""
+    def _prepared(self, session: Any, scopes: tuple[Scope, ...], request: Request) -> Run | None:
+        """What runs a request under some scopes; None if the vanilla graph does."""
         with self.lock:
             copy = self.found(session, scopes)
             if copy is None:
                 self._leave(session)
-                shadow = Shadow(self, session, scopes)
-                copy = Copy.of(scopes, shadow.building, shadow, self.generation)
-            shadow = copy.payload
+                made = Instrumented(self, session, scopes)
+                copy = Copy.of(scopes, made.building, made, self.generation)
+            instrumented: Instrumented = copy.payload
             with copy.growing(scopes):
-                request, op_ids = shadow.grow(request)
-            copy.remember(op_ids)
+                ready = instrumented.prepare(request)
+            copy.remember(instrumented.op_ids)
             self.keep(session, copy, scopes)
-            if not copy.building.is_changed:
-                return None, request
-            self._leave(session, besides=shadow)
-            return shadow, request
+            if ready is not None:
+                self._leave(session, besides=instrumented)
+            return ready
 
-    def _leave(self, session: Any, besides: Shadow | None = None) -> None:
+    def _leave(self, session: Any, besides: Instrumented | None = None) -> None:
         """Bring a session's variables back from its shadows."""
         with self.lock:
             for copy in self.copies.get(session, ()):

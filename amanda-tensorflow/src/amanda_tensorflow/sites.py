@@ -87,6 +87,7 @@ class Site:
         skipped: operators that were left out, because nobody seemed to need them.
         device: the device of operators that name none.
         fetched: the tensors that a session may be asked for.
+        fed: ids of tensors that are given from outside, whatever makes them.
     """
 
     graph: Any
@@ -105,6 +106,7 @@ class Site:
     gradients: dict[GradientCall, Any] = attrs.field(factory=dict)
     skipped: dict[str, Any] = attrs.field(factory=dict)
     fetched: Sequence[Any] = ()
+    fed: set[int] = attrs.field(factory=set)
     log: GradientLog = attrs.field(init=False)
     producers: dict[TensorName, list[GradientCall]] = attrs.field(init=False)
     externals: dict[int, Any] = attrs.field(init=False)
@@ -142,6 +144,11 @@ class Site:
     def position(self, call: GradientCall) -> int:
         """When a gradient call was made, among all of the graph."""
         return self._order[call]
+
+    def put(self, old: Any, new: Any) -> None:
+        """Note the tensor of the copy that stands for a vanilla one."""
+        if id(old) not in self.fed:
+            self.tensors[id(old)] = new
 
     def is_recomputed(self, name: str, owner: GradientCall) -> bool:
         """Whether a part of a gradient call is differentiated within that call."""
