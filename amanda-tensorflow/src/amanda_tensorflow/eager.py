@@ -39,6 +39,7 @@ class EagerDriver(TensorFlowEagerDriver):
         self._gradients = Gradients(dispatcher)
         self._trackers: weakref.WeakSet[Tracker] = weakref.WeakSet()
         self._watch: Watch | None = None
+        self._operators: Operators | None = None
 
     @property
     def namespace(self) -> Namespace:
@@ -68,7 +69,7 @@ class EagerDriver(TensorFlowEagerDriver):
             _internals.EXECUTE.execute,
             _internals.EXECUTE.record_gradient,
         )
-        operators = Operators(self.dispatcher, vanilla, self._values)
+        operators = self._operators = Operators(self.dispatcher, vanilla, self._values)
         patches.wrap(_internals.PYWRAP, "TFE_Py_FastPathExecute", operators.fast_path)
         patches.wrap(_internals.EXECUTE, "execute", operators.execute)
         patches.wrap(_internals.EXECUTE, "record_gradient", _record_gradient)
@@ -98,6 +99,9 @@ class EagerDriver(TensorFlowEagerDriver):
             self._watch = None
         if records.EAGER.run == self._gradients.run:
             records.EAGER.run = None
+        operators, self._operators = self._operators, None
+        if operators is not None:
+            operators.leave(self._patches.undo)
         self._patches.undo()
         self._values.clear()
 

@@ -27,9 +27,9 @@ from amanda_tensorflow.ops import OpView, has_one_output, input_names, module_of
 from amanda_tensorflow.records import MARK
 
 
-@attrs.frozen(eq=False)
+@attrs.define(eq=False)
 class Vanilla:
-    """TensorFlow's own functions, as the driver found them."""
+    """TensorFlow's own functions, as the driver found them or others have left them."""
 
     fast_path: Callable[..., Any]
     execute: Callable[..., Any]

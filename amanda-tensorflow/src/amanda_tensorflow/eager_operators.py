@@ -10,6 +10,7 @@ caller passed.
 from __future__ import annotations
 
 import weakref
+from collections.abc import Callable
 from typing import Any
 
 from amanda.action import ActionPlan
@@ -55,6 +56,23 @@ class Operators:
         self._dispatcher = dispatcher
         self._vanilla = vanilla
         self._values = values
+        self._hook: Any = None
+
+    def leave(self, undo: Callable[[], None]) -> None:
+        """Undo the patches, and leave the slow path as others have set it since."""
+        current, found = _internals.EXECUTE.execute, self._vanilla.execute
+        undo()
+        if self._hook is not None:
+            _internals.EXECUTE.execute = found if current is self._hook else current
+
+    def _fallback(self, op_name: str) -> BaseException:
+        """What makes an operator take the slow path, on which we are."""
+        if _internals.EXECUTE.execute is not self._hook:
+            # TensorFlow sets it anew for callbacks on operators.
+            self._vanilla.execute = _internals.EXECUTE.execute
+            _internals.EXECUTE.execute = self._hook
+        error: BaseException = _internals.FallbackException(op_name)
+        return error
 
     # -- the fast path ----------------------------------------------------
 
@@ -62,6 +80,7 @@ class Operators:
         """The fast path, in which operators of interest fall back."""
         look, note = self._look, self._values.note
         local, no_tape_records = LOCAL, _internals.no_tape_records
+        fallback = self._fallback
 
         def TFE_Py_FastPathExecute(ctx: Any, op_name: str, name: Any, *args: Any) -> Any:  # noqa: N802
             tracker = local.tracker
@@ -69,7 +88,7 @@ class Operators:
                 return vanilla(ctx, op_name, name, *args)
             if tracker.stale and not tracker.refresh():
                 if tracker.marking is not None and not no_tape_records():
-                    raise _internals.FallbackException(op_name)
+                    raise fallback(op_name)
                 return vanilla(ctx, op_name, name, *args)
             try:
                 cell = tracker.cells[ctx.scope_name][op_name]
@@ -108,7 +127,7 @@ class Operators:
         """
         if tracker.run is not None:
             if not tracker.run.is_vanilla(op_name):
-                raise _internals.FallbackException(op_name)
+                raise self._fallback(op_name)
             cell = tracker.run.cell(op_name)
             return self._counted(cell, ctx, op_name, name, args)
         if tracker.depth:
@@ -128,7 +147,7 @@ class Operators:
             or (plan.claims and not _internals.no_tape_records())
             or falls_back(cell)
         ):
-            raise _internals.FallbackException(op_name)
+            raise self._fallback(op_name)
         self._start(tracker, plan, cell)
         result = self._counted(cell, ctx, op_name, name, args)
         tracker.started = None
@@ -195,39 +214,41 @@ class Operators:
 
     # -- the slow path ----------------------------------------------------
 
-    def execute(self, vanilla: Any) -> Any:
+    def execute(self, _: Any) -> Any:
         """The slow path, which runs operators with their plans."""
+        originals = self._vanilla
 
         def execute(
             op_name: Any, num_outputs: int, inputs: Any, attrs: Any, ctx: Any, name: Any = None
         ) -> Any:
             tracker = LOCAL.tracker
             if tracker is None:
-                return vanilla(op_name, num_outputs, inputs, attrs, ctx, name)
+                return originals.execute(op_name, num_outputs, inputs, attrs, ctx, name)
             tracker.recorded = None
             kind = op_name.decode() if isinstance(op_name, bytes) else op_name
             listening = not tracker.stale or tracker.refresh()
             cell = tracker.empty_cell(ctx.scope_name, kind) if listening else None
             if cell is not None:
-                outputs = vanilla(op_name, num_outputs, inputs, attrs, ctx, name)
+                outputs = originals.execute(op_name, num_outputs, inputs, attrs, ctx, name)
                 cell[0] += 1
                 return outputs
             if not listening and tracker.marking is None:
-                return vanilla(op_name, num_outputs, inputs, attrs, ctx, name)
+                return originals.execute(op_name, num_outputs, inputs, attrs, ctx, name)
             if not is_op(kind) or _internals.op_def_of(kind) is None:
-                return vanilla(op_name, num_outputs, inputs, attrs, ctx, name)
+                return originals.execute(op_name, num_outputs, inputs, attrs, ctx, name)
             if not all(isinstance(value, _internals.EagerTensor) for value in inputs):
                 self._dispatcher.not_seen(_NO_TENSORS)
-                return vanilla(op_name, num_outputs, inputs, attrs, ctx, name)
+                return originals.execute(op_name, num_outputs, inputs, attrs, ctx, name)
             request = Request(kind, num_outputs, attrs, ctx, name, self._vanilla)
             if not listening:
                 return self._in_replacement(tracker, request, list(inputs))
             if tracker.run is not None:
                 return self._backward(tracker, request, list(inputs))
             if tracker.depth:
-                return vanilla(op_name, num_outputs, inputs, attrs, ctx, name)
+                return originals.execute(op_name, num_outputs, inputs, attrs, ctx, name)
             return self._forward(tracker, request, list(inputs))
 
+        self._hook = execute
         return execute
 
     def _in_replacement(self, tracker: Tracker, request: Request, inputs: list[Any]) -> Any:
