@@ -287,8 +287,7 @@ class Watch:
 
 
 def _is_clean(tensor: Any) -> bool:
-    numerics = numerics_of(tensor)
-    return not numerics.is_floating(tensor) or numerics.is_finite(tensor)
+    return numerics_of(tensor).is_clean(tensor)
 
 
 def _has_nan(tensor: Any) -> bool:

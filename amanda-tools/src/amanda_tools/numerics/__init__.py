@@ -34,6 +34,10 @@ class Numerics(abc.ABC):
     def is_finite(self, tensor: Any) -> bool:
         """Whether all elements of a floating-point tensor are numbers, as fast as possible."""
 
+    def is_clean(self, tensor: Any) -> bool:
+        """Whether there is nothing in it that is no number: what is asked at every execution."""
+        return not self.is_floating(tensor) or self.is_finite(tensor)
+
     @abc.abstractmethod
     def has_nan(self, tensor: Any) -> bool:
         """Whether an element of a floating-point tensor is NaN."""

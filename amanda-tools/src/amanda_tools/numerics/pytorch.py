@@ -22,9 +22,18 @@ class TorchNumerics(Numerics):
         )
 
     def is_finite(self, tensor: Any) -> bool:
+        return bool(torch.isfinite(tensor).all())
+
+    def is_clean(self, tensor: Any) -> bool:
         # One kernel and one number. A sum of finite numbers may overflow, so that only
         # a finite one is an answer.
-        return math.isfinite(tensor.sum().item()) or bool(torch.isfinite(tensor).all())
+        try:
+            if math.isfinite(tensor.sum().item()):
+                return True
+        except (RuntimeError, TypeError):
+            # It has no sum or no real one: quantized, nested, complex, without data.
+            pass
+        return super().is_clean(tensor)
 
     def has_nan(self, tensor: Any) -> bool:
         return bool(torch.isnan(tensor).any())
