@@ -1,0 +1,394 @@
+"""Sessions: state, resources, the ways to run, and v1's control flow."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import amanda
+from tests.tensorflow import support
+from tests.tensorflow.support import Counter, Identity, Watcher, tf1
+
+
+@pytest.fixture(autouse=True)
+def graph() -> Iterator[Any]:
+    """A graph that is the default one."""
+    with tf.Graph().as_default() as graph:
+        yield graph
+
+
+@contextmanager
+def applied(tool: amanda.Tool | None) -> Iterator[None]:
+    """The scope of a tool, or none."""
+    if tool is None:
+        yield
+    else:
+        with amanda.apply(tool):
+            yield
+
+
+def started() -> Any:
+    """A session of the default graph with its variables initialised."""
+    session = tf1.Session()
+    session.run([tf1.global_variables_initializer(), tf1.tables_initializer()])
+    return session
+
+
+# -- state --------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("use_resource", [True, False])
+@pytest.mark.parametrize("optimizer", ["Adam", "Momentum", "GradientDescent"])
+def test_training_across_scopes(use_resource: bool, optimizer: str) -> None:
+    """Training that enters and leaves scopes is one training: variables and slots go on."""
+    w = tf1.get_variable("w", initializer=[1.0, 2.0, 3.0], use_resource=use_resource)
+    loss = tf.reduce_sum(tf.square(w * [1.0, 0.5, 0.25] - 1.0))
+    arguments = {"Momentum": (0.1, 0.9)}.get(optimizer, (0.1,))
+    step = getattr(tf1.train, f"{optimizer}Optimizer")(*arguments).minimize(loss)
+
+    def trained(*tools: amanda.Tool | None) -> list[Any]:
+        session, seen = started(), []
+        for tool in tools:
+            with applied(tool):
+                session.run(step)
+                session.run(step)
+                seen.append(session.run(w))
+            seen.append(session.run([w, loss]))
+        return seen
+
+    expected = trained(None, None, None, None)
+    support.assert_same_bits(trained(None, Watcher(), None, Watcher()), expected)
+    support.assert_same_bits(trained(Watcher(), Watcher(), None, None), expected)
+
+
+def test_initialisation_inside_of_the_scope() -> None:
+    """Variables that are initialised and assigned under a tool keep their values."""
+    w = tf1.get_variable("w", initializer=[1.0, 2.0])
+    doubled = tf1.assign(w, w * 2.0)
+    session = tf1.Session()
+    with amanda.apply(Counter()):
+        session.run(tf1.global_variables_initializer())
+        session.run(doubled)
+    assert session.run(w).tolist() == [2.0, 4.0]
+    with pytest.raises(tf.errors.FailedPreconditionError), amanda.apply(Counter()):
+        tf1.Session().run(w)
+
+
+def test_variables_made_inside_of_the_scope() -> None:
+    """The graph may grow between two runs of a scope."""
+    x = tf.constant([1.0, -1.0])
+    session = tf1.Session()
+    tool = Counter(["Relu", "Mul"])
+    with amanda.apply(tool):
+        y = tf.nn.relu(x)
+        session.run(y)
+        w = tf1.get_variable("w", initializer=[3.0, 3.0])
+        z = y * w
+        session.run(w.initializer)
+        assert session.run(z).tolist() == [3.0, 0.0]
+    assert tool.forward == {"Relu": 2, "Mul": 1}
+    assert session.run(z).tolist() == [3.0, 0.0]
+
+
+def test_two_sessions() -> None:
+    """Each session has the state of its own."""
+    w = tf1.get_variable("w", initializer=0.0)
+    step = tf1.assign_add(w, 1.0)
+    one, two = started(), started()
+    with amanda.apply(Watcher()):
+        one.run(step)
+        one.run(step)
+        two.run(step)
+        assert (one.run(w), two.run(w)) == (2.0, 1.0)
+    assert (one.run(w), two.run(w)) == (2.0, 1.0)
+
+
+def test_a_saver_restores_inside_of_the_scope(tmp_path: Any) -> None:
+    """What a Saver reads under a tool is there under it and after it."""
+    w = tf1.get_variable("w", initializer=[1.0, 2.0])
+    saver = tf1.train.Saver()
+    session = started()
+    path = saver.save(session, str(tmp_path / "model"))
+    session.run(tf1.assign(w, [0.0, 0.0]))
+    with amanda.apply(Counter()):
+        session.run(w)
+        saver.restore(session, path)
+        assert session.run(w).tolist() == [1.0, 2.0]
+    assert session.run(w).tolist() == [1.0, 2.0]
+
+
+@pytest.mark.parametrize("tool", [Watcher, Identity])
+def test_seeded_random_numbers(tool: type[amanda.Tool]) -> None:
+    """A session that draws random numbers draws the same under a tool."""
+    drawn = tf1.random_uniform([4], seed=7), tf1.random_normal([4], seed=8)
+
+    def draw(*scopes: amanda.Tool | None) -> list[Any]:
+        session, seen = tf1.Session(), []
+        for scope in scopes:
+            with applied(scope):
+                seen.append(session.run(drawn))
+                seen.append(session.run(drawn))
+        return seen
+
+    support.assert_same_bits(draw(tool()), draw(None))
+
+
+# -- resources ----------------------------------------------------------------
+
+
+def test_tables() -> None:
+    """A lookup table keeps what it holds."""
+    initializer = tf.lookup.KeyValueTensorInitializer(["a", "b"], [1, 2])
+    table = tf.lookup.StaticHashTable(initializer, -1)
+    key = tf1.placeholder(tf.string, [None])
+    found = tf.nn.relu(table.lookup(key))
+    session = started()
+    tool = Counter(["Relu"])
+    with amanda.apply(tool):
+        assert session.run(found, {key: ["b", "a", "c"]}).tolist() == [2, 1, 0]
+    assert session.run(found, {key: ["b"]}).tolist() == [2]
+    assert tool.forward["Relu"] == 1
+
+
+@pytest.mark.parametrize("kind", ["one shot", "initializable"])
+def test_iterators(kind: str) -> None:
+    """An iterator goes on where it was, into the scope and out of it."""
+    dataset = tf1.data.Dataset.range(10)
+    if kind == "one shot":
+        iterator = tf1.data.make_one_shot_iterator(dataset)
+    else:
+        iterator = tf1.data.make_initializable_iterator(dataset)
+    square = tf.square(iterator.get_next())
+    session = tf1.Session()
+    if kind != "one shot":
+        session.run(iterator.initializer)
+    seen = [session.run(square)]
+    tool = Counter(["Square"])
+    with amanda.apply(tool):
+        seen += [session.run(square), session.run(square)]
+    seen.append(session.run(square))
+    assert seen == [0, 1, 4, 9]
+    assert tool.forward["Square"] == 2
+
+
+def test_queues() -> None:
+    """A queue is filled and emptied across scopes."""
+    queue = tf1.FIFOQueue(10, [tf.float32], [[]])
+    put, got = queue.enqueue([2.0]), tf.square(queue.dequeue())
+    session = tf1.Session()
+    session.run(put)
+    tool = Counter(["Square"])
+    with amanda.apply(tool):
+        session.run(put)
+        assert session.run(got) == 4.0
+    assert session.run(got) == 4.0
+    assert tool.forward["Square"] == 1
+
+
+def test_training_from_an_iterator() -> None:
+    """Variables and an iterator together: a training loop that feeds itself."""
+    dataset = tf1.data.Dataset.from_tensor_slices([[1.0, 2.0], [3.0, 4.0], [5.0, 6.0]]).repeat()
+    x = tf1.data.make_one_shot_iterator(dataset).get_next()
+    w = tf1.get_variable("w", initializer=[1.0, 1.0])
+    step = tf1.train.GradientDescentOptimizer(0.01).minimize(tf.reduce_sum(tf.square(x * w)))
+
+    def trained(tool: amanda.Tool | None) -> Any:
+        session = started()
+        session.run(step)
+        with applied(tool):
+            session.run(step)
+            session.run(step)
+        session.run(step)
+        return session.run(w)
+
+    expected = trained(None)
+    tool = Counter(["Square"])
+    support.assert_same_bits(trained(tool), expected)
+    assert tool.forward["Square"] == 2
+
+
+# -- the ways to run ------------------------------------------------------------
+
+
+def test_fetches_of_all_kinds() -> None:
+    """Structures, names, sparse tensors, operations and fed tensors are as without a tool."""
+    x = tf1.placeholder(tf.float32, [2], name="x")
+    y = tf.nn.relu(x, name="y")
+    sparse = tf.SparseTensor([[0, 0], [1, 1]], y, [2, 2])
+    fetches = {"y": y, "list": [y, (y * 2.0,)], "name": "y:0", "sparse": sparse, "op": y.op}
+    session = tf1.Session()
+    expected = session.run(fetches, {"x:0": [1.0, -1.0]})
+    tool = Counter(["Relu"])
+    with amanda.apply(tool):
+        actual = session.run(fetches, {"x:0": [1.0, -1.0]})
+        assert session.run(y * 3.0, {y: [5.0, 5.0]}).tolist() == [15.0, 15.0]
+    assert actual.keys() == expected.keys()
+    assert actual["op"] is None
+    support.assert_same_bits(tf.nest.flatten(actual["sparse"]), tf.nest.flatten(expected["sparse"]))
+    support.assert_same_bits([actual["y"], actual["list"]], [expected["y"], expected["list"]])
+    assert tool.forward["Relu"] == 1
+
+
+@pytest.mark.parametrize("feeds", [True, False])
+@pytest.mark.parametrize("made", ["before", "inside"])
+def test_callables(feeds: bool, made: str) -> None:
+    """A callable of a session is instrumented inside of the scope and vanilla outside."""
+    x = tf1.placeholder_with_default([1.0, -1.0], [2])
+    y = tf.nn.relu(x)
+    session = tf1.Session()
+
+    def make() -> Callable[[], Any]:
+        if feeds:
+            function = session.make_callable(y, [x])
+            return lambda: function([1.0, -1.0])
+        return session.make_callable(y)
+
+    early = make()
+    tool = Counter(["Relu"])
+    with amanda.apply(tool):
+        run = early if made == "before" else make()
+        assert run().tolist() == [1.0, 0.0]
+        assert run().tolist() == [1.0, 0.0]
+    assert tool.forward["Relu"] == 2
+    assert run().tolist() == [1.0, 0.0]
+    assert tool.forward["Relu"] == 2
+
+
+def test_default_sessions() -> None:
+    """``eval`` and ``Operation.run`` go the same way."""
+    w = tf1.get_variable("w", initializer=[1.0, -1.0])
+    y = tf.nn.relu(w)
+    tool = Counter(["Relu"])
+    with tf1.Session().as_default(), amanda.apply(tool):
+        w.initializer.run()
+        assert y.eval().tolist() == [1.0, 0.0]
+        y.op.run()
+    assert tool.forward["Relu"] == 2
+
+
+def test_monitored_sessions() -> None:
+    """A MonitoredSession with its hooks, whose graph is finalized."""
+    step = tf1.train.create_global_step()
+    w = tf1.get_variable("w", initializer=1.0)
+    loss = tf.square(w)
+    train = tf1.train.GradientDescentOptimizer(0.25).minimize(loss, step)
+    tool = Counter(["Square"])
+    seen = []
+    hooks = [tf1.train.StopAtStepHook(last_step=4)]
+    with tf1.train.MonitoredSession(hooks=hooks) as session:
+        session.run(train)
+        with amanda.apply(tool):
+            session.run(train)
+            seen.append(session.run([step, w]))
+        while not session.should_stop():
+            session.run(train)
+            seen.append(session.run([step, w]) if not session.should_stop() else None)
+    assert seen == [[2, 0.25], [3, 0.125], None]
+    # Neither step changes whether the loss itself is computed: only its gradient is.
+    assert tool.forward["Square"] in (0, 1)
+
+
+def test_run_metadata() -> None:
+    """Options and metadata reach TensorFlow."""
+    y = tf.nn.relu(tf.constant([1.0, -1.0]))
+    metadata = tf1.RunMetadata()
+    with amanda.apply(Counter()):
+        options = tf1.RunOptions(trace_level=tf1.RunOptions.FULL_TRACE)
+        tf1.Session().run(y, options=options, run_metadata=metadata)
+    assert metadata.step_stats.dev_stats
+
+
+def test_errors_of_the_user() -> None:
+    """What fails without a tool fails with one, in the same way, and leaves all as it was."""
+    x = tf1.placeholder(tf.float32, [None])
+    y = tf.nn.relu(tf1.check_numerics(x, "my message"))
+    session = tf1.Session()
+    with amanda.apply(Counter()):
+        with pytest.raises(tf.errors.InvalidArgumentError, match="my message"):
+            session.run(y, {x: [np.inf]})
+        with pytest.raises(tf.errors.InvalidArgumentError, match="feed a value"):
+            session.run(y)
+        assert session.run(y, {x: [2.0]}).tolist() == [2.0]
+    assert session.run(y, {x: [2.0]}).tolist() == [2.0]
+
+
+# -- control flow ---------------------------------------------------------------
+
+
+@contextmanager
+def control_flow(version: int) -> Iterator[None]:
+    """Graphs with the control flow of v1 (Switch and Merge) or v2 (If and While)."""
+    enabled = tf1.control_flow_v2_enabled()
+    switch = {1: tf1.disable_control_flow_v2, 2: tf1.enable_control_flow_v2}
+    switch[version]()
+    yield
+    switch[2 if enabled else 1]()
+
+
+@pytest.mark.parametrize("version", [1, 2])
+def test_loops(version: int) -> None:
+    """A loop's body is counted at each iteration, forward and backward; values stay."""
+    with control_flow(version):
+        x = tf1.placeholder(tf.float64, [2])
+        _, y = tf1.while_loop(
+            lambda i, y: i < 3, lambda i, y: (i + 1, tf.tanh(y) * x), [tf.constant(0), x]
+        )
+        fetches = [y, *tf.gradients(y, x)]
+    session = tf1.Session()
+    feeds = {x: [0.5, -0.25]}
+    expected = session.run(fetches, feeds)
+    tool = Counter(["Tanh", "TanhGrad"])
+    with amanda.apply(Watcher()):
+        support.assert_same_bits(session.run(fetches, feeds), expected)
+    with amanda.apply(tool):
+        support.assert_close(session.run(fetches, feeds), expected)
+    assert tool.forward["Tanh"] == tool.backward["TanhGrad"] == 3
+
+
+@pytest.mark.parametrize("version", [1, 2])
+@pytest.mark.parametrize("taken", [True, False])
+def test_branches(version: int, taken: bool) -> None:
+    """Only the branch that is taken is counted."""
+    with control_flow(version):
+        flag = tf1.placeholder(tf.bool, [])
+        x = tf.constant([0.5, -0.25], tf.float64)
+        y = tf1.cond(flag, lambda: tf.tanh(x), lambda: tf.sin(x))
+        fetches = [y, *tf.gradients(y, x)]
+    session = tf1.Session()
+    expected = session.run(fetches, {flag: taken})
+    tool = Counter(["Tanh", "Sin", "TanhGrad", "Cos"])
+    with amanda.apply(tool):
+        support.assert_close(session.run(fetches, {flag: taken}), expected)
+    assert tool.forward == ({"Tanh": 1} if taken else {"Sin": 1})
+    assert tool.backward == ({"TanhGrad": 1} if taken else {"Cos": 1})
+
+
+def test_control_dependencies() -> None:
+    """What has to run before something else does so under a tool."""
+    w = tf1.get_variable("w", initializer=1.0, use_resource=True)
+    with tf.control_dependencies([tf1.assign_add(w, 1.0)]):
+        y = tf.square(w.read_value())
+    session = started()
+    with amanda.apply(Identity()):
+        assert session.run(y) == 4.0
+        session.run(tf.group(y))
+    assert session.run(w) == 3.0
+
+
+def test_functions_in_a_graph() -> None:
+    """A tf.function that a graph calls is instrumented within."""
+
+    @tf.function
+    def inner(x: Any) -> Any:
+        return tf.nn.relu(x) * 2.0
+
+    y = inner(tf.constant([1.0, -1.0]))
+    tool = Counter(["Relu"])
+    with amanda.apply(tool):
+        assert tf1.Session().run(y).tolist() == [2.0, 0.0]
+    assert tool.forward["Relu"] == 1
