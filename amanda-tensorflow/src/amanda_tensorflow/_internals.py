@@ -76,9 +76,8 @@ class Symbol:
         actual = list(inspect.signature(function).parameters)
         if actual == list(self.parameters):
             return ""
-        return (
-            f"{self.where}.{self.name}({', '.join(actual)}) instead of ({', '.join(self.parameters)})"
-        )
+        expected = ", ".join(self.parameters)
+        return f"{self.where}.{self.name}({', '.join(actual)}) instead of ({expected})"
 
 
 _GRAPH_MODES = ("function", "graph")
@@ -208,8 +207,13 @@ SYMBOLS: tuple[Symbol, ...] = (
         ("source_t", "target_t"),
         _GRAPH_MODES,
     ),
-    Symbol("EagerFunc", script_ops.EagerFunc, "__call__", ("self", "device", "token", "args"),
-           _GRAPH_MODES),
+    Symbol(
+        "EagerFunc",
+        script_ops.EagerFunc,
+        "__call__",
+        ("self", "device", "token", "args"),
+        _GRAPH_MODES,
+    ),
     Symbol("tensorflow.python.ops.script_ops", script_ops, "_py_funcs", modes=_GRAPH_MODES),
     Symbol(
         "tensorflow.python.ops.gen_script_ops",
@@ -486,9 +490,7 @@ def variable_dtype(handle: Any) -> Any:
     return tf.as_dtype(data.shape_and_type[0].dtype)
 
 
-def execute_now(
-    kind: str, count: int, inputs: list[Any], attributes: tuple[Any, ...]
-) -> list[Any]:
+def execute_now(kind: str, count: int, inputs: list[Any], attributes: tuple[Any, ...]) -> list[Any]:
     """Run an operator at once, recorded by the tapes that are active; its outputs."""
     outputs = execute.execute(kind.encode(), count, inputs, attributes, context.context())
     if outputs and execute.must_record_gradient():
@@ -531,6 +533,11 @@ def shadow_session(graph: Any, config: Any) -> Any:
 def is_shadow(candidate: Any) -> bool:
     """Whether a session is one of ours."""
     return hasattr(candidate, "_amanda_shadow")
+
+
+def is_closed(candidate: Any) -> bool:
+    """Whether a session was closed."""
+    return bool(candidate._closed)
 
 
 def session_config(of: Any) -> Any:
@@ -580,7 +587,7 @@ _BRANCH_GRAPHS = {
 def remember_branches(op: Any, graphs: dict[str, list[Any]]) -> None:
     """Let an operator know the graphs of its functions, for the gradient of it."""
     for attribute, of in graphs.items():
-        name = _BRANCH_GRAPHS.get(attribute)
+        name = _BRANCH_GRAPHS.get(attribute, "")
         for index, graph in enumerate(of if name else ()):
             setattr(op, name.format(index), graph)
 

@@ -45,9 +45,7 @@ class Copy:
     _records: list[tuple[weakref.ref[Scope], str, OpRecord]] = attrs.field(factory=list)
 
     @classmethod
-    def of(
-        cls, scopes: Sequence[Scope], building: Building, payload: Any, generation: int
-    ) -> Copy:
+    def of(cls, scopes: Sequence[Scope], building: Building, payload: Any, generation: int) -> Copy:
         """The copy for some scopes, which it holds weakly."""
         building.scopes = ()
         return cls(tuple(weakref.ref(s) for s in scopes), building, payload, generation)

@@ -158,7 +158,7 @@ def self_test() -> list[str]:
             return weight * 2.0
 
     tool = Doubler()
-    product = tf.function(lambda x, w: tf.matmul(x, w))
+    product = tf.function(lambda x, w: x @ w)
     x, w = tf.ones([2, 2]), tf.ones([2, 2])
     with amanda.apply(tool, drivers=[TensorFlowFunctionDriver]), tf.GradientTape() as tape:
         tape.watch([x, w])

@@ -10,6 +10,7 @@ vector-Jacobian product takes the place of the old one (design rules 6 to 8).
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -90,11 +91,14 @@ class Gradients:
         self._views: dict[GradientCall, ForwardView] = {}
         self._sums: dict[str, GradientCall | None] = {}
         self._targets: dict[GradientCall, Any] = {}
+        self._sites: dict[int, Site] = {}
 
     def is_dead(self, site: Site, op: Any) -> bool:
         """Whether an operator belongs to a gradient that another one has taken the place of."""
         call = site.log.owners.get(op.name)
-        there = None if call is None else site.site_of(call.forward.graph())
+        if call is None:
+            return False
+        there = site.site_of(call.forward.graph())
         state = None if there is None else there.states.get(call.forward.name)
         return state is not None and state.replaced is not None
 
@@ -176,7 +180,7 @@ class Gradients:
         return found
 
     def _known(self, forward: ForwardOp, depth: int) -> ForwardView | None:
-        known = self._instrument.known.find(forward)
+        known = self._instrument.known.find(forward, self._sites)
         if known is None or known.site is None:
             return None
         found = self._viewed(known.op_id, depth + known.depth, known.site, known.source)
@@ -193,9 +197,7 @@ class Gradients:
     def _tensors(self, site: Site, tensors: Any, new: Tensors | None) -> list[ForwardTensor]:
         read = self._instrument.read
         return [
-            ForwardTensor(
-                new[i] if new else None, lambda tensor=tensor: value_of(site, tensor, read)
-            )
+            ForwardTensor(new[i] if new else None, functools.partial(value_of, site, tensor, read))
             for i, tensor in enumerate(tensors)
         ]
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import collections
-import weakref
 from collections.abc import Callable, Container, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
@@ -160,7 +159,9 @@ class Instrument:
             CapabilityError: a traced routine uses a tensor from outside of the body.
         """
         if graph.external_captures:
-            names = ", ".join(str(t.name if hasattr(t, "name") else t) for t in graph.external_captures)
+            names = ", ".join(
+                str(t.name if hasattr(t, "name") else t) for t in graph.external_captures
+            )
             raise CapabilityError(
                 f"a traceable routine in the loop or branch {graph.name} uses tensors from "
                 f"outside of it ({names:.120}); let it use constants (numpy arrays), or leave out "
@@ -300,7 +301,9 @@ class Instrument:
         """Whether the operator's gradient cannot be told which of its inputs it reads: one
         tensor was given twice, and is not the same twice any more. It is derived anew then."""
         seen: dict[int, Any] = {}
-        if not any(seen.setdefault(id(t), n) is not n for t, n in zip(op.inputs, inputs, strict=True)):
+        if not any(
+            seen.setdefault(id(t), n) is not n for t, n in zip(op.inputs, inputs, strict=True)
+        ):
             return False
         return any(call.forward.name == op.name for call in site.log.calls)
 

@@ -72,10 +72,15 @@ class KnownGraphs:
         """Whether a graph is an instrumented copy: what has no id in it was inserted."""
         return _internals.known_ops(graph) is not None
 
-    def find(self, forward: ForwardOp) -> KnownOp | None:
-        """An operator of a graph that was run before; None if it is not known."""
-        graph = forward.graph()
+    def find(self, forward: ForwardOp, sites: dict[int, Site]) -> KnownOp | None:
+        """An operator of a graph that was run before; None if it is not known.
+
+        Args:
+            sites: those of vanilla graphs that were asked for before, by the graph's id.
+        """
+        graph: Any = forward.graph()
         if graph is None:
+            # It was let go of.
             return None
         ops: dict[str, KnownOp] | None = _internals.known_ops(graph)
         if ops is not None:
@@ -83,11 +88,13 @@ class KnownGraphs:
         known = self._graphs.get(graph)
         if known is None:
             return None
-        site = Site(graph, known.ids, captured=dict(known.captured))
+        site = sites.get(id(graph))
+        if site is None:
+            site = sites[id(graph)] = Site(graph, known.ids, captured=dict(known.captured))
         depth, root = 0, forward
         while root.graph() is graph and root.name in site.log.owners:
             root, depth = site.log.owners[root.name].forward, depth + 1
         if root.graph() is not graph:
             return None
-        source = graph.get_operation_by_name(root.name)
+        source = site.named(root.name)
         return KnownOp(site.op_id(source), depth, site, source)

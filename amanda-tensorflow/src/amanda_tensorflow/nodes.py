@@ -14,6 +14,7 @@ from amanda import _state
 from amanda.action import Action, ActionKind
 from amanda.backward import replaced_gradients
 from amanda.errors import CapabilityError, RoutineResultError, described
+from amanda.tool import Tool
 from amanda_tensorflow import _internals
 from amanda_tensorflow.failures import FAILURES
 from amanda_tensorflow.ops import UNROUTABLE
@@ -27,14 +28,12 @@ _SWITCHES = frozenset({"Switch", "RefSwitch", "Enter", "RefEnter", "Merge", "Ref
 """Operators that run whether or not what follows them does: waiting for one is not enough."""
 
 
-@tf.RegisterGradient(STRAIGHT_THROUGH)
 def _straight_through(op: Any, *gradients: Any) -> list[Any]:
     """The gradient of IdentityN([new, old]) goes to the old tensors unchanged."""
     half = len(op.outputs) // 2
     return [None] * half + list(gradients[:half])
 
 
-@tf.RegisterGradient(DIFFERENTIABLE)
 def _differentiated(op: Any, *gradients: Any) -> list[Any]:
     """The gradient of a node that calls Python is a node that differentiates what it calls."""
     node = _internals.registered_routine(op.get_attr("token"))
@@ -51,6 +50,10 @@ def _differentiated(op: Any, *gradients: Any) -> list[Any]:
         if tensor is not None:
             tensor.set_shape(source.shape)
     return result
+
+
+tf.RegisterGradient(STRAIGHT_THROUGH)(_straight_through)
+tf.RegisterGradient(DIFFERENTIABLE)(_differentiated)
 
 
 def is_reference(tensor: Any) -> bool:
@@ -70,7 +73,7 @@ def _is_static(tensor: Any) -> bool:
     return bool(tensor.op.type == "Const" and tensor.dtype.is_integer)
 
 
-class PythonNode(_internals.EagerFunc):  # type: ignore[misc]
+class PythonNode(_internals.EagerFunc):
     """What the runtime calls for one node of a graph. The graph keeps it alive."""
 
     def __init__(self) -> None:
@@ -250,7 +253,7 @@ class RunTimeRoutine(PythonNode):
     def release(self) -> None:
         """Let go of the tool: the scope is over. What is differentiated stays."""
         if not self._action.differentiable:
-            self._action = attrs.evolve(self._action, tool=None, func=_nothing, kwargs={})
+            self._action = attrs.evolve(self._action, tool=Tool(), func=_nothing, kwargs={})
 
     def _fitted(self, old: Any, new: Any) -> Any:
         """A result in the type that the graph expects.

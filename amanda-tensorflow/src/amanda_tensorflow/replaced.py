@@ -67,7 +67,6 @@ def is_differentiable(tensor: Any) -> bool:
     return tensor is not None and (tensor.dtype.is_floating or tensor.dtype.is_complex)
 
 
-@tf.RegisterGradient(REPLACED)
 def _replaced(op: Any, *gradients: Any) -> list[Any]:
     """The gradients of a replaced operator's inputs; its outputs pass none on."""
     from amanda_tensorflow.routines import Building
@@ -109,3 +108,6 @@ def _own_gradients(
         src_graph=graph,
     )
     return result
+
+
+tf.RegisterGradient(REPLACED)(_replaced)

@@ -60,8 +60,7 @@ class Replay:
         self.body(site)
         with graph.as_default(), _internals.stop_recording():
             graph.outputs = [
-                self.shaped(self.final(site, tensor), tensor)
-                for tensor in source.outputs[:outputs]
+                self.shaped(self.final(site, tensor), tensor) for tensor in source.outputs[:outputs]
             ]
         graph.control_outputs = list(
             dict.fromkeys(new for op in source.control_outputs for new in self.controls(site, op))
@@ -115,9 +114,7 @@ class Replay:
     def _add(self, site: Site, op: Any, late: list[tuple[Any, int, Any]]) -> None:
         inputs = self._instrument.inputs(site, op)
         if site.skipped and any(tensor is None for tensor in inputs):
-            self._revive(
-                site, [t for t, new in zip(op.inputs, inputs, strict=True) if new is None]
-            )
+            self._revive(site, [t for t, new in zip(op.inputs, inputs, strict=True) if new is None])
             inputs = self._instrument.inputs(site, op)
         missing = [i for i, tensor in enumerate(inputs) if tensor is None]
         for index in missing:
@@ -222,10 +219,7 @@ class Replay:
             for new in self._graph.get_operations()[before:]:
                 if not new.inputs and not new.control_inputs:
                     new._add_control_input(start)
-        outputs = [
-            self.final(inner, tensor)
-            for tensor in callee.graph.outputs[: len(op.outputs)]
-        ]
+        outputs = [self.final(inner, tensor) for tensor in callee.graph.outputs[: len(op.outputs)]]
         ends = [new for o in callee.graph.control_outputs for new in self.controls(inner, o)]
         done = self._node(f"{site.prefix}{op.name}/amanda/done", [*ends, *(t.op for t in outputs)])
         site.ops[op.name] = done

@@ -27,7 +27,6 @@ from amanda_tensorflow.nodes import (
     STRAIGHT_THROUGH,
     ReplacementRoutine,
     RunTimeRoutine,
-    is_routable,
 )
 
 
@@ -141,9 +140,7 @@ class GraphDispatcher(Dispatcher):
         building.is_changed = building.has_python = True
         return ReplacementRoutine(self, action, selected, building).inserted(values)
 
-    def _traced(
-        self, building: Building, action: Action, selected: Sequence[Any]
-    ) -> Sequence[Any]:
+    def _traced(self, building: Building, action: Action, selected: Sequence[Any]) -> Sequence[Any]:
         """What a traceable routine makes of symbolic tensors."""
         before = len(building.graph.get_operations())
         result = self.call(action, selected)

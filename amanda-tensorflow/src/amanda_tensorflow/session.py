@@ -29,7 +29,6 @@ from amanda_tensorflow.routines import Building
 from amanda_tensorflow.sites import Site
 from amanda_tensorflow.variables import ShadowVariables, VanillaVariables, variables_in
 
-
 Run = Callable[[Any, Any], Any]
 """Runs a request; called with handles of the run's options and of its metadata."""
 
@@ -176,11 +175,8 @@ class Instrumented:
 
     def close(self) -> None:
         """Bring everything back and end the shadow's session."""
-        try:
+        if not _internals.is_closed(self._user):
             self.leave()
-        except RuntimeError:
-            # The user has closed the session: there is nothing to bring it back to.
-            pass
         if self._session is not None:
             self._session.close()
             self._session = None
@@ -274,9 +270,9 @@ def self_test() -> list[str]:
         x, w = tf.ones([2, 2]), tf.ones([2, 2])
         y = tf.matmul(x, w, name="product")
         wanted = [y, *tf.gradients(y, [x, w])]
-    with tf.compat.v1.Session(graph=graph) as session:
-        with amanda.apply(tool, drivers=[TensorFlowGraphDriver]):
-            values = session.run(wanted)
+    scope = amanda.apply(tool, drivers=[TensorFlowGraphDriver])
+    with tf.compat.v1.Session(graph=graph) as session, scope:
+        values = session.run(wanted)
     problems = []
     if tool.count != 1:
         problems.append(f"a product in a session was counted {tool.count} times instead of once")

@@ -14,7 +14,9 @@ from amanda_tensorflow import _internals
 from amanda_tensorflow.ops import attributes_of, named_with_type
 from amanda_tensorflow.records import ForwardOp, GradientCall, GradientLog, TensorName, log_of
 
-_LOOK_THROUGH = frozenset({"Identity", "Cast", "ReadVariableOp", "Enter", "RefEnter", "EnsureShape"})
+_LOOK_THROUGH = frozenset(
+    {"Identity", "Cast", "ReadVariableOp", "Enter", "RefEnter", "EnsureShape"}
+)
 """Operators whose output is, as a parameter, what their first input is."""
 
 

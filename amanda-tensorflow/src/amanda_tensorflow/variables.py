@@ -110,11 +110,15 @@ class ShadowVariables:
         self._slots: dict[str, tuple[Any, Any, Any, Any]] = {}
 
     def _slot(self, name: str) -> tuple[Any, Any, Any, Any]:
-        """Of one variable what says that it has a value, its value, a placeholder, what writes it."""
+        """Of one variable: whether it has a value, the value, a placeholder, what writes that."""
         if name not in self._slots:
             graph = self._session.graph
             op = graph.get_operation_by_name(name)
-            with graph.as_default(), graph.control_dependencies(None), tf.name_scope("amanda/state"):
+            with (
+                graph.as_default(),
+                graph.control_dependencies(None),
+                tf.name_scope("amanda/state"),
+            ):
                 self._slots[name] = _slot(op)
         return self._slots[name]
 
@@ -139,7 +143,7 @@ class ShadowVariables:
 
 def _slot(op: Any) -> tuple[Any, Any, Any, Any]:
     handle, dtype = op.outputs[0], op.get_attr("dtype")
-    value = tf.compat.v1.placeholder(dtype, None)
+    value = tf.compat.v1.placeholder(dtype, None, name="amanda/state")
     if op.type in _REFERENCES:
         assign = tf.raw_ops.Assign(ref=handle, value=value, validate_shape=False)
         return (
