@@ -11,6 +11,7 @@ import pytest
 import tensorflow as tf
 
 import amanda
+from amanda.errors import CoverageWarning
 from amanda.tools.mapping import MappingTool
 from tests.tensorflow import support
 from tests.tensorflow.support import Counter, Identity, Watcher
@@ -124,13 +125,14 @@ def test_canonical_types_of_layers(compiled: dict[str, Any]) -> None:
     assert found == {"conv2d": ((3, 3, 2, 4), "HWIO"), "linear": ((16, 3), "IO")}
 
 
-def test_xla(recwarn: pytest.WarningsRecorder) -> None:
-    """A function that is compiled by XLA runs without it where a routine runs Python."""
+def test_xla() -> None:
+    """A function that is compiled by XLA runs without it where a routine runs Python, and a
+    warning says so."""
     model = convolutional(jit_compile=True)
     tool = Counter(["Conv2D"])
     x, _ = data()
     expected = convolutional(jit_compile=True).predict(x, verbose=0)
-    with amanda.apply(tool):
+    with pytest.warns(CoverageWarning, match="XLA"), amanda.apply(tool):
         actual = model.predict(x, verbose=0)
     assert tool.forward["Conv2D"] == 1
     np.testing.assert_allclose(actual, expected, rtol=1e-5, atol=1e-6)

@@ -1,0 +1,466 @@
+"""``tf.function``: calls, loops, branches, gradients of all kinds, XLA, older functions."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable
+from contextlib import nullcontext
+from typing import Any
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import amanda
+from amanda.errors import CoverageWarning
+from tests.tensorflow import support
+from tests.tensorflow.support import Counter, Identity, Watcher
+
+X = np.array([[0.5, -1.0], [2.0, 0.25]])
+
+
+class At(amanda.Tool):
+    """Calls a function on the context of each operator of one type."""
+
+    def __init__(self, kind: str, act: Callable[[amanda.OpContext], Any], **when: bool) -> None:
+        super().__init__()
+        self.kind = kind
+        self.act = act
+        self.add_inst_for_op(self.look, **when)
+
+    def look(self, context: amanda.OpContext) -> None:
+        if context.get_op().type == self.kind:
+            self.act(context)
+
+
+def differentiated(function: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    """A function's value, and the gradient of its sum, by a tape around the call."""
+
+    def run(x: Any) -> Any:
+        with tf.GradientTape() as tape:
+            tape.watch(x)
+            y = function(x)
+        return y, tape.gradient(y, x)
+
+    return run
+
+
+# -- programs of many kinds -----------------------------------------------------
+
+
+@tf.function
+def inner(x: Any) -> Any:
+    return tf.tanh(x) * 2.0
+
+
+@tf.custom_gradient
+def clipped(x: Any) -> Any:
+    def backward(gradient: Any) -> Any:
+        return tf.clip_by_value(gradient, -0.5, 0.5) * tf.sigmoid(x)
+
+    return tf.tanh(x), backward
+
+
+def calls(x: Any) -> Any:
+    return inner(inner(x) + x)
+
+
+def loop(x: Any) -> Any:
+    for _ in tf.range(3):
+        x = tf.tanh(x) * 1.5
+    return x
+
+
+def branches(x: Any) -> Any:
+    if tf.reduce_sum(x) > 0.0:
+        return tf.tanh(x) * 3.0
+    return tf.sin(x)
+
+
+def nested_control_flow(x: Any) -> Any:
+    for i in tf.range(4):
+        x = tf.tanh(x) if i % 2 == 0 else inner(x)
+    return x
+
+
+def early_exit(x: Any) -> Any:
+    i = 0
+    while tf.reduce_sum(tf.abs(x)) > 1.0:
+        x = tf.tanh(x)
+        i += 1
+        if i > 5:
+            break
+    return x
+
+
+def arrays(x: Any) -> Any:
+    results = tf.TensorArray(tf.float64, 0, dynamic_size=True)
+    for i in tf.range(3):
+        results = results.write(i, tf.tanh(x) * tf.cast(i, tf.float64))
+    return results.stack()
+
+
+def mapped(x: Any) -> Any:
+    return tf.map_fn(tf.tanh, x) + tf.vectorized_map(tf.sin, x)
+
+
+def cases(x: Any) -> Any:
+    return tf.switch_case(tf.cast(x[1, 0], tf.int32), [lambda: x, lambda: -x, lambda: tf.tanh(x)])
+
+
+def recomputed(x: Any) -> Any:
+    return tf.recompute_grad(lambda y: tf.tanh(y) ** 2)(x)
+
+
+def of_python(x: Any) -> Any:
+    return tf.py_function(lambda y: tf.tanh(y) * 2.0, [x], tf.float64)
+
+
+def swish(x: Any) -> Any:
+    return tf.nn.swish(x) + clipped(x)
+
+
+def lists(x: Any) -> Any:
+    parts = tf.unstack(tf.concat([x, tf.tanh(x)], 0))
+    left, right = tf.split(x, 2, 1)
+    return tf.stack([*parts, tf.reshape(left * right, [-1])])
+
+
+def strings(x: Any) -> Any:
+    joined = tf.strings.join([tf.as_string(x), tf.constant("0")])
+    return tf.strings.to_number(joined, tf.float64) * x
+
+
+def sparse(x: Any) -> Any:
+    matrix = tf.sparse.from_dense(tf.stop_gradient(x))
+    ragged = tf.RaggedTensor.from_row_lengths(tf.reshape(x, [-1]), [1, 3])
+    return tf.sparse.sparse_dense_matmul(matrix, x) + tf.reduce_sum(ragged, 1)
+
+
+PROGRAMS = (
+    calls,
+    loop,
+    branches,
+    nested_control_flow,
+    early_exit,
+    arrays,
+    mapped,
+    cases,
+    recomputed,
+    of_python,
+    swish,
+    lists,
+    strings,
+    sparse,
+)
+
+
+def placed(program: Callable[[Any], Any], placement: str) -> Callable[[Any], Any]:
+    """The program as a function of value and gradient, with the tape in or around it."""
+    if placement == "inside":
+        return tf.function(differentiated(tf.function(program)))
+    return differentiated(tf.function(program))
+
+
+@pytest.mark.parametrize("placement", ["inside", "outside"])
+@pytest.mark.parametrize("program", PROGRAMS)
+def test_programs(program: Callable[[Any], Any], placement: str) -> None:
+    """Watching leaves every bit of value and gradient; routines at all points cost rounding."""
+    x = tf.constant(X)
+    expected = [tensor.numpy() for tensor in placed(program, placement)(x)]
+    run = placed(program, placement)
+    watcher, identity = Watcher(), Identity()
+    with amanda.apply(watcher):
+        support.assert_same_bits([tensor.numpy() for tensor in run(x)], expected)
+    with amanda.apply(identity):
+        support.assert_close([tensor.numpy() for tensor in run(x)], expected)
+    support.assert_same_bits([tensor.numpy() for tensor in run(x)], expected)
+    assert watcher.seen
+    assert identity.calls
+
+
+@pytest.mark.parametrize(
+    ("program", "forward", "backward"),
+    [
+        (calls, 2, 2),
+        (loop, 3, 3),
+        (branches, 1, 1),
+        (nested_control_flow, 4, 4),
+        (arrays, 3, 3),
+        (recomputed, 1, 1),
+    ],
+)
+@pytest.mark.parametrize("placement", ["inside", "outside"])
+def test_executions_are_counted(
+    program: Callable[[Any], Any], forward: int, backward: int, placement: str
+) -> None:
+    """Each call, iteration and taken branch counts, forward and backward."""
+    run = placed(program, placement)
+    tool = Counter(["Tanh", "TanhGrad"])
+    with amanda.apply(tool):
+        run(tf.constant(X))
+    assert tool.backward["TanhGrad"] == backward
+    # Recomputation runs the operators once more, for the backward pass.
+    assert tool.forward["Tanh"] in (forward, forward + (program is recomputed))
+
+
+@pytest.mark.parametrize("placement", ["inside", "outside"])
+@pytest.mark.parametrize("routine", ["run time", "traced"])
+def test_substitution_in_a_loop(placement: str, routine: str) -> None:
+    """A substituted input in a loop's body is differentiated straight through."""
+
+    def double(tensor: Any) -> Any:
+        return tensor * 2.0
+
+    func = amanda.traceable(double) if routine == "traced" else double
+
+    def by_hand(x: Any) -> Any:
+        for _ in range(3):
+            x = tf.tanh(x + tf.stop_gradient(x * 2.0 - x)) * 1.5
+        return x
+
+    expected = [tensor.numpy() for tensor in differentiated(by_hand)(tf.constant(X))]
+    tool = At("Tanh", lambda c: c.insert_before_op(func))
+    with amanda.apply(tool):
+        actual = [tensor.numpy() for tensor in placed(loop, placement)(tf.constant(X))]
+    support.assert_close(actual, expected)
+
+
+# -- the ways to differentiate ----------------------------------------------------
+
+
+def test_jacobians_and_forward_mode() -> None:
+    """Persistent tapes, Jacobians and forward accumulators give what they give without a tool."""
+    function = tf.function(lambda x: tf.tanh(tf.linalg.matmul(x, x)))
+    x = tf.constant(X)
+
+    def results() -> list[Any]:
+        with tf.GradientTape(persistent=True) as tape:
+            tape.watch(x)
+            y = function(x)
+        found = [tape.gradient(y, x), tape.gradient(y, x), tape.jacobian(y, x)]
+        with tf.autodiff.ForwardAccumulator(x, tf.ones_like(x)) as accumulator:
+            y = function(x)
+        return [tensor.numpy() for tensor in [*found, y, accumulator.jvp(y)]]
+
+    expected = results()
+    with amanda.apply(Watcher()):
+        support.assert_same_bits(results(), expected)
+    with amanda.apply(Identity()):
+        support.assert_close(results(), expected)
+
+
+def test_a_tape_across_the_scope() -> None:
+    """A function called outside of the scope and differentiated inside keeps its gradient."""
+    function = tf.function(lambda x: tf.tanh(x) * x)
+    x = tf.constant(X)
+    expected = differentiated(function)(x)[1].numpy()
+    with tf.GradientTape() as tape:
+        tape.watch(x)
+        y = function(x)
+    with amanda.apply(Identity()):
+        support.assert_close(tape.gradient(y, x).numpy(), expected)
+    with tf.GradientTape() as tape, amanda.apply(Watcher()):
+        tape.watch(x)
+        y = function(x)
+    support.assert_same_bits(tape.gradient(y, x).numpy(), expected)
+
+
+# -- tracing ------------------------------------------------------------------------
+
+
+def test_functions_are_not_traced_again() -> None:
+    """The user's Python runs once per signature, whatever tools come and go."""
+    traces: list[Any] = []
+
+    @tf.function
+    def function(x: Any) -> Any:
+        traces.append(x.shape)
+        return tf.nn.relu(x)
+
+    tool = Counter(["Relu"])
+    function(tf.ones([2]))
+    for _ in range(2):
+        with amanda.apply(tool):
+            function(tf.ones([2]))
+            function(tf.ones([3]))
+    function(tf.ones([3]))
+    assert [shape.as_list() for shape in traces] == [[2], [3]]
+    assert tool.forward["Relu"] == 4
+
+
+def test_variables_of_a_function() -> None:
+    """A function that makes, reads and assigns variables under a tool."""
+
+    class Accumulator(tf.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.total: Any = None
+
+        @tf.function
+        def __call__(self, x: Any) -> Any:
+            if self.total is None:
+                self.total = tf.Variable(tf.zeros([2]), name="total")
+            self.total.assign_add(tf.nn.relu(x))
+            return self.total.read_value()
+
+    module = Accumulator()
+    tool = Counter(["Relu"])
+    with amanda.apply(tool):
+        for _ in range(3):
+            result = module(tf.constant([1.0, -1.0]))
+    assert result.numpy().tolist() == module.total.numpy().tolist() == [3.0, 0.0]
+    assert module(tf.constant([1.0, -1.0])).numpy().tolist() == [4.0, 0.0]
+    assert tool.forward["Relu"] == 3
+
+
+@pytest.mark.parametrize("passed", ["captured", "argument"])
+def test_values_of_variables(passed: str) -> None:
+    """get_value gives a variable's value, also of one that is an argument."""
+    weight = tf.Variable(X)
+    seen: list[Any] = []
+    if passed == "captured":
+        function = tf.function(lambda x: tf.linalg.matmul(x, weight))
+        run = lambda: function(tf.constant(X))  # noqa: E731
+    else:
+        function = tf.function(tf.linalg.matmul)
+        run = lambda: function(tf.constant(X), weight)  # noqa: E731
+    tool = At("MatMul", lambda c: seen.append([c.get_value(0), np.asarray(c.get_value(1))]))
+    with amanda.apply(tool):
+        run()
+    assert seen[0][0] is None
+    assert seen[0][1].tolist() == X.tolist()
+
+
+# -- routines -------------------------------------------------------------------------
+
+
+def test_a_function_as_a_routine() -> None:
+    """A routine that is a tf.function is traced into the graph, as traceable ones are."""
+    traced: list[bool] = []
+
+    @tf.function
+    def routine(tensor: Any) -> Any:
+        traced.append(tf.inside_function())
+        return tensor * 2.0
+
+    function = tf.function(tf.nn.relu)
+    tool = At("Relu", lambda c: c.insert_after_op(routine))
+    with amanda.apply(tool):
+        for _ in range(3):
+            assert function(tf.constant([1.0, -1.0])).numpy().tolist() == [2.0, 0.0]
+    assert traced == [True]
+
+
+def test_a_routine_with_a_variable_of_the_tool() -> None:
+    """A traced routine may read and write variables of its tool."""
+    total = tf.Variable(0.0)
+
+    @amanda.traceable
+    def accumulate(tensor: Any) -> Any:
+        return tensor + total.assign_add(tf.reduce_sum(tensor)) * 0.0
+
+    function = tf.function(tf.nn.relu)
+    with amanda.apply(At("Relu", lambda c: c.insert_after_op(accumulate))):
+        for _ in range(3):
+            function(tf.constant([1.0, -1.0]))
+    assert total.numpy() == 3.0
+
+
+@pytest.mark.parametrize("traceable", [False, True])
+def test_symbolic_keywords(traceable: bool) -> None:
+    """A symbolic tensor of the analysis that is passed as a keyword is a further input."""
+
+    def routine(output: Any, source: Any) -> Any:
+        return output + source
+
+    func = amanda.traceable(routine) if traceable else routine
+    tool = At(
+        "Relu",
+        lambda c: c.insert_after_op(func, source=c.get_inputs()[0] * 10.0),
+        require_outputs=True,
+    )
+    function = tf.function(lambda x: tf.nn.relu(x) * 1.0)
+    with amanda.apply(tool):
+        for values in ([1.0, -1.0], [2.0, -3.0]):
+            expected = [max(value, 0.0) + 10.0 * value for value in values]
+            assert function(tf.constant(values)).numpy().tolist() == expected
+
+
+@pytest.mark.parametrize("traceable", [False, True])
+def test_xla(traceable: bool) -> None:
+    """A compiled function computes with what a routine returns; run-time routines cost XLA."""
+
+    def double(tensor: Any) -> Any:
+        return tensor * 2.0
+
+    func = amanda.traceable(double) if traceable else double
+    function = tf.function(lambda x: tf.tanh(tf.nn.relu(x)), jit_compile=True)
+    x = tf.constant([1.0, -1.0])
+    vanilla = function(x).numpy()
+    said = nullcontext() if traceable else pytest.warns(CoverageWarning, match="XLA")
+    with said, amanda.apply(At("Relu", lambda c: c.insert_after_op(func))):
+        np.testing.assert_allclose(function(x).numpy(), np.tanh([2.0, 0.0]), rtol=1e-6)
+    support.assert_same_bits(function(x).numpy(), vanilla)
+
+
+def test_a_failing_routine_in_a_nested_call() -> None:
+    """An exception crosses calls and loops as itself."""
+
+    def fail(*tensors: Any) -> None:
+        raise KeyError("as planned")
+
+    function = tf.function(nested_control_flow)
+    with (
+        pytest.raises(KeyError, match="as planned") as caught,
+        amanda.apply(At("Tanh", lambda c: c.insert_before_op(fail))),
+    ):
+        function(tf.constant(X))
+    assert any("At.fail" in note and "Tanh" in note for note in caught.value.__notes__)
+    expected = tf.function(nested_control_flow)(tf.constant(X)).numpy()
+    support.assert_same_bits(function(tf.constant(X)).numpy(), expected)
+
+
+# -- functions that are older than Amanda ---------------------------------------------
+
+
+OLDER = """
+import tensorflow as tf
+w = [tf.Variable(tf.ones([3, 3, 2, 2])) for _ in range(3)]
+
+@tf.function
+def step(x):
+    with tf.GradientTape() as tape:
+        for v in w:
+            x = tf.nn.relu(tf.nn.conv2d(x, v, 1, "SAME"))
+        loss = tf.reduce_sum(x * x)
+    return tape.gradient(loss, w)
+
+x = tf.ones([1, 4, 4, 2])
+expected = [g.numpy().tolist() for g in step(x)]
+import amanda
+owners = {}
+class Owners(amanda.Tool):
+    def __init__(self):
+        super().__init__()
+        self.add_inst_for_op(self.look, backward=True)
+    def look(self, context):
+        if context.get_backward_op().type == "Conv2DBackpropFilter":
+            context.insert_after_backward_op(self.note, owner=context.get_op_id())
+    def note(self, *grads, owner):
+        owners[owner] = owners.get(owner, 0) + 1
+with amanda.apply(Owners()):
+    assert [g.numpy().tolist() for g in step(x)] == expected
+print(sorted(owners.values()), len(owners))
+"""
+
+
+def test_functions_from_before_the_import() -> None:
+    """In a function that was traced before Amanda was imported, backward operators are
+    still found, each for its own forward operator."""
+    done = subprocess.run(
+        [sys.executable, "-c", OLDER], capture_output=True, text=True, timeout=120, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.strip() == "[1, 1, 1] 3"
