@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -75,14 +76,16 @@ def _sorted(roots: Sequence[Any], before: Any, done: Mapping[str, Any]) -> list[
     """
     order: list[Any] = []
     seen = set(done)
-    for root in roots:
+    waiting_roots = collections.deque(roots)
+    while waiting_roots:
+        root = waiting_roots.popleft()
         if root.name in seen:
             continue
         seen.add(root.name)
         stack = [(root, iter(before(root)))]
         while stack:
-            op, waiting = stack[-1]
-            for source in waiting:
+            op, sources = stack[-1]
+            for source in sources:
                 if source.name not in seen:
                     seen.add(source.name)
                     stack.append((source, iter(before(source))))
@@ -90,6 +93,9 @@ def _sorted(roots: Sequence[Any], before: Any, done: Mapping[str, Any]) -> list[
             else:
                 order.append(op)
                 stack.pop()
+                if op.type in _BACK_EDGES:
+                    # The end of a loop is needed, and comes later.
+                    waiting_roots.extend(tensor.op for tensor in op.inputs)
     return order
 
 
