@@ -44,7 +44,7 @@ class Seen(amanda.Tool):
 
 
 class Acting(amanda.Tool):
-    """Calls a function for each forward operator of one type, and one for its backward operators."""
+    """Calls functions for the forward operators of one type and for their backward operators."""
 
     def __init__(
         self,

@@ -1,0 +1,186 @@
+"""Which operators the eager driver sees, how often, and under which ids."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+from typing import Any
+
+import keras
+import pytest
+import tensorflow as tf
+from tensorflow.python.framework import op_callbacks
+
+import amanda
+from tests.tensorflow.eager.support import Acting, Seen, apply
+
+X = tf.constant([[1.0, 2.0], [3.0, 4.0]])
+
+
+class Block(keras.layers.Layer):
+    """Two dense layers and operators of its own."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(name=name)
+        self.first = keras.layers.Dense(2, name="first", use_bias=False)
+        self.second = keras.layers.Dense(2, name="second", use_bias=False)
+
+    def call(self, x: Any) -> Any:
+        return tf.nn.relu(self.second(tf.nn.relu(self.first(x))))
+
+
+@pytest.mark.parametrize(
+    "operand",
+    [X, tf.Variable(X), keras.Variable(X), X.numpy(), [[1.0, 0.0], [0.0, 1.0]]],
+    ids=["tensor", "variable", "keras", "array", "list"],
+)
+def test_counted_once(operand: Any) -> None:
+    """An operator counts once, whether its arguments make it leave the fast path or not."""
+    calls: list[int] = []
+    tool = Acting("MatMul", lambda c: c.insert_before_op(lambda *t: calls.append(len(t))))
+    with apply(tool):
+        for _ in range(3):
+            amanda.new_iteration()
+            tf.linalg.matmul(X, operand)
+    assert calls == [2, 2, 2]
+
+
+@pytest.mark.parametrize("routine", [True, False], ids=["routine", "none"])
+def test_a_variable_is_read_in_every_iteration(routine: bool) -> None:
+    """The runtime reads a variable that an operator is given; that is an operator, too."""
+    calls: list[int] = []
+    variable = tf.Variable(X)
+
+    def analyse(context: amanda.OpContext) -> None:
+        if context.get_op().type == "ReadVariableOp":
+            context.insert_after_op(lambda *t: calls.append(len(t)))
+        elif routine:
+            context.insert_before_op(lambda *t: None, inputs=[])
+
+    with apply(Acting("", analyse)):
+        for _ in range(3):
+            amanda.new_iteration()
+            tf.linalg.matmul(X, variable)
+            variable.read_value()
+    assert len(calls) == 6
+
+
+def test_ids_outside_of_layers() -> None:
+    """Outside of name scopes an id begins with a slash, and operators of a type are numbered."""
+    tool = Seen()
+    with apply(tool):
+        tf.linalg.matmul(X, X)
+        with tf.name_scope("part"):
+            tf.nn.relu(X)
+        tf.linalg.matmul(X, X)
+    assert tool.ids == ["/MatMul:0", "part/Relu:0", "/MatMul:1"]
+
+
+def test_ids_in_layers() -> None:
+    """An id carries the path of the layer, and the module is that path."""
+    modules: list[str] = []
+    block = Block("block")
+    block(X)
+    tool = Seen("MatMul", lambda c: modules.append(c.get_module()))
+    with apply(tool):
+        for _ in range(3):
+            block(X)
+    assert tool.ids == ["block/first/MatMul:0", "block/second/MatMul:0"]
+    assert modules == ["block/first", "block/second"]
+
+
+def test_a_layer_called_twice() -> None:
+    """The second call of an inner layer in an iteration has numbers of its own."""
+    dense = keras.layers.Dense(2, name="shared", use_bias=False)
+    model = keras.Sequential([keras.layers.Input((2,)), dense, dense], name="twice")
+    tool = Seen("MatMul")
+    with apply(tool):
+        model(X)
+        model(X)
+    assert len(tool.ids) == len(set(tool.ids)) == 2
+
+
+def test_two_outermost_layers() -> None:
+    """An outermost layer begins a new iteration only when it comes round again."""
+    one, two = Block("one"), Block("two")
+    for block in (one, two):
+        block(X)
+    tool = Seen("Relu")
+    with apply(tool):
+        for _ in range(3):
+            tf.nn.relu(one(X))
+            tf.nn.relu(two(X))
+    assert [i for i in tool.ids if i.startswith("/")] == ["/Relu:0", "/Relu:1"]
+    assert len(tool.ids) == 6
+
+
+def test_the_end_of_a_backward_pass() -> None:
+    """The outermost backward pass ends an iteration; one within a gradient function does not."""
+
+    @tf.custom_gradient
+    def twice(x: Any) -> Any:
+        def backward(grad: Any) -> Any:
+            with tf.GradientTape() as inner:
+                inner.watch(x)
+                y = x * 2.0
+            return inner.gradient(y, x, grad)
+
+        return x * 2.0, backward
+
+    tool = Seen("Tanh")
+    with apply(tool):
+        for _ in range(3):
+            with tf.GradientTape() as tape:
+                tape.watch(X)
+                y = tf.tanh(twice(X))
+            tape.gradient(y, X)
+    assert tool.ids == ["/Tanh:0"]
+
+
+def test_what_is_not_an_operator() -> None:
+    """Handles of variables and calls of functions are no operators to tools."""
+    function = tf.function(lambda x: x + 1.0)
+    tool = Seen()
+    with apply(tool):
+        tf.Variable(X, name="made")
+        function(X)
+    assert tool.ids == ["made/AssignVariableOp:0"]
+
+
+def test_layers_keep_nothing_alive() -> None:
+    """A scope keeps no layer alive."""
+    with apply(Seen()):
+        block = Block("short")
+        block(X)
+        reference = weakref.ref(block)
+        del block
+        keras.utils.clear_session(free_memory=False)
+        gc.collect()
+        assert reference() is None
+
+
+@pytest.mark.parametrize("inside", [True, False], ids=["inside", "outside"])
+def test_callbacks_on_operators(inside: bool) -> None:
+    """TensorFlow's callbacks on operators and a scope do not disturb each other."""
+    from tensorflow.python.eager import execute
+
+    calls: list[int] = []
+    called: list[Any] = []
+
+    def callback(kind: Any, *_: Any) -> None:
+        called.append(kind)
+
+    found = execute.execute
+    tool = Acting("Relu", lambda c: c.insert_before_op(lambda t: calls.append(1)))
+    if not inside:
+        op_callbacks.add_op_callback(callback)
+    with apply(tool):
+        tf.nn.relu(X)
+        if inside:
+            op_callbacks.add_op_callback(callback)
+        tf.nn.relu(X)
+        op_callbacks.remove_op_callback(callback)
+        tf.nn.relu(X)
+    assert len(calls) == 3
+    assert called.count(b"Relu") == (1 if inside else 2)
+    assert execute.execute is found

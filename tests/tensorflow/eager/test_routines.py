@@ -1,0 +1,191 @@
+"""What tools can find out and do in eager execution, and how their failures arrive."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import amanda
+from amanda.errors import TensorReleased
+from tests.tensorflow.eager.support import Acting, Seen, apply, gradients
+
+X = tf.constant([[1.0, 2.0], [3.0, 4.0]])
+
+
+def values_of(kind: str, build: Callable[[], Any]) -> list[Any]:
+    """What get_value gives for the inputs of the first operator of a type."""
+    found: list[Any] = []
+
+    def look(context: amanda.OpContext) -> None:
+        values = [context.get_value(i) for i in range(len(context.get_inputs()))]
+        found.append([None if value is None else value.numpy().tolist() for value in values])
+
+    with apply(Acting(kind, look)):
+        build()
+    first: list[Any] = found[0]
+    return first
+
+
+@pytest.mark.parametrize("make", [tf.Variable, keras.Variable], ids=["variable", "keras"])
+def test_value_of_a_variable(make: Callable[[Any], Any]) -> None:
+    """The value of a variable is known whether it is passed, read, copied or cast."""
+    variable, value = make(X), X.numpy().tolist()
+    assert values_of("MatMul", lambda: tf.linalg.matmul(X, variable)) == [None, value]
+    copy = lambda: tf.linalg.matmul(X, tf.identity(variable))  # noqa: E731
+    assert values_of("MatMul", copy) == [None, value]
+    cast = lambda: tf.cast(X, tf.float64) @ tf.cast(variable, tf.float64)  # noqa: E731
+    assert values_of("MatMul", cast) == [None, value]
+    assert values_of("MatMul", lambda: tf.linalg.matmul(X, variable * 1.0)) == [None, None]
+
+
+def test_value_of_a_handle() -> None:
+    """Where an operator reads a variable itself, its handle has the variable's value."""
+    variable = tf.Variable(X)
+    values = values_of("ResourceGather", lambda: tf.nn.embedding_lookup(variable, [0]))
+    assert values == [X.numpy().tolist(), None]
+
+
+def test_value_after_the_tensor_is_gone() -> None:
+    """A backward analysis gets the value of a variable also when the tensor was released."""
+    variable = tf.Variable([1.0, 2.0])
+    found: list[Any] = []
+
+    def look(context: amanda.OpContext) -> None:
+        with pytest.raises(TensorReleased, match="input 1 of op /BiasAdd:0"):
+            context.get_inputs()[1]
+        found.append(context.get_value(1).numpy().tolist())
+
+    with apply(Acting("BiasAdd", backward=look)):
+        gradients(lambda x: tf.nn.bias_add(x, variable), X)
+        gradients(lambda _: tf.nn.bias_add(X, variable), variable)
+    assert found == [[1.0, 2.0]]
+
+
+def test_attributes_and_names() -> None:
+    """Attributes are presented as in graphs, and names are those of the operator's definition."""
+    seen: list[Any] = []
+
+    def look(context: amanda.OpContext) -> None:
+        attributes = context.get_attrs()
+        seen.append((attributes["T"], attributes["strides"], attributes["padding"]))
+        seen.append(context.get_input_names())
+
+    with apply(Acting("Conv2D", look)):
+        tf.nn.conv2d(tf.ones([1, 4, 4, 1]), tf.ones([3, 3, 1, 1]), 1, "SAME")
+    assert seen == [(tf.float32, [1, 1, 1, 1], "SAME"), ["input", "filter"]]
+
+
+def test_a_function_of_the_operator() -> None:
+    """get_function runs the operator again with its attributes, and takes part in AD."""
+    kept: list[Any] = []
+
+    def analyse(context: amanda.OpContext) -> None:
+        function = context.get_function()
+        kept.append(function)
+        context.replace_op(lambda a, b: function(a, b) * 2.0)
+
+    with apply(Acting("MatMul", analyse)):
+        result, (dx,) = gradients(lambda x: tf.linalg.matmul(x, X, transpose_b=True), X)
+    plain, (plain_dx,) = gradients(lambda x: tf.linalg.matmul(x, X, transpose_b=True), X)
+    assert np.array_equal(result, 2.0 * plain)
+    assert np.array_equal(dx, 2.0 * plain_dx)
+    assert np.array_equal(kept[0](X, X), plain)
+
+
+def test_routines_without_tensors_stay_on_the_fast_path() -> None:
+    """A routine that selects nothing runs around the operator, once per execution."""
+    order: list[str] = []
+
+    def analyse(context: amanda.OpContext) -> None:
+        context.insert_before_op(lambda: order.append("before"), inputs=[])
+        context.insert_after_op(lambda: order.append("after"), outputs=[])
+
+    with apply(Acting("MatMul", analyse)):
+        for operand in (X, X, keras.Variable(X), tf.Variable(X)):
+            amanda.new_iteration()
+            tf.linalg.matmul(X, operand)
+    assert order == ["before", "after"] * 4
+
+
+class Unlucky(Exception):
+    """Raised by the tools of these tests."""
+
+
+OPERATIONS = {
+    "tensors": lambda: X * X,
+    "number": lambda: X * 2.0,
+    "reflected": lambda: 2.0 * X,
+    "function": lambda: tf.multiply(X, X),
+    "py_function": lambda: tf.py_function(lambda x: x * x, [X], tf.float32),
+}
+
+
+@pytest.mark.parametrize("error", [TypeError, ValueError, Unlucky])
+@pytest.mark.parametrize("operation", OPERATIONS.values(), ids=OPERATIONS)
+@pytest.mark.parametrize("selection", [None, []], ids=["tensors", "nothing"])
+def test_exceptions_arrive(
+    error: type[Exception], operation: Callable[[], Any], selection: Any
+) -> None:
+    """A tool's exception reaches the user as itself, and is raised once: TensorFlow would try
+    an operator again, reflected, after some, and turn others into errors of its runtime."""
+    calls: list[int] = []
+
+    def fails_first(*tensors: Any) -> None:
+        calls.append(1)
+        if len(calls) == 1:
+            raise error("as planned")
+
+    tool = Acting("Mul", lambda c: c.insert_before_op(fails_first, inputs=selection))
+    with apply(tool), pytest.raises(error, match="as planned") as caught:
+        operation()
+    assert len(calls) == 1
+    assert len([n for n in caught.value.__notes__ if "Acting." in n and "Mul" in n]) == 1
+
+
+def test_the_user_goes_on_after_an_exception() -> None:
+    """Operators that the user runs while handling a tool's exception are ordinary ones."""
+    failing = [True]
+
+    def routine(*tensors: Any) -> None:
+        if failing.pop():
+            failing.append(False)
+            raise ValueError("as planned")
+        failing.append(False)
+
+    result = None
+    with apply(Acting("Mul", lambda c: c.insert_before_op(routine))):
+        try:
+            X * X
+        except ValueError:
+            result = X * X
+    assert np.array_equal(result, X * X)
+
+
+def test_keras_imported_later(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The layers of a Keras that is imported inside of the scope are noticed, too."""
+    (tmp_path / "tf_keras.py").write_text(
+        "class layers:\n"
+        "    class Layer:\n"
+        "        def __call__(self, x):\n"
+        "            return x + x\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    tool = Seen()
+    finders = list(sys.meta_path)
+    with apply(tool):
+        import tf_keras
+
+        layer = tf_keras.layers.Layer()
+        for _ in range(3):
+            tf.nn.relu(layer(X))
+    assert tool.ids == ["/AddV2:0", "/Relu:0"]
+    assert tf_keras.layers.Layer.__call__.__module__ == "tf_keras"
+    assert sys.meta_path == finders
+    del sys.modules["tf_keras"]
