@@ -9,7 +9,9 @@ from typing import Any
 
 import attrs
 
+import amanda
 from amanda import OpContext
+from amanda.errors import AmandaError
 from amanda.tools.reporting import OpDescription, Table
 from amanda_tools.optimization_arrays import arithmetic_of
 
@@ -126,6 +128,33 @@ class Selection:
         if missing := self.never_met():
             title = f"{tool}: types that were asked for and never met"
             yield Table(title, ("type",), [(kind,) for kind in missing])
+
+
+def values_of_run(run: Callable[[], Any], places: Mapping[str, int], tool: str) -> dict[str, Any]:
+    """The values of weights, as the framework holds them, by op id.
+
+    Args:
+        run: runs the model once.
+        places: op id to the input that is the weight.
+        tool: who asks.
+
+    Raises:
+        AmandaError: one of the operators does not run.
+    """
+    values: dict[str, Any] = {}
+
+    def collect(context: OpContext) -> None:
+        op_id = context.get_op_id()
+        if op_id in places:
+            values[op_id] = context.get_value(places[op_id])
+
+    collector = amanda.Tool()
+    collector.add_inst_for_op(collect)
+    with amanda.apply(collector):
+        run()
+    if missing := [op_id for op_id in places if values.get(op_id) is None]:
+        raise AmandaError(f"{tool}: the run has not executed op {missing[0]}, which the tool knows")
+    return values
 
 
 def weakly(value: Any) -> Callable[[], Any]:

@@ -16,5 +16,6 @@ def amanda_register_tools() -> Mapping[str, str]:
         "inject": "amanda_tools.inject:InjectTool",
         "nan": "amanda_tools.nan:NanTool",
         "prune": "amanda_tools.prune:PruneTool",
+        "quantize": "amanda_tools.quantize:QuantizeTool",
         "trace": "amanda_tools.trace:TraceTool",
     }

@@ -9,14 +9,13 @@ from typing import Any
 
 import attrs
 
-import amanda
 from amanda import OpContext
 from amanda.errors import AmandaError, CapabilityError
 from amanda.tools.graph_tracing import GraphTracingTool
 from amanda.tools.mapping import MappingTool
 from amanda.tools.reporting import OpDescription, Table, describe
 from amanda_tools.optimization_arrays import arithmetic_of
-from amanda_tools.optimization_selection import Selection, Untreatable, weakly
+from amanda_tools.optimization_selection import Selection, Untreatable, values_of_run, weakly
 from amanda_tools.printing import PrintingTool
 from amanda_tools.prune import files
 from amanda_tools.prune.attention import AttentionPruning
@@ -191,21 +190,8 @@ class PruneTool(PrintingTool[PruneOptions]):
 
     def _values(self, run: Callable[[], Any]) -> dict[str, Any]:
         """The weights of the operators that have masks."""
-        values: dict[str, Any] = {}
-        masked = {op_id: weight.weight.index for op_id, weight in self._weights().items()}
-
-        def collect(context: OpContext) -> None:
-            op_id = context.get_op_id()
-            if op_id in masked:
-                values[op_id] = context.get_value(masked[op_id])
-
-        collector = amanda.Tool()
-        collector.add_inst_for_op(collect)
-        with amanda.apply(collector):
-            run()
-        if missing := [op_id for op_id in masked if values.get(op_id) is None]:
-            raise AmandaError(f"prune: the run has not executed op {missing[0]}, which has a mask")
-        return values
+        places = {op_id: weight.weight.index for op_id, weight in self._weights().items()}
+        return values_of_run(run, places, self.name)
 
     def _shared(self) -> dict[str, str]:
         """Pruned op id to another op that reads its weight without the mask."""

@@ -1,0 +1,101 @@
+"""The numbers that a tensor is rounded to, and the rounding."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import attrs
+import numpy as np
+
+import amanda
+from amanda_tools.optimization_arrays import Arithmetic, arithmetic_of
+
+Array = np.ndarray[Any, Any]
+
+FLOATS = {"e4m3": ("float8_e4m3fn", 448.0), "e5m2": ("float8_e5m2", 57344.0)}
+"""Name to the frameworks' type and its largest finite number (OCP 8-bit floating point, 2023)."""
+
+
+@attrs.frozen
+class Grid:
+    """Integers from `low` to `high`; for floating point numbers the scale takes the largest to 1.
+
+    Attributes:
+        number: int, e4m3 or e5m2.
+        low, high: the smallest and the largest number.
+        is_symmetric: whether the zero point is 0.
+    """
+
+    number: str
+    low: float
+    high: float
+    is_symmetric: bool
+
+    @classmethod
+    def of(cls, number: str, bits: int, *, symmetric: bool) -> Grid:
+        """The grid of some bits; a symmetric one leaves its lowest number out."""
+        if number != "int":
+            return cls(number, -FLOATS[number][1], FLOATS[number][1], True)
+        high = 2 ** (bits - 1) - 1
+        return cls(number, -high if symmetric else -high - 1, high, symmetric)
+
+    @classmethod
+    def unsigned(cls, bits: int) -> Grid:
+        """From 0, for what is never negative."""
+        return cls("int", 0, 2**bits - 1, True)
+
+    def fitted(self, low: Array, high: Array) -> tuple[Array, Array]:
+        """Scale and zero point of a range, per channel or of one; zero is always a number."""
+        low, high = np.minimum(low, 0).astype(np.float64), np.maximum(high, 0).astype(np.float64)
+        if self.is_symmetric:
+            scale = np.maximum(-low, high) / self.high
+        else:
+            scale = (high - low) / (self.high - self.low)
+        # Whatever consists of zeros has any scale.
+        scale = np.where(scale > np.finfo(np.float32).tiny, scale, 1.0).astype(np.float32)
+        if self.is_symmetric:
+            return scale, np.zeros_like(scale)
+        zero = np.clip(np.round(self.low - low / scale), self.low, self.high)
+        return scale, zero.astype(np.float32)
+
+
+def integers(value: Array, scale: Array, zero: Array, grid: Grid) -> Array:
+    """The numbers that stand for values, with numpy and in the arithmetic of float32."""
+    inverse = np.float32(1) / scale.astype(np.float32)
+    rounded: Array = np.round(value.astype(np.float32) * inverse) + zero
+    return np.clip(rounded, grid.low, grid.high)
+
+
+@amanda.traceable
+def fake_quantize(tensor: Any, scale: Any, zero: Any, low: float, high: float) -> Any:
+    """Instrumentation routine: the values that integers can stand for."""
+    arithmetic = arithmetic_of(tensor)
+    wide = arithmetic.single(tensor)
+    scale, zero = arithmetic.matched(scale, wide), arithmetic.matched(zero, wide)
+    rounded = arithmetic.round(wide * (1 / scale)) + zero
+    return arithmetic.matched((arithmetic.clip(rounded, low, high) - zero) * scale, tensor)
+
+
+@amanda.traceable
+def fake_float(tensor: Any, scale: Any, number: str) -> Any:
+    """Instrumentation routine: the values that floating point numbers of 8 bits can stand for."""
+    arithmetic = arithmetic_of(tensor)
+    dtype, largest = FLOATS[number]
+    wide = arithmetic.single(tensor)
+    scale = arithmetic.matched(scale, wide)
+    rounded = arithmetic.through(arithmetic.clip(wide / scale, -largest, largest), dtype)
+    return arithmetic.matched(rounded * scale, tensor)
+
+
+def dynamic_fit(arithmetic: Arithmetic, tensor: Any, grid: Grid) -> tuple[Any, Any]:
+    """:meth:`Grid.fitted` for the range of a tensor, in the framework of the tensor."""
+    low, high = arithmetic.extremes(tensor)
+    low, high = arithmetic.clip(low, -np.inf, 0.0), arithmetic.clip(high, 0.0, np.inf)
+    if grid.is_symmetric:
+        span = arithmetic.where(-low > high, -low, high) / grid.high
+    else:
+        span = (high - low) / (grid.high - grid.low)
+    scale = arithmetic.where(span > float(np.finfo(np.float32).tiny), span, 1.0)
+    if grid.is_symmetric:
+        return scale, scale * 0
+    return scale, arithmetic.clip(arithmetic.round(grid.low - low / scale), grid.low, grid.high)

@@ -1,0 +1,69 @@
+"""Ranges of what was seen: of weights at once, of activations over a calibration."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from amanda_tools.quantize.numbers import Array, Grid, integers
+from amanda_tools.quantize.options import QuantizeOptions
+
+SAMPLES = 2**18
+"""Elements of one execution that the observers percentile and mse look at: evenly spread."""
+
+_SHRINKS = np.linspace(1.0, 0.2, 81)
+"""Shares of the full range among which observer=mse chooses."""
+
+
+class Observer:
+    """Collects activations, and gives their range."""
+
+    def __init__(self, options: QuantizeOptions) -> None:
+        self._options = options
+        self._low, self._high = np.float32(0), np.float32(0)
+        self._samples: list[Array] = []
+
+    def observe(self, value: Array) -> None:
+        """Take in the activations of one execution; what is not finite does not count."""
+        value = value[np.isfinite(value)].astype(np.float32)
+        if value.size == 0:
+            return
+        self._low, self._high = min(self._low, value.min()), max(self._high, value.max())
+        if self._options.observer != "minmax":
+            stride = -(-value.size // SAMPLES)
+            self._samples.append(value[::stride])
+
+    def range(self, grid: Grid) -> tuple[Array, Array]:
+        """The range of all that was taken in."""
+        if not self._samples:
+            return np.asarray(self._low), np.asarray(self._high)
+        rows = np.concatenate(self._samples)[None, :]
+        low, high = range_of(rows, self._options, grid)
+        self._samples.clear()
+        return low[0], high[0]
+
+
+def range_of(rows: Array, options: QuantizeOptions, grid: Grid) -> tuple[Array, Array]:
+    """The range of each row, as the option observer has it."""
+    low, high = np.minimum(rows.min(1), 0), np.maximum(rows.max(1), 0)
+    if options.observer == "percentile":
+        return _percentiles(rows, options.percentile, grid)
+    return _least_error(rows, low, high, grid) if options.observer == "mse" else (low, high)
+
+
+def _percentiles(rows: Array, percentile: float, grid: Grid) -> tuple[Array, Array]:
+    if grid.is_symmetric:
+        high = np.percentile(np.abs(rows), percentile, axis=1)
+        return -high, high
+    low, high = np.percentile(rows, [100 - percentile, percentile], axis=1)
+    return np.minimum(low, 0), np.maximum(high, 0)
+
+
+def _least_error(rows: Array, low: Array, high: Array, grid: Grid) -> tuple[Array, Array]:
+    """Of shares of the full range, for each row the one whose rounding errs least."""
+    errors = []
+    for share in _SHRINKS:
+        scale, zero = (part[:, None] for part in grid.fitted(low * share, high * share))
+        rounded = (integers(rows, scale, zero, grid) - zero) * scale
+        errors.append(np.square(rows - rounded, dtype=np.float64).sum(1))
+    best = _SHRINKS[np.argmin(errors, axis=0)]
+    return low * best, high * best

@@ -1,0 +1,77 @@
+"""The options of ``quantize``."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Literal
+
+import attrs
+
+from amanda_tools.count import type_names
+from amanda_tools.optimization_selection import checked
+
+
+@attrs.frozen(kw_only=True)
+class QuantizeOptions:
+    """The options of ``quantize``.
+
+    Attributes:
+        method: static has ranges of activations from a calibration, dynamic from each
+            tensor itself, qat trains them with the model.
+        weight_bits: 2 to 16; 0 leaves weights alone.
+        activation_bits: 2 to 16; 0 leaves activations alone.
+        number: integers, or floating point numbers of 8 bits (e4m3, e5m2).
+        per_channel: weights have a scale per output channel, else one.
+        symmetric: activations have the zero point 0; weights always have.
+        observer: the range of what was seen (minmax), that without the outermost values
+            (percentile), or the one with the least squared error (mse).
+        percentile: of observer=percentile.
+        calibration: executions of each op that are observed before it is quantized.
+        learn: of qat: the step (lsq), or the range straight through (range).
+        ops: types of the ops to quantize.
+        exclude: op ids or module paths to leave alone, patterns with * and ?.
+    """
+
+    method: Literal["static", "dynamic", "qat"] = "static"
+    weight_bits: int = 8
+    activation_bits: int = 8
+    number: Literal["int", "e4m3", "e5m2"] = "int"
+    per_channel: bool = True
+    symmetric: bool = False
+    observer: Literal["minmax", "percentile", "mse"] = "minmax"
+    percentile: float = attrs.field(default=99.99, converter=float)
+    calibration: int = 1
+    learn: Literal["lsq", "range"] = "lsq"
+    ops: Sequence[str] = attrs.field(default=("conv2d", "linear"), converter=type_names)
+    exclude: Sequence[str] = attrs.field(default=(), converter=type_names)
+
+    def __attrs_post_init__(self) -> None:
+        is_int = self.number == "int"
+        bits = {"weight_bits": self.weight_bits, "activation_bits": self.activation_bits}
+        choices = {
+            "method": ("static", "dynamic", "qat"),
+            "number": ("int", "e4m3", "e5m2"),
+            "observer": ("minmax", "percentile", "mse"),
+            "learn": ("lsq", "range"),
+        }
+        checked(
+            {
+                **{
+                    f"{name}={getattr(self, name)} is not one of {', '.join(known)}": getattr(
+                        self, name
+                    )
+                    in known
+                    for name, known in choices.items()
+                },
+                **{
+                    f"{name}={value} is neither 0 nor from 2 to 16": value == 0 or 2 <= value <= 16
+                    for name, value in bits.items()
+                },
+                f"percentile={self.percentile} is not in (50, 100]": 50 < self.percentile <= 100,
+                f"calibration={self.calibration} is not positive": self.calibration > 0,
+                f"number={self.number} cannot be learned: method=qat": is_int
+                or self.method != "qat",
+                f"number={self.number} has no observer=mse": is_int or self.observer != "mse",
+            },
+            "quantize",
+        )

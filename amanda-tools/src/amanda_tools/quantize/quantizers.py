@@ -1,0 +1,274 @@
+"""What stands at one input of one operator and rounds it."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import attrs
+import numpy as np
+
+from amanda_tools.optimization_arrays import Arithmetic, arithmetic_of
+from amanda_tools.optimization_selection import shape_of
+from amanda_tools.quantize.numbers import Array, Grid, dynamic_fit, fake_float, fake_quantize
+from amanda_tools.quantize.observers import Observer, range_of
+from amanda_tools.quantize.options import QuantizeOptions
+
+_SMALLEST = 1e-9
+"""The least that a learned step can become."""
+
+
+@attrs.define(eq=False)
+class Quantizer:
+    """Rounds one input of an operator.
+
+    Attributes:
+        options: of the tool.
+        index: which input it is.
+        role: weight or activation.
+        bits: of each number.
+        axis: of weights with a scale per channel, the axis of channels.
+        grid: the numbers.
+        scale, zero: float32, of one element or one per channel; None before they are known
+            and of dynamic activations.
+        learned: what is trained, by name.
+        remaining: executions that are still to be observed.
+    """
+
+    options: QuantizeOptions
+    index: int
+    role: str
+    bits: int
+    grid: Grid
+    axis: int | None = None
+    scale: Array | None = None
+    zero: Array | None = None
+    learned: dict[str, Any] = attrs.field(factory=dict)
+    remaining: int = 0
+    _observer: Observer | None = None
+    _constants: dict[tuple[str, str, int], Any] = attrs.field(factory=dict)
+
+    @classmethod
+    def of_weight(
+        cls, options: QuantizeOptions, index: int, value: Any, axis: int | None
+    ) -> Quantizer:
+        """A quantizer of a weight, which knows its range, or what it begins to learn with."""
+        bits = options.weight_bits
+        grid = Grid.of(options.number, bits, symmetric=True)
+        channel = axis if options.per_channel else None
+        self = cls(options, index, "weight", bits, grid, channel)
+        arithmetic = arithmetic_of(value)
+        array = arithmetic.numpy(value)
+        rows = array.reshape(1, -1)
+        if channel is not None:
+            rows = np.moveaxis(array, channel, 0).reshape(array.shape[channel], -1)
+        self._set_range(*range_of(rows, options, grid))
+        if options.method != "dynamic" and options.activation_bits:
+            # Activations are calibrated with exact weights.
+            self.remaining = options.calibration
+        if options.method == "qat":
+            if options.learn == "lsq":
+                assert self.scale is not None
+                self._learn(arithmetic, value, step=_first_step(rows, grid, self.scale))
+            else:
+                high = np.abs(rows).max(1)
+                self._learn(arithmetic, value, high=np.where(high > 0, high, 1.0))
+        return self
+
+    @classmethod
+    def of_activation(cls, options: QuantizeOptions, index: int, like: Any) -> Quantizer:
+        """A quantizer of an activation, which has to see some of them first, or each one."""
+        bits = options.activation_bits
+        symmetric = options.symmetric or (options.method, options.learn) == ("qat", "lsq")
+        grid = Grid.of(options.number, bits, symmetric=symmetric)
+        self = cls(options, index, "activation", bits, grid)
+        if options.method != "dynamic":
+            self.remaining = options.calibration
+            self._observer = Observer(options)
+        if options.method == "qat":
+            # Their values come with the calibration; an optimizer can have them before.
+            bounds = ("high",) if symmetric else ("low", "high")
+            names = ("step",) if options.learn == "lsq" else bounds
+            self._learn(arithmetic_of(like), like, **{name: np.ones(1) for name in names})
+        return self
+
+    @property
+    def is_constant(self) -> bool:
+        """Whether the rounding never changes."""
+        return self.scale is not None and not self.learned and self.is_ready
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether it rounds."""
+        return self.remaining == 0
+
+    # -- routines ---------------------------------------------------------
+
+    def __call__(self, tensor: Any) -> Any:
+        """The rounded tensor; None while it is only observed, or if it holds no numbers."""
+        arithmetic = arithmetic_of(tensor)
+        if not arithmetic.is_floating(tensor):
+            return None
+        if self.remaining:
+            self._observe(arithmetic, tensor)
+            return None
+        if self.learned:
+            return self._rounded_as_learned(arithmetic, tensor)
+        if self.scale is None:
+            wide = arithmetic.single(tensor)
+            return self._rounded(tensor, *dynamic_fit(arithmetic, wide, self.grid))
+        return self._rounded(tensor, *self.constants(tensor))
+
+    def constants(self, like: Any) -> tuple[Any, Any]:
+        """Scale and zero point, to compute with beside a tensor."""
+        rank = len(shape_of(like)) if self.axis is not None else 0
+        key = (str(like.dtype), str(getattr(like, "device", "")), rank)
+        if key not in self._constants:
+            arithmetic = arithmetic_of(like)
+            wide = arithmetic.single(like)
+            assert self.scale is not None
+            assert self.zero is not None
+            self._constants[key] = tuple(
+                arithmetic.constant(part.reshape(self._shape(rank)), wide)
+                for part in (self.scale, self.zero)
+            )
+        scale, zero = self._constants[key]
+        return scale, zero
+
+    def _rounded(self, tensor: Any, scale: Any, zero: Any) -> Any:
+        if self.grid.number != "int":
+            return fake_float(tensor, scale, self.grid.number)
+        return fake_quantize(tensor, scale, zero, self.grid.low, self.grid.high)
+
+    def _shape(self, rank: int) -> list[int]:
+        """The shape of one value per channel beside a tensor."""
+        if self.axis is None:
+            return []
+        return [-1 if axis == self.axis else 1 for axis in range(rank)]
+
+    # -- calibration ------------------------------------------------------
+
+    def _observe(self, arithmetic: Arithmetic, tensor: Any) -> None:
+        self.remaining -= 1
+        if self._observer is None:
+            return
+        self._observer.observe(arithmetic.numpy(tensor))
+        if self.remaining:
+            return
+        low, high = self._observer.range(self.grid)
+        if self.options.method == "qat" and self.options.learn == "lsq" and low >= 0:
+            self.grid = Grid.unsigned(self.bits)
+        self._set_range(low, high)
+        assert self.scale is not None
+        if "step" in self.learned:
+            rows = arithmetic.numpy(tensor).reshape(1, -1)
+            values = {"step": _first_step(rows, self.grid, self.scale)}
+        elif low == high:
+            values = {"low": np.array(-1.0), "high": np.array(1.0)}
+        else:
+            values = {"low": low, "high": max(-low, high) if self.grid.is_symmetric else high}
+        for name, variable in self.learned.items():
+            arithmetic.assign(variable, np.asarray(values[name]).reshape(-1))
+
+    def _set_range(self, low: Array, high: Array) -> None:
+        self.scale, self.zero = self.grid.fitted(np.asarray(low), np.asarray(high))
+
+    # -- learning ---------------------------------------------------------
+
+    def _learn(self, arithmetic: Arithmetic, like: Any, **values: Array) -> None:
+        self.learned = {name: arithmetic.variable(v, like) for name, v in values.items()}
+
+    def _rounded_as_learned(self, arithmetic: Arithmetic, tensor: Any) -> Any:
+        wide = arithmetic.single(tensor)
+        shape = self._shape(len(shape_of(tensor))) if self.axis is not None else [1]
+        values = {
+            name: arithmetic.reshape(arithmetic.matched(variable, wide), shape)
+            for name, variable in self.learned.items()
+        }
+        if "step" in values:
+            rounded = self._with_step(arithmetic, wide, values["step"])
+        else:
+            high = values["high"]
+            rounded = self._in_range(arithmetic, wide, values.get("low", -high), high)
+        return arithmetic.matched(rounded, tensor)
+
+    def _with_step(self, arithmetic: Arithmetic, tensor: Any, step: Any) -> Any:
+        """Learned step size quantization (Esser et al., ICLR 2020)."""
+        shape = shape_of(tensor)
+        # Weights of a channel or all of them; features of a sample.
+        parts = shape[self.axis] if self.axis is not None else 1
+        count = math.prod(shape) // parts if self.role == "weight" else math.prod(shape[1:])
+        share = 1 / math.sqrt(count * self.grid.high)
+        step = arithmetic.clip(step, _SMALLEST, math.inf)
+        step = arithmetic.stop_gradient(step) + _nothing(arithmetic, step * share)
+        bounded = arithmetic.clip(tensor / step, self.grid.low, self.grid.high)
+        rounded = arithmetic.stop_gradient(arithmetic.round(bounded))
+        return (rounded + _nothing(arithmetic, bounded)) * step
+
+    def _in_range(self, arithmetic: Arithmetic, tensor: Any, low: Any, high: Any) -> Any:
+        """Straight through inside of a learned range; what is outside trains the bound it meets.
+
+        The gradients are those of PACT (Choi et al., 2018) and of TensorFlow's
+        ``fake_quant_with_min_max_vars``.
+        """
+        grid = self.grid
+        inside = arithmetic.clip(tensor, low, high)
+        low, high = (arithmetic.stop_gradient(bound) for bound in (low, high))
+        if grid.is_symmetric:
+            scale = arithmetic.clip(high, _SMALLEST, math.inf) / grid.high
+            zero = scale * 0
+        else:
+            scale = arithmetic.clip(high - low, _SMALLEST, math.inf) / (grid.high - grid.low)
+            zero = arithmetic.clip(arithmetic.round(grid.low - low / scale), grid.low, grid.high)
+        rounded = fake_quantize(arithmetic.stop_gradient(tensor), scale, zero, grid.low, grid.high)
+        return rounded + _nothing(arithmetic, inside)
+
+    # -- figures ----------------------------------------------------------
+
+    def final(self) -> tuple[Array, Array] | None:
+        """Scale and zero point with what was learned; None if there is none, or not yet."""
+        if self.remaining or self.scale is None or self.zero is None:
+            return None
+        if not self.learned:
+            return self.scale, self.zero
+        found = {n: arithmetic_of(v).numpy(v).astype(np.float32) for n, v in self.learned.items()}
+        if "step" in found:
+            step = np.maximum(found["step"], np.float32(_SMALLEST))
+            return step.reshape(self.scale.shape), np.zeros_like(self.scale)
+        high = found["high"]
+        grid = self.grid
+        span = high if grid.is_symmetric else high - found["low"]
+        steps = grid.high if grid.is_symmetric else grid.high - grid.low
+        scale = (np.maximum(span, np.float32(_SMALLEST)) / np.float32(steps)).astype(np.float32)
+        zero = np.zeros_like(scale)
+        if not grid.is_symmetric:
+            zero = np.clip(np.round(grid.low - found["low"] / scale), grid.low, grid.high)
+        return scale.reshape(self.scale.shape), zero.reshape(self.scale.shape)
+
+    def row(self) -> dict[str, Any]:
+        """All that another program needs to round alike, as plain data."""
+        final = self.final()
+        scale, zero = final if final is not None else (None, None)
+        return {
+            "input": self.index,
+            "role": self.role,
+            "number": self.grid.number,
+            "bits": self.bits if self.grid.number == "int" else 8,
+            "low": self.grid.low,
+            "high": self.grid.high,
+            "axis": self.axis,
+            "scale": None if scale is None else scale.tolist(),
+            "zero_point": None if zero is None else zero.astype(int).tolist(),
+            "is_ready": self.is_ready,
+        }
+
+
+def _nothing(arithmetic: Arithmetic, tensor: Any) -> Any:
+    """Zeros that have the gradient of a tensor."""
+    return tensor - arithmetic.stop_gradient(tensor)
+
+
+def _first_step(rows: Array, grid: Grid, fallback: Array) -> Array:
+    """What a step begins with: ``2 * mean(abs(x)) / sqrt(high)``."""
+    step = 2 * np.abs(rows).mean(1, dtype=np.float64) / math.sqrt(grid.high)
+    return np.where(step > _SMALLEST, step, np.asarray(fallback).reshape(-1))

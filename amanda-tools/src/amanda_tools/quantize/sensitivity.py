@@ -1,0 +1,190 @@
+"""Which operators suffer from quantization."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import attrs
+import numpy as np
+
+import amanda
+from amanda import OpContext
+from amanda.errors import AmandaError
+from amanda.tools.mapping import MappingTool
+from amanda.tools.reporting import Table
+from amanda_tools.optimization_arrays import arithmetic_of
+
+if TYPE_CHECKING:
+    from amanda_tools.quantize.quantizers import Quantizer
+    from amanda_tools.quantize.tool import QuantizeTool
+
+
+@attrs.frozen
+class OpSensitivity:
+    """What the quantization of one operator costs.
+
+    Attributes:
+        id, type, module: of the operator.
+        sqnr: of its output, in decibels; infinite if nothing changes.
+        metric: of a run in which it alone is quantized; None without a metric.
+    """
+
+    id: str
+    type: str
+    module: str
+    sqnr: float
+    metric: float | None = None
+
+
+@attrs.frozen
+class Sensitivity:
+    """The operators, the most sensitive first.
+
+    Attributes:
+        ops: by the metric if there is one, else by SQNR.
+        baseline: the metric without quantization.
+    """
+
+    ops: list[OpSensitivity]
+    baseline: float | None = None
+
+    def exclude(
+        self,
+        *,
+        worst: int | None = None,
+        sqnr_below: float | None = None,
+        metric_below: float | None = None,
+    ) -> list[str]:
+        """The ids of the operators to leave out, for the option ``exclude``.
+
+        Args:
+            worst: the first so many.
+            sqnr_below: those whose SQNR is below, in decibels.
+            metric_below: those whose metric is below.
+        """
+        return [
+            op.id
+            for place, op in enumerate(self.ops)
+            if (worst is not None and place < worst)
+            or (sqnr_below is not None and op.sqnr < sqnr_below)
+            or (metric_below is not None and op.metric is not None and op.metric < metric_below)
+        ]
+
+    def text(self, **limits: Any) -> str:
+        """:meth:`exclude` as a line to paste into a program."""
+        ids = "".join(f"    {op_id!r},\n" for op_id in self.exclude(**limits))
+        return f"exclude=[\n{ids}]" if ids else "exclude=[]"
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data."""
+        return {"baseline": self.baseline, "ops": [attrs.asdict(op) for op in self.ops]}
+
+    def tables(self) -> Iterable[Table]:
+        """The operators, for people."""
+        title = "quantize: sensitivity of ops"
+        if self.baseline is None:
+            yield Table(title, ("op", "SQNR (dB)"), [(op.id, round(op.sqnr, 2)) for op in self.ops])
+            return
+        rows = [(op.id, round(op.sqnr, 2), op.metric) for op in self.ops]
+        yield Table(
+            f"{title}, metric {self.baseline:.6g} without", ("op", "SQNR (dB)", "metric"), rows
+        )
+
+
+def sensitivity(
+    tool: QuantizeTool, run: Callable[[], Any], metric: Callable[[Any], float] | None
+) -> Sensitivity:
+    """See :meth:`QuantizeTool.sensitivity`."""
+    if tool.options.method == "qat":
+        raise AmandaError(
+            "quantize: sensitivity is for ranges that are not learned: static, dynamic"
+        )
+    _calibrate(tool, run)
+    measure = MeasuringTool(tool.quantizers)
+    with amanda.apply(measure):
+        output = run()
+    ratios = measure.ratios()
+    found = [
+        OpSensitivity(op.id, op.type, op.module, ratios[op.id])
+        for op in tool.ops.values()
+        if op.id in ratios
+    ]
+    if metric is None:
+        return Sensitivity(sorted(found, key=lambda op: op.sqnr))
+    baseline = float(metric(output))
+    found = [attrs.evolve(op, metric=_metric(tool, op.id, run, metric)) for op in found]
+    return Sensitivity(sorted(found, key=lambda op: (op.metric, op.sqnr)), baseline)
+
+
+def _calibrate(tool: QuantizeTool, run: Callable[[], Any]) -> None:
+    """Run until every operator that is met is calibrated."""
+    with amanda.apply(tool):
+        for _ in range(tool.options.calibration):
+            # Code outside of modules has no iterations of its own.
+            amanda.new_iteration()
+            run()
+    if not tool.quantizers:
+        raise AmandaError(f"quantize: run() meets no op of the types {', '.join(tool.options.ops)}")
+    for op_id, quantizers in tool.quantizers.items():
+        if not all(quantizer.is_ready for quantizer in quantizers):
+            raise AmandaError(f"quantize: run() does not calibrate op {op_id}")
+
+
+def _metric(
+    tool: QuantizeTool, op_id: str, run: Callable[[], Any], metric: Callable[[Any], float]
+) -> float:
+    """The metric with one operator quantized."""
+    tool.focus(op_id)
+    try:
+        with amanda.apply(tool):
+            return float(metric(run()))
+    finally:
+        tool.focus(None)
+
+
+class MeasuringTool(amanda.Tool):
+    """Runs operators with exact and with rounded inputs, and goes on with the exact output."""
+
+    def __init__(self, quantizers: dict[str, list[Quantizer]]) -> None:
+        super().__init__()
+        self._quantizers = quantizers
+        self._powers: dict[str, list[float]] = {}
+        self.depends_on(MappingTool.standard())
+        self.add_inst_for_op(self._analyse)
+
+    def ratios(self) -> dict[str, float]:
+        """SQNR by op id, over all executions."""
+        return {op_id: decibels(*powers) for op_id, powers in self._powers.items()}
+
+    def _analyse(self, context: OpContext) -> None:
+        op_id = context.get_op_id()
+        if op_id in self._quantizers:
+            context.replace_op(self._measured, operator=context.get_function(), op_id=op_id)
+
+    def _measured(self, *inputs: Any, operator: Any, op_id: str) -> Any:
+        """Instrumentation routine: the operator, compared with itself."""
+        rounded = list(inputs)
+        for quantizer in self._quantizers[op_id]:
+            found = quantizer(inputs[quantizer.index])
+            rounded[quantizer.index] = inputs[quantizer.index] if found is None else found
+        output = operator(*inputs)
+        powers = self._powers.setdefault(op_id, [0.0, 0.0])
+        for exact, other in zip(_tensors(output), _tensors(operator(*rounded)), strict=True):
+            values = [arithmetic_of(t).numpy(t).astype(np.float64) for t in (exact, other)]
+            powers[0] += float(np.square(values[0]).sum())
+            powers[1] += float(np.square(values[0] - values[1]).sum())
+        return output
+
+
+def decibels(signal: float, noise: float) -> float:
+    """A ratio of powers."""
+    if noise == 0:
+        return math.inf
+    return 10 * math.log10(signal / noise) if signal else -math.inf
+
+
+def _tensors(output: Any) -> Sequence[Any]:
+    found = output if isinstance(output, (list, tuple)) else [output]
+    return [tensor for tensor in found if tensor is not None]

@@ -1,0 +1,261 @@
+"""The tool ``quantize``."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+import attrs
+import numpy as np
+
+import amanda
+from amanda import OpContext
+from amanda.errors import AmandaError
+from amanda.tools.mapping import MappingTool
+from amanda.tools.reporting import OpDescription, Table, describe, write_json
+from amanda_tools.optimization_arrays import arithmetic_of
+from amanda_tools.optimization_selection import (
+    Selection,
+    Untreatable,
+    Weight,
+    values_of_run,
+    weight_of,
+)
+from amanda_tools.printing import PrintingTool
+from amanda_tools.quantize.numbers import Array, fake_float, fake_quantize, integers
+from amanda_tools.quantize.options import QuantizeOptions
+from amanda_tools.quantize.quantizers import Quantizer
+from amanda_tools.quantize.sensitivity import Sensitivity, sensitivity
+
+
+class QuantizeTool(PrintingTool[QuantizeOptions]):
+    """Simulates quantization of any model: after training, at run time, or while it trains.
+
+    Weights and activations are rounded to the values that a quantized operator would
+    compute with, where they enter an operator.
+    """
+
+    name = "quantize"
+    Options = QuantizeOptions
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        self._selection = Selection(self.options.ops, self.options.exclude)
+        self._ops: dict[str, OpDescription] = {}
+        self._only: str | None = None
+        self.quantizers: dict[str, list[Quantizer]] = {}
+        self.depends_on(MappingTool.standard())
+        self.add_inst_for_op(self._analyse)
+
+    # -- instrumentation --------------------------------------------------
+
+    def _analyse(self, context: OpContext) -> None:
+        op = describe(context)
+        if not self._selection.takes(op):
+            return
+        try:
+            if op.id not in self.quantizers:
+                self.quantizers[op.id] = self._new_quantizers(context, op)
+        except Untreatable as reason:
+            self._selection.skip(op, str(reason))
+            return
+        self._ops[op.id] = op
+        if self.options.method != "qat":
+            self._insert(context, op)
+            return
+        with amanda.ad_enabled():
+            self._insert(context, op)
+
+    def _insert(self, context: OpContext, op: OpDescription) -> None:
+        for quantizer in self.quantizers[op.id]:
+            place = [quantizer.index]
+            if self._only is not None or not quantizer.is_constant:
+                context.insert_before_op(
+                    self._rounded, inputs=place, quantizer=quantizer, op_id=op.id
+                )
+                continue
+            value = context.get_inputs()[quantizer.index]
+            scale, zero = quantizer.constants(value)
+            grid = quantizer.grid
+            if grid.number == "int":
+                context.insert_before_op(
+                    fake_quantize,
+                    inputs=place,
+                    scale=scale,
+                    zero=zero,
+                    low=grid.low,
+                    high=grid.high,
+                )
+            else:
+                context.insert_before_op(fake_float, inputs=place, scale=scale, number=grid.number)
+
+    def _rounded(self, tensor: Any, quantizer: Quantizer, op_id: str) -> Any:
+        """Instrumentation routine: one input, rounded."""
+        is_meant = self._only in (None, op_id)
+        return quantizer(tensor) if tensor is not None and is_meant else None
+
+    def _new_quantizers(self, context: OpContext, op: OpDescription) -> list[Quantizer]:
+        """One for each input that is rounded.
+
+        Raises:
+            Untreatable: there is none.
+        """
+        inputs = context.get_inputs()
+        weight = self._weight(context, op)
+        found = []
+        for index in data_inputs(context, op, weight):
+            value = inputs[index]
+            is_rounded = value is not None and arithmetic_of(value).is_floating(value)
+            if is_rounded and self.options.activation_bits:
+                found.append(Quantizer.of_activation(self.options, index, value))
+        if weight is not None and self.options.weight_bits:
+            # A depthwise convolution of TensorFlow has no outputs but C, an embedding neither.
+            letters = [letter for letter in "OC" if weight.layout.count(letter) == 1]
+            axis = weight.layout.index(letters[0]) if letters else None
+            found.append(Quantizer.of_weight(self.options, weight.index, weight.value, axis))
+        if not found:
+            raise Untreatable("it has no input of floating point numbers that is rounded")
+        return found
+
+    def _weight(self, context: OpContext, op: OpDescription) -> Weight | None:
+        """The operator's weight; None of one that multiplies activations with each other."""
+        if context["weight_index"] is None and op.type not in ("conv2d", "linear"):
+            return None
+        return weight_of(context)
+
+    def parameters(self) -> list[Any]:
+        """What method=qat learns, for an optimizer; known after the first run."""
+        return [
+            value
+            for quantizers in self.quantizers.values()
+            for quantizer in quantizers
+            for value in quantizer.learned.values()
+        ]
+
+    # -- results ----------------------------------------------------------
+
+    def sensitivity(
+        self, run: Callable[[], Any], metric: Callable[[Any], float] | None = None
+    ) -> Sensitivity:
+        """Rank operators by what their quantization costs.
+
+        The signal-to-quantization-noise ratio (SQNR) of an operator compares its output with
+        rounded inputs with that with exact ones, in one run without any other error. A metric
+        is measured with one operator quantized at a time, one run for each.
+
+        Args:
+            run: runs the model, in inference mode, and returns what `metric` takes.
+            metric: the quality of what a run returns, the higher the better.
+
+        Raises:
+            AmandaError: the tool learns its ranges, or `run` meets no operator.
+        """
+        return sensitivity(self, run, metric)
+
+    def focus(self, op_id: str | None) -> None:
+        """Quantize one operator only; None for all."""
+        self._only = op_id
+        self.reanalyse()
+
+    @property
+    def ops(self) -> dict[str, OpDescription]:
+        """The quantized operators by id."""
+        return dict(self._ops)
+
+    def integer_weights(self, run: Callable[[], Any]) -> dict[str, Array]:
+        """Op id to the integers that stand for its weight, in the framework's layout.
+
+        ``(integers - zero_point) * scale``, in float32, is what the operator computes with.
+
+        Args:
+            run: runs the model once, as it was run under the tool.
+
+        Raises:
+            AmandaError: numbers are not integers, or `run` does not run all operators.
+        """
+        if self.options.number != "int":
+            raise AmandaError(f"quantize: number={self.options.number} has no integers")
+        weights = {
+            op_id: quantizer
+            for op_id, quantizers in self.quantizers.items()
+            for quantizer in quantizers
+            if quantizer.role == "weight"
+        }
+        places = {op_id: quantizer.index for op_id, quantizer in weights.items()}
+        found = {}
+        for op_id, value in values_of_run(run, places, self.name).items():
+            quantizer, final = weights[op_id], weights[op_id].final()
+            assert final is not None
+            shape = [-1 if i == quantizer.axis else 1 for i in range(len(value.shape))]
+            scale, zero = (part.reshape(shape) for part in final)
+            array = arithmetic_of(value).numpy(value)
+            kind = np.int8 if quantizer.bits <= 8 else np.int16
+            found[op_id] = integers(array, scale, zero, quantizer.grid).astype(kind)
+        return found
+
+    def export(self, path: str | os.PathLike[str]) -> Path:
+        """Write scales and zero points by op id and input as JSON.
+
+        Raises:
+            AmandaError: an operator has not been calibrated yet.
+        """
+        for op_id, quantizers in self.quantizers.items():
+            if not all(quantizer.is_ready for quantizer in quantizers):
+                raise AmandaError(f"quantize: op {op_id} is not calibrated; run it more often")
+        target = Path(path)
+        ops = {op_id: [q.row() for q in found] for op_id, found in self.quantizers.items()}
+        write_json(target, {"tool": self.name, "schema": self.schema, "ops": ops})
+        return target
+
+    def op_rows(self) -> list[dict[str, Any]]:
+        """One row per quantized operator, with its ``quantizers``."""
+        return [
+            {**op.row(), "quantizers": [quantizer.row() for quantizer in self.quantizers[op.id]]}
+            for op in self._ops.values()
+        ]
+
+    def summary(self) -> dict[str, Any]:
+        """How many operators are quantized, and what is not and why."""
+        return {
+            "options": attrs.asdict(self.options),
+            "ops": len(self._ops),
+            "not_calibrated": [
+                op_id
+                for op_id, quantizers in self.quantizers.items()
+                if not all(quantizer.is_ready for quantizer in quantizers)
+            ],
+            "skipped": self._selection.rows(),
+            "ops_never_met": self._selection.never_met(),
+        }
+
+    def tables(self) -> Iterable[Table]:
+        """The quantized operators, and those that are not."""
+        rows = []
+        for op_id, quantizers in self.quantizers.items():
+            for quantizer in quantizers:
+                final = quantizer.final()
+                scale = "" if final is None else f"{float(np.median(final[0])):.3g}"
+                kind = quantizer.grid.number
+                number = f"int{quantizer.bits}" if kind == "int" else kind
+                rows.append((op_id, quantizer.index, quantizer.role, number, scale))
+        title = f"quantize: {self.options.method}, {len(self._ops)} ops"
+        yield Table(title, ("op", "input", "role", "number", "scale (median)"), rows)
+        if missing := self.summary()["not_calibrated"]:
+            title = f"quantize: {len(missing)} ops are not calibrated yet"
+            yield Table(title, ("op",), [(op_id,) for op_id in missing])
+        yield from self._selection.tables("quantize")
+
+
+def data_inputs(context: OpContext, op: OpDescription, weight: Weight | None) -> list[int]:
+    """The inputs of an operator that are activations and take part in its arithmetic."""
+    inputs = context.get_inputs()
+    if weight is not None:
+        return [min({0, 1, 2} - {weight.index, context["bias_index"]})]
+    if op.type == "attention":
+        return list(range(min(3, len(inputs))))
+    if op.type == "matmul":
+        # baddbmm has a third one, which is added.
+        return [len(inputs) - 2, len(inputs) - 1]
+    return [i for i in range(len(inputs)) if i != context["bias_index"]]

@@ -1,0 +1,108 @@
+"""``quantize`` on TensorFlow: the same tool, against functions written by hand."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+import amanda
+from amanda_tools.quantize import QuantizeTool
+from tests.tools.optimization.test_prune_tensorflow import images, net, weights
+
+tf = pytest.importorskip("tensorflow")
+
+
+def by_hand(x: Any, w: dict[str, Any], seen: list[Any]) -> Any:
+    """The net with TensorFlow's own rounding, activations in the ranges of `seen` or their own."""
+
+    def rounded(value: Any, place: int) -> Any:
+        of = seen[place] if seen else value
+        low, high = float(min(tf.reduce_min(of), 0)), float(max(tf.reduce_max(of), 0))
+        return tf.quantization.fake_quant_with_min_max_args(value, low, high, num_bits=8)
+
+    def weight(name: str) -> Any:
+        value = w[name]
+        bound = tf.reduce_max(abs(value), list(range(len(value.shape) - 1)))
+        return tf.quantization.fake_quant_with_min_max_vars_per_channel(
+            value, -bound, bound, num_bits=8, narrow_range=True
+        )
+
+    x = tf.nn.relu(tf.nn.conv2d(rounded(x, 0), weight("conv"), 1, "SAME"))
+    x = tf.nn.relu(tf.nn.conv2d(rounded(x, 1), weight("strided"), 2, "VALID"))
+    return tf.matmul(rounded(tf.reduce_mean(x, [1, 2]), 2), weight("dense"))
+
+
+def activations(x: Any, w: dict[str, Any]) -> list[Any]:
+    """What enters each operator, without rounding."""
+    h = tf.nn.relu(tf.nn.conv2d(x, w["conv"], 1, "SAME"))
+    return [x, h, tf.reduce_mean(tf.nn.relu(tf.nn.conv2d(h, w["strided"], 2, "VALID")), [1, 2])]
+
+
+def runner(mode: str, x: Any, w: dict[str, Any]) -> Callable[[], Any]:
+    if mode == "eager":
+        return lambda: net(x, w)
+    return tf.function(lambda: net(x, w))  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize("mode", ["eager", "function"])
+@pytest.mark.parametrize("method", ["static", "dynamic"])
+def test_rounding_acts_as_in_a_function_changed_by_hand(mode: str, method: str) -> None:
+    """TensorFlow's own operators round the same values, but for ties and last bits."""
+    x, w = images(), weights()
+    run = runner(mode, x, w)
+    with amanda.apply(QuantizeTool(method=method)):
+        run()
+        amanda.new_iteration()
+        output = run().numpy()
+    expected = by_hand(x, w, activations(x, w) if method == "static" else []).numpy()
+    exact = net(x, w).numpy()
+    assert np.abs(output - expected).max() < 0.1 * np.abs(expected - exact).max()
+    assert np.abs(expected - exact).max() > 1e-4
+
+
+@pytest.mark.parametrize("mode", ["eager", "function"])
+def test_eight_bit_floating_point(mode: str) -> None:
+    x, w = images(), weights()
+    run = runner(mode, x, w)
+    with amanda.apply(QuantizeTool(method="dynamic", number="e4m3", activation_bits=0)):
+        output = run().numpy()
+    small = {}
+    for name, value in w.items():
+        scale = tf.reduce_max(abs(value), list(range(len(value.shape) - 1))) / 448
+        kind = tf.dtypes.experimental.float8_e4m3fn
+        small[name] = tf.cast(tf.cast(value / scale, kind), tf.float32) * scale
+    assert np.allclose(output, net(x, small).numpy(), atol=1e-5)
+
+
+def test_ranges_are_learned_in_eager_mode() -> None:
+    """Steps have gradients on the tape, and follow them."""
+    x, w = images(), weights()
+    tool = QuantizeTool(method="qat")
+    with amanda.apply(tool):
+        net(x, w)
+        amanda.new_iteration()
+        before = [value.numpy().copy() for value in tool.parameters()]
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_sum(net(x, w) ** 2)
+        gradients = tape.gradient(loss, tool.parameters())
+    assert len(gradients) == 6
+    for value, gradient, old in zip(tool.parameters(), gradients, before, strict=True):
+        assert np.isfinite(gradient).all()
+        assert np.abs(gradient).max() > 0
+        value.assign_sub(1e-4 * gradient)
+        assert not np.array_equal(value.numpy(), old)
+
+
+def test_sensitivity_and_integers() -> None:
+    x, w = images(), weights()
+    tool = QuantizeTool(weight_bits=4)
+    found = tool.sensitivity(lambda: net(x, w), lambda y: -float(tf.reduce_sum(abs(y))))
+    assert len(found.ops) == 3
+    assert all(5 < op.sqnr < 60 for op in found.ops)
+    whole = tool.integer_weights(lambda: net(x, w))
+    for (name, value), found_value in zip(w.items(), whole.values(), strict=True):
+        assert found_value.shape == value.shape, name
+        assert np.abs(found_value).max() == 7

@@ -1,0 +1,297 @@
+"""``quantize`` with learned ranges, and its sensitivity, on PyTorch."""
+
+from __future__ import annotations
+
+import copy
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F  # noqa: N812
+from torch import nn
+
+import amanda
+from amanda.errors import AmandaError
+from amanda_tools.quantize import QuantizeTool
+from tests import models
+
+
+class LearnedStep(torch.autograd.Function):
+    """LSQ with its gradient spelled out, as in equations 2 to 5 of the paper."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Any, step: Any, low: float, high: float, share: float) -> Any:
+        ratio = x / step
+        ctx.save_for_backward(ratio, step)
+        ctx.bounds = low, high, share
+        return ratio.clamp(low, high).round() * step
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Any) -> Any:
+        ratio, step = ctx.saved_tensors
+        low, high, share = ctx.bounds
+        inside = (ratio > low) & (ratio < high)
+        of_step = torch.where(inside, ratio.round() - ratio, ratio.clamp(low, high))
+        of_step = gradient * of_step * share
+        axes = [i for i in range(gradient.dim()) if step.dim() <= i or step.shape[i] == 1]
+        of_step = of_step.sum(axes, keepdim=True) if step.dim() > 1 else of_step.sum().view(1)
+        return gradient * inside, of_step, None, None, None
+
+
+class LearnedRange(torch.autograd.Function):
+    """Rounding between bounds; the gradient goes through inside, and to a bound outside."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Any, low: Any, high: Any) -> Any:
+        ctx.save_for_backward(x, low, high)
+        scale = (high - low) / 255
+        zero = (-128 - low / scale).round().clamp(-128, 127)
+        return ((x * (1 / scale)).round() + zero).clamp(-128, 127).sub(zero) * scale
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Any) -> Any:
+        x, low, high = ctx.saved_tensors
+        of_low, of_high = gradient * (x < low), gradient * (x > high)
+        inside = (x >= low) & (x <= high)
+        return gradient * inside, of_low.sum().view(1), of_high.sum().view(1)
+
+
+class StepNet(nn.Module):
+    """Two layers with LSQ written into them."""
+
+    def __init__(self, one: nn.Linear, two: nn.Linear, x: Any) -> None:
+        super().__init__()
+        self.one, self.two = one, two
+        hidden = one(x).relu()
+        steps = {
+            "x": 2 * x.abs().mean() / math.sqrt(127),
+            "h": 2 * hidden.abs().mean() / math.sqrt(255),
+            "one_w": 2 * one.weight.abs().mean(1, keepdim=True) / math.sqrt(127),
+            "two_w": 2 * two.weight.abs().mean(1, keepdim=True) / math.sqrt(127),
+        }
+        for name, step in steps.items():
+            step = step.detach().clone()
+            setattr(self, name, nn.Parameter(step if step.dim() else step.view(1)))
+
+    def forward(self, x: Any) -> Any:
+        def lsq(value: Any, step: Any, low: int, high: int, count: int) -> Any:
+            return LearnedStep.apply(value, step, low, high, 1 / math.sqrt(count * high))
+
+        x = lsq(x, self.x, -127, 127, x.shape[1])
+        weight = lsq(self.one.weight, self.one_w, -127, 127, self.one.weight.shape[1])
+        h = F.linear(x, weight, self.one.bias).relu()
+        h = lsq(h, self.h, 0, 255, h.shape[1])
+        weight = lsq(self.two.weight, self.two_w, -127, 127, self.two.weight.shape[1])
+        return F.linear(h, weight, self.two.bias)
+
+
+def layers() -> tuple[nn.Sequential, Any]:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(6, 9), nn.ReLU(), nn.Linear(9, 4)), torch.randn(5, 6)
+
+
+def train(model: nn.Module, parameters: Any, x: Any) -> list[Any]:
+    optimizer = torch.optim.SGD([*model.parameters(), *parameters], lr=0.02)
+    outputs = []
+    for _ in range(5):
+        optimizer.zero_grad()
+        output = model(x)
+        output.square().sum().backward()
+        optimizer.step()
+        outputs.append(output.detach().clone())
+    return outputs
+
+
+def test_learned_steps_train_as_the_paper_writes_them() -> None:
+    """Weights, steps and outputs over five steps."""
+    model, x = layers()
+    twin = StepNet(copy.deepcopy(model[0]), copy.deepcopy(model[2]), x)
+    tool = QuantizeTool(method="qat")
+    with amanda.apply(tool):
+        model(x)
+        outputs = train(model, tool.parameters(), x)
+    expected = train(twin, [], x)
+    for a, b in zip(outputs, expected, strict=True):
+        assert torch.allclose(a, b, atol=1e-5)
+    for a, b in ((model[0], twin.one), (model[2], twin.two)):
+        assert torch.allclose(a.weight, b.weight, atol=1e-6)
+    learned = [twin.x, twin.one_w, twin.h, twin.two_w]
+    for a, b in zip(tool.parameters(), learned, strict=True):
+        assert torch.allclose(a.flatten(), b.flatten(), atol=1e-6)
+
+
+def test_learned_ranges_pass_gradients_straight_through() -> None:
+    """Of activations; what lies outside of the range trains the bound that it meets."""
+    model, x = layers()
+    twin = copy.deepcopy(model)
+    tool = QuantizeTool(method="qat", learn="range", weight_bits=0)
+    with amanda.apply(tool):
+        model(x)
+        with torch.no_grad():
+            for value in tool.parameters():
+                value.mul_(0.6)  # so that something is outside
+        ranges = [nn.Parameter(value.detach().clone()) for value in tool.parameters()]
+        outputs = train(model, tool.parameters(), x)
+
+    class RangeNet(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.one, self.two = twin[0], twin[2]
+
+        def forward(self, x: Any) -> Any:
+            h = self.one(LearnedRange.apply(x, ranges[0], ranges[1])).relu()
+            return self.two(LearnedRange.apply(h, ranges[2], ranges[3]))
+
+    expected = train(RangeNet(), ranges, x)
+    for a, b in zip(outputs, expected, strict=True):
+        assert torch.allclose(a, b, atol=1e-5)
+    for a, b in zip(tool.parameters(), ranges, strict=True):
+        assert torch.allclose(a, b, atol=1e-6)
+
+
+def test_learned_ranges_of_weights_are_symmetric_and_train() -> None:
+    model, x = layers()
+    tool = QuantizeTool(method="qat", learn="range", activation_bits=0)
+    with amanda.apply(tool):
+        model(x)
+        with torch.no_grad():
+            for value in tool.parameters():
+                value.mul_(0.5)
+        before = [value.detach().clone() for value in tool.parameters()]
+        train(model, tool.parameters(), x)
+    weights = tool.integer_weights(lambda: model(x))
+    for (op_id, whole), old, new in zip(weights.items(), before, tool.parameters(), strict=True):
+        assert not torch.equal(old, new)
+        layer = model.get_submodule(op_id.partition("/")[0].partition(".")[2])
+        scale = (new / 127).detach()
+        expected = (layer.weight * (1 / scale)[:, None]).round().clamp(-127, 127)
+        assert np.array_equal(whole, expected.detach().numpy())
+    assert all((np.abs(whole).max(1) == 127).all() for whole in weights.values())
+
+
+@pytest.mark.parametrize("learn", ["lsq", "range"])
+@pytest.mark.parametrize("name", ["resnet18", "bert", "gpt2"])
+def test_real_models_train_with_what_is_learned(name: str, learn: str) -> None:
+    """Every learned value that has to can move: all have finite gradients."""
+    model, inputs = models.build(name)
+    tool = QuantizeTool(method="qat", learn=learn)
+    with amanda.apply(tool):
+        model(**inputs)
+        models.loss(model(**inputs)).backward()
+    gradients = [value.grad for value in tool.parameters()]
+    assert len(gradients) > 20
+    assert all(torch.isfinite(g).all() for g in gradients if g is not None)
+    if learn == "lsq":
+        assert all(g is not None and g.count_nonzero() for g in gradients)
+
+
+def test_what_was_learned_is_exported(tmp_path: Path) -> None:
+    model, x = layers()
+    tool = QuantizeTool(method="qat")
+    with amanda.apply(tool):
+        model(x)
+        train(model, tool.parameters(), x)
+        with torch.no_grad():
+            output = model(x)
+    found = json.loads(tool.export(tmp_path / "scales.json").read_text())["ops"]
+    whole = tool.integer_weights(lambda: model(x))
+    for place, (a, w) in zip((0, 2), found.values(), strict=True):
+        op_id = f"Sequential.{place}/linear:0"
+        x = torch.clamp(torch.round(x / torch.tensor(a["scale"])), a["low"], a["high"])
+        x = x * torch.tensor(a["scale"])
+        weight = torch.tensor(whole[op_id]).float() * torch.tensor(w["scale"])[:, None]
+        x = F.linear(x, weight, model[place].bias)
+        x = x.relu() if place == 0 else x
+    assert torch.allclose(x, output, atol=1e-5)
+
+
+# -- sensitivity -----------------------------------------------------------------
+
+
+def test_sensitivity_is_the_ratio_of_the_output_to_its_error() -> None:
+    """Of each operator alone, on exact inputs."""
+    model, x = layers()
+    tool = QuantizeTool(weight_bits=3, activation_bits=0)
+    found = {op.id: op for op in tool.sensitivity(lambda: model(x)).ops}
+    inputs = {0: x, 2: model[:2](x)}
+    for place, value in inputs.items():
+        layer = model[place]
+        scale = layer.weight.detach().abs().amax(1) / 3
+        zero = torch.zeros(len(scale), dtype=torch.int32)
+        weight = torch.fake_quantize_per_channel_affine(layer.weight, scale, zero, 0, -3, 3)
+        exact = layer(value).detach().double()
+        error = (F.linear(value, weight, layer.bias).detach().double() - exact).square().sum()
+        expected = 10 * math.log10(float(exact.square().sum() / error))
+        assert found[f"Sequential.{place}/linear:0"].sqnr == pytest.approx(expected, rel=1e-4)
+
+
+def test_the_metric_is_that_of_a_model_with_one_operator_quantized() -> None:
+    model, x = layers()
+    golden = model(x).detach()
+
+    def metric(output: Any) -> float:
+        return -float((output.detach() - golden).abs().sum())
+
+    options: dict[str, Any] = {"weight_bits": 2, "activation_bits": 4}
+    found = QuantizeTool(**options).sensitivity(lambda: model(x), metric)
+    assert found.baseline == 0
+    assert [op.metric for op in found.ops] == sorted(op.metric for op in found.ops)
+    ids = ["Sequential.0/linear:0", "Sequential.2/linear:0"]
+    for alone, other in (ids, ids[::-1]):
+        tool = QuantizeTool(**options, exclude=[other])
+        with amanda.apply(tool):
+            model(x)
+            expected = metric(model(x))
+        assert next(op.metric for op in found.ops if op.id == alone) == pytest.approx(expected)
+
+
+def test_the_list_to_exclude_can_be_pasted() -> None:
+    model, x = layers()
+    found = QuantizeTool(weight_bits=2).sensitivity(lambda: model(x))
+    worst = found.exclude(worst=1)
+    assert worst == [found.ops[0].id]
+    assert found.exclude(sqnr_below=1000) == [op.id for op in found.ops]
+    scope: dict[str, Any] = {}
+    exec(found.text(worst=1), scope)
+    tool = QuantizeTool(weight_bits=2, exclude=scope["exclude"])
+    with amanda.apply(tool):
+        model(x)
+    assert list(tool.ops) == [found.ops[1].id]
+    assert found.text(sqnr_below=-1000) == "exclude=[]"
+
+
+def test_measuring_leaves_tool_and_model_as_they_were() -> None:
+    model, x = layers()
+    tool = QuantizeTool()
+    before = model(x)
+    tool.sensitivity(lambda: model(x), lambda y: float(y.detach().sum()))
+    assert torch.equal(model(x), before)
+    fresh = QuantizeTool()
+    with amanda.apply(fresh):
+        model(x)
+        expected = model(x)
+    with amanda.apply(tool):
+        assert torch.equal(model(x), expected)
+
+
+@pytest.mark.parametrize("name", ["resnet18", "bert"])
+def test_real_models_have_a_ranking(name: str) -> None:
+    model, inputs = models.build(name, training=False)
+    tool = QuantizeTool(ops=("conv2d", "linear", "attention"))
+    with torch.no_grad():
+        found = tool.sensitivity(lambda: model(**inputs))
+    assert [op.sqnr for op in found.ops] == sorted(op.sqnr for op in found.ops)
+    assert all(15 < op.sqnr < 60 for op in found.ops)
+    assert len(found.ops) == len(tool.ops)
+
+
+def test_sensitivity_of_nothing_or_of_learned_ranges_is_refused() -> None:
+    model, x = layers()
+    with pytest.raises(AmandaError, match="meets no op of the types conv3d"):
+        QuantizeTool(ops=["conv3d"]).sensitivity(lambda: model(x))
+    with pytest.raises(AmandaError, match="ranges that are not learned"):
+        QuantizeTool(method="qat").sensitivity(lambda: model(x))
