@@ -11,6 +11,7 @@ from typing import Any
 import tensorflow as tf
 
 import amanda
+from amanda import _state
 from amanda._import_hook import Watch
 from amanda._patching import PatchSet
 from amanda.action import Action
@@ -194,7 +195,7 @@ class EagerDriver(TensorFlowEagerDriver):
 
         def imperative_grad(tape: Any, *args: Any, **kwargs: Any) -> Any:
             tracker = LOCAL.tracker
-            if tracker is None or tracker.muted:
+            if tracker is None or tracker.muted or _state.STATE.paused:
                 return vanilla(tape, *args, **kwargs)
             outer = tracker.enter_backward()
             try:
@@ -224,7 +225,7 @@ def _record_gradient(vanilla: Any) -> Any:
 def _layer_call(vanilla: Any) -> Any:
     def __call__(layer: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: N807
         tracker = LOCAL.tracker
-        if tracker is None or tracker.muted:
+        if tracker is None or tracker.muted or _state.STATE.paused:
             return vanilla(layer, *args, **kwargs)
         tracker.enter_layer(layer)
         try:

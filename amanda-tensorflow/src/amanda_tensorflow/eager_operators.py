@@ -13,6 +13,7 @@ import weakref
 from collections.abc import Callable
 from typing import Any
 
+from amanda import _state
 from amanda.action import ActionPlan
 from amanda.dispatch import Dispatcher
 from amanda_tensorflow import _internals
@@ -80,13 +81,14 @@ class Operators:
         """The fast path, in which operators of interest fall back."""
         look, note = self._look, self._values.note
         local, no_tape_records = LOCAL, _internals.no_tape_records
-        fallback = self._fallback
+        fallback, state = self._fallback, _state.STATE
 
         def TFE_Py_FastPathExecute(ctx: Any, op_name: str, name: Any, *args: Any) -> Any:  # noqa: N802
             tracker = local.tracker
             if tracker is None:
                 return vanilla(ctx, op_name, name, *args)
-            if tracker.stale and not tracker.refresh():
+            # Whichever driver calls a tool: what that does is vanilla in all of them.
+            if state.paused or (tracker.stale and not tracker.refresh()):
                 if tracker.marking is not None and not no_tape_records():
                     raise fallback(op_name)
                 return vanilla(ctx, op_name, name, *args)
@@ -226,7 +228,7 @@ class Operators:
                 return originals.execute(op_name, num_outputs, inputs, attrs, ctx, name)
             tracker.recorded = None
             kind = op_name.decode() if isinstance(op_name, bytes) else op_name
-            listening = not tracker.stale or tracker.refresh()
+            listening = not _state.STATE.paused and (not tracker.stale or tracker.refresh())
             cell = tracker.empty_cell(ctx.scope_name, kind) if listening else None
             if cell is not None:
                 outputs = originals.execute(op_name, num_outputs, inputs, attrs, ctx, name)

@@ -14,6 +14,7 @@ from typing import Any
 
 import attrs
 
+from amanda import _state
 from amanda.dispatch import Dispatcher
 from amanda_tensorflow import _internals
 from amanda_tensorflow.eager_ids import LOCAL, Tracker
@@ -84,7 +85,7 @@ def noting_places(vanilla: Any) -> Any:
 
     def _eager_mode_decorator(f: Any, args: Any, kwargs: Any) -> Any:
         tracker = LOCAL.tracker
-        if tracker is None or tracker.muted:
+        if tracker is None or tracker.muted or _state.STATE.paused:
             return vanilla(f, args, kwargs)
         place = None
         if _internals.is_recomputed(f):

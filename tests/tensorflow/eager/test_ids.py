@@ -184,3 +184,26 @@ def test_callbacks_on_operators(inside: bool) -> None:
     assert len(calls) == 3
     assert called.count(b"Relu") == (1 if inside else 2)
     assert execute.execute is found
+
+
+def test_what_tools_run_elsewhere() -> None:
+    """What a tool runs at once while another driver calls it is vanilla, and not counted."""
+    ids: list[str] = []
+    function = tf.function(tf.tanh)
+
+    def routine(*tensors: Any) -> None:
+        tf.nn.relu(X)
+
+    def analyse(context: amanda.OpContext) -> None:
+        tf.nn.relu(X)
+        ids.append(context.get_op_id())
+        context.insert_before_op(routine)
+
+    drivers = ["tensorflow-eager", "tensorflow-function"]
+    with amanda.apply(Acting("", analyse), drivers=drivers):
+        for _ in range(3):
+            amanda.new_iteration()
+            function(X)
+            tf.nn.relu(X)
+    assert [op_id for op_id in ids if "Relu" in op_id] == ["/Relu:0"]
+    assert any("Tanh" in op_id for op_id in ids)
