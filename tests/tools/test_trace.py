@@ -7,14 +7,33 @@ import json
 import threading
 from pathlib import Path
 from typing import Any
+from xml.etree import ElementTree
+
+import pytest
 
 import amanda
 from amanda.testing import loopback as lb
+from amanda_tools.drawing import positions, svg_lines
 from amanda_tools.trace import TraceTool, dot_lines
+
+HERE = "tests/tools/test_trace.py"
+
+
+def line_of(text: str) -> int:
+    """The number of the line of this file that ends with a text."""
+    lines = Path(__file__).read_text(encoding="utf-8").splitlines()
+    [number] = [i for i, line in enumerate(lines, 1) if line.endswith(text)]
+    return number
+
+
+@pytest.fixture(autouse=True)
+def _root(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Lines are told relative to the current folder."""
+    monkeypatch.chdir(Path(__file__).parents[2])
 
 
 def step(net: Any) -> None:
-    lb.sum(lb.relu(net(lb.tensor([[2.0]])))).backward()
+    lb.sum(lb.relu(net(lb.tensor([[2.0]])))).backward()  # the step
 
 
 def traced(times: int = 2, **options: Any) -> TraceTool:
@@ -36,6 +55,7 @@ def test_the_result_holds_the_graph() -> None:
         "direction": "forward",
         "module": "0",
         "namespace": "loopback/1.0/eager",
+        "source": f"{HERE}:{line_of('# the step')}",
         "inputs": [0, 1, 2],
         "input_names": ["input", "weight", "bias"],
         "outputs": [3],
@@ -77,16 +97,20 @@ def test_the_timeline_can_be_limited_or_left_out() -> None:
     assert without.result()["ops"] == limited.result()["ops"]
 
 
-def test_files_are_written_for_perfetto_and_graphviz(tmp_path: Path) -> None:
-    """The timeline is in the trace-event format; the graph is a digraph."""
-    tool = traced(dot=True)
-    paths = tool.write_files(tmp_path, "trace")
-    assert [path.name for path in paths] == ["trace.timeline.json", "trace.dot"]
-    data = json.loads(paths[0].read_text())
+def events_of(path: Path, phase: str) -> list[dict[str, Any]]:
+    data = json.loads(path.read_text())
     assert data["displayTimeUnit"] == "ms"
-    assert len(data["traceEvents"]) == len(tool.timeline.spans)
-    event = data["traceEvents"][0]
-    assert {**event, "ts": 0, "dur": 0, "pid": 0, "tid": 0} == {
+    return [event for event in data["traceEvents"] if event["ph"] == phase]
+
+
+def test_files_are_written_for_perfetto_and_graphviz(tmp_path: Path) -> None:
+    """The timeline is in the trace-event format; the graph is a digraph and a picture."""
+    tool = traced(dot=True, svg=True)
+    paths = tool.write_files(tmp_path, "trace")
+    assert [path.name for path in paths] == ["trace.timeline.json", "trace.dot", "trace.svg"]
+    operators = [e for e in events_of(paths[0], "X") if e["cat"] != "module"]
+    assert len(operators) == len(tool.timeline.spans)
+    assert {**operators[0], "ts": 0, "dur": 0, "pid": 0, "tid": 0} == {
         "name": "linear",
         "cat": "forward",
         "ph": "X",
@@ -94,9 +118,127 @@ def test_files_are_written_for_perfetto_and_graphviz(tmp_path: Path) -> None:
         "dur": 0,
         "pid": 0,
         "tid": 0,
-        "args": {"id": "Sequential.0/linear:0", "module": "0"},
+        "args": {
+            "id": "Sequential.0/linear:0",
+            "module": "0",
+            "source": f"{HERE}:{line_of('# the step')}",
+        },
     }
     assert paths[1].read_text().splitlines()[0] == "digraph amanda {"
+
+
+def test_modules_have_tracks_above_their_operators(tmp_path: Path) -> None:
+    """Each call of a module is a slice around its operators, inside of its parent's slice."""
+    inner = lb.Sequential(lb.Linear([[1.0]]), lb.Linear([[2.0]]))
+    net, tool = lb.Sequential(inner, lb.Linear([[3.0]])), TraceTool()
+    with amanda.apply(tool):
+        for _ in range(2):
+            step(net)
+    [path] = tool.write_files(tmp_path, "trace")
+    slices = [e for e in events_of(path, "X") if e["cat"] == "module"]
+    forward = [e for e in slices if "(backward)" not in e["args"]["module"]]
+    assert [e["args"]["module"] for e in forward] == 2 * [
+        "Sequential.0.0", "Sequential.0.1", "Sequential.0", "Sequential.1", "Sequential",
+    ]  # fmt: skip
+    operators = [e for e in events_of(path, "X") if e["cat"] != "module"]
+    assert {e["tid"] for e in slices}.isdisjoint(e["tid"] for e in operators)
+    for event in forward[:4]:
+        outer = forward[4]
+        assert outer["ts"] <= event["ts"]
+        assert event["ts"] + event["dur"] <= outer["ts"] + outer["dur"] + 1e-6
+    held = [e for e in operators if e["args"]["id"].startswith("Sequential.0.0/")]
+    assert any(forward[0]["ts"] <= e["ts"] for e in held)
+    names = {e["tid"]: e["args"]["name"] for e in events_of(path, "M")}
+    assert all(names[e["tid"]].startswith("modules") for e in slices)
+
+
+def test_memory_is_a_counter(tmp_path: Path) -> None:
+    """The resident memory is that of the process, unless it is not wanted."""
+    [path] = traced().write_files(tmp_path, "trace")
+    counters = events_of(path, "C")
+    assert {e["name"] for e in counters} == {"resident memory"}
+    status = Path("/proc/self/status").read_text()
+    [line] = [line for line in status.splitlines() if line.startswith("VmRSS")]
+    resident = int(line.split()[1]) * 1024
+    assert counters[0]["args"]["bytes"] == pytest.approx(resident, rel=0.5)
+    [path] = traced(memory=False).write_files(tmp_path, "trace")
+    assert events_of(path, "C") == []
+
+
+def test_a_long_run_is_on_the_disk_and_not_in_memory(tmp_path: Path) -> None:
+    """Most spans of many are in a file; all of them are read back and written."""
+    tool = TraceTool()
+    with amanda.apply(tool):
+        for _ in range(5000):
+            lb.relu(lb.tensor([1.0]))
+            amanda.new_iteration()
+    timeline = tool.timeline
+    assert len(timeline._buffer) < 4 * 4096
+    assert len(timeline.spans) == timeline.kept == 5000
+    assert sum(s.duration for s in timeline.spans) / 1e9 == pytest.approx(
+        sum(timeline.seconds().values())
+    )
+    [path] = tool.write_files(tmp_path, "trace")
+    assert sum(e["cat"] != "module" for e in events_of(path, "X")) == 5000
+
+
+def test_a_full_disk_costs_the_timeline_and_not_the_program(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """What cannot be written is counted, and the program goes on."""
+
+    class Full:
+        def write(self, data: bytes) -> None:
+            raise OSError(28, "No space left on device")
+
+        def close(self) -> None:
+            """Nothing has been opened."""
+
+    tool = TraceTool(memory=False)
+    monkeypatch.setattr("tempfile.TemporaryFile", lambda **_: Full())
+    with amanda.apply(tool):
+        for _ in range(5000):
+            lb.relu(lb.tensor([1.0]))
+            amanda.new_iteration()
+    assert (tool.timeline.kept, tool.timeline.dropped) == (0, 5000)
+    assert tool.summary()["executions_not_kept"] == 5000
+
+
+def test_operators_that_are_met_later_are_connected_on_demand() -> None:
+    """A branch that is first taken in the second iteration reads a tensor of the first."""
+
+    def run(tool: TraceTool) -> list[tuple[str, str]]:
+        with amanda.apply(tool):
+            for i in range(2):
+                y = lb.relu(lb.tensor([1.0]))
+                if i:
+                    lb.mul(y, 2.0)
+                amanda.new_iteration()
+        return [(edge.producer, edge.consumer) for edge in tool.graph.edges]
+
+    assert run(TraceTool(follow=True)) == [("/relu:0", "/mul:0")]
+    assert run(TraceTool()) == []
+
+
+def test_the_picture_has_every_operator_and_every_edge() -> None:
+    """It is well-formed, no boxes overlap, and a box lies below those that it reads from."""
+    net = lb.Sequential(lb.Linear([[1.0]], [0.5]), lb.Linear([[2.0]]))
+    tool = TraceTool(timeline=False)
+    with amanda.apply(tool):
+        x = net(lb.tensor([[2.0]]))
+        lb.sum(lb.mul(lb.relu(x), lb.mul(x, x)))
+    root = ElementTree.fromstring("\n".join(svg_lines(tool.graph, tool.sources)))
+    namespace = "{http://www.w3.org/2000/svg}"
+    boxes = root.findall(f"{namespace}g")
+    assert len(boxes) == len(tool.graph.ops)
+    assert len(root.findall(f"{namespace}path")) == len(tool.graph.edges)
+    titles = [box.findtext(f"{namespace}title") or "" for box in boxes]
+    assert titles[0].splitlines()[0] == "Sequential.0/linear:0"
+    places = positions(tool.graph)
+    assert len({*places.values()}) == len(boxes)
+    for edge in tool.graph.edges:
+        assert places[edge.producer][1] < places[edge.consumer][1]
+    assert places["/relu:0"][1] == places["/mul:0"][1]
 
 
 def test_the_digraph_quotes_its_names() -> None:

@@ -1,18 +1,26 @@
-"""When each operator ran: spans, and their file in the Chrome trace-event format."""
+"""When each operator ran: spans, streamed to disk while the program runs."""
 
 from __future__ import annotations
 
-import os
+import array
+import tempfile
 import threading
 import time
-from collections.abc import Iterator
-from pathlib import Path
-from typing import Any
+import weakref
+from collections.abc import Callable, Iterator
+from typing import IO
 
 import attrs
 
 from amanda import OpContext
-from amanda.tools.reporting import OpDescription, describe, write_json
+from amanda.tools.reporting import OpDescription, describe
+from amanda_tools.memory import device_bytes, resident_bytes
+
+_BUFFERED = 4 * 4096
+"""Numbers that wait in memory; four make a record."""
+
+_SAMPLE = 1_000_000
+"""Nanoseconds between two looks at the memory."""
 
 
 @attrs.frozen
@@ -31,85 +39,148 @@ class Span:
     duration: int
     thread: int
 
+    @property
+    def end(self) -> int:
+        """Nanoseconds since the timeline began."""
+        return self.start + self.duration
+
+
+@attrs.frozen
+class MemorySample:
+    """How much memory was in use at a moment.
+
+    Attributes:
+        time: nanoseconds since the timeline began.
+        resident: bytes of the process in main memory.
+        device: bytes of tensors on the current CUDA device.
+    """
+
+    time: int
+    resident: int
+    device: int
+
 
 class Timeline:
-    """The spans of all executions, up to a limit.
+    """The spans of all executions, up to a limit, in a temporary file.
 
     A span lies between two instrumentation routines, so that it holds the cost
     of the instrumentation of this one operator too. Operators of a device that
-    works asynchronously show the time of their launch.
+    works asynchronously show the time of their launch. What is in memory does
+    not grow with the number of executions.
 
     Args:
         limit: spans to keep; those after are counted only.
+        memory: look at the memory too, at most once in a millisecond.
 
     Attributes:
-        spans: the spans, in the order in which they ended.
-        dropped: how many were not kept.
+        kept: how many spans were kept.
+        dropped: how many were not, for the limit or for want of space on the disk.
     """
 
-    def __init__(self, limit: int) -> None:
-        self.spans: list[Span] = []
+    def __init__(self, limit: int, *, memory: bool = True) -> None:
+        self.kept = 0
         self.dropped = 0
+        self._ops: list[OpDescription] = []
+        self._numbers: dict[str, int] = {}
+        self._totals: list[int] = []
         self._limit = limit
+        self._buffer = array.array("q")
+        self._file: IO[bytes] | None = None
+        self._is_lost = False
+        # Without a look at the memory the next one is due never.
+        self._next_sample: float = 0 if memory else float("inf")
         self._began = time.perf_counter_ns()
+
+    # -- recording --------------------------------------------------------
 
     def watch(self, context: OpContext) -> None:
         """Insert the routines that time an operator; called in an analysis before it."""
-        watch = _Watch(self, describe(context))
+        op = describe(context)
+        number = self._numbers.setdefault(op.id, len(self._ops))
+        if number == len(self._ops):
+            self._ops.append(op)
+            self._totals.append(0)
+        start, stop = self._routines(number)
         if context.is_forward():
-            context.insert_before_op(watch.start, inputs=[])
-            context.insert_after_op(watch.stop, outputs=[])
+            context.insert_before_op(start, inputs=[])
+            context.insert_after_op(stop, outputs=[])
         else:
-            context.insert_before_backward_op(watch.start, grad_outputs=[])
-            context.insert_after_backward_op(watch.stop, grad_inputs=[])
+            context.insert_before_backward_op(start, grad_outputs=[])
+            context.insert_after_backward_op(stop, grad_inputs=[])
 
-    def add(self, op: OpDescription, start: int, end: int) -> None:
-        """Keep a span, given in the nanoseconds of ``time.perf_counter_ns()``."""
-        if len(self.spans) >= self._limit:
+    def _routines(self, number: int) -> tuple[Callable[[], None], Callable[[], None]]:
+        """The routines before and after one operator."""
+        started: dict[int, int] = {}
+        thread, clock, add = threading.get_ident, time.perf_counter_ns, self._add
+
+        def start() -> None:
+            started[thread()] = clock()
+
+        def stop() -> None:
+            end = clock()
+            begin = started.pop(thread(), None)
+            if begin is not None:
+                add(number, begin, end)
+
+        return start, stop
+
+    def _add(self, number: int, start: int, end: int) -> None:
+        self._totals[number] += end - start
+        if self.kept >= self._limit or self._is_lost:
             self.dropped += 1
             return
-        thread = threading.get_native_id()
-        self.spans.append(Span(op, start - self._began, end - start, thread))
+        self.kept += 1
+        buffer = self._buffer
+        buffer.extend((number, start - self._began, end - start, threading.get_native_id()))
+        if end >= self._next_sample:
+            self._next_sample = end + _SAMPLE
+            buffer.extend((-1, end - self._began, resident_bytes(), device_bytes()))
+        if len(buffer) >= _BUFFERED:
+            self._flush()
+
+    def _flush(self) -> None:
+        try:
+            if self._file is None:
+                self._file = tempfile.TemporaryFile(prefix="amanda-timeline-")  # noqa: SIM115
+                weakref.finalize(self, self._file.close)
+            self._file.write(self._buffer.tobytes())
+        except OSError:
+            # The program goes on without the rest of its timeline.
+            lost = sum(number >= 0 for number in self._buffer[::4])
+            self._is_lost = True
+            self.kept -= lost
+            self.dropped += lost
+        del self._buffer[:]
+
+    # -- reading ----------------------------------------------------------
+
+    def records(self) -> Iterator[Span | MemorySample]:
+        """Spans and memory samples, in the order in which they ended, from the disk."""
+        if self._file is not None:
+            self._file.flush()
+            self._file.seek(0)
+            while chunk := self._file.read(_BUFFERED * self._buffer.itemsize):
+                part = array.array("q")
+                part.frombytes(chunk[: len(chunk) - len(chunk) % 32])
+                yield from self._parsed(part)
+            self._file.seek(0, 2)
+        yield from self._parsed(self._buffer)
+
+    def _parsed(self, numbers: array.array[int]) -> Iterator[Span | MemorySample]:
+        for i in range(0, len(numbers), 4):
+            number, first, second, third = numbers[i : i + 4]
+            if number < 0:
+                yield MemorySample(first, second, third)
+            else:
+                yield Span(self._ops[number], first, second, third)
+
+    @property
+    def spans(self) -> list[Span]:
+        """All spans that were kept, in the order in which they ended."""
+        return [record for record in self.records() if isinstance(record, Span)]
 
     def seconds(self) -> dict[str, float]:
-        """Total time of each operator, by id."""
-        totals: dict[str, int] = {}
-        for span in self.spans:
-            totals[span.op.id] = totals.get(span.op.id, 0) + span.duration
-        return {op_id: nanoseconds / 1e9 for op_id, nanoseconds in totals.items()}
-
-    def write(self, path: Path) -> None:
-        """Write a file for Perfetto (ui.perfetto.dev) or ``chrome://tracing``."""
-        write_json(path, {"traceEvents": list(self._events()), "displayTimeUnit": "ms"})
-
-    def _events(self) -> Iterator[dict[str, Any]]:
-        process = os.getpid()
-        for span in self.spans:
-            yield {
-                "name": span.op.type,
-                "cat": span.op.direction,
-                "ph": "X",
-                "ts": span.start / 1000,
-                "dur": span.duration / 1000,
-                "pid": process,
-                "tid": span.thread,
-                "args": {"id": span.op.id, "module": span.op.module},
-            }
-
-
-class _Watch:
-    """The two routines of one operator."""
-
-    def __init__(self, timeline: Timeline, op: OpDescription) -> None:
-        self._timeline = timeline
-        self._op = op
-        self._started: dict[int, int] = {}
-
-    def start(self) -> None:
-        self._started[threading.get_ident()] = time.perf_counter_ns()
-
-    def stop(self) -> None:
-        end = time.perf_counter_ns()
-        start = self._started.pop(threading.get_ident(), None)
-        if start is not None:
-            self._timeline.add(self._op, start, end)
+        """Total time of each operator, by id, of spans that were not kept too."""
+        return {
+            op.id: total / 1e9 for op, total in zip(self._ops, self._totals, strict=True) if total
+        }

@@ -12,7 +12,10 @@ import attrs
 from amanda import OpContext
 from amanda.tools.graph_tracing import Graph, GraphTracingTool, TracedOp
 from amanda.tools.reporting import Table, place
+from amanda_tools import chrome
+from amanda_tools.drawing import svg_lines
 from amanda_tools.printing import PrintingTool
+from amanda_tools.source import source_line
 from amanda_tools.timeline import Timeline
 
 
@@ -22,13 +25,20 @@ class TraceOptions:
 
     Attributes:
         timeline: also record when each operator ran, and write a file for Perfetto.
+        memory: with the timeline, also record how much memory is in use.
         limit: executions that the timeline keeps; later ones are counted only.
         dot: also write the graph for Graphviz.
+        svg: also draw the graph.
+        follow: follow tensors at every execution and not at an operator's first only, so
+            that operators first met in a later iteration are connected too; slower.
     """
 
     timeline: bool = True
-    limit: int = 200_000
+    memory: bool = True
+    limit: int = attrs.field(default=5_000_000, validator=attrs.validators.ge(0))
     dot: bool = False
+    svg: bool = False
+    follow: bool = False
 
 
 class TraceTool(PrintingTool[TraceOptions]):
@@ -36,6 +46,7 @@ class TraceTool(PrintingTool[TraceOptions]):
 
     Attributes:
         timeline: the spans of all executions; empty if not asked for.
+        sources: id of each forward operator to the user's line that runs it.
     """
 
     name = "trace"
@@ -43,20 +54,23 @@ class TraceTool(PrintingTool[TraceOptions]):
 
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)
-        self._tracing = GraphTracingTool()
-        self.timeline = Timeline(self.options.limit)
+        self._tracing = GraphTracingTool(follow=self.options.follow)
+        self.timeline = Timeline(self.options.limit, memory=self.options.memory)
+        self.sources: dict[str, str] = {}
         self.depends_on(self._tracing)
+        self.add_inst_for_op(self._analyse)
         if self.options.timeline:
-            self.add_inst_for_op(self._watch)
-            self.add_inst_for_op(self._watch, backward=True)
+            self.add_inst_for_op(self.timeline.watch, backward=True)
 
     @property
     def graph(self) -> Graph:
         """The graph."""
         return self._tracing.graph
 
-    def _watch(self, context: OpContext) -> None:
-        self.timeline.watch(context)
+    def _analyse(self, context: OpContext) -> None:
+        self.sources[context.get_op_id()] = source_line()
+        if self.options.timeline:
+            self.timeline.watch(context)
 
     # -- result -----------------------------------------------------------
 
@@ -74,7 +88,8 @@ class TraceTool(PrintingTool[TraceOptions]):
         return [row for op in self.graph.ops for row in self._rows(op)]
 
     def _rows(self, op: TracedOp) -> Iterator[dict[str, Any]]:
-        common = {"module": op.module, "namespace": op.namespace}
+        source = self.sources.get(op.id, "")
+        common = {"module": op.module, "namespace": op.namespace, "source": source}
         yield {
             "id": op.id,
             "type": op.type,
@@ -99,7 +114,7 @@ class TraceTool(PrintingTool[TraceOptions]):
             "inputs": len(graph.inputs),
             "parameters": len(graph.parameters),
             "outputs": len(graph.outputs),
-            "executions": len(self.timeline.spans),
+            "executions": self.timeline.kept,
             "executions_not_kept": self.timeline.dropped,
         }
 
@@ -141,14 +156,19 @@ class TraceTool(PrintingTool[TraceOptions]):
     # -- files ------------------------------------------------------------
 
     def write_files(self, folder: Path, stem: str) -> Sequence[Path]:
-        """Write ``<stem>.timeline.json`` for Perfetto and ``<stem>.dot`` for Graphviz."""
+        """Write ``<stem>.timeline.json`` for Perfetto, ``<stem>.dot`` for Graphviz and
+        ``<stem>.svg``, the picture."""
         written = []
         if self.options.timeline:
             written.append(folder / f"{stem}.timeline.json")
-            self.timeline.write(written[-1])
+            chrome.write(self.timeline, self.sources, written[-1])
         if self.options.dot:
             written.append(folder / f"{stem}.dot")
             written[-1].write_text("\n".join(dot_lines(self.graph)), encoding="utf-8")
+        if self.options.svg:
+            written.append(folder / f"{stem}.svg")
+            lines = svg_lines(self.graph, self.sources)
+            written[-1].write_text("\n".join(lines), encoding="utf-8")
         return written
 
 

@@ -37,16 +37,22 @@ class GraphTracingTool(Tool):
 
     Each operator is recorded at its first execution; a routine follows its
     outputs at every execution, so that operators that are first met later are
-    connected too. A tensor that a tool has put in the place of another one is
-    connected only if that tool acts before this one.
+    connected too. Without it an operator that is first met in a later iteration
+    reads from tensors that seem to come from outside of the graph. A tensor that
+    a tool has put in the place of another one is connected only if that tool acts
+    before this one.
+
+    Args:
+        follow: use that routine. Without it an operator costs nothing once it is recorded.
 
     Attributes:
         graph: the graph, which other tools find as ``context["graph"]``.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, follow: bool = True) -> None:
         super().__init__()
         self.graph = Graph()
+        self._follows = follow
         self.depends_on(MappingTool.standard())
         self.add_inst_for_op(self._trace, require_outputs=True)
         self.add_inst_for_op(self._trace_backward, backward=True)
@@ -56,7 +62,7 @@ class GraphTracingTool(Tool):
 
     def _trace(self, context: OpContext) -> None:
         op = self.graph.add(context)
-        if any(tensor is not None for tensor in op.outputs):
+        if self._follows and any(tensor is not None for tensor in op.outputs):
             context.insert_after_op(self._follow, op=op)
 
     def _trace_backward(self, context: OpContext) -> None:

@@ -1,0 +1,118 @@
+"""A picture of the operator graph: layers from top to bottom, as SVG."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator, Mapping
+from xml.sax.saxutils import escape
+
+from amanda.tools.graph import Graph, TracedOp
+
+_WIDTH, _HEIGHT = 180, 34
+_GAP_X, _GAP_Y = 24, 40
+_SWEEPS = 4
+
+
+def svg_lines(graph: Graph, sources: Mapping[str, str]) -> Iterator[str]:
+    """The forward operators and their edges; hovering shows id, module and line.
+
+    An operator is one layer below the lowest operator that it reads from; within a
+    layer operators are ordered by where their neighbours are (barycentres, after
+    Sugiyama, Tagawa and Toda, 1981).
+    """
+    places = positions(graph)
+    width = max((x for x, _ in places.values()), default=0) + _WIDTH + _GAP_X
+    height = max((y for _, y in places.values()), default=0) + _HEIGHT + _GAP_Y
+    yield (
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width:.0f} {height:.0f}" '
+        f'width="{width:.0f}" height="{height:.0f}" font-family="sans-serif" font-size="12">'
+    )
+    yield '<rect width="100%" height="100%" fill="white"/>'
+    for edge in graph.edges:
+        yield _edge(places[edge.producer], places[edge.consumer])
+    for op in graph.ops:
+        yield from _box(op, places[op.id], sources.get(op.id, ""))
+    yield "</svg>"
+
+
+def positions(graph: Graph) -> dict[str, tuple[float, float]]:
+    """The upper left corner of each operator's box."""
+    above = {op.id: [p.id for p in graph.producers(op.id)] for op in graph.ops}
+    layers = _layers(above)
+    below: dict[str, list[str]] = {op_id: [] for op_id in above}
+    for op_id, producers in above.items():
+        for producer in producers:
+            below[producer].append(op_id)
+    column: dict[str, float] = {}
+    for layer in layers:
+        column.update((op_id, float(i)) for i, op_id in enumerate(layer))
+    for sweep in range(_SWEEPS):
+        downwards = sweep % 2 == 0
+        neighbours = above if downwards else below
+        for layer in layers if downwards else reversed(layers):
+            layer.sort(key=lambda op_id: _barycentre(op_id, neighbours, column))
+            start = -len(layer) / 2
+            column.update((op_id, start + i) for i, op_id in enumerate(layer))
+    left = min(column.values(), default=0)
+    return {
+        op_id: (
+            _GAP_X + (column[op_id] - left) * (_WIDTH + _GAP_X),
+            _GAP_Y / 2 + depth * (_HEIGHT + _GAP_Y),
+        )
+        for depth, layer in enumerate(layers)
+        for op_id in layer
+    }
+
+
+def _layers(above: Mapping[str, list[str]]) -> list[list[str]]:
+    """The operators by the length of the longest way to them."""
+    depth: dict[str, int] = {}
+    layers: list[list[str]] = []
+    # An operator comes after those that it reads from, except where a later execution
+    # of an earlier one read from it.
+    for op_id, producers in above.items():
+        depth[op_id] = 1 + max((depth.get(producer, -1) for producer in producers), default=-1)
+        while len(layers) <= depth[op_id]:
+            layers.append([])
+        layers[depth[op_id]].append(op_id)
+    return layers
+
+
+def _barycentre(
+    op_id: str, neighbours: Mapping[str, list[str]], column: Mapping[str, float]
+) -> float:
+    found = [column[other] for other in neighbours[op_id]]
+    return sum(found) / len(found) if found else column[op_id]
+
+
+def _edge(start: tuple[float, float], end: tuple[float, float]) -> str:
+    x1, y1 = start[0] + _WIDTH / 2, start[1] + _HEIGHT
+    x2, y2 = end[0] + _WIDTH / 2, end[1]
+    bend = max(_GAP_Y / 2, abs(y2 - y1) / 3)
+    return (
+        f'<path d="M{x1:.0f},{y1:.0f} C{x1:.0f},{y1 + bend:.0f} {x2:.0f},{y2 - bend:.0f} '
+        f'{x2:.0f},{y2:.0f}" fill="none" stroke="#8a94a6"/>'
+    )
+
+
+def _box(op: TracedOp, place: tuple[float, float], source: str) -> Iterator[str]:
+    x, y = place
+    about = "\n".join(text for text in (op.id, op.module, source) if text)
+    yield f'<g class="op"><title>{escape(about)}</title>'
+    yield (
+        f'<rect x="{x:.0f}" y="{y:.0f}" width="{_WIDTH}" height="{_HEIGHT}" rx="5" '
+        f'fill="{colour(op.type)}" stroke="#4a5568"/>'
+    )
+    text = f'<text x="{x + _WIDTH / 2:.0f}" text-anchor="middle"'
+    yield f'{text} y="{y + 14:.0f}">{_cut(op.type)}</text>'
+    yield f'{text} y="{y + 28:.0f}" font-size="10" fill="#4a5568">{_cut(op.module)}</text></g>'
+
+
+def _cut(text: str) -> str:
+    return escape(text if len(text) <= 28 else f"…{text[-27:]}")
+
+
+def colour(kind: str) -> str:
+    """A light colour for an op type, the same in every picture."""
+    hue = int.from_bytes(hashlib.sha256(kind.encode()).digest()[:2], "big") % 360
+    return f"hsl({hue},60%,86%)"
