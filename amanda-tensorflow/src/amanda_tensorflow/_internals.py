@@ -607,6 +607,11 @@ def is_tape_of(inner: Any, tape: Any) -> bool:
     return inner is not None and inner is getattr(tape, "_tape", None)
 
 
+def original_op(op: Any) -> Any:
+    """The operator that ``tf.gradients`` has noted for one of its own; None for others."""
+    return op._original_op
+
+
 def is_stateful(op: Any) -> bool:
     """Whether an operator of a graph does more than give its outputs."""
     return bool(op._is_stateful)

@@ -98,6 +98,7 @@ class FunctionDriver(TensorFlowFunctionDriver, GraphModeDriver):
         )
         with instrument.building_copy():
             Replay(graph, instrument).function(site, _internals.output_count(function))
+        instrument.warn(site.ids)
         payload = None
         if building.is_changed:
             payload = Instrumented(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import warnings
 from collections.abc import Callable, Container, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
@@ -14,7 +15,7 @@ from amanda.action import Action, ActionPlan
 from amanda.backward import BackwardExecution, OpHandle
 from amanda.calls import BackwardCall, OpCall
 from amanda.dispatch import OpExecution
-from amanda.errors import CapabilityError, RoutineResultError, described
+from amanda.errors import CapabilityError, CoverageWarning, RoutineResultError, described
 from amanda_tensorflow import _internals
 from amanda_tensorflow.gradients import ForwardView, Gradients
 from amanda_tensorflow.known import KnownGraphs, KnownOp
@@ -45,6 +46,7 @@ if TYPE_CHECKING:
 Create = Callable[[Sequence[Any], Sequence[Any]], Any]
 """Adds the vanilla operator to the copy, with other inputs and nodes to wait for."""
 
+AMBIGUOUS = "backward ops built before `import amanda` whose forward op is ambiguous"
 UNOWNED = "backward ops of no forward op in the scope"
 SCOPE = "amanda"
 """Name scope of everything that is inserted into a copy."""
@@ -90,6 +92,7 @@ class Instrument:
         self.read = read
         self.gradients = Gradients(self)
         self.op_ids: list[str] = []
+        self.ambiguous: list[str] = []
         self.replay: Replay | None = None
         self._counts: collections.Counter[str] = collections.Counter()
 
@@ -98,6 +101,18 @@ class Instrument:
         """Within it, routines are inserted into this copy."""
         with self.dispatcher.build(self.building):
             yield
+
+    def warn(self, name: str) -> None:
+        """List what is ambiguous in the graph of this name, if a tool would have seen it."""
+        if self.ambiguous and any(s.analyses_backward() for s in self.building.scopes):
+            shown = ", ".join(self.ambiguous[:8]) + (", ..." if len(self.ambiguous) > 8 else "")
+            warnings.warn(
+                f"{name} was traced before `import amanda`: of {len(self.ambiguous)} of its "
+                f"operators it cannot be told whose gradient they are, and they are not "
+                f"instrumented ({shown})",
+                CoverageWarning,
+                stacklevel=2,
+            )
 
     # -- other graphs -----------------------------------------------------
 
@@ -188,7 +203,11 @@ class Instrument:
         call = self.gradients.owner(site, op)
         self.building.takes_reference = takes_reference(op.type)
         with tf.name_scope(f"{SCOPE}/{site.prefix}{op.name}/"):
-            if call is not None:
+            if op.name in site.log.ambiguous:
+                self._not_owned(AMBIGUOUS)
+                self.ambiguous.append(op.name)
+                self._plain(site, op, create(inputs, ()))
+            elif call is not None:
                 self._backward(site, op, call, inputs, create)
             elif site.is_backward and op.name not in site.log.owners:
                 self._plain(site, op, create(inputs, ()))
@@ -221,6 +240,8 @@ class Instrument:
         if plan is None:
             execution = self.dispatcher.begin(self._call(site, op, op_id, inputs))
             plan = execution.plan
+        if site.log.is_recovered:
+            refuse_unknown_gradients(site, op, plan)
         self.building.anchors = [c for o in op.control_inputs if (c := site.ops.get(o.name))]
         used = self._run(state.before, plan.before, inputs)
         new, outputs = self._executed(site, op, plan, used, create, state)
@@ -329,7 +350,7 @@ class Instrument:
         forward = self.gradients.view(site, call)
         if forward is None:
             if not self.gradients.is_own(site, call):
-                self._not_owned()
+                self._not_owned(UNOWNED)
             self._plain(site, op, create(inputs, ()))
             return
         key = f"{forward.op_id}{'/grad' * forward.depth}/{op.type}"
@@ -365,10 +386,10 @@ class Instrument:
         told = BackwardCall(view, backward_id, names, forward.inputs, forward.outputs)
         return BackwardExecution(self.dispatcher, handle, told)
 
-    def _not_owned(self) -> None:
-        """Count a backward operator whose forward operator ran outside of the scope."""
+    def _not_owned(self, why: str) -> None:
+        """Count a backward operator whose forward operator is not known."""
         if any(scope.analyses_backward() for scope in self.building.scopes):
-            self.dispatcher.not_seen(UNOWNED)
+            self.dispatcher.not_seen(why)
 
 
 def separate(tensors: Sequence[Any], only: Container[int] | None = None) -> list[Any]:
@@ -378,6 +399,23 @@ def separate(tensors: Sequence[Any], only: Container[int] | None = None) -> list
         _internals.identity(t) if is_routable(t) and (only is None or i in only) else t
         for i, t in enumerate(tensors)
     ]
+
+
+def refuse_unknown_gradients(site: Site, op: Any, plan: ActionPlan) -> None:
+    """Refuse what needs to know the gradients of an operator that were built too early.
+
+    Raises:
+        CapabilityError: a tool acts on them.
+    """
+    whole = [*plan.before_backward, *plan.after_backward]
+    whole += [action for action in (plan.replace_backward, plan.replace) if action is not None]
+    whole += [action for action in (*plan.before, *plan.after) if action.differentiable]
+    if whole and any(call.forward.name == op.name for call in site.log.calls):
+        raise CapabilityError(
+            f"{whole[0].routine} acts on the gradient of op {whole[0].op_id}, which was built "
+            "before `import amanda`, so that it is not known exactly; import amanda before the "
+            "function is traced or the gradient is added to the graph"
+        )
 
 
 def _has_value(tensor: Any) -> bool:

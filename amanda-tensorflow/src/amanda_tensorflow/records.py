@@ -63,10 +63,16 @@ class GradientLog:
     Attributes:
         calls: in the order in which they were made.
         owners: operator's name to the innermost call that made it.
+        ambiguous: names of operators of some gradient, nobody knows of which; only
+            in what was recovered.
+        is_recovered: whether it was recovered from the graph: calls do not tell
+            their gradients then.
     """
 
     calls: list[GradientCall] = attrs.field(factory=list)
     owners: dict[str, GradientCall] = attrs.field(factory=dict)
+    ambiguous: set[str] = attrs.field(factory=set)
+    is_recovered: bool = False
 
     def add(self, call: GradientCall) -> None:
         """Note one more call."""

@@ -101,6 +101,7 @@ class Instrumented:
             if roots:
                 self._site.refresh(request.fetches)
                 self._replay.body(self._site, roots)
+                self._instrument.warn(self._ids)
             return self._translated(request)
 
     def _translated(self, request: Request) -> Request:

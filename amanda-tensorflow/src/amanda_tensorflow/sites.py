@@ -12,6 +12,7 @@ import tensorflow as tf
 from amanda.action import ActionPlan
 from amanda_tensorflow import _internals
 from amanda_tensorflow.ops import attributes_of, named_with_type
+from amanda_tensorflow.recovery import completed
 from amanda_tensorflow.records import ForwardOp, GradientCall, GradientLog, TensorName, log_of
 
 _LOOK_THROUGH = frozenset(
@@ -123,8 +124,8 @@ class Site:
     def refresh(self, fetched: Sequence[Any] = ()) -> None:
         """Look again at what the graph holds: the user may have added to it."""
         self.fetched = [*self.fetched, *fetched]
-        self.log = log_of(self.graph)
         self._named = {op.name: op for op in self.graph.get_operations()}
+        self.log = completed(self.graph, log_of(self.graph), self._named)
         self.producers = {}
         self._order = {call: index for index, call in enumerate(self.log.calls)}
         self._differentiated = {}
