@@ -1,0 +1,292 @@
+"""What the benchmark of the TensorFlow drivers runs, and what it runs it under."""
+
+from __future__ import annotations
+
+import abc
+import functools
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Any
+
+import attrs
+import keras
+import numpy as np
+import tensorflow as tf
+
+import amanda
+
+tf1 = tf.compat.v1
+Step = Callable[[], Any]
+Model = Any
+
+RATE = 1e-4
+"""The learning rate; small, so that a network of random weights stays finite."""
+
+
+# -- the model ----------------------------------------------------------------
+
+
+@functools.cache
+def mask_of(shape: tuple[int, ...], as_tensor: bool) -> Any:
+    """A mask that keeps about half of a weight.
+
+    Args:
+        as_tensor: as a tensor of eager mode, which a traced function captures, instead of
+            an array, which becomes a constant of each graph.
+    """
+    mask = (np.random.default_rng(0).random(shape) < 0.5).astype(np.float32)
+    if not as_tensor:
+        return mask
+    with tf.init_scope():
+        return tf.constant(mask)
+
+
+class MaskedConv2D(keras.layers.Conv2D):  # type: ignore[misc]
+    """A convolution whose source multiplies its weight by a mask."""
+
+    def convolution_op(self, inputs: Any, kernel: Any) -> Any:
+        """The convolution, with the masked weight."""
+        mask = mask_of(tuple(kernel.shape), tf1.executing_eagerly_outside_functions())
+        return super().convolution_op(inputs, tf.convert_to_tensor(kernel) * mask)
+
+
+def _masked(layer: Any) -> Any:
+    cls = MaskedConv2D if type(layer) is keras.layers.Conv2D else type(layer)
+    return cls.from_config(layer.get_config())
+
+
+def resnet50(size: int, by_hand: bool = False) -> Model:
+    """ResNet-50 with random weights; `by_hand` with the masks written into it."""
+    keras.utils.set_random_seed(0)
+    model = keras.applications.ResNet50(weights=None, input_shape=(size, size, 3))
+    return keras.models.clone_model(model, clone_function=_masked) if by_hand else model
+
+
+# -- the modes ----------------------------------------------------------------
+
+
+@attrs.frozen
+class Mode(abc.ABC):
+    """One way to run a model.
+
+    Attributes:
+        batch: images per step.
+        size: their height and width in pixels.
+        training: forward, gradients of all weights, and a step of SGD; otherwise forward.
+    """
+
+    batch: int
+    size: int
+    training: bool
+
+    def images(self) -> Any:
+        """The input."""
+        shape = (self.batch, self.size, self.size, 3)
+        return np.random.default_rng(1).random(shape, dtype=np.float32)
+
+    @abc.abstractmethod
+    def step(self, by_hand: bool = False) -> Step:
+        """What is timed, on a model of its own."""
+
+
+class Eager(Mode):
+    """Operators run at once."""
+
+    def step(self, by_hand: bool = False) -> Step:
+        """Run the model, or train it."""
+        model, x = resnet50(self.size, by_hand), tf.constant(self.images())
+
+        def train() -> Any:
+            with tf.GradientTape() as tape:
+                loss = tf.reduce_sum(model(x, training=True) ** 2)
+            gradients = tape.gradient(loss, model.trainable_variables)
+            for variable, gradient in zip(model.trainable_variables, gradients, strict=True):
+                variable.value.assign_sub(RATE * gradient)
+            return loss
+
+        return train if self.training else lambda: model(x, training=False)
+
+
+class Function(Eager):
+    """The same in a ``tf.function``, with the tape inside."""
+
+    def step(self, by_hand: bool = False) -> Step:
+        """Call the function, which is traced at its first call."""
+        function: Step = tf.function(super().step(by_hand), autograph=False)
+        return function
+
+
+class Session(Mode):
+    """A graph, run by a session."""
+
+    def step(self, by_hand: bool = False) -> Step:
+        """Run what is fetched."""
+        images = self.images()
+        with tf.Graph().as_default() as graph:
+            x = tf1.placeholder(tf.float32, images.shape)
+            fetch = resnet50(self.size, by_hand)(x, training=self.training)
+            if self.training:
+                loss = tf.reduce_sum(fetch**2)
+                optimizer = tf1.train.GradientDescentOptimizer(RATE)
+                fetch = [loss, optimizer.minimize(loss, None, tf1.trainable_variables())]
+            initialize = tf1.global_variables_initializer()
+        session = tf1.Session(graph=graph, config=one_thread())
+        session.run(initialize)
+        return lambda: session.run(fetch, {x: images})
+
+
+def one_thread() -> Any:
+    """The configuration of a session that computes in one thread."""
+    return tf1.ConfigProto(intra_op_parallelism_threads=1, inter_op_parallelism_threads=1)
+
+
+MODES: dict[str, type[Mode]] = {"session": Session, "function": Function, "eager": Eager}
+
+
+# -- the tools ----------------------------------------------------------------
+
+
+class Watch(amanda.Tool):
+    """Analyses every operator, forward and backward, and instruments none."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.add_inst_for_op(self.analyse)
+        self.add_inst_for_op(self.analyse, backward=True)
+
+    def analyse(self, context: amanda.OpContext) -> None:
+        """Look, and do nothing."""
+
+
+CONVOLUTIONS = ("Conv2D", "Conv2DBackpropInput", "Conv2DBackpropFilter")
+
+
+class Count(amanda.Tool):
+    """Counts, in Python, the convolutions of both passes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.counted = 0
+        self.add_inst_for_op(self.analyse)
+        self.add_inst_for_op(self.analyse_backward, backward=True)
+
+    def analyse(self, context: amanda.OpContext) -> None:
+        """Count before the operator."""
+        if context.get_op().type in CONVOLUTIONS:
+            context.insert_before_op(self.count)
+
+    def analyse_backward(self, context: amanda.OpContext) -> None:
+        """Count after the backward operator."""
+        if context.get_backward_op().type in CONVOLUTIONS:
+            context.insert_after_backward_op(self.count)
+
+    def count(self, *tensors: Any) -> None:
+        """One execution."""
+        self.counted += 1
+
+
+class Mask(amanda.Tool):
+    """Masks each convolution's weight and its gradient, in routines that are traced."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.add_inst_for_op(self.analyse)
+
+    def analyse(self, context: amanda.OpContext) -> None:
+        """What automatic differentiation makes of ``weight * mask``."""
+        if context.get_op().type == "Conv2D":
+            shape = tuple(context.get_inputs()[1].shape)
+            mask = mask_of(shape, context.namespace.tags[-1] != "graph")
+            context.insert_before_op(self.multiply, inputs=[1], mask=mask)
+            context.insert_after_backward_op(self.multiply, grad_inputs=[1], mask=mask)
+
+    @amanda.traceable
+    def multiply(self, tensor: Any, mask: Any) -> Any:
+        """The product."""
+        return None if tensor is None else tensor * mask
+
+
+class CheckNumerics(amanda.Tool):
+    """``CheckNumerics``, traced, on each floating-point output of every operator."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.add_inst_for_op(self.analyse)
+        self.add_inst_for_op(self.analyse_backward, backward=True)
+
+    def analyse(self, context: amanda.OpContext) -> None:
+        """Check what an operator gives."""
+        context.insert_after_op(self.check, message=context.get_op_id())
+
+    def analyse_backward(self, context: amanda.OpContext) -> None:
+        """Check what a backward operator gives."""
+        context.insert_after_backward_op(self.check, message=context.get_backward_op_id())
+
+    @amanda.traceable
+    def check(self, *tensors: Any, message: str) -> None:
+        """Stop at a NaN or an infinity."""
+        for tensor in tensors:
+            if tensor is not None and tensor.dtype.is_floating:
+                tf.debugging.check_numerics(tensor, message)
+
+
+@contextmanager
+def check_numerics() -> Iterator[None]:
+    """TensorFlow's own check of every operator that is run or made within it."""
+    tf.debugging.enable_check_numerics()
+    try:
+        yield
+    finally:
+        tf.debugging.disable_check_numerics()
+
+
+# -- the contestants ----------------------------------------------------------
+
+VANILLA = "vanilla"
+BY_HAND = "mask written into the model"
+PEER = "tf.debugging.enable_check_numerics"
+
+
+@attrs.frozen
+class Contestant:
+    """What is compared with what.
+
+    Attributes:
+        scope: it runs within this.
+        baseline: the program that it is compared with: vanilla or :data:`BY_HAND`.
+        program: the program that runs: vanilla, :data:`BY_HAND` or :data:`PEER`.
+        bound: the ratio that the project wants to keep, given a mode; None if there is none.
+    """
+
+    scope: Callable[[], AbstractContextManager[Any]] = nullcontext
+    baseline: str = VANILLA
+    program: str = VANILLA
+    bound: Callable[[str], float | None] = lambda mode: None
+
+
+CONTESTANTS = {
+    VANILLA: Contestant(),
+    "amanda, nothing instrumented": Contestant(
+        lambda: amanda.apply(Watch()), bound=lambda mode: 1.08 if mode == "eager" else 1.02
+    ),
+    "amanda, Python counter on convolutions": Contestant(
+        lambda: amanda.apply(Count()), bound=lambda mode: 1.07
+    ),
+    BY_HAND: Contestant(program=BY_HAND),
+    "amanda, traced mask (to the hand-written)": Contestant(
+        lambda: amanda.apply(Mask()), baseline=BY_HAND, bound=lambda mode: 1.1
+    ),
+    "amanda, CheckNumerics on every operator": Contestant(lambda: amanda.apply(CheckNumerics())),
+    PEER: Contestant(check_numerics, program=PEER),
+}
+
+
+def programs(mode: Mode, names: Sequence[str]) -> dict[str, Step]:
+    """The programs that some contestants need."""
+    wanted = {p for name in names for p in attrs.astuple(CONTESTANTS[name])[1:3]}
+    made = {}
+    for name in (VANILLA, BY_HAND, PEER):
+        if name in wanted:
+            with check_numerics() if name == PEER else nullcontext():
+                made[name] = mode.step(by_hand=name == BY_HAND)
+    return made
