@@ -117,7 +117,8 @@ class Tracker:
         sums: id of a summed gradient to what it was summed of, within a pass.
         owners: id of an Identity's output to the mark of its execution.
         recorded: a result whose gradient the driver has recorded itself.
-        started: the id of the cell and the number of an operator whose routines before it have run.
+        started: cells, by id, and numbers of operators whose routines before them have
+            run, and that may have taken the slow path since.
         executor: runs the operators that are not plainly vanilla.
         recomputation: what is being computed again within the backward pass.
         failures: of each operator that runs a Python function, what a tool has raised in it.
@@ -146,7 +147,7 @@ class Tracker:
         self.sums: dict[int, Any] = {}
         self.owners: dict[int, Any] = {}
         self.recorded: tuple[int, Any] | None = None
-        self.started: tuple[int, int] | None = None
+        self.started: set[tuple[int, int]] = set()
         self._active: tuple[Any, ...] = ()
         self.layers = 0
         self._met: dict[int, weakref.ref[Any]] = {}
@@ -187,6 +188,7 @@ class Tracker:
             for cell in cells.values():
                 cell[0] = 0
         self._met.clear()
+        self.started.clear()
 
     def counters(self) -> dict[str, dict[str, int]]:
         """A snapshot of the counters of forward operators."""
@@ -325,7 +327,8 @@ class Tracker:
         self.owners.clear()
         self._met.clear()
         self._active = ()
-        self.recorded = self.started = None
+        self.started.clear()
+        self.recorded = None
 
 
 class Local(threading.local):

@@ -152,7 +152,7 @@ class Operators:
             raise self._fallback(op_name)
         self._start(tracker, plan, cell)
         result = self._counted(cell, ctx, op_name, name, args)
-        tracker.started = None
+        tracker.started.discard((id(cell), cell[0] - 1))
         if op_name in READING:
             self._values.note(op_name, args[0], result)
         for action in plan.after:
@@ -209,10 +209,11 @@ class Operators:
         failed = retried() if plan else None
         if failed is not None:
             raise failed
-        if tracker.started != (id(cell), cell[0]):
+        this = id(cell), cell[0]
+        if this not in tracker.started:
             for action in plan.before:
                 self._dispatcher.run(action, [])
-        tracker.started = (id(cell), cell[0])
+            tracker.started.add(this)
 
     # -- the slow path ----------------------------------------------------
 
@@ -294,7 +295,7 @@ class Operators:
         if plan is not None and plan.is_blind:
             self._start(tracker, plan, cell)
         cell[0] = number + 1
-        tracker.started = None
+        tracker.started.discard((id(cell), number))
         recorded = False
         if plan is None or (plan.has_actions and not plan.is_blind):
             op_id = tracker.op_id(scope, kind, number)

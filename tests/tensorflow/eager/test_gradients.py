@@ -90,14 +90,18 @@ def test_recomputation(watching: bool) -> None:
         return tf.tanh(tf.tanh(x @ weight) @ weight)
 
     again = tf.recompute_grad(lambda x: tf.tanh(tf.tanh(x @ variable) @ variable))
+
+    def scoped(x: Any) -> Any:
+        with tf.name_scope("model"):
+            return again(x)
+
     expected = gradients(reference, X, variable)
     tools = [Acting("MatMul", lambda c: c.insert_before_op(masked, inputs=[1]))]
     if watching:
         tools.append(Seen("MatMul"))
     with apply(*tools):
         for _ in range(2):
-            with tf.name_scope("model"):
-                results = gradients(lambda x, _: again(x), X, variable)
+            results = gradients(lambda x, _: scoped(x), X, variable)
     for result, wanted in zip(tf.nest.flatten(results), tf.nest.flatten(expected), strict=True):
         np.testing.assert_allclose(result, wanted, rtol=1e-6)
     assert len(calls) == 2 * 4
