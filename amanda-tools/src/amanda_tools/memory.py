@@ -24,3 +24,10 @@ def device_bytes() -> int:
     if torch is None or not torch.cuda.is_initialized():
         return 0
     return int(torch.cuda.memory_allocated())
+
+
+def synchronize() -> None:
+    """Wait until the CUDA devices in use have done what they were told."""
+    torch = sys.modules.get("torch")
+    if torch is not None and torch.cuda.is_initialized():
+        torch.cuda.synchronize()

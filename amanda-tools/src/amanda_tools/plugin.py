@@ -15,6 +15,7 @@ def amanda_register_tools() -> Mapping[str, str]:
         "flops": "amanda_tools.flops:FlopsTool",
         "inject": "amanda_tools.inject:InjectTool",
         "nan": "amanda_tools.nan:NanTool",
+        "profile": "amanda_tools.profile:ProfileTool",
         "prune": "amanda_tools.prune:PruneTool",
         "quantize": "amanda_tools.quantize:QuantizeTool",
         "trace": "amanda_tools.trace:TraceTool",

@@ -60,6 +60,36 @@ class MemorySample:
     device: int
 
 
+@attrs.define
+class Total:
+    """What the executions of one operator add up to.
+
+    Attributes:
+        calls: how many there were.
+        nanoseconds: how long they took together.
+        longest, shortest: how long one took, in nanoseconds.
+    """
+
+    calls: int = 0
+    nanoseconds: int = 0
+    longest: int = 0
+    shortest: int = 1 << 62
+
+    @property
+    def seconds(self) -> float:
+        """How long they took together."""
+        return self.nanoseconds / 1e9
+
+    def add(self, duration: int) -> None:
+        """One more execution."""
+        self.calls += 1
+        self.nanoseconds += duration
+        if duration > self.longest:
+            self.longest = duration
+        if duration < self.shortest:
+            self.shortest = duration
+
+
 class Timeline:
     """The spans of all executions, up to a limit, in a temporary file.
 
@@ -71,18 +101,22 @@ class Timeline:
     Args:
         limit: spans to keep; those after are counted only.
         memory: look at the memory too, at most once in a millisecond.
+        settle: called before each look at the clock, to wait for a device; None for nothing.
 
     Attributes:
         kept: how many spans were kept.
         dropped: how many were not, for the limit or for want of space on the disk.
     """
 
-    def __init__(self, limit: int, *, memory: bool = True) -> None:
+    def __init__(
+        self, limit: int, *, memory: bool = True, settle: Callable[[], None] | None = None
+    ) -> None:
+        self._settle = settle
         self.kept = 0
         self.dropped = 0
         self._ops: list[OpDescription] = []
         self._numbers: dict[str, int] = {}
-        self._totals: list[int] = []
+        self._totals: list[Total] = []
         self._limit = limit
         self._buffer = array.array("q")
         self._file: IO[bytes] | None = None
@@ -99,7 +133,7 @@ class Timeline:
         number = self._numbers.setdefault(op.id, len(self._ops))
         if number == len(self._ops):
             self._ops.append(op)
-            self._totals.append(0)
+            self._totals.append(Total())
         start, stop = self._routines(number)
         if context.is_forward():
             context.insert_before_op(start, inputs=[])
@@ -122,10 +156,22 @@ class Timeline:
             if begin is not None:
                 add(number, begin, end)
 
-        return start, stop
+        settle = self._settle
+        if settle is None:
+            return start, stop
+
+        def settled_start() -> None:
+            settle()
+            start()
+
+        def settled_stop() -> None:
+            settle()
+            stop()
+
+        return settled_start, settled_stop
 
     def _add(self, number: int, start: int, end: int) -> None:
-        self._totals[number] += end - start
+        self._totals[number].add(end - start)
         if self.kept >= self._limit or self._is_lost:
             self.dropped += 1
             return
@@ -181,6 +227,9 @@ class Timeline:
 
     def seconds(self) -> dict[str, float]:
         """Total time of each operator, by id, of spans that were not kept too."""
-        return {
-            op.id: total / 1e9 for op, total in zip(self._ops, self._totals, strict=True) if total
-        }
+        return {op_id: total.seconds for op_id, total in self.totals().items()}
+
+    def totals(self) -> dict[str, Total]:
+        """What the executions of each operator add up to, by id, spans that were not kept too."""
+        pairs = zip(self._ops, self._totals, strict=True)
+        return {op.id: total for op, total in pairs if total.calls}

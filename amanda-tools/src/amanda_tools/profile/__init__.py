@@ -1,0 +1,239 @@
+"""``profile``: time, memory and calls of every operator and module."""
+
+from __future__ import annotations
+
+import csv
+import threading
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import attrs
+
+from amanda import OpContext
+from amanda.tools.mapping import MappingTool
+from amanda.tools.reporting import OpDescription, Table, describe, write_json
+from amanda_tools import chrome
+from amanda_tools.flops import quantity
+from amanda_tools.flops.free import VIEWS
+from amanda_tools.flops.parameters import byte_size
+from amanda_tools.memory import device_bytes, synchronize
+from amanda_tools.printing import PrintingTool
+from amanda_tools.profile.speedscope import flame_graph
+from amanda_tools.saved import saved_tensors
+from amanda_tools.source import source_line
+from amanda_tools.timeline import Timeline
+
+__all__ = ["ProfileOptions", "ProfileTool"]
+
+SORTS = {"time": "seconds", "calls": "calls", "memory": "output_bytes", "saved": "saved_bytes"}
+"""What rows can be sorted by, and the key of a row for it."""
+
+
+@attrs.frozen(kw_only=True)
+class ProfileOptions:
+    """The options of ``profile``.
+
+    Attributes:
+        by: what the largest table lists: op, type or module.
+        sort: by what: time, calls, memory or saved.
+        sync: wait for CUDA devices before each look at the clock, which times their work and
+            not its launch, and slows it down.
+        timeline: also write a timeline for Perfetto.
+        flame: also write a flame graph for speedscope.app.
+        csv: also write the rows of all operators as a table.
+        limit: executions that the timeline keeps.
+    """
+
+    by: str = attrs.field(default="op", validator=attrs.validators.in_(("op", "type", "module")))
+    sort: str = attrs.field(default="time", validator=attrs.validators.in_(tuple(SORTS)))
+    sync: bool = False
+    timeline: bool = True
+    flame: bool = True
+    csv: bool = True
+    limit: int = attrs.field(default=5_000_000, validator=attrs.validators.ge(0))
+
+
+class ProfileTool(PrintingTool[ProfileOptions]):
+    """Measures time, calls, output memory and what is saved for the backward pass.
+
+    Attributes:
+        timeline: the spans of all executions.
+    """
+
+    name = "profile"
+    Options = ProfileOptions
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        limit = self.options.limit if self.options.timeline else 0
+        settle = synchronize if self.options.sync else None
+        self.timeline = Timeline(limit, settle=settle)
+        self._ops: dict[str, OpDescription] = {}
+        self._sources: dict[str, str] = {}
+        self._output_bytes: dict[str, int | None] = {}
+        self._saved: dict[str, dict[int, int]] = {}
+        self._deltas: dict[str, DeviceMemory] = {}
+        self.depends_on(MappingTool.standard())
+        self.add_inst_for_op(self._analyse)
+        self.add_inst_for_op(self._analyse_outputs, require_outputs=True)
+        self.add_inst_for_op(self._analyse, backward=True)
+
+    def _analyse(self, context: OpContext) -> None:
+        op = describe(context)
+        self._ops[op.id] = op
+        if context.is_forward():
+            self._sources[op.id] = source_line()
+        self.timeline.watch(context)
+        if device_bytes():
+            self._deltas.setdefault(op.id, DeviceMemory()).watch(context)
+
+    def _analyse_outputs(self, context: OpContext) -> None:
+        op_id = context.get_op_id()
+        self._saved[op_id] = saved_tensors(context)
+        if self._ops[op_id].type in VIEWS:
+            self._output_bytes[op_id] = 0
+        else:
+            sizes = [byte_size(t) for t in context.get_outputs() or () if t is not None]
+            known = [size for size in sizes if size is not None]
+            self._output_bytes[op_id] = sum(known) if len(known) == len(sizes) else None
+
+    # -- result -----------------------------------------------------------
+
+    def op_rows(self) -> list[dict[str, Any]]:
+        """One row per operator.
+
+        It has ``calls``, ``seconds`` in all, ``mean``, ``shortest`` and ``longest`` in
+        seconds, ``source``, and ``memory_delta``: the bytes by which all its executions
+        together changed the memory of a CUDA device, null without one. A forward operator
+        has ``output_bytes`` and ``saved_bytes`` of its first execution.
+        """
+        totals = self.timeline.totals()
+        rows = []
+        for op_id, op in self._ops.items():
+            total = totals.get(op_id)
+            if total is None:
+                continue
+            row = {
+                **op.row(),
+                "calls": total.calls,
+                "seconds": total.seconds,
+                "mean": total.seconds / total.calls,
+                "shortest": total.shortest / 1e9,
+                "longest": total.longest / 1e9,
+                "memory_delta": delta.bytes if (delta := self._deltas.get(op_id)) else None,
+                "source": self._sources.get(op.forward or op_id, ""),
+            }
+            if not op.forward:
+                row["output_bytes"] = self._output_bytes.get(op_id)
+                row["saved_bytes"] = sum(self._saved.get(op_id, {}).values())
+            rows.append(row)
+        return rows
+
+    def summary(self) -> dict[str, Any]:
+        """Time and calls in all, forward and backward, by type and by module; what all
+        operators together save for the backward pass, what several save once."""
+        rows = self.op_rows()
+        saved = {address: n for part in self._saved.values() for address, n in part.items()}
+        found: dict[str, Any] = {
+            "calls": sum(row["calls"] for row in rows),
+            "saved_bytes": sum(saved.values()),
+        }
+        for direction in ("forward", "backward"):
+            part = [row for row in rows if row["direction"] == direction]
+            found[f"seconds_{direction}"] = sum(row["seconds"] for row in part)
+        for key in ("type", "module"):
+            found[f"by_{key}"] = self._grouped(rows, key)
+        return found
+
+    def _grouped(self, rows: Iterable[Mapping[str, Any]], key: str) -> dict[str, dict[str, Any]]:
+        groups: dict[str, dict[str, Any]] = {}
+        for row in rows:
+            name = row["id"] if key == "op" else row[key]
+            empty = {"ops": 0, "calls": 0, "seconds": 0.0, "output_bytes": 0, "saved_bytes": 0}
+            group = groups.setdefault(name, empty)
+            group["ops"] += 1
+            for figure in ("calls", "seconds", "output_bytes", "saved_bytes"):
+                group[figure] += row.get(figure) or 0
+        return groups
+
+    # -- for people -------------------------------------------------------
+
+    def tables(self) -> Iterable[Table]:
+        """The dearest operators, types or modules."""
+        rows, key = self.op_rows(), SORTS[self.options.sort]
+        total = sum(row["seconds"] for row in rows)
+        places = [{**row, "module": self._ops[row["id"]].place} for row in rows]
+        groups = self._grouped(places, self.options.by)
+        order = sorted(groups.items(), key=lambda item: -item[1][key])
+        shown = [
+            (
+                name,
+                of["calls"],
+                f"{1000 * of['seconds']:.3f}",
+                f"{100 * of['seconds'] / total:.1f} %" if total else "-",
+                f"{1e6 * of['seconds'] / of['calls']:.1f}",
+                quantity(of["output_bytes"], "B"),
+                quantity(of["saved_bytes"], "B"),
+            )
+            for name, of in order
+        ]
+        found = self.summary()
+        forward, backward = (1000 * found[f"seconds_{d}"] for d in ("forward", "backward"))
+        title = f"profile: {forward:.1f} ms forward, {backward:.1f} ms backward, in operators"
+        by = self.options.by
+        yield Table(title, (by, "calls", "ms", "share", "µs a call", "outputs", "saved"), shown)
+
+    def write_files(self, folder: Path, stem: str) -> Sequence[Path]:
+        """Write ``<stem>.csv``, ``<stem>.speedscope.json`` and ``<stem>.timeline.json``."""
+        written = []
+        if self.options.csv:
+            written.append(folder / f"{stem}.csv")
+            _write_csv(written[-1], self.op_rows())
+        if self.options.flame:
+            written.append(folder / f"{stem}.speedscope.json")
+            totals = self.timeline.totals()
+            pairs = [(op, totals[i].seconds) for i, op in self._ops.items() if i in totals]
+            write_json(written[-1], flame_graph(pairs, stem))
+        if self.options.timeline:
+            written.append(folder / f"{stem}.timeline.json")
+            chrome.write(self.timeline, self._sources, written[-1])
+        return written
+
+
+class DeviceMemory:
+    """By how much the executions of an operator change the memory of a device.
+
+    Attributes:
+        bytes: of all executions together.
+    """
+
+    def __init__(self) -> None:
+        self.bytes = 0
+        self._before: dict[int, int] = {}
+
+    def watch(self, context: OpContext) -> None:
+        """Insert the routines around the operator."""
+        if context.is_forward():
+            context.insert_before_op(self.begin, inputs=[])
+            context.insert_after_op(self.end, outputs=[])
+        else:
+            context.insert_before_backward_op(self.begin, grad_outputs=[])
+            context.insert_after_backward_op(self.end, grad_inputs=[])
+
+    def begin(self) -> None:
+        """Instrumentation routine before the operator."""
+        self._before[threading.get_ident()] = device_bytes()
+
+    def end(self) -> None:
+        """Instrumentation routine after it."""
+        before = self._before.pop(threading.get_ident(), None)
+        if before is not None:
+            self.bytes += device_bytes() - before
+
+
+def _write_csv(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
+    with path.open("w", encoding="utf-8", newline="") as file:
+        writer = csv.DictWriter(file, list(dict.fromkeys(key for row in rows for key in row)))
+        writer.writeheader()
+        writer.writerows(rows)

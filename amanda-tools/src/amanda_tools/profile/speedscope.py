@@ -1,0 +1,48 @@
+"""A flame graph in speedscope's format: modules, and operators on top of them.
+
+The format: https://www.speedscope.app/file-format-schema.json. A sample is a
+stack with a weight; here one operator with the modules that run it, and its time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from amanda.tools.reporting import OpDescription
+from amanda_tools.chrome import module_path
+
+
+def flame_graph(times: Sequence[tuple[OpDescription, float]], name: str) -> dict[str, Any]:
+    """The file's content.
+
+    Args:
+        times: operators and their seconds.
+        name: what the viewer calls it.
+    """
+    frames: dict[str, int] = {}
+    profiles = []
+    for direction in ("forward", "backward"):
+        part = [(op, seconds) for op, seconds in times if op.direction == direction]
+        samples = [
+            [frames.setdefault(frame, len(frames)) for frame in (*module_path(op), op.type)]
+            for op, _ in part
+        ]
+        profiles.append(
+            {
+                "type": "sampled",
+                "name": direction,
+                "unit": "seconds",
+                "startValue": 0,
+                "endValue": sum(seconds for _, seconds in part),
+                "samples": samples,
+                "weights": [seconds for _, seconds in part],
+            }
+        )
+    return {
+        "$schema": "https://www.speedscope.app/file-format-schema.json",
+        "shared": {"frames": [{"name": frame} for frame in frames]},
+        "profiles": profiles,
+        "name": name,
+        "exporter": "amanda",
+    }

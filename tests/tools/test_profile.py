@@ -1,0 +1,210 @@
+"""``profile``: calls, time, memory; against PyTorch's profiler and hooks on saved tensors."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.autograd.graph import saved_tensors_hooks
+
+import amanda
+from amanda.testing import loopback as lb
+from amanda_tools import profile
+from amanda_tools.profile import ProfileTool
+from tests import models
+
+
+def profiled(run: Callable[[], Any], **options: Any) -> ProfileTool:
+    tool = ProfileTool(**options)
+    with amanda.apply(tool):
+        run()
+    return tool
+
+
+def saved_by_torch(run: Callable[[], Any], model: nn.Module) -> int:
+    """Bytes that PyTorch packs for the backward pass, each memory once, parameters aside."""
+    own = {p.untyped_storage().data_ptr() for p in (*model.parameters(), *model.buffers())}
+    found: dict[int, int] = {}
+
+    def pack(tensor: torch.Tensor) -> torch.Tensor:
+        address = tensor.untyped_storage().data_ptr()
+        if address not in own:
+            found[address] = max(found.get(address, 0), tensor.nbytes)
+        return tensor
+
+    with saved_tensors_hooks(pack, lambda tensor: tensor):
+        output = run()
+    assert output is not None
+    return sum(found.values())
+
+
+@pytest.mark.parametrize("name", ["resnet18", "bert", "gpt2", "vit"])
+def test_what_is_saved_is_what_torch_packs(name: str) -> None:
+    """What all operators together keep for the backward pass, to the byte."""
+    model, inputs = models.build(name)
+    torch.manual_seed(1)
+    expected = saved_by_torch(lambda: model(**inputs), model)
+    model, inputs = models.build(name)
+    torch.manual_seed(1)
+    kept: list[Any] = []
+    tool = profiled(lambda: kept.append(model(**inputs)))
+    assert tool.summary()["saved_bytes"] == pytest.approx(expected, rel=0.02)
+
+
+def test_what_a_single_operator_saves() -> None:
+    """A sigmoid its output, a product its factors, a linear layer its input, in place too."""
+    layer, x = nn.Linear(10, 20), torch.rand(3, 10)
+    kept: list[Any] = []
+
+    def run() -> None:
+        y = layer(x)
+        kept.append((y.sigmoid() * y).tanh_())
+
+    rows = {row["type"]: row for row in profiled(run).op_rows()}
+    assert rows["linear"]["saved_bytes"] == x.nbytes
+    assert rows["sigmoid"]["saved_bytes"] == 3 * 20 * 4
+    assert rows["mul"]["saved_bytes"] == 2 * 3 * 20 * 4
+    assert rows["tanh"]["saved_bytes"] == 3 * 20 * 4
+    assert rows["mul"]["output_bytes"] == 3 * 20 * 4
+
+
+def test_nothing_is_saved_without_gradients() -> None:
+    """An inference keeps nothing."""
+    model, inputs = models.build("resnet18", training=False)
+
+    def run() -> None:
+        with torch.no_grad():
+            model(**inputs)
+
+    assert profiled(run).summary()["saved_bytes"] == 0
+
+
+def test_calls_are_those_of_torch_profiler() -> None:
+    """Forward and backward executions of the types that map one to one."""
+    model, inputs = models.build("resnet18")
+
+    def step() -> None:
+        models.loss(model(**inputs)).backward()
+
+    tool = profiled(lambda: [step() for _ in range(2)])
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as reference:
+        step()
+    counted = {event.key: event.count for event in reference.key_averages()}
+    found = {kind: group["calls"] for kind, group in tool.summary()["by_type"].items()}
+    for kind, event in (
+        ("conv2d", "aten::conv2d"),
+        ("batch_norm", "aten::batch_norm"),
+        ("conv2d_backward", "ConvolutionBackward0"),
+        ("relu_backward", "ReluBackward0"),
+        ("accumulate_grad", "torch::autograd::AccumulateGrad"),
+    ):
+        assert found[kind] == 2 * counted[event], kind
+
+
+def test_time_is_that_of_the_operators() -> None:
+    """A slow operator takes its time; a call is between the shortest and the longest."""
+
+    class Slow(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+            time.sleep(0.02)
+            return x * 1
+
+        @staticmethod
+        def backward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:
+            time.sleep(0.03)
+            return gradient
+
+    def run() -> None:
+        for _ in range(3):
+            Slow.apply(torch.ones(2, requires_grad=True)).sum().backward()
+            amanda.new_iteration()
+
+    start = time.perf_counter()
+    tool = profiled(run)
+    elapsed = time.perf_counter() - start
+    rows = {row["name"]: row for row in tool.op_rows()}
+    assert rows["Slow"]["calls"] == 3
+    assert rows["Slow"]["seconds"] >= 0.06
+    assert rows["SlowBackward"]["seconds"] >= 0.09
+    for row in rows.values():
+        assert row["shortest"] <= row["mean"] <= row["longest"]
+        assert row["mean"] * row["calls"] == pytest.approx(row["seconds"])
+    summary = tool.summary()
+    assert summary["seconds_forward"] + summary["seconds_backward"] <= elapsed
+    [table] = list(tool.tables())
+    assert table.rows[0][0] == "/Slow:0/grad/SlowBackward:0"
+
+
+def test_tables_by_type_and_module() -> None:
+    """The table's groups and its order are options."""
+    model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4), nn.ReLU())
+    for options, column in (({"by": "module"}, {"0", "1", "2"}), ({"by": "type"}, {"linear"})):
+        [table] = list(profiled(lambda: model(torch.rand(1, 4)), **options).tables())
+        assert column <= {row[0] for row in table.rows}
+    [table] = list(profiled(lambda: model(torch.rand(1, 4)), by="type", sort="calls").tables())
+    calls = [row[1] for row in table.rows]
+    assert calls == sorted(calls, reverse=True)
+    with pytest.raises(ValueError, match="sort"):
+        ProfileTool(sort="beauty")
+
+
+def test_files(tmp_path: Path) -> None:
+    """A table, a flame graph of modules whose weights are the times, and a timeline."""
+    model = nn.Sequential(nn.Linear(4, 4), nn.ReLU())
+    tool = profiled(lambda: model(torch.rand(1, 4)).sum().backward())
+    paths = tool.write_files(tmp_path, "profile")
+    assert [path.name for path in paths] == [
+        "profile.csv", "profile.speedscope.json", "profile.timeline.json",
+    ]  # fmt: skip
+    with paths[0].open(newline="") as file:
+        assert [row["id"] for row in csv.DictReader(file)] == [r["id"] for r in tool.op_rows()]
+    flame = json.loads(paths[1].read_text())
+    names = [frame["name"] for frame in flame["shared"]["frames"]]
+    forward, backward = flame["profiles"]
+    stacks = [[names[i] for i in sample] for sample in forward["samples"]]
+    assert ["Sequential", "0", "linear"] in stacks
+    stacks = [[names[i] for i in sample] for sample in backward["samples"]]
+    assert ["Sequential (backward)", "1", "relu_backward"] in stacks
+    assert sum(forward["weights"]) == pytest.approx(tool.summary()["seconds_forward"])
+    assert json.loads(paths[2].read_text())["traceEvents"]
+    assert json.loads(json.dumps(tool.result())) == tool.result()
+    nothing = profiled(lambda: torch.rand(1), csv=False, flame=False, timeline=False)
+    assert list(nothing.write_files(tmp_path, "profile")) == []
+
+
+def test_the_memory_of_a_device_is_measured_where_there_is_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """By how much each execution changes it; without a device it is null."""
+    used = iter(range(1000, 10**9, 1000))
+    monkeypatch.setattr(profile, "device_bytes", lambda: next(used))
+    rows = profiled(lambda: torch.rand(2).exp()).op_rows()
+    assert [row["memory_delta"] for row in rows] == [1000, 1000]
+    monkeypatch.setattr(profile, "device_bytes", lambda: 0)
+    assert profiled(lambda: torch.rand(2)).op_rows()[0]["memory_delta"] is None
+
+
+def test_waiting_for_a_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    """``sync`` waits before both looks at the clock."""
+    waits: list[int] = []
+    monkeypatch.setattr(profile, "synchronize", lambda: waits.append(1))
+    profiled(lambda: torch.rand(2), sync=True)
+    assert len(waits) == 2
+
+
+def test_the_toy_framework() -> None:
+    """The tool has no branch for a framework."""
+    tool = profiled(lambda: lb.sum(lb.relu(lb.parameter([1.0]))).backward())
+    assert {row["type"] for row in tool.op_rows()} >= {"relu", "sum", "AccumulateGrad"}
+    out = io.StringIO()
+    tool.print_summary(out)
+    assert "profile:" in out.getvalue()
