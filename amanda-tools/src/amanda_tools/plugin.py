@@ -18,5 +18,7 @@ def amanda_register_tools() -> Mapping[str, str]:
         "profile": "amanda_tools.profile:ProfileTool",
         "prune": "amanda_tools.prune:PruneTool",
         "quantize": "amanda_tools.quantize:QuantizeTool",
+        "sparsity": "amanda_tools.sparsity:SparsityTool",
+        "stats": "amanda_tools.stats:StatsTool",
         "trace": "amanda_tools.trace:TraceTool",
     }

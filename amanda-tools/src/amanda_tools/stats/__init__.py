@@ -1,0 +1,114 @@
+"""``stats``: moments, extremes, zeros, saturation, dead units and histograms over a run."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import attrs
+
+from amanda.tools.reporting import Table
+from amanda_tools.stats.watching import KINDS, Watched, WatchingOptions, WatchingTool
+from amanda_tools.stats.writers import require_tensorboard, write_csv, write_tensorboard
+
+__all__ = ["StatsOptions", "StatsTool"]
+
+
+@attrs.frozen(kw_only=True)
+class StatsOptions(WatchingOptions):
+    """The options of ``stats``.
+
+    Attributes:
+        tensors: some of activations, weights and gradients.
+        ops: types of operators; none for all.
+        modules: patterns of module paths, such as layer1.*; none for all.
+        every: look at each N-th execution of an operator only.
+        limit: looks that the series hold; sums have them all.
+        csv: write the series, a line per look.
+        tensorboard: write the series and the histograms for TensorBoard.
+    """
+
+    csv: bool = True
+    tensorboard: bool = False
+
+    def __attrs_post_init__(self) -> None:
+        if self.tensorboard:
+            require_tensorboard()
+
+
+class StatsTool(WatchingTool[StatsOptions]):
+    """Statistics of activations, weights and gradients over a run.
+
+    Attributes:
+        watched: the tensors, by operator's id and name of the tensor.
+        series: what each look has seen, in order.
+    """
+
+    name = "stats"
+    Options = StatsOptions
+
+    def op_rows(self) -> list[dict[str, Any]]:
+        """One row per tensor: its operator, ``kind`` and ``tensor``, and the figures."""
+        return [
+            {**w.op.row(), "kind": w.kind, "tensor": w.tensor, **w.moments.row()}
+            for w in self.watched.values()
+        ]
+
+    def summary(self) -> dict[str, Any]:
+        """What stands out: tensors with NaN or infinities, dead units, saturated elements."""
+        watched = self.watched.values()
+        rows = [(w, w.moments.row()) for w in watched]
+        return {
+            "tensors": {kind: sum(w.kind == kind for w in watched) for kind in KINDS},
+            "looks": sum(w.moments.executions for w in watched),
+            "looks_not_in_series": sum(w.moments.executions for w in watched) - len(self.series),
+            "not_finite": [w.key for w, row in rows if row["nan"] or row["inf"]],
+            "dead_units": {w.key: row["dead_units"] for w, row in rows if row["dead_units"]},
+            "saturated": {
+                w.key: row["saturated"] / row["elements"] for w, row in rows if row["saturated"]
+            },
+        }
+
+    def tables(self) -> Iterable[Table]:
+        """A table for each kind of tensor, the widest range first; and dead units."""
+        columns = ("tensor", "mean", "std", "min", "max", "zeros", "nan", "inf")
+        for kind in KINDS:
+            part = sorted(self._of(kind), key=_range, reverse=True)
+            if part:
+                rows = [_shown(watched) for watched in part]
+                yield Table(f"stats: {len(part)} {kind}", columns, rows)
+        found = self.summary()
+        if dead := found["dead_units"]:
+            rows = [(key, n, self.watched[key].moments.row()["units"]) for key, n in dead.items()]
+            yield Table("stats: units that were always zero", ("tensor", "dead", "units"), rows)
+        if saturated := found["saturated"]:
+            shares = [(key, f"{100 * share:.1f} %") for key, share in saturated.items()]
+            yield Table("stats: saturated elements", ("tensor", "share"), shares)
+
+    def _of(self, kind: str) -> list[Watched]:
+        return list(self.of_kind(kind))
+
+    def write_files(self, folder: Path, stem: str) -> Sequence[Path]:
+        """Write ``<stem>.csv`` and the event file in ``<stem>.tensorboard``."""
+        written = []
+        if self.options.csv:
+            written.append(folder / f"{stem}.csv")
+            write_csv(written[-1], self.series)
+        if self.options.tensorboard:
+            place = folder / f"{stem}.tensorboard"
+            written.append(write_tensorboard(place, self.series, self.watched.values()))
+        return written
+
+
+def _range(watched: Watched) -> float:
+    moments = watched.moments
+    return max(abs(moments.minimum), abs(moments.maximum)) if moments.executions else 0.0
+
+
+def _shown(watched: Watched) -> tuple[Any, ...]:
+    row = watched.moments.row()
+    figures = tuple(
+        "-" if row[name] is None else f"{row[name]:.4g}" for name in ("mean", "std", "min", "max")
+    )
+    return (watched.key, *figures, f"{100 * row['sparsity']:.1f} %", row["nan"], row["inf"])

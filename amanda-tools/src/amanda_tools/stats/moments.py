@@ -1,0 +1,159 @@
+"""What is known of a tensor over many executions, without keeping any of its values."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import attrs
+import numpy as np
+
+from amanda_tools.numerics import Array
+
+_SMALLEST, _LARGEST = -30, 30
+"""Powers of two that the histogram tells apart; what is beyond goes into the last bins."""
+
+BOUNDS: Mapping[str, tuple[float, float]] = {
+    "sigmoid": (0.0, 1.0),
+    "hardsigmoid": (0.0, 1.0),
+    "softmax": (0.0, 1.0),
+    "tanh": (-1.0, 1.0),
+    "hardtanh": (-1.0, 1.0),
+    "softsign": (-1.0, 1.0),
+    "relu6": (-math.inf, 6.0),
+}
+"""Types whose outputs saturate, and where."""
+
+_NEAR = 0.01
+"""How near to a bound a value is saturated, as a share of the distance of the bounds, or of 1."""
+
+
+@attrs.define(eq=False)
+class Moments:
+    """Moments, extremes, zeros, saturation, dead units and a histogram, merged exactly.
+
+    The mean and the variance are merged as Chan, Golub and LeVeque (1979) do, so that no
+    sum of squares is formed.
+
+    Attributes:
+        bounds: where the values saturate, None if they do not.
+        unit_axis: which axis counts units, None to look for no dead ones.
+        executions: tensors that were seen.
+        elements: their elements; the finite ones enter mean, deviation, extremes, histogram.
+        zeros, nan, inf, saturated: how many elements are so.
+        mean: of the finite elements.
+        minimum, maximum: of the finite elements.
+    """
+
+    bounds: tuple[float, float] | None = None
+    unit_axis: int | None = None
+    executions: int = 0
+    elements: int = 0
+    zeros: int = 0
+    nan: int = 0
+    inf: int = 0
+    saturated: int = 0
+    mean: float = 0.0
+    minimum: float = math.inf
+    maximum: float = -math.inf
+    _finite: int = 0
+    _squares: float = 0.0
+    _bins: Array = attrs.field(
+        factory=lambda: np.zeros((2, _LARGEST - _SMALLEST + 1), dtype=np.int64)
+    )
+    _alive: Array | None = None
+
+    def add(self, array: Array) -> None:
+        """One more execution's values."""
+        values = array.astype(np.float64, copy=False)
+        finite = values[np.isfinite(values)]
+        self.executions += 1
+        self.elements += values.size
+        self.zeros += int((values == 0).sum())
+        self.nan += int(np.isnan(values).sum())
+        self.inf += int(np.isinf(values).sum())
+        if self.bounds is not None:
+            self.saturated += _saturated(finite, self.bounds)
+        if finite.size:
+            self._merge(finite)
+        if self.unit_axis is not None and values.ndim > self.unit_axis:
+            self._note_units(values, self.unit_axis)
+
+    def _merge(self, finite: Array) -> None:
+        count, mean = finite.size, float(finite.mean())
+        squares = float(np.square(finite - mean).sum())
+        total = self._finite + count
+        shift = mean - self.mean
+        self._squares += squares + shift * shift * self._finite * count / total
+        self.mean += shift * count / total
+        self._finite = total
+        self.minimum = min(self.minimum, float(finite.min()))
+        self.maximum = max(self.maximum, float(finite.max()))
+        nonzero = finite[finite != 0]
+        exponents = np.frexp(nonzero)[1] - 1
+        places = np.clip(exponents, _SMALLEST, _LARGEST) - _SMALLEST
+        for row, chosen in enumerate((nonzero < 0, nonzero > 0)):
+            self._bins[row] += np.bincount(places[chosen], minlength=self._bins.shape[1])
+
+    def _note_units(self, values: Array, axis: int) -> None:
+        others = tuple(i for i in range(values.ndim) if i != axis)
+        alive = (values != 0).any(axis=others)
+        if self._alive is None or self._alive.shape != alive.shape:
+            self._alive = alive
+        else:
+            self._alive |= alive
+
+    @property
+    def deviation(self) -> float:
+        """The standard deviation of the finite elements, of all as one population."""
+        return math.sqrt(self._squares / self._finite) if self._finite else math.nan
+
+    @property
+    def sparsity(self) -> float:
+        """The share of the elements that are zero."""
+        return self.zeros / self.elements if self.elements else 0.0
+
+    def histogram(self) -> list[list[float]]:
+        """``[low, high, count]`` of the powers of two that occur, from the lowest; zeros are
+        one bin ``[0, 0, count]``, and the outermost powers hold what lies beyond."""
+        powers = [2.0**e for e in range(_SMALLEST, _LARGEST + 2)]
+        negative, positive = self._bins
+        found: list[list[float]] = [
+            [-powers[i + 1], -powers[i], int(n)]
+            for i, n in reversed(list(enumerate(negative)))
+            if n
+        ]
+        if self.zeros:
+            found.append([0.0, 0.0, self.zeros])
+        return found + [[powers[i], powers[i + 1], int(n)] for i, n in enumerate(positive) if n]
+
+    def row(self) -> dict[str, Any]:
+        """The figures as plain data; null where there is none."""
+        found: dict[str, Any] = {
+            "executions": self.executions,
+            "elements": self.elements,
+            "mean": self.mean if self._finite else None,
+            "std": self.deviation if self._finite else None,
+            "min": self.minimum if self._finite else None,
+            "max": self.maximum if self._finite else None,
+            "zeros": self.zeros,
+            "sparsity": self.sparsity,
+            "nan": self.nan,
+            "inf": self.inf,
+            "saturated": self.saturated if self.bounds is not None else None,
+            "units": None,
+            "dead_units": None,
+            "histogram": self.histogram(),
+        }
+        if self._alive is not None:
+            found["units"] = int(self._alive.size)
+            found["dead_units"] = int((~self._alive).sum())
+        return found
+
+
+def _saturated(finite: Array, bounds: tuple[float, float]) -> int:
+    low, high = bounds
+    width = high - low
+    near = _NEAR * (width if math.isfinite(width) else 1.0)
+    return int(((finite <= low + near) | (finite >= high - near)).sum())

@@ -1,0 +1,208 @@
+"""The engine of ``stats`` and ``sparsity``: selected tensors of selected operators."""
+
+from __future__ import annotations
+
+import fnmatch
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, TypeVar
+
+import attrs
+
+from amanda import OpContext
+from amanda.tools.mapping import MappingTool
+from amanda.tools.reporting import OpDescription, describe
+from amanda_tools.numerics import Array, numerics_of
+from amanda_tools.printing import PrintingTool
+from amanda_tools.stats.moments import BOUNDS, Moments
+
+KINDS = ("activations", "weights", "gradients")
+
+
+def type_names(ops: str | Iterable[str]) -> tuple[str, ...]:
+    """A list of names; a single one may be given as it is."""
+    return (ops,) if isinstance(ops, str) else tuple(ops)
+
+
+def _known_kinds(_: Any, attribute: Any, value: Sequence[str]) -> None:
+    wrong = [kind for kind in value if kind not in KINDS]
+    if wrong or not value:
+        raise ValueError(f"tensors must be some of {', '.join(KINDS)}, got {'+'.join(value)!r}")
+
+
+@attrs.frozen(kw_only=True)
+class WatchingOptions:
+    """What is watched.
+
+    Attributes:
+        tensors: some of activations, weights and gradients.
+        ops: types of operators; none for all.
+        modules: patterns of module paths, such as layer1.*; none for all.
+        every: look at each N-th execution of an operator only.
+        limit: looks that the series hold; sums have them all.
+    """
+
+    tensors: Sequence[str] = attrs.field(
+        default=KINDS, converter=type_names, validator=_known_kinds
+    )
+    ops: Sequence[str] = attrs.field(default=(), converter=type_names)
+    modules: Sequence[str] = attrs.field(default=(), converter=type_names)
+    every: int = attrs.field(default=1, validator=attrs.validators.ge(1))
+    limit: int = attrs.field(default=100_000, validator=attrs.validators.ge(0))
+
+
+OptionsT = TypeVar("OptionsT", bound=WatchingOptions)
+
+
+@attrs.frozen
+class Look:
+    """What one execution's tensor was like, for a series.
+
+    Attributes:
+        step: the operator's execution, from 0.
+        key: operator's id and tensor, as in the rows.
+        mean, std, min, max, sparsity: of this execution.
+    """
+
+    step: int
+    key: str
+    mean: float | None
+    std: float | None
+    min: float | None
+    max: float | None
+    sparsity: float
+
+
+@attrs.define(eq=False)
+class Watched:
+    """One tensor of one operator.
+
+    Attributes:
+        op: the operator.
+        kind: one of :data:`KINDS`.
+        tensor: which of its tensors: ``output0``, ``weight``, ``grad0``.
+        moments: what is known of it.
+        axis: of a weight the axis of its inputs, where the mapping rules know it.
+    """
+
+    op: OpDescription
+    kind: str
+    tensor: str
+    moments: Moments
+    axis: int | None = None
+
+    @property
+    def key(self) -> str:
+        """Tells it from all others."""
+        return f"{self.op.id} {self.tensor}"
+
+
+class WatchingTool(PrintingTool[OptionsT]):
+    """Base of the tools that look at the values of tensors while the program runs."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        self.watched: dict[str, Watched] = {}
+        self.series: list[Look] = []
+        self.depends_on(MappingTool.standard())
+        tensors = self.options.tensors
+        if "activations" in tensors or "weights" in tensors:
+            self.add_inst_for_op(self._analyse)
+        if "gradients" in tensors:
+            self.add_inst_for_op(self._analyse_backward, backward=True)
+
+    def note(self, watched: Watched, array: Array) -> None:
+        """Called with the values at each look, after they have entered the moments."""
+
+    # -- analyses ---------------------------------------------------------
+
+    def is_selected(self, op: OpDescription) -> bool:
+        """Whether an operator is to be watched."""
+        patterns = self.options.modules
+        in_module = not patterns or any(fnmatch.fnmatchcase(op.module, p) for p in patterns)
+        return in_module and op.is_selected(self.options.ops)
+
+    def _analyse(self, context: OpContext) -> None:
+        op = describe(context)
+        if not self.is_selected(op):
+            return
+        if "activations" in self.options.tensors:
+            layout = context["data_layout"] or ""
+            axis = layout.index("C") if "C" in layout else None
+            context.insert_after_op(_Looks(self, op, "activations", "output", axis))
+        if "weights" in self.options.tensors:
+            for role in ("weight", "bias"):
+                position = context[f"{role}_index"]
+                inputs = context.get_inputs()
+                if position is None or position >= len(inputs) or inputs[position] is None:
+                    continue
+                layout = (context["weight_layout"] or "") if role == "weight" else ""
+                axis = layout.index("I") if "I" in layout else None
+                looks = _Looks(self, op, "weights", role, axis)
+                context.insert_before_op(looks, inputs=[position])
+
+    def _analyse_backward(self, context: OpContext) -> None:
+        op = describe(context)
+        # The type of a backward operator, or of the forward operator that it belongs to.
+        forward = attrs.evolve(op, type=str(context["op_type"] or ""), name="")
+        if self.is_selected(op) or self.is_selected(forward):
+            context.insert_after_backward_op(_Looks(self, op, "gradients", "grad", None))
+
+    # -- routines ---------------------------------------------------------
+
+    def look(self, looks: _Looks, tensors: Sequence[Any]) -> None:
+        """Instrumentation routine: take the values in."""
+        for position, tensor in enumerate(tensors):
+            if tensor is None or not numerics_of(tensor).is_floating(tensor):
+                continue
+            watched = self._entry(looks, position, tensor)
+            array = numerics_of(tensor).numpy(tensor)
+            watched.moments.add(array)
+            if len(self.series) < self.options.limit:
+                self.series.append(_look_at(looks.step, watched, array))
+            self.note(watched, array)
+
+    def _entry(self, looks: _Looks, position: int, tensor: Any) -> Watched:
+        is_role = looks.kind == "weights"
+        name = looks.name if is_role else f"{looks.name}{position}"
+        key = f"{looks.op.id} {name}"
+        if key not in self.watched:
+            bounds = BOUNDS.get(looks.op.type) if looks.kind == "activations" else None
+            rank = len(tensor.shape)
+            axis = looks.axis if looks.axis is not None else rank - 1 if rank > 1 else None
+            moments = Moments(bounds, axis if looks.kind == "activations" else None)
+            of_inputs = looks.axis if is_role else None
+            self.watched[key] = Watched(looks.op, looks.kind, name, moments, of_inputs)
+        return self.watched[key]
+
+    # -- result -----------------------------------------------------------
+
+    def of_kind(self, kind: str) -> Iterator[Watched]:
+        """The tensors of one kind."""
+        return (watched for watched in self.watched.values() if watched.kind == kind)
+
+
+class _Looks:
+    """The routine of one operator: looks at each N-th execution."""
+
+    def __init__(
+        self, tool: WatchingTool[Any], op: OpDescription, kind: str, name: str, axis: int | None
+    ) -> None:
+        self._tool = tool
+        self.op = op
+        self.kind = kind
+        self.name = name
+        self.axis = axis
+        self.step = -1
+
+    def __call__(self, *tensors: Any) -> None:
+        self.step += 1
+        if self.step % self._tool.options.every == 0:
+            self._tool.look(self, tensors)
+
+
+def _look_at(step: int, watched: Watched, array: Array) -> Look:
+    one = Moments()
+    one.add(array)
+    row = one.row()
+    figures = (row[name] for name in ("mean", "std", "min", "max", "sparsity"))
+    return Look(step, watched.key, *figures)

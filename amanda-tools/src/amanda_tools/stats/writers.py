@@ -1,0 +1,93 @@
+"""The series of ``stats`` as a table and for TensorBoard."""
+
+from __future__ import annotations
+
+import csv
+import importlib
+import time
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import attrs
+
+from amanda_tools.stats.watching import Look, Watched
+
+FIGURES = ("mean", "std", "min", "max", "sparsity")
+
+
+def write_csv(path: Path, series: Iterable[Look]) -> None:
+    """One line per look: step, key and figures.
+
+    Raises:
+        OSError: the file cannot be written.
+    """
+    with path.open("w", encoding="utf-8", newline="") as file:
+        writer = csv.writer(file)
+        writer.writerow(("step", "key", *FIGURES))
+        writer.writerows(attrs.astuple(look) for look in series)
+
+
+def require_tensorboard() -> None:
+    """See that TensorBoard is there.
+
+    Raises:
+        ValueError: it is not.
+    """
+    try:
+        importlib.import_module("tensorboard.compat.proto.event_pb2")
+    except ImportError as error:
+        raise ValueError(
+            "tensorboard=true needs TensorBoard; try: pip install 'amanda-tools[tensorboard]'"
+        ) from error
+
+
+def write_tensorboard(folder: Path, series: Iterable[Look], watched: Iterable[Watched]) -> Path:
+    """Write an event file with scalars of each look and a histogram of each tensor.
+
+    Returns:
+        The file.
+    """
+    event_pb2 = importlib.import_module("tensorboard.compat.proto.event_pb2")
+    summary_pb2 = importlib.import_module("tensorboard.compat.proto.summary_pb2")
+    writers = importlib.import_module("tensorboard.summary.writer.event_file_writer")
+    folder.mkdir(parents=True, exist_ok=True)
+    before = set(folder.iterdir())
+    writer = writers.EventFileWriter(str(folder))
+
+    def add(step: int, value: Any) -> None:
+        summary = summary_pb2.Summary(value=[value])
+        writer.add_event(event_pb2.Event(wall_time=time.time(), step=step, summary=summary))
+
+    try:
+        last = 0
+        for look in series:
+            last = max(last, look.step)
+            tag = look.key.replace(" ", "/")
+            for name in FIGURES:
+                figure = getattr(look, name)
+                if figure is not None:
+                    value = summary_pb2.Summary.Value(tag=f"{tag}/{name}", simple_value=figure)
+                    add(look.step, value)
+        for entry in watched:
+            histogram = _histogram(summary_pb2, entry)
+            tag = entry.key.replace(" ", "/")
+            add(last, summary_pb2.Summary.Value(tag=f"{tag}/histogram", histo=histogram))
+    finally:
+        writer.close()
+    [path] = set(folder.iterdir()) - before
+    return path
+
+
+def _histogram(summary_pb2: Any, watched: Watched) -> Any:
+    moments, bins = watched.moments, watched.moments.histogram()
+    count = sum(int(n) for _, _, n in bins)
+    return summary_pb2.HistogramProto(
+        min=moments.minimum,
+        max=moments.maximum,
+        num=count,
+        sum=moments.mean * count,
+        sum_squares=(moments.deviation**2 + moments.mean**2) * count if count else 0.0,
+        bucket_limit=[high for _, high, _ in bins],
+        bucket=[n for _, _, n in bins],
+    )

@@ -1,0 +1,289 @@
+"""``stats`` and ``sparsity``, against numpy on the whole of the values."""
+
+from __future__ import annotations
+
+import csv
+import gc
+import io
+import json
+import math
+import weakref
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import nn
+
+import amanda
+from amanda.testing import loopback as lb
+from amanda_tools.sparsity import SparsityTool, pattern_share
+from amanda_tools.stats import StatsTool
+from amanda_tools.stats.moments import Moments
+from tests import models
+
+
+def watched(cls: type[Any], run: Callable[[], Any], **options: Any) -> Any:
+    tool = cls(**options)
+    with amanda.apply(tool):
+        run()
+    return tool
+
+
+def rows_of(tool: Any) -> dict[tuple[str, str], dict[str, Any]]:
+    return {(row["id"], row["tensor"]): row for row in tool.op_rows()}
+
+
+# -- the sums -------------------------------------------------------------------
+
+NUMBERS = st.lists(st.floats(-1e6, 1e6), min_size=1, max_size=20)
+
+
+@given(st.lists(NUMBERS, min_size=1, max_size=6))
+def test_parts_add_up_to_the_whole(parts: list[list[float]]) -> None:
+    """Moments, extremes, zeros and histogram of parts are those of all values at once."""
+    moments = Moments()
+    for part in parts:
+        moments.add(np.array(part))
+    whole = np.concatenate([np.array(part) for part in parts])
+    row = moments.row()
+    assert row["mean"] == pytest.approx(whole.mean(), rel=1e-9, abs=1e-9)
+    assert row["std"] == pytest.approx(whole.std(), rel=1e-6, abs=1e-6)
+    assert (row["min"], row["max"]) == (whole.min(), whole.max())
+    assert row["zeros"] == (whole == 0).sum()
+    assert sum(count for _, _, count in row["histogram"]) == whole.size
+    for low, high, count in row["histogram"]:
+        if 2.0**-29 < abs(low) < 2.0**29:
+            inside = (whole >= low) & (whole < high) if low > 0 else (whole > low) & (whole <= high)
+            assert count == inside.sum()
+
+
+def test_what_is_no_number_is_counted_and_left_out() -> None:
+    """NaN and infinities do not enter the mean."""
+    moments = Moments()
+    moments.add(np.array([1.0, math.nan, math.inf, -math.inf, 3.0]))
+    row = moments.row()
+    assert (row["nan"], row["inf"], row["mean"], row["max"]) == (1, 2, 2.0, 3.0)
+    nothing = Moments()
+    nothing.add(np.array([math.nan]))
+    assert nothing.row()["mean"] is None
+
+
+# -- on a model -------------------------------------------------------------------
+
+
+def test_activations_weights_and_gradients_of_a_layer() -> None:
+    """Three steps of a layer, against the same values taken with hooks."""
+    torch.manual_seed(0)
+    layer = nn.Linear(4, 3)
+    outputs: list[Any] = []
+    data = [torch.rand(5, 4, requires_grad=True) for _ in range(3)]
+
+    def run() -> None:
+        for x in data:
+            y = layer(x)
+            outputs.append(y.detach().numpy().astype(np.float64))
+            (y * y).sum().backward()
+
+    tool = watched(StatsTool, run)
+    rows = rows_of(tool)
+    activations = rows["Linear/linear:0", "output0"]
+    everything = np.stack(outputs)
+    assert activations["executions"] == 3
+    assert activations["mean"] == pytest.approx(everything.mean())
+    assert activations["std"] == pytest.approx(everything.std())
+    weight = rows["Linear/linear:0", "weight"]
+    assert weight["max"] == pytest.approx(float(layer.weight.detach().max()))
+    [gradients] = [
+        row for (_, tensor), row in rows.items() if row["type"] == "linear_backward"
+        and tensor == "grad1"
+    ]  # fmt: skip
+    of_data = np.stack([x.grad.numpy().astype(np.float64) for x in data])  # type: ignore[union-attr]
+    assert gradients["mean"] == pytest.approx(of_data.mean())
+    assert gradients["std"] == pytest.approx(of_data.std())
+
+
+def test_dead_units_and_saturation() -> None:
+    """A channel that is always zero is dead; outputs near the bounds of a sigmoid saturate."""
+    conv = nn.Conv2d(1, 3, 1)
+    with torch.no_grad():
+        conv.weight.copy_(torch.tensor([1.0, -1.0, 2.0]).view(3, 1, 1, 1))
+        conv.bias.zero_()
+    data = torch.rand(2, 1, 4, 4) + 0.1
+
+    def run() -> None:
+        conv(data).relu().clamp(max=9)
+        torch.sigmoid(torch.tensor([-100.0, 0.0, 1.0, 100.0]))
+
+    tool = watched(StatsTool, run, tensors="activations")
+    rows = rows_of(tool)
+    convolution = rows["Conv2d/conv2d:0", "output0"]
+    assert (convolution["units"], convolution["dead_units"]) == (3, 0)
+    assert rows["/sigmoid:0", "output0"]["saturated"] == 2
+    assert tool.summary()["saturated"] == {"/sigmoid:0 output0": 0.5}
+    dead = watched(StatsTool, lambda: nn.ReLU()(torch.rand(3, 2) - 1), ops="relu")
+    assert dead.summary()["dead_units"] == {"ReLU/relu:0 output0": 2}
+
+
+def test_selection_by_type_module_kind_and_frequency() -> None:
+    """Only what is asked for carries a routine, and only each N-th execution is looked at."""
+    model = nn.Sequential(nn.Linear(2, 2), nn.Tanh(), nn.Sequential(nn.Linear(2, 2)))
+
+    def run() -> None:
+        for _ in range(5):
+            model(torch.rand(1, 2)).sum().backward()
+
+    tool = watched(StatsTool, run, ops="linear", tensors="activations", every=2)
+    assert {(i, t): r["executions"] for (i, t), r in rows_of(tool).items()} == {
+        ("Sequential.0/linear:0", "output0"): 3,
+        ("Sequential.2.0/linear:0", "output0"): 3,
+    }
+    assert [look.step for look in tool.series] == [0, 0, 2, 2, 4, 4]
+    inner = watched(StatsTool, run, modules="2.*", tensors="weights")
+    assert {i for i, _ in rows_of(inner)} == {"Sequential.2.0/linear:0"}
+    gradients = watched(StatsTool, run, ops="linear", tensors="gradients")
+    assert {i.partition("/grad")[0] for i, _ in rows_of(gradients)} == {
+        "Sequential.0/linear:0", "Sequential.2.0/linear:0",
+    }  # fmt: skip
+    assert all(row["direction"] == "backward" for row in gradients.op_rows())
+
+
+@pytest.mark.parametrize("options", [{"tensors": "colours"}, {"every": 0}, {"tensors": ()}])
+def test_wrong_options_are_refused(options: dict[str, Any]) -> None:
+    """Kinds and frequencies that cannot be."""
+    with pytest.raises(ValueError, match=r"tensors|every"):
+        StatsTool(**options)
+
+
+# -- files --------------------------------------------------------------------------
+
+
+def trained() -> None:
+    torch.manual_seed(0)
+    layer = nn.Linear(4, 3)
+    for _ in range(3):
+        layer(torch.rand(5, 4)).tanh().sum().backward()
+
+
+def test_the_series_as_a_table(tmp_path: Path) -> None:
+    """One line per look, with the figures of that execution."""
+    tool = watched(StatsTool, trained, tensors="activations")
+    [path] = tool.write_files(tmp_path, "stats")
+    with path.open(newline="") as file:
+        lines = list(csv.DictReader(file))
+    assert len(lines) == len(tool.series)
+    steps = [line["step"] for line in lines if line["key"] == "Linear/linear:0 output0"]
+    assert steps == ["0", "1", "2"]
+    limited = watched(StatsTool, trained, tensors="activations", limit=2)
+    assert len(limited.series) == 2
+    assert limited.summary()["looks_not_in_series"] == limited.summary()["looks"] - 2
+
+
+def test_the_series_for_tensorboard(tmp_path: Path) -> None:
+    """TensorBoard's own reader finds the scalars and the histogram."""
+    accumulators = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
+    tool = watched(StatsTool, trained, tensors="activations", tensorboard=True, csv=False)
+    [path] = tool.write_files(tmp_path, "stats")
+    assert path.parent.name == "stats.tensorboard"
+    read = accumulators.EventAccumulator(str(path.parent))
+    read.Reload()
+    row = rows_of(tool)["Linear/linear:0", "output0"]
+    means = [event.value for event in read.Scalars("Linear/linear:0/output0/mean")]
+    assert np.mean(means) == pytest.approx(row["mean"], rel=1e-5)
+    [histogram] = read.Histograms("Linear/linear:0/output0/histogram")
+    assert histogram.histogram_value.num == row["elements"]
+    assert histogram.histogram_value.max == pytest.approx(row["max"])
+
+
+def test_results_are_plain_data_and_tables_show_them() -> None:
+    """JSON takes the results; the tables name the tensors."""
+    for cls in (StatsTool, SparsityTool):
+        tool = watched(cls, trained)
+        assert json.loads(json.dumps(tool.result())) == tool.result()
+        out = io.StringIO()
+        tool.print_summary(out)
+        assert "Linear/linear:0 weight" in out.getvalue()
+
+
+def test_watching_changes_nothing_and_keeps_nothing() -> None:
+    """Gradients are those of the program alone, and tensors die."""
+    model, inputs = models.build("bert")
+    torch.manual_seed(3)
+    models.loss(model(**inputs)).backward()
+    expected = [parameter.grad for parameter in model.parameters()]
+    model.zero_grad()
+    tool = StatsTool()
+    torch.manual_seed(3)
+    with amanda.apply(tool):
+        output = model(**inputs)
+        models.loss(output).backward()
+    for parameter, gradient in zip(model.parameters(), expected, strict=True):
+        assert (parameter.grad is None) is (gradient is None)
+        assert gradient is None or torch.equal(parameter.grad, gradient)
+    references = [weakref.ref(t) for t in (*models.tensors(output), *model.parameters())]
+    del output, model, parameter, gradient
+    gc.collect()
+    assert [reference() for reference in references if reference() is not None] == []
+
+
+# -- sparsity -------------------------------------------------------------------------
+
+
+@given(st.integers(1, 4), st.data())
+def test_patterns_along_an_axis(kept: int, data: st.DataObject) -> None:
+    """The share of groups of four that the pattern allows, by the definition."""
+    flags = data.draw(st.lists(st.booleans(), min_size=24, max_size=24))
+    array = np.array(flags, dtype=float).reshape(2, 4, 3)
+    groups = [array[i, :, k] for i in range(2) for k in range(3)]
+    expected = np.mean([np.count_nonzero(group) <= kept for group in groups])
+    assert pattern_share(array, kept, 4, 1) == pytest.approx(expected)
+    assert pattern_share(array, kept, 4, 2) is None
+
+
+def test_zeros_of_a_pruned_and_a_dense_layer() -> None:
+    """A weight with a 2:4 mask conforms; the activations' zeros are those of the ReLU."""
+    torch.manual_seed(0)
+    pruned, dense = nn.Linear(8, 4), nn.Linear(4, 4)
+    with torch.no_grad():
+        pruned.weight.view(4, 2, 4)[:, :, :2] = 0
+    kept: list[Any] = []
+
+    def run() -> None:
+        kept.append(torch.relu(pruned(torch.randn(6, 8))))
+        dense(kept[-1])
+
+    tool = watched(SparsityTool, run)
+    rows = rows_of(tool)
+    assert rows["Linear/linear:0", "weight"]["pattern_share"] == 1
+    assert rows["Linear/linear:0", "weight"]["sparsity"] == 0.5
+    assert rows["Linear@1/linear:0", "weight"]["pattern_share"] == 0
+    zeros = float((kept[0] == 0).float().mean())
+    assert rows["/relu:0", "output0"]["sparsity"] == pytest.approx(zeros)
+    summary = tool.summary()
+    assert (summary["conforming_weights"], summary["checked_weights"]) == (1, 2)
+    assert summary["by_type"]["activations"]["relu"] == pytest.approx(zeros)
+    # The biases, 4 and 4, are weights too.
+    assert summary["weights"] == pytest.approx(16 / (32 + 16 + 4 + 4))
+
+
+def test_convolutions_are_looked_at_along_their_inputs() -> None:
+    """Of OIHW the groups lie along I."""
+    conv = nn.Conv2d(8, 2, 3, bias=False)
+    with torch.no_grad():
+        conv.weight[:, ::2] = 0
+    tool = watched(SparsityTool, lambda: conv(torch.rand(1, 8, 5, 5)), tensors="weights")
+    [row] = tool.op_rows()
+    assert row["pattern_share"] == 1
+    with pytest.raises(ValueError, match="pattern"):
+        SparsityTool(pattern="4:2")
+
+
+def test_the_toy_framework() -> None:
+    """The tools have no branch for a framework."""
+    tool = watched(StatsTool, lambda: lb.relu(lb.tensor([-1.0, 2.0])), tensors="activations")
+    [row] = [row for row in tool.op_rows() if row["type"] == "relu"]
+    assert (row["mean"], row["zeros"]) == (1.0, 1)
