@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING
 
 from amanda import _plugins
 from amanda.errors import PluginError
-from amanda.tools import graph_tracing, mapping, reporting
+from amanda.tools import graph_tracing, mapping, reporting, subgraph_rewriting
 
 if TYPE_CHECKING:
     from amanda.tool import Tool
 
-__all__ = ["available", "graph_tracing", "load", "mapping", "reporting"]
+__all__ = ["available", "graph_tracing", "load", "mapping", "reporting", "subgraph_rewriting"]
 
 
 def available() -> dict[str, _plugins.ToolEntry]:

@@ -1,0 +1,134 @@
+"""Patterns of operators, and where they are in a traced graph."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import attrs
+
+from amanda.tools.graph import Graph, TracedOp, TracedTensor
+
+Predicate = Callable[[TracedOp, Graph], Any]
+
+
+class Op:
+    """One operator of a pattern.
+
+    Args:
+        types: its canonical type, or the framework's name; several, or ``"*"`` for any.
+        inputs: what its inputs have to be, by position: an :class:`Op` whose first output
+            it reads, a name for a tensor from outside (the same name, the same tensor), or
+            None for whatever there is. What is left out at the end is as if None.
+        name: by which a match knows it; its first type if not given.
+        where: of the traced operator and the graph, whether it may be this one.
+        any_order: whether the inputs may come in another order (``add``).
+    """
+
+    def __init__(
+        self,
+        types: str | Sequence[str],
+        *inputs: Op | str | None,
+        name: str = "",
+        where: Predicate | None = None,
+        any_order: bool = False,
+    ) -> None:
+        self.types = (types,) if isinstance(types, str) else tuple(types)
+        for entry in inputs:
+            if not (entry is None or isinstance(entry, (Op, str))):
+                raise TypeError(f"an input of a pattern is an Op, a name or None, got {entry!r}")
+        count = max((i + 1 for i, entry in enumerate(inputs) if entry is not None), default=0)
+        self.inputs = inputs[:count]
+        self.name = name or self.types[0]
+        self.where = where
+        self.any_order = any_order
+
+    def __repr__(self) -> str:
+        inputs = "".join(f", {entry!r}" for entry in self.inputs)
+        return f"Op({'|'.join(self.types)!r}{inputs})"
+
+    def accepts(self, op: TracedOp, graph: Graph) -> bool:
+        """Whether an operator may be this one, its inputs aside."""
+        is_type = "*" in self.types or op.type in self.types or op.name in self.types
+        return is_type and (self.where is None or bool(self.where(op, graph)))
+
+
+@attrs.frozen
+class Place:
+    """Where a tensor from outside comes in: an operator's id and its input."""
+
+    op: str
+    input: int
+
+
+@attrs.frozen
+class Binding:
+    """What a part of a pattern was found to be."""
+
+    ops: Mapping[Op, TracedOp] = attrs.field(factory=dict)
+    tensors: Mapping[str, TracedTensor | None] = attrs.field(factory=dict)
+    places: Mapping[str, Place] = attrs.field(factory=dict)
+
+
+def chain(pattern: Op | Sequence[str]) -> Op:
+    """A list of types as a tree; the first one's first input is called ``input``."""
+    if isinstance(pattern, Op):
+        return pattern
+    if (
+        isinstance(pattern, str)
+        or not all(isinstance(kind, str) for kind in pattern)
+        or not pattern
+    ):
+        raise TypeError(f"a pattern is an Op, or a list of types, got {pattern!r}")
+    source: Op | str = "input"
+    for place, kind in enumerate(pattern):
+        name = kind if kind not in pattern[:place] else f"{kind}{place}"
+        source = Op(kind, source, name=name)
+    assert isinstance(source, Op)
+    return source
+
+
+def bindings(pattern: Op, op: TracedOp, graph: Graph, so_far: Binding) -> Iterator[Binding]:
+    """The ways in which an operator, with what it reads, is what the pattern says."""
+    if pattern in so_far.ops:
+        if so_far.ops[pattern] is op:
+            yield so_far
+        return
+    if op in so_far.ops.values() or not pattern.accepts(op, graph):
+        return
+    count = len(pattern.inputs)
+    if count > len(op.inputs):
+        return
+    begun = attrs.evolve(so_far, ops={**so_far.ops, pattern: op})
+    orders: Iterator[tuple[int, ...]] = iter([tuple(range(count))])
+    if pattern.any_order:
+        orders = itertools.permutations(range(len(op.inputs)), count)
+    for order in orders:
+        yield from _inputs(list(zip(pattern.inputs, order, strict=True)), op, graph, begun)
+
+
+def _inputs(
+    wanted: list[tuple[Op | str | None, int]], op: TracedOp, graph: Graph, so_far: Binding
+) -> Iterator[Binding]:
+    """The ways in which inputs of an operator are what a pattern says, one after the other."""
+    if not wanted:
+        yield so_far
+        return
+    (entry, position), rest = wanted[0], wanted[1:]
+    tensor = op.inputs[position]
+    if isinstance(entry, Op):
+        if tensor is not None and tensor.producer and tensor.position == 0:
+            for found in bindings(entry, graph.op(tensor.producer), graph, so_far):
+                yield from _inputs(rest, op, graph, found)
+        return
+    if isinstance(entry, str):
+        if so_far.tensors.get(entry, tensor) != tensor:
+            return
+        if entry not in so_far.tensors:
+            so_far = attrs.evolve(
+                so_far,
+                tensors={**so_far.tensors, entry: tensor},
+                places={**so_far.places, entry: Place(op.id, position)},
+            )
+    yield from _inputs(rest, op, graph, so_far)
