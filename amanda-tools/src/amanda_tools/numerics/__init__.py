@@ -46,6 +46,10 @@ class Numerics(abc.ABC):
     def numpy(self, tensor: Any) -> Array:
         """A copy on the CPU in numpy's type of the same name, float32 where there is none."""
 
+    def raw(self, tensor: Any) -> bytes:
+        """The bytes of its elements in order, in its own type."""
+        return self.numpy(tensor).tobytes()
+
     @abc.abstractmethod
     def copy(self, tensor: Any) -> Any:
         """A copy that nothing is differentiated through."""

@@ -45,6 +45,11 @@ class TorchNumerics(Numerics):
         array: Array = tensor.resolve_conj().resolve_neg().numpy().copy()
         return array
 
+    def raw(self, tensor: Any) -> bytes:
+        tensor = tensor.detach().resolve_conj().resolve_neg().cpu().contiguous().reshape(-1)
+        data: bytes = tensor.view(torch.uint8).numpy().tobytes()
+        return data
+
     def copy(self, tensor: Any) -> Any:
         return tensor.detach().clone()
 

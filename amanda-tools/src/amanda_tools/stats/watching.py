@@ -23,7 +23,12 @@ def type_names(ops: str | Iterable[str]) -> tuple[str, ...]:
     return (ops,) if isinstance(ops, str) else tuple(ops)
 
 
-def _known_kinds(_: Any, attribute: Any, value: Sequence[str]) -> None:
+def known_kinds(_: Any, attribute: Any, value: Sequence[str]) -> None:
+    """See that an option names kinds of tensors.
+
+    Raises:
+        ValueError: it does not.
+    """
     wrong = [kind for kind in value if kind not in KINDS]
     if wrong or not value:
         raise ValueError(f"tensors must be some of {', '.join(KINDS)}, got {'+'.join(value)!r}")
@@ -41,9 +46,7 @@ class WatchingOptions:
         limit: looks that the series hold; sums have them all.
     """
 
-    tensors: Sequence[str] = attrs.field(
-        default=KINDS, converter=type_names, validator=_known_kinds
-    )
+    tensors: Sequence[str] = attrs.field(default=KINDS, converter=type_names, validator=known_kinds)
     ops: Sequence[str] = attrs.field(default=(), converter=type_names)
     modules: Sequence[str] = attrs.field(default=(), converter=type_names)
     every: int = attrs.field(default=1, validator=attrs.validators.ge(1))
@@ -128,7 +131,7 @@ class WatchingTool(PrintingTool[OptionsT]):
         if "activations" in self.options.tensors:
             layout = context["data_layout"] or ""
             axis = layout.index("C") if "C" in layout else None
-            context.insert_after_op(_Looks(self, op, "activations", "output", axis))
+            context.insert_after_op(Looks(self, op, "activations", "output", axis))
         if "weights" in self.options.tensors:
             for role in ("weight", "bias"):
                 position = context[f"{role}_index"]
@@ -137,7 +140,7 @@ class WatchingTool(PrintingTool[OptionsT]):
                     continue
                 layout = (context["weight_layout"] or "") if role == "weight" else ""
                 axis = layout.index("I") if "I" in layout else None
-                looks = _Looks(self, op, "weights", role, axis)
+                looks = Looks(self, op, "weights", role, axis)
                 context.insert_before_op(looks, inputs=[position])
 
     def _analyse_backward(self, context: OpContext) -> None:
@@ -145,11 +148,11 @@ class WatchingTool(PrintingTool[OptionsT]):
         # The type of a backward operator, or of the forward operator that it belongs to.
         forward = attrs.evolve(op, type=str(context["op_type"] or ""), name="")
         if self.is_selected(op) or self.is_selected(forward):
-            context.insert_after_backward_op(_Looks(self, op, "gradients", "grad", None))
+            context.insert_after_backward_op(Looks(self, op, "gradients", "grad", None))
 
     # -- routines ---------------------------------------------------------
 
-    def look(self, looks: _Looks, tensors: Sequence[Any]) -> None:
+    def look(self, looks: Looks, tensors: Sequence[Any]) -> None:
         """Instrumentation routine: take the values in."""
         for position, tensor in enumerate(tensors):
             if tensor is None or not numerics_of(tensor).is_floating(tensor):
@@ -161,7 +164,7 @@ class WatchingTool(PrintingTool[OptionsT]):
                 self.series.append(_look_at(looks.step, watched, array))
             self.note(watched, array)
 
-    def _entry(self, looks: _Looks, position: int, tensor: Any) -> Watched:
+    def _entry(self, looks: Looks, position: int, tensor: Any) -> Watched:
         is_role = looks.kind == "weights"
         name = looks.name if is_role else f"{looks.name}{position}"
         key = f"{looks.op.id} {name}"
@@ -181,7 +184,7 @@ class WatchingTool(PrintingTool[OptionsT]):
         return (watched for watched in self.watched.values() if watched.kind == kind)
 
 
-class _Looks:
+class Looks:
     """The routine of one operator: looks at each N-th execution."""
 
     def __init__(

@@ -1,0 +1,193 @@
+"""``dump``: selected activations, weights and gradients as safetensors, with an index."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+import weakref
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import attrs
+
+from amanda.tools.reporting import Table, write_json
+from amanda_tools.flops import quantity
+from amanda_tools.numerics import numerics_of
+from amanda_tools.safetensors import TYPES, Stored, write_safetensors
+from amanda_tools.stats.watching import (
+    Looks,
+    WatchingOptions,
+    WatchingTool,
+    known_kinds,
+    type_names,
+)
+
+__all__ = ["DumpOptions", "DumpTool", "Entry"]
+
+
+@attrs.frozen(kw_only=True)
+class DumpOptions(WatchingOptions):
+    """The options of ``dump``.
+
+    Attributes:
+        tensors: some of activations, weights and gradients.
+        ops: types of operators; none for all.
+        modules: patterns of module paths, such as layer1.*; none for all.
+        every: take each N-th execution of an operator only.
+        limit: tensors to take; those after are counted only.
+        bytes: bytes to take; what does not fit is counted only.
+        shard: bytes of a file after which the next one begins.
+    """
+
+    tensors: Sequence[str] = attrs.field(
+        default=("activations",), converter=type_names, validator=known_kinds
+    )
+    bytes: int = attrs.field(default=10_000_000_000, validator=attrs.validators.ge(0))
+    shard: int = attrs.field(default=256_000_000, validator=attrs.validators.ge(1))
+
+
+@attrs.frozen
+class Entry:
+    """One tensor that was taken.
+
+    Attributes:
+        key: its name in its file: operator's id, tensor and step.
+        file: number of the file that holds it.
+        row: the operator, as in the rows of all tools.
+        kind, tensor: which of its tensors.
+        step: the operator's execution, from 0.
+        shape, dtype: of the tensor.
+    """
+
+    key: str
+    file: int
+    row: dict[str, Any]
+    kind: str
+    tensor: str
+    step: int
+    shape: list[int]
+    dtype: str
+
+    def plain(self, stem: str) -> dict[str, Any]:
+        """The entry as the index has it."""
+        return {
+            **self.row,
+            "key": self.key,
+            "file": f"{stem}-{self.file:05}.safetensors",
+            "kind": self.kind,
+            "tensor": self.tensor,
+            "step": self.step,
+            "shape": self.shape,
+            "dtype": self.dtype,
+        }
+
+
+class DumpTool(WatchingTool[DumpOptions]):
+    """Writes activations, weights and gradients to safetensors while the program runs.
+
+    Full files go to a temporary folder at once, so that no more than one is in memory.
+
+    Attributes:
+        entries: what was taken, in order.
+        dropped: tensors that were not, for the limits or a type that the format lacks.
+    """
+
+    name = "dump"
+    Options = DumpOptions
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        self.entries: list[Entry] = []
+        self.dropped = 0
+        self._waiting: dict[str, Stored] = {}
+        self._waiting_bytes = 0
+        self._bytes = 0
+        self._folder: Path | None = None
+        self._files = 0
+        self._stem = self.name
+
+    # -- taking -----------------------------------------------------------
+
+    def look(self, looks: Looks, tensors: Sequence[Any]) -> None:
+        """Instrumentation routine: take the values."""
+        for position, tensor in enumerate(tensors):
+            if tensor is not None:
+                name = looks.name if looks.kind == "weights" else f"{looks.name}{position}"
+                self._take(looks, name, tensor)
+
+    def _take(self, looks: Looks, name: str, tensor: Any) -> None:
+        numerics = numerics_of(tensor)
+        dtype = numerics.dtype(tensor)
+        if len(self.entries) >= self.options.limit or dtype not in TYPES:
+            self.dropped += 1
+            return
+        data = numerics.raw(tensor)
+        if self._bytes + len(data) > self.options.bytes:
+            self.dropped += 1
+            return
+        shape = [int(size) for size in tensor.shape]
+        key = f"{looks.op.id} {name} {looks.step}"
+        if key in self._waiting:
+            # An operator whose counters began anew, such as one of a second scope.
+            self.dropped += 1
+            return
+        self._bytes += len(data)
+        self._waiting[key] = Stored(dtype, shape, data)
+        self._waiting_bytes += len(data)
+        row, kind = looks.op.row(), looks.kind
+        self.entries.append(Entry(key, self._files, row, kind, name, looks.step, shape, dtype))
+        if self._waiting_bytes >= self.options.shard:
+            self._write_shard()
+
+    def _write_shard(self) -> None:
+        if not self._waiting:
+            return
+        if self._folder is None:
+            self._folder = Path(tempfile.mkdtemp(prefix="amanda-dump-"))
+            weakref.finalize(self, shutil.rmtree, self._folder, ignore_errors=True)
+        write_safetensors(self._folder / str(self._files), self._waiting)
+        self._files += 1
+        self._waiting = {}
+        self._waiting_bytes = 0
+
+    # -- result -----------------------------------------------------------
+
+    def op_rows(self) -> list[dict[str, Any]]:
+        """The index: one row per tensor, with ``key``, ``file``, ``kind``, ``tensor``, ``step``,
+        ``shape`` and ``dtype``."""
+        return [entry.plain(self._stem) for entry in self.entries]
+
+    def summary(self) -> dict[str, Any]:
+        """How many tensors and bytes were taken, and how many were not."""
+        kinds = {entry.kind for entry in self.entries}
+        return {
+            "tensors": len(self.entries),
+            "bytes": self._bytes,
+            "not_taken": self.dropped,
+            "ops": len({entry.row["id"] for entry in self.entries}),
+            "kinds": {kind: sum(e.kind == kind for e in self.entries) for kind in sorted(kinds)},
+        }
+
+    def tables(self) -> Iterable[Table]:
+        """What was taken, by kind."""
+        found = self.summary()
+        title = f"dump: {found['tensors']} tensors, {quantity(found['bytes'], 'B')}"
+        yield Table(title, ("kind", "tensors"), list(found["kinds"].items()))
+        if found["not_taken"]:
+            title = f"dump: {found['not_taken']} tensors were not taken"
+            limits = [(name, getattr(self.options, name)) for name in ("limit", "bytes")]
+            yield Table(title, ("limit", "value"), limits)
+
+    def write_files(self, folder: Path, stem: str) -> Sequence[Path]:
+        """Write ``<stem>-00000.safetensors``, ... and ``<stem>.index.json``."""
+        self._write_shard()
+        written = []
+        for number in range(self._files):
+            assert self._folder is not None
+            written.append(folder / f"{stem}-{number:05}.safetensors")
+            # It may be written more than once.
+            shutil.copyfile(self._folder / str(number), written[-1])
+        index = folder / f"{stem}.index.json"
+        write_json(index, {"tensors": [entry.plain(stem) for entry in self.entries]})
+        return [*written, index]

@@ -1,0 +1,124 @@
+"""``dump``: the tensors of a run, read back with safetensors' own reader."""
+
+from __future__ import annotations
+
+import io
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors import safe_open
+from torch import nn
+
+import amanda
+from amanda.testing import loopback as lb
+from amanda_tools.dump import DumpTool
+
+
+def dumped(run: Callable[[], Any], **options: Any) -> DumpTool:
+    tool = DumpTool(**options)
+    with amanda.apply(tool):
+        run()
+    return tool
+
+
+def read(tool: DumpTool, folder: Path) -> dict[tuple[str, str, int], torch.Tensor]:
+    """The tensors by operator, tensor and step, through the index."""
+    *files, index = tool.write_files(folder, "dump")
+    assert all(file.suffix == ".safetensors" for file in files)
+    found = {}
+    for entry in json.loads(index.read_text())["tensors"]:
+        with safe_open(folder / entry["file"], framework="pt") as file:
+            tensor = file.get_tensor(entry["key"])
+        assert list(tensor.shape) == entry["shape"]
+        assert str(tensor.dtype) == f"torch.{entry['dtype']}"
+        found[entry["id"], entry["tensor"], entry["step"]] = tensor
+    return found
+
+
+def test_tensors_come_back_bit_for_bit(tmp_path: Path) -> None:
+    """Activations, weights and gradients of each step, as hooks see them."""
+    torch.manual_seed(0)
+    layer = nn.Linear(4, 3)
+    outputs: list[torch.Tensor] = []
+    data = [torch.rand(2, 4, requires_grad=True) for _ in range(2)]
+
+    def run() -> None:
+        for x in data:
+            y = layer(x)
+            outputs.append(y.detach().clone())
+            (y * y).sum().backward()
+
+    tool = dumped(run, ops="linear", tensors=("activations", "weights", "gradients"))
+    found = read(tool, tmp_path)
+    for step, (x, y) in enumerate(zip(data, outputs, strict=True)):
+        assert torch.equal(found["Linear/linear:0", "output0", step], y)
+        assert torch.equal(found["Linear/linear:0", "weight", step], layer.weight.detach())
+        of_data = found["Linear/linear:0/grad/AddmmBackward0:0", "grad1", step]
+        assert x.grad is not None
+        assert torch.equal(of_data, x.grad)
+
+
+@pytest.mark.parametrize(
+    "dtype", [torch.bfloat16, torch.float16, torch.float64, torch.int64, torch.bool]
+)
+def test_every_type_keeps_its_bits(dtype: torch.dtype, tmp_path: Path) -> None:
+    """bfloat16 too, which numpy lacks; scalars and tensors that are not contiguous."""
+    x = (torch.randn(3, 4) * 10).to(dtype)
+    kept: list[torch.Tensor] = []
+    tool = dumped(lambda: kept.extend((x.t(), x[0, 0].clone())))
+    found = read(tool, tmp_path)
+    assert torch.equal(found["/t:0", "output0", 0], kept[0])
+    assert torch.equal(found["/clone:0", "output0", 0], kept[1])
+
+
+def test_what_the_format_lacks_is_counted() -> None:
+    """A complex tensor is not taken, and said so."""
+    tool = dumped(lambda: torch.complex(torch.rand(2), torch.rand(2)), ops="complex")
+    assert tool.summary()["not_taken"] == 1
+    out = io.StringIO()
+    tool.print_summary(out)
+    assert "1 tensors were not taken" in out.getvalue()
+
+
+def test_many_tensors_make_several_files(tmp_path: Path) -> None:
+    """No more than a file's worth waits in memory; the limits bound the rest."""
+
+    def run() -> None:
+        for _ in range(10):
+            torch.ones(100)
+            amanda.new_iteration()
+
+    tool = dumped(run, shard=1000)
+    assert tool._waiting_bytes < 1000
+    assert len(read(tool, tmp_path)) == 10
+    assert len(list(tmp_path.glob("*.safetensors"))) == 4
+    # Written a second time, it is the same.
+    (tmp_path / "again").mkdir()
+    assert len(read(tool, tmp_path / "again")) == 10
+    assert dumped(run, limit=3).summary() == {
+        "tensors": 3, "bytes": 1200, "not_taken": 7, "ops": 1, "kinds": {"activations": 3},
+    }  # fmt: skip
+    assert dumped(run, bytes=900).summary()["tensors"] == 2
+    assert [entry.step for entry in dumped(run, every=4).entries] == [0, 4, 8]
+
+
+def test_the_result_is_the_index() -> None:
+    """A row for each tensor, as plain data."""
+    tool = dumped(lambda: torch.ones(2).exp())
+    result = tool.result()
+    assert json.loads(json.dumps(result)) == result
+    assert [(row["type"], row["file"]) for row in result["ops"]] == [
+        ("ones", "dump-00000.safetensors"),
+        ("exp", "dump-00000.safetensors"),
+    ]
+
+
+def test_the_toy_framework(tmp_path: Path) -> None:
+    """The tool has no branch for a framework."""
+    tool = dumped(lambda: lb.relu(lb.tensor([-1.0, 2.0])))
+    found = read(tool, tmp_path)
+    assert found["/relu:0", "output0", 0].tolist() == [0.0, 2.0]
