@@ -714,7 +714,33 @@ def call_node(
         )
     for tensor, output in zip(node.outputs, outputs, strict=True):
         tensor.set_shape(output.shape)
+    graph._amanda_inserted = getattr(graph, "_amanda_inserted", 0) + 1
     return node
+
+
+def own_version(graph: Any) -> int:
+    """How many operators the user has added to a graph."""
+    return int(graph.version) - getattr(graph, "_amanda_inserted", 0)
+
+
+def is_function_call(op: Any) -> bool:
+    """Whether an operator calls a function whose name is its type, as TensorFlow 1's Defun."""
+    return bool(op.graph._is_function(op.type))
+
+
+def must_compile(function: Any) -> bool:
+    """Whether a function is compiled with XLA wherever it is called."""
+    return is_compiled(function.cached_definition.attr)
+
+
+def is_compiled(attributes: Any) -> bool:
+    """Whether the attributes of a function ask for XLA."""
+    return "_XlaMustCompile" in attributes and bool(attributes["_XlaMustCompile"].b)
+
+
+def attributes_of_function(function: Any) -> dict[str, Any]:
+    """The attributes of a function that a graph knows."""
+    return dict(function.cached_definition.attr.items())
 
 
 def hide(graph: Any, nodes: str, functions: str) -> None:

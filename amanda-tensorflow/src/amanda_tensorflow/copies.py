@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import warnings
 import weakref
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -17,7 +16,6 @@ from amanda._patching import PatchSet
 from amanda._scope import Scope
 from amanda.action import Action
 from amanda.cache import OpRecord
-from amanda.errors import CoverageWarning
 from amanda.namespace import Namespace
 from amanda_tensorflow import _internals, records
 from amanda_tensorflow.failures import FAILURES
@@ -207,13 +205,3 @@ def raise_original(error: BaseException) -> None:
     original = FAILURES.original(error)
     if original is not None:
         raise original from None
-
-
-def warn_about_xla(name: str) -> None:
-    """Say once that a function runs without XLA."""
-    warnings.warn(
-        f"{name} is compiled with XLA, which cannot run Python routines: under this scope it runs "
-        "without XLA; mark the routines @amanda.traceable to keep it",
-        CoverageWarning,
-        stacklevel=4,
-    )

@@ -12,7 +12,8 @@ import tensorflow as tf
 import amanda
 from amanda._scope import Scope
 from amanda_tensorflow import _internals
-from amanda_tensorflow.copies import Copy, GraphModeDriver, raise_original, warn_about_xla
+from amanda_tensorflow.copies import Copy, GraphModeDriver, raise_original
+from amanda_tensorflow.failures import warn_about_xla
 from amanda_tensorflow.instrument import SCOPE, Instrument
 from amanda_tensorflow.plugin import TensorFlowFunctionDriver
 from amanda_tensorflow.replay import Replay
@@ -113,7 +114,7 @@ class FunctionDriver(TensorFlowFunctionDriver, GraphModeDriver):
     def _attributes(self, function: Any, building: Building) -> dict[str, Any]:
         """The attributes of the copy: those of the function, without XLA if it runs Python."""
         attributes = _internals.function_attrs(function)
-        if building.has_python and any(name in attributes for name in _XLA):
+        if building.has_python and _internals.is_compiled(attributes):
             warn_about_xla(function_name(_internals.graph_of(function)))
             attributes = {k: v for k, v in attributes.items() if k not in _XLA}
         return attributes

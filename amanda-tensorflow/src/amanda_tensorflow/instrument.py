@@ -22,6 +22,7 @@ from amanda_tensorflow.known import KnownGraphs, KnownOp
 from amanda_tensorflow.nodes import is_routable
 from amanda_tensorflow.ops import (
     CONTROL_FLOW,
+    DATASET_LOOPS,
     OpView,
     input_names,
     module_of,
@@ -29,6 +30,7 @@ from amanda_tensorflow.ops import (
     takes_reference,
 )
 from amanda_tensorflow.records import GradientCall
+from amanda_tensorflow.recovery import is_plumbing
 from amanda_tensorflow.replaced import leave
 from amanda_tensorflow.routines import Building, GraphDispatcher
 from amanda_tensorflow.sites import (
@@ -119,16 +121,20 @@ class Instrument:
     def called(self, site: Site, op: Any, graph: Any) -> Site:
         """The site of a function that `op` calls."""
         call = site.log.owners.get(op.name)
+        ids = f"{site.ids}/{op.name}"
+        # A gradient may refer to it from another function.
+        self.known.add_body(graph, ids)
         forward = None
         if call is not None:
             outer = site.site_of(call.forward.graph())
             forward = None if outer is None else outer.children.get(call.forward.name)
         return Site(
             graph,
-            ids=f"{site.ids}/{op.name}",
+            ids=ids,
             prefix=f"{site.prefix}{op.name}/",
             parent=site,
             forward=forward,
+            is_gradient=call is not None or site.is_backward,
             device=op.device or site.device,
         )
 
@@ -136,10 +142,18 @@ class Instrument:
         self, site: Site, op: Any, source: Any, label: str, graph: Any
     ) -> tuple[Site, Instrument]:
         """The site of a body or branch of `op`, and what creates its operators."""
-        inner = Site(source, ids=f"{site.ids}/{op.name}/{label}")
-        outer = list(op.inputs)[len(op.inputs) - len(source.inputs) :]
+        inner = Site(
+            source,
+            ids="/".join(filter(None, (site.ids, op.name, label))),
+            is_gradient=op.name in site.log.owners or site.is_backward,
+        )
+        count = len(source.inputs)
+        if op.type in DATASET_LOOPS:
+            count = len(op.get_attr("Targuments"))
+        outer = list(op.inputs)[len(op.inputs) - count :]
+        own = source.inputs[len(source.inputs) - count :]
         is_loop = op.type.endswith("While")
-        for index, (placeholder, tensor) in enumerate(zip(source.inputs, outer, strict=True)):
+        for index, (placeholder, tensor) in enumerate(zip(own, outer, strict=True)):
             passed = index < len(source.outputs) and source.outputs[index] is placeholder
             if not is_loop or tensor.dtype == tf.resource or passed:
                 inner.sources[id(placeholder)] = (site, tensor)
@@ -154,7 +168,7 @@ class Instrument:
         building = Building(graph, self.building.scopes, needs_gradient=True)
         instrument = Instrument(self.dispatcher, building, self.known, self.read)
         instrument.op_ids = self.op_ids
-        return Site(source, ids=source.name), instrument
+        return Site(source, ids=source.name, is_gradient=True), instrument
 
     def rewrite_branches(self, since: int) -> None:
         """Instrument the loops and branches of a gradient that was derived in the copy.
@@ -209,7 +223,7 @@ class Instrument:
                 self._plain(site, op, create(inputs, ()))
             elif call is not None:
                 self._backward(site, op, call, inputs, create)
-            elif site.is_backward and op.name not in site.log.owners:
+            elif (site.is_backward and op.name not in site.log.owners) or is_plumbing(op):
                 self._plain(site, op, create(inputs, ()))
             else:
                 self._forward(site, op, inputs, create)

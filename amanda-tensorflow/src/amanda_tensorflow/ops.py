@@ -47,8 +47,26 @@ STRUCTURAL = frozenset(
 CALLS = frozenset({"PartitionedCall", "StatefulPartitionedCall"})
 """Types that call one function; the operators in it are instrumented instead of the call."""
 
-CONTROL_FLOW = frozenset({"While", "StatelessWhile", "If", "StatelessIf", "Case", "StatelessCase"})
-"""Types that run functions as bodies and branches, which are instrumented instead of them."""
+CONTROL_FLOW = frozenset(
+    {
+        "While",
+        "StatelessWhile",
+        "If",
+        "StatelessIf",
+        "Case",
+        "StatelessCase",
+        "ReduceDataset",
+        "ScanDataset",
+    }
+)
+"""Types that run functions as bodies and branches, which are instrumented instead of them.
+A loop over a dataset in a function becomes the last two."""
+
+DATASET_LOOPS = frozenset({"ReduceDataset", "ScanDataset"})
+"""Those of them that take a dataset, state and further arguments."""
+
+PYTHON_FUNCTIONS = frozenset({"PyFunc", "PyFuncStateless", "EagerPyFunc"})
+"""Types that call Python functions of the user."""
 
 UNROUTABLE = frozenset({tf.resource, tf.variant})
 """Types of tensors that stand for state: routines may look at them and never replace them."""
@@ -118,6 +136,16 @@ def input_names(kind: str, count: int, attributes: Mapping[str, Any]) -> list[st
 
 def _length(value: Any) -> int:
     return len(value) if isinstance(value, (list, tuple)) else int(value or 0)
+
+
+@functools.cache
+def runs_functions(kind: str) -> bool:
+    """Whether this type of operator runs functions that cannot be instrumented."""
+    definition = _internals.op_def_of(kind)
+    found = () if definition is None else definition.attr
+    if kind in CALLS or kind in CONTROL_FLOW:
+        return False
+    return kind in PYTHON_FUNCTIONS or any(a.type in ("func", "list(func)") for a in found)
 
 
 @functools.cache

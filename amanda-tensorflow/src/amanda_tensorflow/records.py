@@ -10,6 +10,7 @@ instrumented exactly (design, section 5).
 
 from __future__ import annotations
 
+import gc
 import weakref
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
@@ -98,11 +99,18 @@ class EagerGradients:
 
 
 EAGER = EagerGradients()
+_OLDER: weakref.WeakSet[Any] = weakref.WeakSet()
+"""The graphs that were there before gradients were noted."""
 
 
 def log_of(graph: Any) -> GradientLog:
     """What is known of the gradients in `graph`."""
     return _LOGS.get(graph) or GradientLog()
+
+
+def is_older(graph: Any) -> bool:
+    """Whether a graph may hold gradients that were not noted."""
+    return graph in _OLDER
 
 
 def is_installed() -> bool:
@@ -119,6 +127,7 @@ def install() -> None:
     if is_installed():
         return
     _internals.require("")
+    _OLDER.update(graph for graph in gc.get_objects() if isinstance(graph, _internals.Graph))
     _PATCHES.wrap(_internals.EXECUTE, "record_gradient", _marking)
     _PATCHES.wrap(_internals.RECORD, "record_operation", _noting_custom_gradients)
     _PATCHES.wrap(_internals.OPS, "get_gradient_function", _noting_gradients)

@@ -17,7 +17,23 @@ from amanda_tensorflow.records import ForwardOp, GradientCall, GradientLog
 
 _TAPE = "gradient_tape/"
 _SYMBOLIC = re.compile(r"(?:.*/)?gradients(?:_\d+)?/(.+)_grad/[^/]+(?:/.*)?$")
+_SEED = re.compile(
+    r"(?:.*/)?gradients(?:_\d+)?/(?:grad_ys_\d+|Shape|Const|Fill|AddN)[^/]*(?:/.*)?$"
+)
+"""What ``tf.gradients`` starts from, and its sums: no operator of a gradient function."""
 _SYMBOLIC_ROOT = re.compile(r"(?:.*/)?gradients(?:_\d+)?/")
+
+_PLUMBING = frozenset(
+    {
+        "EmptyTensorList",
+        "OptionalFromValue",
+        "OptionalNone",
+        "TensorListPushBack",
+        "TensorListReserve",
+        "TensorListSetItem",
+    }
+)
+"""By these a loop or branch keeps tensors for its gradient, which is built elsewhere."""
 
 _RECOVERED: weakref.WeakKeyDictionary[Any, tuple[int, GradientLog]] = weakref.WeakKeyDictionary()
 
@@ -31,7 +47,10 @@ def completed(graph: Any, log: GradientLog, operations: Mapping[str, Any]) -> Gr
     unknown = [
         name
         for name in operations
-        if name not in log.owners and (name.startswith(_TAPE) or _SYMBOLIC_ROOT.match(name))
+        if name not in log.owners
+        and (name.startswith(_TAPE) or _SYMBOLIC_ROOT.match(name))
+        and not _SEED.match(name)
+        and operations[name].type not in _PLUMBING
     ]
     if not unknown or (log.calls and not _is_older(log, unknown)):
         return log
@@ -40,6 +59,13 @@ def completed(graph: Any, log: GradientLog, operations: Mapping[str, Any]) -> Gr
         known = len(operations), _Recovery(graph, log, operations).run(unknown)
         _RECOVERED[graph] = known
     return known[1]
+
+
+def is_plumbing(op: Any) -> bool:
+    """Whether an operator of a forward graph only keeps something for a gradient."""
+    if op.type not in _PLUMBING:
+        return False
+    return op.name.startswith(_TAPE) or _SYMBOLIC_ROOT.match(op.name) is not None
 
 
 def _is_older(log: GradientLog, unknown: list[str]) -> bool:

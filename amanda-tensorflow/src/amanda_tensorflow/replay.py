@@ -11,20 +11,20 @@ vanilla graph is only read.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import attrs
 import tensorflow as tf
 
 from amanda_tensorflow import _internals
+from amanda_tensorflow.failures import warn_about_xla
 from amanda_tensorflow.instrument import Instrument, separate
-from amanda_tensorflow.ops import CALLS, CONTROL_FLOW, UNROUTABLE, is_op
+from amanda_tensorflow.ops import CALLS, CONTROL_FLOW, UNROUTABLE, is_op, runs_functions
 from amanda_tensorflow.order import ordered
 from amanda_tensorflow.routines import Building
 from amanda_tensorflow.sites import ForwardState, Site
 
-_XLA = "_XlaMustCompile"
 _UNIQUE = itertools.count()
 
 
@@ -121,8 +121,11 @@ class Replay:
             # The back edge of a version 1 loop: its source comes later.
             late.append((op, index, op.inputs[index]))
             inputs[index] = next(tensor for tensor in inputs if tensor is not None)
+        if runs_functions(op.type) or _internals.is_function_call(op):
+            self._instrument.dispatcher.not_seen(f"functions that {op.type} runs in a graph")
         if op.type in CALLS and (callee := _internals.function_of(op)) is not None:
-            self._call(site, op, callee, inputs)
+            if not (_internals.must_compile(callee) and self._compiled(site, op, callee, inputs)):
+                self._call(site, op, callee, inputs)
         elif op.type in CONTROL_FLOW:
             self._branches(site, op, inputs)
         elif is_op(op.type) and not missing:
@@ -226,6 +229,22 @@ class Replay:
         for old, tensor in zip(op.outputs, outputs, strict=True):
             site.put(old, tensor)
 
+    def _compiled(self, site: Site, op: Any, callee: Any, inputs: Sequence[Any]) -> bool:
+        """Replay a call of a function that XLA compiles; False if XLA has to be left out."""
+        branch = self._branch(site, op, callee, "", _internals.attributes_of_function(callee))
+        building = branch.building
+        is_differentiated = any(c.forward.name == op.name for c in site.log.calls)
+        if building.has_python or (building.may_change and is_differentiated):
+            warn_about_xla(callee.graph.name)
+            return False
+
+        def changes(kind: str, attributes: dict[str, Any]) -> tuple[str, dict[str, Any]]:
+            attributes["f"] = _internals.renamed(attributes["f"], [branch.function.name])
+            return kind, attributes
+
+        self._settle(site, op, self.create(site, op, inputs, changes=changes))
+        return True
+
     def _node(self, name: str, waits: Sequence[Any]) -> Any:
         """A node that has no value and waits for others."""
         graph = self._graph
@@ -261,22 +280,35 @@ class Replay:
             state.replaced = list(given), list(new.outputs)
         self._settle(site, op, new)
 
-    def _branch(self, site: Site, op: Any, callee: Any, label: str) -> Branch:
+    def _branch(
+        self,
+        site: Site,
+        op: Any,
+        callee: Any,
+        label: str,
+        attributes: Mapping[str, Any] | None = None,
+    ) -> Branch:
         """An instrumented body or branch."""
         source = callee.graph
         graph = _internals.FuncGraph(f"{source.name}_amanda")
         graph.outer_graph = self._graph
         inner, instrument = self._instrument.branch(site, op, source, label, graph)
-        return self._made(callee, inner, instrument)
+        return self._made(callee, inner, instrument, attributes or {})
 
-    def _made(self, callee: Any, inner: Site, instrument: Instrument) -> Branch:
+    def _made(
+        self,
+        callee: Any,
+        inner: Site,
+        instrument: Instrument,
+        attributes: Mapping[str, Any],
+    ) -> Branch:
         graph, building = instrument.building.graph, instrument.building
         with instrument.building_copy():
             Replay(graph, instrument).function(inner)
         instrument.refuse_captures(graph)
         name = f"amanda_{next(_UNIQUE)}_{inner.graph.name}"
         function = _internals.function_from_graph(
-            name, graph, {}, function_type=callee.function_type
+            name, graph, dict(attributes), function_type=callee.function_type
         )
         self._graph._add_function_recursive(function)
         _internals.keep_alive(self._graph, (function, graph))
@@ -292,7 +324,7 @@ class Replay:
                 graph = _internals.FuncGraph(f"{callee.graph.name}_amanda")
                 graph.outer_graph = self._graph
                 inner, instrument = self._instrument.gradient_branch(callee.graph, graph)
-                made.append(self._made(callee, inner, instrument))
+                made.append(self._made(callee, inner, instrument, {}))
             if any(branch.building.is_changed for branch in made):
                 names = [branch.function.name for branch in made]
                 _internals.set_functions(op, attribute, names)

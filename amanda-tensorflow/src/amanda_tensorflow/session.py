@@ -76,7 +76,7 @@ class Instrumented:
 
     def prepare(self, request: Request) -> Run | None:
         """What runs a request; None if the vanilla graph does."""
-        key = (request.key, self._user.graph.version)
+        key = (request.key, _internals.own_version(self._user.graph))
         known = self._known.get(key)
         if known is None:
             operations = ordered(Site(self._user.graph, self._ids), request.roots())

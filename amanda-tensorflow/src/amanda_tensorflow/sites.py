@@ -12,8 +12,15 @@ import tensorflow as tf
 from amanda.action import ActionPlan
 from amanda_tensorflow import _internals
 from amanda_tensorflow.ops import attributes_of, named_with_type
+from amanda_tensorflow.records import (
+    ForwardOp,
+    GradientCall,
+    GradientLog,
+    TensorName,
+    is_older,
+    log_of,
+)
 from amanda_tensorflow.recovery import completed
-from amanda_tensorflow.records import ForwardOp, GradientCall, GradientLog, TensorName, log_of
 
 _LOOK_THROUGH = frozenset(
     {"Identity", "Cast", "ReadVariableOp", "Enter", "RefEnter", "EnsureShape"}
@@ -81,6 +88,7 @@ class Site:
         sources: a placeholder's id to the caller's site and tensor it stands for.
         captured: a placeholder's id to the concrete tensor it stands for.
         forward: the site of the function whose gradient this one computes.
+        is_gradient: whether it is run by a part of a gradient.
         tensors: a vanilla tensor's id to the tensor of the copy.
         ops: a vanilla operator's name to the operator of the copy.
         after: a vanilla operator's name to nodes of the copy that run after it.
@@ -90,6 +98,7 @@ class Site:
         skipped: operators that were left out, because nobody seemed to need them.
         device: the device of operators that name none.
         fetched: the tensors that a session may be asked for.
+        is_backward: whether all of it computes gradients of another graph.
         fed: ids of tensors that are given from outside, whatever makes them.
     """
 
@@ -100,6 +109,7 @@ class Site:
     sources: dict[int, tuple[Site, Any]] = attrs.field(factory=dict)
     captured: dict[int, Any] = attrs.field(factory=dict)
     forward: Site | None = None
+    is_gradient: bool = False
     device: str = ""
     tensors: dict[int, Any] = attrs.field(factory=dict)
     ops: dict[str, Any] = attrs.field(factory=dict)
@@ -125,7 +135,9 @@ class Site:
         """Look again at what the graph holds: the user may have added to it."""
         self.fetched = [*self.fetched, *fetched]
         self._named = {op.name: op for op in self.graph.get_operations()}
-        self.log = completed(self.graph, log_of(self.graph), self._named)
+        self.log = log_of(self.graph)
+        if not self.is_gradient or is_older(self.graph):
+            self.log = completed(self.graph, self.log, self._named)
         self.producers = {}
         self._order = {call: index for index, call in enumerate(self.log.calls)}
         self._differentiated = {}
@@ -137,7 +149,9 @@ class Site:
                     self.producers.setdefault(name, []).append(call)
         captures = self.graph.captures if hasattr(self.graph, "captures") else ()
         self.externals = {id(inner): outer for outer, inner in captures}
-        self.is_backward = any(c.forward.graph() is not self.graph for c in self.log.calls)
+        self.is_backward = self.is_gradient or any(
+            call.forward.graph() is not self.graph for call in self.log.calls
+        )
 
     @property
     def outputs(self) -> Sequence[Any]:
