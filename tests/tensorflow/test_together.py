@@ -132,6 +132,8 @@ def test_either_order_of_imports(first: str) -> None:
     code = f"""
 import amanda
 import {first}
+if "torch" == "{first}":
+    import torch.distributed  # has objects that warn when they are looked at
 from amanda_tools.count import CountTool
 tool = CountTool()
 with amanda.apply(tool):
@@ -143,7 +145,11 @@ print(sorted(tool.result()["namespaces"]))
 print(tool.result()["summary"]["by_type"]["forward"]["relu"])
 """
     done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=False
+        [sys.executable, "-W", "error", "-c", code],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
     )
     assert done.returncode == 0, done.stderr
     namespaces, counts = done.stdout.splitlines()
