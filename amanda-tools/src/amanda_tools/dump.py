@@ -13,8 +13,14 @@ import attrs
 
 from amanda.tools.reporting import Table, write_json
 from amanda_tools.flops import quantity
-from amanda_tools.numerics import numerics_of
-from amanda_tools.safetensors import TYPES, Stored, write_safetensors
+from amanda_tools.numerics import Array, numerics_of
+from amanda_tools.safetensors import (
+    TYPES,
+    Stored,
+    read_array,
+    read_header,
+    write_safetensors,
+)
 from amanda_tools.stats.watching import (
     Looks,
     WatchingOptions,
@@ -178,6 +184,14 @@ class DumpTool(WatchingTool[DumpOptions]):
             title = f"dump: {found['not_taken']} tensors were not taken"
             limits = [(name, getattr(self.options, name)) for name in ("limit", "bytes")]
             yield Table(title, ("limit", "value"), limits)
+
+    def load(self, entry: Entry) -> Array:
+        """The values of one tensor that was taken; bfloat16 as float32."""
+        self._write_shard()
+        assert self._folder is not None
+        path = self._folder / str(entry.file)
+        header, start = read_header(path)
+        return read_array(path, header[entry.key], start)
 
     def write_files(self, folder: Path, stem: str) -> Sequence[Path]:
         """Write ``<stem>-00000.safetensors``, ... and ``<stem>.index.json``."""

@@ -12,6 +12,7 @@ def amanda_register_tools() -> Mapping[str, str]:
     """The tools of this package."""
     return {
         "count": "amanda_tools.count:CountTool",
+        "diff": "amanda_tools.diff:DiffTool",
         "dump": "amanda_tools.dump:DumpTool",
         "flops": "amanda_tools.flops:FlopsTool",
         "inject": "amanda_tools.inject:InjectTool",

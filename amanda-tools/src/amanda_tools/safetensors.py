@@ -1,4 +1,4 @@
-"""Writes files in the safetensors format, of tensors of any framework.
+"""Writes and reads files in the safetensors format, of tensors of any framework.
 
 The format: https://huggingface.co/docs/safetensors. Eight bytes, the length of a JSON
 header, little-endian; the header, padded with spaces to a multiple of eight; the data
@@ -10,8 +10,12 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import attrs
+import numpy as np
+
+from amanda_tools.numerics import Array
 
 TYPES: Mapping[str, str] = {
     "bool": "BOOL",
@@ -74,6 +78,48 @@ def write_safetensors(path: Path, tensors: Mapping[str, Stored]) -> None:
         file.write(text)
         for _, stored in order:
             file.write(stored.data)
+
+
+def read_header(path: Path) -> tuple[dict[str, dict[str, Any]], int]:
+    """The tensors of a file by name, as the header has them, and where the data begins.
+
+    Raises:
+        OSError: the file cannot be read.
+        ValueError: it is no such file.
+    """
+    with path.open("rb") as file:
+        length = int.from_bytes(file.read(8), "little")
+        if not 0 < length < 1 << 30:
+            raise ValueError(f"{path} is no safetensors file")
+        header: dict[str, dict[str, Any]] = json.loads(file.read(length))
+    header.pop("__metadata__", None)
+    return header, 8 + length
+
+
+def read_array(path: Path, about: Mapping[str, Any], start: int) -> Array:
+    """One tensor of a file as an array; bfloat16, which numpy lacks, as float32.
+
+    Args:
+        path: the file.
+        about: what its header says of the tensor.
+        start: where the file's data begins.
+
+    Raises:
+        ValueError: the element type is one that numpy has nothing for.
+    """
+    begin, end = about["data_offsets"]
+    with path.open("rb") as file:
+        file.seek(start + begin)
+        data = file.read(end - begin)
+    if about["dtype"] == "BF16":
+        # Its bits are the upper half of a float32.
+        wide = np.frombuffer(data, dtype="<u2").astype(np.uint32) << 16
+        return wide.view(np.float32).reshape(about["shape"])
+    names = {written: name for name, written in TYPES.items()}
+    name = names.get(about["dtype"], "")
+    if name.startswith("float8") or not name:
+        raise ValueError(f"numpy has no type for {about['dtype']}")
+    return np.frombuffer(data, dtype=name).reshape(about["shape"])
 
 
 def _width(dtype: str) -> int:

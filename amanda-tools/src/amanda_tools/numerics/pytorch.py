@@ -46,8 +46,10 @@ class TorchNumerics(Numerics):
         return array
 
     def raw(self, tensor: Any) -> bytes:
-        tensor = tensor.detach().resolve_conj().resolve_neg().cpu().contiguous().reshape(-1)
-        data: bytes = tensor.view(torch.uint8).numpy().tobytes()
+        tensor = tensor.detach().resolve_conj().resolve_neg().reshape(-1)
+        # A single element may be "contiguous" with a stride of zero, and then has no bytes.
+        flat = torch.empty(tensor.numel(), dtype=tensor.dtype).copy_(tensor)
+        data: bytes = flat.view(torch.uint8).numpy().tobytes()
         return data
 
     def copy(self, tensor: Any) -> Any:

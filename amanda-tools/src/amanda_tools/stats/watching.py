@@ -131,7 +131,7 @@ class WatchingTool(PrintingTool[OptionsT]):
         if "activations" in self.options.tensors:
             layout = context["data_layout"] or ""
             axis = layout.index("C") if "C" in layout else None
-            context.insert_after_op(Looks(self, op, "activations", "output", axis))
+            context.insert_after_op(Looks(self, op, "activations", "output", axis).run)
         if "weights" in self.options.tensors:
             for role in ("weight", "bias"):
                 position = context[f"{role}_index"]
@@ -141,14 +141,14 @@ class WatchingTool(PrintingTool[OptionsT]):
                 layout = (context["weight_layout"] or "") if role == "weight" else ""
                 axis = layout.index("I") if "I" in layout else None
                 looks = Looks(self, op, "weights", role, axis)
-                context.insert_before_op(looks, inputs=[position])
+                context.insert_before_op(looks.run, inputs=[position])
 
     def _analyse_backward(self, context: OpContext) -> None:
         op = describe(context)
         # The type of a backward operator, or of the forward operator that it belongs to.
         forward = attrs.evolve(op, type=str(context["op_type"] or ""), name="")
         if self.is_selected(op) or self.is_selected(forward):
-            context.insert_after_backward_op(Looks(self, op, "gradients", "grad", None))
+            context.insert_after_backward_op(Looks(self, op, "gradients", "grad", None).run)
 
     # -- routines ---------------------------------------------------------
 
@@ -197,7 +197,8 @@ class Looks:
         self.axis = axis
         self.step = -1
 
-    def __call__(self, *tensors: Any) -> None:
+    def run(self, *tensors: Any) -> None:
+        """Instrumentation routine."""
         self.step += 1
         if self.step % self._tool.options.every == 0:
             self._tool.look(self, tensors)

@@ -1,0 +1,177 @@
+"""``diff``: two runs, operator by operator: where do they part?"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import attrs
+
+from amanda.tools.reporting import OpDescription, Table
+from amanda_tools.diff.comparison import Pair, aligned, compared, plain
+from amanda_tools.diff.page import page
+from amanda_tools.diff.recordings import Recording
+from amanda_tools.dump import DumpOptions, DumpTool
+from amanda_tools.stats.watching import known_kinds, type_names
+
+__all__ = ["DiffOptions", "DiffTool", "Recording"]
+
+
+UNINITIALIZED = frozenset(
+    "empty empty_like empty_permuted empty_strided new_empty new_empty_strided".split()
+)
+"""Types whose output is what the memory happened to hold."""
+
+
+@attrs.frozen(kw_only=True)
+class DiffOptions(DumpOptions):
+    """The options of ``diff``. Without a reference the run is recorded, to be one.
+
+    Attributes:
+        reference: the folder that an earlier run has written; a recording or a tool from Python.
+        tolerance: relative error of a tensor that is no divergence.
+        align: how operators find each other: id, order (of their types) or auto.
+        tensors: some of activations, weights and gradients.
+        ops: types of operators; none for all.
+        modules: patterns of module paths, such as layer1.*; none for all.
+        every: take each N-th execution of an operator only.
+        limit: tensors to take; those after are counted only.
+        bytes: bytes to take; what does not fit is counted only.
+        shard: bytes of a file after which the next one begins.
+        html: also write the comparison as a page.
+    """
+
+    reference: Any = ""
+    tolerance: float = attrs.field(default=1e-5, validator=attrs.validators.ge(0))
+    align: str = attrs.field(
+        default="auto", validator=attrs.validators.in_(("auto", "id", "order"))
+    )
+    tensors: Sequence[str] = attrs.field(
+        default=("activations", "gradients"), converter=type_names, validator=known_kinds
+    )
+    html: bool = True
+
+
+class DiffTool(DumpTool):
+    """Compares a run with an earlier one, operator by operator; the first divergence is named.
+
+    Attributes:
+        options: the options of this instance.
+    """
+
+    name = "diff"
+    Options = DiffOptions
+    options: DiffOptions
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        self._reference = _recording(self.options.reference)
+        self._pairs: tuple[int, list[Pair], dict[str, str]] | None = None
+
+    def is_selected(self, op: OpDescription) -> bool:
+        return op.type not in UNINITIALIZED and super().is_selected(op)
+
+    def pairs(self) -> list[Pair]:
+        """The tensors of both runs that belong together, in the order of this run."""
+        return self._compared()[0]
+
+    def _compared(self) -> tuple[list[Pair], dict[str, str]]:
+        if self._reference is None:
+            return [], {}
+        # What was compared is kept until more has run.
+        if self._pairs is None or self._pairs[0] != len(self.entries):
+            run = Recording.of(self)
+            ops = aligned(run, self._reference, self.options.align)
+            pairs = list(compared(run, self._reference, ops, self.options.tolerance))
+            self._pairs = (len(self.entries), pairs, ops)
+        return self._pairs[1], self._pairs[2]
+
+    # -- result -----------------------------------------------------------
+
+    def op_rows(self) -> list[dict[str, Any]]:
+        """One row per compared tensor: its operator, ``tensor``, ``step``, ``reference`` (the
+        other operator's id), ``relative_error``, ``largest_difference``, ``agrees``, ``note``;
+        of a recording the index."""
+        if self._reference is None:
+            return super().op_rows()
+        rows = {entry.row["id"]: entry.row for entry in self.entries}
+        return [{**rows[pair.record.id], **plain(pair)} for pair in self.pairs()]
+
+    def summary(self) -> dict[str, Any]:
+        """``first``: the first tensor that diverges, or null; how many were compared and agree;
+        operators without a like. Of a recording what it holds."""
+        if self._reference is None:
+            return {"recorded": True, **super().summary()}
+        pairs, ops = self._compared()
+        first = next((pair for pair in pairs if not pair.agrees), None)
+        here = dict.fromkeys(entry.row["id"] for entry in self.entries)
+        return {
+            "recorded": False,
+            "first": None if first is None else _about(first),
+            "compared": len(pairs),
+            "agreeing": sum(pair.agrees for pair in pairs),
+            "tolerance": self.options.tolerance,
+            "only_here": [op_id for op_id in here if op_id not in ops],
+            "only_in_reference": [
+                op_id for op_id in self._reference.ops() if op_id not in set(ops.values())
+            ],
+            "not_taken": self.dropped,
+        }
+
+    def tables(self) -> Iterable[Table]:
+        """The first divergence, those after it, and operators without a like."""
+        if self._reference is None:
+            yield from super().tables()
+            return
+        found = self.summary()
+        first = found["first"]
+        counts = f"{found['agreeing']} of {found['compared']} tensors agree"
+        if first is None:
+            yield Table(f"diff: no divergence, {counts}", (), ())
+        else:
+            where = f"{first['type']}, op {first['id']}, {first['tensor']} of step {first['step']}"
+            yield Table(f"diff: first divergence: {where}; {counts}", (), ())
+            columns = ("op", "tensor", "step", "relative error", "largest difference", "note")
+            rows = [_shown(pair) for pair in self.pairs() if not pair.agrees]
+            yield Table(f"diff: beyond {self.options.tolerance:g}", columns, rows)
+        for key, title in (("only_here", "this run"), ("only_in_reference", "the reference")):
+            if found[key]:
+                yield Table(f"diff: only in {title}", ("op",), [(op,) for op in found[key]])
+
+    def write_files(self, folder: Path, stem: str) -> Sequence[Path]:
+        """Write the recording, or of a comparison ``<stem>.html``."""
+        if self._reference is None:
+            return super().write_files(folder, stem)
+        if not self.options.html:
+            return []
+        path = folder / f"{stem}.html"
+        path.write_text(page(self.op_rows(), self.summary()), encoding="utf-8")
+        return [path]
+
+
+def _recording(reference: Any) -> Recording | None:
+    """What a reference stands for.
+
+    Raises:
+        ValueError: it is no recording.
+    """
+    if isinstance(reference, DumpTool):
+        return Recording.of(reference)
+    if isinstance(reference, Recording):
+        return reference
+    return Recording.read(Path(reference)) if reference else None
+
+
+def _about(pair: Pair) -> dict[str, Any]:
+    record = pair.record
+    names = ("id", "type", "module", "direction")
+    return {**{name: getattr(record, name) for name in names}, **plain(pair)}
+
+
+def _shown(pair: Pair) -> tuple[Any, ...]:
+    largest = "-" if pair.largest is None else f"{pair.largest:.4g}"
+    record = pair.record
+    return (
+        record.id, record.tensor, record.step, f"{pair.relative:.4g}", largest, pair.note
+    )  # fmt: skip

@@ -1,0 +1,133 @@
+"""Which operators of two runs belong together, and how far their tensors are apart."""
+
+from __future__ import annotations
+
+import difflib
+import math
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import attrs
+import numpy as np
+
+from amanda_tools.diff.recordings import Record, Recording
+from amanda_tools.numerics import Array
+
+_CHANNELS = {4: (0, 3, 1, 2), 5: (0, 4, 1, 2, 3), 3: (0, 2, 1)}
+"""The axes that make channels-last data channels-first, by rank."""
+
+
+@attrs.frozen
+class Pair:
+    """Two tensors that belong together.
+
+    Attributes:
+        record: of the run at hand.
+        reference: of the reference.
+        relative: norm of the difference by norm of the reference; infinite where only one is
+            finite or where the reference is zero and the other is not.
+        largest: largest difference of two elements, None where the shapes do not fit.
+        note: what is special: other shapes, another layout, no finite numbers.
+        agrees: whether the relative error is within the tolerance.
+    """
+
+    record: Record
+    reference: Record
+    relative: float
+    largest: float | None
+    note: str
+    agrees: bool
+
+
+def aligned(run: Recording, reference: Recording, align: str) -> dict[str, str]:
+    """The operators of a run, by id, and those of the reference that they correspond to.
+
+    Args:
+        run: the run at hand.
+        reference: the other one.
+        align: ``id``: operators of one id and type correspond. ``order``: those that the longest
+            common order of types pairs. ``auto``: by id if most operators have their like there.
+    """
+    ours, theirs = run.ops(), reference.ops()
+    by_id = {i: i for i, r in ours.items() if i in theirs and theirs[i].type == r.type}
+    if align == "id" or (align == "auto" and 2 * len(by_id) >= min(len(ours), len(theirs))):
+        return by_id
+    pairs: dict[str, str] = {}
+    for direction in ("forward", "backward"):
+        mine = [record for record in ours.values() if record.direction == direction]
+        other = [record for record in theirs.values() if record.direction == direction]
+        matcher = difflib.SequenceMatcher(
+            None, [r.type for r in mine], [r.type for r in other], autojunk=False
+        )
+        for block in matcher.get_matching_blocks():
+            for offset in range(block.size):
+                pairs[mine[block.a + offset].id] = other[block.b + offset].id
+    return pairs
+
+
+def compared(
+    run: Recording, reference: Recording, ops: Mapping[str, str], tolerance: float
+) -> Iterator[Pair]:
+    """The tensors that belong together, in the order of the run."""
+    theirs = {(record.id, *record.place): record for record in reference.records}
+    for record in run.records:
+        other = theirs.get((ops.get(record.id, ""), *record.place))
+        if other is not None:
+            yield pair_of(record, other, tolerance)
+
+
+def pair_of(record: Record, reference: Record, tolerance: float) -> Pair:
+    """Compare two tensors; a channels-last one with a channels-first one too."""
+    ours, theirs = record.load(), reference.load()
+    note = ""
+    if ours.shape != theirs.shape:
+        ours, theirs, note = _in_one_layout(ours, theirs)
+        if not note:
+            shapes = f"shapes {list(ours.shape)} and {list(theirs.shape)}"
+            return Pair(record, reference, math.inf, None, shapes, agrees=False)
+    relative, largest, special = distance(ours, theirs)
+    note = ", ".join(text for text in (note, special) if text)
+    return Pair(record, reference, relative, largest, note, relative <= tolerance)
+
+
+def _in_one_layout(ours: Array, theirs: Array) -> tuple[Array, Array, str]:
+    axes = _CHANNELS.get(ours.ndim) if ours.ndim == theirs.ndim else None
+    if axes is not None and ours.transpose(axes).shape == theirs.shape:
+        return ours.transpose(axes), theirs, "channels last here"
+    if axes is not None and theirs.transpose(axes).shape == ours.shape:
+        return ours, theirs.transpose(axes), "channels last in the reference"
+    return ours, theirs, ""
+
+
+def distance(ours: Array, theirs: Array) -> tuple[float, float, str]:
+    """Relative and largest difference of two arrays of one shape, and what is special.
+
+    What is NaN in both, or the same infinity in both, is equal.
+    """
+    a, b = (array.astype(np.float64).ravel() for array in (ours, theirs))
+    same = (a == b) | (np.isnan(a) & np.isnan(b))
+    finite = np.isfinite(a) & np.isfinite(b)
+    if not (finite | same).all():
+        return math.inf, math.inf, "finite in one of them only"
+    with np.errstate(invalid="ignore"):
+        difference = np.where(same, 0.0, a - b)
+    largest = float(np.abs(difference).max()) if difference.size else 0.0
+    if largest == 0:
+        return 0.0, 0.0, "" if finite.all() else "not all finite, alike in both"
+    scale = float(np.linalg.norm(b[finite]))
+    error = float(np.linalg.norm(difference[finite]))
+    return (error / scale if scale else math.inf), largest, ""
+
+
+def plain(pair: Pair) -> dict[str, Any]:
+    """A pair as a row of the result."""
+    record = pair.record
+    return {
+        "tensor": record.tensor,
+        "step": record.step,
+        "reference": pair.reference.id,
+        "relative_error": pair.relative,
+        "largest_difference": pair.largest,
+        "agrees": pair.agrees,
+        "note": pair.note,
+    }

@@ -1,0 +1,107 @@
+"""Recordings of runs: what they hold in which order, from the disk or from a tool."""
+
+from __future__ import annotations
+
+import functools
+import json
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import attrs
+
+from amanda_tools.dump import DumpTool
+from amanda_tools.numerics import Array
+from amanda_tools.safetensors import read_array, read_header
+
+
+@attrs.frozen
+class Record:
+    """One tensor of a recording.
+
+    Attributes:
+        id, type, module, direction: of its operator.
+        kind, tensor, step: which tensor of which execution.
+        load: gives its values.
+    """
+
+    id: str
+    type: str
+    module: str
+    direction: str
+    kind: str
+    tensor: str
+    step: int
+    load: Callable[[], Array]
+
+    @property
+    def place(self) -> tuple[str, int]:
+        """Which of the operator's tensors it is."""
+        return self.tensor, self.step
+
+
+@attrs.frozen
+class Recording:
+    """A run's tensors, in the order in which they were taken."""
+
+    records: Sequence[Record]
+
+    @classmethod
+    def of(cls, tool: DumpTool) -> Recording:
+        """What a tool has taken in this process."""
+        return cls(
+            [
+                _record({**entry.row, **_place(entry)}, functools.partial(tool.load, entry))
+                for entry in tool.entries
+            ]
+        )
+
+    @classmethod
+    def read(cls, path: Path) -> Recording:
+        """What ``amanda run -t diff`` or ``-t dump`` has written into a folder.
+
+        Args:
+            path: the folder, or an index in it.
+
+        Raises:
+            ValueError: there is no such recording.
+        """
+        index = path
+        if path.is_dir():
+            found = sorted(path.glob("diff*.index.json")) or sorted(path.glob("dump*.index.json"))
+            if len(found) != 1:
+                raise ValueError(f"{path} has {len(found)} recordings (*.index.json), not one")
+            [index] = found
+        try:
+            entries = json.loads(index.read_text(encoding="utf-8"))["tensors"]
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise ValueError(f"{index} is no recording: {error}") from error
+        header = functools.lru_cache(maxsize=4)(read_header)
+
+        def load(file: Path, key: str) -> Array:
+            names, start = header(file)
+            return read_array(file, names[key], start)
+
+        folder = index.parent
+        return cls(
+            [
+                _record(entry, functools.partial(load, folder / entry["file"], entry["key"]))
+                for entry in entries
+            ]
+        )
+
+    def ops(self) -> dict[str, Record]:
+        """The first record of each operator, by id, in order."""
+        found: dict[str, Record] = {}
+        for record in self.records:
+            found.setdefault(record.id, record)
+        return found
+
+
+def _place(entry: Any) -> dict[str, Any]:
+    return {"kind": entry.kind, "tensor": entry.tensor, "step": entry.step}
+
+
+def _record(about: dict[str, Any], load: Callable[[], Array]) -> Record:
+    names = ("id", "type", "module", "direction", "kind", "tensor", "step")
+    return Record(**{name: about[name] for name in names}, load=load)

@@ -1,0 +1,272 @@
+"""``diff``: the first divergence of two runs, and nothing where there is none."""
+
+from __future__ import annotations
+
+import copy
+import io
+import json
+import math
+import subprocess
+import sys
+from collections.abc import Callable
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import amanda
+from amanda.testing import loopback as lb
+from amanda_tools.diff import DiffTool
+from amanda_tools.diff.comparison import distance, pair_of
+from amanda_tools.diff.recordings import Record, Recording
+from amanda_tools.dump import DumpTool
+from tests import models
+
+
+def recorded(run: Callable[[], Any], **options: Any) -> DiffTool:
+    tool = DiffTool(**options)
+    with amanda.apply(tool):
+        run()
+    return tool
+
+
+def step(model: nn.Module, inputs: Any) -> Callable[[], None]:
+    def run() -> None:
+        torch.manual_seed(5)
+        models.loss(model(**inputs)).backward()
+
+    return run
+
+
+# -- two runs --------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["resnet18", "bert", "gpt2"])
+def test_a_run_agrees_with_itself(name: str) -> None:
+    """The same model and data twice: every tensor of both passes is the same."""
+    model, inputs = models.build(name)
+    reference = recorded(step(copy.deepcopy(model), inputs))
+    found = recorded(step(model, inputs), reference=reference, tolerance=0).summary()
+    assert found["first"] is None
+    assert found["agreeing"] == found["compared"] == len(reference.entries) > 50
+    assert found["only_here"] == found["only_in_reference"] == []
+
+
+class Net(nn.Module):
+    """Some layers, and a functional line that a copy can change."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(4, 4), nn.Linear(4, 4)
+        self.factor = 1.0
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        h = torch.tanh(self.first(x)) * self.factor
+        return torch.tanh(self.second(h))
+
+
+def test_a_perturbed_operator_is_the_first_divergence() -> None:
+    """Of a copied model with one changed line that line's operator is named."""
+    torch.manual_seed(0)
+    net, x = Net(), torch.rand(3, 4)
+    changed = copy.deepcopy(net)
+    changed.factor = 1.001
+    reference = recorded(lambda: net(x).sum().backward())
+    tool = recorded(lambda: changed(x).sum().backward(), reference=reference)
+    first = tool.summary()["first"]
+    assert (first["id"], first["tensor"], first["step"]) == ("Net/mul:0", "output0", 0)
+    assert first["relative_error"] == pytest.approx(1e-3, rel=1e-2)
+    assert first["reference"] == "Net/mul:0"
+    before = [pair.record.id for pair in tool.pairs()][: tool.pairs().index(_first(tool))]
+    assert before == ["Net.first/linear:0", "Net/tanh:0"]
+    out = io.StringIO()
+    tool.print_summary(out)
+    assert "first divergence: mul, op Net/mul:0" in out.getvalue()
+
+
+def _first(tool: DiffTool) -> Any:
+    return next(pair for pair in tool.pairs() if not pair.agrees)
+
+
+def test_a_changed_weight_is_found_at_its_layer() -> None:
+    """One weight of one layer of a ResNet: the convolution that reads it diverges first."""
+    model, inputs = models.build("resnet18")
+    changed = copy.deepcopy(model)
+    with torch.no_grad():
+        changed.layer3[1].conv1.weight[0, 0, 0, 0] += 0.5  # type: ignore[index,union-attr,operator]
+    reference = recorded(step(model, inputs), tensors="activations")
+    tool = recorded(step(changed, inputs), tensors="activations", reference=reference)
+    assert tool.summary()["first"]["id"] == "ResNet.layer3.1.conv1/conv2d:0"
+
+
+def test_a_narrower_type_is_within_its_precision() -> None:
+    """float32 against bfloat16: errors of some 2^-8, within a tolerance of 0.1."""
+    model, inputs = models.build("bert", training=False)
+    narrow = copy.deepcopy(model).bfloat16()
+    reference = recorded(lambda: model(**inputs), ops=("linear",), tensors="activations")
+    options = {"ops": ("linear",), "tensors": "activations", "reference": reference}
+    strict = recorded(lambda: narrow(**inputs), **options)
+    assert strict.summary()["first"]["id"].endswith("linear:0")
+    loose = recorded(lambda: narrow(**inputs), tolerance=0.1, **options)
+    assert loose.summary()["first"] is None
+    errors = [pair.relative for pair in loose.pairs()]
+    assert 2**-10 < max(errors) < 2**-3
+
+
+def test_gradients_are_compared_too() -> None:
+    """A gradient that differs although all activations agree."""
+
+    class Twice(torch.autograd.Function):
+        factor = 1.0
+
+        @staticmethod
+        def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+            return x * 2
+
+        @staticmethod
+        def backward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:
+            return gradient * 2 * Twice.factor
+
+    x = torch.rand(3, requires_grad=True)
+
+    def run() -> None:
+        Twice.apply(x.sin()).sum().backward()
+
+    reference = recorded(run)
+    Twice.factor = 1.5
+    first = recorded(run, reference=reference).summary()["first"]
+    assert (first["id"], first["direction"]) == ("/Twice:0/grad/TwiceBackward:0", "backward")
+
+
+# -- alignment -------------------------------------------------------------------
+
+
+def test_models_of_other_names_are_aligned_by_order() -> None:
+    """No id is common; the order of types pairs them, and what is extra is listed."""
+
+    class Port(nn.Module):
+        def __init__(self, net: Net) -> None:
+            super().__init__()
+            self.a, self.b = net.first, net.second
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return torch.tanh(self.b(torch.tanh(self.a(x)) * 1.0)).abs()
+
+    torch.manual_seed(0)
+    net, x = Net(), torch.rand(3, 4)
+    reference = recorded(lambda: net(x), tensors="activations")
+    tool = recorded(lambda: Port(net)(x), tensors="activations", reference=reference)
+    found = tool.summary()
+    assert found["first"] is None
+    assert found["compared"] == 5
+    assert found["only_here"] == ["Port/abs:0"]
+    assert found["only_in_reference"] == []
+    strict = recorded(lambda: Port(net)(x), align="id", reference=reference)
+    assert strict.summary()["compared"] == 0
+
+
+def record(array: Any) -> Record:
+    return Record("a", "t", "", "forward", "activations", "output0", 0, lambda: np.array(array))
+
+
+def test_channels_last_meets_channels_first() -> None:
+    """Data of both layouts is compared in one of them."""
+    array = np.random.default_rng(0).random((2, 3, 4, 5))
+    for ours, theirs in (
+        (array, array.transpose(0, 2, 3, 1)),
+        (array.transpose(0, 2, 3, 1), array),
+    ):
+        pair = pair_of(record(ours), record(theirs), 0.0)
+        assert pair.agrees
+        assert "channels last" in pair.note
+    other = pair_of(record(array), record(array[..., :2]), 1.0)
+    assert (other.agrees, other.largest) == (False, None)
+    assert "shapes" in other.note
+
+
+def test_distances() -> None:
+    """Against numpy, with zeros, NaN and infinities."""
+    generator = np.random.default_rng(1)
+    a, b = generator.random(50), generator.random(50)
+    relative, largest, _ = distance(a, b)
+    assert relative == pytest.approx(np.linalg.norm(a - b) / np.linalg.norm(b))
+    assert largest == pytest.approx(np.abs(a - b).max())
+    nan, inf = math.nan, math.inf
+    assert distance(np.array([nan, inf, 1]), np.array([nan, inf, 1]))[0] == 0
+    assert distance(np.array([nan, 1]), np.array([1.0, 1]))[0] == inf
+    assert distance(np.array([inf]), np.array([-inf]))[0] == inf
+    assert distance(np.array([1.0]), np.array([0.0]))[0] == inf
+    assert distance(np.zeros(0), np.zeros(0))[0] == 0
+
+
+# -- files -----------------------------------------------------------------------
+
+PROGRAM = """
+import sys, torch
+torch.manual_seed(0)
+model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Tanh(), torch.nn.Linear(4, 1))
+x = torch.rand(3, 4)
+h = model[1](model[0](x)) * float(sys.argv[1])
+model[2](h).sum().backward()
+"""
+
+
+def test_from_the_command_line(tmp_path: Path) -> None:
+    """The first run is recorded, the second compared; the page holds every row."""
+    (tmp_path / "program.py").write_text(PROGRAM)
+
+    def run(tool: str, folder: str, factor: str) -> str:
+        words = ["-m", "amanda", "run", "-t", tool, "-o", folder, "program.py", factor]
+        done = subprocess.run(
+            [sys.executable, *words], cwd=tmp_path, capture_output=True, text=True, check=True
+        )
+        return done.stdout
+
+    run("diff", "before", "1")
+    assert "no divergence" in run("diff:reference=before", "same", "1")
+    assert "first divergence: mul, op /mul:0" in run("diff:reference=before", "after", "1.5")
+    found = json.loads((tmp_path / "after/diff.json").read_text())
+    assert found["summary"]["first"]["id"] == "/mul:0"
+
+    class Rows(HTMLParser):
+        count = 0
+
+        def handle_starttag(self, tag: str, attrs: Any) -> None:
+            self.count += tag == "tr"
+
+    page = Rows()
+    text = (tmp_path / "after/diff.html").read_text()
+    page.feed(text)
+    assert page.count == 1 + len(found["ops"])
+    assert "First divergence: mul" in text
+    assert "http://" not in text.replace("http://www.w3.org", "")
+
+
+def test_a_dump_can_be_the_reference(tmp_path: Path) -> None:
+    """The files of ``dump`` are a recording too; what is none is refused."""
+    dump = DumpTool(tensors="activations")
+    with amanda.apply(dump):
+        torch.ones(2).exp()
+    dump.write_files(tmp_path, "dump")
+    tool = recorded(lambda: torch.ones(2).exp(), reference=str(tmp_path))
+    assert (tool.summary()["first"], tool.summary()["compared"]) == (None, 2)
+    assert len(Recording.read(tmp_path / "dump.index.json").records) == 2
+    with pytest.raises(ValueError, match="recordings"):
+        DiffTool(reference=str(tmp_path / ".."))
+    with pytest.raises(ValueError, match="no recording"):
+        DiffTool(reference=str(tmp_path / "nothing.json"))
+
+
+def test_the_toy_framework() -> None:
+    """The tool has no branch for a framework."""
+
+    def run(number: float) -> Callable[[], Any]:
+        return lambda: lb.relu(lb.mul(lb.tensor([1.0, -2.0]), number))
+
+    reference = recorded(run(2.0))
+    tool = recorded(run(3.0), reference=reference)
+    assert tool.summary()["first"]["id"] == "/mul:0"
