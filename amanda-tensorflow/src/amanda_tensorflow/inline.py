@@ -128,14 +128,9 @@ class Inline:
         with self.function.as_default():
             self.function.outputs = [self._replay.final(self._site, tensor) for tensor in unique]
         self._fetched = unique
-        self.function.control_outputs = list(
-            dict.fromkeys(
-                new
-                for op in request.targets
-                if op.name not in self._site.ops or self._site.ops[op.name] is not None
-                for new in self._replay.controls(self._site, op)
-            )
-        )
+        ends = [new for op in request.targets for new in self._replay.controls(self._site, op)]
+        ends += self.instrument.building.late_nodes(self.function.outputs)
+        self.function.control_outputs = list(dict.fromkeys(ends))
 
     def _is_outside(self, tensor: Any) -> bool:
         fed = id(tensor) in self._site.fed

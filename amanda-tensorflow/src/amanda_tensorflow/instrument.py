@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import collections
 import warnings
-from collections.abc import Callable, Container, Iterator, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -23,6 +23,7 @@ from amanda_tensorflow.nodes import is_routable
 from amanda_tensorflow.ops import (
     CONTROL_FLOW,
     DATASET_LOOPS,
+    ROUTING,
     OpView,
     input_names,
     module_of,
@@ -240,6 +241,7 @@ class Instrument:
             site.put(old, tensor)
         nodes = [t.op for t in outputs if t.op is not new]
         controls = self.building.take_controls()
+        controls += [node for t in outputs for node in self.building.late.get(id(t), ())]
         if nodes or controls:
             site.after[op.name] = [*nodes, *controls]
 
@@ -265,7 +267,7 @@ class Instrument:
         state.note_used(op, used, outputs)
         is_replaced = plan.replace is not None
         self.building.anchors = [new]
-        final = self.awaited(self._run(state.after, plan.after, outputs))
+        final = self.awaited(self._run(state.after, plan.after, outputs), _readers(op))
         self._settled(site, op, new, final)
         if not is_replaced:
             self.known.note(self.building.graph, new, KnownOp(op_id, 0, site, op))
@@ -287,11 +289,23 @@ class Instrument:
             )
         return tensors
 
-    def awaited(self, tensors: list[Any]) -> list[Any]:
-        """The tensors, which come after the nodes without a value."""
-        if not self.building.controls or not any(_has_value(t) for t in tensors):
+    def awaited(self, tensors: list[Any], readers: Iterable[Any] = ()) -> list[Any]:
+        """The tensors, whose readers wait for the nodes without a value.
+
+        Args:
+            readers: the vanilla operators that read them.
+        """
+        building = self.building
+        valued = [t for t in tensors if _has_value(t)]
+        if not building.controls or not valued:
             return tensors
-        with tf.control_dependencies(self.building.take_controls()):
+        controls = building.take_controls()
+        if not any(op.type in ROUTING for op in readers):
+            for tensor in valued:
+                building.late.setdefault(id(tensor), []).extend(controls)
+            return tensors
+        # What routes values in a version 1 loop or branch does not wait for other things.
+        with tf.control_dependencies(controls):
             return [_internals.identity(t) if _has_value(t) else t for t in tensors]
 
     def _executed(
@@ -380,7 +394,7 @@ class Instrument:
         if after:
             self.building.anchors = [new]
             self.building.template = self.building.likes = outputs
-            final = self.awaited(execution.after(outputs, used))
+            final = self.awaited(execution.after(outputs, used), _readers(op))
         state.note_used(op, used, outputs)
         self._settled(site, op, new, final)
         known = KnownOp(forward.op_id, forward.depth, site, op)
@@ -430,6 +444,11 @@ def refuse_unknown_gradients(site: Site, op: Any, plan: ActionPlan) -> None:
             "before `import amanda`, so that it is not known exactly; import amanda before the "
             "function is traced or the gradient is added to the graph"
         )
+
+
+def _readers(op: Any) -> Iterator[Any]:
+    """The operators that read the outputs of a vanilla operator."""
+    return (reader for tensor in op.outputs for reader in tensor.consumers())
 
 
 def _has_value(tensor: Any) -> bool:

@@ -11,7 +11,24 @@ import tensorflow as tf
 
 from amanda_tensorflow import _internals
 
-STRUCTURAL = frozenset(
+ROUTING = frozenset(
+    {
+        "Switch",
+        "RefSwitch",
+        "Merge",
+        "RefMerge",
+        "Enter",
+        "RefEnter",
+        "Exit",
+        "RefExit",
+        "NextIteration",
+        "RefNextIteration",
+        "LoopCond",
+    }
+)
+"""Types that route values through the loops and branches of TensorFlow 1."""
+
+STRUCTURAL = ROUTING | frozenset(
     {
         "Const",
         "NoOp",
@@ -29,17 +46,6 @@ STRUCTURAL = frozenset(
         "IsVariableInitialized",
         "ControlTrigger",
         "EagerPyFunc",
-        "Switch",
-        "RefSwitch",
-        "Merge",
-        "RefMerge",
-        "Enter",
-        "RefEnter",
-        "Exit",
-        "RefExit",
-        "NextIteration",
-        "RefNextIteration",
-        "LoopCond",
     }
 )
 """Types that compute nothing: they hold, name or route values. They are no operators to tools."""

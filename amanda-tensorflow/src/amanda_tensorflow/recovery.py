@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from amanda_tensorflow import _internals
-from amanda_tensorflow.records import ForwardOp, GradientCall, GradientLog
+from amanda_tensorflow.records import ForwardOp, GradientCall, GradientLog, is_older
 
 _TAPE = "gradient_tape/"
 _SYMBOLIC = re.compile(r"(?:.*/)?gradients(?:_\d+)?/(.+)_grad/[^/]+(?:/.*)?$")
@@ -41,15 +41,19 @@ _RECOVERED: weakref.WeakKeyDictionary[Any, tuple[int, GradientLog]] = weakref.We
 def completed(graph: Any, log: GradientLog, operations: Mapping[str, Any]) -> GradientLog:
     """A graph's log with what can be recovered of operators that it does not tell of.
 
+    A graph that was made later has such operators if it was loaded from a file.
+
     Args:
         operations: the operators of the graph by name.
     """
+    older = is_older(graph)
     unknown = [
         name
         for name in operations
         if name not in log.owners
-        and (name.startswith(_TAPE) or _SYMBOLIC_ROOT.match(name))
+        and (name.startswith(_TAPE) or (older and _SYMBOLIC_ROOT.match(name)))
         and not _SEED.match(name)
+        and "/pfor/" not in name
         and operations[name].type not in _PLUMBING
     ]
     if not unknown or (log.calls and not _is_older(log, unknown)):

@@ -62,9 +62,9 @@ class Replay:
             graph.outputs = [
                 self.shaped(self.final(site, tensor), tensor) for tensor in source.outputs[:outputs]
             ]
-        graph.control_outputs = list(
-            dict.fromkeys(new for op in source.control_outputs for new in self.controls(site, op))
-        )
+        ends = [new for op in source.control_outputs for new in self.controls(site, op)]
+        ends += self._instrument.building.late_nodes(graph.outputs)
+        graph.control_outputs = list(dict.fromkeys(ends))
         graph.structured_outputs = source.structured_outputs
         graph.structured_input_signature = source.structured_input_signature
         _internals.share_variables(source, graph)
@@ -163,6 +163,7 @@ class Replay:
         """
         graph = self._graph
         controls = [new for before in op.control_inputs for new in self.controls(site, before)]
+        controls += self._instrument.building.late_nodes(inputs)
         kind, attributes = op.type, _internals.attributes_proto(op)
         self._relocate(site, attributes)
         if changes is not None:

@@ -11,7 +11,7 @@ unless the routine takes part in differentiation (rule 7).
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -40,6 +40,7 @@ class Building:
         needs_gradient: whether the copy may be differentiated.
         anchors: operators that a node without inputs waits for.
         controls: nodes without outputs that what comes next has to wait for.
+        late: a tensor's id to nodes that whoever reads the tensor has to wait for.
         template: what the replacement of an operator has to give: per output a
             tensor of its type, or None for what is not wanted.
         likes: of each such output a tensor of its shape, where it is known.
@@ -56,6 +57,7 @@ class Building:
     needs_gradient: bool
     anchors: Sequence[Any] = ()
     controls: list[Any] = attrs.field(factory=list)
+    late: dict[int, list[Any]] = attrs.field(factory=dict)
     template: Sequence[Any] = ()
     likes: Sequence[Any] = ()
     takes_reference: bool = False
@@ -70,6 +72,12 @@ class Building:
         self.may_change |= inner.may_change
         self.has_python |= inner.has_python
         self.routines += inner.routines
+
+    def late_nodes(self, tensors: Iterable[Any]) -> list[Any]:
+        """The nodes that whoever reads these tensors has to wait for."""
+        if not self.late:
+            return []
+        return [node for tensor in tensors for node in self.late.get(id(tensor), ())]
 
     def take_controls(self) -> list[Any]:
         """The nodes to wait for, which are forgotten."""

@@ -107,10 +107,12 @@ class Instrumented:
     def _translated(self, request: Request) -> Request:
         site, final = self._site, self._replay.final
         with self.graph.as_default():
+            fetches = [final(site, tensor) for tensor in request.fetches]
+            targets = [new for op in request.targets for new in self._replay.controls(site, op)]
             return Request(
                 [(final(site, tensor), value) for tensor, value in request.feeds],
-                [final(site, tensor) for tensor in request.fetches],
-                [new for op in request.targets for new in self._replay.controls(site, op)],
+                fetches,
+                [*targets, *self.building.late_nodes(fetches)],
             )
 
     def _made_inline(self, request: Request) -> Inline:
