@@ -172,7 +172,9 @@ class GraphModeDriver(TensorFlowDriver):
     def routine(
         self, action: Action, selected: Sequence[Any], isolated: bool
     ) -> AbstractContextManager[Any]:
-        return _internals.stop_recording() if isolated else nullcontext()
+        if isolated and not _internals.no_tape_records():
+            return _internals.stop_recording()
+        return nullcontext()
 
     # -- copies -----------------------------------------------------------
 

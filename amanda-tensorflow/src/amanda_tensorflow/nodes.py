@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import attrs
@@ -102,6 +101,8 @@ class PythonNode(_internals.EagerFunc):
     def __call__(self, device: Any, token: Any, args: Sequence[Any]) -> list[Any]:
         """Called by the runtime, in one of its threads."""
         try:
+            if _internals.executing_eagerly():
+                return self.compute(list(args))
             with _internals.eager_mode():
                 return self.compute(list(args))
         except BaseException as error:
@@ -177,6 +178,8 @@ class RunTimeRoutine(PythonNode):
         ]
         self._count = len(selected)
         self._keywords = _symbolic_keywords(action, building.graph)
+        # What was computed with it is differentiated with it, whenever that is.
+        self._outlives = action.differentiable
 
     # -- while the copy is built ------------------------------------------
 
@@ -226,33 +229,40 @@ class RunTimeRoutine(PythonNode):
         selected: list[Any] = [None] * self._count
         for position, value in zip(self._positions, values[:count], strict=True):
             selected[position] = value
-        with self._adopted() as is_alive:
-            if not is_alive:
-                return [selected[i] for i in self._routed]
-            action = self._action
-            if self._keywords:
-                named = dict(zip(self._keywords, values[count:], strict=True))
-                action = attrs.evolve(action, kwargs={**action.kwargs, **named})
-            new = self._dispatcher.run(action, selected)
+        new = self._adopting(self._run, selected, values[count:])
+        if new is not selected:
             self._refuse_others(selected, new)
             return [self._fitted(selected[i], new[i]) for i in self._routed]
+        return [selected[i] for i in self._routed]
 
-    @contextmanager
-    def _adopted(self) -> Iterator[bool]:
-        """Within it, the runtime's thread belongs to the scopes of the copy."""
-        scopes = tuple(scope for scope in (ref() for ref in self._scopes) if scope is not None)
-        alive = tuple(scope for scope in scopes if scope.alive)
+    def _run(self, selected: list[Any], keywords: Sequence[Any]) -> list[Any]:
+        action = self._action
+        if self._keywords:
+            named = dict(zip(self._keywords, keywords, strict=True))
+            action = attrs.evolve(action, kwargs={**action.kwargs, **named})
+        return self._dispatcher.run(action, selected)
+
+    def _adopting(self, run: Any, selected: list[Any], keywords: Sequence[Any]) -> Any:
+        """Call `run` in the scopes of the copy, to which the runtime's thread belongs.
+
+        Returns:
+            What it returns; `selected` itself where the scopes are over.
+        """
+        found = [reference() for reference in self._scopes]
+        alive = tuple(scope for scope in found if scope is not None and scope.alive)
+        if not alive and not self._outlives:
+            return selected
         state = _state.STATE
         outer = state.scopes, state.enabled
         state.scopes, state.enabled = alive, True
         try:
-            yield bool(alive) or self._action.differentiable
+            return run(selected, keywords)
         finally:
             state.scopes, state.enabled = outer
 
     def release(self) -> None:
         """Let go of the tool: the scope is over. What is differentiated stays."""
-        if not self._action.differentiable:
+        if not self._outlives:
             self._action = attrs.evolve(self._action, tool=Tool(), func=_nothing, kwargs={})
 
     def _fitted(self, old: Any, new: Any) -> Any:
@@ -289,13 +299,12 @@ def _nothing(*tensors: Any) -> None:
 class ReplacementRoutine(RunTimeRoutine):
     """Runs a function in place of an operator or of what computes its gradient."""
 
-    def release(self) -> None:
-        """It is the operator: what was computed with it is differentiated with it."""
-
     def inserted(self, values: Sequence[Any]) -> list[Any]:
         building = self._building
         assert building is not None
         template = building.template
+        # It is the operator now.
+        self._outlives = True
         self._wanted = [tensor is not None for tensor in template]
         self._likes = self._shapes(building)
         self._types = [None if tensor is None else tensor.dtype for tensor in template]
@@ -314,17 +323,19 @@ class ReplacementRoutine(RunTimeRoutine):
         selected: list[Any] = [None] * self._count
         for position, value in zip(self._positions, values[:count], strict=True):
             selected[position] = value
-        with self._adopted():
-            action, dispatcher = self._action, self._dispatcher
-            if action.kind is ActionKind.REPLACE_BACKWARD_OP:
-                found = replaced_gradients(dispatcher, action, selected, self._wanted)
-                return [
-                    self._or_zeros(gradient, shape, i)
-                    for i, (gradient, shape) in enumerate(zip(found, self._likes, strict=True))
-                    if self._wanted[i]
-                ]
-            result = dispatcher.replace(action, selected)
-            return self._outputs(result)
+        found: list[Any] = self._adopting(self._replaced, selected, ())
+        return found
+
+    def _replaced(self, selected: list[Any], _: Sequence[Any]) -> list[Any]:
+        action, dispatcher = self._action, self._dispatcher
+        if action.kind is ActionKind.REPLACE_BACKWARD_OP:
+            found = replaced_gradients(dispatcher, action, selected, self._wanted)
+            return [
+                self._or_zeros(gradient, shape, i)
+                for i, (gradient, shape) in enumerate(zip(found, self._likes, strict=True))
+                if self._wanted[i]
+            ]
+        return self._outputs(dispatcher.replace(action, selected))
 
     def _outputs(self, result: Any) -> list[Any]:
         outputs = list(result) if isinstance(result, (list, tuple)) else [result]

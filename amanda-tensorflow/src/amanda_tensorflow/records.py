@@ -127,7 +127,8 @@ def install() -> None:
     if is_installed():
         return
     _internals.require("")
-    _OLDER.update(graph for graph in gc.get_objects() if isinstance(graph, _internals.Graph))
+    # By type: isinstance() would run code of lazy objects.
+    _OLDER.update(g for g in gc.get_objects() if issubclass(type(g), _internals.Graph))
     _PATCHES.wrap(_internals.EXECUTE, "record_gradient", _marking)
     _PATCHES.wrap(_internals.RECORD, "record_operation", _noting_custom_gradients)
     _PATCHES.wrap(_internals.OPS, "get_gradient_function", _noting_gradients)
