@@ -162,7 +162,7 @@ def test_a_program_without_a_framework_is_reported(amanda: Command, script: Scri
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["-t", "largst"], "no tool named 'largst'; did you mean largest?"),
+        (["-t", "largst"], "no tool named 'largst'; did you mean largest"),
         (["-t", "largst"], "amanda tools"),
         (["-t", "largest:digit=1"], "tool largest has no option 'digit'; did you mean digits?"),
         (["-t", "largest:digit=1"], "see: amanda tools"),

@@ -19,14 +19,16 @@ from typing import Any, TextIO
 import amanda
 from amanda.cli import grammar, options, program, tracebacks
 from amanda.cli.report import NamedTool, Rank, Report, complain
+from amanda.cli.selection import Selection
 from amanda.errors import AmandaError
 from amanda.tool import Tool
 
 USAGE = (
-    "amanda run [-t TOOL[:key=value,...][,TOOL...]]... [-o DIR] [--driver NAME]... "
-    "[--] script.py ARGS | -m MODULE ARGS"
+    "amanda run [-t TOOL[:key=value,...][,TOOL...]]... [-o DIR] [--ops A+B] [--modules A+B] "
+    "[--every N] [--skip N] [--driver NAME]... [--] script.py ARGS | -m MODULE ARGS"
 )
-WITH_VALUE = ("-t", "--tool", "-o", "--output", "--driver")
+SELECTING = ("--ops", "--modules", "--every", "--skip")
+WITH_VALUE = ("-t", "--tool", "-o", "--output", "--driver", *SELECTING)
 
 
 class UsageError(Exception):
@@ -48,6 +50,18 @@ def parser() -> argparse.ArgumentParser:
     )
     own.add_argument(
         "-o", "--output", type=Path, metavar="DIR", help="write the results as files into DIR"
+    )
+    own.add_argument(
+        "--ops", metavar="A+B", default="", help="op types that the tools see (default: all)"
+    )
+    own.add_argument(
+        "--modules", metavar="A+B", default="", help="patterns of the modules that they see"
+    )
+    own.add_argument(
+        "--every", type=int, metavar="N", default=1, help="at each N-th execution of an operator"
+    )
+    own.add_argument(
+        "--skip", type=int, metavar="N", default=0, help="not at its first N executions"
     )
     own.add_argument(
         "--driver", action="append", metavar="NAME", help="use this driver (see: amanda drivers)"
@@ -80,6 +94,7 @@ def _prepared(given: argparse.Namespace, words: Sequence[str]) -> Run:
     target = program.parsed(words)
     target.check()
     tools = make_tools(given.tool)
+    selection_of(given).restrict(*(named.tool for named in tools))
     check_folder(given.output)
     run = Run(target, Report(tools, given.output, Rank.of_environment(), sys.stdout))
     run.begin(given.driver)
@@ -105,6 +120,18 @@ def make_tools(texts: Sequence[str]) -> list[NamedTool]:
     except (grammar.GrammarError, options.OptionError) as error:
         raise UsageError(f"{error}; see: amanda tools") from error
     return made
+
+
+def selection_of(given: argparse.Namespace) -> Selection:
+    """What the options common to all tools select.
+
+    Raises:
+        UsageError: a number cannot be.
+    """
+    if given.every < 1 or given.skip < 0:
+        raise UsageError("--every takes a number from 1, --skip one from 0")
+    ops, modules = (tuple(grammar.split_list(text)) for text in (given.ops, given.modules))
+    return Selection(ops, modules, given.every, given.skip)
 
 
 def _made(name: str, cls: type[Tool], arguments: dict[str, Any]) -> Tool:
