@@ -151,6 +151,7 @@ class Tracker:
         self._active: tuple[Any, ...] = ()
         self.layers = 0
         self._met: dict[int, weakref.ref[Any]] = {}
+        self._functions: set[str] = set()
 
     # -- forward operators ------------------------------------------------
 
@@ -188,6 +189,7 @@ class Tracker:
             for cell in cells.values():
                 cell[0] = 0
         self._met.clear()
+        self._functions.clear()
         self.started.clear()
 
     def counters(self) -> dict[str, dict[str, int]]:
@@ -261,6 +263,13 @@ class Tracker:
             self._met[id(layer)] = weakref.ref(layer)
         self.layers += 1
 
+    def enter_function(self, name: str) -> None:
+        """An outermost function that is called again begins a new iteration, too."""
+        if not self.layers and not self.depth:
+            if name in self._functions:
+                self.new_iteration()
+            self._functions.add(name)
+
     def exit_layer(self) -> None:
         """The way back from :meth:`enter_layer`."""
         self.layers -= 1
@@ -326,6 +335,7 @@ class Tracker:
         self.sums.clear()
         self.owners.clear()
         self._met.clear()
+        self._functions.clear()
         self._active = ()
         self.started.clear()
         self.recorded = None

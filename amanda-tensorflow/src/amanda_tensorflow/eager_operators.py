@@ -238,6 +238,7 @@ class Operators:
             if not listening and tracker.marking is None:
                 return originals.execute(op_name, num_outputs, inputs, attrs, ctx, name)
             if not is_op(kind) or _internals.op_def_of(kind) is None:
+                tracker.enter_function(kind)
                 return originals.execute(op_name, num_outputs, inputs, attrs, ctx, name)
             if not all(isinstance(value, _internals.EagerTensor) for value in inputs):
                 self._dispatcher.not_seen(_NO_TENSORS)
