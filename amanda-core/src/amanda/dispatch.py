@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any
 
 from amanda import _state
@@ -34,6 +34,9 @@ if TYPE_CHECKING:
     from amanda.calls import OpCall
     from amanda.driver import Driver
     from amanda.tool import Tool
+
+
+_NOTHING = nullcontext()
 
 
 def _note(error: BaseException, who: str, op_id: str) -> None:
@@ -169,7 +172,11 @@ class Dispatcher:
         start = time.perf_counter()
         state.paused += 1
         try:
-            with _state.TOOL_LOCK, self.driver.routine(action, selected, isolated):
+            with (
+                _state.TOOL_LOCK,
+                self._elsewhere(),
+                self.driver.routine(action, selected, isolated),
+            ):
                 return action.func(*selected, **action.kwargs)
         except BaseException as error:
             _note(error, action.routine, action.op_id)
@@ -177,6 +184,19 @@ class Dispatcher:
         finally:
             state.paused -= 1
             _charge(state.scopes, time.perf_counter() - start)
+
+    def _elsewhere(self) -> AbstractContextManager[Any]:
+        """Within it, the drivers of other frameworks leave alone what a tool calls."""
+        if len(_state.ATTACHED) == 1:
+            return _NOTHING
+        own = self.driver.framework
+        others = [d for d in _state.ATTACHED.values() if d.framework != own]
+        if not others:
+            return _NOTHING
+        stack = ExitStack()
+        for driver in others:
+            stack.enter_context(driver.vanilla())
+        return stack
 
     def _selected(self, action: Action, values: list[Any], indices: Sequence[int]) -> list[Any]:
         try:
@@ -224,7 +244,12 @@ class Dispatcher:
             state.paused += 1
             context._point = point
             try:
-                with _state.TOOL_LOCK, self.driver.vanilla(), self.driver.ad_isolated():
+                with (
+                    _state.TOOL_LOCK,
+                    self._elsewhere(),
+                    self.driver.vanilla(),
+                    self.driver.ad_isolated(),
+                ):
                     self._run_analyses(tools, context, point)
             finally:
                 context._point = context._tool = None

@@ -236,11 +236,14 @@ class RunTimeRoutine(PythonNode):
         return [selected[i] for i in self._routed]
 
     def _run(self, selected: list[Any], keywords: Sequence[Any]) -> list[Any]:
-        action = self._action
-        if self._keywords:
-            named = dict(zip(self._keywords, keywords, strict=True))
-            action = attrs.evolve(action, kwargs={**action.kwargs, **named})
-        return self._dispatcher.run(action, selected)
+        return self._dispatcher.run(self._called(keywords), selected)
+
+    def _called(self, keywords: Sequence[Any]) -> Action:
+        """The action with the values of its symbolic keywords."""
+        if not self._keywords:
+            return self._action
+        named = dict(zip(self._keywords, keywords, strict=False))
+        return attrs.evolve(self._action, kwargs={**self._action.kwargs, **named})
 
     def _adopting(self, run: Any, selected: list[Any], keywords: Sequence[Any]) -> Any:
         """Call `run` in the scopes of the copy, to which the runtime's thread belongs.
@@ -323,11 +326,11 @@ class ReplacementRoutine(RunTimeRoutine):
         selected: list[Any] = [None] * self._count
         for position, value in zip(self._positions, values[:count], strict=True):
             selected[position] = value
-        found: list[Any] = self._adopting(self._replaced, selected, ())
+        found: list[Any] = self._adopting(self._replaced, selected, values[count:])
         return found
 
-    def _replaced(self, selected: list[Any], _: Sequence[Any]) -> list[Any]:
-        action, dispatcher = self._action, self._dispatcher
+    def _replaced(self, selected: list[Any], keywords: Sequence[Any]) -> list[Any]:
+        action, dispatcher = self._called(keywords), self._dispatcher
         if action.kind is ActionKind.REPLACE_BACKWARD_OP:
             found = replaced_gradients(dispatcher, action, selected, self._wanted)
             return [
