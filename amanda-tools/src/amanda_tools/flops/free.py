@@ -56,7 +56,8 @@ _MOVING = """
     reflection_pad2d reflection_pad3d renorm repeat repeat_interleave replication_pad1d
     replication_pad2d replication_pad3d reverse_sequence roll rot90 row_stack scatter scatter_add
     scatter_nd scatter_reduce searchsorted segment_reduce segment_sum select_scatter set setitem
-    shape size rank slice_scatter sort space_to_depth depth_to_space batch_to_space_nd
+    shape shape_n size rank broadcast_gradient_args slice_scatter sort space_to_depth
+    depth_to_space batch_to_space_nd
     space_to_batch_nd sparse_mask split_with_sizes_copy stack take take_along_dim tile topk
     tril triu tril_indices triu_indices unique unique_consecutive unique2 unfold_copy vstack
     grid_sampler grid_sampler_2d grid_sampler_3d upsample_bicubic2d upsample_bilinear2d
