@@ -11,7 +11,7 @@ import pytest
 import tensorflow as tf
 
 import amanda
-from tests.tensorflow.support import Counter, tf1
+from tests.tensorflow.support import Counter, Watcher, assert_same_bits, tf1
 
 SHAPE = (64, 64, 3)
 CONVOLUTIONS = 53
@@ -78,6 +78,25 @@ def test_gradients_of_the_weights(model: Any, placement: str) -> None:
     forward, filters, inputs = counted(lambda: run(x))
     assert (forward, filters) == (CONVOLUTIONS, CONVOLUTIONS)
     assert inputs in (CONVOLUTIONS - 1, CONVOLUTIONS)
+
+
+@pytest.mark.slow
+def test_watching(model: Any) -> None:
+    """Every gradient of a function that is watched is bit-identical."""
+    x = tf.constant(images())
+
+    @tf.function
+    def run(x: Any) -> Any:
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_sum(model(x, training=False) ** 2)
+        return loss, tape.gradient(loss, model.trainable_variables)
+
+    expected = [tensor.numpy() for tensor in tf.nest.flatten(run(x))]
+    tool = Watcher()
+    with amanda.apply(tool):
+        actual = [tensor.numpy() for tensor in tf.nest.flatten(run(x))]
+    assert tool.seen > 1000
+    assert_same_bits(actual, expected)
 
 
 @pytest.mark.parametrize(("placement", "filters"), [("eager", CONVOLUTIONS), ("function", 0)])
