@@ -1,4 +1,4 @@
-"""The command ``amanda``: run, tools, drivers, doctor."""
+"""The command ``amanda``: run, merge, tools, drivers, doctor."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ Instrument neural networks, their source untouched.
 
 commands:
   run      run a program under tools:  amanda run -t count -o out -- train.py
+  merge    merge the files of the ranks of a distributed run
   tools    list the installed tools and their options
   drivers  list the drivers, and why each is or is not used
   doctor   check the installation
@@ -55,6 +56,10 @@ def _listing(command: str, rest: Sequence[str]) -> int:
         from amanda.cli import listings
 
         return listings.main(command, rest)
+    if command == "merge":
+        from amanda.cli import merge
+
+        return merge.main(rest)
     if command == "doctor":
         from amanda.cli import doctor
 
