@@ -71,7 +71,8 @@ class Arithmetic(abc.ABC):
 
     @abc.abstractmethod
     def variable(self, array: np.ndarray[Any, Any], like: Any) -> Any:
-        """An array as a value that an optimizer can train."""
+        """An array as a value that an optimizer can train; made in a routine, not in an analysis,
+        which may run in a graph."""
 
     @abc.abstractmethod
     def assign(self, target: Any, array: np.ndarray[Any, Any]) -> None:

@@ -32,7 +32,9 @@ class TensorFlowArithmetic(Arithmetic):
         return self._as_integers(self.constant(values, like), like)
 
     def from_bits(self, bits: np.ndarray[Any, Any], like: Any) -> np.ndarray[Any, Any]:
-        return np.asarray(bits.view(self._numpy_type(like)).astype(np.float64))
+        # A flipped bit can make a signalling NaN.
+        with np.errstate(invalid="ignore"):
+            return np.asarray(bits.view(self._numpy_type(like)).astype(np.float64))
 
     def _as_integers(self, values: np.ndarray[Any, Any], like: Any) -> np.ndarray[Any, Any]:
         kind = self.framework.as_dtype(like.dtype)
@@ -55,8 +57,7 @@ class TensorFlowArithmetic(Arithmetic):
         return constant if is_same else self.framework.cast(constant, like.dtype)
 
     def variable(self, array: np.ndarray[Any, Any], like: Any) -> Any:
-        with self.framework.init_scope():
-            return self.framework.Variable(self.constant(array, like))
+        return self.framework.Variable(self.constant(array, like))
 
     def assign(self, target: Any, array: np.ndarray[Any, Any]) -> None:
         if not hasattr(target, "assign"):

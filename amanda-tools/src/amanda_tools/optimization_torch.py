@@ -64,7 +64,9 @@ class TorchArithmetic(Arithmetic):
         return constant.to(device=like.device, dtype=like.dtype)
 
     def variable(self, array: np.ndarray[Any, Any], like: Any) -> Any:
-        return self.constant(array, like).requires_grad_()
+        # What is made in inference mode could never be trained.
+        with self.framework.inference_mode(False):
+            return self.constant(array, like).requires_grad_()
 
     def assign(self, target: Any, array: np.ndarray[Any, Any]) -> None:
         with self.framework.no_grad():

@@ -322,6 +322,26 @@ def test_attention_written_out_in_a_real_model_agrees_with_the_fused_one() -> No
         assert not torch.allclose(outputs[0], fused(**inputs).logits, atol=1e-5)
 
 
+@pytest.mark.parametrize("fused", [True, False])
+def test_attention_that_is_causal_by_its_mask_is_left_alone(fused: bool) -> None:
+    """It runs as it is, and is listed."""
+    q, k, v = (t[:, :, :7].detach() for t in operands())
+    mask = torch.zeros(7, 7).masked_fill(torch.ones(7, 7).triu(1).bool(), -3e38)
+
+    def run() -> Any:
+        if fused:
+            return F.scaled_dot_product_attention(q, k, v, attn_mask=mask)
+        return (q @ k.mT / 8**0.5 + mask).softmax(-1) @ v
+
+    expected, tool = run(), PruneTool(method="attention")
+    with amanda.apply(tool):
+        assert torch.equal(run(), expected)
+    result = tool.result()
+    assert result["ops"] == []
+    assert result["summary"]["ops"] == 0
+    assert "it is causal" in result["summary"]["skipped"][0]["reason"]
+
+
 def test_what_is_no_attention_is_skipped_with_the_reason() -> None:
     tool = PruneTool(method="attention")
     (q, k, v), x = operands(), torch.rand(2, 5, 8)

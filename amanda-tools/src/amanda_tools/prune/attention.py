@@ -13,6 +13,8 @@ from amanda_tools.optimization_arrays import Arithmetic, arithmetic_of
 from amanda_tools.optimization_selection import Untreatable, rank_of, shape_of
 from amanda_tools.prune.options import PruneOptions
 
+CAUSAL = "it is causal: the choice of keys would depend on later queries"
+
 _FUSED = ["query", "key", "value", "attn_mask"]
 
 _BETWEEN = frozenset(
@@ -32,10 +34,18 @@ class AttentionPruning:
     purpose). What remains is normalised again. A query that would have no key left keeps
     those that it had. It acts on fused attention, through its mask, and on a softmax
     between two matrix products.
+
+    Attention that hides later keys from earlier queries in its first execution is causal, and
+    left alone: which keys matter would depend on later queries.
+
+    Attributes:
+        causal: ids of operators that were found to be causal when they ran.
     """
 
     def __init__(self, options: PruneOptions) -> None:
         self._options = options
+        self._known: set[str] = set()
+        self.causal: set[str] = set()
 
     def treat(self, context: OpContext, op: OpDescription) -> None:
         """Let an attention leave out blocks of keys.
@@ -45,39 +55,58 @@ class AttentionPruning:
         """
         if op.type == "softmax":
             check_softmax(context)
-            context.insert_after_op(self._without_blocks, outputs=[0])
+            context.insert_after_op(self._without_blocks, outputs=[0], op_id=op.id)
             return
         if context.get_input_names()[:4] != _FUSED:
             raise Untreatable("its attention weights are not accessible: projections are fused in")
         attributes = context.get_attrs()
         if attributes.get("is_causal"):
-            raise Untreatable("it is causal: the choice of keys would depend on later queries")
+            raise Untreatable(CAUSAL)
         context.replace_op(
-            self._fused, operator=context.get_function(), scale=attributes.get("scale")
+            self._fused,
+            operator=context.get_function(),
+            scale=attributes.get("scale"),
+            op_id=op.id,
         )
 
     # -- fused ------------------------------------------------------------
 
-    def _fused(self, *inputs: Any, operator: Any, scale: float | None) -> Any:
+    def _fused(self, *inputs: Any, operator: Any, scale: float | None, op_id: str) -> Any:
         """Instrumentation routine: the attention with a mask that hides more."""
         query, key, value, mask = inputs[:4]
         arithmetic = arithmetic_of(query)
         query, key = arithmetic.stop_gradient(query), arithmetic.stop_gradient(key)
         weights = attention_weights(arithmetic, query, key, mask, scale)
+        if self._is_causal(arithmetic, weights, op_id):
+            return operator(*inputs)
         kept = self._kept(arithmetic, weights) > 0
         return operator(inputs[0], inputs[1], value, hide(arithmetic, mask, kept))
 
     # -- softmax ----------------------------------------------------------
 
-    def _without_blocks(self, weights: Any) -> Any:
+    def _without_blocks(self, weights: Any, op_id: str) -> Any:
         """Instrumentation routine: attention weights of which blocks are zero."""
         arithmetic = arithmetic_of(weights)
+        if self._is_causal(arithmetic, weights, op_id):
+            return None
         kept = self._kept(arithmetic, arithmetic.stop_gradient(weights))
         rest = weights * kept
         total = arithmetic.sum(rest, [-1])[..., None]
         is_empty = total <= 0
         rest = rest / arithmetic.where(is_empty, 1.0, total)
         return arithmetic.where(is_empty, weights, rest)
+
+    def _is_causal(self, arithmetic: Arithmetic, weights: Any, op_id: str) -> bool:
+        """Whether no query attends to a later key; the first execution that can tell decides."""
+        queries, keys = shape_of(weights)[-2:]
+        if op_id not in self._known and queries == keys > 1:
+            self._known.add(op_id)
+            later = arithmetic.constant(np.triu(np.ones((queries, keys)), 1), weights)
+            rank = len(shape_of(weights))
+            total = arithmetic.sum(arithmetic.stop_gradient(weights) * later, list(range(rank)))
+            if float(arithmetic.numpy(total)) == 0:
+                self.causal.add(op_id)
+        return op_id in self.causal
 
     # -- blocks -----------------------------------------------------------
 

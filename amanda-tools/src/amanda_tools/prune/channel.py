@@ -51,20 +51,17 @@ class ChannelPruning:
 
     def _fill(self, gate: Gate, weight: Weight) -> None:
         """Give a gate its values."""
-        arithmetic = arithmetic_of(weight.value)
-        phi = initial_phi(arithmetic.numpy(weight.value), weight)
+        phi = initial_phi(arithmetic_of(weight.value).numpy(weight.value), weight)
         channels = phi.shape[1]
         gate.kept = channels - round(self._options.sparsity * channels)
-        gate.values["phi"] = arithmetic.variable(phi, weight.value)
-        gate.values["rho"] = arithmetic.variable(np.ones(channels), weight.value)
+        gate.initial = {"phi": phi, "rho": np.ones(channels)}
 
     def _gated(self, *inputs: Any, operator: Any, gate: Gate) -> Any:
         """Instrumentation routine: the operator, and the gate on its output."""
         output = operator(*inputs)
         arithmetic = arithmetic_of(output)
         features = arithmetic.mean(abs(inputs[gate.source]), gate.positions)
-        phi = arithmetic.matched(gate.values["phi"], features)
-        rho = arithmetic.matched(gate.values["rho"], features)
+        phi, rho = (gate.value(name, features) for name in ("phi", "rho"))
         saliency = arithmetic.relu(arithmetic.matmul(features, phi) + rho)
         assert gate.kept is not None
         kept = arithmetic.top(saliency, gate.kept)

@@ -19,7 +19,8 @@ class Gate:
 
     Attributes:
         source: which of the operator's inputs the data are.
-        values: what of it can be trained, by name.
+        initial: what of it can be trained, by name, as it begins.
+        values: the same as the framework's variables; there when it has run once.
         channels: the axis of channels in the operator's input and output.
         rank: how many axes they have.
         kept: channels that stay; of methods that do not choose channels None.
@@ -28,6 +29,7 @@ class Gate:
     source: int
     channels: int
     rank: int
+    initial: dict[str, Array] = attrs.field(factory=dict)
     values: dict[str, Any] = attrs.field(factory=dict)
     kept: int | None = None
 
@@ -35,6 +37,14 @@ class Gate:
     def positions(self) -> list[int]:
         """The axes that are neither samples nor channels."""
         return [axis for axis in range(1, self.rank) if axis != self.channels]
+
+    def value(self, name: str, like: Any) -> Any:
+        """One of its values, beside a tensor."""
+        arithmetic = arithmetic_of(like)
+        if not self.values:
+            wide = arithmetic.single(like)
+            self.values = {n: arithmetic.variable(v, wide) for n, v in self.initial.items()}
+        return arithmetic.matched(self.values[name], like)
 
     def arrays(self) -> Mapping[str, Array]:
         """What was trained, with numpy."""

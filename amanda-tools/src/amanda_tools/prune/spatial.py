@@ -47,9 +47,8 @@ class SpatialPruning:
             if not gate.positions:
                 raise Untreatable("its input has one position only")
             channels = input_channels(weight)
-            variable = arithmetic_of(weight.value).variable
-            gate.values["weight"] = variable(np.full((channels, 1), 1 / channels), weight.value)
-            gate.values["bias"] = variable(np.zeros(1), weight.value)
+            weights = np.full((channels, 1), 1 / channels)
+            gate.initial = {"weight": weights, "bias": np.zeros(1)}
             self.gates[op.id] = gate
         gate = self.gates[op.id]
         context.replace_op(self._gated, operator=context.get_function(), gate=gate)
@@ -74,8 +73,7 @@ class SpatialPruning:
             available = shape_of(source)[axis]
             if available != size:
                 source = arithmetic.take(source, [i * available // size for i in range(size)], axis)
-        weight = arithmetic.matched(gate.values["weight"], source)
-        bias = arithmetic.matched(gate.values["bias"], source)
+        weight, bias = (gate.value(name, source) for name in ("weight", "bias"))
         if gate.channels == gate.rank - 1:
             channels = shape_of(source)[-1]
             pixels = arithmetic.reshape(abs(source), [-1, math.prod(sizes), channels])

@@ -18,7 +18,7 @@ from amanda_tools.optimization_arrays import arithmetic_of
 from amanda_tools.optimization_selection import Selection, Untreatable, values_of_run, weakly
 from amanda_tools.printing import PrintingTool
 from amanda_tools.prune import files
-from amanda_tools.prune.attention import AttentionPruning
+from amanda_tools.prune.attention import CAUSAL, AttentionPruning
 from amanda_tools.prune.channel import ChannelPruning
 from amanda_tools.prune.dynamic import Gate
 from amanda_tools.prune.options import PruneOptions
@@ -214,7 +214,14 @@ class PruneTool(PrintingTool[PruneOptions]):
 
     def op_rows(self) -> list[dict[str, Any]]:
         """One row per pruned operator."""
-        return [{**op.row(), **self._figures(op.id)} for op in self._ops.values()]
+        return [{**op.row(), **self._figures(op.id)} for op in self._treated()]
+
+    def _treated(self) -> list[OpDescription]:
+        """The pruned operators; what showed itself as causal when it ran is moved to the others."""
+        if isinstance(self._pruning, AttentionPruning):
+            for op_id in self._pruning.causal & self._ops.keys():
+                self._selection.skip(self._ops.pop(op_id), CAUSAL)
+        return list(self._ops.values())
 
     def _figures(self, op_id: str) -> dict[str, Any]:
         """What was pruned of one operator."""
@@ -242,7 +249,7 @@ class PruneTool(PrintingTool[PruneOptions]):
         zeros = size - sum(int(w.mask.sum()) for w in weights)
         return {
             "options": attrs.asdict(self.options),
-            "ops": len(self._ops),
+            "ops": len(self._treated()),
             "weights": size,
             "zeros": zeros,
             "sparsity": zeros / size if size else 0.0,

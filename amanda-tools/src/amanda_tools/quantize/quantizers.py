@@ -31,7 +31,8 @@ class Quantizer:
         grid: the numbers.
         scale, zero: float32, of one element or one per channel; None before they are known
             and of dynamic activations.
-        learned: what is trained, by name.
+        initial: what is trained, by name, as it begins.
+        learned: the same as the framework's variables; there when it has run once.
         remaining: executions that are still to be observed.
     """
 
@@ -43,6 +44,7 @@ class Quantizer:
     axis: int | None = None
     scale: Array | None = None
     zero: Array | None = None
+    initial: dict[str, Array] = attrs.field(factory=dict)
     learned: dict[str, Any] = attrs.field(factory=dict)
     remaining: int = 0
     _observer: Observer | None = None
@@ -66,17 +68,16 @@ class Quantizer:
         if options.method != "dynamic" and options.activation_bits:
             # Activations are calibrated with exact weights.
             self.remaining = options.calibration
-        if options.method == "qat":
-            if options.learn == "lsq":
-                assert self.scale is not None
-                self._learn(arithmetic, value, step=_first_step(rows, grid, self.scale))
-            else:
-                high = np.abs(rows).max(1)
-                self._learn(arithmetic, value, high=np.where(high > 0, high, 1.0))
+        if options.method == "qat" and options.learn == "lsq":
+            assert self.scale is not None
+            self.initial = {"step": _first_step(rows, grid, self.scale)}
+        elif options.method == "qat":
+            high = np.abs(rows).max(1)
+            self.initial = {"high": np.where(high > 0, high, 1.0)}
         return self
 
     @classmethod
-    def of_activation(cls, options: QuantizeOptions, index: int, like: Any) -> Quantizer:
+    def of_activation(cls, options: QuantizeOptions, index: int) -> Quantizer:
         """A quantizer of an activation, which has to see some of them first, or each one."""
         bits = options.activation_bits
         symmetric = options.symmetric or (options.method, options.learn) == ("qat", "lsq")
@@ -89,13 +90,13 @@ class Quantizer:
             # Their values come with the calibration; an optimizer can have them before.
             bounds = ("high",) if symmetric else ("low", "high")
             names = ("step",) if options.learn == "lsq" else bounds
-            self._learn(arithmetic_of(like), like, **{name: np.ones(1) for name in names})
+            self.initial = {name: np.ones(1) for name in names}
         return self
 
     @property
     def is_constant(self) -> bool:
         """Whether the rounding never changes."""
-        return self.scale is not None and not self.learned and self.is_ready
+        return self.scale is not None and not self.initial and self.is_ready
 
     @property
     def is_ready(self) -> bool:
@@ -109,6 +110,9 @@ class Quantizer:
         arithmetic = arithmetic_of(tensor)
         if not arithmetic.is_floating(tensor):
             return None
+        if self.initial and not self.learned:
+            wide = arithmetic.single(tensor)
+            self.learned = {n: arithmetic.variable(v, wide) for n, v in self.initial.items()}
         if self.remaining:
             self._observe(arithmetic, tensor)
             return None
@@ -160,7 +164,7 @@ class Quantizer:
             self.grid = Grid.unsigned(self.bits)
         self._set_range(low, high)
         assert self.scale is not None
-        if "step" in self.learned:
+        if "step" in self.initial:
             rows = arithmetic.numpy(tensor).reshape(1, -1)
             values = {"step": _first_step(rows, self.grid, self.scale)}
         elif low == high:
@@ -174,9 +178,6 @@ class Quantizer:
         self.scale, self.zero = self.grid.fitted(np.asarray(low), np.asarray(high))
 
     # -- learning ---------------------------------------------------------
-
-    def _learn(self, arithmetic: Arithmetic, like: Any, **values: Array) -> None:
-        self.learned = {name: arithmetic.variable(v, like) for name, v in values.items()}
 
     def _rounded_as_learned(self, arithmetic: Arithmetic, tensor: Any) -> Any:
         wide = arithmetic.single(tensor)
@@ -229,8 +230,10 @@ class Quantizer:
         """Scale and zero point with what was learned; None if there is none, or not yet."""
         if self.remaining or self.scale is None or self.zero is None:
             return None
-        if not self.learned:
+        if not self.initial:
             return self.scale, self.zero
+        if not self.learned:
+            return None
         found = {n: arithmetic_of(v).numpy(v).astype(np.float32) for n, v in self.learned.items()}
         if "step" in found:
             step = np.maximum(found["step"], np.float32(_SMALLEST))

@@ -12,7 +12,7 @@ import numpy as np
 
 import amanda
 from amanda import OpContext
-from amanda.errors import AmandaError
+from amanda.errors import AmandaError, CapabilityError
 from amanda.tools.mapping import MappingTool
 from amanda.tools.reporting import OpDescription, Table, describe, write_json
 from amanda_tools.optimization_arrays import arithmetic_of
@@ -55,6 +55,11 @@ class QuantizeTool(PrintingTool[QuantizeOptions]):
         op = describe(context)
         if not self._selection.takes(op):
             return
+        if self.options.method == "qat" and context.namespace.tags[-1] != "eager":
+            raise CapabilityError(
+                f"quantize: op {op.id} runs in {context.namespace}, where method=qat cannot learn "
+                "ranges: train in eager mode, or use method=static"
+            )
         try:
             if op.id not in self.quantizers:
                 self.quantizers[op.id] = self._new_quantizers(context, op)
@@ -109,7 +114,7 @@ class QuantizeTool(PrintingTool[QuantizeOptions]):
             value = inputs[index]
             is_rounded = value is not None and arithmetic_of(value).is_floating(value)
             if is_rounded and self.options.activation_bits:
-                found.append(Quantizer.of_activation(self.options, index, value))
+                found.append(Quantizer.of_activation(self.options, index))
         if weight is not None and self.options.weight_bits:
             # A depthwise convolution of TensorFlow has no outputs but C, an embedding neither.
             letters = [letter for letter in "OC" if weight.layout.count(letter) == 1]
