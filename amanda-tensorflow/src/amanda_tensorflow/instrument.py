@@ -364,7 +364,7 @@ class Instrument:
             inputs=inputs,
             names=input_names(op.type, len(inputs), attributes),
             attributes=attributes,
-            module=module_of(site.prefix + op.name),
+            module=module_of(op.name),
             site=site,
             source=op,
             read=self.read,

@@ -1,0 +1,192 @@
+"""Private symbols for running operators, recording them on tapes and calling Python."""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager
+from typing import Any
+
+import tensorflow as tf
+from tensorflow.core.framework import attr_value_pb2
+from tensorflow.python import pywrap_tfe
+from tensorflow.python.eager import (
+    backprop,
+    context,
+    core,
+    execute,
+    forwardprop,
+    imperative_grad,
+    record,
+)
+from tensorflow.python.eager.polymorphic_function import atomic_function, concrete_function
+from tensorflow.python.framework import func_graph, op_def_registry, ops
+from tensorflow.python.ops import (
+    custom_gradient,
+    gen_array_ops,
+    gen_math_ops,
+    gen_resource_variable_ops,
+    gen_script_ops,
+    gradients_util,
+    handle_data_util,
+    resource_variable_ops,
+    script_ops,
+)
+
+EagerTensor: Any = ops.EagerTensor
+
+Graph: Any = ops.Graph
+
+FuncGraph: Any = func_graph.FuncGraph
+
+ConcreteFunction: Any = concrete_function.ConcreteFunction
+
+EagerFunc: Any = script_ops.EagerFunc
+
+AttrValue: Any = attr_value_pb2.AttrValue
+
+PYWRAP = pywrap_tfe
+
+EXECUTE = execute
+
+RECORD = record
+
+OPS = ops
+
+IMPERATIVE_GRAD = imperative_grad
+
+CUSTOM_GRADIENT = custom_gradient
+
+FallbackException: Any = core._FallbackException
+
+vanilla_gradient_function: Any = backprop._gradient_function
+
+vanilla_jvp: Any = forwardprop._jvp_dispatch
+
+register_gradient_function: Any = pywrap_tfe.TFE_Py_RegisterGradientFunction
+
+register_jvp_function: Any = pywrap_tfe.TFE_Py_RegisterJVPFunction
+
+op_def_of: Any = op_def_registry.get
+
+copy_handle_data: Any = handle_data_util.copy_handle_data
+
+gradients_in_graph: Any = gradients_util._GradientsHelper
+
+identity_n: Any = gen_array_ops.identity_n
+
+identity: Any = gen_array_ops.identity
+
+ensure_shape: Any = gen_array_ops.ensure_shape
+
+read_variable: Any = gen_resource_variable_ops.read_variable_op
+
+eager_py_func: Any = gen_script_ops.eager_py_func
+
+function_from_graph: Any = atomic_function.from_func_graph
+
+add_n: Any = gen_math_ops.add_n
+
+context_of_process: Any = context.context
+
+no_tape_records: Any = pywrap_tfe.TFE_Py_TapeSetIsEmpty
+
+recording_is_stopped: Any = pywrap_tfe.TFE_Py_TapeSetIsStopped
+
+stop_recording_here: Any = pywrap_tfe.TFE_Py_TapeSetStopOnThread
+
+restart_recording_here: Any = pywrap_tfe.TFE_Py_TapeSetRestartOnThread
+
+record_on_tapes: Any = pywrap_tfe.TFE_Py_TapeSetRecordOperation
+
+
+def register_routine(function: Any) -> str:
+    """Let the runtime call `function` (weakly held); the token by which it does."""
+    token: str = script_ops._py_funcs.insert(function)
+    return token
+
+
+def registered_routine(token: Any) -> Any:
+    """The function that a token stands for."""
+    return script_ops._py_funcs.get(token if isinstance(token, str) else token.decode())
+
+
+def registered_routines() -> int:
+    """How many Python functions the runtime can call."""
+    return int(script_ops._py_funcs.size())
+
+
+def executing_eagerly() -> bool:
+    """Whether operators of the current thread run at once."""
+    return bool(context.executing_eagerly())
+
+
+def eager_mode() -> AbstractContextManager[Any]:
+    """Within it, operators run at once, also in a graph or without eager execution."""
+    mode: AbstractContextManager[Any] = context.eager_mode()
+    return mode
+
+
+def stop_recording() -> AbstractContextManager[Any]:
+    """Within it, no tape records."""
+    stopped: AbstractContextManager[Any] = record.stop_recording()
+    return stopped
+
+
+def scope_name() -> str:
+    """The name scope of eager execution: ``"net/conv1/"``, "" outside of one."""
+    return str(context.context().scope_name or "")
+
+
+def default_graph() -> Any:
+    """The graph that operators are being added to."""
+    return ops.get_default_graph()
+
+
+def handle_dtype(handle: Any) -> Any:
+    """The type of the variable that a resource handle stands for; None if it is not known."""
+    data = getattr(handle, "_handle_data", None)
+    if data is None or not data.is_set or len(data.shape_and_type) != 1:
+        return None
+    return data.shape_and_type[0].dtype
+
+
+def variable_dtype(handle: Any) -> Any:
+    """The dtype of the variable that a resource tensor is the handle of; None if it is of none."""
+    data = getattr(handle, "_handle_data", None)
+    if data is None or not data.is_set or not data.shape_and_type:
+        return None
+    return tf.as_dtype(data.shape_and_type[0].dtype)
+
+
+def execute_now(kind: str, count: int, inputs: list[Any], attributes: tuple[Any, ...]) -> list[Any]:
+    """Run an operator at once, recorded by the tapes that are active; its outputs."""
+    outputs = execute.execute(kind.encode(), count, inputs, attributes, context.context())
+    if outputs and execute.must_record_gradient():
+        execute.record_gradient(kind, inputs, attributes, outputs)
+    return list(outputs or ())
+
+
+def create_op(kind: str, inputs: list[Any], types: list[Any], attributes: Any) -> list[Any]:
+    """Add an operator to the current graph; its outputs."""
+    graph = ops.get_default_graph()
+    return list(graph._create_op_internal(kind, inputs, types, attrs=dict(attributes)).outputs)
+
+
+def is_recomputed(function: Any) -> bool:
+    """Whether a function with a custom gradient is one of ``tf.recompute_grad``."""
+    return getattr(function, "__qualname__", "") == "recompute_grad.<locals>.inner"
+
+
+def is_tape_of(inner: Any, tape: Any) -> bool:
+    """Whether `inner` is what a ``tf.GradientTape`` hands on to differentiate."""
+    return inner is not None and inner is getattr(tape, "_tape", None)
+
+
+def is_read_by_runtime(value: Any) -> bool:
+    """Whether the fast path reads `value`, a variable, or a variable in a list, by itself."""
+    if isinstance(value, (list, tuple)):
+        return any(is_read_by_runtime(item) for item in value)
+    if isinstance(value, ops.EagerTensor):
+        return False
+    return isinstance(value, resource_variable_ops.BaseResourceVariable) or hasattr(
+        value, "_should_act_as_resource_variable"
+    )

@@ -1,0 +1,153 @@
+"""Private symbols for sessions and for adding to a user's graph."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from tensorflow.python.client import pywrap_tf_session, session
+
+from amanda_tensorflow._internals.runtime import AttrValue, Graph, eager_mode
+
+BaseSession: Any = session.BaseSession
+
+SESSION = session
+
+
+def operation_of(graph: Any, handle: Any) -> Any:
+    """The operator of a graph that a handle of the runtime stands for."""
+    return graph.get_operation_by_name(pywrap_tf_session.TF_OperationName(handle))
+
+
+def tensor_of(graph: Any, output: Any) -> Any:
+    """The tensor of a graph that an output of the runtime stands for."""
+    return operation_of(graph, output.oper).outputs[output.index]
+
+
+def shadow_graph(source: Any) -> Any:
+    """An empty graph that knows the functions of another one."""
+    graph = Graph()
+    for function in source._functions.values():
+        graph._add_function_recursive(function)
+    return graph
+
+
+def shadow_session(graph: Any, config: Any) -> Any:
+    """A session for a copy; it is marked as ours."""
+    with eager_mode():
+        made = session.Session(graph=graph, config=config)
+    made._amanda_shadow = True
+    return made
+
+
+def is_shadow(candidate: Any) -> bool:
+    """Whether a session is one of ours."""
+    return hasattr(candidate, "_amanda_shadow")
+
+
+def is_closed(candidate: Any) -> bool:
+    """Whether a session was closed."""
+    return bool(candidate._closed)
+
+
+def session_config(of: Any) -> Any:
+    """The configuration that a session was made with."""
+    return of._config
+
+
+def run_vanilla(
+    of: Any,
+    fetches: Sequence[Any],
+    targets: Sequence[Any] = (),
+    feeds: Sequence[tuple[Any, Any]] = (),
+    options: Any = None,
+    run_metadata: Any = None,
+) -> list[Any]:
+    """Run a session's graph as it is.
+
+    Args:
+        fetches: tensors; their values are returned.
+        targets: operators to run.
+        feeds: pairs of a tensor and its value.
+        options, run_metadata: handles of the runtime.
+    """
+    if not fetches and not targets:
+        return []
+    of._extend_graph()
+    result: list[Any] = pywrap_tf_session.TF_SessionRun_wrapper(
+        of._session,
+        options,
+        {tensor._as_tf_output(): value for tensor, value in feeds},
+        [tensor._as_tf_output() for tensor in fetches],
+        [target._c_op for target in targets],
+        run_metadata,
+    )
+    return result
+
+
+@contextmanager
+def unfinalized(graph: Any) -> Iterator[None]:
+    """Within it, something can be added to a graph that the user has finalized."""
+    was_finalized = graph.finalized
+    if was_finalized:
+        graph._unsafe_unfinalize()
+    try:
+        yield
+    finally:
+        if was_finalized:
+            graph.finalize()
+
+
+def call_node(
+    graph: Any, name: str, function: Any, inputs: Sequence[Any], outputs: Sequence[Any]
+) -> Any:
+    """Add a node that calls a function.
+
+    Args:
+        outputs: the function's outputs, for their types.
+    """
+    called, taken, given = AttrValue(), AttrValue(), AttrValue()
+    called.func.name = function.name.decode()
+    taken.list.type.extend([tensor.dtype.as_datatype_enum for tensor in inputs])
+    given.list.type.extend([tensor.dtype.as_datatype_enum for tensor in outputs])
+    with graph.as_default(), graph.control_dependencies(None), graph.device(None):
+        node = graph._create_op_internal(
+            "StatefulPartitionedCall",
+            list(inputs),
+            [tensor.dtype for tensor in outputs],
+            name=graph.unique_name(name) + "/",
+            attrs={"f": called, "Tin": taken, "Tout": given},
+            compute_device=False,
+        )
+    for tensor, output in zip(node.outputs, outputs, strict=True):
+        tensor.set_shape(output.shape)
+    graph._amanda_inserted = getattr(graph, "_amanda_inserted", 0) + 1
+    return node
+
+
+def own_version(graph: Any) -> int:
+    """How many operators the user has added to a graph."""
+    return int(graph.version) - getattr(graph, "_amanda_inserted", 0)
+
+
+def hide(graph: Any, nodes: str, functions: str) -> None:
+    """Leave nodes and functions whose names begin so out of what is written of a graph."""
+    if hasattr(graph, "_amanda_hidden"):
+        return
+    graph._amanda_hidden = True
+    vanilla = graph._as_graph_def
+
+    def _as_graph_def(*args: Any, **kwargs: Any) -> Any:
+        definition, version = vanilla(*args, **kwargs)
+        kept = type(definition)()
+        kept.CopyFrom(definition)
+        del kept.node[:]
+        kept.node.extend(n for n in definition.node if not n.name.startswith(nodes))
+        del kept.library.function[:]
+        kept.library.function.extend(
+            f for f in definition.library.function if not f.signature.name.startswith(functions)
+        )
+        return kept, version
+
+    graph._as_graph_def = _as_graph_def
