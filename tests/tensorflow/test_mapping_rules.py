@@ -224,7 +224,10 @@ def test_gradients_of_a_product() -> None:
 
 
 def test_gradients_of_items_of_a_list() -> None:
-    """Where the inputs have one name for all, the rules do not guess."""
+    """Items of a list are told apart by their names; where they share one, nothing is guessed."""
+    parent = forward("Einsum", "inputs[0] inputs[1]", {1: (8, 4)}, equation="ab,bc->ac")
+    assert backward(parent, "Einsum", "inputs[1]")["grad_input_roles"] == {"weight": 0}
+    assert backward(parent, "Einsum", "inputs[0]")["grad_input_roles"] == {"input": 0}
     parent = forward("Einsum", "inputs inputs", {1: (8, 4)}, equation="ab,bc->ac")
     assert backward(parent, "Einsum", "inputs")["grad_input_roles"] is None
 
