@@ -91,3 +91,5 @@ def benchmarks(session: nox.Session) -> None:
     """Ratios to vanilla, beside the peers' (nothing is asserted)."""
     os.chdir(ROOT)
     _python(session, "-m", "tests.benchmarks.overhead", *session.posargs)
+    if not session.posargs:
+        _python(session, "-m", "tests.benchmarks.tensorflow")
