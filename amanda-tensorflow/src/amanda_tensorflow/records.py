@@ -126,7 +126,7 @@ def install() -> None:
     """
     if is_installed():
         return
-    _internals.require("")
+    _internals.require("records")
     # By type: isinstance() would run code of lazy objects.
     _OLDER.update(g for g in gc.get_objects() if issubclass(type(g), _internals.Graph))
     _PATCHES.wrap(_internals.EXECUTE, "record_gradient", _marking)

@@ -41,14 +41,14 @@ class Symbol:
         name: the attribute.
         parameters: names of its parameters, ``self`` included; None where it has
             none that Python can see.
-        modes: the modes that need it.
+        modes: the modes that need it; "records" stands for the passive tag of gradients.
     """
 
     where: str
     owner: Any
     name: str
     parameters: Sequence[str] | None = None
-    modes: Sequence[str] = ("eager", "function", "graph")
+    modes: Sequence[str] = ("records", "eager", "function", "graph")
 
     def problem(self) -> str:
         """What is wrong with it in this TensorFlow; "" if nothing is."""
@@ -200,19 +200,7 @@ SYMBOLS: tuple[Symbol, ...] = (
         "tensorflow.python.ops.gradients_util",
         gradients_util,
         "_GradientsHelper",
-        (
-            "ys",
-            "xs",
-            "grad_ys",
-            "name",
-            "colocate_gradients_with_ops",
-            "gate_gradients",
-            "aggregation_method",
-            "stop_gradients",
-            "unconnected_gradients",
-            "src_graph",
-        ),
-        _GRAPH_MODES,
+        modes=_GRAPH_MODES,
     ),
     Symbol("FuncGraph", func_graph.FuncGraph, "capture", modes=_GRAPH_MODES),
     Symbol("FuncGraph", func_graph.FuncGraph, "external_captures", modes=_GRAPH_MODES),
