@@ -87,6 +87,21 @@ def test_nothing_is_saved_without_gradients() -> None:
     assert profiled(run).summary()["saved_bytes"] == 0
 
 
+def test_a_view_that_may_not_be_asked_saves_nothing() -> None:
+    """A parameter's view that is changed under no_grad has no node to look at."""
+    weight = nn.Parameter(torch.rand(4, 2))
+
+    def run() -> None:
+        with torch.no_grad():
+            row = weight[0]
+            row.fill_(0)
+            with torch.enable_grad():
+                row.detach()
+
+    rows = {row["name"]: row for row in profiled(run).op_rows()}
+    assert rows["fill_"]["saved_bytes"] == 0
+
+
 def test_calls_are_those_of_torch_profiler() -> None:
     """Forward and backward executions of the types that map one to one."""
     model, inputs = models.build("resnet18")

@@ -38,13 +38,13 @@ def saved_tensors(context: OpContext) -> dict[int, int]:
 
 def _nodes(inputs: Sequence[Any], outputs: Sequence[Any]) -> Iterator[Any]:
     """The nodes between an operator's inputs and outputs."""
-    waiting = [getattr(tensor, "grad_fn", None) for tensor in outputs]
+    waiting = [_node_of(tensor) for tensor in outputs]
     # Of an operator in place the input is the output by now, and only its own node is sure.
     in_place = any(tensor is output for tensor in inputs for output in outputs)
     if in_place:
         yield from {id(node): node for node in waiting if node is not None}.values()
         return
-    before = [getattr(tensor, "grad_fn", None) for tensor in inputs]
+    before = [_node_of(tensor) for tensor in inputs]
     seen = [node for node in before if node is not None]
     for _ in range(_MOST_NODES):
         if not waiting:
@@ -55,6 +55,15 @@ def _nodes(inputs: Sequence[Any], outputs: Sequence[Any]) -> Iterator[Any]:
         seen.append(node)
         yield node
         waiting += [previous for previous, _ in node.next_functions]
+
+
+def _node_of(tensor: Any) -> Any:
+    """The node that computes a tensor's gradient, None if there is none."""
+    try:
+        return getattr(tensor, "grad_fn", None)
+    except RuntimeError:
+        # A view that was made and changed under no_grad may not be asked.
+        return None
 
 
 def _saved(node: Any) -> Iterator[Any]:
