@@ -58,3 +58,19 @@ def test_an_option_that_cannot_be_is_told_before_the_program_starts(tmp_path: Pa
     assert done.returncode == 2
     assert "sparsity=1.5 is not in [0, 1)" in done.stderr
     assert "loss" not in done.stdout
+
+
+def test_inject_lists_its_faults(tmp_path: Path) -> None:
+    done = run(tmp_path, "-t", "inject:ops=linear,fault=normal,std=0.1,seed=3", "-o", "out")
+    assert done.returncode == 0, done.stderr
+    result = json.loads((tmp_path / "out/inject.json").read_text())
+    assert result["summary"]["faults"] == len(result["faults"]) == 8
+
+
+def test_quantize_writes_scales(tmp_path: Path) -> None:
+    done = run(tmp_path, "-t", "quantize:weight_bits=4,calibration=2", "-o", "out")
+    assert done.returncode == 0, done.stderr
+    result = json.loads((tmp_path / "out/quantize.json").read_text())
+    assert result["summary"]["not_calibrated"] == []
+    activation, weight = result["ops"][0]["quantizers"]
+    assert (activation["bits"], weight["bits"], len(weight["scale"])) == (8, 4, 8)

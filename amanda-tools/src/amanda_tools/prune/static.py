@@ -53,7 +53,7 @@ class PrunedWeight:
         """Training steps so far: backward passes of the reader that had most."""
         return max(self.steps.values(), default=0)
 
-    def count(self, op_id: str) -> None:
+    def count(self, gradient: Any, op_id: str) -> None:
         """Instrumentation routine: one more training step of a reader."""
         self.steps[op_id] += 1
 
@@ -138,7 +138,8 @@ class StaticPruning:
             self._masked_by_schedule, inputs=[found.index], pruned=weight, op_id=op.id
         )
         if not self._schedule.is_constant:
-            context.insert_before_backward_op(weight.count, grad_outputs=[], op_id=op.id)
+            # Not before: a checkpoint's recomputation, which comes between, is of the same step.
+            context.insert_after_backward_op(weight.count, grad_inputs=[found.index], op_id=op.id)
 
     # -- weights ----------------------------------------------------------
 
