@@ -20,10 +20,10 @@ import tensorflow as tf
 from amanda.action import ActionPlan
 from amanda.backward import replaced_gradients
 from amanda.errors import CapabilityError
-from amanda_tensorflow import _internals
 from amanda_tensorflow.ops import input_names, is_op
+from amanda_tensorflow.products import product, through
 from amanda_tensorflow.records import ForwardOp, GradientCall, TensorName, tensor_name
-from amanda_tensorflow.sites import ForwardState, LazyAttributes, Segment, Site, value_of
+from amanda_tensorflow.sites import ForwardState, LazyAttributes, Site, value_of
 
 if TYPE_CHECKING:
     from amanda_tensorflow.instrument import Instrument
@@ -330,7 +330,7 @@ class Gradients:
         gradients = [self._given(site, call, i) for i in range(len(call.grad_outputs))]
         with tf.name_scope(f"amanda/{call.forward.name}/grad_outputs/"):
             for segment in reversed(view.state.after if view.state else ()):
-                gradients = _through(segment, gradients)
+                gradients = through(segment, gradients)
             for action in view.plan.before_backward if view.plan else ():
                 gradients = self._dispatcher.run(action, gradients)
             gradients = self._instrument.awaited(gradients)
@@ -357,13 +357,13 @@ class Gradients:
                 )
             elif replaced is not None:
                 before = len(self._instrument.building.graph.get_operations())
-                gradients = _product(*replaced, work.outputs, wanted)
+                gradients = product(*replaced, work.outputs, wanted)
                 self._instrument.rewrite_branches(before)
             for action in plan.after_backward if plan else ():
                 gradients = self._dispatcher.run(action, gradients)
             gradients = self._instrument.awaited(gradients)
             for segment in reversed(state.before if state else ()):
-                gradients = _through(segment, gradients)
+                gradients = through(segment, gradients)
         return gradients
 
     def _is_wanted(self, site: Site, name: TensorName | None) -> bool:
@@ -396,38 +396,3 @@ def _position(call: GradientCall, name: TensorName, target: Any) -> int:
         if gradient == name and tensor is target:
             return index
     return -1
-
-
-def _through(segment: Segment, gradients: Tensors) -> Tensors:
-    """Gradients of what a differentiable routine has given, as those of what it was given."""
-    changed = list(gradients)
-    known = [i for i in segment.positions if i < len(gradients) and gradients[i] is not None]
-    if not known:
-        return changed
-    at = {position: k for k, position in enumerate(segment.positions)}
-    found = _differentiate(
-        [segment.new[at[i]] for i in known], segment.old, [gradients[i] for i in known]
-    )
-    for position, gradient in zip(segment.positions, found, strict=True):
-        changed[position] = gradient
-    return changed
-
-
-def _product(
-    given: Tensors, outputs: Tensors, grad_outputs: Tensors, wanted: Sequence[bool]
-) -> Tensors:
-    """The gradients of a replaced operator, where they are wanted."""
-    known = [(y, g) for y, g in zip(outputs, grad_outputs, strict=False) if g is not None]
-    found = _differentiate([y for y, _ in known], given, [g for _, g in known])
-    return [
-        None if not is_wanted else (tf.zeros_like(x) if new is None else new)
-        for is_wanted, new, x in zip(wanted, found, given, strict=False)
-    ]
-
-
-def _differentiate(ys: Tensors, xs: Tensors, gradients: Tensors) -> Tensors:
-    """The gradients of `xs`, each of which stands for itself alone."""
-    result: Tensors = _internals.gradients_in_graph(
-        ys, xs, grad_ys=gradients, stop_gradients=xs, src_graph=_internals.default_graph()
-    )
-    return result

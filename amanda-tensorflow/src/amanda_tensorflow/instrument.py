@@ -4,22 +4,28 @@ from __future__ import annotations
 
 import collections
 import warnings
-from collections.abc import Callable, Container, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-import attrs
 import tensorflow as tf
 
 from amanda.action import Action, ActionPlan
 from amanda.backward import BackwardExecution, OpHandle
-from amanda.calls import BackwardCall, OpCall
+from amanda.calls import BackwardCall
 from amanda.dispatch import OpExecution
 from amanda.errors import CapabilityError, CoverageWarning, RoutineResultError, described
 from amanda_tensorflow import _internals
 from amanda_tensorflow.gradients import ForwardView, Gradients
+from amanda_tensorflow.graph_ops import (
+    GraphOpCall,
+    has_value,
+    readers_of,
+    refuse_unknown_gradients,
+    separate,
+    standing_for,
+)
 from amanda_tensorflow.known import KnownGraphs, KnownOp
-from amanda_tensorflow.nodes import is_routable
 from amanda_tensorflow.ops import (
     CONTROL_FLOW,
     DATASET_LOOPS,
@@ -27,7 +33,6 @@ from amanda_tensorflow.ops import (
     OpView,
     input_names,
     module_of,
-    runner,
     takes_reference,
 )
 from amanda_tensorflow.records import GradientCall
@@ -40,7 +45,6 @@ from amanda_tensorflow.sites import (
     ReadVariable,
     Segment,
     Site,
-    value_of,
 )
 
 if TYPE_CHECKING:
@@ -53,23 +57,6 @@ AMBIGUOUS = "backward ops built before `import amanda` whose forward op is ambig
 UNOWNED = "backward ops of no forward op in the scope"
 SCOPE = "amanda"
 """Name scope of everything that is inserted into a copy."""
-
-
-@attrs.define(eq=False)
-class GraphOpCall(OpCall):
-    """What core is told of an operator of a graph; its inputs are tensors of the copy."""
-
-    site: Site | None = None
-    source: Any = None
-    read: ReadVariable | None = None
-
-    def value(self, index: int) -> Any:
-        assert self.site is not None
-        assert self.read is not None
-        return value_of(self.site, self.source.inputs[index], self.read)
-
-    def freeze(self) -> Callable[[Sequence[Any]], Any]:
-        return runner(self.source)
 
 
 class Instrument:
@@ -267,7 +254,7 @@ class Instrument:
         state.note_used(op, used, outputs)
         is_replaced = plan.replace is not None
         self.building.anchors = [new]
-        final = self.awaited(self._run(state.after, plan.after, outputs), _readers(op))
+        final = self.awaited(self._run(state.after, plan.after, outputs), readers_of(op))
         self._settled(site, op, new, final)
         if not is_replaced:
             self.known.note(self.building.graph, new, KnownOp(op_id, 0, site, op))
@@ -296,7 +283,7 @@ class Instrument:
             readers: the vanilla operators that read them.
         """
         building = self.building
-        valued = [t for t in tensors if _has_value(t)]
+        valued = [t for t in tensors if has_value(t)]
         if not building.controls or not valued:
             return tensors
         controls = building.take_controls()
@@ -306,7 +293,7 @@ class Instrument:
             return tensors
         # What routes values in a version 1 loop or branch does not wait for other things.
         with tf.control_dependencies(controls):
-            return [_internals.identity(t) if _has_value(t) else t for t in tensors]
+            return [_internals.identity(t) if has_value(t) else t for t in tensors]
 
     def _executed(
         self,
@@ -328,7 +315,7 @@ class Instrument:
             new = create(given, waits)
             state.replaced = given, list(new.outputs)
             return new, list(new.outputs)
-        controls = [c for o in op.control_inputs for c in _standing_for(site, o)]
+        controls = [c for o in op.control_inputs for c in standing_for(site, o)]
         self.building.template = list(op.outputs)
         self.building.may_change = True
         with tf.control_dependencies([*controls, *waits]):
@@ -394,7 +381,7 @@ class Instrument:
         if after:
             self.building.anchors = [new]
             self.building.template = self.building.likes = outputs
-            final = self.awaited(execution.after(outputs, used), _readers(op))
+            final = self.awaited(execution.after(outputs, used), readers_of(op))
         state.note_used(op, used, outputs)
         self._settled(site, op, new, final)
         known = KnownOp(forward.op_id, forward.depth, site, op)
@@ -418,43 +405,3 @@ class Instrument:
         """Count a backward operator whose forward operator is not known."""
         if any(scope.analyses_backward() for scope in self.building.scopes):
             self.dispatcher.not_seen(why)
-
-
-def separate(tensors: Sequence[Any], only: Container[int] | None = None) -> list[Any]:
-    """Copies of tensors (`only` of those at some positions), so that one that is given twice
-    has two gradients."""
-    return [
-        _internals.identity(t) if is_routable(t) and (only is None or i in only) else t
-        for i, t in enumerate(tensors)
-    ]
-
-
-def refuse_unknown_gradients(site: Site, op: Any, plan: ActionPlan) -> None:
-    """Refuse what needs to know the gradients of an operator that were built too early.
-
-    Raises:
-        CapabilityError: a tool acts on them.
-    """
-    whole = [*plan.before_backward, *plan.after_backward]
-    whole += [action for action in (plan.replace_backward, plan.replace) if action is not None]
-    whole += [action for action in (*plan.before, *plan.after) if action.differentiable]
-    if whole and any(call.forward.name == op.name for call in site.log.calls):
-        raise CapabilityError(
-            f"{whole[0].routine} acts on the gradient of op {whole[0].op_id}, which was built "
-            "before `import amanda`, so that it is not known exactly; import amanda before the "
-            "function is traced or the gradient is added to the graph"
-        )
-
-
-def _readers(op: Any) -> Iterator[Any]:
-    """The operators that read the outputs of a vanilla operator."""
-    return (reader for tensor in op.outputs for reader in tensor.consumers())
-
-
-def _has_value(tensor: Any) -> bool:
-    return tensor is not None and not tensor.dtype._is_ref_dtype
-
-
-def _standing_for(site: Site, op: Any) -> list[Any]:
-    new = site.ops.get(op.name)
-    return [] if new is None else [new, *site.after.get(op.name, ())]

@@ -212,11 +212,6 @@ def _presented(value: Any, is_type: bool) -> Any:
     return value
 
 
-def selected_for_routine(tensors: Sequence[Any]) -> list[int]:
-    """Positions of the tensors that a routine may replace."""
-    return [i for i, t in enumerate(tensors) if t is not None and t.dtype not in UNROUTABLE]
-
-
 def runner(op: Any) -> Callable[[Sequence[Any]], Any]:
     """A function that runs an operator like `op` on flat inputs, at once or in the current graph.
 

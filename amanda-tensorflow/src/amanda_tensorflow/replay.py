@@ -19,7 +19,8 @@ import tensorflow as tf
 
 from amanda_tensorflow import _internals
 from amanda_tensorflow.failures import warn_about_xla
-from amanda_tensorflow.instrument import Instrument, separate
+from amanda_tensorflow.graph_ops import separate
+from amanda_tensorflow.instrument import Instrument
 from amanda_tensorflow.ops import CALLS, CONTROL_FLOW, UNROUTABLE, is_op, runs_functions
 from amanda_tensorflow.order import ordered
 from amanda_tensorflow.routines import Building

@@ -1,0 +1,75 @@
+"""What instrumenting one operator of a graph consists of: its call, its tensors, its limits."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Container, Iterator, Sequence
+from typing import Any
+
+import attrs
+
+from amanda.action import ActionPlan
+from amanda.calls import OpCall
+from amanda.errors import CapabilityError
+from amanda_tensorflow import _internals
+from amanda_tensorflow.nodes import is_routable
+from amanda_tensorflow.ops import runner
+from amanda_tensorflow.sites import ReadVariable, Site, value_of
+
+
+@attrs.define(eq=False)
+class GraphOpCall(OpCall):
+    """What core is told of an operator of a graph; its inputs are tensors of the copy."""
+
+    site: Site | None = None
+    source: Any = None
+    read: ReadVariable | None = None
+
+    def value(self, index: int) -> Any:
+        assert self.site is not None
+        assert self.read is not None
+        return value_of(self.site, self.source.inputs[index], self.read)
+
+    def freeze(self) -> Callable[[Sequence[Any]], Any]:
+        return runner(self.source)
+
+
+def separate(tensors: Sequence[Any], only: Container[int] | None = None) -> list[Any]:
+    """Copies of tensors (`only` of those at some positions), so that one that is given twice
+    has two gradients."""
+    return [
+        _internals.identity(t) if is_routable(t) and (only is None or i in only) else t
+        for i, t in enumerate(tensors)
+    ]
+
+
+def refuse_unknown_gradients(site: Site, op: Any, plan: ActionPlan) -> None:
+    """Refuse what needs to know the gradients of an operator that were built too early.
+
+    Raises:
+        CapabilityError: a tool acts on them.
+    """
+    whole = [*plan.before_backward, *plan.after_backward]
+    whole += [action for action in (plan.replace_backward, plan.replace) if action is not None]
+    whole += [action for action in (*plan.before, *plan.after) if action.differentiable]
+    if whole and any(call.forward.name == op.name for call in site.log.calls):
+        raise CapabilityError(
+            f"{whole[0].routine} acts on the gradient of op {whole[0].op_id}, which was built "
+            "before `import amanda`, so that it is not known exactly; import amanda before the "
+            "function is traced or the gradient is added to the graph"
+        )
+
+
+def readers_of(op: Any) -> Iterator[Any]:
+    """The operators that read the outputs of a vanilla operator."""
+    return (reader for tensor in op.outputs for reader in tensor.consumers())
+
+
+def has_value(tensor: Any) -> bool:
+    """Whether a tensor is there, and is no reference to a variable."""
+    return tensor is not None and not tensor.dtype._is_ref_dtype
+
+
+def standing_for(site: Site, op: Any) -> list[Any]:
+    """What stands for a vanilla operator in the copy, and what runs after it."""
+    new = site.ops.get(op.name)
+    return [] if new is None else [new, *site.after.get(op.name, ())]
