@@ -10,9 +10,10 @@ import pytest
 
 import amanda
 from amanda_tools.quantize import QuantizeTool
-from tests.tools.optimization.test_prune_tensorflow import images, net, weights
 
 tf = pytest.importorskip("tensorflow")
+
+from tests.tools.optimization.test_prune_tensorflow import images, net, weights  # noqa: E402
 
 
 def by_hand(x: Any, w: dict[str, Any], seen: list[Any]) -> Any:
