@@ -67,9 +67,3 @@ def readers_of(op: Any) -> Iterator[Any]:
 def has_value(tensor: Any) -> bool:
     """Whether a tensor is there, and is no reference to a variable."""
     return tensor is not None and not tensor.dtype._is_ref_dtype
-
-
-def standing_for(site: Site, op: Any) -> list[Any]:
-    """What stands for a vanilla operator in the copy, and what runs after it."""
-    new = site.ops.get(op.name)
-    return [] if new is None else [new, *site.after.get(op.name, ())]

@@ -23,7 +23,6 @@ from amanda_tensorflow.graph_ops import (
     readers_of,
     refuse_unknown_gradients,
     separate,
-    standing_for,
 )
 from amanda_tensorflow.known import KnownGraphs, KnownOp
 from amanda_tensorflow.ops import (
@@ -315,7 +314,8 @@ class Instrument:
             new = create(given, waits)
             state.replaced = given, list(new.outputs)
             return new, list(new.outputs)
-        controls = [c for o in op.control_inputs for c in standing_for(site, o)]
+        assert self.replay is not None
+        controls = [c for o in op.control_inputs for c in self.replay.controls(site, o)]
         self.building.template = list(op.outputs)
         self.building.may_change = True
         with tf.control_dependencies([*controls, *waits]):
