@@ -300,6 +300,11 @@ def test_unknown_operators_are_said() -> None:
     assert "linalg_svdvals" in out.getvalue()
 
 
+def test_moving_a_model_is_no_arithmetic() -> None:
+    """What PyTorch asks of parameters when it converts a module is not unknown."""
+    assert counted(lambda: nn.Linear(2, 2).double())["unknown_ops"] == {}
+
+
 @pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
 def test_a_form_that_a_formula_does_not_know_is_unknown() -> None:
     """A nested tensor has no shape: its product is not silently zero."""

@@ -125,7 +125,8 @@ _OPTIMIZING = """
 """
 
 _CALLING = """
-    CheckpointFunction call cond if while case stateful_partitioned_call partitioned_call
+    CheckpointFunction has_compatible_shallow_copy_type parse_to call cond if while case
+    stateful_partitioned_call partitioned_call
     stateless_if stateless_while no_gradient placeholder_with_default prevent_gradient
     control_trigger merge switch enter exit next_iteration loop_cond
 """
