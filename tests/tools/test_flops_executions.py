@@ -1,0 +1,237 @@
+"""``flops`` on PyTorch: what it does not count, executions, memory, tables and files."""
+
+from __future__ import annotations
+
+import csv
+import gc
+import io
+import json
+import weakref
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional
+from torch.utils.checkpoint import checkpoint
+
+import amanda
+from amanda_tools.flops import FlopsTool, quantity
+
+
+def counted(run: Callable[[], Any], **options: Any) -> dict[str, Any]:
+    tool = FlopsTool(**options)
+    with amanda.apply(tool):
+        run()
+    return tool.summary()
+
+
+# -- what is not counted ------------------------------------------------------
+
+
+def test_unknown_operators_are_said() -> None:
+    """A decomposition and somebody's own Function have no formula; their calls are counted."""
+
+    class Own(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+            return x * 2
+
+        @staticmethod
+        def backward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:
+            return gradient * 2
+
+    def run() -> None:
+        for _ in range(3):
+            x = torch.rand(3, 3, requires_grad=True)
+            torch.linalg.svdvals(x.detach())
+            Own.apply(x.relu()).sum().backward()
+            amanda.new_iteration()
+
+    tool = FlopsTool()
+    with amanda.apply(tool):
+        run()
+    found = tool.summary()
+    assert found["unknown_ops"] == {"linalg_svdvals": 3, "Own": 3, "own_backward": 3}
+    assert found["unknown_share"] == pytest.approx(3 / len(tool.op_rows()))
+    assert {"relu", "relu_backward", "sum", "rand"} <= set(found["zero_ops"])
+    out = io.StringIO()
+    tool.print_summary(out)
+    assert "types without a formula" in out.getvalue()
+    assert "linalg_svdvals" in out.getvalue()
+
+
+def test_moving_a_model_is_no_arithmetic() -> None:
+    """What PyTorch asks of parameters when it converts a module is not unknown."""
+    assert counted(lambda: nn.Linear(2, 2).double())["unknown_ops"] == {}
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+def test_a_form_that_a_formula_does_not_know_is_unknown() -> None:
+    """A nested tensor has no shape: its product is not silently zero."""
+    nested = torch.nested.nested_tensor([torch.rand(2, 4), torch.rand(3, 4)])
+    found = counted(lambda: functional.linear(nested, torch.rand(5, 4)))
+    assert found["flops"] == 0
+    assert found["unknown_ops"] == {"linear": 1}
+
+
+# -- executions ---------------------------------------------------------------
+
+
+def test_every_execution_counts_with_the_shapes_it_has() -> None:
+    """One operator that runs on three sizes adds up; so do its gradients, in any order."""
+    layer = nn.Linear(4, 5)
+
+    def run() -> None:
+        outputs = []
+        for rows in (1, 2, 3):
+            outputs.append(layer(torch.rand(rows, 4)).sum())
+            amanda.new_iteration()
+        for output in reversed(outputs):
+            output.backward()
+
+    tool = FlopsTool()
+    with amanda.apply(tool):
+        run()
+    rows = {row["id"]: row for row in tool.op_rows()}
+    forward = rows["Linear/linear:0"]
+    assert (forward["executions"], forward["flops"]) == (3, 2 * 4 * 5 * (1 + 2 + 3))
+    assert tool.summary()["flops_backward"] == 2 * 4 * 5 * (1 + 2 + 3)
+    assert forward["params"] == 25
+    assert forward["activation_bytes"] == 1 * 5 * 4
+
+
+def test_many_shapes_take_bounded_memory() -> None:
+    """Shapes become a number once there are many: a decoder meets a new one at each step."""
+    weight = torch.rand(2, 3)
+    tool = FlopsTool()
+    with amanda.apply(tool), torch.no_grad():
+        for length in range(1, 2101):
+            functional.linear(torch.empty(length, 3), weight)
+            amanda.new_iteration()
+    assert tool.summary()["flops"] == 2 * 6 * sum(range(1, 2101))
+    [op] = [op for op in tool._ops.values() if op.op.type == "linear"]
+    assert len(op.tally._runs) == 0  # type: ignore[union-attr]
+
+
+def test_recomputation_counts_as_it_is_executed() -> None:
+    """Checkpointing runs the forward operators twice."""
+    layer, x = nn.Linear(4, 4), torch.rand(2, 4, requires_grad=True)
+    found = counted(lambda: checkpoint(layer, x, use_reentrant=False).sum().backward())
+    assert found["flops"] == 2 * (2 * 2 * 4 * 4)
+    assert found["flops_backward"] == 2 * (2 * 2 * 4 * 4)
+
+
+def test_forward_only() -> None:
+    """``backward=false`` leaves the backward pass alone."""
+    layer = nn.Linear(4, 4)
+    found = counted(lambda: layer(torch.rand(1, 4)).sum().backward(), backward=False)
+    assert found["flops"] > 0
+    assert found["flops_backward"] == 0
+
+
+# -- memory -------------------------------------------------------------------
+
+
+def test_bytes_follow_from_types_and_views_have_none() -> None:
+    """Half precision takes half; a view writes nothing."""
+    layer = nn.Linear(4, 6).bfloat16()
+    tool = FlopsTool()
+    with amanda.apply(tool):
+        layer(torch.rand(2, 4).bfloat16()).view(3, 4)
+    rows = {row["type"]: row for row in tool.op_rows()}
+    assert rows["linear"]["activation_bytes"] == 2 * 6 * 2
+    assert rows["linear"]["weight_bytes"] == (24 + 6) * 2
+    assert rows["view"]["activation_bytes"] == 0
+
+
+def test_parameters_that_are_no_weights_count_too() -> None:
+    """A learned offset counts, a buffer does not, and a shared parameter counts once."""
+
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first = nn.Linear(3, 3)
+            self.offset = nn.Parameter(torch.zeros(7, 3))
+            self.register_buffer("scale", torch.ones(3))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.first(self.first(x)) * self.scale + self.offset
+
+    found = counted(lambda: Net()(torch.rand(7, 3)))
+    assert found["params"] == 3 * 3 + 3 + 7 * 3
+
+
+def test_nothing_is_kept_alive_and_nothing_changes() -> None:
+    """Tensors are gone after the step, and gradients are those of the step alone."""
+    torch.manual_seed(0)
+    model, data = nn.Sequential(nn.Linear(4, 5), nn.ReLU(), nn.Linear(5, 1)), torch.rand(2, 4)
+    model(data).sum().backward()
+    expected = [parameter.grad for parameter in model.parameters()]
+    model.zero_grad()
+    tool = FlopsTool()
+    with amanda.apply(tool):
+        output = model(data)
+        output.sum().backward()
+    for parameter, gradient in zip(model.parameters(), expected, strict=True):
+        assert gradient is not None
+        assert parameter.grad is not None
+        assert torch.equal(parameter.grad, gradient)
+    references = [weakref.ref(t) for t in (output, data, *model.parameters())]
+    del output, data, model, parameter
+    gc.collect()
+    assert [reference() for reference in references if reference() is not None] == []
+    assert tool.summary()["flops"] == 2 * 2 * (4 * 5 + 5)
+
+
+# -- tables, files ------------------------------------------------------------
+
+
+def test_tables_by_module_type_and_operator() -> None:
+    """The largest table is chosen with ``by``; paths are shortened with ``depth``."""
+    model = nn.Sequential(nn.Sequential(nn.Linear(4, 5), nn.Linear(5, 4)), nn.Linear(4, 1))
+    for options, first in (
+        ({"by": "module"}, {"0.0", "0.1", "1"}),
+        ({"by": "module", "depth": 1}, {"0", "1"}),
+        ({"by": "op"}, {f"Sequential.{path}/linear:0" for path in ("0.0", "0.1", "1")}),
+        ({"by": "type"}, {"linear"}),
+    ):
+        tool = FlopsTool(**options)
+        with amanda.apply(tool):
+            model(torch.rand(1, 4))
+        table = list(tool.tables())[1]
+        assert {row[0] for row in table.rows} == first
+        shares = [float(row[4].removesuffix(" %")) for row in table.rows]
+        assert shares == sorted(shares, reverse=True)
+        assert sum(shares) == pytest.approx(100, abs=0.2)
+
+
+def test_wrong_options_are_refused() -> None:
+    """``by`` has three values."""
+    with pytest.raises(ValueError, match="by"):
+        FlopsTool(by="color")
+
+
+def test_the_result_is_plain_data_and_a_table(tmp_path: Path) -> None:
+    """JSON takes it as it is; the CSV file has a line per operator."""
+    tool = FlopsTool(csv=True)
+    with amanda.apply(tool):
+        nn.Linear(4, 5)(torch.rand(2, 4)).sum().backward()
+    result = tool.result()
+    assert json.loads(json.dumps(result)) == result
+    [path] = tool.write_files(tmp_path, "flops")
+    with path.open(newline="", encoding="utf-8") as file:
+        lines = list(csv.DictReader(file))
+    assert [line["id"] for line in lines] == [row["id"] for row in result["ops"]]
+    assert sum(int(line["flops"]) for line in lines) == sum(r["flops"] for r in result["ops"])
+
+
+@pytest.mark.parametrize(
+    ("amount", "text"),
+    [(0, "0 FLOP"), (999, "999 FLOP"), (35_127_656_448, "35.128 GFLOP"), (2.5e15, "2.500 PFLOP")],
+)
+def test_numbers_for_people(amount: float, text: str) -> None:
+    """Powers of a thousand, three digits."""
+    assert quantity(amount, "FLOP") == text
