@@ -131,7 +131,7 @@ def _result(case: str, mode: str, name: str, pairs: Sequence[tuple[Block, Block]
 
 
 def first_use(options: argparse.Namespace) -> dict[str, float]:
-    """Seconds that a training function takes at first: to be traced, and to run."""
+    """Processor seconds that a training function takes at first: to be traced, and to run."""
     seconds = {}
     scopes: dict[str, AbstractContextManager[Any]] = {
         "first run, vanilla": nullcontext(),
@@ -139,12 +139,12 @@ def first_use(options: argparse.Namespace) -> dict[str, float]:
     }
     for name, scope in scopes.items():
         function: Any = Function(options.batch, options.size, training=True).step()
-        start = time.perf_counter()
+        start = time.process_time()
         function.get_concrete_function()
-        traced = time.perf_counter()
+        traced = time.process_time()
         with scope:
             function()
-            seconds[name] = time.perf_counter() - traced
+            seconds[name] = time.process_time() - traced
         seconds["tracing"] = min(seconds.get("tracing", float("inf")), traced - start)
     return seconds
 
@@ -195,7 +195,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             results += found
     seconds = {} if options.no_first_use else first_use(options)
     if seconds:
-        print("\nfirst use of a training function, seconds")
+        print("\nfirst use of a training function, processor seconds")
         print(*(f"  {name:42} {value:>8.2f}" for name, value in seconds.items()), sep="\n")
     if options.json is not None:
         report = {
