@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import nn
 
+import amanda
 from tests import models
 from tests.torch.reference import nodes_before, reference
 from tests.torch.support import Counter, applied
@@ -130,3 +131,18 @@ def test_operators_of_all_kinds_are_seen_once(run: Callable[[torch.Tensor], torc
     with applied(counter):
         run(x)
     assert counter.ops == wanted.ops
+
+
+def test_a_model_is_moved() -> None:
+    """``model.to()`` works under a tool, and what it asks PyTorch for is no operator."""
+    seen: list[str] = []
+    tool = amanda.Tool()
+    tool.add_inst_for_op(lambda context: seen.append(context.get_op().__name__))
+    model = torch.nn.Linear(2, 2)
+    with amanda.apply(tool):
+        model.to("cpu")
+        model.to(torch.float64)
+        model.to(device="cpu", dtype=torch.float32)
+        model.half()
+    assert model.weight.dtype is torch.float16
+    assert set(seen) <= {"to", "half"}

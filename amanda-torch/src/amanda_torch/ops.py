@@ -52,7 +52,8 @@ _IGNORED = frozenset(
     record_stream _record_function_enter _record_function_enter_new _record_function_exit
     _get_tracing_state _dispatch_keys _use_cudnn_ctc_loss _cudnn_rnn_flatten_weight
     _view_func_unsafe _rev_view_func_unsafe module_load __torch_function__
-    __torch_dispatch__ _to_functional_tensor _from_functional_tensor
+    __torch_dispatch__ _to_functional_tensor _from_functional_tensor _parse_to
+    _has_compatible_shallow_copy_type
     """.split()
 )
 

@@ -204,7 +204,7 @@ def layout_of(
     for index in range(len(kinds)):
         if index < len(positional):
             sources[positional[index].keyword] = ("arg", index)
-        elif set(kinds[len(positional) - 1 :]) == {"O"}:
+        elif positional and set(kinds[len(positional) - 1 :]) == {"O"}:
             # Sizes and dimensions may be given one by one: view(2, 3).
             sources[positional[-1].keyword] = ("args", len(positional) - 1)
             break
