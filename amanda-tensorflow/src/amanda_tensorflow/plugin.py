@@ -169,6 +169,8 @@ def amanda_register_mapping_rules() -> Mapping[str, Sequence[Any]]:
 
 @amanda.hookimpl
 def amanda_report_header() -> str:
-    """The installed TensorFlow."""
+    """The installed TensorFlow, and the patch that is in place outside of scopes."""
     found = installed()
-    return " ".join(found) if found else "TensorFlow is not installed"
+    if not found:
+        return "TensorFlow is not installed"
+    return f"{' '.join(found)}; graphs built after `import amanda` note their gradients (passively)"
