@@ -41,6 +41,7 @@ class Copy:
     payload: Any
     generation: int
     _records: list[tuple[weakref.ref[Scope], str, OpRecord]] = attrs.field(factory=list)
+    _noted: int = 0
 
     @classmethod
     def of(cls, scopes: Sequence[Scope], building: Building, payload: Any, generation: int) -> Copy:
@@ -58,7 +59,10 @@ class Copy:
             self.building.scopes = ()
 
     def remember(self, op_ids: Sequence[str]) -> None:
-        """Note what it was made from."""
+        """Note what it was made from; nothing is done where it has not grown."""
+        if len(op_ids) == self._noted:
+            return
+        self._noted = len(op_ids)
         self._records.clear()
         for reference in self.scopes:
             scope = reference()
