@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import re
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -12,6 +11,7 @@ import attrs
 import numpy as np
 
 from amanda.tools.reporting import Table
+from amanda_tools.csv_files import write_rows
 from amanda_tools.numerics import Array
 from amanda_tools.stats.watching import KINDS, Watched, WatchingOptions, WatchingTool
 
@@ -121,11 +121,8 @@ class SparsityTool(WatchingTool[SparsityOptions]):
         """Write ``<stem>.csv``: a line per tensor."""
         if not self.options.csv:
             return []
-        path, rows = folder / f"{stem}.csv", self.op_rows()
-        with path.open("w", encoding="utf-8", newline="") as file:
-            writer = csv.DictWriter(file, list(dict.fromkeys(key for row in rows for key in row)))
-            writer.writeheader()
-            writer.writerows(rows)
+        path = folder / f"{stem}.csv"
+        write_rows(path, self.op_rows())
         return [path]
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -12,6 +11,7 @@ import attrs
 from amanda import OpContext
 from amanda.tools.mapping import MappingTool
 from amanda.tools.reporting import OpDescription, Table, describe
+from amanda_tools.csv_files import write_rows
 from amanda_tools.flops.call import Signature
 from amanda_tools.flops.formulas import FORMULAS
 from amanda_tools.flops.free import VIEWS, is_free
@@ -228,11 +228,8 @@ class FlopsTool(PrintingTool[FlopsOptions]):
         """Write ``<stem>.csv`` if it was asked for: one line per operator."""
         if not self.options.csv:
             return []
-        path, rows = folder / f"{stem}.csv", self.op_rows()
-        with path.open("w", encoding="utf-8", newline="") as file:
-            writer = csv.DictWriter(file, list(dict.fromkeys(key for row in rows for key in row)))
-            writer.writeheader()
-            writer.writerows(rows)
+        path = folder / f"{stem}.csv"
+        write_rows(path, self.op_rows())
         return [path]
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import threading
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -14,6 +13,7 @@ from amanda import OpContext
 from amanda.tools.mapping import MappingTool
 from amanda.tools.reporting import OpDescription, Table, describe, write_json
 from amanda_tools import chrome
+from amanda_tools.csv_files import write_rows
 from amanda_tools.flops import quantity
 from amanda_tools.flops.free import VIEWS
 from amanda_tools.flops.parameters import byte_size
@@ -189,7 +189,7 @@ class ProfileTool(PrintingTool[ProfileOptions]):
         written = []
         if self.options.csv:
             written.append(folder / f"{stem}.csv")
-            _write_csv(written[-1], self.op_rows())
+            write_rows(written[-1], self.op_rows())
         if self.options.flame:
             written.append(folder / f"{stem}.speedscope.json")
             totals = self.timeline.totals()
@@ -230,10 +230,3 @@ class DeviceMemory:
         before = self._before.pop(threading.get_ident(), None)
         if before is not None:
             self.bytes += device_bytes() - before
-
-
-def _write_csv(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
-    with path.open("w", encoding="utf-8", newline="") as file:
-        writer = csv.DictWriter(file, list(dict.fromkeys(key for row in rows for key in row)))
-        writer.writeheader()
-        writer.writerows(rows)
