@@ -109,11 +109,6 @@ def registered_routine(token: Any) -> Any:
     return script_ops._py_funcs.get(token if isinstance(token, str) else token.decode())
 
 
-def registered_routines() -> int:
-    """How many Python functions the runtime can call."""
-    return int(script_ops._py_funcs.size())
-
-
 def executing_eagerly() -> bool:
     """Whether operators of the current thread run at once."""
     return bool(context.executing_eagerly())
@@ -129,11 +124,6 @@ def stop_recording() -> AbstractContextManager[Any]:
     """Within it, no tape records."""
     stopped: AbstractContextManager[Any] = record.stop_recording()
     return stopped
-
-
-def scope_name() -> str:
-    """The name scope of eager execution: ``"net/conv1/"``, "" outside of one."""
-    return str(context.context().scope_name or "")
 
 
 def default_graph() -> Any:

@@ -12,8 +12,6 @@ from amanda_tensorflow._internals.runtime import AttrValue, Graph, eager_mode
 
 BaseSession: Any = session.BaseSession
 
-SESSION = session
-
 
 def operation_of(graph: Any, handle: Any) -> Any:
     """The operator of a graph that a handle of the runtime stands for."""
