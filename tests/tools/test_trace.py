@@ -191,6 +191,9 @@ def test_a_full_disk_costs_the_timeline_and_not_the_program(
         def write(self, data: bytes) -> None:
             raise OSError(28, "No space left on device")
 
+        def flush(self) -> None:
+            """Nothing waits."""
+
         def close(self) -> None:
             """Nothing has been opened."""
 

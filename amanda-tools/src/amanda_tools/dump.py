@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import tempfile
 import weakref
@@ -151,7 +152,7 @@ class DumpTool(WatchingTool[DumpOptions]):
             return
         if self._folder is None:
             self._folder = Path(tempfile.mkdtemp(prefix="amanda-dump-"))
-            weakref.finalize(self, shutil.rmtree, self._folder, ignore_errors=True)
+            weakref.finalize(self, _remove, self._folder, os.getpid())
         write_safetensors(self._folder / str(self._files), self._waiting)
         self._files += 1
         self._waiting = {}
@@ -205,3 +206,9 @@ class DumpTool(WatchingTool[DumpOptions]):
         index = folder / f"{stem}.index.json"
         write_json(index, {"tensors": [entry.plain(stem) for entry in self.entries]})
         return [*written, index]
+
+
+def _remove(folder: Path, process: int) -> None:
+    """Remove the tool's folder, but not from a forked child."""
+    if os.getpid() == process:
+        shutil.rmtree(folder, ignore_errors=True)

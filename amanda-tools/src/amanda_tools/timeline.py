@@ -190,6 +190,8 @@ class Timeline:
                 self._file = tempfile.TemporaryFile(prefix="amanda-timeline-")  # noqa: SIM115
                 weakref.finalize(self, self._file.close)
             self._file.write(self._buffer.tobytes())
+            # A forked child would write what waits in its copy of the file's buffer once more.
+            self._file.flush()
         except OSError:
             # The program goes on without the rest of its timeline.
             lost = sum(number >= 0 for number in self._buffer[::4])

@@ -11,6 +11,7 @@ import sys
 import tempfile
 import time
 import warnings
+import weakref
 from collections.abc import Sequence
 from pathlib import Path
 from types import FrameType
@@ -181,6 +182,10 @@ class Run:
         # The program may change the current folder.
         if self._report.folder is not None:
             self._report.folder = self._report.folder.absolute()
+        # Tools may keep what they gather in files that weakref.finalize removes, as tempfile
+        # does. Its exit function is registered with the first finalizer, here: it comes after
+        # the results.
+        weakref.finalize(self, _nothing)
         # Registered before anything of the program, it comes last: after the
         # program's threads have ended and its own exit functions have run.
         atexit.register(self._finish)
@@ -269,6 +274,10 @@ def _flush(*streams: TextIO) -> None:
             stream.flush()
         except (OSError, ValueError, AttributeError):
             continue
+
+
+def _nothing() -> None:
+    """The work of a finalizer that is there for its place in the order."""
 
 
 def _silent(*arguments: Any) -> None:
