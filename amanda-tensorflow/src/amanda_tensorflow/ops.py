@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import weakref
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import attrs
@@ -90,11 +91,24 @@ class OpView:
 
     type: str
     name: str
+    _op: Callable[[], Any] | None = attrs.field(default=None, eq=False, repr=False)
 
     @classmethod
     def of(cls, op: Any) -> OpView:
         """The view of an operator of a graph."""
-        return cls(op.type, named_with_type(op.name, op.type))
+        return cls(op.type, named_with_type(op.name, op.type), weakref.ref(op))
+
+    def made_at(self) -> Iterator[tuple[str, int]]:
+        """File and line of each frame of the call that added it to its graph, innermost first.
+
+        None for an operator that is in no graph: eagerly it is made by the call that runs it.
+        """
+        op = None if self._op is None else self._op()
+        frames = () if op is None else op.traceback or ()
+        # Each look at a frame costs: the list is long, and the user is near its end.
+        for position in range(len(frames) - 1, -1, -1):
+            frame = frames[position]
+            yield frame.filename, frame.lineno
 
     def __str__(self) -> str:
         return self.name

@@ -1,9 +1,13 @@
-"""Which line of the user's program runs an operator."""
+"""Which line of the user's program runs an operator, or has added it to a graph."""
 
 from __future__ import annotations
 
+import functools
 import os
 import sys
+from collections.abc import Iterator
+
+from amanda import OpContext
 
 _OURS = frozenset({"amanda", "amanda_torch", "amanda_tensorflow", "amanda_tools"})
 _FRAMEWORKS = frozenset({"torch", "tensorflow", "keras", "tf_keras"})
@@ -27,6 +31,45 @@ def source_line() -> str:
             break
         frame = frame.f_back
     return ""
+
+
+def line_made_at(context: OpContext) -> str:
+    """``file:line`` of the user's call that added an operator to its graph.
+
+    "" where the driver does not know: in eager modes, where the line that runs it is meant,
+    and of an operator that a framework has made on its own.
+    """
+    made_at = getattr(context.get_op(), "made_at", None)
+    frames: Iterator[tuple[str, int]] = iter(()) if made_at is None else made_at()
+    for file, line in frames:
+        if _is_users(file):
+            return f"{_short(file)}:{line}"
+    return ""
+
+
+def source_of(context: OpContext) -> str:
+    """The user's line of an operator, called in its analysis: of one in a graph the line that
+    made it, else the one that runs it."""
+    return line_made_at(context) or source_line()
+
+
+@functools.lru_cache(maxsize=4096)
+def _is_users(file: str) -> bool:
+    """Whether a file is of none of the modules that :func:`source_line` passes over."""
+    # What autograph makes of a function of the user stands for lines of the user's file.
+    name = os.path.basename(file)
+    if file.startswith("<") or name.startswith("__autograph_generated_file"):
+        return False
+    return not any(file == place or file.startswith(place + os.sep) for place in _places())
+
+
+def _places() -> Iterator[str]:
+    """The folders of packages and the files of modules that are not the user's."""
+    for name in _NOT_THE_USER:
+        module = sys.modules.get(name)
+        yield from (str(path) for path in getattr(module, "__path__", ()))
+        if file := getattr(module, "__file__", None):
+            yield str(file)
 
 
 def _short(file: str) -> str:

@@ -15,7 +15,7 @@ from amanda.tools.reporting import Table, place
 from amanda_tools import chrome
 from amanda_tools.drawing import svg_lines
 from amanda_tools.printing import PrintingTool
-from amanda_tools.source import source_line
+from amanda_tools.source import source_of
 from amanda_tools.timeline import Timeline
 
 
@@ -68,7 +68,7 @@ class TraceTool(PrintingTool[TraceOptions]):
         return self._tracing.graph
 
     def _analyse(self, context: OpContext) -> None:
-        self.sources[context.get_op_id()] = source_line()
+        self.sources[context.get_op_id()] = source_of(context)
         if self.options.timeline:
             self.timeline.watch(context)
 

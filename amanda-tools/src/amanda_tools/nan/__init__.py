@@ -26,7 +26,7 @@ from amanda_tools.nan.events import (
 from amanda_tools.nan.replay import Replay
 from amanda_tools.numerics import numerics_of
 from amanda_tools.printing import PrintingTool
-from amanda_tools.source import source_line
+from amanda_tools.source import line_made_at, source_line
 
 __all__ = ["NanOptions", "NanTool", "NonFiniteError", "NonFiniteWarning"]
 
@@ -90,9 +90,11 @@ class NanTool(PrintingTool[NanOptions]):
 
     def _analyse(self, context: OpContext) -> None:
         op = describe(context)
-        self._sources[op.id] = source_line()
+        made_at = line_made_at(context)
+        self._sources[op.id] = made_at or source_line()
         if self._is_watched(op) and any(tensor is not None for tensor in context.get_inputs()):
             watch = self._watch(op, context)
+            watch.made_at = made_at
             try:
                 watch.function = context.get_function()
             except CapabilityError:
@@ -132,6 +134,9 @@ class NanTool(PrintingTool[NanOptions]):
         written = [i for i, t in enumerate(inputs) if any(t is o for o in outputs)]
         others = [None if i in written else t for i, t in enumerate(inputs)]
         kind = what_is_new(others, outputs, infinities=self.options.inf) if was_clean else ""
+        # What is taken out of a list, an iterator or a variable was put there before.
+        if any(t is not None and numerics_of(t).is_opaque(t) for t in others):
+            kind = ""
         # What autograd has saved of a NaN that was read is no backward operator's fault.
         if kind and not (watch.op.forward and self._received):
             self._found(watch, kind, inputs, outputs, written)
@@ -143,7 +148,7 @@ class NanTool(PrintingTool[NanOptions]):
         for position, tensor in enumerate(inputs):
             if tensor is not None and _has_nan(tensor):
                 name = watch.names[position] if position < len(watch.names) else ""
-                source = self._source(watch.op)
+                source = self._source(watch)
                 self._received = {
                     **watch.op.row(), "input": name or position, "source": source
                 }  # fmt: skip
@@ -164,7 +169,7 @@ class NanTool(PrintingTool[NanOptions]):
         event = Event(
             op=watch.op,
             kind=kind,
-            source=self._source(watch.op),
+            source=self._source(watch),
             inputs=described(inputs),
             outputs=described(outputs),
             overwritten=written,
@@ -184,10 +189,12 @@ class NanTool(PrintingTool[NanOptions]):
                 event.message(), NonFiniteWarning, file or "amanda", int(line or 1)
             )
 
-    def _source(self, op: OpDescription) -> str:
+    def _source(self, watch: Watch) -> str:
+        op = watch.op
         if op.direction == "backward":
             return self._sources.get(op.forward, "")
-        return source_line() or self._sources.get(op.id, "")
+        # What runs an operator again may be another line; what runs a graph is not its line.
+        return watch.made_at or source_line() or self._sources.get(op.id, "")
 
     @property
     def is_full(self) -> bool:
@@ -255,12 +262,13 @@ class NanTool(PrintingTool[NanOptions]):
 class Watch:
     """The routines around one operator."""
 
-    __slots__ = ("_held", "_tool", "_writes", "attributes", "function", "names", "op")
+    __slots__ = ("_held", "_tool", "_writes", "attributes", "function", "made_at", "names", "op")
 
     def __init__(self, tool: NanTool, op: OpDescription) -> None:
         self._tool = tool
         self.op = op
         self.function: Callable[..., Any] | None = None
+        self.made_at = ""
         self.attributes: dict[str, Any] = {}
         self.names: list[str] = []
         self._held: dict[int, tuple[Sequence[Any], bool]] = {}

@@ -63,8 +63,10 @@ class Replay:
 
     def write(self, path: Path) -> Path:
         """Write the inputs as numpy arrays ``0.input``, ``1.weight``, ..., and ``op``: a JSON
-        text with the operator and the element types; types that numpy lacks are float32."""
-        pairs = [(n, t) for n, t in zip(self.names, self.inputs, strict=True) if t is not None]
+        text with the operator and the element types; types that numpy lacks are float32, and
+        what has no elements (a handle, a list of tensors) is left out."""
+        given = zip(self.names, self.inputs, strict=True)
+        pairs = [(n, t) for n, t in given if t is not None and numerics_of(t).is_readable(t)]
         arrays: dict[str, Any] = {name: numerics_of(t).numpy(t) for name, t in pairs}
         dtypes = {name: numerics_of(tensor).dtype(tensor) for name, tensor in pairs}
         arrays["op"] = np.array(json.dumps({**self.op.row(), "dtypes": dtypes}))

@@ -42,6 +42,14 @@ class Numerics(abc.ABC):
     def has_nan(self, tensor: Any) -> bool:
         """Whether an element of a floating-point tensor is NaN."""
 
+    def is_readable(self, tensor: Any) -> bool:
+        """Whether it has elements that :meth:`numpy` gives."""
+        return True
+
+    def is_opaque(self, tensor: Any) -> bool:
+        """Whether it stands for state or for something that holds other tensors."""
+        return False
+
     @abc.abstractmethod
     def numpy(self, tensor: Any) -> Array:
         """A copy on the CPU in numpy's type of the same name, float32 where there is none."""
@@ -53,6 +61,10 @@ class Numerics(abc.ABC):
     @abc.abstractmethod
     def copy(self, tensor: Any) -> Any:
         """A copy that nothing is differentiated through."""
+
+    def shape(self, tensor: Any) -> list[int]:
+        """Its sizes; [] of what has none, such as a nested tensor."""
+        return [int(size) for size in tensor.shape]
 
     @abc.abstractmethod
     def dtype(self, tensor: Any) -> str:
@@ -109,9 +121,11 @@ def statistics(tensor: Any) -> dict[str, Any]:
     """
     numerics = numerics_of(tensor)
     found: dict[str, Any] = {
-        "shape": [int(size) for size in tensor.shape],
+        "shape": numerics.shape(tensor),
         "dtype": numerics.dtype(tensor),
     }
+    if not numerics.is_readable(tensor):
+        return found
     array = numerics.numpy(tensor)
     if array.dtype.kind not in "fiub":
         return found

@@ -14,12 +14,19 @@ class TorchNumerics(Numerics):
     """PyTorch's tensors, on any device that has data."""
 
     def is_floating(self, tensor: Any) -> bool:
-        return bool(
-            tensor.is_floating_point()
-            and not tensor.is_meta
-            and not tensor.is_nested
-            and tensor.layout is torch.strided
+        return bool(tensor.is_floating_point()) and self.is_readable(tensor)
+
+    def is_readable(self, tensor: Any) -> bool:
+        return not (
+            tensor.is_meta
+            or tensor.is_nested
+            or tensor.is_quantized
+            or tensor.layout is not torch.strided
         )
+
+    def shape(self, tensor: Any) -> list[int]:
+        # A nested tensor of the strided kind has none.
+        return [] if tensor.is_nested else super().shape(tensor)
 
     def is_finite(self, tensor: Any) -> bool:
         return bool(torch.isfinite(tensor).all())

@@ -22,6 +22,12 @@ class TensorFlowNumerics(Numerics):
     def has_nan(self, tensor: Any) -> bool:
         return bool(tf.reduce_any(tf.math.is_nan(tensor)))
 
+    def is_readable(self, tensor: Any) -> bool:
+        return hasattr(tensor, "numpy") and not self.is_opaque(tensor)
+
+    def is_opaque(self, tensor: Any) -> bool:
+        return tensor.dtype in (tf.resource, tf.variant)
+
     def numpy(self, tensor: Any) -> Array:
         array = np.array(tensor)
         # TensorFlow's own small types are none of numpy's.

@@ -21,7 +21,7 @@ from amanda_tools.memory import device_bytes, synchronize
 from amanda_tools.printing import PrintingTool
 from amanda_tools.profile.speedscope import flame_graph
 from amanda_tools.saved import saved_tensors
-from amanda_tools.source import source_line
+from amanda_tools.source import source_of
 from amanda_tools.timeline import Timeline
 
 __all__ = ["ProfileOptions", "ProfileTool"]
@@ -83,7 +83,7 @@ class ProfileTool(PrintingTool[ProfileOptions]):
         op = describe(context)
         self._ops[op.id] = op
         if context.is_forward():
-            self._sources[op.id] = source_line()
+            self._sources[op.id] = source_of(context)
         self.timeline.watch(context)
         if device_bytes():
             self._deltas.setdefault(op.id, DeviceMemory()).watch(context)
