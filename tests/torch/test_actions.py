@@ -11,6 +11,7 @@ from torch import nn
 
 import amanda
 from amanda.errors import RoutineResultError, SelectionError, ToolTypeError
+from amanda.tool import vanilla
 from amanda.tools.mapping import MappingTool
 from amanda_torch import mapping_rules
 from tests.torch.support import applied
@@ -183,6 +184,40 @@ def test_calling_the_operator() -> None:
         vanilla = run()
         with applied(on(name, analysis)):
             assert torch.equal(run(), vanilla * 2)
+
+
+def test_calling_the_operator_with_other_attributes() -> None:
+    """In a replacement get_function() has the attributes of the execution that it replaces;
+    now() keeps them."""
+    kept: list[Any] = []
+
+    def analysis(context: amanda.OpContext) -> None:
+        function = context.get_function()
+
+        def replaced(tensor: Any) -> Any:
+            kept.append(function.now())
+            return function(tensor)
+
+        context.replace_op(replaced)
+
+    model = nn.Flatten(1)
+    model.forward = lambda x: x.reshape(len(x) // 2, -1)  # type: ignore[method-assign]
+    with applied(on("reshape", analysis)):
+        shapes = [model(torch.ones(rows, 3)).shape for rows in (4, 6)]
+    assert shapes == [(2, 6), (3, 6)]
+    assert kept[0](torch.ones(12)).shape == (2, 6)
+    assert kept[1](torch.ones(18)).shape == (3, 6)
+
+
+def test_code_of_a_tool_that_the_framework_calls() -> None:
+    """Within vanilla() nothing is instrumented; after it everything is again."""
+    seen: list[str] = []
+    with applied(on("", lambda context: seen.append(context.get_op().__name__))):
+        with vanilla():
+            torch.ones(2).exp()
+        torch.ones(2).sin()
+    assert "exp" not in seen
+    assert "sin" in seen
 
 
 @pytest.mark.parametrize("selection", [[1.5], slice(2), [True], torch.ones(2), {"input"}])

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from amanda._scope import Scope
+    from amanda.calls import OpCall
     from amanda.driver import Driver
 
 
@@ -24,6 +25,7 @@ class ThreadState(threading.local):
         ad: what ``ad_enabled()``/``ad_disabled()`` say; None outside of both.
         paused: depth of tool code running in this thread; its framework calls
             are vanilla.
+        call: the operator whose replacement runs in this thread, None if none does.
     """
 
     scopes: tuple[Scope, ...] = ()
@@ -31,6 +33,7 @@ class ThreadState(threading.local):
     cache: bool = True
     ad: bool | None = None
     paused: int = 0
+    call: OpCall | None = None
 
 
 STATE = ThreadState()

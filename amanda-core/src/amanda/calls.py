@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any
 
 import attrs
 
+from amanda import _state
 from amanda.errors import CapabilityError
 
 
@@ -35,6 +36,11 @@ class OpCall:
     def value(self, index: int) -> Any:
         """The current value of input `index` if it is a parameter, buffer, variable
         or constant; None otherwise."""
+        return None
+
+    def value_key(self, index: int) -> Hashable | None:
+        """What tells the variable behind input `index` from all others; None where
+        :meth:`value` gives the parameter itself, or nothing."""
         return None
 
     def freeze(self) -> Callable[[Sequence[Any]], Any]:
@@ -69,3 +75,29 @@ class BackwardCall:
     names: Sequence[str] = ()
     inputs: Sequence[Any] = ()
     outputs: Sequence[Any] = ()
+
+
+class OpFunction:
+    """A function of an operator's flat inputs that runs it; it holds no tensor.
+
+    Args:
+        op_id: of the operator.
+        run: runs it with the attributes that it had when it was analysed.
+    """
+
+    __slots__ = ("_op_id", "_run")
+
+    def __init__(self, op_id: str, run: Callable[[Sequence[Any]], Any]) -> None:
+        self._op_id = op_id
+        self._run = run
+
+    def __call__(self, *inputs: Any) -> Any:
+        return self.now()._run(inputs)
+
+    def now(self) -> OpFunction:
+        """The same with the attributes that are in force: within a replacement those of
+        the execution that is replaced. They stay, also after the replacement has run."""
+        call = _state.STATE.call
+        if call is None or call.op_id != self._op_id:
+            return self
+        return OpFunction("", call.freeze())

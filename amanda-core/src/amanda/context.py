@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from amanda import _state
 from amanda.action import Action, ActionKind, InstPoint
+from amanda.calls import OpFunction
 from amanda.errors import (
     ContextExpiredError,
     PassedPointError,
@@ -153,21 +154,31 @@ class OpContext(dict[Any, Any]):
         call = self._open_call()
         return call.value(self._position(index, list(call.names), len(call.inputs), "inputs"))
 
+    def get_value_key(self, index: int) -> Hashable | None:
+        """What tells the variable that input `index` was read from, or stands for, from others.
+
+        Equal wherever a variable is used, however often it is read. None where there is no
+        variable, and in PyTorch, where :meth:`get_value` gives the parameter itself.
+
+        Raises:
+            SelectionError: the operator has no such input.
+            ContextExpiredError: no analysis of this operator is running.
+        """
+        call = self._open_call()
+        return call.value_key(self._position(index, list(call.names), len(call.inputs), "inputs"))
+
     def get_function(self) -> Routine:
         """A function of the operator's flat inputs that runs it with the attributes it has.
 
-        A replacement calls it for the operator itself. It holds no tensor.
+        A replacement calls it for the operator itself: then the attributes are those of
+        the execution that is replaced. It holds no tensor.
 
         Raises:
             CapabilityError: the driver cannot run a single operator again.
             ContextExpiredError: no analysis of this operator is running.
         """
-        run = self._open_call().freeze()
-
-        def function(*inputs: Any) -> Any:
-            return run(inputs)
-
-        return function
+        call = self._open_call()
+        return OpFunction(call.op_id, call.freeze())
 
     def get_backward_op(self) -> Any:
         """The backward operator; None in a forward context."""

@@ -158,10 +158,21 @@ class Dispatcher:
             changed[index] = self.driver.substitute(old, new, action)
         return values if changed is None else changed
 
-    def replace(self, action: Action, values: list[Any]) -> Any:
-        """Run the replacement of an operator; it takes part in AD as the operator would."""
+    def replace(self, action: Action, values: list[Any], call: OpCall | None = None) -> Any:
+        """Run the replacement of an operator; it takes part in AD as the operator would.
+
+        Args:
+            call: the execution that is replaced, where executions of one operator can
+                differ in attributes: the functions that tools were given follow it.
+        """
         indices = range(len(values)) if action.select is None else action.select
-        return self._call(action, self._selected(action, values, indices), isolated=False)
+        selected = self._selected(action, values, indices)
+        state = _state.STATE
+        outer, state.call = state.call, call
+        try:
+            return self._call(action, selected, isolated=False)
+        finally:
+            state.call = outer
 
     def call(self, action: Action, selected: Sequence[Any]) -> Any:
         """Call a routine, isolated from AD unless it is differentiable."""

@@ -103,6 +103,21 @@ class Tool:
     def after_analyses(self, context: OpContext) -> None:
         """Called when all analyses of a point have run; see :meth:`before_analyses`."""
 
+    def enter_scope(self, drivers: Sequence[Driver]) -> None:
+        """Called when a scope with this tool begins, before anything runs in it, and again
+        when a framework is imported inside of the scope.
+
+        For tools that start something beside their routines, such as a profiler. What it
+        calls of a framework runs vanilla; an exception ends the scope.
+
+        Args:
+            drivers: those that the scope has now begun to use.
+        """
+
+    def exit_scope(self) -> None:
+        """Called once when a scope with this tool ends, in the thread that ends it; also if
+        its begin has failed. No routine runs any more, and framework calls are vanilla."""
+
 
 class apply(contextlib.ContextDecorator):  # noqa: N801 - part of the paper's API
     """Instrument everything that runs in the with-block with `tools`.
@@ -232,3 +247,21 @@ def new_iteration() -> None:
     """Restart the counters of operator ids in the current thread."""
     for driver in tuple(_state.ATTACHED.values()):
         driver.new_iteration()
+
+
+@contextlib.contextmanager
+def vanilla() -> Iterator[None]:
+    """Within it, the current thread's framework calls are not instrumented.
+
+    Routines run like that anyhow. It is for code of a tool that a framework calls by
+    itself, such as a hook of its own; far cheaper than :func:`disabled`.
+    """
+    state = _state.STATE
+    state.paused += 1
+    try:
+        with contextlib.ExitStack() as stack:
+            for driver in tuple(_state.ATTACHED.values()):
+                stack.enter_context(driver.vanilla())
+            yield
+    finally:
+        state.paused -= 1

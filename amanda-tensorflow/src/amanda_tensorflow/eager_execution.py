@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from typing import Any
 
 import attrs
@@ -99,6 +99,12 @@ class EagerCall(OpCall):
         """The value of the variable that input `index` was read from, or is; None for others."""
         assert self.values is not None
         return self.values.of(self.inputs[index])
+
+    def value_key(self, index: int) -> Hashable | None:
+        """The variable's handle, by a number of its own; None for other inputs."""
+        assert self.values is not None
+        source = self.values.source_of(self.inputs[index])
+        return None if source is None else source.key
 
     def freeze(self) -> Callable[[Sequence[Any]], Any]:
         """See :meth:`Request.run`."""
@@ -234,8 +240,9 @@ class Replacement:
             if self._plan.claims:
                 self._mark.whole = False
                 tracker.marking = self._mark
+        call = EagerCall(None, self._plan.op_id, inputs, request=self._request)
         try:
-            result = self._dispatcher.replace(action, inputs)
+            result = self._dispatcher.replace(action, inputs, call)
         finally:
             tracker.marking = outer
         outputs = list(result) if isinstance(result, (list, tuple)) else [result]

@@ -20,6 +20,7 @@ import tensorflow as tf
 
 from amanda._scope import Scope
 from amanda.action import Action, ActionKind
+from amanda.calls import OpCall
 from amanda.dispatch import Dispatcher
 from amanda.errors import RoutineResultError
 from amanda_tensorflow import _internals
@@ -136,13 +137,13 @@ class GraphDispatcher(Dispatcher):
             changed[index] = self._through(building, action, old, tensor)
         return changed
 
-    def replace(self, action: Action, values: list[Any]) -> Any:
+    def replace(self, action: Action, values: list[Any], call: OpCall | None = None) -> Any:
         """Insert the replacement of an operator; it is differentiated as the operator would be."""
         building = self._current.building
         if building is None or is_traceable(action):
             if building is not None:
                 building.is_changed = True
-            return super().replace(action, values)
+            return super().replace(action, values, call)
         indices = range(len(values)) if action.select is None else action.select
         selected = self._selected(action, values, indices)
         building.is_changed = building.has_python = True

@@ -194,7 +194,7 @@ class Operation:
 
     def _replaced(self, action: Action, values: list[Any]) -> Any:
         call = self._call
-        result = self._dispatcher.replace(action, values)
+        result = self._dispatcher.replace(action, values, call)
         outputs = tensors_of(result)
         wanted = output_count(call.func, call.op.__name__)
         if not outputs or (wanted is not None and len(outputs) != wanted):
