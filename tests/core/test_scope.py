@@ -305,3 +305,48 @@ def test_the_scope_can_be_left_in_a_forked_child() -> None:
             os._exit(code)
     scope.__exit__(None, None, None)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+
+
+class Companion(Counter):
+    """Runs an operator of its own where a scope begins and ends."""
+
+    def __init__(self, fails_at: str = "") -> None:
+        super().__init__()
+        self.told: list[Any] = []
+        self._fails_at = fails_at
+
+    def enter_scope(self, drivers: Any) -> None:
+        work()
+        self.told.append([driver.name for driver in drivers])
+        if self._fails_at == "begin":
+            raise OSError("no begin")
+
+    def exit_scope(self) -> None:
+        work()
+        self.told.append("end")
+        if self._fails_at == "end":
+            raise OSError("no end")
+
+
+def test_tools_are_told_where_a_scope_begins_and_ends() -> None:
+    """Once each, with the drivers; what they run there is vanilla, within outer scopes too."""
+    outer, inner = Counter(), Companion()
+    with amanda.apply(outer, drivers=["loopback"]):
+        with amanda.apply(inner, drivers=["loopback"]):
+            work()
+            assert inner.told == [["loopback"]]
+        assert inner.told == [["loopback"], "end"]
+        work()
+    assert (outer.calls, inner.calls) == (2, 1)
+
+
+@pytest.mark.parametrize("place", ["begin", "end"])
+def test_a_tool_that_fails_where_a_scope_begins_or_ends(place: str) -> None:
+    """Its error reaches the user; every tool hears of the end, and nothing is left attached."""
+    first, second = Companion(place), Companion()
+    with pytest.raises(OSError, match=f"no {place}"), amanda.apply(first, second):
+        pass
+    assert first.told[-1] == second.told[-1] == "end"
+    assert not _state.ATTACHED
+    assert not _state.LIVE_SCOPES
+    assert _state.STATE.paused == 0

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import collections
+import contextlib
 import inspect
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from types import FrameType
 from typing import TYPE_CHECKING
 
@@ -94,6 +95,7 @@ class Scope:
         try:
             for cls in selection.ready:
                 self._attach(cls)
+            self._begin_tools(self.drivers)
             _threads.cover_new_threads(True)
             self._cover_thread()
             if selection.pending:
@@ -125,9 +127,24 @@ class Scope:
             if not any(driver in scope.drivers for scope in state.scopes):
                 driver.exit_thread()
         _state.invalidate()
-        self._release_all()
-        _threads.cover_new_threads(bool(_state.LIVE_SCOPES))
-        self.cache.clear()
+        try:
+            self._end_tools()
+        finally:
+            self._release_all()
+            _threads.cover_new_threads(bool(_state.LIVE_SCOPES))
+            self.cache.clear()
+
+    def _begin_tools(self, drivers: Sequence[Driver]) -> None:
+        with _paused():
+            for tool in self.tools:
+                tool.enter_scope(tuple(drivers))
+
+    def _end_tools(self) -> None:
+        """Tell every tool, the later ones first; what one raises comes after all of them."""
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(_paused())
+            for tool in self.tools:
+                stack.callback(tool.exit_scope)
 
     def _attach(self, cls: type[Driver]) -> None:
         driver = _state.ATTACHED.get(cls)
@@ -159,8 +176,11 @@ class Scope:
         """A framework was imported inside the scope: attach its drivers now."""
         if not self.alive:
             return
-        for cls in _plugins.drivers_for(framework, self.requested):
+        classes = _plugins.drivers_for(framework, self.requested)
+        for cls in classes:
             self._attach(cls)
+        self._begin_tools([_state.ATTACHED[cls] for cls in classes])
+        for cls in classes:
             if self in _state.STATE.scopes:
                 _state.ATTACHED[cls].enter_thread()
         _state.invalidate()
@@ -172,6 +192,18 @@ class Scope:
             statistics.ops_instrumented += record.has_actions
             statistics.backward_ops_seen += len(record.children)
             statistics.ops_instrumented += sum(c.has_actions for c in record.children.values())
+
+
+@contextlib.contextmanager
+def _paused() -> Iterator[None]:
+    """Tools' own code runs: what it calls of a framework is vanilla."""
+    _state.STATE.paused += 1
+    _state.invalidate()
+    try:
+        yield
+    finally:
+        _state.STATE.paused -= 1
+        _state.invalidate()
 
 
 def suspendable_frame(frame: FrameType | None) -> FrameType | None:
