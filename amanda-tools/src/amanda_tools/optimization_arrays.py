@@ -83,6 +83,16 @@ class Arithmetic(abc.ABC):
         """
 
     @abc.abstractmethod
+    def training(
+        self, tensors: Sequence[Any], variables: Sequence[Any], rate: float
+    ) -> tuple[list[Any], list[Any]]:
+        """Tensors and the values of variables; what is computed with them trains the variables.
+
+        The backward pass that gives a gradient of one of the tensors also makes a step,
+        ``variable -= rate * gradient``. The gradients of the tensors are not changed.
+        """
+
+    @abc.abstractmethod
     def stop_gradient(self, tensor: Any) -> Any:
         """The same value, for which nothing is differentiated."""
 

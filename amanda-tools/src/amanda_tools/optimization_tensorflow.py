@@ -57,12 +57,36 @@ class TensorFlowArithmetic(Arithmetic):
         return constant if is_same else self.framework.cast(constant, like.dtype)
 
     def variable(self, array: np.ndarray[Any, Any], like: Any) -> Any:
-        return self.framework.Variable(self.constant(array, like))
+        with self.framework.init_scope():
+            return self.framework.Variable(self.constant(array, like))
 
     def assign(self, target: Any, array: np.ndarray[Any, Any]) -> None:
         if not hasattr(target, "assign"):
             raise TypeError(f"{type(target).__name__} is a value and no variable")
         target.assign(self.constant(array, target))
+
+    def training(
+        self, tensors: Sequence[Any], variables: Sequence[Any], rate: float
+    ) -> tuple[list[Any], list[Any]]:
+        tf, count = self.framework, len(tensors)
+
+        @tf.custom_gradient  # type: ignore[untyped-decorator]
+        def entrance(*given: Any) -> Any:
+            def step(*gradients: Any) -> list[Any]:
+                steps = [
+                    variable.assign_sub(rate * gradient)
+                    for variable, gradient in zip(variables, gradients[count:], strict=True)
+                    if gradient is not None
+                ]
+                # In a graph nothing else would make the steps run.
+                with tf.control_dependencies(steps):
+                    passed = [g if g is None else tf.identity(g) for g in gradients[:count]]
+                return [*passed, *[None] * len(variables)]
+
+            return [tf.identity(tensor) for tensor in given], step
+
+        found = entrance(*tensors, *(tf.convert_to_tensor(variable) for variable in variables))
+        return found[:count], found[count:]
 
     def stop_gradient(self, tensor: Any) -> Any:
         return self.framework.stop_gradient(tensor)

@@ -6,8 +6,29 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+import torch
 
 from amanda_tools.optimization_arrays import Arithmetic
+
+
+class _Entrance(torch.autograd.Function):
+    """Tensors and values of variables as they are; the way back trains the variables."""
+
+    @staticmethod
+    def forward(ctx: Any, rate: float, variables: Sequence[Any], *tensors: Any) -> Any:
+        ctx.rate, ctx.variables = rate, variables
+        # Copies: what was saved for the backward pass must not be changed by a step.
+        copies = [variable.detach().clone() for variable in variables]
+        return (*(tensor.view_as(tensor) for tensor in tensors), *copies)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> Any:
+        count = len(gradients) - len(ctx.variables)
+        with torch.no_grad():
+            for variable, gradient in zip(ctx.variables, gradients[count:], strict=True):
+                if gradient is not None:
+                    variable.sub_(gradient, alpha=ctx.rate)
+        return (None, None, *gradients[:count])
 
 
 class TorchArithmetic(Arithmetic):
@@ -71,6 +92,13 @@ class TorchArithmetic(Arithmetic):
     def assign(self, target: Any, array: np.ndarray[Any, Any]) -> None:
         with self.framework.no_grad():
             target.copy_(self.constant(array, target))
+
+    def training(
+        self, tensors: Sequence[Any], variables: Sequence[Any], rate: float
+    ) -> tuple[list[Any], list[Any]]:
+        apply: Any = _Entrance.apply
+        found = apply(rate, list(variables), *tensors)
+        return list(found[: len(tensors)]), list(found[len(tensors) :])
 
     def stop_gradient(self, tensor: Any) -> Any:
         return tensor.detach()

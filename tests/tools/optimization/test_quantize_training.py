@@ -124,6 +124,43 @@ def test_learned_steps_train_as_the_paper_writes_them() -> None:
         assert torch.allclose(a.flatten(), b.flatten(), atol=1e-6)
 
 
+@pytest.mark.parametrize("learn", ["lsq", "range"])
+def test_the_tools_own_step_is_that_of_gradient_descent(learn: str) -> None:
+    """With the learning rate of the optimizer, the tool moves its values to the same bits."""
+    found = []
+    for rate in (0.0, 0.02):
+        model, x = layers()
+        tool = QuantizeTool(method="qat", learn=learn, learning_rate=rate)
+        with amanda.apply(tool):
+            model(x)
+            given = [] if rate else tool.parameters()
+            outputs = train(model, given, x)
+        found.append([*outputs, *model.parameters(), *tool.parameters()])
+    assert all(torch.equal(a, b) for a, b in zip(*found, strict=True))
+    assert not torch.equal(found[0][0], found[0][4])
+
+
+def test_the_tools_own_step_follows_partial_gradients() -> None:
+    """``torch.autograd.grad`` of one weight moves the ranges on the way, once."""
+    model, x = layers()
+    tool = QuantizeTool(method="qat", learning_rate=0.1)
+    with amanda.apply(tool):
+        model(x)
+        model(x)
+        before = [value.detach().clone() for value in tool.parameters()]
+        torch.autograd.grad(model(x).square().sum(), [model[2].weight])
+    moved = [not torch.equal(a, b) for a, b in zip(tool.parameters(), before, strict=True)]
+    assert moved == [False, False, True, True]
+    assert all(value.grad is None for value in tool.parameters())
+
+
+def test_a_learning_rate_needs_something_to_learn() -> None:
+    with pytest.raises(ValueError, match="learning_rate is of method=qat only"):
+        QuantizeTool(learning_rate=0.1)
+    with pytest.raises(ValueError, match="is negative"):
+        QuantizeTool(method="qat", learning_rate=-0.1)
+
+
 def test_learned_ranges_pass_gradients_straight_through() -> None:
     """Of activations; what lies outside of the range trains the bound that it meets."""
     model, x = layers()

@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 
 import amanda
-from amanda.errors import CapabilityError
 from amanda_tools.inject import InjectTool
 from amanda_tools.prune import PruneTool
 from amanda_tools.quantize import QuantizeTool
@@ -119,11 +118,6 @@ def test_quantization_equals_that_of_eager_mode() -> None:
     for a, b in zip(tool.quantizers.values(), eager.quantizers.values(), strict=True):
         for one_, other in zip(a, b, strict=True):
             assert np.allclose(one_.scale, other.scale, rtol=1e-5)
-
-
-def test_ranges_are_not_learned_in_a_session() -> None:
-    with pytest.raises(CapabilityError, match="method=qat cannot learn"):
-        Graph().run(WEIGHTS, QuantizeTool(method="qat"))
 
 
 def test_faults_are_injected_in_every_run() -> None:

@@ -28,6 +28,8 @@ class QuantizeOptions:
         percentile: of observer=percentile.
         calibration: executions of each op that are observed before it is quantized.
         learn: of qat: the step (lsq), or the range straight through (range).
+        learning_rate: of qat: the tool trains what it learns by gradient descent, at each
+            backward pass; 0 leaves it to your optimizer, which graph modes cannot.
         ops: types of the ops to quantize.
         exclude: op ids or module paths to leave alone, patterns with * and ?.
     """
@@ -42,6 +44,7 @@ class QuantizeOptions:
     percentile: float = attrs.field(default=99.99, converter=float)
     calibration: int = 1
     learn: Literal["lsq", "range"] = "lsq"
+    learning_rate: float = attrs.field(default=0.0, converter=float)
     ops: Sequence[str] = attrs.field(default=("conv2d", "linear"), converter=type_names)
     exclude: Sequence[str] = attrs.field(default=(), converter=type_names)
 
@@ -71,6 +74,9 @@ class QuantizeOptions:
                 f"calibration={self.calibration} is not positive": self.calibration > 0,
                 f"number={self.number} cannot be learned: method=qat": is_int
                 or self.method != "qat",
+                f"learning_rate={self.learning_rate} is negative": self.learning_rate >= 0,
+                "learning_rate is of method=qat only": self.method == "qat"
+                or not self.learning_rate,
                 f"number={self.number} has no observer=mse": is_int or self.observer != "mse",
             },
             "quantize",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from typing import Any
 
 import attrs
@@ -110,18 +111,23 @@ class Quantizer:
         arithmetic = arithmetic_of(tensor)
         if not arithmetic.is_floating(tensor):
             return None
-        if self.initial and not self.learned:
-            wide = arithmetic.single(tensor)
-            self.learned = {n: arithmetic.variable(v, wide) for n, v in self.initial.items()}
+        self.prepare(tensor)
         if self.remaining:
             self._observe(arithmetic, tensor)
             return None
         if self.learned:
-            return self._rounded_as_learned(arithmetic, tensor)
+            return self.rounded_with(tensor, self.learned)
         if self.scale is None:
             wide = arithmetic.single(tensor)
             return self._rounded(tensor, *dynamic_fit(arithmetic, wide, self.grid))
         return self._rounded(tensor, *self.constants(tensor))
+
+    def prepare(self, like: Any) -> None:
+        """Make the variables of what is learned, beside a tensor, where there are none yet."""
+        if self.initial and not self.learned:
+            arithmetic = arithmetic_of(like)
+            wide = arithmetic.single(like)
+            self.learned = {n: arithmetic.variable(v, wide) for n, v in self.initial.items()}
 
     def constants(self, like: Any) -> tuple[Any, Any]:
         """Scale and zero point, to compute with beside a tensor."""
@@ -179,12 +185,14 @@ class Quantizer:
 
     # -- learning ---------------------------------------------------------
 
-    def _rounded_as_learned(self, arithmetic: Arithmetic, tensor: Any) -> Any:
+    def rounded_with(self, tensor: Any, learned: Mapping[str, Any]) -> Any:
+        """The rounded tensor, differentiable, with these values of what is learned."""
+        arithmetic = arithmetic_of(tensor)
         wide = arithmetic.single(tensor)
         shape = self._shape(len(shape_of(tensor))) if self.axis is not None else [1]
         values = {
-            name: arithmetic.reshape(arithmetic.matched(variable, wide), shape)
-            for name, variable in self.learned.items()
+            name: arithmetic.reshape(arithmetic.matched(value, wide), shape)
+            for name, value in learned.items()
         }
         if "step" in values:
             rounded = self._with_step(arithmetic, wide, values["step"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -55,10 +56,12 @@ class QuantizeTool(PrintingTool[QuantizeOptions]):
         op = describe(context)
         if not self._selection.takes(op):
             return
-        if self.options.method == "qat" and context.namespace.tags[-1] != "eager":
+        is_qat, rate = self.options.method == "qat", self.options.learning_rate
+        if is_qat and not rate and context.namespace.tags[-1] != "eager":
             raise CapabilityError(
-                f"quantize: op {op.id} runs in {context.namespace}, where method=qat cannot learn "
-                "ranges: train in eager mode, or use method=static"
+                f"quantize: op {op.id} runs in {context.namespace}, where no optimizer of the "
+                "program can learn its ranges: let the tool train them with learning_rate=..., "
+                "or train in eager mode"
             )
         try:
             if op.id not in self.quantizers:
@@ -67,10 +70,10 @@ class QuantizeTool(PrintingTool[QuantizeOptions]):
             self._selection.skip(op, str(reason))
             return
         self._ops[op.id] = op
-        if self.options.method != "qat":
-            self._insert(context, op)
+        if rate:
+            self._insert_training(context, op.id)
             return
-        with amanda.ad_enabled():
+        with amanda.ad_enabled() if is_qat else contextlib.nullcontext():
             self._insert(context, op)
 
     def _insert(self, context: OpContext, op: OpDescription) -> None:
@@ -100,6 +103,41 @@ class QuantizeTool(PrintingTool[QuantizeOptions]):
         """Instrumentation routine: one input, rounded."""
         is_meant = self._only in (None, op_id)
         return quantizer(tensor) if tensor is not None and is_meant else None
+
+    def _insert_training(self, context: OpContext, op_id: str) -> None:
+        """Observe, and then replace the operator by one that trains its ranges."""
+        quantizers = self.quantizers[op_id]
+        if all(quantizer.is_ready for quantizer in quantizers):
+            operator = context.get_function()
+            context.replace_op(self._trained, operator=operator, quantizers=quantizers)
+            return
+        for quantizer in quantizers:
+            context.insert_before_op(
+                self._observed, inputs=[quantizer.index], quantizer=quantizer, op_id=op_id
+            )
+
+    def _observed(self, tensor: Any, quantizer: Quantizer, op_id: str) -> None:
+        """Instrumentation routine: one input, observed as long as there is something to learn."""
+        if not quantizer.is_ready:
+            quantizer(tensor)
+            if all(each.is_ready for each in self.quantizers[op_id]):
+                self.reanalyse(op_id)
+
+    def _trained(self, *inputs: Any, operator: Any, quantizers: list[Quantizer]) -> Any:
+        """Instrumentation routine: the operator on rounded inputs; its gradient trains ranges."""
+        places = [quantizer.index for quantizer in quantizers]
+        for quantizer in quantizers:
+            quantizer.prepare(inputs[quantizer.index])
+        variables = [value for quantizer in quantizers for value in quantizer.learned.values()]
+        arithmetic = arithmetic_of(inputs[places[0]])
+        tensors, values = arithmetic.training(
+            [inputs[place] for place in places], variables, self.options.learning_rate
+        )
+        rounded, remaining = list(inputs), iter(values)
+        for quantizer, tensor in zip(quantizers, tensors, strict=True):
+            learned = {name: next(remaining) for name in quantizer.learned}
+            rounded[quantizer.index] = quantizer.rounded_with(tensor, learned)
+        return operator(*rounded)
 
     def _new_quantizers(self, context: OpContext, op: OpDescription) -> list[Quantizer]:
         """One for each input that is rounded.
