@@ -5,6 +5,8 @@ driver is installed. After the ASPLOS'24 paper of the same name
 (doi:10.1145/3617232.3624864).
 """
 
+from typing import Any as _Any
+
 from amanda.context import OpContext
 from amanda.driver import Driver
 from amanda.hookspecs import hookimpl
@@ -44,5 +46,20 @@ __all__ = [
     "tools",
     "traceable",
 ]
+
+
+def load_ipython_extension(shell: _Any) -> None:
+    """What ``%load_ext amanda`` calls: cells can run under tools (``%%amanda -t flops``)."""
+    from amanda.cli import notebook
+
+    notebook.load(shell)
+
+
+def unload_ipython_extension(shell: _Any) -> None:
+    """What ``%unload_ext amanda`` calls."""
+    from amanda.cli import notebook
+
+    notebook.unload(shell)
+
 
 _plugins.watch_imports()

@@ -1,0 +1,215 @@
+"""``%load_ext amanda``: cells of a notebook under tools, with the options of ``amanda run``.
+
+``%amanda -t flops`` applies tools to what follows it in its cell, and ``%%amanda -t flops`` is the
+same as a cell's first line. It is the cell itself that runs: its traceback, its history, its last
+expression and ``await`` are IPython's own.
+"""
+
+from __future__ import annotations
+
+import argparse
+import shlex
+import sys
+import time
+from collections.abc import Callable, Sequence
+from types import TracebackType
+from typing import Any, NoReturn
+
+from IPython.core.error import UsageError
+from IPython.core.inputtransformer2 import cell_magic
+from IPython.core.interactiveshell import InteractiveShell
+
+import amanda
+from amanda.cli import program, run, tracebacks
+from amanda.cli.report import Rank, Report
+from amanda.errors import AmandaError
+
+VARIABLE = "_amanda"
+"""Holds the tools of the last cell, unless ``--as`` gives another name."""
+
+_OPTIONS = "[-t TOOL[:key=value,...][,TOOL...]]... [-o DIR] [--as NAME] [--ops A+B] ..."
+
+
+def load(shell: InteractiveShell) -> None:
+    """Make the magics known to a shell."""
+    extension = Extension(shell)
+    _EXTENSIONS[shell] = extension
+    shell.register_magic_function(extension.amanda, "line_cell", "amanda")
+    shell.input_transformers_cleanup.append(as_line_magic)
+
+
+def unload(shell: InteractiveShell) -> None:
+    """Undo :func:`load`."""
+    if _EXTENSIONS.pop(shell, None) is None:
+        return
+    shell.input_transformers_cleanup.remove(as_line_magic)
+    for kind in ("line", "cell"):
+        shell.magics_manager.magics[kind].pop("amanda", None)
+
+
+def as_line_magic(lines: list[str]) -> list[str]:
+    """A cell that begins with ``%%amanda`` as one that begins with ``%amanda``.
+
+    The lines keep their numbers. What follows may begin with another cell magic.
+    """
+    if not lines or lines[0].split()[:1] != ["%%amanda"]:
+        return lines
+    return [lines[0][1:], *cell_magic(lines[1:])]
+
+
+class Extension:
+    """The magics of one shell.
+
+    Args:
+        shell: the shell.
+    """
+
+    def __init__(self, shell: InteractiveShell) -> None:
+        self._shell = shell
+        self._cell: ToolsOfCell | None = None
+
+    def amanda(self, line: str, cell: str | None = None) -> None:
+        """Run what follows in this cell under tools: ``%amanda -t flops,trace -o out``.
+
+        As the first line of a cell: %%amanda -t flops. The options are those of amanda run
+        (%amanda --help lists them). Summaries come after the cell's own output; the tools are
+        left in the variable _amanda, a dict by name, or in that of --as.
+        """
+        if cell is not None:
+            # Called by name, which the shell does for no cell of its own.
+            self._shell.run_cell(f"%%amanda {line}\n{cell}")
+            return
+        if self._cell is not None and not self._cell.is_over:
+            raise UsageError("this cell already runs under tools; give all of them to one %amanda")
+        given = _given(line)
+        try:
+            report = run.report_of(given)
+            report.out, report.rank, report.complain = sys.stdout, Rank(), _complain
+            report.facts["command"] = f"%%amanda {line}"
+            self._cell = ToolsOfCell(self._shell, report, given.variable)
+            self._cell.begin(given.driver)
+        except (program.ProgramError, run.UsageError, AmandaError) as error:
+            raise UsageError(str(error)) from error
+
+
+_EXTENSIONS: dict[InteractiveShell, Extension] = {}
+
+
+class ToolsOfCell:
+    """The tools that are applied to the rest of one cell.
+
+    Args:
+        shell: the shell that runs the cell.
+        report: the tools, and where their results go.
+        variable: name of the variable that holds the tools.
+
+    Attributes:
+        is_over: whether the cell has ended, and the results are given.
+    """
+
+    def __init__(self, shell: InteractiveShell, report: Report, variable: str) -> None:
+        self._shell = shell
+        self._report = report
+        self._variable = variable
+        self._scope = amanda.apply()
+        self._depth = 0
+        self._started = 0.0
+        self._handler: tuple[Any, Any] = ((), None)
+        self.is_over = False
+
+    def begin(self, drivers: Sequence[str] | None) -> None:
+        """Apply the tools until the cell ends.
+
+        Raises:
+            AmandaError: they cannot be applied.
+        """
+        shell = self._shell
+        tools = {named.name: named.tool for named in self._report.tools}
+        self._scope = amanda.apply(*tools.values(), drivers=drivers)
+        self._scope.__enter__()
+        self._started = time.perf_counter()
+        shell.user_ns[self._variable] = tools
+        shell.events.register("pre_execute", self._entered)
+        shell.events.register("post_execute", self._left)
+        self._handler = (shell.custom_exceptions, shell.CustomTB)
+        if not shell.custom_exceptions:
+            shell.set_custom_exc((BaseException,), _traceback_shown(tools.values()))
+
+    def _entered(self) -> None:
+        # The cell runs another one, as %%capture does.
+        self._depth += 1
+
+    def _left(self) -> None:
+        if self._depth:
+            self._depth -= 1
+            return
+        self.is_over = True
+        shell = self._shell
+        shell.custom_exceptions, shell.CustomTB = self._handler
+        shell.events.unregister("pre_execute", self._entered)
+        shell.events.unregister("post_execute", self._left)
+        seconds = time.perf_counter() - self._started
+        try:
+            self._scope.__exit__(None, None, None)
+        finally:
+            self._report.give(self._scope.statistics, seconds)
+
+
+def _given(line: str) -> argparse.Namespace:
+    """The options of a line.
+
+    Raises:
+        UsageError: they are wrong, or only ask for help.
+    """
+    own = run.parser()
+    own.prog, own.usage = "%amanda", f"%%amanda {_OPTIONS}"
+    own.description, own.error = "Run a cell under tools.", _refuse  # type: ignore[method-assign]
+    own.add_argument(
+        "--as",
+        dest="variable",
+        metavar="NAME",
+        type=_identifier,
+        default=VARIABLE,
+        help=f"the variable that holds the tools, a dict by name (default: {VARIABLE})",
+    )
+    try:
+        given = own.parse_args(shlex.split(line))
+    except ValueError as error:
+        raise UsageError(f"%%amanda {line}: {error}") from error
+    except SystemExit:
+        raise UsageError("the cell was not run") from None
+    if given.progress:
+        _refuse("--progress is for programs; a cell has none")
+    return given
+
+
+def _identifier(text: str) -> str:
+    if not text.isidentifier():
+        raise argparse.ArgumentTypeError(f"{text!r} is no name of a variable")
+    return text
+
+
+def _refuse(message: str) -> NoReturn:
+    raise UsageError(f"{message}; see: %amanda --help")
+
+
+def _traceback_shown(tools: Any) -> Callable[..., None]:
+    """A handler that shows an uncaught exception without the frames of Amanda."""
+    modules = {type(tool).__module__ for tool in tools}
+
+    def shown(
+        shell: InteractiveShell,
+        kind: type[BaseException],
+        error: BaseException,
+        traceback: TracebackType,
+        tb_offset: int | None = None,
+    ) -> None:
+        tracebacks.hide_frames(error, modules)
+        shell.showtraceback((kind, error, error.__traceback__), running_compiled_code=True)
+
+    return shown
+
+
+def _complain(message: str) -> None:
+    """A message where the cell shows it: the process's own stderr is not in the notebook."""
+    print(f"amanda: {message}", file=sys.stderr)
