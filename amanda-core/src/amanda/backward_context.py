@@ -106,6 +106,9 @@ class BackwardOpContext(OpContext):
         entry = call.inputs[self._position(index, names, len(call.inputs), "inputs")]
         return entry.constant() if hasattr(entry, "constant") else None
 
+    def get_value_key(self, index: int) -> None:
+        """None: which variables an operator uses is asked in its forward analysis."""
+
     def get_backward_op(self) -> Any:
         return self._backward_op
 

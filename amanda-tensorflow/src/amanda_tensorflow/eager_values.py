@@ -33,6 +33,12 @@ class Source:
     handle: weakref.ref[Any]
     casts: tuple[Any, ...] = ()
 
+    @property
+    def key(self) -> int | None:
+        """What tells the variable from others; None if it is gone."""
+        handle = self.handle()
+        return None if handle is None else _internals.handle_key(handle)
+
     def read(self) -> Any:
         """The current value; None if the variable is gone."""
         handle = self.handle()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Iterator, Sequence
+from collections.abc import Callable, Container, Hashable, Iterator, Sequence
 from typing import Any
 
 import attrs
@@ -13,7 +13,7 @@ from amanda.errors import CapabilityError
 from amanda_tensorflow import _internals
 from amanda_tensorflow.nodes import is_routable
 from amanda_tensorflow.ops import runner
-from amanda_tensorflow.sites import ReadVariable, Site, value_of
+from amanda_tensorflow.sites import ReadVariable, Site, value_of, variable_key
 
 
 @attrs.define(eq=False)
@@ -28,6 +28,10 @@ class GraphOpCall(OpCall):
         assert self.site is not None
         assert self.read is not None
         return value_of(self.site, self.source.inputs[index], self.read)
+
+    def value_key(self, index: int) -> Hashable | None:
+        assert self.site is not None
+        return variable_key(self.site, self.source.inputs[index])
 
     def freeze(self) -> Callable[[Sequence[Any]], Any]:
         return runner(self.source)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from typing import Any
 
 import attrs
@@ -158,6 +158,11 @@ class Site:
         """The tensors that the graph gives, where it says so."""
         return getattr(self.graph, "outputs", ()) or self.fetched
 
+    @property
+    def root_ids(self) -> str:
+        """What the ids of the outermost graph begin with."""
+        return self.ids if self.parent is None else self.parent.root_ids
+
     def position(self, call: GradientCall) -> int:
         """When a gradient call was made, among all of the graph."""
         return self._order[call]
@@ -251,6 +256,23 @@ def value_of(site: Site, tensor: Any, read: ReadVariable, dtype: Any = None) -> 
         with _internals.eager_mode():
             return tf.cast(value, tensor.dtype)
     return value
+
+
+def variable_key(site: Site, tensor: Any) -> Hashable | None:
+    """What tells the variable whose value or handle a tensor is; None for others."""
+    op = tensor.op
+    if op.type in ("VarHandleOp", "VariableV2", "Variable"):
+        return site.root_ids, op.name
+    if op.type in _LOOK_THROUGH:
+        return variable_key(site, op.inputs[0])
+    if op.type != "Placeholder":
+        return None
+    if id(tensor) in site.sources:
+        return variable_key(*site.sources[id(tensor)])
+    concrete = site.captured.get(id(tensor))
+    if concrete is None or concrete.dtype != tf.resource:
+        return None
+    return _internals.handle_key(concrete)
 
 
 def _placeholder_value(site: Site, tensor: Any, read: ReadVariable, dtype: Any) -> Any:

@@ -15,6 +15,7 @@ import attrs
 from amanda import OpContext
 from amanda.tools.reporting import OpDescription, describe
 from amanda_tools.memory import device_bytes, resident_bytes
+from amanda_tools.pairing import left_elsewhere
 
 _BUFFERED = 4 * 4096
 """Numbers that wait in memory; four make a record."""
@@ -153,6 +154,8 @@ class Timeline:
         def stop() -> None:
             end = clock()
             begin = started.pop(thread(), None)
+            if begin is None:
+                begin = left_elsewhere(started)
             if begin is not None:
                 add(number, begin, end)
 

@@ -147,6 +147,11 @@ def variable_dtype(handle: Any) -> Any:
     return tf.as_dtype(data.shape_and_type[0].dtype)
 
 
+def handle_key(handle: Any) -> int:
+    """A number that a variable's handle shares with no other tensor of the process."""
+    return int(handle._id)
+
+
 def execute_now(kind: str, count: int, inputs: list[Any], attributes: tuple[Any, ...]) -> list[Any]:
     """Run an operator at once, recorded by the tapes that are active; its outputs."""
     outputs = execute.execute(kind.encode(), count, inputs, attributes, context.context())

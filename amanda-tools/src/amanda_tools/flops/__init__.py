@@ -92,6 +92,7 @@ class FlopsTool(PrintingTool[FlopsOptions]):
 
     def _analyse_backward(self, context: OpContext) -> None:
         op = describe(context)
+        self._weights.note_gradient(op.forward)
         known = self._ops.get(op.id)
         if known is None:
             known = self._ops[op.id] = self._backward_op(op)
@@ -129,8 +130,9 @@ class FlopsTool(PrintingTool[FlopsOptions]):
             row.update(executions=total.executions, macs=total.macs, flops=2 * total.macs)
             row["counted"] = "unknown" if total.unknown else "formula"
         if memory := self._memory.get(op.op.id):
-            row["params"] = sum(weight.size for weight in memory.weights)
-            row["weight_bytes"] = sum(weight.bytes for weight in memory.weights)
+            weights = self._weights.counted(memory.weights)
+            row["params"] = sum(weight.size for weight in weights)
+            row["weight_bytes"] = sum(weight.bytes for weight in weights)
             row["activation_bytes"] = memory.activation_bytes
         return row
 
@@ -155,7 +157,8 @@ class FlopsTool(PrintingTool[FlopsOptions]):
 
     def _params(self, op_ids: Iterable[str]) -> tuple[int, int]:
         """Elements and bytes of the parameters that operators use, each once."""
-        weights = {w for i in op_ids if i in self._memory for w in self._memory[i].weights}
+        used = (w for i in op_ids if i in self._memory for w in self._memory[i].weights)
+        weights = self._weights.counted(used)
         return sum(weight.size for weight in weights), sum(weight.bytes for weight in weights)
 
     def _grouped(

@@ -25,8 +25,8 @@ VIEWS = frozenset(
 _ELEMENTWISE = """
     abs absolute acos acosh add addcdiv addcmul addr angle arccos arccosh arcsin arcsinh arctan
     arctan2 arctanh asin asinh assign assign_add assign_sub atan atan2 atanh bias_add bitwise_and
-    bitwise_left_shift bitwise_not bitwise_or bitwise_right_shift bitwise_xor bool byte cdouble
-    ceil celu cfloat chalf char clamp clamp_max clamp_min clip clone complex conj_physical copy
+    bitwise_left_shift bitwise_not bitwise_or bitwise_right_shift bitwise_xor bool byte
+    bitcast cdouble ceil celu cfloat chalf char clamp clamp_max clamp_min clip clone complex conj_physical copy
     copysign cos cosh deg2rad digamma div divide elu elu_ eq erf erfc erfinv exp exp2 expm1
     fix float_power floor floor_divide fmax fmin fmod frac frexp gcd ge gelu ger glu greater
     greater_equal gt hardshrink hardsigmoid hardswish hardtanh heaviside hypot i0 iand identity_n
@@ -119,11 +119,6 @@ _QUANTIZING = """
     quantize_per_tensor quantize_per_tensor_dynamic
 """
 
-_OPTIMIZING = """
-    resource_apply_adam resource_apply_gradient_descent resource_apply_momentum
-    resource_apply_keras_momentum resource_apply_rms_prop resource_apply_adagrad
-"""
-
 _CALLING = """
     CheckpointFunction has_compatible_shallow_copy_type parse_to call cond if while case
     stateful_partitioned_call partitioned_call
@@ -144,7 +139,6 @@ FREE = VIEWS.union(
             _DRAWING,
             _MAKING,
             _QUANTIZING,
-            _OPTIMIZING,
             _CALLING,
         )
     )
@@ -152,6 +146,20 @@ FREE = VIEWS.union(
 """Types that count zero."""
 
 
+_FREE_FAMILIES = (
+    # Steps of optimizers, element by element.
+    "_foreach_", "_fused_", "_amp_", "apply_", "resource_apply_", "sparse_apply_",
+    "resource_sparse_apply_",
+    # Checks, and what hands values on: datasets, lists, tables, variables.
+    "_assert", "anonymous_", "iterator_", "make_iterator", "optional_", "tensor_list_",
+    "tensor_array_", "lookup_table_", "resource_scatter_", "resource_gather", "scatter_nd_",
+    "stateless_random_", "stateful_",
+)  # fmt: skip
+"""What the names of further types that count zero begin with."""
+
+
 def is_free(kind: str) -> bool:
     """Whether operators of a canonical type count no operation."""
-    return kind.lstrip("_") in FREE or kind.startswith(("_foreach_", "_fused_", "_amp_", "_assert"))
+    if kind.lstrip("_") in FREE:
+        return True
+    return kind.startswith(_FREE_FAMILIES) or kind.endswith(("_dataset", "_summary"))

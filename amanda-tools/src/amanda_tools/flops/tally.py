@@ -14,6 +14,7 @@ from amanda_tools.flops.formulas import Formula
 from amanda_tools.flops.gradients import Formula as GradientFormula
 from amanda_tools.flops.gradients import GradientCall
 from amanda_tools.flops.parameters import Weight
+from amanda_tools.pairing import left_elsewhere
 
 KeyT = TypeVar("KeyT")
 
@@ -111,7 +112,9 @@ class ForwardOp:
 
     def end(self, *outputs: Any) -> None:
         """Instrumentation routine after it."""
-        inputs = self._inputs.pop(threading.get_ident(), ())
+        inputs = self._inputs.pop(threading.get_ident(), None)
+        if inputs is None:
+            inputs = left_elsewhere(self._inputs) or ()
         self.last = (inputs, shapes_of(outputs))
         self.tally.add(self.last)
 
@@ -143,7 +146,9 @@ class BackwardOp:
 
     def end(self, *grad_inputs: Any) -> None:
         """Instrumentation routine after it."""
-        received = self._received.pop(threading.get_ident(), ())
+        received = self._received.pop(threading.get_ident(), None)
+        if received is None:
+            received = left_elsewhere(self._received) or ()
         self.tally.add((received, shapes_of(grad_inputs), self.forward.last))
 
     def macs(self, key: tuple[Any, Any, tuple[Any, Any]]) -> int:

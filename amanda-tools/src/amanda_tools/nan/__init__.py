@@ -25,6 +25,7 @@ from amanda_tools.nan.events import (
 )
 from amanda_tools.nan.replay import Replay
 from amanda_tools.numerics import numerics_of
+from amanda_tools.pairing import left_elsewhere
 from amanda_tools.printing import PrintingTool
 from amanda_tools.source import line_made_at, source_line
 
@@ -282,7 +283,8 @@ class Watch:
 
     def end(self, *outputs: Any) -> None:
         """Instrumentation routine after it: are the outputs numbers?"""
-        inputs, was_clean = self._held.pop(threading.get_ident(), ((), True))
+        held = self._held.pop(threading.get_ident(), None) or left_elsewhere(self._held)
+        inputs, was_clean = held or ((), True)
         tool = self._tool
         tool.recent.append(self.op.id)
         if self._writes is None:

@@ -47,7 +47,7 @@ class Numerics(abc.ABC):
         return True
 
     def is_opaque(self, tensor: Any) -> bool:
-        """Whether it stands for state or for something that holds other tensors."""
+        """Whether it stands for state (a variable's handle) or holds other tensors (a list)."""
         return False
 
     @abc.abstractmethod

@@ -26,7 +26,8 @@ class TensorFlowNumerics(Numerics):
         return hasattr(tensor, "numpy") and not self.is_opaque(tensor)
 
     def is_opaque(self, tensor: Any) -> bool:
-        return tensor.dtype in (tf.resource, tf.variant)
+        dtype = tensor.dtype
+        return dtype in (tf.resource, tf.variant) or dtype.name.endswith("_ref")
 
     def numpy(self, tensor: Any) -> Array:
         array = np.array(tensor)

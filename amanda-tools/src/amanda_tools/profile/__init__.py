@@ -18,6 +18,7 @@ from amanda_tools.flops import quantity
 from amanda_tools.flops.free import VIEWS
 from amanda_tools.flops.parameters import byte_size
 from amanda_tools.memory import device_bytes, synchronize
+from amanda_tools.pairing import left_elsewhere
 from amanda_tools.printing import PrintingTool
 from amanda_tools.profile.speedscope import flame_graph
 from amanda_tools.saved import saved_tensors
@@ -228,5 +229,7 @@ class DeviceMemory:
     def end(self) -> None:
         """Instrumentation routine after it."""
         before = self._before.pop(threading.get_ident(), None)
+        if before is None:
+            before = left_elsewhere(self._before)
         if before is not None:
             self.bytes += device_bytes() - before
