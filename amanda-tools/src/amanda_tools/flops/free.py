@@ -26,8 +26,8 @@ _ELEMENTWISE = """
     abs absolute acos acosh add addcdiv addcmul addr angle arccos arccosh arcsin arcsinh arctan
     arctan2 arctanh asin asinh assign assign_add assign_sub atan atan2 atanh bias_add bitwise_and
     bitwise_left_shift bitwise_not bitwise_or bitwise_right_shift bitwise_xor bool byte
-    bitcast cdouble ceil celu cfloat chalf char clamp clamp_max clamp_min clip clone complex conj_physical copy
-    copysign cos cosh deg2rad digamma div divide elu elu_ eq erf erfc erfinv exp exp2 expm1
+    bitcast cdouble ceil celu cfloat chalf char clamp clamp_max clamp_min clip clone complex
+    conj_physical copy copysign cos cosh deg2rad digamma div divide elu elu_ eq erf erfc erfinv exp exp2 expm1
     fix float_power floor floor_divide fmax fmin fmod frac frexp gcd ge gelu ger glu greater
     greater_equal gt hardshrink hardsigmoid hardswish hardtanh heaviside hypot i0 iand identity_n
     idiv igamma igammac imod imul int ior isclose isfinite isin isinf isnan isneginf isposinf
