@@ -69,12 +69,40 @@ def test_moving_a_model_is_no_arithmetic() -> None:
 
 
 @pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
-def test_a_form_that_a_formula_does_not_know_is_unknown() -> None:
-    """A nested tensor has no shape: its product is not silently zero."""
+def test_nested_tensors_count_item_by_item() -> None:
+    """Two and three rows of four, in five features; an attention within each item."""
     nested = torch.nested.nested_tensor([torch.rand(2, 4), torch.rand(3, 4)])
     found = counted(lambda: functional.linear(nested, torch.rand(5, 4)))
-    assert found["flops"] == 0
-    assert found["unknown_ops"] == {"linear": 1}
+    assert found["flops"] == 2 * (2 + 3) * 4 * 5
+    assert found["unknown_ops"] == {}
+    heads = torch.nested.nested_tensor([torch.rand(2, n, 4) for n in (3, 5)])
+    found = counted(lambda: functional.scaled_dot_product_attention(heads, heads, heads))
+    assert found["flops"] == 2 * 2 * (3 * 3 + 5 * 5) * (4 + 4)
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+def test_padding_is_no_work_for_a_native_encoder() -> None:
+    """In eval mode PyTorch makes a nested tensor of what is not padded."""
+    layer = nn.TransformerEncoderLayer(8, 2, dim_feedforward=16, batch_first=True)
+    encoder = nn.TransformerEncoder(layer, 1, enable_nested_tensor=True).eval()
+    padded = torch.tensor([[False, False, False], [False, True, True]])
+
+    def run() -> None:
+        with torch.no_grad():
+            encoder(torch.rand(2, 3, 8), src_key_padding_mask=padded)
+
+    found = counted(run)
+    tokens, pairs = 3 + 1, 3 * 3 + 1
+    assert found["flops"] == 2 * (tokens * (4 * 8 * 8 + 2 * 8 * 16) + pairs * 2 * 8)
+
+
+def test_a_form_that_a_formula_does_not_know_is_unknown() -> None:
+    """A ragged axis has no one size; PyTorch computes the product in an operator within."""
+    rows = [torch.rand(2, 4), torch.rand(3, 4)]
+    jagged = torch.nested.nested_tensor(rows, layout=torch.jagged)
+    found = counted(lambda: functional.linear(jagged, torch.rand(5, 4)))
+    assert found["flops"] == 2 * (2 + 3) * 4 * 5
+    assert found["unknown_ops"]["linear"] == 1
 
 
 # -- executions ---------------------------------------------------------------

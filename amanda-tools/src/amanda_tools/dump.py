@@ -126,7 +126,8 @@ class DumpTool(WatchingTool[DumpOptions]):
     def _take(self, looks: Looks, name: str, tensor: Any) -> None:
         numerics = numerics_of(tensor)
         dtype = numerics.dtype(tensor)
-        if len(self.entries) >= self.options.limit or dtype not in TYPES:
+        is_writable = dtype in TYPES and numerics.is_readable(tensor)
+        if len(self.entries) >= self.options.limit or not is_writable:
             self.dropped += 1
             return
         data = numerics.raw(tensor)

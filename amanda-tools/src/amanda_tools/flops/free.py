@@ -25,23 +25,23 @@ VIEWS = frozenset(
 _ELEMENTWISE = """
     abs absolute acos acosh add addcdiv addcmul addr angle arccos arccosh arcsin arcsinh arctan
     arctan2 arctanh asin asinh assign assign_add assign_sub atan atan2 atanh bias_add bitwise_and
-    bitwise_left_shift bitwise_not bitwise_or bitwise_right_shift bitwise_xor bool byte
-    bitcast cdouble ceil celu cfloat chalf char clamp clamp_max clamp_min clip clone complex
-    conj_physical copy copysign cos cosh deg2rad digamma div divide elu elu_ eq erf erfc erfinv exp exp2 expm1
-    fix float_power floor floor_divide fmax fmin fmod frac frexp gcd ge gelu ger glu greater
+    bitwise_left_shift bitwise_not bitwise_or bitwise_right_shift bitwise_xor bool byte bitcast
+    cdouble ceil celu cfloat chalf char clamp clamp_max clamp_min clip clone complex conj_physical
+    copy copysign cos cosh deg2rad digamma div divide elu elu_ eq erf erfc erfinv exp exp2 expm1 fix
+    float_power floor floor_divide fmax fmin fmod frac frexp gcd ge gelu ger glu greater
     greater_equal gt hardshrink hardsigmoid hardswish hardtanh heaviside hypot i0 iand identity_n
-    idiv igamma igammac imod imul int ior isclose isfinite isin isinf isnan isneginf isposinf
-    isreal isub ixor lcm ldexp le leaky_relu lerp less less_equal lgamma log log10 log1p log2
-    log_sigmoid logaddexp logaddexp2 logical_and logical_not logical_or logical_xor logit long lt
-    maximum minimum mish mod mul multiply mvlgamma nan_to_num ne neg negative nextafter not_equal
-    outer polar polygamma pow prelu rad2deg reciprocal relu relu6 remainder round rrelu
-    rrelu_with_noise rsqrt rsub selu sgn short sigmoid sign signbit silu sin sinc sinh softplus
-    softshrink softsign special_digamma special_entr special_erf special_erfc special_erfcx
-    special_erfinv special_exp2 special_expit special_expm1 special_gammainc special_gammaincc
-    special_gammaln special_i0 special_i0e special_i1 special_i1e special_log1p special_log_ndtr
-    special_logit special_multigammaln special_ndtr special_ndtri special_polygamma special_psi
-    special_round special_sinc special_xlog1py special_xlogy special_zeta sqrt square
-    squared_difference sub subtract swish tan tanh threshold true_divide trunc where xlogy
+    idiv igamma igammac imod imul int ior isclose isfinite isin isinf isnan isneginf isposinf isreal
+    isub ixor lcm ldexp le leaky_relu lerp less less_equal lgamma log log10 log1p log2 log_sigmoid
+    logaddexp logaddexp2 logical_and logical_not logical_or logical_xor logit long lt maximum
+    minimum mish mod mul multiply mvlgamma nan_to_num ne neg negative nextafter not_equal outer
+    polar polygamma pow prelu rad2deg reciprocal relu relu6 remainder round rrelu rrelu_with_noise
+    rsqrt rsub selu sgn short sigmoid sign signbit silu sin sinc sinh softplus softshrink softsign
+    special_digamma special_entr special_erf special_erfc special_erfcx special_erfinv special_exp2
+    special_expit special_expm1 special_gammainc special_gammaincc special_gammaln special_i0
+    special_i0e special_i1 special_i1e special_log1p special_log_ndtr special_logit
+    special_multigammaln special_ndtr special_ndtri special_polygamma special_psi special_round
+    special_sinc special_xlog1py special_xlogy special_zeta sqrt square squared_difference sub
+    subtract swish tan tanh threshold true_divide trunc where xlogy
 """
 
 _MOVING = """

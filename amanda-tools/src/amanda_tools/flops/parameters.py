@@ -175,6 +175,7 @@ def byte_size(tensor: Any) -> int | None:
     item = getattr(dtype, "itemsize", None) or getattr(dtype, "size", None)
     try:
         size = math.prod(int(n) for n in tensor.shape)
-    except (RuntimeError, TypeError, ValueError):
+    except (AttributeError, RuntimeError, TypeError, ValueError):
+        # Symbolic, or nested: a size of its own for each item.
         return None
     return None if item is None else size * int(item)

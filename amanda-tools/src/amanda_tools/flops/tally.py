@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Generic, TypeVar
 
 import attrs
@@ -71,13 +71,50 @@ def shapes_of(tensors: Sequence[Any]) -> tuple[Any, ...]:
     try:
         return tuple([None if tensor is None else tensor.shape for tensor in tensors])
     except (RuntimeError, ValueError):
-        # A nested tensor has no shape.
-        return ()
+        # A nested tensor has no shape, its items have one each.
+        return tuple([None if tensor is None else _shape_or_items(tensor) for tensor in tensors])
+
+
+def _shape_or_items(tensor: Any) -> Any:
+    try:
+        return tensor.shape
+    except RuntimeError:
+        return Items(tuple([tuple(item.shape) for item in tensor.unbind()]))
+
+
+@attrs.frozen
+class Items:
+    """The shapes of the items of a nested tensor."""
+
+    shapes: tuple[Shape, ...]
 
 
 def plain(shapes: Sequence[Any]) -> tuple[Shape | None, ...]:
-    """The same as plain numbers."""
-    return tuple(None if s is None else tuple(int(size) for size in s) for s in shapes)
+    """The same as plain numbers.
+
+    Raises:
+        LookupError: a size is none, such as that of a ragged axis.
+    """
+    try:
+        return tuple(None if s is None else tuple(int(size) for size in s) for s in shapes)
+    except (AttributeError, TypeError) as error:
+        raise LookupError("a ragged axis has no one size") from error
+
+
+def by_item(shapes: tuple[Any, ...]) -> Iterator[tuple[Any, ...]]:
+    """The same for each item of the nested tensors among them; without one, the shapes.
+
+    Raises:
+        ValueError: they have different numbers of items.
+    """
+    if not any(isinstance(shape, Items) for shape in shapes):
+        yield shapes
+        return
+    counts = {len(shape.shapes) for shape in shapes if isinstance(shape, Items)}
+    if len(counts) > 1:
+        raise ValueError(f"nested tensors of {sorted(counts)} items")
+    for number in range(counts.pop()):
+        yield tuple(s.shapes[number] if isinstance(s, Items) else s for s in shapes)
 
 
 @attrs.define(eq=False)
@@ -124,7 +161,9 @@ class ForwardOp:
 
     def macs(self, shapes: tuple[Any, Any]) -> int:
         """The multiply-accumulates of an execution with these shapes."""
-        return self.formula.macs(self.call(shapes))
+        # What no formula asks for need not fit: an output may be nested, and an input not.
+        outputs = shapes[1] if self.formula.needs_outputs else ()
+        return sum(self.formula.macs(self.call((part, outputs))) for part in by_item(shapes[0]))
 
 
 @attrs.define(eq=False)
