@@ -68,14 +68,19 @@ def test_moving_a_model_is_no_arithmetic() -> None:
     assert counted(lambda: nn.Linear(2, 2).double())["unknown_ops"] == {}
 
 
+@pytest.mark.parametrize("layout", [torch.strided, torch.jagged])
 @pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
-def test_nested_tensors_count_item_by_item() -> None:
+def test_nested_tensors_count_item_by_item(layout: torch.layout) -> None:
     """Two and three rows of four, in five features; an attention within each item."""
-    nested = torch.nested.nested_tensor([torch.rand(2, 4), torch.rand(3, 4)])
-    found = counted(lambda: functional.linear(nested, torch.rand(5, 4)))
+
+    def nested(*items: torch.Tensor) -> torch.Tensor:
+        return torch.nested.nested_tensor(list(items), layout=layout)
+
+    rows = nested(torch.rand(2, 4), torch.rand(3, 4))
+    found = counted(lambda: functional.linear(rows, torch.rand(5, 4)))
     assert found["flops"] == 2 * (2 + 3) * 4 * 5
     assert found["unknown_ops"] == {}
-    heads = torch.nested.nested_tensor([torch.rand(2, n, 4) for n in (3, 5)])
+    heads = nested(*(torch.rand(n, 2, 4) for n in (3, 5))).transpose(1, 2).contiguous()
     found = counted(lambda: functional.scaled_dot_product_attention(heads, heads, heads))
     assert found["flops"] == 2 * 2 * (3 * 3 + 5 * 5) * (4 + 4)
 
@@ -96,13 +101,18 @@ def test_padding_is_no_work_for_a_native_encoder() -> None:
     assert found["flops"] == 2 * (tokens * (4 * 8 * 8 + 2 * 8 * 16) + pairs * 2 * 8)
 
 
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
 def test_a_form_that_a_formula_does_not_know_is_unknown() -> None:
-    """A ragged axis has no one size; PyTorch computes the product in an operator within."""
-    rows = [torch.rand(2, 4), torch.rand(3, 4)]
-    jagged = torch.nested.nested_tensor(rows, layout=torch.jagged)
-    found = counted(lambda: functional.linear(jagged, torch.rand(5, 4)))
-    assert found["flops"] == 2 * (2 + 3) * 4 * 5
-    assert found["unknown_ops"]["linear"] == 1
+    """The gradient of a product of nested tensors is listed, and no silent zero."""
+    nested = torch.nested.nested_tensor([torch.rand(2, 4), torch.rand(3, 4)], requires_grad=True)
+
+    def run() -> None:
+        output = functional.linear(nested, torch.rand(5, 4))
+        output.backward(torch.nested.nested_tensor([torch.ones(2, 5), torch.ones(3, 5)]))
+
+    found = counted(run)
+    assert found["flops_backward"] == 0
+    assert found["unknown_ops"] == {"linear_backward": 1}
 
 
 # -- executions ---------------------------------------------------------------

@@ -10,14 +10,22 @@ import attrs
 
 from amanda import OpContext
 from amanda.tools.mapping import MappingTool
-from amanda.tools.reporting import OpDescription, Table, describe
+from amanda.tools.reporting import Chart, OpDescription, Table, describe
+from amanda_tools.charting import ranked
 from amanda_tools.csv_files import write_rows
 from amanda_tools.flops.call import Signature
 from amanda_tools.flops.formulas import FORMULAS
 from amanda_tools.flops.free import VIEWS, is_free
 from amanda_tools.flops.gradients import formula_of
 from amanda_tools.flops.parameters import Weights, byte_size
-from amanda_tools.flops.tally import BackwardOp, ForwardOp, Memory, OtherOp
+from amanda_tools.flops.tally import (
+    BackwardOp,
+    ForwardOp,
+    Memory,
+    OtherOp,
+    is_nested,
+    shapes_of_items,
+)
 from amanda_tools.printing import PrintingTool
 
 __all__ = ["FlopsOptions", "FlopsTool"]
@@ -75,6 +83,9 @@ class FlopsTool(PrintingTool[FlopsOptions]):
             known = self._ops[op.id] = _forward_op(op, context)
         self._memory.setdefault(op.id, Memory()).weights = list(self._weights.of(context))
         if isinstance(known, ForwardOp):
+            if any(is_nested(tensor) for tensor in context.get_inputs()):
+                # One with a ragged axis has a shape, too, which says nothing.
+                known.shapes_of = shapes_of_items
             if known.formula.needs_outputs:
                 context.insert_before_op(known.begin)
                 context.insert_after_op(known.end)
@@ -226,6 +237,14 @@ class FlopsTool(PrintingTool[FlopsOptions]):
         ]
         columns = (by, "ops", "forward", "backward", "share", "params", "activations")
         return Table(f"flops by {by}", columns, rows)
+
+    def charts(self) -> Iterable[Chart]:
+        """Operations by module and by type, parameters by module."""
+        found, both = self.summary(), {"forward": "flops", "backward": "flops_backward"}
+        modules = self._grouped(self.op_rows(), lambda row: self._ops[row["id"]].op.place)
+        yield from ranked("operations by module", modules, both, "FLOP")
+        yield from ranked("operations by type", found["by_type"], both, "FLOP")
+        yield from ranked("parameters by module", modules, {"parameters": "params"})
 
     def write_files(self, folder: Path, stem: str) -> Sequence[Path]:
         """Write ``<stem>.csv`` if it was asked for: one line per operator."""

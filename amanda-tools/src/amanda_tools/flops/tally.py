@@ -71,15 +71,22 @@ def shapes_of(tensors: Sequence[Any]) -> tuple[Any, ...]:
     try:
         return tuple([None if tensor is None else tensor.shape for tensor in tensors])
     except (RuntimeError, ValueError):
-        # A nested tensor has no shape, its items have one each.
-        return tuple([None if tensor is None else _shape_or_items(tensor) for tensor in tensors])
+        return shapes_of_items(tensors)
 
 
-def _shape_or_items(tensor: Any) -> Any:
-    try:
-        return tensor.shape
-    except RuntimeError:
-        return Items(tuple([tuple(item.shape) for item in tensor.unbind()]))
+def shapes_of_items(tensors: Sequence[Any]) -> tuple[Any, ...]:
+    """The same where some are nested, whose items have a shape each."""
+    return tuple(
+        Items(tuple([tuple(item.shape) for item in tensor.unbind()]))
+        if is_nested(tensor)
+        else None if tensor is None else tensor.shape
+        for tensor in tensors
+    )  # fmt: skip
+
+
+def is_nested(tensor: Any) -> bool:
+    """Whether a tensor is one of PyTorch's that hold a list of others."""
+    return bool(getattr(tensor, "is_nested", False))
 
 
 @attrs.frozen
@@ -126,12 +133,14 @@ class ForwardOp:
         signature: what its formula needs beside the shapes.
         formula: the formula.
         last: the shapes of the last execution, inputs and outputs.
+        shapes_of: what asks tensors for their shapes.
     """
 
     op: OpDescription
     signature: Signature
     formula: Formula
     last: tuple[Any, Any] = ((), ())
+    shapes_of: Callable[[Sequence[Any]], tuple[Any, ...]] = shapes_of
     _inputs: dict[int, Any] = attrs.field(factory=dict)
     tally: Tally[tuple[Any, Any]] = attrs.field(init=False)
 
@@ -140,19 +149,19 @@ class ForwardOp:
 
     def run(self, *inputs: Any) -> None:
         """Instrumentation routine: an execution whose outputs need not be seen."""
-        self.last = (shapes_of(inputs), ())
+        self.last = (self.shapes_of(inputs), ())
         self.tally.add(self.last)
 
     def begin(self, *inputs: Any) -> None:
         """Instrumentation routine before an execution."""
-        self._inputs[threading.get_ident()] = shapes_of(inputs)
+        self._inputs[threading.get_ident()] = self.shapes_of(inputs)
 
     def end(self, *outputs: Any) -> None:
         """Instrumentation routine after it."""
         inputs = self._inputs.pop(threading.get_ident(), None)
         if inputs is None:
             inputs = left_elsewhere(self._inputs) or ()
-        self.last = (inputs, shapes_of(outputs))
+        self.last = (inputs, self.shapes_of(outputs))
         self.tally.add(self.last)
 
     def call(self, shapes: tuple[Any, Any]) -> Call:
