@@ -79,13 +79,17 @@ def test_capabilities_are_explained() -> None:
     assert len({capability.value for capability in Capability}) == len(Capability)
 
 
-def test_hookspecs_take_no_arguments() -> None:
-    """There are four hooks, and none takes an argument."""
+def test_only_the_hook_that_draws_takes_an_argument() -> None:
+    """There are five hooks; those that register take none."""
     hooks = {n: f for n, f in vars(hookspecs).items() if n.startswith("amanda_")}
     assert sorted(hooks) == [
         "amanda_register_drivers",
         "amanda_register_mapping_rules",
         "amanda_register_tools",
+        "amanda_render_report",
         "amanda_report_header",
     ]
-    assert not any(inspect.signature(function).parameters for function in hooks.values())
+    arguments = {n: list(inspect.signature(f).parameters) for n, f in hooks.items()}
+    assert {n: names for n, names in arguments.items() if names} == {
+        "amanda_render_report": ["report"]
+    }

@@ -1,4 +1,4 @@
-"""The four hooks of a plugin. They run when plugins are loaded, never per operator.
+"""The five hooks of a plugin. They run when plugins are loaded or a run ends, never per operator.
 
 An implementation may leave out hooks, must not import a framework, and is
 marked with :data:`hookimpl`.
@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import pluggy
 
 if TYPE_CHECKING:
+    from amanda.cli.pages import RunReport
     from amanda.driver import Driver
 
 PROJECT = "amanda"
@@ -42,3 +43,12 @@ def amanda_register_mapping_rules() -> Mapping[str, Sequence[Callable[..., Any]]
 @hookspec
 def amanda_report_header() -> str:  # type: ignore[empty-body]
     """One line for ``amanda doctor``."""
+
+
+@hookspec(firstresult=True)
+def amanda_render_report(report: RunReport) -> str | None:
+    """The page, in HTML, that ``amanda run --html`` writes about a run.
+
+    Called once, when the run has ended. The plugin that was registered last is asked first;
+    None leaves it to the next one. What it needs is imported in the hook, not with the plugin.
+    """

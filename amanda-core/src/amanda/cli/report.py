@@ -10,10 +10,19 @@ from typing import Any, TextIO
 
 import attrs
 
-from amanda import _plugins, _state
+from amanda import _drivers, _plugins, _state
 from amanda._scope import Statistics
+from amanda.cli import pages
 from amanda.tool import Tool
 from amanda.tools.reporting import Table, plain_text, write_json
+
+
+def complain(message: str) -> None:
+    """A message on stderr, if there still is one."""
+    try:
+        print(f"amanda: {message}", file=sys.__stderr__ or sys.stderr, flush=True)
+    except (OSError, ValueError, AttributeError):
+        return
 
 
 @attrs.frozen
@@ -52,6 +61,9 @@ class Report:
         folder: where files go; None for none.
         rank: of several processes only the first prints.
         out: where summaries go.
+        page: where the page goes; None for none.
+        facts: what the page says of the run, beside what happened under the scope.
+        complain: says that a result is lost.
         written: the files written.
     """
 
@@ -59,7 +71,11 @@ class Report:
     folder: Path | None
     rank: Rank
     out: TextIO
+    page: Path | None = None
+    facts: dict[str, str] = attrs.field(factory=dict)
+    complain: Callable[[str], None] = complain
     written: list[Path] = attrs.field(factory=list)
+    _collected: list[pages.Collector] = attrs.field(factory=list)
 
     def give(self, statistics: Statistics, seconds: float) -> None:
         """Write the files; print the summaries and the last line.
@@ -71,43 +87,73 @@ class Report:
         try:
             for named in self.tools:
                 self._write(named)
+            if self.page is not None:
+                self._try("the page", self._draw, self.page, statistics, seconds)
             if self.rank.number == 0:
                 self._print(statistics, seconds)
         finally:
             _state.STATE.paused -= 1
 
     def _write(self, named: NamedTool) -> None:
-        folder = self.folder
-        if folder is None:
+        if self.folder is None and self.page is None:
             return
-        stem = f"{named.name}{self.rank.suffix}"
+        collected = pages.Collector(named.name, named.tool)
+        self._collected.append(collected)
         if result := _method(named.tool, "result"):
-            self._try(named, self._json, folder / f"{stem}.json", result)
-        if write := _method(named.tool, "write_files"):
-            self._try(named, self._files, write, folder, stem)
+            self._try(named.name, self._take, collected, result)
+        write = _method(named.tool, "write_files")
+        if write and self.folder is not None:
+            self._try(named.name, self._files, collected, write, self.folder)
 
-    def _json(self, path: Path, result: Callable[[], Any]) -> None:
-        write_json(path, result())
+    def _take(self, collected: pages.Collector, result: Callable[[], Any]) -> None:
+        # A page has use for a result that cannot be written.
+        collected.result = result()
+        if self.folder is not None:
+            path = self.folder / f"{collected.name}{self.rank.suffix}.json"
+            write_json(path, collected.result)
+            self._wrote(collected, path)
+
+    def _files(
+        self, collected: pages.Collector, write: Callable[..., Sequence[Path]], folder: Path
+    ) -> None:
+        self._wrote(collected, *(write(folder, f"{collected.name}{self.rank.suffix}") or ()))
+
+    def _wrote(self, collected: pages.Collector, *paths: Path) -> None:
+        collected.files += paths
+        self.written += paths
+
+    def _draw(self, path: Path, statistics: Statistics, seconds: float) -> None:
+        facts = {
+            **self.facts,
+            "namespaces": pages.namespaces(part.result for part in self._collected),
+            "versions": pages.versions(),
+            "operators": seen(statistics),
+            "not seen": not_seen(statistics),
+            "time": took(statistics, seconds),
+        }
+        if self.rank.count > 1:
+            facts["rank"] = f"{self.rank.number} of {self.rank.count}"
+        tools = [part.report(path.parent) for part in self._collected]
+        title = "amanda run: " + ", ".join(part.name for part in self._collected)
+        pages.write_page(path, pages.RunReport(title=title, facts=facts, tools=tools))
         self.written.append(path)
-
-    def _files(self, write: Callable[..., Sequence[Path]], folder: Path, stem: str) -> None:
-        self.written.extend(write(folder, stem) or ())
 
     def _print(self, statistics: Statistics, seconds: float) -> None:
         try:
             # The program's own output comes first, also through a pipe.
             self.out.flush()
             for named in self.tools:
-                self._try(named, self._summary, named)
+                self._try(named.name, self._summary, named)
             if self.written:
                 files = ", ".join(path.name for path in self.written)
-                print(f"amanda: wrote {files} in {self.folder}", file=self.out)
+                folder = self.folder or self.written[0].parent
+                print(f"amanda: wrote {files} in {folder}", file=self.out)
             print(last_line(statistics, seconds), file=self.out, flush=True)
         except BrokenPipeError:
             # The reader is gone; Python would complain once more at exit.
             os.dup2(os.open(os.devnull, os.O_WRONLY), self.out.fileno())
         except (OSError, ValueError) as error:
-            complain(f"the summary is lost: {error}")
+            self.complain(f"the summary is lost: {error}")
 
     def _summary(self, named: NamedTool) -> None:
         if print_summary := _method(named.tool, "print_summary"):
@@ -115,13 +161,18 @@ class Report:
         elif result := _method(named.tool, "result"):
             print(_plain_summary(named.name, result()), file=self.out)
 
-    def _try(self, named: NamedTool, give: Callable[..., None], *arguments: Any) -> None:
+    def _try(self, name: str, give: Callable[..., None], *arguments: Any) -> None:
         try:
             give(*arguments)
         except BrokenPipeError:
             raise
         except (Exception, SystemExit) as error:
-            complain(f"a result of {named.name} is lost: {type(error).__name__}: {error}")
+            about = f"{type(error).__name__}: {error}"
+            what = name if give == self._draw else f"a result of {name}"
+            self.complain(f"{what} is lost: {about}")
+            for collected in self._collected:
+                if collected.name == name:
+                    collected.lost.append(about)
 
 
 def _method(tool: Tool, name: str) -> Callable[..., Any] | None:
@@ -129,35 +180,40 @@ def _method(tool: Tool, name: str) -> Callable[..., Any] | None:
     return found if callable(found) else None
 
 
-def complain(message: str) -> None:
-    """A message on stderr, if there still is one."""
-    try:
-        print(f"amanda: {message}", file=sys.__stderr__ or sys.stderr, flush=True)
-    except (OSError, ValueError, AttributeError):
-        return
-
-
 def last_line(statistics: Statistics, seconds: float) -> str:
     """Operators seen and instrumented, what was not seen and why, and the cost."""
-    seen = statistics.ops_seen + statistics.backward_ops_seen
-    share = 100 * statistics.tool_seconds / seconds if seconds > 0 else 0.0
-    missing = {**statistics.not_seen, **uncovered_frameworks()}
-    if not missing and not any(e.cls.framework in sys.modules for e in _plugins.drivers()):
-        missing = {"no framework was imported": 0}
-    reasons = ", ".join(
-        f"{reason} ({count})" if count else reason for reason, count in missing.items()
-    )
     return (
-        f"amanda: {seen} ops seen ({statistics.ops_seen} forward, "
-        f"{statistics.backward_ops_seen} backward), {statistics.ops_instrumented} instrumented; "
-        f"not seen: {reasons or 'nothing known'}; "
-        f"tools took {statistics.tool_seconds:.2f} s of {seconds:.2f} s ({share:.0f}%)"
+        f"amanda: {seen(statistics)}; not seen: {not_seen(statistics)}; {took(statistics, seconds)}"
     )
+
+
+def seen(statistics: Statistics) -> str:
+    """How many operators were seen and instrumented."""
+    count = statistics.ops_seen + statistics.backward_ops_seen
+    return (
+        f"{count} ops seen ({statistics.ops_seen} forward, "
+        f"{statistics.backward_ops_seen} backward), {statistics.ops_instrumented} instrumented"
+    )
+
+
+def not_seen(statistics: Statistics) -> str:
+    """What was not seen, and why."""
+    missing = {**statistics.not_seen, **uncovered_frameworks()}
+    if not missing and not any(e.cls.framework in sys.modules for e in _drivers.drivers()):
+        missing = {"no framework was imported": 0}
+    reasons = (f"{reason} ({count})" if count else reason for reason, count in missing.items())
+    return ", ".join(reasons) or "nothing known"
+
+
+def took(statistics: Statistics, seconds: float) -> str:
+    """The tools' share of the time."""
+    share = 100 * statistics.tool_seconds / seconds if seconds > 0 else 0.0
+    return f"tools took {statistics.tool_seconds:.2f} s of {seconds:.2f} s ({share:.0f}%)"
 
 
 def uncovered_frameworks() -> dict[str, int]:
     """The imported frameworks that no driver could instrument, as reasons of the last line."""
-    usable = {entry.cls.framework for entry in _plugins.drivers() if not entry.reason}
+    usable = {entry.cls.framework for entry in _drivers.drivers() if not entry.reason}
     return {
         f"everything of {framework}, for want of a driver (amanda drivers tells why)": 0
         for framework in _plugins.KNOWN_FRAMEWORKS

@@ -6,6 +6,7 @@ import argparse
 import atexit
 import collections
 import os
+import shlex
 import signal
 import sys
 import tempfile
@@ -18,15 +19,17 @@ from types import FrameType
 from typing import Any, TextIO
 
 import amanda
-from amanda.cli import grammar, options, program, tracebacks
+from amanda import _state
+from amanda.cli import grammar, options, pages, program, progress, tracebacks
 from amanda.cli.report import NamedTool, Rank, Report, complain
 from amanda.cli.selection import Selection
 from amanda.errors import AmandaError
 from amanda.tool import Tool
 
 USAGE = (
-    "amanda run [-t TOOL[:key=value,...][,TOOL...]]... [-o DIR] [--ops A+B] [--modules A+B] "
-    "[--every N] [--skip N] [--driver NAME]... [--] script.py ARGS | -m MODULE ARGS"
+    "amanda run [-t TOOL[:key=value,...][,TOOL...]]... [-o DIR] [--html] [--ops A+B] "
+    "[--modules A+B] [--every N] [--skip N] [--driver NAME]... [--[no-]progress] "
+    "[--] script.py ARGS | -m MODULE ARGS"
 )
 SELECTING = ("--ops", "--modules", "--every", "--skip")
 WITH_VALUE = ("-t", "--tool", "-o", "--output", "--driver", *SELECTING)
@@ -53,6 +56,9 @@ def parser() -> argparse.ArgumentParser:
         "-o", "--output", type=Path, metavar="DIR", help="write the results as files into DIR"
     )
     own.add_argument(
+        "--html", action="store_true", help="write a page about the run, to look at in a browser"
+    )
+    own.add_argument(
         "--ops", metavar="A+B", default="", help="op types that the tools see (default: all)"
     )
     own.add_argument(
@@ -67,6 +73,11 @@ def parser() -> argparse.ArgumentParser:
     own.add_argument(
         "--driver", action="append", metavar="NAME", help="use this driver (see: amanda drivers)"
     )
+    own.add_argument(
+        "--progress",
+        action=argparse.BooleanOptionalAction,
+        help="tell on stderr how far a long run is (default: if it is a terminal)",
+    )
     return own
 
 
@@ -80,6 +91,7 @@ def main(arguments: Sequence[str]) -> int:
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
             run = _prepared(given, words)
+            run.describe(arguments)
     except (program.ProgramError, UsageError, AmandaError) as error:
         problem = error
     for warning in caught:
@@ -94,12 +106,31 @@ def _prepared(given: argparse.Namespace, words: Sequence[str]) -> Run:
     """The run that a command line asks for, its tools applied and nothing of it run yet."""
     target = program.parsed(words)
     target.check()
+    run = Run(target, report_of(given))
+    run.begin(given.driver)
+    if run.report.rank.number == 0:
+        run.progress = progress.of_terminal(_state.LIVE_SCOPES[-1], given.progress)
+    return run
+
+
+def report_of(given: argparse.Namespace) -> Report:
+    """The tools that the options ask for, and where their results go.
+
+    Raises:
+        UsageError: an option is wrong.
+        AmandaError: a tool's package is broken.
+    """
     tools = make_tools(given.tool)
     selection_of(given).restrict(*(named.tool for named in tools))
     check_folder(given.output)
-    run = Run(target, Report(tools, given.output, Rank.of_environment(), sys.stdout))
-    run.begin(given.driver)
-    return run
+    # The program may change the current folder.
+    folder = None if given.output is None else given.output.absolute()
+    rank = Rank.of_environment()
+    page = pages.page_of(folder, rank.suffix).absolute() if given.html else None
+    if page is not None:
+        pages.check_page(page)
+        check_folder(page.parent)
+    return Report(tools, folder, rank, sys.stdout, page)
 
 
 def make_tools(texts: Sequence[str]) -> list[NamedTool]:
@@ -115,9 +146,11 @@ def make_tools(texts: Sequence[str]) -> list[NamedTool]:
         for spec in grammar.parse(texts):
             cls = amanda.tools.load(spec.name)
             arguments = options.convert(cls, spec)
-            times[spec.name] += 1
-            again = f"-{times[spec.name]}" if times[spec.name] > 1 else ""
-            made.append(NamedTool(spec.name + again, _made(spec.name, cls, arguments)))
+            # The distribution that tells two tools of one name apart is no part of a file's name.
+            name = spec.name.rpartition("/")[2]
+            times[name] += 1
+            again = f"-{times[name]}" if times[name] > 1 else ""
+            made.append(NamedTool(name + again, _made(spec.name, cls, arguments)))
     except (grammar.GrammarError, options.OptionError) as error:
         raise UsageError(f"{error}; see: amanda tools") from error
     return made
@@ -159,12 +192,18 @@ def check_folder(folder: Path | None) -> None:
 
 
 class Run:
-    """One run of a program under tools."""
+    """One run of a program under tools.
+
+    Attributes:
+        report: gives out the results.
+        progress: tells how far the run is; None if nobody is to be told.
+    """
 
     def __init__(self, target: program.Program, report: Report) -> None:
         self._target = target
-        self._report = report
+        self.report = report
         self._scope = amanda.apply()
+        self.progress: progress.Progress | None = None
         self._process = os.getpid()
         self._started = 0.0
         self._is_finishing = False
@@ -176,12 +215,9 @@ class Run:
         Raises:
             AmandaError: they cannot be applied.
         """
-        tools = (named.tool for named in self._report.tools)
+        tools = (named.tool for named in self.report.tools)
         self._scope = amanda.apply(*tools, drivers=drivers)
         self._scope.__enter__()
-        # The program may change the current folder.
-        if self._report.folder is not None:
-            self._report.folder = self._report.folder.absolute()
         # Tools may keep what they gather in files that weakref.finalize removes, as tempfile
         # does. Its exit function is registered with the first finalizer, here: it comes after
         # the results.
@@ -191,6 +227,11 @@ class Run:
         atexit.register(self._finish)
         _on_terminate(self._terminate)
 
+    def describe(self, arguments: Sequence[str]) -> None:
+        """Note for the page what was asked for, and when."""
+        self.report.facts["command"] = shlex.join(["amanda", "run", *arguments])
+        self.report.facts["started"] = time.strftime("%Y-%m-%d %H:%M:%S %z")
+
     def execute(self) -> int:
         """Run the program; returns its exit status. The results are given when Python exits.
 
@@ -198,24 +239,34 @@ class Run:
             KeyboardInterrupt: the program was interrupted; Python then ends by the signal.
         """
         self._started = time.perf_counter()
+        if self.progress is not None:
+            self.progress.start()
         try:
             self._target.run()
         except program.ProgramError as error:
             complain(f"error: {error}")
             return error.status
         except SystemExit as error:
-            return _exit_status(error.code)
+            status = _exit_status(error.code)
+            self._ended(f"with exit status {status}")
+            return status
         except BaseException as error:
             failure = error
         else:
+            self._ended("normally")
             return 0
+        # Its text may be code of the program, which is not to run twice.
+        self._ended(f"by {type(failure).__name__}")
         # Not in the except clause: what the program's excepthook raises has no context.
-        tracebacks.show(failure, {type(named.tool).__module__ for named in self._report.tools})
+        tracebacks.show(failure, {type(named.tool).__module__ for named in self.report.tools})
         if isinstance(failure, KeyboardInterrupt):
             # The traceback has been shown; Python is to end by the signal.
             sys.excepthook = _silent
             raise failure
         return 1
+
+    def _ended(self, how: str) -> None:
+        self.report.facts["program ended"] = how
 
     def _finish(self) -> None:
         # A forked child that comes here has nothing to say.
@@ -223,11 +274,13 @@ class Run:
             return
         self._is_finishing = True
         seconds = time.perf_counter() - self._started
+        if self.progress is not None:
+            self.progress.stop()
         try:
             self._scope.__exit__(None, None, None)
         except Exception as error:
             complain(f"the scope did not end properly: {type(error).__name__}: {error}")
-        self._report.give(self._scope.statistics, seconds)
+        self.report.give(self._scope.statistics, seconds)
         if self._terminated:
             _die(self._terminated)
 
@@ -238,6 +291,7 @@ class Run:
                 # Half-given results are finished first; a second signal is obeyed at once.
                 self._terminated = number
                 return
+            self._ended(f"by {signal.Signals(number).name}")
             self._finish()
             _flush(sys.stdout, sys.stderr)
         _die(number)

@@ -22,15 +22,16 @@ and ``write_files()`` of a tool that has them.
 
 from __future__ import annotations
 
+import contextlib
 import difflib
 import inspect
 import json
 import math
 import os
 import typing
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, ClassVar, Generic, TextIO, TypeVar
+from typing import Any, ClassVar, Generic, Literal, TextIO, TypeVar
 
 import attrs
 
@@ -61,6 +62,30 @@ class Table:
         """The rows that a summary prints, and a line about those it leaves out."""
         hidden = len(self.rows) - MAX_ROWS
         return self.rows[:MAX_ROWS], f"... and {hidden} more rows" if hidden > 0 else ""
+
+
+@attrs.frozen(kw_only=True)
+class Chart:
+    """A picture of a result as plain data; who draws it decides what it looks like.
+
+    Attributes:
+        title: one line.
+        kind: ``"bar"`` for named bars, those of several series stacked; ``"hist"`` for the
+            upright bars of a histogram; ``"line"`` and ``"points"`` for values along an axis.
+        labels: the name of each bar or bin; of lines and points their numbers on the x axis.
+        values: the values of each series by its name, one per label, None for a gap.
+        unit: of the values, such as ``"s"``, ``"B"`` or ``"FLOP"``; drawn with prefixes.
+        axis: what the labels are, where that has to be said.
+        log: whether powers of ten of the values are equally far apart; not for bars.
+    """
+
+    title: str
+    kind: Literal["bar", "hist", "line", "points"]
+    labels: Sequence[Any]
+    values: Mapping[str, Sequence[float | None]]
+    unit: str = ""
+    axis: str = ""
+    log: bool = False
 
 
 class ReportingTool(Tool, Generic[OptionsT]):
@@ -115,6 +140,10 @@ class ReportingTool(Tool, Generic[OptionsT]):
 
     def tables(self) -> Iterable[Table]:
         """The summary as tables for people."""
+        return ()
+
+    def charts(self) -> Iterable[Chart]:
+        """Pictures for the page that ``amanda run --html`` writes."""
         return ()
 
     def print_summary(self, file: TextIO) -> None:
@@ -254,21 +283,33 @@ def write_json(path: Path, data: Any) -> None:
     Raises:
         OSError: the file cannot be written.
     """
+    with replaced(path) as file:
+        json.dump(plain_data(data), file, indent=1, default=str, allow_nan=False)
+
+
+@contextlib.contextmanager
+def replaced(path: Path) -> Iterator[TextIO]:
+    """A file to write text into, which takes the place of `path` once it is complete.
+
+    Raises:
+        OSError: it cannot be written; nothing is left of it.
+    """
     partial = path.with_name(f".{path.name}.partial")
     try:
         with partial.open("w", encoding="utf-8") as file:
-            json.dump(_plain(data), file, indent=1, default=str, allow_nan=False)
+            yield file
         os.replace(partial, path)
     except BaseException:
         partial.unlink(missing_ok=True)
         raise
 
 
-def _plain(value: Any) -> Any:
+def plain_data(value: Any) -> Any:
+    """The same in types that JSON has; infinities and NaN, for which it has none, as text."""
     if isinstance(value, Mapping):
-        return {str(key): _plain(item) for key, item in value.items()}
+        return {str(key): plain_data(item) for key, item in value.items()}
     if isinstance(value, (list, tuple, set, frozenset)):
-        return [_plain(item) for item in value]
+        return [plain_data(item) for item in value]
     if isinstance(value, float) and not math.isfinite(value):
         return str(value)
     return value

@@ -1,0 +1,262 @@
+"""How far a long run is: one line on the terminal, or a line from time to time.
+
+A thread wakes once in a while and reads what the scope counts anyway. It takes no
+signals, is none of ``threading.enumerate()``, sleeps through forks, and ends with the run.
+On a terminal the line is only there while the cursor is at the beginning of a line:
+programs with a progress bar or a prompt of their own keep the terminal to themselves.
+"""
+
+from __future__ import annotations
+
+import _thread
+import contextlib
+import io
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from amanda._patching import PatchSet
+from amanda._scope import Scope
+
+FIRST, EVERY = 3.0, 1.0
+"""Seconds until the line is on a terminal, and between its updates."""
+
+PLAIN_EVERY = 30.0
+"""Seconds between two lines where stderr is no terminal."""
+
+_ERASE = "\r\x1b[K"
+
+_RUNNING: list[Progress] = []
+"""What has to sleep through a fork: hooks of forks cannot be taken back."""
+
+
+def of_terminal(scope: Scope, wanted: bool | None) -> Progress | None:
+    """What tells how far a run is.
+
+    Args:
+        scope: the scope of the run.
+        wanted: whether it was asked for; None for where stderr is a terminal.
+    """
+    stream = sys.__stderr__
+    if wanted is False or stream is None:
+        return None
+    try:
+        descriptor = stream.fileno()
+    except (OSError, ValueError):
+        return None
+    if os.isatty(descriptor) and os.environ.get("TERM", "dumb") != "dumb":
+        return TerminalProgress(scope, descriptor)
+    return Progress(scope, descriptor) if wanted else None
+
+
+class Progress:
+    """Writes a plain line from time to time.
+
+    Args:
+        scope: whose operators are counted.
+        descriptor: of the file to write to.
+        first: seconds until the first line.
+        every: seconds between two lines.
+    """
+
+    def __init__(
+        self, scope: Scope, descriptor: int, first: float = PLAIN_EVERY, every: float = PLAIN_EVERY
+    ) -> None:
+        self._scope = scope
+        self._descriptor = descriptor
+        self._first, self._every = first, every
+        self._began = time.monotonic()
+        self._stopping = threading.Event()
+        self._ended = threading.Event()
+
+    def start(self) -> None:
+        """Begin; the time is counted from here."""
+        self._began = time.monotonic()
+        _watch_forks()
+        _RUNNING.append(self)
+        self.wake()
+
+    def stop(self) -> None:
+        """End, and leave the terminal as it was."""
+        if self in _RUNNING:
+            _RUNNING.remove(self)
+            self.sleep()
+            self.close()
+
+    def wake(self) -> None:
+        """Start the thread."""
+        self._stopping.clear()
+        self._ended.clear()
+        # Not threading.Thread: programs that wait for all threads would wait for this one.
+        _thread.start_new_thread(self._work, ())
+
+    def sleep(self) -> None:
+        """End the thread, if there is one, and wait until it has ended."""
+        self._stopping.set()
+        self._ended.wait(2)
+
+    def erase(self) -> None:
+        """Take away what :meth:`show` has shown and can be taken away."""
+
+    def close(self) -> None:
+        """Leave nothing behind; called when the thread has ended."""
+
+    def show(self, text: str) -> None:
+        """Show where the run is."""
+        self.write(f"amanda: {text}\n")
+
+    def write(self, text: str) -> None:
+        """Write past the streams of the program, whose locks a fork may find taken."""
+        with contextlib.suppress(OSError):
+            os.write(self._descriptor, text.encode())
+
+    def _work(self) -> None:
+        # The main thread's system calls are to be interrupted by signals, not this one's.
+        signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
+        try:
+            due = max(self._first - (time.monotonic() - self._began), self._every)
+            while not self._stopping.wait(due):
+                # A dict that grows while it is read is read the next time.
+                with contextlib.suppress(RuntimeError):
+                    self.show(self.text())
+                due = self._every
+        finally:
+            self._ended.set()
+
+    def text(self) -> str:
+        """The time, the operators seen so far, and the share of the tools."""
+        seconds = time.monotonic() - self._began
+        records = list(self._scope.cache)
+        backward = sum(len(record.children) for record in records)
+        share = 100 * self._scope.statistics.tool_seconds / max(seconds, 1e-9)
+        return (
+            f"{_duration(seconds)}, {len(records) + backward:,} ops seen "
+            f"({len(records):,} forward, {backward:,} backward), tools take {share:.0f}%"
+        )
+
+
+class TerminalProgress(Progress):
+    """Keeps one line at the end of what the program has written to the terminal."""
+
+    def __init__(
+        self, scope: Scope, descriptor: int, first: float = FIRST, every: float = EVERY
+    ) -> None:
+        super().__init__(scope, descriptor, first, every)
+        # Reentrant: a signal's handler may print while a print is being looked at.
+        self._lock = threading.RLock()
+        self._is_shown = False
+        self._is_free = True
+        self._patches = PatchSet()
+
+    def start(self) -> None:
+        """Begin, and look at what the program writes."""
+        for stream in dict.fromkeys((sys.stdout, sys.stderr)):
+            if isinstance(stream, io.TextIOWrapper) and stream.isatty():
+                self._patches.set(stream, "write", self._observed(stream.write))
+        super().start()
+
+    def close(self) -> None:
+        """Take the line away and let the streams alone."""
+        self._patches.undo()
+        self.erase()
+
+    def forget(self) -> None:
+        """In a forked child: the line is the parent's."""
+        self._is_shown = False
+        self._lock = threading.RLock()
+        self._patches.undo()
+
+    def show(self, text: str) -> None:
+        """Put the line onto the terminal, if it is free."""
+        with self._lock:
+            if self._is_free and not _is_busy(self._descriptor):
+                width = _width(self._descriptor)
+                self.write(f"{_ERASE}amanda: {text}"[: len(_ERASE) + width - 1])
+                self._is_shown = True
+
+    def _observed(self, vanilla: Callable[[str], int]) -> Callable[[str], int]:
+        def write(text: str, /) -> int:
+            with self._lock:
+                self.erase()
+                written = vanilla(text)
+                if text:
+                    self._is_free = text.endswith("\n")
+            return written
+
+        return write
+
+    def erase(self) -> None:
+        """Take the line away."""
+        with self._lock:
+            if self._is_shown:
+                self._is_shown = False
+                self.write(_ERASE)
+
+
+def _duration(seconds: float) -> str:
+    minutes, rest = divmod(int(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
+
+
+def _width(descriptor: int) -> int:
+    try:
+        return os.get_terminal_size(descriptor).columns or 80
+    except OSError:
+        return 80
+
+
+def _is_busy(descriptor: int) -> bool:
+    """Whether the terminal is another job's, or a line is being edited on it (readline)."""
+    import termios
+
+    try:
+        if os.tcgetpgrp(descriptor) != os.getpgrp():
+            return True
+        return not termios.tcgetattr(descriptor)[3] & termios.ICANON
+    except (OSError, termios.error):
+        return False
+
+
+# -- forks ----------------------------------------------------------------
+
+
+_HOOKED: list[Any] = []
+
+
+def _watch_forks() -> None:
+    """Let no thread of ours be there when the process forks: Python warns of threads then."""
+    if not _HOOKED and hasattr(os, "register_at_fork"):
+        _HOOKED.append(True)
+        os.register_at_fork(
+            before=_before_fork, after_in_parent=_after_fork, after_in_child=_in_child
+        )
+
+
+def _before_fork() -> None:
+    for running in _RUNNING:
+        running.sleep()
+        running.erase()
+
+
+def _after_fork() -> None:
+    # Python counts threads after this: where there are others it has warned anyway.
+    if sys.version_info < (3, 12) or len(tuple(_native_threads())) > 1:
+        for running in _RUNNING:
+            running.wake()
+
+
+def _in_child() -> None:
+    for running in _RUNNING:
+        if isinstance(running, TerminalProgress):
+            running.forget()
+    _RUNNING.clear()
+
+
+def _native_threads() -> Iterator[str]:
+    with contextlib.suppress(OSError):
+        yield from os.listdir("/proc/self/task")
