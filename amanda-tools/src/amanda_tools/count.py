@@ -10,7 +10,8 @@ import attrs
 
 from amanda import OpContext
 from amanda.tools.mapping import MappingTool
-from amanda.tools.reporting import OpDescription, Table, describe
+from amanda.tools.reporting import Chart, OpDescription, Table, describe, place
+from amanda_tools.charting import BOTH, by_direction, ranked
 from amanda_tools.printing import PrintingTool
 
 
@@ -117,6 +118,12 @@ class CountTool(PrintingTool[CountOptions]):
         if missing := self.summary()["ops_never_met"]:
             title = "count: types that were asked for and never met"
             yield Table(title, ("type",), [(kind,) for kind in missing])
+
+    def charts(self) -> Iterable[Chart]:
+        """Executions by type and by module."""
+        rows = [{**row, "module": place(row["id"], row["module"])} for row in self.op_rows()]
+        for key in ("type", "module"):
+            yield from ranked(f"executions by {key}", by_direction(rows, key, "executions"), BOTH)
 
     def _total(self, direction: str) -> int:
         return sum(c.executions for c in self._counters.values() if c.op.direction == direction)

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from xml.sax.saxutils import escape
 
 from amanda.tools.graph import Graph, TracedOp
 
-_WIDTH, _HEIGHT = 180, 34
+WIDTH, HEIGHT = 180, 34
+"""Of an operator's box."""
+
 _GAP_X, _GAP_Y = 24, 40
 _SWEEPS = 4
 
@@ -21,8 +23,8 @@ def svg_lines(graph: Graph, sources: Mapping[str, str]) -> Iterator[str]:
     Sugiyama, Tagawa and Toda, 1981).
     """
     places = positions(graph)
-    width = max((x for x, _ in places.values()), default=0) + _WIDTH + _GAP_X
-    height = max((y for _, y in places.values()), default=0) + _HEIGHT + _GAP_Y
+    width = max((x for x, _ in places.values()), default=0) + WIDTH + _GAP_X
+    height = max((y for _, y in places.values()), default=0) + HEIGHT + _GAP_Y
     yield (
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width:.0f} {height:.0f}" '
         f'width="{width:.0f}" height="{height:.0f}" font-family="sans-serif" font-size="12">'
@@ -37,7 +39,15 @@ def svg_lines(graph: Graph, sources: Mapping[str, str]) -> Iterator[str]:
 
 def positions(graph: Graph) -> dict[str, tuple[float, float]]:
     """The upper left corner of each operator's box."""
-    above = {op.id: [p.id for p in graph.producers(op.id)] for op in graph.ops}
+    return placed({op.id: [p.id for p in graph.producers(op.id)] for op in graph.ops})
+
+
+def placed(above: Mapping[str, Sequence[str]]) -> dict[str, tuple[float, float]]:
+    """The upper left corner of each node's box, of nodes in the order of the run.
+
+    Args:
+        above: the nodes that each one reads from.
+    """
     layers = _layers(above)
     below: dict[str, list[str]] = {op_id: [] for op_id in above}
     for op_id, producers in above.items():
@@ -48,7 +58,7 @@ def positions(graph: Graph) -> dict[str, tuple[float, float]]:
         column.update((op_id, float(i)) for i, op_id in enumerate(layer))
     for sweep in range(_SWEEPS):
         downwards = sweep % 2 == 0
-        neighbours = above if downwards else below
+        neighbours: Mapping[str, Sequence[str]] = above if downwards else below
         for layer in layers if downwards else reversed(layers):
             layer.sort(key=lambda op_id: _barycentre(op_id, neighbours, column))
             start = -len(layer) / 2
@@ -56,15 +66,15 @@ def positions(graph: Graph) -> dict[str, tuple[float, float]]:
     left = min(column.values(), default=0)
     return {
         op_id: (
-            _GAP_X + (column[op_id] - left) * (_WIDTH + _GAP_X),
-            _GAP_Y / 2 + depth * (_HEIGHT + _GAP_Y),
+            _GAP_X + (column[op_id] - left) * (WIDTH + _GAP_X),
+            _GAP_Y / 2 + depth * (HEIGHT + _GAP_Y),
         )
         for depth, layer in enumerate(layers)
         for op_id in layer
     }
 
 
-def _layers(above: Mapping[str, list[str]]) -> list[list[str]]:
+def _layers(above: Mapping[str, Sequence[str]]) -> list[list[str]]:
     """The operators by the length of the longest way to them."""
     depth: dict[str, int] = {}
     layers: list[list[str]] = []
@@ -79,15 +89,15 @@ def _layers(above: Mapping[str, list[str]]) -> list[list[str]]:
 
 
 def _barycentre(
-    op_id: str, neighbours: Mapping[str, list[str]], column: Mapping[str, float]
+    op_id: str, neighbours: Mapping[str, Sequence[str]], column: Mapping[str, float]
 ) -> float:
     found = [column[other] for other in neighbours[op_id]]
     return sum(found) / len(found) if found else column[op_id]
 
 
 def _edge(start: tuple[float, float], end: tuple[float, float]) -> str:
-    x1, y1 = start[0] + _WIDTH / 2, start[1] + _HEIGHT
-    x2, y2 = end[0] + _WIDTH / 2, end[1]
+    x1, y1 = start[0] + WIDTH / 2, start[1] + HEIGHT
+    x2, y2 = end[0] + WIDTH / 2, end[1]
     bend = max(_GAP_Y / 2, abs(y2 - y1) / 3)
     return (
         f'<path d="M{x1:.0f},{y1:.0f} C{x1:.0f},{y1 + bend:.0f} {x2:.0f},{y2 - bend:.0f} '
@@ -100,10 +110,10 @@ def _box(op: TracedOp, place: tuple[float, float], source: str) -> Iterator[str]
     about = "\n".join(text for text in (op.id, op.module, source) if text)
     yield f'<g class="op"><title>{escape(about)}</title>'
     yield (
-        f'<rect x="{x:.0f}" y="{y:.0f}" width="{_WIDTH}" height="{_HEIGHT}" rx="5" '
+        f'<rect x="{x:.0f}" y="{y:.0f}" width="{WIDTH}" height="{HEIGHT}" rx="5" '
         f'fill="{colour(op.type)}" stroke="#4a5568"/>'
     )
-    text = f'<text x="{x + _WIDTH / 2:.0f}" text-anchor="middle"'
+    text = f'<text x="{x + WIDTH / 2:.0f}" text-anchor="middle"'
     yield f'{text} y="{y + 14:.0f}">{_cut(op.type)}</text>'
     yield f'{text} y="{y + 28:.0f}" font-size="10" fill="#4a5568">{_cut(op.module)}</text></g>'
 
@@ -114,5 +124,9 @@ def _cut(text: str) -> str:
 
 def colour(kind: str) -> str:
     """A light colour for an op type, the same in every picture."""
-    hue = int.from_bytes(hashlib.sha256(kind.encode()).digest()[:2], "big") % 360
-    return f"hsl({hue},60%,86%)"
+    return f"hsl({hue(kind)},60%,86%)"
+
+
+def hue(kind: str) -> int:
+    """The degrees of an op type's colour."""
+    return int.from_bytes(hashlib.sha256(kind.encode()).digest()[:2], "big") % 360

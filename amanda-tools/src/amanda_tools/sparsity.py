@@ -10,7 +10,8 @@ from typing import Any
 import attrs
 import numpy as np
 
-from amanda.tools.reporting import Table
+from amanda.tools.reporting import Chart, Table
+from amanda_tools.charting import ranked
 from amanda_tools.csv_files import write_rows
 from amanda_tools.numerics import Array
 from amanda_tools.stats.watching import KINDS, Watched, WatchingOptions, WatchingTool
@@ -116,6 +117,13 @@ class SparsityTool(WatchingTool[SparsityOptions]):
                 kind, []
             )
             yield Table(title, columns, [_shown(row) for row in part])
+
+    def charts(self) -> Iterable[Chart]:
+        """The share of zeros of each tensor that has some, the sparsest first."""
+        for kind in KINDS:
+            part = [row for row in self.op_rows() if row["kind"] == kind]
+            shares = {f"{r['id']} {r['tensor']}": {"zeros": 100 * r["sparsity"]} for r in part}
+            yield from ranked(f"zeros of the {kind}", shares, {"zeros": "zeros"}, "%")
 
     def write_files(self, folder: Path, stem: str) -> Sequence[Path]:
         """Write ``<stem>.csv``: a line per tensor."""

@@ -11,8 +11,9 @@ import attrs
 
 from amanda import OpContext
 from amanda.tools.graph_tracing import Graph, GraphTracingTool, TracedOp
-from amanda.tools.reporting import Table, place
+from amanda.tools.reporting import Chart, Table, place
 from amanda_tools import chrome
+from amanda_tools.charting import BOTH, by_direction, ranked
 from amanda_tools.drawing import svg_lines
 from amanda_tools.printing import PrintingTool
 from amanda_tools.source import source_of
@@ -135,6 +136,12 @@ class TraceTool(PrintingTool[TraceOptions]):
         if dropped := self.timeline.dropped:
             title = f"trace: the timeline is full (limit={self.options.limit})"
             yield Table(title, ("executions that it does not hold",), [(dropped,)])
+
+    def charts(self) -> Iterable[Chart]:
+        """Time by type, if it was taken."""
+        seconds = self.timeline.seconds()
+        rows = [{**row, "seconds": seconds.get(row["id"], 0.0)} for row in self.op_rows()]
+        yield from ranked("time by type", by_direction(rows, "type", "seconds"), BOTH, "s")
 
     def _grouped(
         self, rows: Sequence[dict[str, Any]], keys: Sequence[str]

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
 import attrs
 
-from amanda.tools.reporting import Table
+from amanda.tools.reporting import Chart, Table
+from amanda_tools.stats.moments import Moments
 from amanda_tools.stats.watching import KINDS, Watched, WatchingOptions, WatchingTool
 from amanda_tools.stats.writers import require_tensorboard, write_csv, write_tensorboard
 
@@ -89,6 +91,22 @@ class StatsTool(WatchingTool[StatsOptions]):
     def _of(self, kind: str) -> list[Watched]:
         return list(self.of_kind(kind))
 
+    def charts(self) -> Iterable[Chart]:
+        """Of each kind of tensor the deviations in the order of the run, and all sizes."""
+        for kind in KINDS:
+            moments = [watched.moments for watched in self._of(kind)]
+            deviations = [None if math.isnan(m.deviation) else m.deviation for m in moments]
+            if len(moments) > 1:
+                yield Chart(
+                    title=f"standard deviation of the {kind}",
+                    kind="points",
+                    labels=range(len(moments)),
+                    values={kind: deviations},
+                    axis="tensors in the order of the run",
+                    log=True,
+                )
+            yield from _sizes(f"sizes of the elements of the {kind}", moments)
+
     def write_files(self, folder: Path, stem: str) -> Sequence[Path]:
         """Write ``<stem>.csv`` and the event file in ``<stem>.tensorboard``."""
         written = []
@@ -99,6 +117,20 @@ class StatsTool(WatchingTool[StatsOptions]):
             place = folder / f"{stem}.tensorboard"
             written.append(write_tensorboard(place, self.series, self.watched.values()))
         return written
+
+
+def _sizes(title: str, moments: Iterable[Moments]) -> Iterable[Chart]:
+    """A histogram of the powers of two, of all tensors together."""
+    counts: dict[int, int] = {}
+    for low, high, count in (found for m in moments for found in m.histogram()):
+        if low or high:
+            power = round(math.log2(min(abs(low), abs(high))))
+            counts[power] = counts.get(power, 0) + int(count)
+    if counts:
+        powers = range(min(counts), max(counts) + 1)
+        values = [counts.get(power, 0) for power in powers]
+        labels = [f"2^{power}" for power in powers]
+        yield Chart(title=title, kind="hist", labels=labels, values={"elements": values})
 
 
 def _range(watched: Watched) -> float:

@@ -1,0 +1,50 @@
+"""Charts that several tools have alike."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+from amanda.tools.reporting import Chart
+
+FEWEST = 2
+"""Bars of the smallest chart that says more than its table."""
+
+
+def ranked(
+    title: str, groups: Mapping[str, Mapping[str, Any]], series: Mapping[str, str], unit: str = ""
+) -> Iterator[Chart]:
+    """Bars of the groups, the longest first; no chart where there is nothing to compare.
+
+    Args:
+        title: of the chart.
+        groups: name of each bar to its figures.
+        series: name of each series to the key of its figure; they are stacked.
+        unit: of the figures.
+    """
+
+    def total(name: str) -> float:
+        return sum(float(groups[name].get(key) or 0) for key in series.values())
+
+    labels = sorted((name for name in groups if total(name) > 0), key=total, reverse=True)
+    if len(labels) >= FEWEST:
+        values = {
+            name: [float(groups[label].get(key) or 0) for label in labels]
+            for name, key in series.items()
+        }
+        yield Chart(title=title, kind="bar", labels=labels, values=values, unit=unit)
+
+
+def by_direction(
+    rows: Iterable[Mapping[str, Any]], key: str, figure: str
+) -> dict[str, dict[str, float]]:
+    """The sums of a figure by `key`, ``forward`` and ``backward``."""
+    groups: dict[str, dict[str, float]] = {}
+    for row in rows:
+        group = groups.setdefault(str(row[key]), {"forward": 0.0, "backward": 0.0})
+        group[str(row["direction"])] += float(row.get(figure) or 0)
+    return groups
+
+
+BOTH = {"forward": "forward", "backward": "backward"}
+"""The series of :func:`by_direction`."""
