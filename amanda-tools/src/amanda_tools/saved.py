@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Sequence
 from typing import Any
 
 from amanda import OpContext
+from amanda_tools.flops.parameters import byte_size
+
+HOOKED: Any = object()
+"""Stands for a tensor that a hook of the program keeps in its own way, as checkpoints do."""
 
 _MOST_NODES = 1000
 """An operator makes a few nodes, an LSTM some hundred."""
@@ -27,24 +30,28 @@ def saved_tensors(context: OpContext) -> dict[int, int]:
         if tensor is not None and context.get_value(position) is not None
     }
     found: dict[int, int] = {}
-    for node in _nodes(context.get_inputs(), context.get_outputs() or ()):
-        for tensor in _saved(node):
-            address = _address(tensor)
-            if address and address not in parameters:
-                size = math.prod(tensor.shape) * tensor.dtype.itemsize
-                found[address] = max(found.get(address, 0), size)
+    for tensor in saved_items(context):
+        address = 0 if tensor is HOOKED else _address(tensor)
+        if address and address not in parameters:
+            found[address] = max(found.get(address, 0), byte_size(tensor) or 0)
     return found
+
+
+def saved_items(context: OpContext) -> Iterator[Any]:
+    """All tensors that an operator has saved; :data:`HOOKED` for what a hook has taken."""
+    for node in _nodes(context.get_inputs(), context.get_outputs() or ()):
+        yield from (item for item in _saved(node) if item is not None)
 
 
 def _nodes(inputs: Sequence[Any], outputs: Sequence[Any]) -> Iterator[Any]:
     """The nodes between an operator's inputs and outputs."""
-    waiting = [_node_of(tensor) for tensor in outputs]
+    waiting = [node_of(tensor) for tensor in outputs]
     # Of an operator in place the input is the output by now, and only its own node is sure.
     in_place = any(tensor is output for tensor in inputs for output in outputs)
     if in_place:
         yield from {id(node): node for node in waiting if node is not None}.values()
         return
-    before = [_node_of(tensor) for tensor in inputs]
+    before = [node_of(tensor) for tensor in inputs]
     seen = [node for node in before if node is not None]
     for _ in range(_MOST_NODES):
         if not waiting:
@@ -57,7 +64,7 @@ def _nodes(inputs: Sequence[Any], outputs: Sequence[Any]) -> Iterator[Any]:
         waiting += [previous for previous, _ in node.next_functions]
 
 
-def _node_of(tensor: Any) -> Any:
+def node_of(tensor: Any) -> Any:
     """The node that computes a tensor's gradient, None if there is none."""
     try:
         return getattr(tensor, "grad_fn", None)
@@ -67,17 +74,18 @@ def _node_of(tensor: Any) -> Any:
 
 
 def _saved(node: Any) -> Iterator[Any]:
+    """What a node has saved, without asking a hook to restore it."""
     for name in dir(node):
-        if not name.startswith("_saved_"):
+        if not name.startswith("_raw_saved_"):
             continue
         try:
             value = getattr(node, name)
+            items = value if isinstance(value, (list, tuple)) else (value,)
+            for item in items:
+                yield HOOKED if item.unpack_hook is not None else item.data
         except RuntimeError:
             # The backward pass has been there.
             continue
-        for item in value if isinstance(value, (list, tuple)) else (value,):
-            if hasattr(item, "data_ptr"):
-                yield item
 
 
 def _address(tensor: Any) -> int:

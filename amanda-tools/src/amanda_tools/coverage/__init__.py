@@ -1,0 +1,247 @@
+"""``coverage``: which operators module hooks, torch-function modes, Keras layers and we see."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import attrs
+
+from amanda import Driver, OpContext
+from amanda.tools.graph_tracing import GraphTracingTool
+from amanda.tools.reporting import OpDescription, Table, describe
+from amanda_tools.coverage.peers import Peer, peers_of
+from amanda_tools.csv_files import write_rows
+from amanda_tools.printing import PrintingTool
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+__all__ = ["CoverageOptions", "CoverageTool"]
+
+OURS = "amanda"
+DIRECTIONS = ("forward", "backward")
+
+
+@attrs.frozen(kw_only=True)
+class CoverageOptions:
+    """The options of ``coverage``.
+
+    Attributes:
+        by: what the second table lists: type or module.
+        svg: also draw the bar chart.
+        csv: also write the rows of all operators as a table.
+    """
+
+    by: str = attrs.field(default="type", validator=attrs.validators.in_(("type", "module")))
+    svg: bool = True
+    csv: bool = True
+
+
+@attrs.define(eq=False)
+class CoveredOp:
+    """An operator and its executions."""
+
+    op: OpDescription
+    peers: Sequence[Peer]
+    executions: int = 0
+
+    def count(self) -> None:
+        """Instrumentation routine: one more execution."""
+        self.executions += 1
+        for peer in self.peers:
+            peer.executed(self.op.id)
+
+
+class CoverageTool(PrintingTool[CoverageOptions]):
+    """Tells of each operator, forward and backward, which mechanisms see it (paper, Figure 9)."""
+
+    name = "coverage"
+    Options = CoverageOptions
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        self._ops: dict[str, CoveredOp] = {}
+        self._peers: dict[str, tuple[Peer, ...]] = {}
+        self.depends_on(GraphTracingTool(follow=False))
+        self.add_inst_for_op(self._analyse)
+        self.add_inst_for_op(self._analyse_outputs, require_outputs=True)
+        self.add_inst_for_op(self._analyse_backward, backward=True)
+
+    # -- life cycle -------------------------------------------------------
+
+    def enter_scope(self, drivers: Sequence[Driver]) -> None:
+        """Install the peers of the drivers' frameworks."""
+        for framework in dict.fromkeys(driver.namespace.tags[0] for driver in drivers):
+            for peer in self._peers_of(framework):
+                peer.enter()
+
+    def exit_scope(self) -> None:
+        """Take the peers away again."""
+        for peers in self._peers.values():
+            for peer in peers:
+                peer.exit()
+
+    def _peers_of(self, framework: str) -> tuple[Peer, ...]:
+        if framework not in self._peers:
+            self._peers[framework] = peers_of(framework)
+        return self._peers[framework]
+
+    # -- analyses ---------------------------------------------------------
+
+    def _analyse(self, context: OpContext) -> None:
+        peers = self._peers_of(context.namespace.tags[0])
+        for peer in peers:
+            peer.look(context)
+        op = self._covered(context, peers)
+        context.insert_before_op(op.count, inputs=[])
+
+    def _analyse_outputs(self, context: OpContext) -> None:
+        for peer in self._peers_of(context.namespace.tags[0]):
+            peer.look_at_outputs(context)
+
+    def _analyse_backward(self, context: OpContext) -> None:
+        op = self._covered(context, ())
+        context.insert_before_backward_op(op.count, grad_outputs=[])
+
+    def _covered(self, context: OpContext, peers: Sequence[Peer]) -> CoveredOp:
+        op = describe(context)
+        # An operator that is analysed again (another scope, no cache) counts on.
+        return self._ops.setdefault(op.id, CoveredOp(op, peers))
+
+    # -- result -----------------------------------------------------------
+
+    def mechanisms(self) -> list[Peer]:
+        """The mechanisms of the frameworks whose operators were met, Amanda aside."""
+        frameworks = dict.fromkeys(_framework(covered.op) for covered in self._ops.values())
+        return [peer for framework in frameworks for peer in self._peers_of(framework)]
+
+    def op_rows(self) -> list[dict[str, Any]]:
+        """One row per operator: its ``executions``, and ``seen_by``, a list of mechanisms."""
+        seen = {peer: peer.seen() for peer in self.mechanisms()}
+        return [
+            {
+                **covered.op.row(),
+                "executions": covered.executions,
+                "seen_by": [OURS, *(p.name for p, ids in seen.items() if covered.op.id in ids)],
+            }
+            for covered in self._ops.values()
+        ]
+
+    def summary(self) -> dict[str, Any]:
+        """What each mechanism sees of the operators of its framework, and of each type.
+
+        ``mechanisms``: name to ``how`` ("measured", "derived"; of Amanda itself "measured"),
+        and for ``forward`` and ``backward`` each ``ops`` and ``executions`` seen, ``of_ops``
+        and ``of_executions`` that there are, and ``share``, a fraction of the operators, null
+        where there are none. ``by_type`` and ``by_module``: direction, then type or module, to
+        ``ops``, ``executions`` and ``seen_by``, a mechanism's name to operators.
+        """
+        rows = self.op_rows()
+        known = {OURS: ("", "measured")}
+        known.update((peer.name, (peer.framework, peer.how)) for peer in self.mechanisms())
+        found: dict[str, Any] = {"mechanisms": {}}
+        for name, (framework, how) in known.items():
+            own = [row for row in rows if row["namespace"].startswith(framework)]
+            figures = {way: _figures(_in(own, way), name) for way in DIRECTIONS}
+            found["mechanisms"][name] = {"how": how, **figures}
+        for key in ("type", "module"):
+            found[f"by_{key}"] = {
+                way: _grouped(_in(rows, way), operator.itemgetter(key)) for way in DIRECTIONS
+            }
+        return found
+
+    # -- for people -------------------------------------------------------
+
+    def tables(self) -> Iterable[Table]:
+        """What each mechanism sees, and the types or modules of which most is missed."""
+        found = self.summary()["mechanisms"]
+        ways = [(way, found[OURS][way]) for way in DIRECTIONS]
+        title = "coverage: " + ", ".join(f"{of['ops']} {way} ops" for way, of in ways)
+        columns = ("mechanism", *(f"{way}{what}" for way in DIRECTIONS for what in ("", " %")))
+        rows = [
+            (
+                _title(name, figures["how"]),
+                *(cell for way in DIRECTIONS for cell in _cells(figures[way])),
+            )
+            for name, figures in found.items()
+        ]
+        yield Table(title, columns, rows)
+        names = [name for name in found if name != OURS]
+        for way in DIRECTIONS:
+            yield self._groups(way, names)
+
+    def _groups(self, way: str, names: Sequence[str]) -> Table:
+        by = self.options.by
+        rows = _in(self.op_rows(), way)
+        groups = _grouped(
+            rows, lambda row: self._ops[row["id"]].op.place if by == "module" else row[by]
+        )
+        missed = {
+            group: max((of["ops"] - of["seen_by"].get(name, 0) for name in names), default=0)
+            for group, of in groups.items()
+        }
+        shown = [
+            (group, groups[group]["ops"], *(groups[group]["seen_by"].get(n, 0) for n in names))
+            for group in sorted(groups, key=lambda group: -missed[group])
+        ]
+        return Table(f"coverage: {way} ops by {by}", (by, OURS, *names), shown)
+
+    def write_files(self, folder: Path, stem: str) -> Sequence[Path]:
+        """Write ``<stem>.csv``, and ``<stem>.svg``, the bar chart."""
+        written = []
+        if self.options.csv:
+            written.append(folder / f"{stem}.csv")
+            rows = [{**row, "seen_by": " ".join(row["seen_by"])} for row in self.op_rows()]
+            write_rows(written[-1], rows)
+        if self.options.svg:
+            # It takes a second, and is wanted here only.
+            from amanda_tools.coverage.figure import draw
+
+            written.append(folder / f"{stem}.svg")
+            draw(self.summary()["mechanisms"], written[-1])
+        return written
+
+
+def _framework(op: OpDescription) -> str:
+    return op.namespace.partition("/")[0]
+
+
+def _in(rows: Iterable[Mapping[str, Any]], way: str) -> list[Mapping[str, Any]]:
+    return [row for row in rows if row["direction"] == way]
+
+
+def _figures(rows: Sequence[Mapping[str, Any]], name: str) -> dict[str, Any]:
+    """What one mechanism sees of these operators."""
+    seen = [row for row in rows if name in row["seen_by"]]
+    return {
+        "ops": len(seen),
+        "of_ops": len(rows),
+        "executions": sum(row["executions"] for row in seen),
+        "of_executions": sum(row["executions"] for row in rows),
+        "share": len(seen) / len(rows) if rows else None,
+    }
+
+
+def _grouped(
+    rows: Iterable[Mapping[str, Any]], key: Callable[[Mapping[str, Any]], str]
+) -> dict[str, dict[str, Any]]:
+    groups: dict[str, dict[str, Any]] = {}
+    for row in rows:
+        group = groups.setdefault(key(row), {"ops": 0, "executions": 0, "seen_by": {}})
+        group["ops"] += 1
+        group["executions"] += row["executions"]
+        for name in row["seen_by"]:
+            group["seen_by"][name] = group["seen_by"].get(name, 0) + 1
+    return groups
+
+
+def _title(name: str, how: str) -> str:
+    return name if name == OURS else f"{name} ({how})"
+
+
+def _cells(figures: Mapping[str, Any]) -> tuple[Any, ...]:
+    share = figures["share"]
+    return figures["ops"], "-" if share is None else f"{100 * share:.1f}"

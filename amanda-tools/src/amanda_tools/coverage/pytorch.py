@@ -1,0 +1,298 @@
+"""What PyTorch's module hooks and torch-function modes see."""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import functools
+import itertools
+import sys
+import threading
+import types
+import weakref
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import attrs
+import torch
+from torch import nn
+
+from amanda import OpContext
+from amanda_tools.coverage.peers import Peer
+from amanda_tools.saved import node_of
+
+# -- module hooks -------------------------------------------------------------
+
+
+@attrs.define
+class Borders:
+    """The tensors of one execution of an operator, and its backward operators at the borders.
+
+    Attributes:
+        op_id: of the operator.
+        inputs, outputs: weak references to its tensors.
+        backward: ids of the backward operators that go from the gradients of its outputs to
+            those of its data.
+    """
+
+    op_id: str
+    inputs: Sequence[weakref.ref[torch.Tensor]]
+    outputs: Sequence[weakref.ref[torch.Tensor]]
+    backward: Sequence[str]
+
+    def are_within(self, given: frozenset[int], returned: frozenset[int]) -> bool:
+        """Whether a call that is given and returns these tensors shows them all."""
+        return (
+            bool(self.outputs)
+            and all(id(ref()) in given for ref in self.inputs)
+            and all(id(ref()) in returned for ref in self.outputs)
+        )
+
+
+@attrs.define
+class ModuleCall:
+    """A call of a module that is running, and the operators first executed in it."""
+
+    module: int
+    ops: list[Borders] = attrs.field(factory=list)
+
+
+class ModuleHooks(Peer):
+    """Forward hooks are installed on all modules; what they are given is compared.
+
+    An operator is seen if its inputs are arguments of the innermost module's call, or
+    parameters or buffers of that module, and its outputs are among what the call returns.
+    Full backward hooks would change the graph of gradients (and fail on modules that work in
+    place), so that what they see is derived: of an operator that is seen, the backward
+    operator that takes the gradients of its outputs, if it gives those of all its data.
+    """
+
+    name = "module_hooks"
+    framework = "pytorch"
+    how = "measured"
+
+    def __init__(self) -> None:
+        self._seen: set[str] = set()
+        self._handles: list[Any] = []
+        self._local = threading.local()
+
+    @property
+    def _calls(self) -> list[ModuleCall]:
+        calls: list[ModuleCall] | None = getattr(self._local, "calls", None)
+        if calls is None:
+            calls = self._local.calls = []
+        return calls
+
+    def enter(self) -> None:
+        module = nn.modules.module
+        self._handles = [
+            module.register_module_forward_pre_hook(self._enter_module),
+            module.register_module_forward_hook(
+                self._leave_module, with_kwargs=True, always_call=True
+            ),
+        ]
+
+    def exit(self) -> None:
+        # PyTorch 2.13 does not forget that a hook took keywords when it removes the hook.
+        noted = getattr(nn.modules.module, "_global_forward_hooks_with_kwargs", {})
+        for handle in self._handles:
+            handle.remove()
+            noted.pop(handle.id, None)
+        self._handles = []
+        self._local = threading.local()
+
+    def _enter_module(self, module: nn.Module, args: Any) -> None:
+        self._calls.append(ModuleCall(id(module)))
+
+    def _leave_module(self, module: nn.Module, args: Any, kwargs: Any, output: Any = None) -> None:
+        # After an exception PyTorch leaves the keywords out: nothing is given or returned.
+        calls = self._calls
+        call = None
+        # A call that ended before its hooks (one of the user's failed) was left behind.
+        while calls and (call is None or call.module != id(module)):
+            call = calls.pop()
+        if call is None or not call.ops:
+            return
+        own = itertools.chain(module.parameters(), module.buffers())
+        given = frozenset(map(id, itertools.chain(tensors_in((args, kwargs)), own)))
+        returned = frozenset(map(id, tensors_in(output)))
+        for op in call.ops:
+            if op.are_within(given, returned):
+                self._seen |= {op.op_id, *op.backward}
+
+    def look(self, context: OpContext) -> None:
+        # Before the operator, which may work in place and give its input another node.
+        self._local.edges = [
+            (node_of(tensor), tensor)
+            for position, tensor in enumerate(context.get_inputs())
+            if tensor is not None and tensor.requires_grad and context.get_value(position) is None
+        ]
+
+    def look_at_outputs(self, context: OpContext) -> None:
+        edges = getattr(self._local, "edges", [])
+        self._local.edges = []
+        if not self._calls:
+            return
+        op_id = context.get_op_id()
+        inputs, outputs = (
+            [t for t in tensors or () if t is not None]
+            for tensors in (context.get_inputs(), context.get_outputs())
+        )
+        backward = list(border_nodes(op_id, outputs, edges))
+        self._calls[-1].ops.append(
+            Borders(op_id, [*map(weakref.ref, inputs)], [*map(weakref.ref, outputs)], backward)
+        )
+
+    def seen(self) -> frozenset[str]:
+        return frozenset(self._seen)
+
+
+def tensors_in(value: Any) -> Iterator[torch.Tensor]:
+    """The tensors of nested lists, tuples, dicts and data classes."""
+    if isinstance(value, torch.Tensor):
+        yield value
+    elif isinstance(value, Mapping):
+        for item in value.values():
+            yield from tensors_in(item)
+    elif isinstance(value, (list, tuple)):
+        for item in value:
+            yield from tensors_in(item)
+    elif dataclasses.is_dataclass(value) and not isinstance(value, type):
+        for field in dataclasses.fields(value):
+            yield from tensors_in(getattr(value, field.name, None))
+
+
+def border_nodes(
+    op_id: str, outputs: Sequence[Any], edges: Sequence[tuple[Any, Any]]
+) -> Iterator[str]:
+    """Ids of the nodes of the outputs that lead to all `edges` at once.
+
+    Args:
+        op_id: of the forward operator.
+        outputs: its outputs.
+        edges: of each input that takes a gradient the node and the tensor.
+    """
+    nodes = {id(node): node for node in map(node_of, outputs) if node is not None}
+    counts: collections.Counter[str] = collections.Counter()
+    for node in nodes.values():
+        name = node.name().rpartition("::")[2]
+        targets = [target for target, _ in node.next_functions]
+        if all(_leads_to(targets, edge) for edge in edges):
+            yield f"{op_id}/grad/{name}:{counts[name]}"
+        counts[name] += 1
+
+
+def _leads_to(targets: Sequence[Any], edge: tuple[Any, Any]) -> bool:
+    node, tensor = edge
+    if node is not None:
+        return any(target is node for target in targets)
+    # The gradient of a leaf goes to the node that accumulates it.
+    return any(getattr(target, "variable", None) is tensor for target in targets)
+
+
+# -- torch-function modes -----------------------------------------------------
+
+
+@attrs.define
+class FunctionCall:
+    """A call of a function of PyTorch's that is written in Python.
+
+    Attributes:
+        frame: of the call; kept while the next operator may still belong to it, so that
+            nothing else gets its identity.
+        ops: ids of the operators first executed in it.
+    """
+
+    frame: types.FrameType
+    ops: list[str] = attrs.field(factory=list)
+
+
+class TorchFunction(Peer):
+    """What a ``TorchFunctionMode`` is called for, from the Python stack of the operator.
+
+    With a second mode installed, fused paths of PyTorch (attention in eval mode) would not be
+    taken, so it is derived. A mode is called for what the program calls; while it handles a
+    call it is off. Of a function written in Python (``F.normalize``) it therefore sees the
+    function and not the operators in it, except where there is only one. It is not called for
+    an ``autograd.Function``, nor for the backward pass.
+    """
+
+    name = "torch_function"
+    framework = "pytorch"
+    how = "derived"
+
+    def __init__(self) -> None:
+        self._direct: set[str] = set()
+        self._alone: set[str] = set()
+        self._running: dict[int, FunctionCall] = {}
+        self._fresh: dict[int, str] = {}
+
+    def exit(self) -> None:
+        self._running.clear()
+        self._fresh.clear()
+
+    def look(self, context: OpContext) -> None:
+        thread, op_id = threading.get_ident(), context.get_op_id()
+        frame = outermost_function()
+        self._fresh[thread] = op_id
+        call = self._running.get(thread)
+        if frame is None:
+            self._running.pop(thread, None)
+            if not is_custom_function(context):
+                self._direct.add(op_id)
+            return
+        if call is None or call.frame is not frame:
+            call = self._running[thread] = FunctionCall(frame)
+        call.ops.append(op_id)
+        if len(call.ops) > 1 or frame.f_code in _backward_codes() or is_custom_function(context):
+            self._alone.difference_update(call.ops)
+        else:
+            self._alone.add(op_id)
+
+    def executed(self, op_id: str) -> None:
+        # An execution that is not the first belongs to no call that is waited for.
+        if self._running:
+            thread = threading.get_ident()
+            if self._fresh.pop(thread, None) != op_id:
+                self._running.pop(thread, None)
+
+    def seen(self) -> frozenset[str]:
+        return frozenset(self._direct | self._alone)
+
+
+def is_custom_function(context: OpContext) -> bool:
+    """Whether an operator is an ``autograd.Function``: it is called through a partial."""
+    return isinstance(getattr(context.get_op(), "func", None), functools.partial)
+
+
+def outermost_function() -> types.FrameType | None:
+    """The frame of the outermost function of PyTorch's, written in Python, for which a
+    torch-function mode is called; None if none is running in this thread."""
+    codes = _function_codes()
+    found: types.FrameType | None = None
+    frame: types.FrameType | None = sys._getframe(1)
+    while frame is not None:
+        if frame.f_code in codes:
+            found = frame
+        frame = frame.f_back
+    return found
+
+
+@functools.cache
+def _function_codes() -> frozenset[types.CodeType]:
+    """The code of what can be overridden and is written in Python."""
+    functions = itertools.chain(*torch.overrides.get_overridable_functions().values())
+    return frozenset(f.__code__ for f in functions if isinstance(f, types.FunctionType))
+
+
+@functools.cache
+def _backward_codes() -> frozenset[types.CodeType]:
+    entries: tuple[Any, ...] = (
+        torch.Tensor.backward,
+        torch.autograd.backward,
+        torch.autograd.grad,
+    )
+    return frozenset(entry.__code__ for entry in entries)
+
+
+PEERS = (ModuleHooks, TorchFunction)

@@ -1,0 +1,75 @@
+"""What Keras layers show of a model."""
+
+from __future__ import annotations
+
+import collections
+from collections.abc import Mapping
+
+from amanda import OpContext
+from amanda.tools.graph_tracing import Graph, TracedOp
+from amanda_tools.coverage.peers import Peer
+
+
+class KerasLayers(Peer):
+    """What a layer's call is given and returns, from the graph of operators.
+
+    Keras has no hooks: who wants to watch wraps the call of each layer. An operator is seen if
+    its data come from outside of the innermost name scope that runs it, and its results leave
+    that scope. Name scopes stand for layers, in all modes alike, so that functions with a
+    scope of their own count as layers: it is the most that a layer can show. Nothing is called
+    for the backward pass.
+    """
+
+    name = "keras_layers"
+    framework = "tensorflow"
+    how = "derived"
+
+    def __init__(self) -> None:
+        self._graph: Graph | None = None
+        self._ids: set[str] = set()
+
+    def look(self, context: OpContext) -> None:
+        self._graph = context["graph"]
+        self._ids.add(context.get_op_id())
+
+    def seen(self) -> frozenset[str]:
+        if self._graph is None:
+            return frozenset()
+        ops = {op.id: op for op in self._graph.ops}
+        consumers: dict[str, list[str]] = collections.defaultdict(list)
+        for edge in self._graph.edges:
+            consumers[edge.producer].append(edge.consumer)
+        static = _without_data(ops)
+        last = {op.module: op.id for op in ops.values()}
+        return frozenset(
+            op.id
+            for op in ops.values()
+            if op.id in self._ids
+            and op.module
+            and op.id not in static
+            and any(tensor is not None for tensor in op.outputs)
+            and all(p in static or not _is_in(ops[p], op.module) for p in _producers(op))
+            and all(not _is_in(ops[c], op.module) for c in consumers[op.id])
+            and (consumers[op.id] or last[op.module] == op.id)
+        )
+
+
+def _is_in(op: TracedOp, scope: str) -> bool:
+    return op.module == scope or op.module.startswith(f"{scope}/")
+
+
+def _producers(op: TracedOp) -> list[str]:
+    return [tensor.producer for tensor in op.inputs if tensor is not None and tensor.producer]
+
+
+def _without_data(ops: Mapping[str, TracedOp]) -> set[str]:
+    """The operators that compute with parameters and constants only: reads, casts of weights."""
+    static: set[str] = set()
+    for op in ops.values():
+        tensors = [tensor for tensor in op.inputs if tensor is not None]
+        if all(tensor.is_parameter or tensor.producer in static for tensor in tensors):
+            static.add(op.id)
+    return static
+
+
+PEERS = (KerasLayers,)
