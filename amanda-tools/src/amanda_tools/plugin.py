@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import TYPE_CHECKING
 
 from amanda import hookimpl
+
+if TYPE_CHECKING:
+    from amanda.cli.pages import RunReport
 
 
 @hookimpl
@@ -12,15 +16,27 @@ def amanda_register_tools() -> Mapping[str, str]:
     """The tools of this package."""
     return {
         "count": "amanda_tools.count:CountTool",
+        "coverage": "amanda_tools.coverage:CoverageTool",
         "diff": "amanda_tools.diff:DiffTool",
         "dump": "amanda_tools.dump:DumpTool",
         "flops": "amanda_tools.flops:FlopsTool",
         "inject": "amanda_tools.inject:InjectTool",
         "nan": "amanda_tools.nan:NanTool",
+        "path": "amanda_tools.path:PathTool",
         "profile": "amanda_tools.profile:ProfileTool",
         "prune": "amanda_tools.prune:PruneTool",
         "quantize": "amanda_tools.quantize:QuantizeTool",
+        "remat": "amanda_tools.remat:RematTool",
         "sparsity": "amanda_tools.sparsity:SparsityTool",
         "stats": "amanda_tools.stats:StatsTool",
         "trace": "amanda_tools.trace:TraceTool",
     }
+
+
+@hookimpl
+def amanda_render_report(report: RunReport) -> str:
+    """The page of a run."""
+    from amanda_tools.report import rendered
+    from amanda_tools.report.run import document_of
+
+    return rendered(document_of(report))

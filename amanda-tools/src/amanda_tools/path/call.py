@@ -1,0 +1,193 @@
+"""What a rule sees: one executed operator, the elements of its output that are critical, and
+how it says which elements of its inputs are."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
+
+import attrs
+import numpy as np
+
+import amanda
+from amanda_tools.numerics import Array
+from amanda_tools.path.recording import Execution, is_real
+
+T = TypeVar("T")
+
+_EXACT = {"float64": 52, "float32": 24, "float16": 11, "bfloat16": 8}
+"""Element type to the bits of the integers that it holds exactly."""
+
+
+class NoRule(Exception):
+    """A rule does not know this form of its operator; the message says what it is."""
+
+
+@attrs.define(eq=False)
+class Call:
+    """An executed operator.
+
+    Attributes:
+        execution: its values.
+        theta: the share of a value that critical contributions make up.
+        width: how many products make up one value of its output; rules may set it.
+    """
+
+    execution: Execution
+    theta: float
+    width: int = 1
+    _memory: dict[str, Any] = attrs.field(factory=dict)
+
+    def memo(self, name: str, make: Callable[[], T]) -> T:
+        """What `make` gives, made once for all inputs of the batch."""
+        if name not in self._memory:
+            self._memory[name] = make()
+        found: T = self._memory[name]
+        return found
+
+    def attribute(self, *names: str, default: Any = None) -> Any:
+        """The first of some non-tensor arguments that is there."""
+        known = self.execution.op.attributes
+        return next((known[n] for n in names if known.get(n) is not None), default)
+
+    def array(self, *names: str | int) -> Array:
+        """The values of the input at a position, or of the first that is declared with a name.
+
+        Raises:
+            NoRule: it is not there, or has no numbers.
+        """
+        position = self.position(*names)
+        found = None if position is None else self.execution.inputs[position]
+        if found is None:
+            raise NoRule(f"its input {names[0]} has no values")
+        return found
+
+    def position(self, *names: str | int) -> int | None:
+        """The position of an input, None if there is none."""
+        declared = list(self.execution.op.names)
+        for name in names:
+            if isinstance(name, int):
+                return name if name < len(self.execution.inputs) else None
+            if name in declared and self.execution.inputs[declared.index(name)] is not None:
+                return declared.index(name)
+        return None
+
+    def output(self, position: int = 0) -> Array:
+        """The values of an output.
+
+        Raises:
+            NoRule: it has none.
+        """
+        found = self.execution.outputs[position]
+        if found is None:
+            raise NoRule(f"its output {position} has no values")
+        return found
+
+    @property
+    def data(self) -> list[int]:
+        """The positions of the inputs of real numbers that depend on the model's input."""
+        inputs = self.execution.inputs
+        return [
+            position
+            for position, is_data in enumerate(self.execution.is_data)
+            if is_data and is_real(inputs[position])
+        ]
+
+    def moved(self, position: int) -> list[Array]:
+        """For an operator that only moves elements: where each output element comes from.
+
+        The operator runs again on the numbers of its elements, in digits that its element type
+        holds exactly, and with the opposite sign, so that what it fills in is told from them.
+
+        Args:
+            position: the input whose elements are followed; the others of real numbers are zero.
+
+        Returns:
+            Of each output the places in the input, -1 where an element comes from elsewhere.
+
+        Raises:
+            NoRule: the driver cannot run it again.
+        """
+        source = self.array(position)
+        numbers = np.arange(1, source.size + 1)
+        base = 1 << _EXACT.get(self.execution.op.types[position], 7)
+        found: list[Array] = []
+        factor = 1
+        while factor <= source.size:
+            digits = (numbers // factor % base).reshape(source.shape)
+            plus, minus = (self._run(position, sign * digits) for sign in (1, -1))
+            for i, (one, other) in enumerate(zip(plus, minus, strict=True)):
+                part = np.where(one == -other, one, 0).astype(np.int64) * factor
+                if factor == 1:
+                    found.append(part)
+                else:
+                    found[i] = found[i] + part
+            factor *= base
+        return [np.where((f > 0) & (f <= source.size), f - 1, -1) for f in found]
+
+    def _run(self, position: int, array: Array) -> list[Array]:
+        op = self.execution.op
+        if op.run is None:
+            raise NoRule("the driver cannot run it again")
+        tensors = []
+        for i, (value, make) in enumerate(zip(self.execution.inputs, op.tensors, strict=True)):
+            if i != position and is_real(value):
+                value = np.zeros_like(value)
+            elif i == position:
+                value = array
+            if value is not None and make is None:
+                raise NoRule(f"no tensor can be made for its input {i}")
+            tensors.append(None if value is None or make is None else make(value))
+        with amanda.disabled():
+            outputs = op.run(*tensors)
+        outputs = outputs if isinstance(outputs, (list, tuple)) else [outputs]
+        return [np.asarray(o.detach().cpu().double() if hasattr(o, "detach") else o, np.float64)
+                for o in outputs]  # fmt: skip
+
+
+@attrs.define(eq=False)
+class Wanted:
+    """Critical elements of one output of an operator, for one input of the batch.
+
+    Attributes:
+        index: their flat places, in order.
+        values: what they have to explain: their values, or, where what follows is a part of
+            the same weighted sum (a bias, a batch norm), the values after that.
+        output: which output it is.
+        claims: what the rule has found: input, flat places, values or None for the input's own.
+        synapses: the critical products: place in the output times the call's ``width`` plus the
+            place among the products. If a rule notes none, all products of the critical
+            elements are.
+    """
+
+    index: Array
+    values: Array
+    output: int = 0
+    claims: list[tuple[int, Array, Array | None]] = attrs.field(factory=list)
+    synapses: list[Array] = attrs.field(factory=list)
+
+    def claim(self, position: int, index: Array, values: Array | None = None) -> None:
+        """Say that elements of an input are critical.
+
+        Args:
+            position: the input.
+            index: their flat places.
+            values: what they have to explain, None for their own values.
+        """
+        self.claims.append((position, index, values))
+
+
+Rule = Callable[[Call, Wanted], None]
+
+
+def coordinates(index: Array, shape: Sequence[int], like: Sequence[int]) -> Array:
+    """Flat places in a result as flat places in a factor that was broadcast to it."""
+    if tuple(shape) == tuple(like):
+        return index
+    strides = np.cumprod([1, *like[:0:-1]])[::-1]
+    places = np.unravel_index(index, tuple(shape))[len(shape) - len(like) :]
+    found = np.zeros(len(index), np.int64)
+    for place, size, stride in zip(places, like, strides, strict=True):
+        if size > 1:
+            found += place * stride
+    return found

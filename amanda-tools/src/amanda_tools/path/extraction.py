@@ -1,0 +1,261 @@
+"""From the critical outputs of a pass backwards to its inputs."""
+
+from __future__ import annotations
+
+import collections
+from collections.abc import Sequence
+
+import attrs
+import numpy as np
+
+# The rules are in the table when their modules are there.
+from amanda_tools.numerics import Array
+from amanda_tools.path import products, rules
+from amanda_tools.path.call import Call, NoRule, Wanted
+from amanda_tools.path.paths import Mask, OpPath, Path
+from amanda_tools.path.recording import Execution, Pass
+
+assert products.RULES is rules.RULES
+
+Claim = tuple[Array, Array | None]
+
+
+@attrs.frozen(eq=False)
+class Start:
+    """Where the paths of a batch begin.
+
+    Attributes:
+        output: the execution whose output is explained.
+        position: which output it is.
+        index: of each input of the batch the flat places that are critical.
+        labels: of each input its class, None if the output has several positions.
+    """
+
+    output: Execution
+    position: int
+    index: Sequence[Array]
+    labels: Sequence[int | None]
+
+    @classmethod
+    def of(cls, output: Execution, axis: int, labels: Sequence[int] | None) -> Start:
+        """The predicted class of each input, or the one that it is labelled with.
+
+        Raises:
+            ValueError: the axis or the labels do not fit.
+        """
+        position = output.real_outputs()[0]
+        scores = output.outputs[position]
+        assert scores is not None
+        name = output.op.about.id
+        shape = scores.shape if scores.ndim > 1 else (1, *scores.shape)
+        if not -len(shape) < axis < len(shape) or axis == 0:
+            raise ValueError(
+                f"tool path: axis={axis} is no axis of classes of op {name}, whose output has the "
+                f"shape {scores.shape} with the batch in front"
+            )
+        ordered = np.moveaxis(scores.reshape(shape), axis, -1)
+        best = ordered.argmax(axis=-1)
+        if labels is not None:
+            given = np.asarray(labels)
+            fits = given.shape == best.shape and given.dtype.kind in "iu"
+            if not fits or (given < 0).any() or (given >= ordered.shape[-1]).any():
+                raise ValueError(
+                    f"tool path: labels must be {best.shape} whole numbers below "
+                    f"{ordered.shape[-1]} for op {name}, got the shape {given.shape}: "
+                    f"{given!r:.80}"
+                )
+            best = given
+        places = np.moveaxis(np.arange(scores.size).reshape(shape), axis, -1)
+        index = np.take_along_axis(places, best[..., None], axis=-1)
+        return cls(
+            output,
+            position,
+            [np.sort(part.reshape(-1)) for part in index],
+            [int(label) if best.ndim == 1 else None for label in best],
+        )
+
+
+class Extraction:
+    """The paths of the inputs of one batch.
+
+    Args:
+        run: what ran.
+        start: where the paths begin.
+        theta: the share of a value that critical contributions make up.
+        keep_synapses: keep the numbers of the critical products.
+
+    Attributes:
+        paths: the path of each input.
+        skipped: operator's id to why it was treated without a rule.
+        executions: those that the output depends on, and that depend on the input.
+    """
+
+    def __init__(self, run: Pass, start: Start, theta: float, *, keep_synapses: bool) -> None:
+        self.skipped: dict[str, str] = {}
+        self._theta = theta
+        self._keeps = keep_synapses
+        self._batch = len(start.index)
+        self._claims: dict[tuple[int, Execution, int], list[Claim]] = collections.defaultdict(list)
+        self._ops: list[dict[str, OpPath]] = [{} for _ in start.index]
+        self._inputs: dict[str, list[Claim | None]] = {}
+        self._input_shapes: dict[str, tuple[int, ...]] = {}
+        for sample, index in enumerate(start.index):
+            self._claims[sample, start.output, start.position].append((index, None))
+        self._read = {(start.output, start.position)}
+        self.executions = self._order(run, start.output)
+        for execution in self.executions:
+            self._extract(execution)
+        self.paths = self._paths(start.labels)
+
+    def _order(self, run: Pass, output: Execution) -> list[Execution]:
+        """The last first: readers come before what they read."""
+        reached, found = {output}, []
+        for execution in reversed(list(run.executions.values())):
+            if execution in reached:
+                found.append(execution)
+                sources = zip(execution.sources, execution.is_data, strict=True)
+                read = {s for s, is_data in sources if s is not None and is_data and _computes(s)}
+                self._read |= read
+                reached |= {source for source, _ in read}
+        return found
+
+    # -- one operator -----------------------------------------------------------
+
+    def _extract(self, execution: Execution) -> None:
+        call = Call(execution, self._theta)
+        outputs = [p for p in range(len(execution.outputs)) if (execution, p) in self._read]
+        found = [
+            [self._treated(call, wanted) for wanted in self._wanted(sample, execution, outputs)]
+            for sample in range(self._batch)
+        ]
+        shapes = [o.shape for p in outputs if (o := execution.outputs[p]) is not None]
+        size = sum(int(np.prod(shape)) for shape in shapes)
+        neurons = self._neurons(shapes, found)
+        for sample, parts in enumerate(found):
+            weights = [self._pass_on(sample, execution, wanted) for wanted in parts]
+            synapses = [s + w.output * size * call.width for w in parts for s in w.synapses]
+            critical = sum(len(part) for part in synapses)
+            total = max(critical, size * call.width // (1 if size % self._batch else self._batch))
+            self._ops[sample][execution.op.about.id] = OpPath(
+                neurons[sample],
+                next((mask for mask in weights if mask is not None), None),
+                np.unique(np.concatenate(synapses or [np.zeros(0, np.int64)]))
+                if self._keeps
+                else None,
+                critical,
+                total,
+            )
+
+    def _wanted(self, sample: int, execution: Execution, outputs: Sequence[int]) -> list[Wanted]:
+        """What readers have claimed of each output; own values where they do not agree."""
+        found = []
+        for position in outputs:
+            claims = self._claims.pop((sample, execution, position), [])
+            output = execution.outputs[position]
+            assert output is not None
+            own = output.reshape(-1)
+            index = np.concatenate([np.zeros(0, np.int64), *(index for index, _ in claims)])
+            values = np.concatenate(
+                [np.zeros(0), *(own[i] if v is None else v for i, v in claims)]
+            )
+            order = np.argsort(index, kind="stable")
+            places, first = np.unique(index[order], return_index=True)
+            if len(places):
+                low = np.minimum.reduceat(values[order], first)
+                high = np.maximum.reduceat(values[order], first)
+                values = np.where(low == high, low, own[places])
+            found.append(Wanted(places, values, position))
+        return found
+
+    def _treated(self, call: Call, wanted: Wanted) -> Wanted:
+        """Apply the rule, or the conservative treatment, and say why."""
+        op = call.execution.op.about
+        rule = rules.RULES.get(op.type) or rules.RULES.get(op.type.lstrip("_"))
+        if not len(wanted.index):
+            return wanted
+        if rule is None:
+            self.skipped[op.id] = "no rule for its type"
+            rules.everything(call, wanted)
+            return wanted
+        try:
+            rule(call, wanted)
+        except Exception as error:
+            # Somebody's operator must not end somebody's run.
+            is_known = isinstance(error, NoRule)
+            self.skipped[op.id] = str(error) if is_known else f"{type(error).__name__}: {error}"
+            wanted = Wanted(wanted.index, wanted.values, wanted.output)
+            rules.everything(call, wanted)
+        if not wanted.synapses:
+            every = wanted.index[:, None] * call.width + np.arange(call.width)
+            wanted.synapses.append(every.reshape(-1))
+        return wanted
+
+    def _pass_on(self, sample: int, execution: Execution, wanted: Wanted) -> Mask | None:
+        """Hand the claims to the operators that made the inputs; the weight's mask is given back."""
+        weight = None
+        for position, index, values in wanted.claims:
+            source, array = execution.sources[position], execution.inputs[position]
+            if execution.is_data[position]:
+                if source is not None and _computes(source):
+                    self._claims[sample, *source].append((index, values))
+                elif array is not None:
+                    key = f"{execution.op.about.id}:{position}"
+                    self._input_shapes[key] = array.shape
+                    known = self._inputs.setdefault(key, [None] * self._batch)
+                    before = known[sample]
+                    known[sample] = (np.union1d(index, [] if before is None else before[0]), None)
+                continue
+            shape = execution.op.parameters.get(position) if array is None else array.shape
+            if shape is not None:
+                mask = Mask.of(shape, index)
+                weight = mask if weight is None or weight.shape != mask.shape else weight | mask
+        return weight
+
+    # -- masks ------------------------------------------------------------------
+
+    def _neurons(
+        self, shapes: Sequence[tuple[int, ...]], found: Sequence[Sequence[Wanted]]
+    ) -> list[Mask]:
+        """The mask of each input's neurons; of several outputs they are strung together."""
+        if len(shapes) == 1:
+            return self._masks(shapes[0], [parts[0].index for parts in found])
+        per_output = [
+            self._masks(shape, [parts[i].index for parts in found])
+            for i, shape in enumerate(shapes)
+        ]
+        strung = []
+        for masks in zip(*per_output, strict=True):
+            flat = np.concatenate([mask.array.reshape(-1) for mask in masks])
+            strung.append(Mask.of(flat.shape, np.flatnonzero(flat)))
+        return strung
+
+    def _masks(self, shape: tuple[int, ...], index: Sequence[Array]) -> list[Mask]:
+        """Without the axis of the batch where each input has its own places, else of all."""
+        batch = self._batch
+        for axis, count in enumerate(shape):
+            if count != batch:
+                continue
+            inner = int(np.prod(shape[axis + 1 :]))
+            if all((part // inner % batch == i).all() for i, part in enumerate(index)):
+                rest = (*shape[:axis], *shape[axis + 1 :])
+                return [Mask.of(rest, p // (inner * batch) * inner + p % inner) for p in index]
+        size = int(np.prod(shape))
+        block = size // batch
+        if size % batch == 0 and all((p // block == i).all() for i, p in enumerate(index) if block):
+            whole = shape and shape[0] % batch == 0
+            rest = (shape[0] // batch, *shape[1:]) if whole else (block,)
+            return [Mask.of(rest, p - i * block) for i, p in enumerate(index)]
+        return [Mask.of(shape, part) for part in index]
+
+    def _paths(self, labels: Sequence[int | None]) -> list[Path]:
+        inputs: list[dict[str, Mask]] = [{} for _ in labels]
+        for key, claims in self._inputs.items():
+            index = [np.zeros(0, np.int64) if c is None else c[0].astype(np.int64) for c in claims]
+            for sample, mask in enumerate(self._masks(self._input_shapes[key], index)):
+                inputs[sample][key] = mask
+        return [Path(*parts) for parts in zip(labels, self._ops, inputs, strict=True)]
+
+
+def _computes(source: tuple[Execution, int]) -> bool:
+    """Whether an operator computes something of the input, and does not make it."""
+    return any(source[0].is_data)

@@ -1,0 +1,244 @@
+"""Effective paths: what of each operator is critical, their union and their similarity."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import attrs
+import numpy as np
+
+from amanda.errors import AmandaError
+from amanda_tools.numerics import Array
+
+KINDS = ("neurons", "weights", "synapses")
+
+
+@attrs.frozen(eq=False)
+class Mask:
+    """A mask of eight elements per byte.
+
+    Attributes:
+        shape: its shape.
+        bits: the elements in order, packed.
+    """
+
+    shape: tuple[int, ...]
+    bits: Array
+
+    @classmethod
+    def of(cls, shape: Sequence[int], index: Array) -> Mask:
+        """With some flat places set."""
+        mask = np.zeros(math.prod(shape), bool)
+        mask[index] = True
+        return cls(tuple(int(size) for size in shape), np.packbits(mask))
+
+    @property
+    def array(self) -> Array:
+        """As an array of bool."""
+        return np.unpackbits(self.bits, count=self.size).astype(bool).reshape(self.shape)
+
+    @property
+    def size(self) -> int:
+        """How many elements it has."""
+        return math.prod(self.shape)
+
+    @property
+    def count(self) -> int:
+        """How many are set."""
+        return int(np.unpackbits(self.bits).sum())
+
+    def __or__(self, other: Mask) -> Mask:
+        return Mask(self.shape, self.bits | other.bits)
+
+    def __and__(self, other: Mask) -> Mask:
+        return Mask(self.shape, self.bits & other.bits)
+
+
+@attrs.frozen(eq=False)
+class OpPath:
+    """The part of a path that lies in one operator.
+
+    Attributes:
+        neurons: the elements of its output; None in a union of outputs of several shapes.
+        weights: the elements of its weight, None if it has none.
+        synapses: the critical products of the tool's option ``synapses``, in order, as numbers:
+            place in the output times the products per output, plus the place among them.
+        critical: how many synapses are critical; None of a union, if they were not kept.
+        total: how many synapses there are.
+    """
+
+    neurons: Mask | None
+    weights: Mask | None
+    synapses: Array | None
+    critical: int | None
+    total: int
+
+    def __or__(self, other: OpPath) -> OpPath:
+        both = self.synapses is not None and other.synapses is not None
+        synapses = np.union1d(self.synapses, other.synapses) if both else None  # type: ignore[arg-type]
+        critical = None if synapses is None else len(synapses)
+        return OpPath(
+            _union(self.neurons, other.neurons),
+            _union(self.weights, other.weights),
+            synapses,
+            critical,
+            self.total,
+        )
+
+
+def _union(one: Mask | None, other: Mask | None) -> Mask | None:
+    if one is None or other is None or one.shape != other.shape:
+        return None
+    return one | other
+
+
+@attrs.frozen(eq=False)
+class Path:
+    """The effective path of an input, or of a class: the union of its inputs' paths.
+
+    Attributes:
+        label: the class; None if the output has more than one position.
+        ops: operator's id to the part that lies in it, from the output to the input.
+        inputs: number of an input of the model to its critical elements.
+    """
+
+    label: int | None
+    ops: Mapping[str, OpPath]
+    inputs: Mapping[str, Mask]
+
+    def __or__(self, other: Path) -> Path:
+        ops = {
+            key: self.ops[key] | other.ops[key] if key in self.ops and key in other.ops
+            else self.ops.get(key) or other.ops[key]
+            for key in {**self.ops, **other.ops}
+        }  # fmt: skip
+        shared = [key for key in self.inputs if key in other.inputs]
+        unions = {key: _union(self.inputs[key], other.inputs[key]) for key in shared}
+        inputs = {key: mask for key, mask in unions.items() if mask is not None}
+        label = self.label if self.label == other.label else None
+        return Path(label, ops, inputs)
+
+    def density(self, kind: str = "neurons") -> float:
+        """The share of neurons, weights or synapses that is critical, over all operators."""
+        found = [counted(op, kind) for op in self.ops.values()]
+        total = sum(size for _, size in found)
+        return sum(count for count, _ in found) / total if total else 0.0
+
+
+def counted(op: OpPath, kind: str) -> tuple[int, int]:
+    """How many neurons, weights or synapses of an operator are critical, and how many there are."""
+    if kind == "synapses":
+        return (0, 0) if op.critical is None else (op.critical, op.total)
+    mask = getattr(op, kind)
+    return (0, 0) if mask is None else (mask.count, mask.size)
+
+
+def _overlap(one: OpPath, other: OpPath, kind: str) -> tuple[int, int, int]:
+    """Critical in both, in the first, in the second."""
+    left, right = getattr(one, kind), getattr(other, kind)
+    if left is None or right is None:
+        return 0, 0, 0
+    if isinstance(left, Mask):
+        if left.shape != right.shape:
+            return 0, 0, 0
+        return (left & right).count, left.count, right.count
+    return len(np.intersect1d(left, right, assume_unique=True)), len(left), len(right)
+
+
+def similarity(a: Path, b: Path, kind: str = "neurons", ops: Iterable[str] = ()) -> float:
+    """The Jaccard index of two paths: what is critical in both, of what is in either.
+
+    Args:
+        a, b: paths of one model.
+        kind: neurons, weights or synapses.
+        ops: ids of operators; none for all that both have.
+
+    Returns:
+        Between 0 and 1; 1 of two empty paths.
+
+    Raises:
+        AmandaError: they have nothing of that kind in common.
+    """
+    both, left, right = _overlaps(a, b, kind, ops)
+    return both / (left + right - both) if left + right else 1.0
+
+
+def containment(a: Path, b: Path, kind: str = "neurons", ops: Iterable[str] = ()) -> float:
+    """What part of path `a` lies in path `b`, for an input's path and its class's, which is
+    much larger. Arguments and errors as of :func:`similarity`."""
+    both, left, _ = _overlaps(a, b, kind, ops)
+    return both / left if left else 1.0
+
+
+def _overlaps(a: Path, b: Path, kind: str, ops: Iterable[str]) -> list[int]:
+    if kind not in KINDS:
+        raise AmandaError(f"path: kind must be one of {', '.join(KINDS)}, got {kind!r}")
+    shared = [key for key in ops or a.ops if key in a.ops and key in b.ops]
+    if not any(getattr(p.ops[key], kind) is not None for key in shared for p in (a, b)):
+        hint = "; load the tool with synapses=True" if kind == "synapses" else ""
+        raise AmandaError(f"path: the two paths have no {kind} in common{hint}")
+    found = [_overlap(a.ops[key], b.ops[key], kind) for key in shared]
+    return [sum(column) for column in zip(*found, strict=True)]
+
+
+# -- files ------------------------------------------------------------------------
+
+
+def write(path: str | os.PathLike[str], paths: Mapping[str, Path]) -> None:
+    """Write paths by name; masks are packed, eight elements per byte, as ``numpy.packbits`` does.
+
+    Raises:
+        OSError: the file cannot be written.
+    """
+    from safetensors.numpy import save_file
+
+    arrays: dict[str, Array] = {}
+    about: dict[str, Any] = {}
+    for name, one in paths.items():
+        masks = {f"input {key}": mask for key, mask in one.inputs.items()}
+        ops = {}
+        for op_id, op in one.ops.items():
+            ops[op_id] = [op.critical, op.total]
+            masks |= {f"{op_id} neurons": op.neurons, f"{op_id} weights": op.weights}  # type: ignore[dict-item]
+            if op.synapses is not None:
+                arrays[f"{name} {op_id} synapses"] = op.synapses
+        known = {key: mask for key, mask in masks.items() if mask is not None}
+        arrays |= {f"{name} {key}": mask.bits for key, mask in known.items()}
+        shapes = {key: mask.shape for key, mask in known.items()}
+        about[name] = {"label": one.label, "ops": ops, "shapes": shapes}
+    save_file(arrays, path, metadata={"amanda_paths": json.dumps(about)})
+
+
+def read(path: str | os.PathLike[str]) -> dict[str, Path]:
+    """The paths that :func:`write` or ``amanda run -t path`` has written, by name.
+
+    Raises:
+        AmandaError: it is no such file.
+        OSError: it cannot be read.
+    """
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        with safe_open(os.fspath(path), framework="numpy") as file:
+            about = json.loads((file.metadata() or {})["amanda_paths"])
+            arrays = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118 - no mapping
+    except (SafetensorError, KeyError, ValueError) as error:
+        raise AmandaError(f"path: {os.fspath(path)} holds no effective paths: {error}") from error
+    found = {}
+    for name, one in about.items():
+        masks = {
+            key: Mask(tuple(shape), arrays[f"{name} {key}"])
+            for key, shape in one["shapes"].items()
+        }
+        ops = {
+            key: OpPath(masks.get(f"{key} neurons"), masks.get(f"{key} weights"),
+                        arrays.get(f"{name} {key} synapses"), *figures)
+            for key, figures in one["ops"].items()
+        }  # fmt: skip
+        inputs = {k.removeprefix("input "): m for k, m in masks.items() if k.startswith("input ")}
+        found[name] = Path(one["label"], ops, inputs)
+    return found

@@ -1,0 +1,242 @@
+"""What ran in one pass of a model: its operators, their values, and how they are connected."""
+
+from __future__ import annotations
+
+import functools
+import re
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import attrs
+import numpy as np
+
+from amanda import OpContext, Tool
+from amanda.errors import CapabilityError
+from amanda.tools.graph_tracing import Graph, GraphTracingTool, TracedTensor
+from amanda.tools.mapping import MappingTool
+from amanda.tools.reporting import OpDescription, describe
+from amanda_tools.numerics import Array, numerics_of
+from amanda_tools.optimization_arrays import arithmetic_of
+
+_NUMBERS = re.compile(r"float|bfloat|u?int|bool")
+_LOOP = re.compile(r"/(body|cond)/")
+"""Part of the id of an operator that a loop of a graph may run several times in a pass."""
+
+
+@attrs.frozen(eq=False)
+class Operator:
+    """What all executions of an operator have in common.
+
+    Attributes:
+        about: the operator, as in the rows of all tools.
+        names: the declared name of each input.
+        attributes: its non-tensor arguments.
+        parameters: shapes of the inputs that are parameters, variables or constants, by position.
+        weight_layout, data_layout: letters of axes, "" where the mapping rules know none.
+        run: runs it again on tensors, None where the driver cannot.
+        tensors: of each input what makes a tensor of its type from an array.
+        types: of each input the name of its element type.
+        is_eager: whether tensors keep their identity while the program runs.
+    """
+
+    about: OpDescription
+    names: Sequence[str]
+    attributes: Mapping[str, Any]
+    parameters: Mapping[int, tuple[int, ...]]
+    weight_layout: str
+    data_layout: str
+    run: Callable[..., Any] | None
+    tensors: Sequence[Callable[[Array], Any] | None]
+    types: Sequence[str]
+    is_eager: bool
+
+    @property
+    def is_in_module(self) -> bool:
+        """Whether a module runs it, an outermost one included."""
+        return bool(self.about.module or self.about.id.partition("/")[0])
+
+    @classmethod
+    def of(cls, context: OpContext) -> Operator:
+        """What an analysis sees."""
+        inputs = context.get_inputs()
+        values = {i: context.get_value(i) for i, t in enumerate(inputs) if t is not None}
+        try:
+            run = context.get_function()
+        except CapabilityError:
+            run = None
+        return cls(
+            describe(context),
+            context.get_input_names(),
+            context.get_attrs(),
+            {i: tuple(map(int, v.shape)) for i, v in values.items() if hasattr(v, "shape")},
+            context["weight_layout"] or "",
+            context["data_layout"] or "",
+            run,
+            [None if t is None else _maker(t) for t in inputs],
+            ["" if t is None else numerics_of(t).dtype(t) for t in inputs],
+            context.namespace.tags[-1] == "eager",
+        )
+
+
+@attrs.define(eq=False)
+class Execution:
+    """One execution of an operator.
+
+    Attributes:
+        op: the operator.
+        inputs, outputs: copies of the values; None for what is absent or has no numbers.
+        sources: of each input the execution and the output that it comes from, if it is known.
+        is_data: of each input whether it depends on what went into the model.
+    """
+
+    op: Operator
+    inputs: list[Array | None]
+    sources: list[tuple[Execution, int] | None]
+    is_data: list[bool]
+    outputs: list[Array | None] = attrs.field(factory=list)
+
+    def depends_on_input(self, position: int) -> bool:
+        """Whether an output depends on what went into the model.
+
+        What is made of nothing does where no module makes it: a script makes its inputs so, a
+        module its constants.
+        """
+        array = self.outputs[position]
+        is_made = array is not None and array.ndim > 0 and not self.op.is_in_module
+        return any(self.is_data) or (is_made and all(i is None for i in self.inputs))
+
+    def real_outputs(self) -> list[int]:
+        """The outputs that are real numbers."""
+        return [i for i, array in enumerate(self.outputs) if is_real(array)]
+
+    def gives_rows(self) -> bool:
+        """Whether an output can be the scores of some classes, for each input of a batch."""
+        real = [self.outputs[i] for i in self.real_outputs()]
+        return any(array is not None and array.ndim > 1 and array.shape[-1] > 1 for array in real)
+
+
+@attrs.define(eq=False)
+class Pass:
+    """The executions of one pass, in order.
+
+    Attributes:
+        labels: the labels that were set when it began.
+        executions: id of an operator to its (last) execution.
+    """
+
+    labels: Any = None
+    executions: dict[str, Execution] = attrs.field(factory=dict)
+
+
+class Recorder(Tool):
+    """Records each pass; an operator that runs again begins the next one.
+
+    Args:
+        finished: called with each pass that is over.
+    """
+
+    def __init__(self, finished: Callable[[Pass], None]) -> None:
+        super().__init__()
+        self.labels: Any = None
+        self._finished = finished
+        self._pass: Pass | None = None
+        # Tensors are followed as this tool's routines leave them.
+        self.tracing = GraphTracingTool()
+        self.tracing.depends_on(self)
+        self.depends_on(MappingTool.standard())
+        self.add_inst_for_op(self._analyse)
+
+    @property
+    def _graph(self) -> Graph:
+        return self.tracing.graph
+
+    def finish(self) -> None:
+        """The pass that runs is over."""
+        finished, self._pass = self._pass, None
+        if finished is not None:
+            self._finished(finished)
+
+    def in_order(self, run: Pass) -> list[Execution]:
+        """The executions of a pass; of a graph, which may run them in any, in the graph's order."""
+        executions = list(run.executions.values())
+        if all(execution.op.is_eager for execution in executions):
+            return executions
+        order = {op.id: place for place, op in enumerate(self._graph.ops)}
+        return sorted(executions, key=lambda e: order.get(e.op.about.id, -1))
+
+    def _analyse(self, context: OpContext) -> None:
+        op = Operator.of(context)
+        context.insert_before_op(self._before, op=op)
+        context.insert_after_op(self._after, op=op)
+
+    def _before(self, *tensors: Any, op: Operator) -> None:
+        running = self._pass
+        if running is not None and op.about.id in running.executions and self._is_new(op):
+            self.finish()
+            running = None
+        if running is None:
+            running = self._pass = Pass(self.labels)
+        links = self._links(op, tensors)
+        execution = Execution(op, [], [], [])
+        for position, (tensor, link) in enumerate(zip(tensors, links, strict=True)):
+            source = None if link is None else running.executions.get(link.producer)
+            known = source is not None and link is not None and link.position < len(source.outputs)
+            if known and source is not None and link is not None:
+                execution.inputs.append(source.outputs[link.position])
+                execution.sources.append((source, link.position))
+                execution.is_data.append(source.depends_on_input(link.position))
+            else:
+                array = None if tensor is None else _array(tensor)
+                execution.inputs.append(array)
+                execution.sources.append(None)
+                # A number that the program has written is no input of the model.
+                is_input = array is not None and array.ndim > 0
+                execution.is_data.append(is_input and position not in op.parameters)
+        running.executions[op.about.id] = execution
+
+    def _after(self, *tensors: Any, op: Operator) -> None:
+        execution = None if self._pass is None else self._pass.executions.get(op.about.id)
+        if execution is not None:
+            execution.outputs = [None if t is None else _array(t) for t in tensors]
+        if op.is_eager:
+            # Its arguments may be others at the next execution.
+            self.reanalyse(op.about.id)
+
+    def _is_new(self, op: Operator) -> bool:
+        return op.is_eager or not _LOOP.search(op.about.id)
+
+    def _links(self, op: Operator, tensors: Sequence[Any]) -> Sequence[TracedTensor | None]:
+        if op.is_eager:
+            return [None if t is None else self._graph.tensor_of(t) for t in tensors]
+        # What a graph's routine gets are other tensors at each run.
+        known = op.about.id in self._graph
+        return self._graph.op(op.about.id).inputs if known else [None] * len(tensors)
+
+
+def is_real(array: Array | None) -> bool:
+    """Whether there are real numbers."""
+    return array is not None and array.dtype.kind not in "biu"
+
+
+def _array(tensor: Any) -> Array | None:
+    """A copy of the values, None of what has no real numbers."""
+    numerics = numerics_of(tensor)
+    if not _NUMBERS.match(numerics.dtype(tensor)):
+        return None
+    try:
+        return np.ascontiguousarray(numerics.numpy(tensor))
+    except (RuntimeError, TypeError, ValueError, NotImplementedError):
+        return None
+
+
+def _maker(tensor: Any) -> Callable[[Array], Any] | None:
+    """What makes a tensor of the type of another from an array; None of what has no numbers."""
+    if not _NUMBERS.match(numerics_of(tensor).dtype(tensor)):
+        return None
+    try:
+        arithmetic = arithmetic_of(tensor)
+        # Not the tensor itself, which would stay alive.
+        like = arithmetic.constant(np.zeros(0), like=tensor)
+    except (TypeError, ValueError, RuntimeError):
+        return None
+    return functools.partial(arithmetic.constant, like=like)

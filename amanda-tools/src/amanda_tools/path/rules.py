@@ -1,0 +1,196 @@
+"""The extraction rules of operators that compute one element from one, or move elements.
+
+A rule is a function of a :class:`Call` and of what is :class:`Wanted`; it says with
+``wanted.claim()`` which elements of the inputs are critical. Operators without a rule are
+taken in full, see :func:`everything`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+
+from amanda_tools.numerics import Array
+from amanda_tools.path.call import Call, NoRule, Rule, Wanted, coordinates
+from amanda_tools.path.synapses import chosen
+
+RULES: dict[str, Rule] = {}
+"""Canonical type to rule."""
+
+
+def rule(*types: str) -> Callable[[Rule], Rule]:
+    """Register a rule for some canonical types; a later one takes the place of an earlier one.
+
+    Example::
+
+        @rule("my_gate")
+        def gate(call: Call, wanted: Wanted) -> None:
+            wanted.claim(0, wanted.index)
+    """
+
+    def register(function: Rule) -> Rule:
+        RULES.update(dict.fromkeys(types, function))
+        return function
+
+    return register
+
+
+def everything(call: Call, wanted: Wanted) -> None:
+    """The conservative treatment: every element of the inputs is critical, of inputs with the
+    batch in front those of the same places in the batch."""
+    output = call.output(wanted.output)
+    for position in call.data:
+        source = call.array(position)
+        claimed = np.ones(source.shape, bool)
+        if source.ndim and output.ndim and source.shape[0] == output.shape[0] and output.size:
+            claimed[:] = False
+            claimed[np.unique(wanted.index // (output.size // output.shape[0]))] = True
+        places = np.flatnonzero(claimed)
+        wanted.claim(position, places)
+        wanted.synapses.append(places)
+
+
+@rule("relu")
+def relu(call: Call, wanted: Wanted) -> None:
+    """What it lets through; what it has silenced explains nothing."""
+    for position in call.data[:1]:
+        own = call.output().reshape(-1)[wanted.index]
+        wanted.claim(position, wanted.index, own.astype(np.float64))
+
+
+@rule(*"identity identity_n clone contiguous to float double half bfloat16 type detach alias "
+      "reshape view flatten squeeze unsqueeze unflatten ravel view_as reshape_as "
+      "unsafe_view lift_fresh cpu cuda bias_add".split())  # fmt: skip
+def passing(call: Call, wanted: Wanted) -> None:
+    """Elements stay in their order, and what they have to explain is the same.
+
+    A bias is no neuron.
+    """
+    for position in call.data[:1]:
+        if call.array(position).size != call.output(wanted.output).size:
+            raise NoRule("its output has another size")
+        wanted.claim(position, wanted.index, wanted.values)
+
+
+@rule(*"relu6 leaky_relu elu selu celu gelu silu swish mish sigmoid hardsigmoid hardswish "
+      "hardtanh tanh softplus softsign prelu erf exp log log1p expm1 sqrt rsqrt square pow "
+      "reciprocal abs neg sin cos clamp clip clamp_min clamp_max dropout dropout2d dropout3d "
+      "feature_dropout alpha_dropout native_dropout softmax log_softmax safe_softmax layer_norm "
+      "rms_norm group_norm instance_norm local_response_norm mul div true_divide maximum minimum "
+      "squared_difference "
+      "div_no_nan floor_divide addcmul atan2 mul_no_nan real_div".split())  # fmt: skip
+def elementwise(call: Call, wanted: Wanted) -> None:
+    """Of each factor the element at the same place.
+
+    Normalizations along other axes are taken with the statistics that they found as constants.
+    A constant factor of a weighted sum is a part of its weights.
+    """
+    output = call.output(wanted.output)
+    call.width = max(1, len(call.data))
+    for position in call.data:
+        source = call.array(position)
+        values = None
+        if call.execution.op.about.type in ("mul", "div") and len(call.data) == 1:
+            values = _unscaled(output, source, wanted)
+        index = coordinates(wanted.index, output.shape, source.shape)
+        wanted.claim(position, index, values)
+
+
+def _unscaled(output: Array, source: Array, wanted: Wanted) -> Array | None:
+    """What a scaled element has to explain before a constant has scaled it."""
+    if source.shape != output.shape:
+        return None
+    before = source.reshape(-1)[wanted.index]
+    after = output.reshape(-1)[wanted.index].astype(np.float64)
+    ratio = np.divide(before, after, out=np.zeros_like(after), where=after != 0)
+    return np.asarray(wanted.values * ratio)
+
+
+@rule("add", "sub", "rsub")
+def addition(call: Call, wanted: Wanted) -> None:
+    """Both branches' contributions are sorted; what no input makes is a bias."""
+    output, data = call.output(wanted.output), call.data
+    signs = np.ones(len(call.execution.inputs))
+    if call.execution.op.about.type == "sub":
+        signs[1:] = -1
+    elif call.execution.op.about.type == "rsub":
+        signs[:1] = -1
+    if call.attribute("alpha", default=1) != 1:
+        signs[1:] *= float(call.attribute("alpha"))
+    sources = [call.array(position) for position in data]
+    places = [coordinates(wanted.index, output.shape, s.shape) for s in sources]
+    if len(data) == 1:
+        own = sources[0].shape == output.shape
+        wanted.claim(data[0], places[0], wanted.values * signs[data[0]] if own else None)
+        return
+    parts = [
+        signs[position] * source.reshape(-1)[place]
+        for position, source, place in zip(data, sources, places, strict=True)
+    ]
+    call.width = len(data)
+    mask = chosen(np.stack(parts, axis=1), wanted.values, call.theta)
+    for column, (position, place) in enumerate(zip(data, places, strict=True)):
+        wanted.claim(position, place[mask[:, column]])
+    rows, columns = np.nonzero(mask)
+    wanted.synapses.append(wanted.index[rows] * len(data) + columns)
+
+
+@rule("batch_norm")
+def batch_norm(call: Call, wanted: Wanted) -> None:
+    """Folded into what comes before: a scale and a bias per channel."""
+    position = call.position("input", "x", 0)
+    assert position is not None
+    source = call.array(position)
+    layout = call.execution.op.data_layout or "NC"
+    axis = layout.index("C")
+    if call.attribute("training", "is_training", default=False):
+        rest = tuple(i for i in range(source.ndim) if i != axis)
+        variance = source.var(axis=rest, dtype=np.float64)
+    else:
+        variance = call.array("running_var", "variance")
+    slope = 1 / np.sqrt(variance + call.attribute("eps", "epsilon", default=1e-5))
+    if call.position("weight", "scale") is not None:
+        slope = slope * call.array("weight", "scale")
+    slopes = slope[np.unravel_index(wanted.index, source.shape)[axis]]
+    alive = slopes != 0
+    wanted.claim(position, wanted.index[alive], wanted.values[alive] / slopes[alive])
+
+
+@rule(*"permute transpose t numpy_T T mT adjoint H swapaxes swapdims movedim moveaxis select narrow "
+      "slice getitem split split_with_sizes chunk tensor_split unsafe_split unsafe_chunk unbind "
+      "stack cat hstack vstack dstack column_stack expand expand_as broadcast_to repeat tile flip "
+      "fliplr flipud roll rot90 index_select gather gather_nd take take_along_dim pad "
+      "constant_pad_nd reflection_pad1d reflection_pad2d reflection_pad3d replication_pad1d "
+      "replication_pad2d replication_pad3d pixel_shuffle pixel_unshuffle channel_shuffle unfold "
+      "im2col diagonal diag_embed tril triu where masked_fill masked_select repeat_interleave "
+      "space_to_depth depth_to_space space_to_batch_nd batch_to_space_nd upsample_nearest1d "
+      "upsample_nearest2d upsample_nearest3d as_strided matrix_band_part boolean_mask "
+      "reverse_sequence snapshot strided_slice".split())  # fmt: skip
+def moving(call: Call, wanted: Wanted) -> None:
+    """Elements move, so that places do."""
+    for position in call.data:
+        origin = call.memo(f"moved {position}", lambda p=position: call.moved(p))  # type: ignore[misc]
+        places = origin[wanted.output].reshape(-1)[wanted.index]
+        known = places >= 0
+        wanted.claim(position, places[known], wanted.values[known])
+
+
+@rule("embedding")
+def embedding(call: Call, wanted: Wanted) -> None:
+    """Rows of the weight, and the numbers that chose them."""
+    op = call.execution.op
+    weight = call.position("weight", "params", "resource")
+    number = next(
+        (i for i, a in enumerate(call.execution.inputs) if a is not None and a.dtype.kind in "iu"),
+        None,
+    )
+    if weight is None:
+        weight = next(iter(op.parameters), None)
+    if weight is None or number is None:
+        raise NoRule("its weight or its indices are not known")
+    size = call.output().shape[-1]
+    rows, columns = np.divmod(wanted.index, size)
+    picked = call.array(number).reshape(-1)
+    wanted.claim(weight, picked[rows].astype(np.int64) * size + columns)
+    wanted.claim(number, np.unique(rows))

@@ -1,0 +1,288 @@
+"""The tool ``path``."""
+
+from __future__ import annotations
+
+import fnmatch
+from collections.abc import Iterable, Sequence
+from pathlib import Path as File
+from typing import Any
+
+import attrs
+import numpy as np
+
+from amanda.errors import AmandaError
+from amanda.tools.reporting import Table
+from amanda_tools.csv_files import write_rows
+from amanda_tools.path import paths as storage
+from amanda_tools.path.extraction import Extraction, Start
+from amanda_tools.path.paths import KINDS, Path, counted
+from amanda_tools.path.plot import draw
+from amanda_tools.path.recording import Execution, Operator, Pass, Recorder
+from amanda_tools.printing import PrintingTool
+
+
+def _share(_: Any, attribute: Any, value: float) -> None:
+    if not 0 < value <= 1:
+        raise ValueError(f"theta must be above 0 and at most 1, got {value!r}")
+
+
+@attrs.frozen(kw_only=True)
+class PathOptions:
+    """The options of ``path``.
+
+    Attributes:
+        theta: share of a critical neuron's value that its critical inputs make up.
+        output: where paths begin: id of an operator, or pattern of module paths (its last
+            operator); by default the last one of the model that gives a row of numbers.
+        axis: axis of the classes in that output.
+        synapses: keep which products are critical, and not only how many.
+        limit: inputs whose own paths are kept; those of the classes have all of them.
+        csv: write the densities as a table.
+        plot: draw them.
+    """
+
+    theta: float = attrs.field(default=0.5, validator=_share)
+    output: str = ""
+    axis: int = -1
+    synapses: bool = False
+    limit: int = attrs.field(default=1000, validator=attrs.validators.ge(0))
+    csv: bool = True
+    plot: bool = True
+
+
+@attrs.define
+class _Figures:
+    """Sums over the inputs of one operator: of each kind critical ones and all."""
+
+    op: Operator
+    inputs: int = 0
+    critical: dict[str, int] = attrs.field(factory=lambda: dict.fromkeys(KINDS, 0))
+    total: dict[str, int] = attrs.field(factory=lambda: dict.fromkeys(KINDS, 0))
+
+
+class PathTool(PrintingTool[PathOptions]):
+    """Effective paths: critical neurons, synapses and weights per input and per class.
+
+    Source: Qiu et al., "Adversarial Defense through Network Profiling Based Path Extraction",
+    CVPR 2019.
+
+    Attributes:
+        class_paths: class to the union of the paths of its inputs.
+        counts: class to how many inputs that were.
+    """
+
+    name = "path"
+    Options = PathOptions
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        self.class_paths: dict[int, Path] = {}
+        self.counts: dict[int, int] = {}
+        self._recorder = Recorder(self._extract)
+        self._paths: list[Path] = []
+        self._dropped = 0
+        self._without_output = 0
+        self._start = ""
+        self._figures: dict[str, _Figures] = {}
+        self._skipped: dict[str, tuple[Operator, str]] = {}
+        self.depends_on(self._recorder, self._recorder.tracing)
+
+    @property
+    def labels(self) -> Any:
+        """The classes to explain in the passes that begin from now on, a number for each input of
+        the batch; None for the predicted ones."""
+        return self._recorder.labels
+
+    @labels.setter
+    def labels(self, labels: Any) -> None:
+        self._recorder.finish()
+        self._recorder.labels = None if labels is None else np.asarray(labels)
+
+    def exit_scope(self) -> None:
+        """Extract what ran last."""
+        self._recorder.finish()
+
+    # -- paths --------------------------------------------------------------------
+
+    @property
+    def paths(self) -> list[Path]:
+        """The paths of the inputs, in order; no more than the option ``limit``.
+
+        Raises:
+            AmandaError: the model ran, and the output that was asked for was not there.
+        """
+        self._recorder.finish()
+        if not self._paths and not self._dropped and self._without_output:
+            raise AmandaError(f"path: {self._problem()}")
+        return list(self._paths)
+
+    def class_path(self, label: int) -> Path:
+        """The path of a class: the union of those of its inputs.
+
+        Raises:
+            AmandaError: there was no input of this class.
+        """
+        self._recorder.finish()
+        if label not in self.class_paths:
+            known = ", ".join(map(str, sorted(self.class_paths))) or "none"
+            raise AmandaError(f"path: no input of class {label} has run; there are: {known}")
+        return self.class_paths[label]
+
+    def _extract(self, run: Pass) -> None:
+        """A pass is over."""
+        output = self._output(run)
+        if output is None:
+            self._without_output += 1
+            return
+        self._start = output.op.about.id
+        start = Start.of(output, self.options.axis, run.labels)
+        options = self.options
+        found = Extraction(run, start, options.theta, keep_synapses=options.synapses)
+        ops = {execution.op.about.id: execution.op for execution in found.executions}
+        self._skipped |= {op_id: (ops[op_id], why) for op_id, why in found.skipped.items()}
+        for path in found.paths:
+            self._take(path, ops)
+
+    def _take(self, path: Path, ops: dict[str, Operator]) -> None:
+        for op_id, part in path.ops.items():
+            figures = self._figures.setdefault(op_id, _Figures(ops[op_id]))
+            figures.inputs += 1
+            for kind in KINDS:
+                critical, total = counted(part, kind)
+                figures.critical[kind] += critical
+                figures.total[kind] += total
+        if len(self._paths) < self.options.limit:
+            self._paths.append(path)
+        else:
+            self._dropped += 1
+        if path.label is not None:
+            known = self.class_paths.get(path.label)
+            self.class_paths[path.label] = path if known is None else known | path
+            self.counts[path.label] = self.counts.get(path.label, 0) + 1
+
+    def _output(self, run: Pass) -> Execution | None:
+        """Where the paths of a pass begin."""
+        wanted = self.options.output or self._start
+        if wanted in run.executions:
+            found = run.executions[wanted]
+            return found if found.real_outputs() else None
+        if self._start and not self.options.output:
+            return None
+        candidates = [e for e in self._recorder.in_order(run) if any(e.is_data)]
+        if self.options.output:
+            candidates = [
+                e for e in candidates
+                if fnmatch.fnmatchcase(e.op.about.module, wanted) and e.real_outputs()
+            ]  # fmt: skip
+        else:
+            candidates = [e for e in candidates if e.gives_rows()]
+            in_modules = [e for e in candidates if e.op.is_in_module]
+            candidates = in_modules or candidates
+        return candidates[-1] if candidates else None
+
+    # -- result -------------------------------------------------------------------
+
+    def op_rows(self) -> list[dict[str, Any]]:
+        """One row per operator on the way to the output: ``neurons``, ``synapses`` and ``weights``
+        that are critical, as means over the inputs, ``..._total`` of them and ``..._density``;
+        ``reason``, why it was treated without a rule."""
+        self._recorder.finish()
+        rows = []
+        for op_id, figures in reversed(self._figures.items()):
+            row: dict[str, Any] = dict(figures.op.about.row())
+            for kind in KINDS:
+                critical, total = figures.critical[kind], figures.total[kind]
+                row[kind] = critical / figures.inputs
+                row[f"{kind}_total"] = total / figures.inputs
+                row[f"{kind[:-1]}_density"] = critical / total if total else None
+            row["reason"] = self._skipped[op_id][1] if op_id in self._skipped else ""
+            rows.append(row)
+        return rows
+
+    def summary(self) -> dict[str, Any]:
+        """The densities over all operators, of the inputs and of each class, and what had no rule."""
+        self._recorder.finish()
+        unknown: dict[str, int] = {}
+        for op, _ in self._skipped.values():
+            unknown[op.about.type] = unknown.get(op.about.type, 0) + 1
+        figures = self._figures.values()
+        totals = {kind: sum(f.total[kind] for f in figures) for kind in KINDS}
+        density = {
+            f"{kind[:-1]}_density": sum(f.critical[kind] for f in figures) / totals[kind]
+            if totals[kind]
+            else None
+            for kind in KINDS
+        }
+        return {
+            "theta": self.options.theta,
+            "output": self._start,
+            "inputs": len(self._paths) + self._dropped,
+            "paths_not_kept": self._dropped,
+            "passes_without_output": self._without_output,
+            **density,
+            "classes": {
+                str(label): {
+                    "inputs": self.counts[label],
+                    "neuron_density": path.density("neurons"),
+                    "weight_density": path.density("weights"),
+                }
+                for label, path in sorted(self.class_paths.items())
+            },
+            "unknown_ops": dict(sorted(unknown.items())),
+        }
+
+    def _problem(self) -> str:
+        wanted = self.options.output
+        if wanted:
+            return f"no operator or module {wanted!r} gave numbers while the tool was applied"
+        return "no operator of the model gave rows of numbers; name one: output=<op id or module>"
+
+    def tables(self) -> Iterable[Table]:
+        """Densities by operator, classes, and what had no rule."""
+        found, rows = self.summary(), self.op_rows()
+        if not rows:
+            problem = self._problem() if self._without_output else "no model ran"
+            yield Table(f"path: {problem}", (), ())
+            return
+        title = (
+            f"path: {found['inputs']} inputs from {found['output']}, theta {found['theta']}: "
+            f"{_percent(found['neuron_density'])} of the neurons, "
+            f"{_percent(found['synapse_density'])} of the synapses, "
+            f"{_percent(found['weight_density'])} of the weights"
+        )
+        columns = ("op", "neurons", "synapses", "weights")
+        names = [f"{kind[:-1]}_density" for kind in ("neurons", "synapses", "weights")]
+        yield Table(title, columns, [(r["id"], *(_percent(r[n]) for n in names)) for r in rows])
+        if found["classes"]:
+            shown = [
+                (label, c["inputs"], _percent(c["neuron_density"]), _percent(c["weight_density"]))
+                for label, c in found["classes"].items()
+            ]
+            yield Table("path: classes", ("class", "inputs", "neurons", "weights"), shown)
+        if self._skipped:
+            skipped = [(k, op.about.type, why) for k, (op, why) in self._skipped.items()]
+            title = f"path: {len(skipped)} ops without a rule: all that they read is critical"
+            yield Table(title, ("op", "type", "reason"), skipped)
+
+    def write_files(self, folder: File, stem: str) -> Sequence[File]:
+        """Write ``<stem>.safetensors``, the masks, ``<stem>.csv``, the rows, and ``<stem>.svg``,
+        the densities drawn."""
+        rows = self.op_rows()
+        if not rows:
+            return []
+        named = {f"input {i}": path for i, path in enumerate(self._paths)}
+        named |= {f"class {label}": path for label, path in self.class_paths.items()}
+        written = [folder / f"{stem}.safetensors"]
+        storage.write(written[0], named)
+        if self.options.csv:
+            written.append(folder / f"{stem}.csv")
+            write_rows(written[-1], rows)
+        if self.options.plot:
+            written.append(folder / f"{stem}.svg")
+            title = f"effective path of {self._start}, theta {self.options.theta}"
+            draw(rows, title, written[-1])
+        return written
+
+
+def _percent(share: float | None) -> str:
+    return "-" if share is None else f"{100 * share:.2f} %"
