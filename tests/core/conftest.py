@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from amanda import _plugins, _state
+from amanda import _drivers, _plugins, _state
 from amanda.hookspecs import hookimpl
 
 
@@ -36,7 +36,7 @@ class FakeEntryPoint:
         self._plugin = plugin
 
     def load(self) -> Any:
-        if isinstance(self._plugin, Exception):
+        if isinstance(self._plugin, BaseException):
             raise self._plugin
         return self._plugin
 
@@ -74,7 +74,7 @@ def install(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., None]]:
 
     def installing(*points: FakeEntryPoint) -> None:
         monkeypatch.setattr(metadata, "entry_points", lambda group: list(points))
-        monkeypatch.setattr(_plugins, "_LOOPBACK", "no.such.module")
+        monkeypatch.setattr(_drivers, "_LOOPBACK", "no.such.module")
         _plugins.registry.cache_clear()
 
     yield installing

@@ -55,9 +55,9 @@ def test_load_all_plugins(installed: Path) -> None:
     sources = [project.parent / "src" for project in ROOT.glob("amanda-*/pyproject.toml")]
     code = (
         "import sys, amanda\n"
-        "from amanda import _plugins\n"
+        "from amanda import _drivers, _plugins\n"
         "tools = amanda.tools.available()\n"
-        "drivers = _plugins.registered_drivers()\n"
+        "drivers = _drivers.registered_drivers()\n"
         "_plugins.mapping_rules(), _plugins.report_headers()\n"
         f"print([m for m in {HEAVY} if m in sys.modules])\n"
         "print(len(tools) > 0, len(drivers) > 0, [r.error for r in _plugins.registry().records])"

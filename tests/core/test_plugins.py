@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 import amanda
-from amanda import _plugins
+from amanda import _drivers, _plugins
 from amanda.driver import INTERFACE_VERSION, Driver
 from amanda.errors import NoDriverError, PluginError, PluginWarning, UnknownNameError
 from amanda.testing.loopback import LoopbackDriver
@@ -114,7 +114,7 @@ def test_version_conflict(install: Install) -> None:
     install(FakeEntryPoint("one", plugin(drivers=[driver("old", interface_version=99)])))
     with pytest.raises(NoDriverError, match=rf"old: .*interface 99.*has {INTERFACE_VERSION}"):
         attached()
-    assert "interface 99" in _plugins.drivers()[0].reason
+    assert "interface 99" in _drivers.drivers()[0].reason
 
 
 @pytest.mark.usefixtures("framework")
@@ -136,7 +136,7 @@ def test_driver_whose_check_fails(install: Install) -> None:
     broken = driver("broken", reason_unusable=classmethod(check))
     install(FakeEntryPoint("one", plugin(drivers=[broken, FakeDriver])))
     assert attached() == ["fake"]
-    reasons = {entry.cls.name: entry.reason for entry in _plugins.drivers()}
+    reasons = {entry.cls.name: entry.reason for entry in _drivers.drivers()}
     assert reasons["broken"] == "its check failed with OSError: no moon"
 
 
@@ -230,7 +230,7 @@ def two(install: Install, framework: None) -> None:
 def test_priority() -> None:
     """Of two drivers for one framework and mode the one with the higher priority is used."""
     assert attached() == ["high"]
-    reasons = {entry.cls.name: entry.reason for entry in _plugins.drivers()}
+    reasons = {entry.cls.name: entry.reason for entry in _drivers.drivers()}
     assert reasons == {"low": "high has a higher priority (2 > 1)", "high": ""}
 
 
@@ -284,7 +284,7 @@ def test_opt_in(install: Install) -> None:
     install(FakeEntryPoint("one", plugin(drivers=[shy, FakeDriver])))
     assert attached() == ["fake"]
     assert attached(drivers=["shy"]) == ["shy"]
-    assert _plugins.drivers()[0].reason == "used only when asked for by name"
+    assert _drivers.drivers()[0].reason == "used only when asked for by name"
 
 
 @pytest.mark.usefixtures("framework")
@@ -302,7 +302,7 @@ def test_one_framework_uncovered(install: Install, monkeypatch: pytest.MonkeyPat
 
 def test_loopback_is_there_once_imported() -> None:
     """The loopback driver is registered by the import of its module."""
-    assert (LoopbackDriver, "amanda-core") in _plugins.registered_drivers()
+    assert (LoopbackDriver, "amanda-core") in _drivers.registered_drivers()
 
 
 # -- tools and rules ----------------------------------------------------------
@@ -321,13 +321,31 @@ def test_tools_of_all_plugins(install: Install) -> None:
 
 
 def test_two_tools_of_one_name(install: Install) -> None:
-    """Of two tools of one name the first is kept, with a warning naming both packages."""
+    """The first package in the alphabet has the name; a full name tells the other one."""
+    first, second = "amanda.tools.mapping:MappingTool", "amanda.tool:Tool"
     install(
-        FakeEntryPoint("one", plugin(tools={"a": "m:First"})),
-        FakeEntryPoint("two", plugin(tools={"a": "m:Second"})),
+        FakeEntryPoint("two", plugin(tools={"a": second, "b": second})),
+        FakeEntryPoint("one", plugin(tools={"a": first})),
     )
-    with pytest.warns(PluginWarning, match="'a' of dist-two is hidden by that of dist-one"):
-        assert _plugins.tools()["a"].target == "m:First"
+    assert sorted(amanda.tools.available()) == ["a", "b", "dist-two/a"]
+    assert amanda.tools.load("b") is amanda.Tool
+    said = "have a tool 'a': that of dist-one is used, and dist-two/a is to be asked for"
+    with pytest.warns(PluginWarning, match=said):
+        assert amanda.tools.load("a") is amanda.tools.mapping.MappingTool
+    assert amanda.tools.load("dist-two/a") is amanda.Tool
+    assert amanda.tools.load("dist-one/a") is amanda.tools.mapping.MappingTool
+    with pytest.raises(UnknownNameError, match="did you mean dist-two/a"):
+        amanda.tools.load("dist-tow/a")
+
+
+def test_our_tools_keep_their_names(install: Install) -> None:
+    """No other package takes the name of one of our tools, whatever it is called itself."""
+    install(
+        FakeEntryPoint("one", plugin(tools={"flops": "m:Other"}), "aaa"),
+        FakeEntryPoint("two", plugin(tools={"flops": "m:Ours"}), "amanda-tools"),
+    )
+    assert _plugins.tools()["flops"].target == "m:Ours"
+    assert _plugins.tools()["aaa/flops"].target == "m:Other"
 
 
 def test_load_a_tool(install: Install) -> None:
@@ -353,14 +371,15 @@ def test_load_a_tool_that_is_not_there(install: Install, target: str) -> None:
 
 def test_mapping_rules_of_all_plugins(install: Install) -> None:
     """MappingTool.standard uses the rules of all plugins, in their order."""
+    pair = (None, repr)
     install(
-        FakeEntryPoint("one", plugin(rules={"torch": ["a", "b"]})),
-        FakeEntryPoint("two", plugin(rules={"tensorflow": ["c"]})),
+        FakeEntryPoint("one", plugin(rules={"torch": [str, pair]})),
+        FakeEntryPoint("two", plugin(rules={"tensorflow": [len]})),
     )
-    assert _plugins.mapping_rules() == [("torch", "a"), ("torch", "b"), ("tensorflow", "c")]
+    assert _plugins.mapping_rules() == [("torch", str), ("torch", pair), ("tensorflow", len)]
 
 
 def test_report_headers(install: Install) -> None:
     """Each plugin may report one line."""
     install(FakeEntryPoint("one", plugin(header="one is fine")), FakeEntryPoint("two", plugin()))
-    assert _plugins.report_headers() == ["one is fine"]
+    assert _plugins.report_headers() == (["one is fine"], [])

@@ -24,7 +24,7 @@ from amanda.tool import (
 )
 
 from amanda import tool, tools  # isort: skip - tools need the names above
-from amanda import _plugins as _plugins  # isort: skip - plugins need all of them
+from amanda import _drivers as _drivers  # isort: skip - plugins need all of them
 
 __version__ = "0.1.0"
 
@@ -62,4 +62,4 @@ def unload_ipython_extension(shell: _Any) -> None:
     notebook.unload(shell)
 
 
-_plugins.watch_imports()
+_drivers.watch_imports()

@@ -1,7 +1,7 @@
-"""Discovery of plugins, and the choice of drivers and tools.
+"""Discovery of plugins, and what they register.
 
-The only user of pluggy and of entry points. A plugin that fails to load is a
-warning, never a stop, unless ``AMANDA_PLUGINS=strict``; the distributions or
+The only user of pluggy and of entry points. A plugin that fails to load, or registers what
+cannot be, is a warning, never a stop, unless ``AMANDA_PLUGINS=strict``; the distributions or
 entry points named in ``AMANDA_DISABLE_PLUGINS`` (comma-separated) are left out.
 What these variables say and nothing knows is a warning.
 """
@@ -11,28 +11,32 @@ from __future__ import annotations
 import difflib
 import functools
 import os
-import sys
+import re
 import warnings
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from importlib import metadata
 from typing import Any, cast
 
 import attrs
 import pluggy
 
-from amanda import _import_hook, hookspecs
-from amanda.driver import INTERFACE_VERSION, Driver
-from amanda.errors import NoDriverError, PluginError, PluginWarning, UnknownNameError
+from amanda import hookspecs
+from amanda.driver import Driver
+from amanda.errors import PluginError, PluginWarning, UnknownNameError, described
 
 KNOWN_FRAMEWORKS = {"torch": "amanda-torch", "tensorflow": "amanda-tensorflow"}
 """Frameworks for which a driver package is published: module to distribution."""
 
-ANNOUNCED = ("tensorflow",)
-"""Frameworks whose import the drivers are told of (``Driver.framework_imported``). Plugins
-are loaded for it, which is therefore not done for frameworks whose drivers have no use for it."""
+OURS = ("amanda-core", "amanda-tools", *KNOWN_FRAMEWORKS.values())
+"""Distributions whose tools keep their short names, whatever else is installed."""
+
+BROKEN = (Exception, SystemExit)
+"""What the code of a plugin may raise without stopping anything but itself."""
 
 _DISABLED = "disabled by AMANDA_DISABLE_PLUGINS"
-_LOOPBACK = "amanda.testing.loopback"
+_TOOL_NAME = re.compile(r"[A-Za-z_][\w.-]*")
+_TARGET = re.compile(r"[\w.]+:\w+")
+_ATTRIBUTES = {"name": str, "framework": str, "mode": str, "priority": int}
 
 
 @attrs.define
@@ -44,6 +48,8 @@ class PluginRecord:
         distribution: name of the package that publishes it.
         version: of that package.
         error: why it is not loaded; "" if it is.
+        plugin: what it has loaded.
+        drivers, tools, rules: what it registers.
     """
 
     name: str
@@ -51,32 +57,40 @@ class PluginRecord:
     version: str
     error: str = ""
     plugin: Any = None
+    drivers: tuple[type[Driver], ...] = ()
+    tools: dict[str, str] = attrs.field(factory=dict)
+    rules: dict[str, tuple[Any, ...]] = attrs.field(factory=dict)
+
+    @property
+    def title(self) -> str:
+        """Entry point, distribution and version, for messages."""
+        return f"{self.name} ({self.distribution} {self.version})"
 
 
 @attrs.frozen
 class ToolEntry:
-    """Where a tool comes from: its short name, ``module:Class`` and distribution."""
+    """Where a tool comes from.
+
+    Attributes:
+        name: its short name.
+        target: ``module:Class``.
+        distribution, version: the package that registers it.
+        rivals: other distributions that have a tool of this name; the first of all has the
+            short name, the others are called ``<distribution>/<name>``.
+        is_hidden: whether the short name is that of a rival.
+    """
 
     name: str
     target: str
     distribution: str
+    version: str = ""
+    rivals: tuple[str, ...] = ()
+    is_hidden: bool = False
 
-
-@attrs.frozen
-class DriverEntry:
-    """One registered driver, where it comes from and why it is not used ("" if it is)."""
-
-    cls: type[Driver]
-    distribution: str
-    reason: str
-
-
-@attrs.frozen
-class Selection:
-    """Drivers to attach now, and frameworks to wait for."""
-
-    ready: tuple[type[Driver], ...]
-    pending: tuple[str, ...]
+    @property
+    def full_name(self) -> str:
+        """The name that no other distribution's tool has."""
+        return f"{self.distribution}/{self.name}"
 
 
 class Registry:
@@ -90,7 +104,7 @@ class Registry:
 
     def load(self) -> None:
         """Load every entry point of the group that is not disabled."""
-        disabled = set(_listed("AMANDA_DISABLE_PLUGINS"))
+        disabled = set(listed("AMANDA_DISABLE_PLUGINS"))
         for point in metadata.entry_points(group=hookspecs.PROJECT):
             dist = point.dist
             record = PluginRecord(
@@ -103,7 +117,7 @@ class Registry:
             try:
                 record.plugin = point.load()
                 self._register(record)
-            except Exception as error:
+            except BROKEN as error:
                 self._failed(record, error)
         self._check_variables(disabled)
 
@@ -122,15 +136,16 @@ class Registry:
     def _register(self, record: PluginRecord) -> None:
         self.manager.register(record.plugin, name=f"{record.distribution}:{record.name}")
         self.manager.check_pending()
-        # A hook that raises must be found here, not in the middle of a run.
-        for hook in ("drivers", "tools", "mapping_rules"):
-            self.call(record, f"amanda_register_{hook}")
+        # What is wrong must be found here, not in the middle of a run.
+        record.drivers = _drivers_of(self.call(record, "amanda_register_drivers"))
+        record.tools = _tools_of(self.call(record, "amanda_register_tools"))
+        record.rules = _rules_of(self.call(record, "amanda_register_mapping_rules"))
 
-    def _failed(self, record: PluginRecord, error: Exception) -> None:
+    def _failed(self, record: PluginRecord, error: BaseException) -> None:
         name = f"{record.distribution}:{record.name}"
         if self.manager.has_plugin(name):
             self.manager.unregister(name=name)
-        record.plugin = None
+        record.plugin, record.drivers, record.tools, record.rules = None, (), {}, {}
         record.error = f"{type(error).__name__}: {error}"
         message = (
             f"amanda plugin {record.name!r} ({record.distribution} {record.version}) "
@@ -152,6 +167,64 @@ class Registry:
         return (record for record in self.records if record.plugin is not None)
 
 
+def _drivers_of(answer: Any) -> tuple[type[Driver], ...]:
+    """The drivers that a plugin registers.
+
+    Raises:
+        TypeError: they are none.
+    """
+    hook = "amanda_register_drivers()"
+    if not isinstance(answer, (list, tuple, type(None))):
+        raise TypeError(f"{hook} gave {described(answer)}, not a list of drivers")
+    for cls in answer or ():
+        if not (isinstance(cls, type) and issubclass(cls, Driver)):
+            raise TypeError(f"{hook} gave {described(cls)}, which is no subclass of amanda.Driver")
+        for name, kind in {**_ATTRIBUTES, "interface_version": int}.items():
+            if not isinstance(getattr(cls, name, None), kind):
+                raise TypeError(f"driver {cls.__name__} has no {name} of type {kind.__name__}")
+    return tuple(answer or ())
+
+
+def _tools_of(answer: Any) -> dict[str, str]:
+    """The tools that a plugin registers.
+
+    Raises:
+        TypeError: they are none.
+    """
+    hook = "amanda_register_tools()"
+    if not isinstance(answer, (Mapping, type(None))):
+        raise TypeError(f"{hook} gave {described(answer)}, not a dict of tools")
+    for name, target in (answer or {}).items():
+        if not (isinstance(name, str) and _TOOL_NAME.fullmatch(name)):
+            raise TypeError(f"{hook} gave {name!r}, which is no name of a tool")
+        if not (isinstance(target, str) and _TARGET.fullmatch(target)):
+            raise TypeError(f"{hook} gave {target!r} for {name!r}, which is not 'module:Class'")
+    return dict(answer or {})
+
+
+def _rules_of(answer: Any) -> dict[str, tuple[Any, ...]]:
+    """The mapping rules that a plugin registers.
+
+    Raises:
+        TypeError: they are none.
+    """
+    hook = "amanda_register_mapping_rules()"
+    if not isinstance(answer, (Mapping, type(None))):
+        raise TypeError(f"{hook} gave {described(answer)}, not a dict of rules")
+    for prefix, group in (answer or {}).items():
+        if not isinstance(prefix, str) or not isinstance(group, (list, tuple)):
+            raise TypeError(f"{hook} gave {described(group)} for {prefix!r}, not a list of rules")
+        for rule in group:
+            parts = rule if isinstance(rule, (list, tuple)) else (rule,)
+            functions = [part for part in parts if part is not None]
+            if not functions or len(parts) > 2 or not all(map(callable, functions)):
+                raise TypeError(
+                    f"{hook} gave {described(rule)} for {prefix!r}, which is neither a function "
+                    "of a context nor a pair (before, after)"
+                )
+    return {prefix: tuple(group) for prefix, group in (answer or {}).items()}
+
+
 @functools.cache
 def registry() -> Registry:
     """The process's plugins, loaded at the first call."""
@@ -161,149 +234,82 @@ def registry() -> Registry:
 
 
 def tools() -> dict[str, ToolEntry]:
-    """All registered tools by short name; of two of one name the first is kept."""
-    found: dict[str, ToolEntry] = {}
+    """All registered tools by name.
+
+    Of several of one short name, ours has it, or else that of the first distribution in the
+    alphabet; the others are under ``<distribution>/<name>``.
+    """
+    groups: dict[str, list[ToolEntry]] = {}
     for record in registry().loaded():
-        registered = registry().call(record, "amanda_register_tools") or {}
-        for name, target in registered.items():
-            entry = ToolEntry(name, target, record.distribution)
-            if name in found:
-                warnings.warn(
-                    f"tool {name!r} of {record.distribution} is hidden by that of "
-                    f"{found[name].distribution}",
-                    PluginWarning,
-                    stacklevel=2,
-                )
-            found.setdefault(name, entry)
+        for name, target in record.tools.items():
+            entry = ToolEntry(name, target, record.distribution, record.version)
+            groups.setdefault(name, []).append(entry)
+    found: dict[str, ToolEntry] = {}
+    for name, group in groups.items():
+        group.sort(key=lambda entry: (entry.distribution not in OURS, entry.distribution))
+        for i, entry in enumerate(group):
+            rivals = tuple(e.distribution for e in group if e is not entry)
+            entry = attrs.evolve(entry, rivals=rivals, is_hidden=i > 0)
+            found[entry.full_name if entry.is_hidden else name] = entry
     return found
+
+
+def find_tool(name: str) -> ToolEntry | None:
+    """The tool with a short name or a full one, ``<distribution>/<name>``; None if there is none.
+
+    Warns if several distributions have a tool of the short name.
+    """
+    entries = tools()
+    if entry := entries.get(name):
+        if entry.rivals and not entry.is_hidden:
+            others = " and ".join(f"{rival}/{name}" for rival in entry.rivals)
+            warnings.warn(
+                f"several packages have a tool {name!r}: that of {entry.distribution} is used, "
+                f"and {others} is to be asked for by that name",
+                PluginWarning,
+                stacklevel=3,
+            )
+        return entry
+    return next((entry for entry in entries.values() if entry.full_name == name), None)
 
 
 def mapping_rules() -> list[tuple[str, Any]]:
     """All shared mapping rules as (namespace prefix, rule), in plugin order."""
-    rules: list[tuple[str, Any]] = []
+    return [
+        (prefix, rule)
+        for record in registry().loaded()
+        for prefix, group in record.rules.items()
+        for rule in group
+    ]
+
+
+def report_headers() -> tuple[list[str], list[str]]:
+    """One line per plugin that reports something about itself, and one per plugin that fails to."""
+    lines, failures = [], []
     for record in registry().loaded():
-        registered = registry().call(record, "amanda_register_mapping_rules") or {}
-        rules += [(prefix, rule) for prefix, group in registered.items() for rule in group]
-    return rules
-
-
-def report_headers() -> list[str]:
-    """One line per plugin that reports something about itself."""
-    lines = (registry().call(r, "amanda_report_header") for r in registry().loaded())
-    return [line for line in lines if line]
-
-
-def registered_drivers() -> list[tuple[type[Driver], str]]:
-    """All registered driver classes with their distribution, without any check."""
-    found: list[tuple[type[Driver], str]] = []
-    for record in registry().loaded():
-        classes = registry().call(record, "amanda_register_drivers") or ()
-        found += [(cls, record.distribution) for cls in classes]
-    if _LOOPBACK in sys.modules:
-        found.append((sys.modules[_LOOPBACK].LoopbackDriver, "amanda-core"))
-    return found
-
-
-def drivers() -> list[DriverEntry]:
-    """All registered drivers and, for each, why it would not be used."""
-    entries = []
-    winners = _winners([cls for cls, _ in registered_drivers()])
-    for cls, distribution in registered_drivers():
-        reason = _unusable(cls)
-        if not reason and cls.opt_in:
-            reason = "used only when asked for by name"
-        elif not reason and cls not in winners:
-            winner = next(w for w in winners if _slot(w) == _slot(cls))
-            reason = f"{winner.name} has a higher priority ({winner.priority} > {cls.priority})"
-        entries.append(DriverEntry(cls, distribution, reason))
-    return entries
-
-
-def select(requested: Sequence[str | type[Driver]] | None) -> Selection:
-    """The drivers that a scope uses.
-
-    Args:
-        requested: driver names or classes; None for ``AMANDA_DRIVERS`` or the defaults.
-
-    Raises:
-        NoDriverError: nothing can be instrumented; the message says what to install.
-        UnknownNameError: a requested driver does not exist.
-    """
-    chosen = _chosen(requested)
-    ready = tuple(cls for cls in chosen if cls.framework in sys.modules)
-    explicit = requested is not None or bool(_listed("AMANDA_DRIVERS"))
-    awaited = [c.framework for c in chosen if c not in ready]
-    if not explicit:
-        # Also those that nothing covers, to say so when they are imported.
-        awaited += [name for name in KNOWN_FRAMEWORKS if name not in sys.modules]
-    pending = tuple(dict.fromkeys(awaited))
-    uncovered = [] if explicit else _uncovered(ready)
-    if uncovered and not ready:
-        raise NoDriverError("; ".join(uncovered))
-    if not chosen:
-        raise NoDriverError("drivers=[] selects no driver" if explicit else _nothing_usable())
-    for reason in uncovered:
-        warnings.warn(reason, PluginWarning, stacklevel=4)
-    return Selection(ready, pending)
-
-
-def _nothing_usable() -> str:
-    """The message for an environment in which nothing could be instrumented."""
-    reasons = [f"{cls.name}: {_unusable(cls)}" for cls, _ in registered_drivers() if _unusable(cls)]
-    reasons += [reason for name in KNOWN_FRAMEWORKS.values() for reason in not_loaded(name)]
-    if reasons:
-        return f"no installed driver can be used ({'; '.join(reasons)})"
-    commands = " or ".join(f"pip install {name}" for name in KNOWN_FRAMEWORKS.values())
-    return f"no driver is installed, so that nothing would be instrumented; try: {commands}"
-
-
-def drivers_for(
-    framework: str, requested: Sequence[str | type[Driver]] | None
-) -> list[type[Driver]]:
-    """The chosen drivers of one framework, which has just been imported.
-
-    Warns if it is a known one that nothing covers.
-    """
-    found = [cls for cls in _chosen(requested) if cls.framework == framework]
-    if not found:
-        for reason in _uncovered([], only=framework):
-            warnings.warn(reason, PluginWarning, stacklevel=2)
-    return found
-
-
-def watch_imports() -> None:
-    """Call :func:`framework_imported` for each announced framework, now or when it comes."""
-    waiting = [name for name in ANNOUNCED if name not in sys.modules]
-    if waiting:
-        _import_hook.Watch(waiting, framework_imported)
-    for name in ANNOUNCED:
-        if name in sys.modules:
-            framework_imported(name)
-
-
-def framework_imported(framework: str) -> None:
-    """Tell the usable drivers of a framework that it has been imported.
-
-    A driver that fails here is a warning: the import is the user's.
-    """
-    for cls, distribution in registered_drivers():
-        if cls.framework != framework or _unusable(cls):
-            continue
         try:
-            cls.framework_imported()
-        except Exception as error:
-            warnings.warn(
-                f"driver {cls.name} of {distribution} failed when {framework} was imported, with "
-                f"{type(error).__name__}: {error}",
-                PluginWarning,
-                stacklevel=2,
-            )
+            line = registry().call(record, "amanda_report_header")
+        except BROKEN as error:
+            failures.append(f"plugin {record.title} cannot report: {type(error).__name__}: {error}")
+            continue
+        lines += [str(line)] if line else []
+    return lines, failures
+
+
+def report_renderer() -> Callable[..., str | None] | None:
+    """The hook that draws the page of a run; None if no plugin has it."""
+    hook = registry().manager.hook.amanda_render_report
+    return hook if hook.get_hookimpls() else None
 
 
 def unknown(kind: str, name: str, known: Iterable[str], hint: str) -> UnknownNameError:
     """The error for a name that nobody provides, with the close matches."""
-    disabled = [f"{r.distribution} is {_DISABLED}" for r in registry().records if is_disabled(r)]
-    return UnknownNameError(f"{_guessed(kind, name, known)} ({'; '.join([*disabled, hint])})")
+    left_out = [
+        f"{r.distribution} is {_DISABLED}" if is_disabled(r) else f"{r.distribution} is not loaded"
+        for r in registry().records
+        if r.error
+    ]
+    return UnknownNameError(f"{_guessed(kind, name, known)} ({'; '.join([*left_out, hint])})")
 
 
 def _guessed(kind: str, name: str, known: Iterable[str]) -> str:
@@ -326,77 +332,8 @@ def not_loaded(distribution: str) -> list[str]:
     ]
 
 
-def _chosen(requested: Sequence[str | type[Driver]] | None) -> list[type[Driver]]:
-    available = [cls for cls, _ in registered_drivers()]
-    wanted: Sequence[str | type[Driver]] = (
-        requested if requested is not None else _listed("AMANDA_DRIVERS")
-    )
-    if requested is None and not wanted:
-        return _winners([cls for cls in available if not cls.opt_in])
-    chosen = [_named(item, available) if isinstance(item, str) else item for item in wanted]
-    for cls in chosen:
-        reason = _unusable(cls)
-        if reason:
-            raise NoDriverError(f"driver {cls.name} cannot be used: {reason}")
-    return list(dict.fromkeys(chosen))
-
-
-def _named(name: str, available: Sequence[type[Driver]]) -> type[Driver]:
-    for cls in available:
-        if cls.name == name:
-            return cls
-    raise unknown("driver", name, (c.name for c in available), "amanda drivers lists them all")
-
-
-def _winners(classes: Sequence[type[Driver]]) -> list[type[Driver]]:
-    """Of the usable drivers of each framework and mode, the one of highest priority."""
-    best: dict[tuple[str, str], type[Driver]] = {}
-    for cls in classes:
-        if cls.opt_in or _unusable(cls):
-            continue
-        rival = best.get(_slot(cls))
-        if rival is None or cls.priority > rival.priority:
-            best[_slot(cls)] = cls
-    return list(best.values())
-
-
-def _slot(cls: type[Driver]) -> tuple[str, str]:
-    return cls.framework, cls.mode
-
-
-def _unusable(cls: type[Driver]) -> str:
-    if cls.interface_version != INTERFACE_VERSION:
-        return (
-            f"it was written for driver interface {cls.interface_version}, and this "
-            f"amanda-core has {INTERFACE_VERSION}"
-        )
-    try:
-        return cls.reason_unusable()
-    except Exception as error:
-        return f"its check failed with {type(error).__name__}: {error}"
-
-
-def _uncovered(ready: Sequence[type[Driver]], only: str = "") -> list[str]:
-    """One message per imported known framework (or of one) that no ready driver covers."""
-    covered = {cls.framework for cls in ready}
-    messages = []
-    for framework, distribution in KNOWN_FRAMEWORKS.items():
-        if framework in covered or framework not in sys.modules or only not in ("", framework):
-            continue
-        reasons = [
-            f"{cls.name}: {_unusable(cls)}"
-            for cls, _ in registered_drivers()
-            if cls.framework == framework and _unusable(cls)
-        ]
-        why = (
-            "; ".join(reasons + not_loaded(distribution))
-            or f"no driver is installed; try: pip install {distribution}"
-        )
-        messages.append(f"{framework} is imported but cannot be instrumented ({why})")
-    return messages
-
-
-def _listed(variable: str) -> Sequence[str]:
+def listed(variable: str) -> Sequence[str]:
+    """The items of an environment variable that is a list with commas."""
     text = os.environ.get(variable, "")
     return cast(Sequence[str], [part.strip() for part in text.split(",") if part.strip()])
 

@@ -12,9 +12,10 @@ from typing import TYPE_CHECKING
 
 import attrs
 
-from amanda import _import_hook, _plugins, _state, _threads
+from amanda import _drivers, _import_hook, _state, _threads
 from amanda.action import InstPoint
 from amanda.cache import ActionCache
+from amanda.errors import NoDriverError
 
 if TYPE_CHECKING:
     from amanda.driver import Driver
@@ -88,13 +89,14 @@ class Scope:
         Raises:
             NoDriverError: no imported framework has a usable driver.
         """
-        selection = _plugins.select(self.requested)
+        selection = _drivers.select(self.requested)
         self._bound = suspendable_frame(caller)
         self.alive = True
         _state.LIVE_SCOPES.append(self)
         try:
-            for cls in selection.ready:
-                self._attach(cls)
+            self._attach(selection.ready)
+            if selection.ready and not self.drivers:
+                raise NoDriverError("; ".join(_drivers.FAILED[cls] for cls in selection.ready))
             self._begin_tools(self.drivers)
             _threads.cover_new_threads(True)
             self._cover_thread()
@@ -123,16 +125,16 @@ class Scope:
         _state.LIVE_SCOPES.remove(self)
         state = _state.STATE
         state.scopes = tuple(scope for scope in state.scopes if scope is not self)
-        for driver in self.drivers:
-            if not any(driver in scope.drivers for scope in state.scopes):
-                driver.exit_thread()
-        _state.invalidate()
-        try:
-            self._end_tools()
-        finally:
-            self._release_all()
-            _threads.cover_new_threads(bool(_state.LIVE_SCOPES))
-            self.cache.clear()
+        # All of it happens, the last line first, whatever some part raises.
+        with contextlib.ExitStack() as stack:
+            stack.callback(self.cache.clear)
+            stack.callback(_threads.cover_new_threads, bool(_state.LIVE_SCOPES))
+            stack.callback(self._release_all)
+            stack.callback(self._end_tools)
+            stack.callback(_state.invalidate)
+            for driver in self.drivers:
+                if not any(driver in scope.drivers for scope in state.scopes):
+                    stack.callback(driver.exit_thread)
 
     def _begin_tools(self, drivers: Sequence[Driver]) -> None:
         with _paused():
@@ -146,24 +148,26 @@ class Scope:
             for tool in self.tools:
                 stack.callback(tool.exit_scope)
 
-    def _attach(self, cls: type[Driver]) -> None:
-        driver = _state.ATTACHED.get(cls)
-        if driver is None:
-            driver = cls.create()
-            driver.attach()
-            _state.ATTACHED[cls] = driver
-        self._classes.append(cls)
-        self.drivers.append(driver)
+    def _attach(self, classes: Sequence[type[Driver]]) -> list[Driver]:
+        """Use these drivers, which are attached if they are not; returns those in use."""
+        known = len(self.drivers)
+        for cls in classes:
+            # The next one in rank stands in for one that cannot be attached.
+            if used := _drivers.attached(cls, self.requested):
+                self._classes.append(used)
+                self.drivers.append(_state.ATTACHED[used])
+        return self.drivers[known:]
 
     def _release_all(self) -> None:
-        """Detach the drivers that only this scope used."""
+        """Detach the drivers that only this scope used; what one raises comes after all."""
         classes, self._classes = self._classes, []
         self.drivers = []
-        for cls in reversed(classes):
-            driver = _state.ATTACHED[cls]
-            if not any(driver in scope.drivers for scope in _state.LIVE_SCOPES):
-                del _state.ATTACHED[cls]
-                driver.detach()
+        with contextlib.ExitStack() as stack:
+            for cls in classes:
+                driver = _state.ATTACHED[cls]
+                if not any(driver in scope.drivers for scope in _state.LIVE_SCOPES):
+                    del _state.ATTACHED[cls]
+                    stack.callback(driver.detach)
 
     def _cover_thread(self) -> None:
         state = _state.STATE
@@ -176,13 +180,11 @@ class Scope:
         """A framework was imported inside the scope: attach its drivers now."""
         if not self.alive:
             return
-        classes = _plugins.drivers_for(framework, self.requested)
-        for cls in classes:
-            self._attach(cls)
-        self._begin_tools([_state.ATTACHED[cls] for cls in classes])
-        for cls in classes:
+        drivers = self._attach(_drivers.drivers_for(framework, self.requested))
+        self._begin_tools(drivers)
+        for driver in drivers:
             if self in _state.STATE.scopes:
-                _state.ATTACHED[cls].enter_thread()
+                driver.enter_thread()
         _state.invalidate()
 
     def _summarise(self) -> None:

@@ -84,7 +84,7 @@ class Driver(abc.ABC):
     @classmethod
     def framework_imported(cls) -> None:
         """Called once when both Amanda and the driver's framework have been imported, if
-        the framework is one of ``amanda._plugins.ANNOUNCED``.
+        the framework is one of ``amanda._drivers.ANNOUNCED``.
 
         The only place outside of a scope where a driver may touch its framework,
         and only to note what it could not find out later. It must change nothing.

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from importlib import metadata
 from typing import Any
 
-from amanda import _plugins
+from amanda import _drivers, _plugins
 from amanda.cli.listings import driver_lines
 from amanda.driver import Driver
 
@@ -68,23 +68,24 @@ def _framework_version(framework: str) -> str:
 
 def _plugin_lines(problems: list[str]) -> Iterator[str]:
     for record in _plugins.registry().records:
-        name = f"{record.name} ({record.distribution} {record.version})"
-        yield f"{name}: {record.error or 'loaded'}"
-        if record.error and record.plugin is None and not _plugins.is_disabled(record):
-            problems.append(f"plugin {name} is not loaded: {record.error}")
+        yield f"{record.title}: {record.error or 'loaded'}"
+        if record.error and not _plugins.is_disabled(record):
+            problems.append(f"plugin {record.title} is not loaded: {record.error}")
     problems += _plugins.registry().mistakes
     if not _plugins.registry().records:
         yield "none is installed; try: pip install amanda-torch amanda-tools"
-    yield from _plugins.report_headers()
+    headers, failures = _plugins.report_headers()
+    yield from headers
+    problems += failures
 
 
-def _drivers(problems: list[str]) -> Iterable[str]:
+def _driver_lines(problems: list[str]) -> Iterable[str]:
     return [line for text in driver_lines() for line in text.splitlines()]
 
 
 def _checks(problems: list[str]) -> Iterator[str]:
-    for entry in _plugins.drivers():
-        if reason := _plugins._unusable(entry.cls):
+    for entry in _drivers.drivers():
+        if reason := _drivers.unusable(entry.cls):
             yield f"{entry.cls.name}: left out ({reason})"
             continue
         for name in CHECKS:
@@ -97,8 +98,8 @@ def _checked(cls: type[Driver], name: str, check: Callable[[], Any], problems: l
     start = time.perf_counter()
     try:
         found = check() or ()
-        found = [found] if isinstance(found, str) else list(found)
-    except Exception as error:
+        found = [found] if isinstance(found, str) else [str(problem) for problem in found]
+    except _plugins.BROKEN as error:
         found = [f"{type(error).__name__}: {error}"]
     problems += [f"{cls.name} {name}: {problem}" for problem in found]
     outcome = "; ".join(found) or "passed"
@@ -108,6 +109,6 @@ def _checked(cls: type[Driver], name: str, check: Callable[[], Any], problems: l
 _PARTS: Sequence[tuple[str, Callable[[list[str]], Iterable[str]]]] = (
     ("versions", _versions),
     ("plugins", _plugin_lines),
-    ("drivers", _drivers),
+    ("drivers", _driver_lines),
     ("checks", _checks),
 )

@@ -12,7 +12,7 @@ from collections.abc import Iterable
 
 import attrs
 
-_NAME = re.compile(r"[A-Za-z_][\w.-]*")
+_NAME = re.compile(r"([A-Za-z_][\w.-]*/)?[A-Za-z_][\w.-]*")
 
 
 class GrammarError(ValueError):
@@ -24,7 +24,7 @@ class ToolSpec:
     """One tool as asked for on the command line.
 
     Attributes:
-        name: its short name.
+        name: its short name, or ``<distribution>/<name>``.
         options: option to value, as written.
     """
 

@@ -9,7 +9,7 @@ import warnings
 from collections.abc import Sequence
 
 import amanda
-from amanda import _plugins
+from amanda import _drivers, _plugins
 from amanda.cli import options
 from amanda.cli.report import complain
 from amanda.tool import Tool
@@ -35,21 +35,28 @@ def main(command: str, arguments: Sequence[str]) -> int:
 
 
 def tool_lines() -> list[str]:
-    """The tools: short name, distribution, description and options."""
-    versions = {record.distribution: record.version for record in _plugins.registry().records}
+    """The tools: name, distribution, description and options."""
     lines: list[str] = []
     for name, entry in amanda.tools.available().items():
-        origin = f"{entry.distribution} {versions.get(entry.distribution, '')}".strip()
+        head = f"{name}  ({entry.distribution} {entry.version})"
         try:
-            cls = amanda.tools.load(name)
-        except Exception as error:
-            lines += [f"{name}  ({origin})  cannot be loaded: {error}"]
+            # By its full name it is loaded without a warning about those of the same name.
+            described = _described(amanda.tools.load(entry.full_name))
+        except _plugins.BROKEN as error:
+            lines.append(f"{head}  cannot be loaded: {error}")
             continue
-        lines.append(f"{name}  ({origin})  {_first_line(cls)}".rstrip())
-        known, takes_any = options.options_of(cls)
-        lines += [f"    {option.describe()}" for option in known.values()]
-        lines += ["    any other option"] if takes_any else []
+        lines.append(f"{head}  {described[0]}".rstrip())
+        lines += [f"    {line}" for line in described[1:]]
+        if entry.is_hidden:
+            lines.append(f"    (the tool {entry.name} is that of {entry.rivals[0]})")
     return lines or ["no tools are installed; try: pip install amanda-tools"]
+
+
+def _described(cls: type[Tool]) -> list[str]:
+    """What a tool is, and its options, a line each."""
+    known, takes_any = options.options_of(cls)
+    more = ["any other option"] if takes_any else []
+    return [_first_line(cls), *(option.describe() for option in known.values()), *more]
 
 
 def driver_lines() -> list[str]:
@@ -63,7 +70,7 @@ def driver_lines() -> list[str]:
             e.distribution,
             e.reason or "used",
         )
-        for e in _plugins.drivers()
+        for e in _drivers.drivers()
     ]
     lines = [plain_text(Table("drivers", _COLUMNS, rows))] if rows else ["no drivers are installed"]
     return lines + missing_drivers()
@@ -71,7 +78,7 @@ def driver_lines() -> list[str]:
 
 def missing_drivers() -> list[str]:
     """A hint for each framework on this machine that has no driver, or one that is left out."""
-    covered = {cls.framework for cls, _ in _plugins.registered_drivers()}
+    covered = {cls.framework for cls, _ in _drivers.registered_drivers()}
     return [
         f"{framework} is installed, but no driver for it; "
         + ("; ".join(_plugins.not_loaded(distribution)) or f"try: pip install {distribution}")

@@ -99,13 +99,14 @@ class Report:
             return
         collected = pages.Collector(named.name, named.tool)
         self._collected.append(collected)
-        if result := _method(named.tool, "result"):
-            self._try(named.name, self._take, collected, result)
-        write = _method(named.tool, "write_files")
-        if write and self.folder is not None:
-            self._try(named.name, self._files, collected, write, self.folder)
+        self._try(named.name, self._take, collected, named.tool)
+        if self.folder is not None:
+            self._try(named.name, self._files, collected, named.tool, self.folder)
 
-    def _take(self, collected: pages.Collector, result: Callable[[], Any]) -> None:
+    def _take(self, collected: pages.Collector, tool: Tool) -> None:
+        result = _method(tool, "result")
+        if result is None:
+            return
         # A page has use for a result that cannot be written.
         collected.result = result()
         if self.folder is not None:
@@ -113,10 +114,9 @@ class Report:
             write_json(path, collected.result)
             self._wrote(collected, path)
 
-    def _files(
-        self, collected: pages.Collector, write: Callable[..., Sequence[Path]], folder: Path
-    ) -> None:
-        self._wrote(collected, *(write(folder, f"{collected.name}{self.rank.suffix}") or ()))
+    def _files(self, collected: pages.Collector, tool: Tool, folder: Path) -> None:
+        if write := _method(tool, "write_files"):
+            self._wrote(collected, *(write(folder, f"{collected.name}{self.rank.suffix}") or ()))
 
     def _wrote(self, collected: pages.Collector, *paths: Path) -> None:
         collected.files += paths
@@ -164,9 +164,9 @@ class Report:
     def _try(self, name: str, give: Callable[..., None], *arguments: Any) -> None:
         try:
             give(*arguments)
-        except BrokenPipeError:
-            raise
         except (Exception, SystemExit) as error:
+            if isinstance(error, BrokenPipeError) and give == self._summary:
+                raise
             about = f"{type(error).__name__}: {error}"
             what = name if give == self._draw else f"a result of {name}"
             self.complain(f"{what} is lost: {about}")
@@ -216,7 +216,9 @@ def uncovered_frameworks() -> dict[str, int]:
     usable = {entry.cls.framework for entry in _drivers.drivers() if not entry.reason}
     return {
         f"everything of {framework}, for want of a driver (amanda drivers tells why)": 0
-        for framework in _plugins.KNOWN_FRAMEWORKS
+        for framework in dict.fromkeys(
+            [*_plugins.KNOWN_FRAMEWORKS, *(cls.framework for cls in _drivers.FAILED)]
+        )
         if framework in sys.modules and framework not in usable
     }
 

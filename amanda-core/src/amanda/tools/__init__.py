@@ -3,43 +3,46 @@
 from __future__ import annotations
 
 import importlib
-from typing import TYPE_CHECKING
 
 from amanda import _plugins
-from amanda.errors import PluginError
+from amanda.errors import PluginError, described
+from amanda.tool import Tool
 from amanda.tools import graph_tracing, mapping, reporting, subgraph_rewriting
-
-if TYPE_CHECKING:
-    from amanda.tool import Tool
 
 __all__ = ["available", "graph_tracing", "load", "mapping", "reporting", "subgraph_rewriting"]
 
 
 def available() -> dict[str, _plugins.ToolEntry]:
-    """The tools of all installed packages, by short name."""
+    """The tools of all installed packages, by the names that :func:`load` takes."""
     return dict(sorted(_plugins.tools().items()))
 
 
 def load(name: str) -> type[Tool]:
     """The class of the tool with a short name; its options are constructor arguments.
 
+    Of several tools of one name, ``<distribution>/<name>`` tells which.
+
     Raises:
         UnknownNameError: no installed package has such a tool; close matches are named.
         PluginError: the package that registers it does not provide it.
     """
-    entries = _plugins.tools()
-    if name not in entries:
+    entry = _plugins.find_tool(name)
+    if entry is None:
         hint = "amanda tools lists them all"
         if not any(r.distribution == "amanda-tools" for r in _plugins.registry().records):
             hint += "; try: pip install amanda-tools"
-        raise _plugins.unknown("tool", name, entries, hint)
-    entry = entries[name]
+        raise _plugins.unknown("tool", name, _plugins.tools(), hint)
     module, _, attribute = entry.target.partition(":")
     try:
         found: type[Tool] = getattr(importlib.import_module(module), attribute)
-    except (ImportError, AttributeError) as error:
+    except _plugins.BROKEN as error:
         raise PluginError(
-            f"tool {name!r} of {entry.distribution} is registered as {entry.target}, "
+            f"tool {entry.name!r} of {entry.distribution} is registered as {entry.target}, "
             f"which cannot be loaded: {type(error).__name__}: {error}"
         ) from error
+    if not (isinstance(found, type) and issubclass(found, Tool)):
+        raise PluginError(
+            f"tool {entry.name!r} of {entry.distribution} is registered as {entry.target}, "
+            f"which is no subclass of amanda.Tool: {described(found)}"
+        )
     return found

@@ -1,0 +1,347 @@
+"""A broken plugin stops nothing but itself, and is named."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+import amanda
+from amanda import _drivers, _plugins, _state
+from amanda.cli import doctor, listings
+from amanda.driver import INTERFACE_VERSION
+from amanda.errors import NoDriverError, PluginError, PluginWarning
+from tests.core.conftest import FakeEntryPoint, plugin
+from tests.core.test_plugins import FRAMEWORK, FakeDriver, attached, driver
+
+Install = Callable[..., None]
+
+
+@pytest.fixture(autouse=True)
+def _only_fakes(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """The one known framework is the fake one, and it is imported; no driver has failed yet."""
+    monkeypatch.setattr(_plugins, "KNOWN_FRAMEWORKS", {FRAMEWORK: "amanda-fake"})
+    monkeypatch.setitem(sys.modules, FRAMEWORK, ModuleType(FRAMEWORK))
+    FakeDriver.attached.clear()
+    yield
+    _drivers.FAILED.clear()
+
+
+GOOD = FakeEntryPoint("good", plugin(drivers=[FakeDriver], tools={"good": "amanda.tool:Tool"}))
+
+
+def raising(error: BaseException) -> Callable[..., Any]:
+    """A function that raises an error."""
+
+    def function(*arguments: Any) -> Any:
+        raise error
+
+    return function
+
+
+def answering(hook: str, function: Callable[[], Any]) -> ModuleType:
+    """A plugin with one hook."""
+    module = ModuleType("fake_plugin")
+    setattr(module, hook, amanda.hookimpl(specname=hook)(function))
+    return module
+
+
+def sick(name: str = "sick", **attributes: Any) -> type[FakeDriver]:
+    """A driver that would go before the good one."""
+    return driver(name, priority=1, **attributes)
+
+
+# -- loading ------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "error", [ImportError("no such thing"), ZeroDivisionError("x"), SystemExit(3)]
+)
+def test_a_plugin_that_cannot_be_imported(install: Install, error: BaseException) -> None:
+    """Whatever its module raises, also an exit, the other plugins work."""
+    install(FakeEntryPoint("bad", error), GOOD)
+    said = rf"'bad' \(dist-bad 1\.2\) is not loaded: {type(error).__name__}: {error}"
+    with pytest.warns(PluginWarning, match=said):
+        assert list(amanda.tools.available()) == ["good"]
+    assert attached() == ["fake"]
+    with pytest.raises(LookupError, match="dist-bad is not loaded"):
+        amanda.tools.load("bad")
+
+
+@pytest.mark.parametrize("name", ["drivers", "tools", "mapping_rules"])
+@pytest.mark.parametrize("error", [KeyError("x"), SystemExit(1)])
+def test_a_hook_that_raises(install: Install, name: str, error: BaseException) -> None:
+    """The plugin is left out when it is loaded."""
+    broken = answering(f"amanda_register_{name}", raising(error))
+    install(FakeEntryPoint("bad", broken), GOOD)
+    with pytest.warns(PluginWarning, match=f"dist-bad.*{type(error).__name__}"):
+        assert attached() == ["fake"]
+    assert list(amanda.tools.available()) == ["good"]
+
+
+class NotADriver:
+    """No subclass of amanda.Driver."""
+
+
+GARBAGE = [
+    ("drivers", 3, "gave int 3, not a list of drivers"),
+    ("drivers", FakeDriver, "not a list of drivers"),
+    ("drivers", [NotADriver], "which is no subclass of amanda.Driver"),
+    ("drivers", [driver("x", interface_version=None)], "no interface_version of type int"),
+    ("drivers", [driver("x", priority="high")], "no priority of type int"),
+    ("tools", ["a"], r"gave a list of 1 \(str\), not a dict of tools"),
+    ("tools", {"a b": "m:A"}, "'a b', which is no name of a tool"),
+    ("tools", {1: "m:A"}, "1, which is no name of a tool"),
+    ("tools", {"a": "m.A"}, "'m.A' for 'a', which is not 'module:Class'"),
+    ("tools", {"a": NotADriver}, "which is not 'module:Class'"),
+    ("mapping_rules", [str], "not a dict of rules"),
+    ("mapping_rules", {"torch": str}, "for 'torch', not a list of rules"),
+    ("mapping_rules", {"torch": ["conv"]}, "neither a function of a context nor a pair"),
+    ("mapping_rules", {"torch": [(str, str, str)]}, "neither a function of a context nor a pair"),
+    ("mapping_rules", {"torch": [None]}, "neither a function of a context nor a pair"),
+]
+
+
+@pytest.mark.parametrize(("name", "answer", "said"), GARBAGE)
+def test_a_hook_that_answers_garbage(install: Install, name: str, answer: Any, said: str) -> None:
+    """The plugin is left out when it is loaded, with what it gave and should have given."""
+    broken = answering(f"amanda_register_{name}", lambda: answer)
+    install(FakeEntryPoint("bad", broken), GOOD)
+    with pytest.warns(PluginWarning, match=rf"dist-bad.*amanda_register_{name}|driver x") as caught:
+        assert attached() == ["fake"]
+    with pytest.raises(PluginWarning, match=said):
+        raise caught[0].message
+    assert list(amanda.tools.available()) == ["good"]
+    assert _plugins.mapping_rules() == []
+
+
+def test_a_plugin_is_asked_once(install: Install) -> None:
+    """What it would answer later counts for nothing."""
+    answers = iter([{"a": "m:A"}])
+    install(FakeEntryPoint("fickle", answering("amanda_register_tools", lambda: next(answers))))
+    assert list(_plugins.tools()) == list(_plugins.tools()) == ["a"]
+
+
+def test_one_module_in_two_entry_points(install: Install) -> None:
+    """The second one is named and left out."""
+    install(FakeEntryPoint("one", GOOD.load()), FakeEntryPoint("two", GOOD.load()))
+    with pytest.warns(PluginWarning, match=r"'two' \(dist-two 1\.2\) is not loaded: ValueError"):
+        assert list(amanda.tools.available()) == ["good"]
+
+
+# -- tools --------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        (None, "ModuleNotFoundError: No module named 'sick_tool'"),
+        ("import no_such_module\n", "ModuleNotFoundError: No module named 'no_such_module'"),
+        ("1 / 0\n", "ZeroDivisionError: division by zero"),
+        ("raise SystemExit(2)\n", "SystemExit: 2"),
+        ("class Sick(:\n", "SyntaxError"),
+        ("", "AttributeError: module 'sick_tool' has no attribute 'Sick'"),
+        ("class Sick: pass\n", "which is no subclass of amanda.Tool"),
+        ("Sick = 3\n", "which is no subclass of amanda.Tool: int 3"),
+    ],
+)
+def test_a_tool_that_cannot_be_loaded(
+    install: Install, text: str | None, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Asked for, it is an error that names its package; ``amanda tools`` says why, and goes on."""
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "sick_tool", raising=False)
+    if text is not None:
+        (tmp_path / "sick_tool.py").write_text(text)
+    importlib.invalidate_caches()
+    install(FakeEntryPoint("bad", plugin(tools={"sick": "sick_tool:Sick"})), GOOD)
+    origin = "'sick' of dist-bad is registered as sick_tool:Sick, which"
+    with pytest.raises(PluginError, match=origin) as caught:
+        amanda.tools.load("sick")
+    assert said in str(caught.value)
+    listed = "\n".join(listings.tool_lines())
+    assert "sick  (dist-bad 1.2)  cannot be loaded: tool" in listed
+    assert said in listed
+    assert "good  (dist-good 1.2)" in listed
+
+
+def test_the_list_of_tools_tells_of_hidden_ones(install: Install) -> None:
+    """Each tool is listed with its package, and by the name that chooses it."""
+    target = "amanda.tools.mapping:MappingTool"
+    install(
+        FakeEntryPoint("one", plugin(tools={"a": target})),
+        FakeEntryPoint("two", plugin(tools={"a": target})),
+    )
+    lines = listings.tool_lines()
+    assert [line.split("  ")[:2] for line in lines if not line.startswith(" ")] == [
+        ["a", "(dist-one 1.2)"],
+        ["dist-two/a", "(dist-two 1.2)"],
+    ]
+    assert "    (the tool a is that of dist-one)" in lines
+
+
+# -- drivers ------------------------------------------------------------------
+
+
+def failing_to_attach(error: BaseException) -> Any:
+    """``attach`` of a driver that has done half of it."""
+
+    def attach(self: FakeDriver) -> None:
+        self.attached.append("half")
+        raise error
+
+    return attach
+
+
+def undone(self: FakeDriver) -> None:
+    """``detach`` of that driver."""
+    self.attached.remove("half")
+
+
+@pytest.mark.parametrize("error", [OSError("no way"), SystemExit(2)])
+def test_a_driver_that_cannot_be_attached(install: Install, error: BaseException) -> None:
+    """The next one for its framework and mode is used, with one warning; nothing of it is left."""
+    broken = sick(attach=failing_to_attach(error), detach=undone)
+    install(FakeEntryPoint("bad", plugin(drivers=[broken])), GOOD)
+    said = rf"driver sick of dist-bad is left out: .*{error}; fake is used instead"
+    with pytest.warns(PluginWarning, match=said) as caught:
+        assert attached() == ["fake"]
+    assert len(caught) == 1
+    assert attached() == ["fake"]
+    reasons = {entry.cls.name: entry.reason for entry in _drivers.drivers()}
+    assert reasons["sick"] == f"it could not be attached: {type(error).__name__}: {error}"
+
+
+def test_a_driver_that_cannot_be_made(install: Install) -> None:
+    """An abstract class, or a constructor that raises, counts as one that cannot be attached."""
+    unfinished = type("Unfinished", (amanda.Driver,), dict(vars(driver("x"))))
+    unfinished.name, unfinished.framework, unfinished.priority = "unfinished", FRAMEWORK, 1
+    unfinished.interface_version = INTERFACE_VERSION
+    install(FakeEntryPoint("bad", plugin(drivers=[unfinished])), GOOD)
+    with pytest.warns(PluginWarning, match=r"unfinished of dist-bad .* TypeError: .*abstract"):
+        assert attached() == ["fake"]
+
+
+def test_a_driver_of_another_mode_goes_on(install: Install) -> None:
+    """Where nothing else covers the mode, the other modes are instrumented all the same."""
+    broken = sick(mode="graph", attach=failing_to_attach(OSError("no way")), detach=undone)
+    install(FakeEntryPoint("bad", plugin(drivers=[broken])), GOOD)
+    with pytest.warns(PluginWarning, match=r"no way$"):
+        assert attached() == ["fake"]
+
+
+def test_the_only_driver_cannot_be_attached(install: Install) -> None:
+    """Nothing would be instrumented: that is an error, and nothing is attached."""
+    broken = sick(attach=failing_to_attach(OSError("no way")), detach=undone)
+    install(FakeEntryPoint("bad", plugin(drivers=[broken])))
+    with pytest.warns(PluginWarning), pytest.raises(NoDriverError, match="no way"):
+        attached()
+    with pytest.raises(NoDriverError, match="sick: it could not be attached: OSError: no way"):
+        attached()
+
+
+def test_a_driver_that_was_asked_for_has_no_stand_in(install: Install) -> None:
+    """Its own error reaches the user."""
+    broken = sick(attach=failing_to_attach(OSError("no way")), detach=undone)
+    install(FakeEntryPoint("bad", plugin(drivers=[broken])), GOOD)
+    with pytest.raises(OSError, match="no way"):
+        attached(drivers=["sick"])
+    assert attached(drivers=["dist-good/fake"]) == ["fake"]
+
+
+def test_a_driver_that_fails_when_its_framework_comes(
+    install: Install, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The user's import goes on."""
+    name = "fake_framework_that_comes_later"
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / f"{name}.py").write_text("value = 1\n")
+    broken = sick(framework=name, attach=failing_to_attach(OSError("no way")), detach=undone)
+    install(FakeEntryPoint("bad", plugin(drivers=[broken])), GOOD)
+    with amanda.apply(amanda.Tool()), pytest.warns(PluginWarning, match="sick .*no way"):
+        assert importlib.import_module(name).value == 1
+    sys.modules.pop(name)
+
+
+def test_a_driver_that_fails_to_detach(install: Install) -> None:
+    """The others are detached all the same; then its error reaches the user."""
+    gone: list[str] = []
+    first = driver("first", mode="one", detach=lambda self: gone.append("first"))
+    broken = driver("broken", mode="two", detach=raising(OSError("stuck")))
+    last = driver("last", mode="three", detach=lambda self: gone.append("last"))
+    install(FakeEntryPoint("one", plugin(drivers=[first, broken, last])))
+    with pytest.raises(OSError, match="stuck"):
+        attached()
+    assert gone == ["last", "first"]
+    assert not _state.ATTACHED
+
+
+@pytest.mark.parametrize("error", [OSError("no moon"), SystemExit(2)])
+def test_a_driver_whose_framework_hook_fails(install: Install, error: BaseException) -> None:
+    """What it does when its framework is imported is a warning."""
+    install(FakeEntryPoint("bad", plugin(drivers=[sick(framework_imported=raising(error))])))
+    with pytest.warns(PluginWarning, match=f"sick of dist-bad failed when .* imported.*{error}"):
+        _drivers.framework_imported(FRAMEWORK)
+
+
+@pytest.mark.parametrize(
+    ("version", "advice"),
+    [
+        (INTERFACE_VERSION + 1, "update amanda-core"),
+        (INTERFACE_VERSION - 1, "update the package that provides it"),
+    ],
+)
+def test_a_driver_of_another_interface(install: Install, version: int, advice: str) -> None:
+    """It is not used; the reason says which side is to be updated."""
+    other = sick(interface_version=version)
+    install(FakeEntryPoint("bad", plugin(drivers=[other])), GOOD)
+    assert attached() == ["fake"]
+    reasons = {entry.cls.name: entry.reason for entry in _drivers.drivers()}
+    assert reasons["sick"] == (
+        f"it was written for driver interface {version}, and this amanda-core has "
+        f"{INTERFACE_VERSION}: {advice}"
+    )
+
+
+def test_two_drivers_of_one_name(install: Install) -> None:
+    """A full name tells which is meant; of equal priority the first one wins."""
+    one, two = driver("same", mark=1), driver("same", mark=2)
+    install(
+        FakeEntryPoint("one", plugin(drivers=[one])), FakeEntryPoint("two", plugin(drivers=[two]))
+    )
+    assert _drivers.select(None).ready == (one,)
+    assert _drivers.select(["dist-two/same"]).ready == (two,)
+    assert _drivers.drivers()[1].reason == "same was registered first, with the same priority"
+
+
+# -- doctor -------------------------------------------------------------------
+
+
+def test_the_doctor_survives_all_of_it(install: Install, capsys: Any) -> None:
+    """Each problem is named once, and the other checks are made."""
+    reporting = answering("amanda_report_header", raising(ValueError("no line")))
+    checked = driver(
+        "checked",
+        mode="two",
+        self_test=classmethod(lambda cls: [3]),
+        check_internals=classmethod(raising(SystemExit(2))),
+    )
+    install(
+        FakeEntryPoint("bad", SystemExit(3)),
+        FakeEntryPoint("mute", reporting),
+        FakeEntryPoint("ill", plugin(drivers=[checked])),
+        GOOD,
+    )
+    assert doctor.main([]) == 1
+    problems = capsys.readouterr().out.partition(" problem(s)\n")[2].splitlines()
+    assert [problem.strip() for problem in problems] == [
+        "plugin bad (dist-bad 1.2) is not loaded: SystemExit: 3",
+        "plugin mute (dist-mute 1.2) cannot report: ValueError: no line",
+        "checked check_internals: SystemExit: 2",
+        "checked self_test: 3",
+    ]
