@@ -83,6 +83,8 @@ class FunctionDriver(TensorFlowFunctionDriver, GraphModeDriver):
         captured: Sequence[Any],
     ) -> Copy:
         """A new instrumented copy of a function; it is kept for later calls."""
+        # What an analysis drops while the copy is made makes it out of date.
+        generation = self.generation
         source = _internals.graph_of(function)
         graph = _internals.FuncGraph(f"{source.name}_{SCOPE}")
         building = Building(graph, scopes, needs_gradient=True)
@@ -107,7 +109,7 @@ class FunctionDriver(TensorFlowFunctionDriver, GraphModeDriver):
                 _internals.instrumented(function, graph, self._attributes(function, building)),
                 list(graph.external_captures),
             )
-        copy = Copy.of(scopes, building, payload, self.generation)
+        copy = Copy.of(scopes, building, payload, generation)
         copy.remember(list(instrument.op_ids))
         self.keep(function, copy, scopes)
         return copy

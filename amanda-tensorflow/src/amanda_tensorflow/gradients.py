@@ -20,9 +20,17 @@ import tensorflow as tf
 from amanda.action import ActionPlan
 from amanda.backward import replaced_gradients
 from amanda.errors import CapabilityError
+from amanda_tensorflow.borrowed import Borrowers
 from amanda_tensorflow.ops import input_names, is_op
 from amanda_tensorflow.products import product, through
-from amanda_tensorflow.records import ForwardOp, GradientCall, TensorName, tensor_name
+from amanda_tensorflow.records import (
+    ForwardOp,
+    GradientCall,
+    TensorName,
+    forward_op,
+    position_in,
+    tensor_name,
+)
 from amanda_tensorflow.sites import ForwardState, LazyAttributes, Site, value_of
 
 if TYPE_CHECKING:
@@ -92,6 +100,7 @@ class Gradients:
         self._sums: dict[str, GradientCall | None] = {}
         self._targets: dict[GradientCall, Any] = {}
         self._sites: dict[int, Site] = {}
+        self.borrowers = Borrowers(self)
 
     def is_dead(self, site: Site, op: Any) -> bool:
         """Whether an operator belongs to a gradient that another one has taken the place of."""
@@ -140,7 +149,7 @@ class Gradients:
 
     def _differentiated(self, call: GradientCall, gradients: Iterable[Any]) -> Any:
         """The forward tensor whose gradient one of `gradients` is."""
-        op = _forward_op(call)
+        op = forward_op(call)
         names = {tensor_name(tensor) for tensor in gradients}
         if op is not None:
             for name, tensor in zip(call.grad_inputs, op.inputs, strict=False):
@@ -263,7 +272,7 @@ class Gradients:
             for producer in site.producers.get(name, ())
             if site.position(producer) < site.position(call)
         ]
-        op = _forward_op(call)
+        op = forward_op(call)
         target = None
         if op is not None and position < len(op.outputs):
             target = op.outputs[position]
@@ -274,12 +283,12 @@ class Gradients:
     ) -> Any:
         """A gradient after all that was done to it by the calls that hand it on."""
         raw = site.tensors.get(id(site.tensor(name)))
-        matching = [c for c in calls if target is not None and _position(c, name, target) >= 0]
+        matching = [c for c in calls if target is not None and position_in(c, name, target) >= 0]
         for call in reversed(matching or calls):
             work = self._work(site, call)
             if work is None and name not in call.grad_outputs:
                 return raw
-            position = _position(call, name, target)
+            position = position_in(call, name, target)
             return self._grad_input(site, call, name, position)
         return raw
 
@@ -326,6 +335,13 @@ class Gradients:
         work: GradientWork | None = site.gradients[call]
         return work
 
+    def of_outputs(self, site: Site, call: GradientCall) -> Tensors:
+        """The gradients that the operator of a call as a whole is given."""
+        work = self._work(site, call)
+        if work is not None:
+            return work.outputs
+        return [self._given(site, call, i) for i in range(len(call.grad_outputs))]
+
     def _begun(self, site: Site, call: GradientCall, view: ForwardView) -> GradientWork:
         gradients = [self._given(site, call, i) for i in range(len(call.grad_outputs))]
         with tf.name_scope(f"amanda/{call.forward.name}/grad_outputs/"):
@@ -358,6 +374,7 @@ class Gradients:
             elif replaced is not None:
                 before = len(self._instrument.building.graph.get_operations())
                 gradients = product(*replaced, work.outputs, wanted)
+                gradients = self.borrowers.added(site, call, replaced[0], gradients)
                 self._instrument.rewrite_branches(before)
             for action in plan.after_backward if plan else ():
                 gradients = self._dispatcher.run(action, gradients)
@@ -380,19 +397,3 @@ def _is_changed(view: ForwardView) -> bool:
     if plan and (plan.before_backward or plan.after_backward or plan.replace_backward):
         return True
     return state is not None and bool(state.before or state.after or state.replaced)
-
-
-def _forward_op(call: GradientCall) -> Any:
-    graph = call.forward.graph()
-    return None if graph is None else graph.get_operation_by_name(call.forward.name)
-
-
-def _position(call: GradientCall, name: TensorName, target: Any) -> int:
-    """The input of a call's forward operator that is `target` and has this gradient; or -1."""
-    op = _forward_op(call) if target is not None else None
-    if op is None:
-        return -1
-    for index, (gradient, tensor) in enumerate(zip(call.grad_inputs, op.inputs, strict=False)):
-        if gradient == name and tensor is target:
-            return index
-    return -1

@@ -63,6 +63,30 @@ def refuse_unknown_gradients(site: Site, op: Any, plan: ActionPlan) -> None:
         )
 
 
+def refuse_captures(graph: Any) -> None:
+    """A body has the inputs that its operator gives it, and no others.
+
+    Raises:
+        CapabilityError: a traced routine uses a tensor from outside of the body.
+    """
+    if graph.external_captures:
+        names = ", ".join(str(t.name if hasattr(t, "name") else t) for t in graph.external_captures)
+        raise CapabilityError(
+            f"a traceable routine in the loop or branch {graph.name} uses tensors from "
+            f"outside of it ({names:.120}); let it use constants (numpy arrays), or leave out "
+            "@amanda.traceable"
+        )
+
+
+def is_ambiguous(site: Site, op: Any, inputs: Sequence[Any]) -> bool:
+    """Whether the operator's gradient cannot be told which of its inputs it reads: one
+    tensor was given twice, and is not the same twice any more. It is derived anew then."""
+    seen: dict[int, Any] = {}
+    if not any(seen.setdefault(id(t), n) is not n for t, n in zip(op.inputs, inputs, strict=True)):
+        return False
+    return any(call.forward.name == op.name for call in site.log.calls)
+
+
 def readers_of(op: Any) -> Iterator[Any]:
     """The operators that read the outputs of a vanilla operator."""
     return (reader for tensor in op.outputs for reader in tensor.consumers())

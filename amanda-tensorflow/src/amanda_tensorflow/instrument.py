@@ -14,12 +14,14 @@ from amanda.action import Action, ActionPlan
 from amanda.backward import BackwardExecution, OpHandle
 from amanda.calls import BackwardCall
 from amanda.dispatch import OpExecution
-from amanda.errors import CapabilityError, CoverageWarning, RoutineResultError, described
+from amanda.errors import CoverageWarning
 from amanda_tensorflow import _internals
+from amanda_tensorflow.borrowed import Borrower, borrowed_tensors
 from amanda_tensorflow.gradients import ForwardView, Gradients
 from amanda_tensorflow.graph_ops import (
     GraphOpCall,
     has_value,
+    is_ambiguous,
     readers_of,
     refuse_unknown_gradients,
     separate,
@@ -36,7 +38,7 @@ from amanda_tensorflow.ops import (
 )
 from amanda_tensorflow.records import GradientCall
 from amanda_tensorflow.recovery import is_plumbing
-from amanda_tensorflow.replaced import leave
+from amanda_tensorflow.replaced import leave, outputs_of
 from amanda_tensorflow.routines import Building, GraphDispatcher
 from amanda_tensorflow.sites import (
     ForwardState,
@@ -168,22 +170,6 @@ class Instrument:
             if op.type in CONTROL_FLOW:
                 self.replay.rewrite_branches(op)
 
-    def refuse_captures(self, graph: Any) -> None:
-        """A body has the inputs that its operator gives it, and no others.
-
-        Raises:
-            CapabilityError: a traced routine uses a tensor from outside of the body.
-        """
-        if graph.external_captures:
-            names = ", ".join(
-                str(t.name if hasattr(t, "name") else t) for t in graph.external_captures
-            )
-            raise CapabilityError(
-                f"a traceable routine in the loop or branch {graph.name} uses tensors from "
-                f"outside of it ({names:.120}); let it use constants (numpy arrays), or leave out "
-                "@amanda.traceable"
-            )
-
     # -- operators --------------------------------------------------------
 
     def inputs(self, site: Site, op: Any) -> list[Any]:
@@ -306,7 +292,7 @@ class Instrument:
         """The operator or its replacement, and its outputs."""
         waits = self.building.take_controls()
         action = plan.replace
-        if action is None and not self._is_ambiguous(site, op, inputs):
+        if action is None and not is_ambiguous(site, op, inputs):
             new = create(inputs, waits)
             return new, list(new.outputs)
         if action is None:
@@ -314,34 +300,34 @@ class Instrument:
             new = create(given, waits)
             state.replaced = given, list(new.outputs)
             return new, list(new.outputs)
+        return self._replaced(site, op, action, inputs, waits, state)
+
+    def _replaced(
+        self,
+        site: Site,
+        op: Any,
+        action: Action,
+        inputs: list[Any],
+        waits: list[Any],
+        state: ForwardState,
+    ) -> tuple[Any, list[Any]]:
+        """What a tool puts in the place of an operator, and its outputs."""
         assert self.replay is not None
         controls = [c for o in op.control_inputs for c in self.replay.controls(site, o)]
         self.building.template = list(op.outputs)
         self.building.may_change = True
         with tf.control_dependencies([*controls, *waits]):
             given = separate(inputs)
-            result = self.dispatcher.replace(action, given)
-        outputs = list(result) if isinstance(result, (list, tuple)) else [result]
-        if len(outputs) != len(op.outputs) or not all(tf.is_tensor(t) for t in outputs):
-            raise RoutineResultError(
-                f"{action.routine} replaces op {state.op_id} and must return its "
-                f"{len(op.outputs)} output tensors, got {described(result)}"
-            )
+            before = len(self.building.graph.get_operations())
+            outputs = outputs_of(self.dispatcher.replace(action, given), action, op)
+        made = self.building.graph.get_operations()[before:]
         outputs = [_internals.identity(t) for t in outputs]
         state.replaced = given, outputs
+        borrowed = borrowed_tensors(made, given)
+        self.gradients.borrowers.note(Borrower(site, op.name, outputs, borrowed))
         if self.building.needs_gradient:
-            outputs = leave(self.dispatcher, self.building, state.op_id, given, outputs)
+            outputs = leave(self.dispatcher, self.building, state, borrowed)
         return outputs[0].op, outputs
-
-    def _is_ambiguous(self, site: Site, op: Any, inputs: Sequence[Any]) -> bool:
-        """Whether the operator's gradient cannot be told which of its inputs it reads: one
-        tensor was given twice, and is not the same twice any more. It is derived anew then."""
-        seen: dict[int, Any] = {}
-        if not any(
-            seen.setdefault(id(t), n) is not n for t, n in zip(op.inputs, inputs, strict=True)
-        ):
-            return False
-        return any(call.forward.name == op.name for call in site.log.calls)
 
     def _call(self, site: Site, op: Any, op_id: str, inputs: list[Any]) -> GraphOpCall:
         attributes = LazyAttributes(op)

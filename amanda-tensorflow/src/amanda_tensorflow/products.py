@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Sequence
 from typing import Any
 
@@ -31,13 +32,36 @@ def through(segment: Segment, gradients: Tensors) -> Tensors:
 def product(
     given: Tensors, outputs: Tensors, grad_outputs: Tensors, wanted: Sequence[bool]
 ) -> Tensors:
-    """The gradients of a replaced operator, where they are wanted."""
-    known = [(y, g) for y, g in zip(outputs, grad_outputs, strict=False) if g is not None]
-    found = differentiate([y for y, _ in known], given, [g for _, g in known])
+    """The gradients of a replaced operator, where they are wanted; zeros where it has none."""
+    found = derived(outputs, given, grad_outputs)
     return [
-        None if not is_wanted else (tf.zeros_like(x) if new is None else new)
+        None if not is_wanted else (zeros_like(x) if new is None else new)
         for is_wanted, new, x in zip(wanted, found, given, strict=False)
     ]
+
+
+def derived(outputs: Tensors, tensors: Tensors, gradients: Sequence[Any]) -> Tensors:
+    """The gradients of tensors from those of outputs, which may be None or known to be zeros."""
+    pairs = zip(outputs, gradients, strict=False)
+    known = [(y, g) for y, g in pairs if g is not None and not is_zeros(g)]
+    if not known:
+        return [None] * len(tensors)
+    return differentiate([y for y, _ in known], tensors, [g for _, g in known])
+
+
+def zeros_like(tensor: Any) -> Any:
+    """Zeros for a gradient that is not there; :func:`is_zeros` knows them."""
+    zeros = tf.zeros_like(tensor)
+    _ZEROS.add(zeros.op)
+    return zeros
+
+
+def is_zeros(gradient: Any) -> bool:
+    """Whether a gradient is known to be zeros."""
+    return isinstance(gradient, tf.Tensor) and gradient.op in _ZEROS
+
+
+_ZEROS: weakref.WeakSet[Any] = weakref.WeakSet()
 
 
 def differentiate(ys: Tensors, xs: Tensors, gradients: Tensors) -> Tensors:

@@ -274,3 +274,20 @@ def _is_in(tensor: Any, graph: Any) -> bool:
 def tensor_name(tensor: Any) -> TensorName:
     """The name of a symbolic tensor: its operator's and its index."""
     return tensor.op.name, tensor.value_index
+
+
+def forward_op(call: GradientCall) -> Any:
+    """The vanilla operator that a gradient call differentiates; None if its graph is gone."""
+    graph = call.forward.graph()
+    return None if graph is None else graph.get_operation_by_name(call.forward.name)
+
+
+def position_in(call: GradientCall, name: TensorName, target: Any) -> int:
+    """The input of a call's forward operator that is `target` and has this gradient; or -1."""
+    op = forward_op(call) if target is not None else None
+    if op is None:
+        return -1
+    for index, (gradient, tensor) in enumerate(zip(call.grad_inputs, op.inputs, strict=False)):
+        if gradient == name and tensor is target:
+            return index
+    return -1

@@ -15,11 +15,14 @@ import attrs
 import tensorflow as tf
 
 from amanda._scope import Scope
+from amanda.action import Action
 from amanda.backward import replaced_gradients
+from amanda.errors import RoutineResultError, described
 from amanda_tensorflow import _internals
 
 if TYPE_CHECKING:
     from amanda_tensorflow.routines import Building, GraphDispatcher
+    from amanda_tensorflow.sites import ForwardState
 
 REPLACED = "AmandaReplacedOp"
 
@@ -35,6 +38,7 @@ class ReplacedOp:
         count: how many outputs it has.
         positions: which of its inputs may have a gradient.
         inputs: how many inputs it has.
+        borrowed: how many tensors it uses besides.
     """
 
     dispatcher: GraphDispatcher
@@ -43,21 +47,45 @@ class ReplacedOp:
     count: int
     positions: tuple[int, ...]
     inputs: int
+    borrowed: int
+
+
+def outputs_of(result: Any, action: Action, op: Any) -> list[Any]:
+    """What a replacement has given, as a list.
+
+    Raises:
+        RoutineResultError: it is not what the vanilla operator would give.
+    """
+    outputs = list(result) if isinstance(result, (list, tuple)) else [result]
+    if len(outputs) != len(op.outputs) or not all(tf.is_tensor(t) for t in outputs):
+        raise RoutineResultError(
+            f"{action.routine} replaces op {action.op_id} and must return its "
+            f"{len(op.outputs)} output tensors, got {described(result)}"
+        )
+    return outputs
 
 
 def leave(
     dispatcher: GraphDispatcher,
     building: Building,
-    op_id: str,
-    given: Sequence[Any],
-    outputs: Sequence[Any],
+    state: ForwardState,
+    borrowed: Sequence[Any],
 ) -> list[Any]:
-    """The outputs of a replacement as they leave the operator."""
+    """The outputs of a replacement as they leave the operator.
+
+    Args:
+        state: the operator's, with what its replacement was given and gave.
+        borrowed: what that uses besides.
+    """
+    assert state.replaced is not None
+    given, outputs = state.replaced
     positions = tuple(i for i, tensor in enumerate(given) if is_differentiable(tensor))
     scopes = tuple(weakref.ref(scope) for scope in building.scopes)
     with building.graph.gradient_override_map({"IdentityN": REPLACED}):
-        node = _internals.identity_n([*outputs, *(given[i] for i in positions)])
-    replaced = ReplacedOp(dispatcher, scopes, op_id, len(outputs), positions, len(given))
+        node = _internals.identity_n([*outputs, *(given[i] for i in positions), *borrowed])
+    replaced = ReplacedOp(
+        dispatcher, scopes, state.op_id, len(outputs), positions, len(given), len(borrowed)
+    )
     _internals.annotate(building.graph, node[0].op.name, replaced)
     return list(node[: len(outputs)])
 
@@ -73,6 +101,8 @@ def _replaced(op: Any, *gradients: Any) -> list[Any]:
 
     found: ReplacedOp = _internals.annotation(op.graph, op.name)
     outputs, inputs = list(op.inputs)[: found.count], list(op.inputs)[found.count :]
+    borrowed = [inputs.pop() for _ in range(found.borrowed)][::-1]
+    of_borrowed: list[Any] = [None] * found.borrowed
     known: list[Any] = list(gradients[: found.count])
     alive = [s for s in (reference() for reference in found.scopes) if s is not None and s.alive]
     plan = found.dispatcher.plan(found.op_id) if alive else None
@@ -88,12 +118,14 @@ def _replaced(op: Any, *gradients: Any) -> list[Any]:
             result = replaced_gradients(found.dispatcher, plan.replace_backward, known, template)
         else:
             result = list(template)
-            own = _own_gradients(op.graph, outputs, inputs, known)
-            for position, gradient in zip(found.positions, own, strict=True):
+            own = _own_gradients(op.graph, outputs, [*inputs, *borrowed], known)
+            of_borrowed = own[len(inputs) :]
+            for position, gradient in zip(found.positions, own, strict=False):
                 result[position] = gradient
         for action in plan.after_backward if plan else ():
             result = found.dispatcher.run(action, result)
-    return [None] * found.count + [result[position] for position in found.positions]
+    own_inputs = [result[position] for position in found.positions]
+    return [None] * found.count + own_inputs + of_borrowed
 
 
 def _own_gradients(

@@ -19,7 +19,7 @@ import tensorflow as tf
 
 from amanda_tensorflow import _internals
 from amanda_tensorflow.failures import warn_about_xla
-from amanda_tensorflow.graph_ops import separate
+from amanda_tensorflow.graph_ops import refuse_captures, separate
 from amanda_tensorflow.instrument import Instrument
 from amanda_tensorflow.ops import CALLS, CONTROL_FLOW, UNROUTABLE, is_op, runs_functions
 from amanda_tensorflow.order import ordered
@@ -307,7 +307,7 @@ class Replay:
         graph, building = instrument.building.graph, instrument.building
         with instrument.building_copy():
             Replay(graph, instrument).function(inner)
-        instrument.refuse_captures(graph)
+        refuse_captures(graph)
         name = f"amanda_{next(_UNIQUE)}_{inner.graph.name}"
         function = _internals.function_from_graph(
             name, graph, dict(attributes), function_type=callee.function_type

@@ -24,7 +24,7 @@ import attrs
 
 from amanda.context import OpContext
 from amanda.errors import AmandaError, CapabilityError
-from amanda.tool import Tool
+from amanda.tool import Tool, traceable
 from amanda.tools.graph import Graph, TracedOp, TracedTensor
 from amanda.tools.graph_tracing import GraphTracingTool
 from amanda.tools.mapping import MappingTool
@@ -44,6 +44,7 @@ class Match:
         ids: of all operators, in the order in which they were traced.
         outside: numbers of the tensors from outside in the graph.
         pattern: parts of the pattern to operators.
+        is_symbolic: whether it is in a graph, into which the replacement is traced.
         functions, values: of the iteration that is running.
     """
 
@@ -53,6 +54,7 @@ class Match:
     ids: list[str]
     outside: frozenset[int]
     pattern: Mapping[Op, TracedOp]
+    is_symbolic: bool = False
     functions: dict[str, Callable[..., Any]] = attrs.field(factory=dict, repr=False)
     values: dict[Place, Any] = attrs.field(factory=dict, repr=False)
 
@@ -91,15 +93,16 @@ class SubgraphRewritingTool(Tool):
     another operator that reads it prevents the match; it holds NaN where the
     framework's tensors can be made so (``new_full``), and else they do run.
 
-    It works in eager modes. Where a root reads another tensor than the one that it
-    was matched with, it runs as it is, that time.
+    In eager modes, a root that reads another tensor than the one that it was matched
+    with runs as it is, that time. In the graphs of TensorFlow iterations are runs of the
+    graph, and the replacement is traced into it: it has to be a function of tensors.
 
     Args:
         pattern: the root of the pattern, or a list of types: each reads the
             first output of the one before.
         replacement: called with the tensors from outside by their names, and with
             the keyword ``match`` if it has such an argument; returns the root's output, or
-            a list of them. It takes part in AD. None removes the operators: the result is
+            a list of them (of several, the first one will do). It takes part in AD. None removes the operators: the result is
             the tensor of the first name in the pattern (of a list of types, the first
             input of the first operator).
 
@@ -109,7 +112,7 @@ class SubgraphRewritingTool(Tool):
 
     Raises:
         TypeError: the pattern or the replacement is something else.
-        CapabilityError: (when it is met) there is a match in a graph mode.
+        CapabilityError: (when it is met) there is a match in a graph mode of PyTorch.
     """
 
     def __init__(
@@ -145,13 +148,14 @@ class SubgraphRewritingTool(Tool):
         found = next(bindings(self.pattern, graph.op(op_id), graph, Binding()), None)
         if found is None:
             return
-        if context.namespace.tags[-1] != "eager":
+        is_eager = context.namespace.tags[-1] == "eager"
+        if not is_eager and not any(map(context.namespace.matches, _GRAPHS)):
             raise CapabilityError(
                 f"SubgraphRewritingTool: op {op_id} is the root of a match in "
-                f"{context.namespace}; subgraphs are rewritten in eager modes only: run the "
-                "model eagerly"
+                f"{context.namespace}, where subgraphs are not rewritten: run the model eagerly"
             )
         match = self._match(found, graph)
+        match.is_symbolic = not is_eager
         if taken := [name for name in match.ids if name in self._candidates]:
             self._reject(match, f"op {taken[0]} is part of another match")
             return
@@ -168,8 +172,12 @@ class SubgraphRewritingTool(Tool):
         ids = [op.id for op in ops]
         return Match(named, root, dict(found.places), ids, outside, found.ops)
 
+    @traceable
     def _close(self, match: Match, done: list[bool]) -> None:
-        """Routine after a root: what was traced is analysed again when it is next met."""
+        """Routine after a root: what was traced is analysed again when it is next met.
+
+        In a graph it is called while the graph is instrumented, and nothing is inserted.
+        """
         if not done:
             done.append(True)
             for op_id in match.ids:
@@ -188,7 +196,9 @@ class SubgraphRewritingTool(Tool):
             self._check_inputs(context)
             return
         match.functions[op_id] = context.get_function()
-        if op_id == match.root.id:
+        if match.is_symbolic and op_id == match.root.id:
+            context.replace_op(self._replaced_in_graph, match=match)
+        elif op_id == match.root.id:
             context.replace_op(self._replaced, match=match, graph=context["graph"])
         else:
             context.replace_op(self._skipped, match=match, op_id=op_id)
@@ -214,7 +224,7 @@ class SubgraphRewritingTool(Tool):
                 return f"the predicate of op {op.id} does not hold in the whole graph"
         for op in map(graph.op, match.interior_ids):
             for reader in graph.consumers(op.id):
-                if reader.id not in ids:
+                if reader.id not in ids and reader.name not in _STACKS:
                     return f"op {reader.id} reads the output of op {op.id}, too"
             if any(t is not None and t.index in match.outside for t in self._written_by(op)):
                 return f"op {op.id} changes a tensor from outside in place"
@@ -244,6 +254,8 @@ class SubgraphRewritingTool(Tool):
         for tensor in context.get_inputs():
             known = None if tensor is None else graph.tensor_of(tensor)
             match = self._active.get(known.producer) if known is not None else None
+            if match is not None and match.is_symbolic:
+                continue  # in a graph it runs for those that read it
             if match is not None and known is not None and known.producer != match.root.id:
                 raise AmandaError(
                     f"SubgraphRewritingTool: op {context.get_op_id()} reads the output of op "
@@ -251,8 +263,16 @@ class SubgraphRewritingTool(Tool):
                     "it with a predicate (where=) in the pattern"
                 )
 
-    # -- eager modes -------------------------------------------------------------
+    # -- instead of the operators --------------------------------------------------
 
+    @traceable
+    def _replaced_in_graph(self, *inputs: Any, match: Match) -> Any:
+        """Routine in the place of the root, traced into the graph that is instrumented."""
+        match.keep(match.root.id, inputs)
+        values, match.values = match.values, {}
+        return self._call(match, inputs, values)
+
+    @traceable
     def _skipped(self, *inputs: Any, match: Match, op_id: str) -> Any:
         """Routine in the place of an operator before the root: its inputs are kept for it."""
         match.keep(op_id, inputs)
@@ -274,12 +294,23 @@ class SubgraphRewritingTool(Tool):
             if producer in match.interior_ids and (known is None or known.producer != producer):
                 # This time the program reads something else there.
                 return match.functions[root.id](*inputs)
-        return self._call(match, {name: values[place] for name, place in match.inputs.items()})
+        return self._call(match, inputs, values)
 
-    def _call(self, match: Match, tensors: dict[str, Any]) -> Any:
+    def _call(self, match: Match, inputs: Sequence[Any], values: Mapping[Place, Any]) -> Any:
         further = {"match": match} if self._wants_match else {}
-        return self._replacement(**tensors, **further)
+        tensors = {name: values[place] for name, place in match.inputs.items()}
+        result = self._replacement(**tensors, **further)
+        if len(match.root.outputs) < 2 or isinstance(result, (list, tuple)):
+            return result
+        # Of an operator with several outputs the replacement has given the first one.
+        return [result, *match.functions[match.root.id](*inputs)[1:]]
 
+
+_GRAPHS = ("tensorflow/*/function", "tensorflow/*/graph")
+"""The graph modes whose gradients reach all that a replacement uses."""
+
+_STACKS = frozenset({"TensorListPushBack", "StackPushV2"})
+"""What keeps values in a loop for its gradient, which is derived anew from the replacement."""
 
 # -- tensors ---------------------------------------------------------------------
 
