@@ -10,6 +10,9 @@ from amanda.tools.reporting import Chart
 FEWEST = 2
 """Bars of the smallest chart that says more than its table."""
 
+MOST = 24
+"""Modules of a chart; where there are more, those of a smaller depth are shown."""
+
 
 def ranked(
     title: str, groups: Mapping[str, Mapping[str, Any]], series: Mapping[str, str], unit: str = ""
@@ -33,6 +36,20 @@ def ranked(
             for name, key in series.items()
         }
         yield Chart(title=title, kind="bar", labels=labels, values=values, unit=unit)
+
+
+def coarse(groups: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, float]]:
+    """The sums of modules' numbers to the greatest depth at which a chart can show them all."""
+    deepest = max((name.count(".") + 1 for name in groups), default=1)
+    for depth in range(deepest, 0, -1):
+        found: dict[str, dict[str, float]] = {}
+        for name, figures in groups.items():
+            group = found.setdefault(".".join(name.split(".")[:depth]), {})
+            for key, value in figures.items():
+                group[key] = group.get(key, 0) + (value or 0)
+        if len(found) <= MOST:
+            break
+    return found
 
 
 def by_direction(

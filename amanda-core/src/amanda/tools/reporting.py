@@ -43,6 +43,9 @@ OptionsT = TypeVar("OptionsT")
 MAX_ROWS = 20
 """Rows of a table that a summary prints; the files have all of them."""
 
+OUTSIDE = "(outside of modules)"
+"""Where tables say that an operator runs which no module runs."""
+
 
 @attrs.frozen
 class Table:
@@ -238,7 +241,7 @@ def describe(context: OpContext) -> OpDescription:
 def place(op_id: str, module: str) -> str:
     """The module's path; of an outermost module's own forward its name, from the id."""
     outermost = op_id.partition("/")[0].partition("#")[0]
-    return module or outermost or "(outside of modules)"
+    return module or outermost or OUTSIDE
 
 
 def op_name(op: Any) -> str:

@@ -65,21 +65,21 @@ class Graph {
     rect.style.setProperty("--h", hue);
     group.append(
       svg("title", {}, about), rect,
-      svg("text", { x: x + width / 2, y: y + 14 }, cut(label)),
+      svg("text", { x: x + width / 2, y: y + (place ? 14 : 21) }, cut(label)),
       svg("text", { x: x + width / 2, y: y + 28, class: "sub" }, cut(place)),
     );
     group.addEventListener("click", () => this.moved || this.choose(i));
     return group;
   }
 
-  // The beginning of the run, as large as one can read it.
+  // The beginning of the largest part, as large as one can read it.
   begin() {
     const { clientWidth: w, clientHeight: h } = this.canvas;
     const scale = Math.min(Math.max(this.whole.w / w, this.whole.h / h, 0.6), 1.25);
-    const first = this.nodes[0];
-    const view = { w: w * scale, h: h * scale, y: 0, x: 0 };
-    view.x = view.w >= this.whole.w ? (this.whole.w - view.w) / 2 : first[2] + this.data.width / 2 - view.w / 2;
-    this.look(view);
+    const [, , x, y] = this.nodes[0];
+    const view = { w: w * scale, h: h * scale, y: Math.max(y - 60, 0), x: 0 };
+    const middle = view.w >= this.whole.w ? this.whole.w / 2 : x + this.data.width / 2;
+    this.look({ ...view, x: Math.max(middle - view.w / 2, Math.min(0, (this.whole.w - view.w) / 2)) });
   }
 
   fit() {
