@@ -21,6 +21,7 @@ def amanda_register_tools() -> Mapping[str, str]:
         "dump": "amanda_tools.dump:DumpTool",
         "flops": "amanda_tools.flops:FlopsTool",
         "inject": "amanda_tools.inject:InjectTool",
+        "kernels": "amanda_tools.kernels:KernelsTool",
         "nan": "amanda_tools.nan:NanTool",
         "path": "amanda_tools.path:PathTool",
         "profile": "amanda_tools.profile:ProfileTool",

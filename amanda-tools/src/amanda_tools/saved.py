@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from amanda import OpContext
+from amanda.tools.reporting import op_name
 from amanda_tools.flops.parameters import byte_size
 
 HOOKED: Any = object()
@@ -39,7 +40,13 @@ def saved_tensors(context: OpContext) -> dict[int, int]:
 
 def saved_items(context: OpContext) -> Iterator[Any]:
     """All tensors that an operator has saved; :data:`HOOKED` for what a hook has taken."""
-    for node in _nodes(context.get_inputs(), context.get_outputs() or ()):
+    inputs, outputs = context.get_inputs(), context.get_outputs() or ()
+    name = op_name(context.get_op()).partition(".")[0]
+    writes = name.endswith("_")
+    if not writes and any(tensor is output for tensor in inputs for output in outputs):
+        # It has handed its input on: x.float() of what is float.
+        return
+    for node in _nodes(inputs, outputs):
         yield from (item for item in _saved(node) if item is not None)
 
 

@@ -1,0 +1,56 @@
+"""The options of ``remat``."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+import attrs
+
+from amanda_tools.count import type_names
+from amanda_tools.optimization_selection import checked
+
+_UNITS = {"": 1, "b": 1}
+_UNITS |= {f"{p}b": 1000**i for i, p in enumerate("kmgt", 1)}
+_UNITS |= {f"{p}ib": 1024**i for i, p in enumerate("kmgt", 1)}
+
+_SIZE = re.compile(r"\s*(\d+(?:\.\d*)?|\.\d+)\s*([a-zA-Z]*)\s*")
+
+
+@attrs.frozen(kw_only=True)
+class RematOptions:
+    """The options of ``remat``.
+
+    Attributes:
+        budget: how much may be kept for the backward pass: bytes ("512MiB", "2GB",
+            1000000), or a share of what is kept without the tool (0.5).
+        apply: recompute, where the framework's driver can; else only plan.
+        ops: types of the ops that may be recomputed; none for all of the framework's own.
+        exclude: op ids or module paths that are never recomputed, patterns with * and ?.
+    """
+
+    budget: str = attrs.field(default="0.5", converter=str)
+    apply: bool = True
+    ops: Sequence[str] = attrs.field(default=(), converter=type_names)
+    exclude: Sequence[str] = attrs.field(default=(), converter=type_names)
+
+    def __attrs_post_init__(self) -> None:
+        match = _SIZE.fullmatch(self.budget)
+        known = bool(match) and match is not None and match[2].lower() in _UNITS
+        checked(
+            {
+                f"budget={self.budget} is neither a size such as 512MiB nor a share such as 0.5": (
+                    known and self.bytes_of(1 << 62) > 0
+                )
+            },
+            "remat",
+        )
+
+    def bytes_of(self, saved: int) -> int:
+        """The budget in bytes, where `saved` bytes are kept without the tool."""
+        match = _SIZE.fullmatch(self.budget)
+        assert match is not None
+        number, unit = float(match[1]), match[2].lower()
+        if not unit and "." in match[1] and number <= 1:
+            return int(number * saved)
+        return int(number * _UNITS[unit])

@@ -1,0 +1,228 @@
+"""What PyTorch's operators cost and keep; imported when a tensor of it is there.
+
+An operator that may be recomputed is run a second time when it is first met. That gives its
+time, and whether it does the same again: its results have to be equal bit by bit.
+"""
+
+from __future__ import annotations
+
+import functools
+import time
+import weakref
+from collections.abc import Sequence
+from typing import Any
+
+import attrs
+import torch
+
+from amanda import OpContext
+from amanda.tools.reporting import describe
+from amanda_tools.memory import synchronize
+from amanda_tools.remat.plan import Step
+from amanda_tools.remat.pytorch import _STATE, collected, storage_of, tensors_in, version_of
+from amanda_tools.saved import HOOKED, saved_items
+
+
+@attrs.frozen
+class Before:
+    """What was there before an operator ran."""
+
+    versions: Sequence[tuple[weakref.ref[torch.Tensor], int]]
+    random: Sequence[torch.Tensor]
+
+
+class Measurement:
+    """Collects the steps of an iteration.
+
+    Attributes:
+        steps: the operators in order.
+        sizes: bytes of each piece of memory.
+        unit: of what a step costs.
+        unknown: operators of which nobody knows how much they keep.
+    """
+
+    unit = "us"
+    unknown = 0
+
+    def __init__(self) -> None:
+        self.steps: list[Step] = []
+        self.sizes: dict[int, int] = {}
+        self._pieces: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
+        self._before: dict[str, Before] = {}
+
+    def before(self, context: OpContext) -> None:
+        """Called in an analysis before the operator."""
+        given = [t for t in context.get_inputs() if t is not None and not t.is_inference()]
+        versions = [(weakref.ref(tensor), version_of(tensor)) for tensor in given]
+        self._before[context.get_op_id()] = Before(versions, random_states())
+
+    def finds_gradients(self) -> bool:
+        """Whether gradients are recorded now, and were not in what was measured so far."""
+        return torch.is_grad_enabled() and not self.steps
+
+    def is_own(self, context: OpContext) -> bool:
+        """Whether the operator is PyTorch's own, no ``autograd.Function`` or custom operator."""
+        op = context.get_op()
+        func = getattr(op, "func", op)
+        if isinstance(func, functools.partial):
+            return False
+        is_registered = type(func).__name__ in ("OpOverload", "OpOverloadPacket")
+        return not is_registered or str(func).startswith("aten.")
+
+    def after(self, context: OpContext, reason: str) -> bool:
+        """Called in an analysis that sees the outputs.
+
+        Args:
+            reason: why it must not be run again, "" if it may.
+
+        Returns:
+            Whether the operator is differentiated; only then it is a step.
+        """
+        before = self._before.pop(context.get_op_id())
+        step = Step(describe(context))
+        outputs = [tensor for tensor in context.get_outputs() or () if tensor is not None]
+        self._mark_changes(before, step)
+        if not any(tensor.requires_grad for tensor in outputs):
+            return False
+        self.steps.append(step)
+        inputs = [tensor for tensor in context.get_inputs() if tensor is not None]
+        step.inputs = self._read(context)
+        known = {id(storage_of(tensor)) for tensor in inputs}
+        new = [tensor for tensor in outputs if id(storage_of(tensor)) not in known]
+        step.made = [piece for piece in map(self._piece, new) if piece is not None]
+        step.obstacle = step.obstacle or self._obstacle(before, inputs, outputs, step) or reason
+        if step.obstacle:
+            step.saved = self._saved(context, step)
+        else:
+            self._run_again(context, step)
+        return True
+
+    def _piece(self, tensor: torch.Tensor) -> int | None:
+        storage = storage_of(tensor)
+        if storage is None:
+            return None
+        piece = self._pieces.setdefault(storage, len(self.sizes))
+        self.sizes.setdefault(piece, storage.nbytes())
+        return piece
+
+    def _read(self, context: OpContext) -> list[int]:
+        """The pieces that the operator reads, parameters and buffers aside."""
+        pieces = [
+            self._piece(tensor)
+            for index, tensor in enumerate(context.get_inputs())
+            if tensor is not None and context.get_value(index) is None
+        ]
+        return [piece for piece in pieces if piece is not None]
+
+    def _mark_changes(self, before: Before, step: Step) -> None:
+        """What an operator changes in place cannot be had again as it was, nor be read again."""
+        changed = {
+            self._piece(tensor)
+            for ref, version in before.versions
+            if (tensor := ref()) is not None and version_of(tensor) != version
+        }
+        if not changed:
+            return
+        step.obstacle = "it changes a tensor in place"
+        for other in self.steps:
+            if changed.intersection((*other.inputs, *other.made)):
+                other.obstacle = other.obstacle or f"{step.op.id} changes its tensors in place"
+
+    def _obstacle(
+        self,
+        before: Before,
+        inputs: Sequence[torch.Tensor],
+        outputs: Sequence[torch.Tensor],
+        step: Step,
+    ) -> str:
+        """Why an operator cannot be run again, as far as that can be seen without trying."""
+        if not inputs:
+            return "it has no inputs"
+        if not step.made:
+            return "it makes a view"
+        if not all(is_plain(tensor) for tensor in (*inputs, *outputs)):
+            return "its tensors are of a special kind"
+        if any(not torch.equal(a, b) for a, b in zip(before.random, random_states(), strict=True)):
+            return "it draws random numbers"
+        return ""
+
+    def _saved(self, context: OpContext, step: Step) -> frozenset[int]:
+        """What autograd has kept, by what the operator's nodes tell."""
+        constants = {
+            id(storage_of(tensor))
+            for index, tensor in enumerate(context.get_inputs())
+            if tensor is not None and context.get_value(index) is not None
+        }
+        found = list(saved_items(context))
+        if any(item is HOOKED for item in found):
+            step.obstacle = "a hook of the program keeps what it saves"
+            return frozenset()
+        kept = [t for t in found if id(storage_of(t)) not in constants]
+        pieces = frozenset(p for p in map(self._piece, kept) if p is not None)
+        step.made = [*step.made, *self._inner(pieces, step)]
+        return pieces
+
+    def _inner(self, pieces: frozenset[int], step: Step) -> list[int]:
+        """Pieces that nobody has made so far: those inside of the operator."""
+        makers = {piece for other in self.steps for piece in (*other.inputs, *other.made)}
+        return sorted(pieces - makers)
+
+    def _run_again(self, context: OpContext, step: Step) -> None:
+        tensors, outputs = context.get_inputs(), context.get_outputs() or ()
+        if any(item is HOOKED for item in saved_items(context)):
+            step.obstacle = "a hook of the program keeps what it saves"
+            return
+        function, names = context.get_function(), context.get_input_names()
+        inputs = [_again(*pair) for pair in zip(names, tensors, strict=True)]
+        try:
+            synchronize()
+            start = time.perf_counter()
+            with torch.enable_grad(), collected([]):
+                result = tensors_in(function(*inputs))
+            synchronize()
+            step.cost = 1e6 * (time.perf_counter() - start)
+        except Exception as error:  # whatever an operator may raise
+            step.obstacle = f"it cannot be run again: {error}"
+            result = []
+        first = [tensor for tensor in outputs if tensor is not None]
+        if not step.obstacle and not _are_same(first, result):
+            step.obstacle = "it gives other results when it is run again"
+        step.saved = self._saved(context, step)
+
+
+def _again(name: str, tensor: torch.Tensor | None) -> torch.Tensor | None:
+    """An input for a second run, without its graph."""
+    if tensor is None:
+        return None
+    detached = tensor.detach().clone() if name in _STATE else tensor.detach()
+    return detached.requires_grad_() if tensor.requires_grad else detached
+
+
+def _are_same(first: Sequence[torch.Tensor], second: Sequence[torch.Tensor]) -> bool:
+    return len(first) == len(second) and all(map(is_same, first, second))
+
+
+def is_same(a: torch.Tensor, b: torch.Tensor) -> bool:
+    """Whether two tensors are laid out alike and equal bit by bit."""
+    if (a.shape, a.dtype, a.stride()) != (b.shape, b.dtype, b.stride()):
+        return False
+    flat = (tensor.detach().reshape(-1).view(torch.uint8) for tensor in (a, b))
+    return torch.equal(*flat)
+
+
+def is_plain(tensor: torch.Tensor) -> bool:
+    """Whether a tensor is what it seems: elements in a memory of its own."""
+    return (
+        type(tensor) in (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer)
+        and tensor.layout is torch.strided
+        and not (tensor.is_nested or tensor.is_quantized or tensor.is_meta)
+        and not (tensor.is_conj() or tensor.is_neg() or tensor.is_inference())
+    )
+
+
+def random_states() -> list[torch.Tensor]:
+    """The states of the generators that operators draw from."""
+    states = [torch.get_rng_state()]
+    if torch.cuda.is_available() and torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+        states.append(torch.cuda.get_rng_state())
+    return states

@@ -1,0 +1,242 @@
+"""The tool ``remat``."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import attrs
+
+import amanda
+from amanda import OpContext
+from amanda.tools.mapping import MappingTool
+from amanda.tools.reporting import Table, describe
+from amanda_tools.flops import quantity
+from amanda_tools.optimization_selection import Selection
+from amanda_tools.printing import PrintingTool
+from amanda_tools.remat.options import RematOptions
+from amanda_tools.remat.plan import Memory, Plan, Step, plan
+
+
+class RematTool(PrintingTool[RematOptions]):
+    """Trades computation for memory: runs operators again instead of keeping their results.
+
+    The first iteration is measured, up to its backward pass. From then on, what the plan
+    names is not kept by autograd, and made again when the backward pass asks for it.
+    """
+
+    name = "remat"
+    Options = RematOptions
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        self._selection = Selection(self.options.ops, self.options.exclude)
+        self.depends_on(MappingTool.standard())
+        self.add_inst_for_op(self._analyse)
+        self.add_inst_for_op(self._analyse_outputs, require_outputs=True)
+        self.add_inst_for_op(self._analyse_backward, backward=True)
+        self._forget()
+
+    def _forget(self) -> None:
+        self._measurement: Any = None
+        self._recomputer: Any = None
+        self._plan: Plan | None = None
+        self._acting: set[str] = set()
+        self._is_late = False
+
+    def measure_again(self) -> None:
+        """Forget what was measured and planned: the next iteration is measured anew.
+
+        For a program whose iterations change for good, as between two phases of training.
+        """
+        self._forget()
+        self.reanalyse()
+
+    # -- instrumentation --------------------------------------------------
+
+    def _analyse(self, context: OpContext) -> None:
+        if self._plan is not None:
+            self._insert(context)
+        elif self._is_known(context):
+            self._measuring(context).before(context)
+            if context.namespace.tags[0] == "pytorch":
+                with amanda.ad_enabled():
+                    context.insert_before_op(self._look_again, inputs=[], runs=[])
+
+    def _analyse_outputs(self, context: OpContext) -> None:
+        if self._plan is not None or not self._is_known(context):
+            return
+        op = describe(context)
+        may_run = self._selection.takes(op)
+        reason = "" if may_run else "its type is not in ops"
+        if op.id in self._selection.skipped:
+            reason = "it is excluded"
+        elif not self.options.ops and not self._measuring(context).is_own(context):
+            reason = "it is no operator of the framework's own; name its type in ops"
+        is_recorded = self._measuring(context).after(context, reason)
+        if is_recorded and context.namespace.tags[0] == "pytorch":
+            self._call_before_backward(context)
+
+    def _analyse_backward(self, context: OpContext) -> None:
+        if self._plan is None and context.namespace.tags[0] == "tensorflow":
+            self._measuring(context).backward(context)
+
+    def _is_known(self, context: OpContext) -> bool:
+        """Whether the tool knows what automatic differentiation keeps here."""
+        kind = context.namespace.tags[0]
+        if kind == "tensorflow" or (kind, context.namespace.tags[-1]) == ("pytorch", "eager"):
+            return True
+        self._selection.skip(describe(context), f"nothing is known of it in {context.namespace}")
+        return False
+
+    def _look_again(self, runs: list[bool]) -> None:
+        """Instrumentation routine, with the program's gradient mode: an operator that first
+        ran without gradients has to be measured when it runs with them."""
+        if runs and not self._is_late and self._plan is None:
+            measurement = self._measurement
+            self._is_late = measurement is not None and measurement.finds_gradients()
+        runs[:] = [True]
+
+    def _measuring(self, context: OpContext) -> Any:
+        if self._measurement is None:
+            name = f"amanda_tools.remat.{context.namespace.tags[0]}_steps"
+            self._measurement = importlib.import_module(name).Measurement()
+        return self._measurement
+
+    def _call_before_backward(self, context: OpContext) -> None:
+        for output in context.get_outputs() or ():
+            node = getattr(output, "grad_fn", None)
+            if node is not None:
+                node.register_prehook(self._begin)
+                return
+
+    def _begin(self, _: Any) -> None:
+        """The first backward pass begins: all that it keeps is known."""
+        if self._plan is not None or self._measurement is None:
+            return
+        if self._is_late:
+            # This iteration has been measured in part: the next one is measured.
+            self.measure_again()
+            return
+        if not self.options.apply:
+            return
+        from amanda_tools.remat.pytorch import Recomputer
+
+        self._plan = self._planned()
+        steps = self._measurement.steps
+        recomputed = frozenset(steps[i].op.id for i in self._plan.recomputed)
+        if recomputed:
+            self._acting = {step.op.id for step in steps if step.saved} | recomputed
+            self._recomputer = Recomputer(recomputed)
+        self.reanalyse()
+
+    def _insert(self, context: OpContext) -> None:
+        op_id = context.get_op_id()
+        if op_id in self._acting:
+            context.replace_op(
+                self._recomputer.run,
+                function=context.get_function(),
+                op_id=op_id,
+                names=context.get_input_names(),
+            )
+
+    # -- results ----------------------------------------------------------
+
+    def _planned(self) -> Plan:
+        if self._plan is not None:
+            return self._plan
+        steps: list[Step] = [] if self._measurement is None else self._measurement.steps
+        sizes = {} if self._measurement is None else self._measurement.sizes
+        memory = Memory(steps, sizes)
+        allowed = [i for i, step in enumerate(steps) if not step.obstacle]
+        budget = self.options.bytes_of(memory.size(memory.kept(())))
+        return plan(memory, budget, allowed)
+
+    def op_rows(self) -> list[dict[str, Any]]:
+        """One row per operator that makes or keeps something.
+
+        It has ``saved_bytes``, what is kept of what it makes, ``cost_us`` or, where nobody
+        has measured times, ``cost_ops``; ``recompute``, and ``reason`` where it cannot be.
+        """
+        found = self._planned()
+        steps: list[Step] = [] if self._measurement is None else self._measurement.steps
+        sizes = {} if self._measurement is None else self._measurement.sizes
+        kept = {piece for step in steps for piece in step.saved}
+        rows = []
+        for i, step in enumerate(steps):
+            if not step.made and not step.saved:
+                continue
+            cost = "cost_us" if self._measurement.unit == "us" else "cost_ops"
+            rows.append(
+                {
+                    **step.op.row(),
+                    "saved_bytes": sum(sizes[piece] for piece in kept.intersection(step.made)),
+                    "cost_us": None,
+                    "cost_ops": None,
+                    cost: step.cost,
+                    "recompute": i in found.recomputed,
+                    "reason": step.obstacle,
+                }
+            )
+        return rows
+
+    def summary(self) -> dict[str, Any]:
+        """What is kept for the backward pass without and with the plan, and its cost.
+
+        ``held_bytes`` is kept at the end of the forward pass, ``peak_bytes`` the most at any
+        time of the backward pass, with what is recomputed; ``minimum_bytes`` the lowest peak
+        that was found for any budget. ``extra_cost`` is a share of the forward pass.
+        """
+        found = self._planned()
+        steps: list[Step] = [] if self._measurement is None else self._measurement.steps
+        total = sum(step.cost for step in steps)
+        extra = sum(steps[i].cost for i in found.recomputed)
+        unknown = 0 if self._measurement is None else self._measurement.unknown
+        return {
+            "options": attrs.asdict(self.options),
+            "saved_bytes": found.saved_bytes,
+            "budget_bytes": found.budget_bytes,
+            "held_bytes": found.held_bytes,
+            "peak_bytes": found.peak_bytes,
+            "minimum_bytes": found.minimum_bytes,
+            "is_met": found.is_met,
+            "is_applied": self._recomputer is not None,
+            "recomputed": len(found.recomputed),
+            "extra_cost": extra / total if total else 0.0,
+            "ops_of_unknown_size": unknown,
+            "skipped": self._selection.rows(),
+        }
+
+    def tables(self) -> Iterable[Table]:
+        """The figures, and the operators by what is kept of them."""
+        found = self.summary()
+        is_met = "met" if found["is_met"] else "cannot be met"
+        state = "applied" if found["is_applied"] else "planned only"
+        size: Callable[[int], str] = lambda value: quantity(value, "B")  # noqa: E731
+        title = f"remat: {found['recomputed']} ops are run again ({state}); the budget is {is_met}"
+        figures = [
+            (label, size(found[key]))
+            for label, key in (
+                ("kept for the backward pass without it", "saved_bytes"),
+                ("budget", "budget_bytes"),
+                ("kept with it, after the forward pass", "held_bytes"),
+                ("at most during the backward pass", "peak_bytes"),
+                ("least that is possible", "minimum_bytes"),
+            )
+        ]
+        figures.append(("extra cost, of the forward pass", f"{100 * found['extra_cost']:.1f} %"))
+        yield Table(title, ("figure", "value"), figures)
+        rows = sorted(self.op_rows(), key=lambda row: -row["saved_bytes"])
+        shown = [
+            (
+                row["id"],
+                row["type"],
+                size(row["saved_bytes"]),
+                "-" if row["cost_us"] is None else f"{row['cost_us']:.0f}",
+                "again" if row["recompute"] else row["reason"] or "kept",
+            )
+            for row in rows
+            if row["saved_bytes"]
+        ]
+        yield Table("remat: what is kept", ("op", "type", "bytes", "µs", "plan"), shown)
