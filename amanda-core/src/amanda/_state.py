@@ -18,6 +18,9 @@ if TYPE_CHECKING:
 class ThreadState(threading.local):
     """Scopes and switches of one thread.
 
+    ``vars(STATE)`` is a dictionary of the current thread, which a driver may keep
+    where the way through the object is too long: at every routine.
+
     Attributes:
         scopes: the active scopes, outermost first.
         enabled: False within ``amanda.disabled()``.
@@ -28,11 +31,13 @@ class ThreadState(threading.local):
         call: the operator whose replacement runs in this thread, None if none does.
     """
 
-    scopes: tuple[Scope, ...] = ()
-    enabled: bool = True
-    cache: bool = True
-    ad: bool | None = None
-    paused: int = 0
+    def __init__(self) -> None:
+        self.scopes: tuple[Scope, ...] = ()
+        self.enabled: bool = True
+        self.cache: bool = True
+        self.ad: bool | None = None
+        self.paused: int = 0
+
     call: OpCall | None = None
 
 

@@ -114,6 +114,9 @@ class ActionPlan:
         driver_data: for the driver, e.g. what it has learned of the operator.
         has_actions: whether any action is planned, backward claims aside.
         is_blind: whether no action looks at a tensor: counters and timers.
+        is_around: whether all there is are routines around the forward op, which look
+            at tensors.
+        is_isolated: whether no routine around the forward op takes part in AD.
         is_claim: whether there is nothing but backward ops to find.
     """
 
@@ -129,6 +132,8 @@ class ActionPlan:
     driver_data: Any = None
     has_actions: bool = attrs.field(init=False, default=False)
     is_blind: bool = attrs.field(init=False, default=False)
+    is_around: bool = attrs.field(init=False, default=False)
+    is_isolated: bool = attrs.field(init=False, default=False)
     is_claim: bool = attrs.field(init=False, default=False)
 
     def __attrs_post_init__(self) -> None:
@@ -143,11 +148,10 @@ class ActionPlan:
         self.is_claim = self.claims and not self.has_actions
         around = (*self.before, *self.after)
         gradients = self.before_backward or self.after_backward or self.replace_backward
-        self.is_blind = (
-            bool(around)
-            and all(action.select == () for action in around)
-            and not (self.replace or gradients)
-        )
+        only_around = bool(around) and not (self.replace or gradients)
+        self.is_blind = only_around and all(action.select == () for action in around)
+        self.is_around = only_around and not self.is_blind
+        self.is_isolated = not any(action.differentiable for action in around)
 
     def __bool__(self) -> bool:
         return self.claims or self.has_actions

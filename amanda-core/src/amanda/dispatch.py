@@ -39,11 +39,11 @@ if TYPE_CHECKING:
 _NOTHING = nullcontext()
 
 
-def _note(error: BaseException, who: str, op_id: str) -> None:
+def note(error: BaseException, who: str, op_id: str) -> None:
     """Add a note naming tool, routine and op id to an exception on its way to the user."""
-    note = f"amanda: raised in {who} at op {op_id}"
-    if note not in getattr(error, "__notes__", ()):
-        error.add_note(note)
+    text = f"amanda: raised in {who} at op {op_id}"
+    if text not in getattr(error, "__notes__", ()):
+        error.add_note(text)
 
 
 class Dispatcher:
@@ -140,14 +140,24 @@ class Dispatcher:
             SelectionError: a selected position does not exist.
             RoutineResultError: the routine returned something unusable (rule 5).
         """
-        indices: Sequence[int] = ()
         selected: Sequence[Any] = ()
         if action.select != ():
             indices = range(len(values)) if action.select is None else action.select
             selected = self._selected(action, values, indices)
         result = self.call(action, selected)
-        if result is None:
-            return values
+        return values if result is None else self.put(action, values, selected, result)
+
+    def put(
+        self, action: Action, values: list[Any], selected: Sequence[Any], result: Any
+    ) -> list[Any]:
+        """`values` with what a routine has returned for those `selected` of them put in.
+
+        Returns `values` itself when nothing is changed.
+
+        Raises:
+            RoutineResultError: the routine returned something unusable (rule 5).
+        """
+        indices = range(len(values)) if action.select is None else action.select
         changed = None
         for index, old, new in zip(
             indices, selected, self.checked(action, result, len(selected)), strict=True
@@ -190,11 +200,11 @@ class Dispatcher:
             ):
                 return action.func(*selected, **action.kwargs)
         except BaseException as error:
-            _note(error, action.routine, action.op_id)
+            note(error, action.routine, action.op_id)
             raise
         finally:
             state.paused -= 1
-            _charge(state.scopes, time.perf_counter() - start)
+            charge(state.scopes, time.perf_counter() - start)
 
     def _elsewhere(self) -> AbstractContextManager[Any]:
         """Within it, the drivers of other frameworks leave alone what a tool calls."""
@@ -265,7 +275,7 @@ class Dispatcher:
             finally:
                 context._point = context._tool = None
                 state.paused -= 1
-                _charge((scope,), time.perf_counter() - start)
+                charge((scope,), time.perf_counter() - start)
             record.sort(scope.tools)
         record.analysed.add(point)
         record.redo.pop(point, None)
@@ -277,7 +287,7 @@ class Dispatcher:
                 routine(context)
             except BaseException as error:
                 name = f"{type(tool).__name__}.{getattr(routine, '__name__', routine)}"
-                _note(error, name, context.get_backward_op_id() or context.get_op_id())
+                note(error, name, context.get_backward_op_id() or context.get_op_id())
                 raise
 
         for tool in tools:
@@ -365,6 +375,7 @@ def compiled(op_id: str, scopes: Sequence[Scope], records: tuple[OpRecord, ...])
     )
 
 
-def _charge(scopes: Sequence[Scope], seconds: float) -> None:
+def charge(scopes: Sequence[Scope], seconds: float) -> None:
+    """Add to the time that the tools of these scopes have taken."""
     for scope in scopes:
         scope.statistics.tool_seconds += seconds

@@ -87,6 +87,11 @@ sequence_number = _symbol(getattr(torch._C, "_autograd", torch._C), "_get_sequen
 shares_storage: Callable[[torch.Tensor, torch.Tensor], bool] = _symbol(torch._C, "_is_alias_of")
 schemas_of: Callable[[str], list[Any]] = _symbol(torch._C, "_jit_get_schemas_for_operator")
 
+_tracing_state = _symbol(torch._C, "_get_tracing_state")
+_dispatch_mode = _symbol(torch._C, "_get_dispatch_mode")
+_PROXY = getattr(getattr(torch._C, "_TorchDispatchModeKey", None), "PROXY", None)
+_peek_transform = _symbol(torch._C._functorch, "peek_interpreter_stack")
+
 PYTHON_EVENT = torch.overrides.handle_torch_function.__code__
 """The code that reports a Python-level function to a mode; C-level ones come straight from C."""
 
@@ -142,7 +147,7 @@ def in_backward() -> bool:
 
 def in_functorch() -> bool:
     """Whether a functorch transform (vmap, grad, jvp) is active."""
-    return torch._C._functorch.peek_interpreter_stack() is not None
+    return _peek_transform() is not None
 
 
 def in_forward_ad() -> bool:
@@ -150,14 +155,25 @@ def in_forward_ad() -> bool:
     return forward_ad._current_level >= 0
 
 
+def is_plain() -> bool:
+    """Whether operators that are called now go straight to PyTorch's eager kernels: no
+    function mode is on, and no transform, forward-mode AD or tracer is active."""
+    return (
+        not mode_depth()
+        and forward_ad._current_level < 0
+        and _peek_transform() is None
+        and not is_traced()
+    )
+
+
 def is_traced() -> bool:
     """Whether the current operators are being recorded by a tracer of PyTorch:
     ``jit.trace``, ``make_fx``, ``export`` or Dynamo."""
-    if torch._C._get_tracing_state() is not None:
-        return True
-    if torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.PROXY) is not None:
-        return True
-    return torch.compiler.is_compiling()
+    return (
+        _tracing_state() is not None
+        or _dispatch_mode(_PROXY) is not None
+        or torch.compiler.is_compiling()
+    )
 
 
 def apply_function(cls: type[torch.autograd.Function], *args: Any) -> Any:
@@ -213,6 +229,18 @@ def base_of(tensor: torch.Tensor) -> torch.Tensor | None:
 def version_of(tensor: torch.Tensor) -> int:
     """How often `tensor` has been changed in place."""
     return tensor._version
+
+
+def versions_of(tensors: Sequence[Any]) -> list[int | None]:
+    """How often each tensor has been changed in place; None for an absent one, and for
+    those of inference mode, which do not count it."""
+    try:
+        return [None if tensor is None else tensor._version for tensor in tensors]
+    except RuntimeError:
+        return [
+            None if tensor is None or tensor.is_inference() else tensor._version
+            for tensor in tensors
+        ]
 
 
 def is_shared(tensor: torch.Tensor) -> bool:

@@ -139,7 +139,7 @@ class EagerDriver(TorchEagerDriver):
     def _module_call(self, vanilla: Any) -> Any:
         def __call__(module: nn.Module, *args: Any, **kwargs: Any) -> Any:  # noqa: N807
             interceptor = LOCAL.interceptor
-            if interceptor is None or interceptor.muted:
+            if interceptor is None or interceptor.is_quiet():
                 return vanilla(module, *args, **kwargs)
             parent = interceptor.enter_module(module)
             try:
@@ -208,7 +208,7 @@ class EagerDriver(TorchEagerDriver):
     def _recomputed(self, fn: Callable[..., Any]) -> Callable[..., Any]:
         """`fn` for its second run, in the backward pass: under the ids of the first."""
         interceptor = LOCAL.interceptor
-        if interceptor is None or interceptor.muted:
+        if interceptor is None or interceptor.is_quiet():
             return fn
         frame, counters = interceptor.frame, interceptor.frame.counters()
         scopes = tuple(weakref.ref(scope) for scope in _state.STATE.scopes)
@@ -234,7 +234,7 @@ class EagerDriver(TorchEagerDriver):
         assert interceptor is not None
         before, now = interceptor.frame, frame.counters()
         frame.set_counters(counters)
-        if not interceptor.muted:
+        if not interceptor.is_quiet():
             interceptor.go_to(frame)
         try:
             yield
@@ -256,7 +256,7 @@ def _function_apply(cls: Any, *args: Any, **kwargs: Any) -> Any:
     interceptor = LOCAL.interceptor
     if (
         interceptor is None
-        or interceptor.muted
+        or interceptor.is_quiet()
         or not interceptor.is_listening()
         or _is_descended(cls)
         or not any(isinstance(arg, torch.Tensor) for arg in args)

@@ -12,10 +12,12 @@ from amanda.action import Action, ActionPlan
 from amanda.dispatch import Dispatcher
 from amanda.errors import ToolTypeError
 from amanda_torch import _internals
-from amanda_torch.backward import Claimer, form_of
+from amanda_torch.backward import Claimer, GradientState, form_of
 from amanda_torch.calls import TorchCall, tensors_of, with_tensors
-from amanda_torch.operation import Operation
+from amanda_torch.layouts import Layout
+from amanda_torch.operation import Operation, made_leaf
 from amanda_torch.ops import name_of
+from amanda_torch.points import Points
 from amanda_torch.routines import write_back
 
 if TYPE_CHECKING:
@@ -42,12 +44,34 @@ def _unswallowed(error: TypeError, name: str) -> BaseException:
     return raised
 
 
+_FORMS = 16
+"""Forms of call in which an operator is laid out; one that has more is described each time."""
+
+
+class Memory:
+    """What a thread has learned of one operator.
+
+    Attributes:
+        gradients: of its backward operators.
+        layout: of its tensors in the form in which it was called last; None if it is not known.
+        forms: how often it was called in another form than before.
+    """
+
+    __slots__ = ("forms", "gradients", "layout")
+
+    def __init__(self, gradients: GradientState) -> None:
+        self.gradients = gradients
+        self.layout: Layout | None = None
+        self.forms = 0
+
+
 class Executor:
     """Runs the operators of one thread that are not plainly vanilla."""
 
     def __init__(self, dispatcher: Dispatcher, tracker: Tracker) -> None:
         self._dispatcher = dispatcher
         self._tracker = tracker
+        self._points = Points(dispatcher)
         self.claimer = Claimer(dispatcher)
 
     def run_claimed(
@@ -61,9 +85,7 @@ class Executor:
         """An operator without actions whose backward operators some tool looks at."""
         if not torch.is_grad_enabled():
             return func(*args, **kwargs)
-        state = plan.driver_data
-        if state is None:
-            state = plan.driver_data = self.claimer.state_of(plan.op_id)
+        state = self._memory(plan).gradients
         start = _internals.sequence_number()
         result = func(*args, **kwargs)
         if state.form is not None and state.form == form_of(result):
@@ -85,26 +107,74 @@ class Executor:
         name: str = "",
     ) -> Any:
         """An operator with routines that look at no tensor: its arguments stay as they are."""
-        self._run_blind(plan.before, func)
+        is_plain = plan.is_isolated and _internals.is_plain()
+        run = self._points.run_blind if is_plain else self._run_blind
+        try:
+            if plan.before:
+                run(plan.before)
+        except TypeError as error:
+            raise _unswallowed(error, name_of(func))  # noqa: B904 - it sets its cause
         if plan.claims:
             result = self.run_claimed(plan, func, args, kwargs, name)
         else:
             result = func(*args, **kwargs)
-        self._run_blind(plan.after, func)
+        try:
+            if plan.after:
+                run(plan.after)
+        except TypeError as error:
+            raise _unswallowed(error, name_of(func))  # noqa: B904 - it sets its cause
         return result
 
-    def _run_blind(self, actions: Sequence[Action], func: Any) -> None:
-        if not actions:
-            return
+    def _run_blind(self, actions: Sequence[Action]) -> None:
         outer = _internals.hide_modes()
         try:
             for action in actions:
                 self._dispatcher.run(action, [])
+        finally:
+            _internals.show_modes(outer)
+
+    def run_around(
+        self,
+        plan: ActionPlan,
+        func: Any,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        name: str = "",
+        key: Any = None,
+    ) -> Any:
+        """An operator with routines around it that look at its tensors, and no more.
+
+        What is called in a form that was met before, and not changed by a routine,
+        needs no description of the call.
+        """
+        if not (plan.is_isolated and _internals.is_plain()):
+            if _internals.is_traced():
+                return func(*args, **kwargs)
+            return self.run(plan, func, name or name_of(func), plan.op_id, args, kwargs, key)[0]
+        layout = self._memory(plan).layout
+        values = None if layout is None else layout.values(key or func, args, kwargs)
+        if layout is None or values is None or (layout.is_in_place and torch.is_grad_enabled()):
+            return self.run(plan, func, name or name_of(func), plan.op_id, args, kwargs, key)[0]
+        changed = self._routines(plan.before, values, func) if plan.before else values
+        if changed is not values:
+            name = name or name_of(func)
+            return self.run(plan, func, name, plan.op_id, args, kwargs, key, changed)[0]
+        if plan.claims:
+            result = self.run_claimed(plan, func, args, kwargs, name)
+        else:
+            result = func(*args, **kwargs)
+        if plan.after:
+            outputs = tensors_of(result)
+            changed = self._routines(plan.after, outputs, func)
+            if changed is not outputs:
+                return _with_outputs(plan, layout.is_in_place, values, result, outputs, changed)
+        return result
+
+    def _routines(self, actions: Sequence[Action], values: list[Any], func: Any) -> list[Any]:
+        try:
+            return self._points.run(actions, values)
         except TypeError as error:
             raise _unswallowed(error, name_of(func))  # noqa: B904 - it sets its cause
-        finally:
-            if outer:
-                _internals.show_modes(outer)
 
     def run(
         self,
@@ -115,19 +185,22 @@ class Executor:
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
         key: Any = None,
+        values: list[Any] | None = None,
     ) -> tuple[Any, ActionPlan]:
         """Run an operator with its analyses and actions.
 
         Args:
             plan: None if some analysis has yet to run.
             key: what declares the operator's parameters, if not `func`.
+            values: its inputs as the routines before it have left them; None if these
+                have yet to run.
 
         Returns:
             The operator's result and its plan.
         """
         outer = _internals.hide_modes()
         try:
-            return self._run(plan, func, name, op_id, args, kwargs, key, outer)
+            return self._run(plan, func, name, op_id, args, kwargs, key, values, outer)
         except TypeError as error:
             raise _unswallowed(error, name)  # noqa: B904 - it sets its cause
         finally:
@@ -142,6 +215,7 @@ class Executor:
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
         key: Any,
+        values: list[Any] | None,
         outer: Sequence[Any],
     ) -> tuple[Any, ActionPlan]:
         """Run an operator while `outer`, the modes of others, are hidden from what we do."""
@@ -150,9 +224,12 @@ class Executor:
         if plan is None:
             execution = self._dispatcher.begin(call)
             plan = execution.plan
-        values = list(call.inputs)
-        for action in plan.before:
-            values = self._dispatcher.run(action, values)
+        elif plan.is_around:
+            self._learn(plan, call, name, key or func)
+        if values is None:
+            values = list(call.inputs)
+            for action in plan.before:
+                values = self._dispatcher.run(action, values)
         operation = Operation(self._dispatcher, plan, call, name, execution, outer)
         result = operation.run(values)
         plan = operation.plan
@@ -199,9 +276,36 @@ class Executor:
             values = self._dispatcher.run(action, values)
         if values is outputs:
             return with_tensors(result, tensors_of(result), values)
-        differentiable = any(action.differentiable for action in plan.after)
-        for index, (target, value) in enumerate(zip(outputs, values, strict=True)):
-            if value is not target and (operation.in_place or operation.made_leaf(target)):
-                write_back(target, value, differentiable)
-                values[index] = target
-        return with_tensors(result, tensors_of(result), values)
+        return _with_outputs(plan, operation.in_place, operation.inputs, result, outputs, values)
+
+    # -- what is learned of an operator -----------------------------------
+
+    def _memory(self, plan: ActionPlan) -> Memory:
+        memory: Memory | None = plan.driver_data
+        if memory is None:
+            memory = plan.driver_data = Memory(self.claimer.state_of(plan.op_id))
+        return memory
+
+    def _learn(self, plan: ActionPlan, call: TorchCall, name: str, key: Any) -> None:
+        """Remember where the operator's tensors sit in a call like this one."""
+        memory = self._memory(plan)
+        if memory.forms < _FORMS:
+            memory.forms += 1
+            memory.layout = Layout.of(call, name, key)
+
+
+def _with_outputs(
+    plan: ActionPlan,
+    is_in_place: bool,
+    inputs: Sequence[Any],
+    result: Any,
+    outputs: Sequence[Any],
+    values: list[Any],
+) -> Any:
+    """The result of an operator with what the routines after it gave for its outputs."""
+    differentiable = any(action.differentiable for action in plan.after)
+    for index, (target, value) in enumerate(zip(outputs, values, strict=True)):
+        if value is not target and (is_in_place or made_leaf(target, inputs)):
+            write_back(target, value, differentiable)
+            values[index] = target
+    return with_tensors(result, tensors_of(result), values)

@@ -45,6 +45,7 @@ class Interceptor(Tracker, abc.ABC):
         stale: look before the next operator: `outdated` or `muted`.
         outdated: plans may be out of date; set by any thread, acted on by its own.
         muted: depth of code in this thread that runs vanilla.
+        thread: the state of its thread, see :class:`amanda._state.ThreadState`.
         executor: runs the operators that are not plainly vanilla.
     """
 
@@ -53,6 +54,7 @@ class Interceptor(Tracker, abc.ABC):
         self.stale = True
         self.outdated = True
         self.muted = 0
+        self.thread = vars(_state.STATE)
         self.executor = Executor(dispatcher, self)
         self._dispatcher = dispatcher
         self._active: tuple[Any, ...] = ()
@@ -107,6 +109,10 @@ class Interceptor(Tracker, abc.ABC):
         self.muted -= 1
         if not self.muted:
             self.stale = self.outdated
+
+    def is_quiet(self) -> bool:
+        """Whether what runs now is vanilla, or a tool's code."""
+        return bool(self.muted or self.thread["paused"])
 
     def refresh(self) -> bool:
         """Find out what applies now; False if this thread runs vanilla altogether."""
@@ -172,6 +178,8 @@ class Interceptor(Tracker, abc.ABC):
             return self.executor.run_claimed(plan, func, args, kwargs, name)
         if plan.is_blind:
             return self.executor.run_blind(plan, func, args, kwargs, name)
+        if plan.is_around:
+            return self.executor.run_around(plan, func, args, kwargs, name, key)
         if _internals.is_traced():
             return func(*args, **kwargs)
         if plan is not _UNKNOWN:
@@ -247,6 +255,8 @@ class ModeInterceptor(Interceptor, TorchFunctionMode):
             return self.executor.run_claimed(plan, func, args, kwargs or {})
         if plan.is_blind:
             return self.executor.run_blind(plan, func, args, kwargs or {})
+        if plan.is_around:
+            return self.executor.run_around(plan, func, args, kwargs or {})
         return self.run_planned(plan, cell, count, func, name_of(func), args, kwargs or {})
 
     def _uncommon(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:

@@ -102,13 +102,10 @@ class Operation:
             self.plan = self._execution.finish(tensors_of(result))
         return result
 
-    def made_leaf(self, output: Any) -> bool:
-        """Whether the operator is a factory that has made `output` a leaf to be trained."""
-        return (
-            output.requires_grad
-            and output.grad_fn is None
-            and all(output is not value for value in self._values)
-        )
+    @property
+    def inputs(self) -> Sequence[Any]:
+        """What it has run on."""
+        return self._values
 
     def _is_view_in_place(self, values: list[Any]) -> bool:
         """Whether the operator writes into a view (and not into an ``out=`` tensor)."""
@@ -244,6 +241,15 @@ class Operation:
             AmandaOperator, vjp, len(outputs), *outputs, *[values[i] for i in positions]
         )
         return with_tensors(result, outputs, list(new))
+
+
+def made_leaf(output: Any, inputs: Sequence[Any]) -> bool:
+    """Whether an operator is a factory that has made `output` a leaf to be trained."""
+    return (
+        output.requires_grad
+        and output.grad_fn is None
+        and all(output is not value for value in inputs)
+    )
 
 
 class _Replacement:

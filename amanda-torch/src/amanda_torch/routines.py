@@ -199,13 +199,18 @@ class RoutineCall:
             return
         tensors, self._tensors = self._tensors, ()
         if raised[0] is None and any(_internals.version_of(t) != v for t, v in tensors):
-            warnings.warn(
-                f"{self._action.routine} changed a tensor of op {self._action.op_id} in place; "
-                "the change outlives the scope if it is a parameter, and breaks the backward "
-                "pass if autograd has saved it: return a new tensor instead",
-                InPlaceWarning,
-                stacklevel=5,
-            )
+            warn_of_change(self._action)
+
+
+def warn_of_change(action: Action) -> None:
+    """Say that a routine has changed a tensor of the model in place."""
+    warnings.warn(
+        f"{action.routine} changed a tensor of op {action.op_id} in place; "
+        "the change outlives the scope if it is a parameter, and breaks the backward "
+        "pass if autograd has saved it: return a new tensor instead",
+        InPlaceWarning,
+        stacklevel=6,
+    )
 
 
 def _versions(selected: Sequence[Any]) -> Sequence[tuple[torch.Tensor, int]]:

@@ -115,7 +115,7 @@ class Tracers:
 
         def callback_from_stance(callback: Any) -> Any:
             interceptor = LOCAL.interceptor
-            if callback in (None, False) or interceptor is None or interceptor.muted:
+            if callback in (None, False) or interceptor is None or interceptor.is_quiet():
                 return vanilla(callback)
             if not any(scope.alive for scope in _state.STATE.scopes):
                 return vanilla(callback)

@@ -1,0 +1,134 @@
+"""The routines of one instrumentation point, run together.
+
+:meth:`amanda.dispatch.Dispatcher.run` enters and leaves a tool's code once for each
+routine: paused, alone, isolated from AD, watched for in-place changes, charged to the
+scope. Here that is done once for all of a point, in one function, since it is what an
+operator of a small model costs most. What is rare is left to the dispatcher.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from amanda import _state
+from amanda.action import Action
+from amanda.dispatch import Dispatcher, charge, note
+from amanda_torch import _internals
+from amanda_torch.routines import warn_of_change
+
+_LOCK = _state.TOOL_LOCK
+_ATTACHED = _state.ATTACHED
+
+
+class Points:
+    """Runs the routines of one thread's operators, while this driver is the only one.
+
+    To be used where :func:`amanda_torch._internals.is_plain` holds and the modes of
+    the thread are off, so that framework calls of a routine meet nobody.
+    """
+
+    __slots__ = ("_dispatcher", "_thread")
+
+    def __init__(self, dispatcher: Dispatcher) -> None:
+        self._dispatcher = dispatcher
+        # Faster than by _state.STATE, which looks up the thread at each access.
+        self._thread = vars(_state.STATE)
+
+    def run_blind(self, actions: Sequence[Action]) -> None:
+        """Run isolated routines that take no tensor."""
+        if len(_ATTACHED) > 1:
+            self._run_each(actions, [])
+            return
+        thread = self._thread
+        returned = None
+        start = time.perf_counter()
+        thread["paused"] += 1
+        gradients = torch.is_grad_enabled()
+        if gradients:
+            _internals.set_grad_enabled(False)
+        try:
+            with _LOCK:
+                for action in actions:
+                    try:
+                        result = action.func(**action.kwargs) if action.kwargs else action.func()
+                    except BaseException as error:
+                        note(error, action.routine, action.op_id)
+                        raise
+                    if result is not None:
+                        returned = action, result
+        finally:
+            if gradients:
+                _internals.set_grad_enabled(True)
+            thread["paused"] -= 1
+            charge(thread["scopes"], time.perf_counter() - start)
+        if returned is not None:
+            # An empty sequence is as good as nothing; else it is an error.
+            self._dispatcher.put(returned[0], [], [], returned[1])
+
+    def run(self, actions: Sequence[Action], values: list[Any]) -> list[Any]:
+        """Run isolated routines on `values`; the list with their results put in.
+
+        Returns `values` itself when nothing is changed.
+
+        Raises:
+            SelectionError, RoutineResultError: as those of :meth:`Dispatcher.run`.
+        """
+        if len(_ATTACHED) > 1:
+            return self._run_each(actions, values)
+        thread = self._thread
+        start = time.perf_counter()
+        thread["paused"] += 1
+        gradients = torch.is_grad_enabled()
+        if gradients:
+            _internals.set_grad_enabled(False)
+        try:
+            with _LOCK:
+                done, selected, result = _until_result(actions, values)
+        finally:
+            if gradients:
+                _internals.set_grad_enabled(True)
+            thread["paused"] -= 1
+            charge(thread["scopes"], time.perf_counter() - start)
+        if result is not None:
+            values = self._dispatcher.put(actions[done - 1], values, selected, result)
+        return values if done == len(actions) else self._run_each(actions[done:], values)
+
+    def _run_each(self, actions: Sequence[Action], values: list[Any]) -> list[Any]:
+        for action in actions:
+            values = self._dispatcher.run(action, values)
+        return values
+
+
+def _until_result(actions: Sequence[Action], values: list[Any]) -> tuple[int, Sequence[Any], Any]:
+    """Call routines until one returns something, or cannot be given what it selects.
+
+    Returns:
+        How many have run, what the last of them was given, and what it returned.
+    """
+    done = 0
+    selected: Sequence[Any] = ()
+    versions = _internals.versions_of(values)
+    for action in actions:
+        select = action.select
+        try:
+            selected = values if select is None else [values[index] for index in select]
+        except IndexError:
+            # The dispatcher says what is wrong.
+            break
+        try:
+            result = action.func(*selected, **action.kwargs)
+        except BaseException as error:
+            note(error, action.routine, action.op_id)
+            raise
+        done += 1
+        now = _internals.versions_of(values)
+        if now != versions:
+            versions = now
+            warn_of_change(action)
+        if result is not None:
+            return done, selected, result
+    return done, selected, None
