@@ -126,6 +126,12 @@ class LoopbackDriver(Driver):
         """Whether the current thread's operators are instrumented."""
         return not self._thread.vanilla and bool(self.dispatcher.scopes())
 
+    @property
+    def is_wanted_backward(self) -> bool:
+        """Whether a tool would see the backward operators that the current thread runs."""
+        scopes = () if self._thread.vanilla else self.dispatcher.scopes()
+        return any(scope.analyses_backward() for scope in scopes)
+
     def _executing(self, vanilla: Callable[..., Any]) -> Callable[..., Any]:
         def execute(op: ops.Op, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
             if not self.is_active:
@@ -138,7 +144,7 @@ class LoopbackDriver(Driver):
         def run(node: Node, grads: list[Any]) -> list[Any]:
             claim = self.claims.get(node)
             if claim is None:
-                if not isinstance(node, DriverNode) and self.is_active:
+                if not isinstance(node, DriverNode) and self.is_wanted_backward:
                     self.dispatcher.not_seen("backward ops of no forward op in the scope")
                 return vanilla(node, grads)  # type: ignore[no-any-return]
             execution = BackwardExecution(self.dispatcher, claim.handle, claim.call)

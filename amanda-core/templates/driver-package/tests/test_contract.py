@@ -1,0 +1,11 @@
+"""The driver keeps Amanda's contract; tests of capabilities that it has not are skipped."""
+
+from amanda.testing import DriverContract
+
+from amanda_minigrad.plugin import MinigradDriver
+from framework import Minigrad
+
+
+class TestMinigradDriver(DriverContract):
+    driver_cls = MinigradDriver
+    framework_cls = Minigrad

@@ -1,0 +1,1 @@
+"""An Amanda tool: the shapes of what operators give."""

@@ -1,0 +1,104 @@
+"""``shapes``: the shapes of each operator's outputs, and the operators that have several."""
+
+from __future__ import annotations
+
+import collections
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import attrs
+from amanda import OpContext
+from amanda.tools.mapping import MappingTool
+from amanda.tools.reporting import OpDescription, ReportingTool, Table, describe
+
+Shapes = tuple[tuple[int, ...] | None, ...]
+"""The shapes of all outputs of one execution; None for one that is no tensor."""
+
+
+@attrs.frozen(kw_only=True)
+class ShapesOptions:
+    """The options, which are keyword arguments of the tool and ``-t shapes:key=value`` alike.
+
+    Their types, defaults and the texts below are what ``amanda tools`` shows.
+
+    Attributes:
+        ops: op types to look at; all by default.
+        varying: list only operators whose shapes change from execution to execution.
+    """
+
+    ops: Sequence[str] = ()
+    varying: bool = False
+
+
+class ShapesTool(ReportingTool[ShapesOptions]):
+    """Tells the output shapes of each operator, and which operators see several."""
+
+    name = "shapes"
+    schema = 1
+    Options = ShapesOptions
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        self._ops: dict[str, OpDescription] = {}
+        self._seen: dict[str, collections.Counter[Shapes]] = {}
+        # Its rules say that torch's `conv2d` and TensorFlow's `Conv2D` are one type.
+        self.depends_on(MappingTool.standard())
+        self.add_inst_for_op(self.analyse)
+
+    def analyse(self, context: OpContext) -> None:
+        """Once per operator: decide whether its outputs are to be looked at."""
+        op = describe(context)
+        if op.is_selected(self.options.ops):
+            self._ops[op.id] = op
+            self._seen.setdefault(op.id, collections.Counter())
+            context.insert_after_op(self.look, op_id=op.id)
+
+    def look(self, *outputs: Any, op_id: str) -> None:
+        """At each execution: count the shapes. What returns None changes nothing."""
+        self._seen[op_id][tuple(map(shape_of, outputs))] += 1
+
+    # -- what it has found ------------------------------------------------
+
+    def op_rows(self) -> list[dict[str, Any]]:
+        """``executions``, and ``shapes``: each with how often it was seen, the most often first."""
+        return [
+            {
+                **op.row(),
+                "executions": self._seen[op.id].total(),
+                "shapes": [
+                    {"outputs": shapes, "executions": times}
+                    for shapes, times in self._seen[op.id].most_common()
+                ],
+            }
+            for op in self._ops.values()
+            if self._seen[op.id] and (len(self._seen[op.id]) > 1 or not self.options.varying)
+        ]
+
+    def summary(self) -> dict[str, Any]:
+        """The number of operators, and of those that see several shapes."""
+        return {
+            "ops": len(self._ops),
+            "varying_ops": sum(len(seen) > 1 for seen in self._seen.values()),
+        }
+
+    def tables(self) -> Iterable[Table]:
+        """One table: an operator and its shapes in each row."""
+        rows = [
+            (row["id"], row["type"], row["executions"], "; ".join(map(_written, row["shapes"])))
+            for row in self.op_rows()
+        ]
+        found = self.summary()
+        title = f"shapes: {found['varying_ops']} of {found['ops']} operators see several"
+        yield Table(title, ("op", "type", "executions", "shapes"), rows)
+
+
+def shape_of(output: Any) -> tuple[int, ...] | None:
+    """The shape of a tensor of any framework; None for what has none."""
+    shape = getattr(output, "shape", None)
+    return None if shape is None else tuple(int(size) for size in shape)
+
+
+def _written(entry: dict[str, Any]) -> str:
+    """``2x3 + 4``: the shapes of two outputs."""
+    sizes = ["?" if shape is None else "x".join(map(str, shape)) for shape in entry["outputs"]]
+    return " + ".join(size or "scalar" for size in sizes)

@@ -1,0 +1,123 @@
+"""The templates of amanda-core: installed as they are, they work."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+from tests.packaging.environments import ROOT, Environment, created, install
+
+TEMPLATES = ROOT / "amanda-core" / "templates"
+NAMES = ("tool-package", "driver-package")
+
+PROGRAM = """
+import minigrad
+for size in (2, 3, 2):
+    x = minigrad.Tensor([[1.0] * 4] * size, requires_grad=True)
+    minigrad.backward(minigrad.relu(minigrad.linear(x, minigrad.Parameter([[1.0] * 4] * 3))))
+"""
+
+
+@pytest.fixture(scope="module")
+def environment(tmp_path_factory: pytest.TempPathFactory) -> Environment:
+    """amanda-core and copies of both templates, with what their tests need."""
+    fresh = created(
+        tmp_path_factory.mktemp("templates"), ["attrs", "pluggy", "numpy", "pytest", "hatchling"]
+    )
+    for name in NAMES:
+        # Built where people build it: in a folder of their own.
+        caches = shutil.ignore_patterns("__pycache__", ".*_cache")
+        shutil.copytree(TEMPLATES / name, fresh.folder / name, ignore=caches)
+    folders = [str(fresh.folder / name) for name in NAMES]
+    install(fresh, str(ROOT / "amanda-core"), *folders)
+    return fresh
+
+
+def test_both_are_listed_with_their_distributions(environment: Environment) -> None:
+    """``amanda tools`` and ``amanda drivers`` tell where a tool and a driver come from."""
+    tools = environment.run("amanda", "tools")
+    assert tools.stderr == ""
+    assert tools.stdout.startswith(
+        "shapes  (amanda-shapes 0.1.0)  Tells the output shapes of each operator, and which "
+    )
+    assert "    varying=true|false (default: false)  list only operators whose" in tools.stdout
+    rows = [line.split() for line in environment.run("amanda", "drivers").stdout.splitlines()]
+    assert ["minigrad-eager", "minigrad", "eager", "0", "amanda-minigrad", "used"] in rows
+
+
+def test_the_tool_runs_on_the_driver(environment: Environment) -> None:
+    """``amanda run -t shapes`` on a program of the template's framework."""
+    (environment.folder / "program.py").write_text(PROGRAM)
+    words = ("run", "-t", "shapes:ops=linear", "-o", "out", "program.py")
+    run = environment.run("amanda", *words)
+    assert (run.returncode, run.stderr) == (0, "")
+    assert "/linear:0  linear           3  2x3; 3x3" in run.stdout
+    assert (
+        "amanda: 2 ops seen (2 forward, 0 backward), 1 instrumented; not seen: nothing known"
+        in run.stdout
+    )
+    result = json.loads((environment.folder / "out/shapes.json").read_text())
+    assert result["namespaces"] == ["minigrad/0.1/eager"]
+    [row] = result["ops"]
+    assert row["shapes"][0] == {"outputs": [[2, 3]], "executions": 2}
+
+
+def test_the_doctor_is_content(environment: Environment) -> None:
+    """Both plugins are loaded, and the driver passes its own tests."""
+    run = environment.run("amanda", "doctor")
+    assert run.returncode == 0, run.stdout
+    assert "minigrad-eager: check_internals passed" in run.stdout
+    assert "minigrad-eager: self_test passed" in run.stdout
+    for line in (
+        "shapes (amanda-shapes 0.1.0): loaded",
+        "minigrad (amanda-minigrad 0.1.0): loaded",
+    ):
+        assert line in run.stdout
+
+
+@pytest.mark.parametrize(("name", "least"), [("tool-package", 6), ("driver-package", 200)])
+def test_their_own_tests_pass(environment: Environment, name: str, least: int) -> None:
+    """The contract kit on the driver, and the tool's tests, with installed packages only."""
+    shutil.rmtree(environment.folder / name / "src", ignore_errors=True)
+    run = environment.run(
+        "python",
+        "-m",
+        "pytest",
+        "-q",
+        "--rootdir",
+        name,
+        "-c",
+        f"{name}/pyproject.toml",
+        f"{name}/tests",
+    )
+    assert run.returncode == 0, run.stdout + run.stderr
+    passed = run.stdout.splitlines()[-1].split(" passed")[0].split()[-1]
+    assert int(passed) >= least, run.stdout
+
+
+def test_nothing_heavy_is_imported_to_list_them(environment: Environment) -> None:
+    """Plugin modules import neither the framework nor NumPy."""
+    code = (
+        "import sys, amanda; amanda.tools.available()\n"
+        "from amanda import _drivers; _drivers.drivers()\n"
+        "print({'minigrad', 'numpy', 'amanda_shapes.tool'} & set(sys.modules))"
+    )
+    assert environment.run("python", "-c", code).stdout == "set()\n"
+
+
+def test_a_framework_that_is_missing_is_the_reason(
+    environment: Environment, tmp_path: Path
+) -> None:
+    """The driver says in prose why it is not used, and stays out of the way."""
+    (tmp_path / "sitecustomize.py").write_text(
+        "import importlib.util\n"
+        "found = importlib.util.find_spec\n"
+        "def without(name, *more):\n"
+        "    return None if name == 'minigrad' else found(name, *more)\n"
+        "importlib.util.find_spec = without\n"
+    )
+    run = environment.run("amanda", "drivers", PYTHONPATH=str(tmp_path))
+    assert "minigrad is not installed" in run.stdout
