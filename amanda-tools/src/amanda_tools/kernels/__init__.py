@@ -1,0 +1,299 @@
+"""``kernels``: what each operator runs on the device, and how long."""
+
+from __future__ import annotations
+
+import collections
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import attrs
+
+from amanda import Driver, OpContext
+from amanda.tools.mapping import MappingTool
+from amanda.tools.reporting import OpDescription, Table, describe
+from amanda_tools.csv_files import write_rows
+from amanda_tools.flops import quantity
+from amanda_tools.kernels import timeline
+from amanda_tools.kernels.recordings import (
+    Activity,
+    Recorder,
+    Recording,
+    Settings,
+    check_drivers,
+    framework_of,
+    recorder_for,
+)
+from amanda_tools.printing import PrintingTool
+
+__all__ = ["KernelsOptions", "KernelsTool"]
+
+
+@attrs.frozen(kw_only=True)
+class KernelsOptions:
+    """The options of ``kernels``.
+
+    Attributes:
+        by: what the second table lists: op, type or module.
+        shapes: note the shapes of tensors, which gives bytes and costs time (PyTorch).
+        limit: executions of operators to record; of eager operators only.
+        svg: also draw the time of each type of operator by kernel.
+        timeline: also write a timeline for Perfetto.
+        csv: also write a table with a line for each operator and kernel.
+    """
+
+    by: str = attrs.field(default="type", validator=attrs.validators.in_(("op", "type", "module")))
+    shapes: bool = True
+    limit: int = attrs.field(default=20_000, validator=attrs.validators.ge(0))
+    svg: bool = True
+    timeline: bool = True
+    csv: bool = True
+
+
+class KernelsTool(PrintingTool[KernelsOptions]):
+    """Assigns device kernels, or what the CPU does, to operators (paper, Figure 8).
+
+    Attributes:
+        recording: what the profilers recorded; complete when the scope has ended.
+    """
+
+    name = "kernels"
+    Options = KernelsOptions
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        self.recording = Recording()
+        self._ops: dict[str, OpDescription] = {}
+        self._executions: collections.Counter[str] = collections.Counter()
+        self._recorders: dict[str, Recorder] = {}
+        self._problems: list[str] = []
+        self.depends_on(MappingTool.standard())
+        for backward in (False, True):
+            self.add_inst_for_op(self._analyse, backward=backward)
+            self.add_inst_for_op(self._analyse_outputs, backward=backward, require_outputs=True)
+
+    # -- life cycle -------------------------------------------------------
+
+    def enter_scope(self, drivers: Sequence[Driver]) -> None:
+        """Start the profilers of the drivers' frameworks.
+
+        Raises:
+            CapabilityError: a driver cannot be served, or its profiler is in use.
+        """
+        check_drivers(drivers)
+        settings = Settings(self.options.shapes, self.options.limit)
+        for framework in dict.fromkeys(map(framework_of, drivers)):
+            if framework and framework not in self._recorders:
+                recorder = recorder_for(framework, settings)
+                recorder.start()
+                self._recorders[framework] = recorder
+
+    def exit_scope(self) -> None:
+        """Stop the profilers and take over what they have recorded."""
+        recorders, self._recorders = self._recorders, {}
+        for recorder in recorders.values():
+            self.recording.extend(recorder.stop())
+            if recorder.not_recorded:
+                self._problems.append(
+                    f"{recorder.not_recorded} executions came after the limit of "
+                    f"{self.options.limit}"
+                )
+            if recorder.problem:
+                self._problems.append(recorder.problem)
+
+    def _analyse(self, context: OpContext) -> None:
+        op = describe(context)
+        self._ops[op.id] = op
+        recorder = self._recorders.get(context.namespace.tags[0])
+        if recorder is not None:
+            recorder.watch(context, op)
+
+    def _analyse_outputs(self, context: OpContext) -> None:
+        recorder = self._recorders.get(context.namespace.tags[0])
+        if recorder is not None:
+            recorder.watch_outputs(context, describe(context))
+
+    # -- result -----------------------------------------------------------
+
+    def op_rows(self) -> list[dict[str, Any]]:
+        """One row per operator.
+
+        ``executions`` are those that were recorded; null where the profiler records kernels
+        only, as it does of graphs. ``kernels`` is a list, the longest first, of ``name``,
+        ``device``, ``calls``, ``duration_us``, ``launch_us``, ``waited_us`` and ``bytes``.
+        ``device_us`` and ``host_us`` add up the durations. On the host these are activities,
+        each without the time of the activities within it.
+        """
+        executions = collections.Counter(e.op for e in self.recording.executions)
+        by_op = self._by_op()
+        return [
+            {
+                **op.row(),
+                "executions": executions.get(op_id),
+                **_times(by_op.get(op_id, ())),
+                "kernels": _merged(by_op.get(op_id, ())),
+            }
+            for op_id, op in self._ops.items()
+        ]
+
+    def summary(self) -> dict[str, Any]:
+        """Times by kernel, type and module, and how much of them is some operator's.
+
+        ``device_us`` and ``host_us`` are all that was recorded, ``device_attributed`` and
+        ``host_attributed`` the fraction of it in operators, null without any, ``launches`` the
+        kernels on devices. ``by_kernel`` has the keys of a row's ``kernels``, and ``ops``, how
+        many operators run it. ``by_type`` and ``by_module`` have ``ops``, ``calls``,
+        ``device_us``, ``host_us`` and ``kernels``, microseconds by name. ``ambiguous`` counts
+        activities whose name several operators bear, ``problems`` says what is missing.
+        """
+        activities = self.recording.activities
+        found: dict[str, Any] = {**_times(activities)}
+        for place, is_kernel in (("device", True), ("host", False)):
+            part = [a for a in activities if a.is_kernel is is_kernel]
+            total = sum(a.duration for a in part)
+            inside = sum(a.duration for a in part if a.op)
+            found[f"{place}_attributed"] = inside / total if total else None
+        found["launches"] = sum(a.is_kernel for a in activities)
+        found["by_kernel"] = {f"{k['name']} ({k['device']})": k for k in _merged(activities)}
+        for key in ("type", "module"):
+            found[f"by_{key}"] = self._grouped(key)
+        return {**found, "ambiguous": self.recording.ambiguous, "problems": list(self._problems)}
+
+    def _by_op(self) -> dict[str, list[Activity]]:
+        by_op: dict[str, list[Activity]] = collections.defaultdict(list)
+        for activity in self.recording.activities:
+            by_op[activity.op].append(activity)
+        return by_op
+
+    def _grouped(self, key: str) -> dict[str, dict[str, Any]]:
+        """Times of operators by id, type, module or place, the longest first."""
+        by_op = self._by_op()
+        groups: dict[str, list[OpDescription]] = collections.defaultdict(list)
+        for op in self._ops.values():
+            groups[getattr(op, key)].append(op)
+        found = {
+            name: _group(ops, [a for op in ops for a in by_op.get(op.id, ())])
+            for name, ops in groups.items()
+        }
+        return dict(
+            sorted(found.items(), key=lambda item: (-item[1]["device_us"], -item[1]["host_us"]))
+        )
+
+    # -- for people -------------------------------------------------------
+
+    def tables(self) -> Iterable[Table]:
+        """The longest kernels, and the operators, types or modules that run them."""
+        found = self.summary()
+        place = "device" if found["launches"] else "host"
+        total, inside = found[f"{place}_us"], found[f"{place}_attributed"] or 0.0
+        kernels = [
+            k for k in found["by_kernel"].values() if (k["device"] != "cpu") == (place == "device")
+        ]
+        title = (
+            f"kernels: {total / 1000:.3f} ms on the {place} in {sum(k['calls'] for k in kernels)} "
+            f"{'kernels' if place == 'device' else 'activities'}, {100 * inside:.1f} % in operators"
+        )
+        columns = ("kernel", "calls", "ms", "share", "µs a call", "bytes", "ops")
+        yield Table(title, columns, [_kernel_cells(kernel, total) for kernel in kernels])
+        by = self.options.by
+        groups = self._grouped({"op": "id", "module": "place"}.get(by, by))
+        rows = [_group_cells(name, group, place, total) for name, group in groups.items()]
+        heads = (by, "ops", "calls", "ms", "share", "longest kernel")
+        yield Table(f"kernels: {place} time by {by}", heads, rows)
+        if problems := found["problems"]:
+            yield Table("kernels: not recorded", ("why",), [(text,) for text in problems])
+
+    def write_files(self, folder: Path, stem: str) -> Sequence[Path]:
+        """Write ``<stem>.csv``, ``<stem>.timeline.json`` and ``<stem>.svg``."""
+        written = []
+        if self.options.csv:
+            written.append(folder / f"{stem}.csv")
+            rows = self.op_rows()
+            write_rows(written[-1], [line for row in rows for line in _csv_lines(row)])
+        if self.options.timeline:
+            written.append(folder / f"{stem}.timeline.json")
+            timeline.write(self.recording, self._ops, written[-1])
+        if self.options.svg:
+            # It takes a second, and is wanted here only.
+            from amanda_tools.kernels.figure import draw
+
+            written.append(folder / f"{stem}.svg")
+            draw(self.summary(), written[-1])
+        return written
+
+
+def _times(activities: Iterable[Activity]) -> dict[str, float]:
+    times = {"device_us": 0.0, "host_us": 0.0}
+    for activity in activities:
+        times["device_us" if activity.is_kernel else "host_us"] += activity.duration
+    return times
+
+
+def _sum(values: Iterable[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return sum(known) if known else None
+
+
+def _merged(activities: Iterable[Activity]) -> list[dict[str, Any]]:
+    """Activities of one name and device in one, the longest first."""
+    groups: dict[tuple[str, str], list[Activity]] = collections.defaultdict(list)
+    for activity in activities:
+        groups[activity.name, activity.device].append(activity)
+    merged = [
+        {
+            "name": name,
+            "device": device,
+            "calls": len(part),
+            "duration_us": sum(a.duration for a in part),
+            "launch_us": _sum(a.launch for a in part),
+            "waited_us": _sum(a.waited for a in part),
+            "bytes": _sum(a.bytes for a in part),
+            "ops": len({a.op for a in part if a.op}),
+        }
+        for (name, device), part in groups.items()
+    ]
+    return sorted(merged, key=lambda kernel: -kernel["duration_us"])
+
+
+def _group(ops: Sequence[OpDescription], activities: Sequence[Activity]) -> dict[str, Any]:
+    kernels = _merged(activities)
+    return {
+        "ops": len(ops),
+        "calls": len(activities),
+        **_times(activities),
+        "kernels": {f"{k['name']} ({k['device']})": k["duration_us"] for k in kernels},
+    }
+
+
+def _share(part: float, total: float) -> str:
+    return f"{100 * part / total:.1f} %" if total else "-"
+
+
+def _kernel_cells(kernel: Mapping[str, Any], total: float) -> tuple[Any, ...]:
+    duration, moved = kernel["duration_us"], kernel["bytes"]
+    return (
+        kernel["name"],
+        kernel["calls"],
+        f"{duration / 1000:.3f}",
+        _share(duration, total),
+        f"{duration / kernel['calls']:.1f}",
+        "-" if moved is None else quantity(moved, "B"),
+        kernel["ops"],
+    )
+
+
+def _group_cells(name: str, group: Mapping[str, Any], place: str, total: float) -> tuple[Any, ...]:
+    duration = group[f"{place}_us"]
+    on_host = place == "host"
+    kernels = [k for k in group["kernels"] if k.endswith("(cpu)") is on_host]
+    longest = kernels[0].rpartition(" (")[0] if kernels else "-"
+    calls = group["calls"]
+    return name, group["ops"], calls, f"{duration / 1000:.3f}", _share(duration, total), longest
+
+
+def _csv_lines(row: Mapping[str, Any]) -> Iterable[dict[str, Any]]:
+    """A line for each kernel of an operator; one without a kernel for an operator that has none."""
+    common = {key: value for key, value in row.items() if key != "kernels"}
+    for kernel in row["kernels"] or ({"name": ""},):
+        figures = {key: value for key, value in kernel.items() if key not in ("name", "ops")}
+        yield {**common, "kernel": kernel["name"], **figures}

@@ -1,0 +1,40 @@
+"""An annotation of a profiler around each execution of an operator."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from typing import Any
+
+from amanda import OpContext
+
+
+def annotate(context: OpContext, make: Callable[[], AbstractContextManager[Any] | None]) -> None:
+    """Enter what `make` gives before each execution of an operator, and leave it after.
+
+    Args:
+        context: of an analysis before the operator.
+        make: called before each execution; None for no annotation.
+    """
+    # Of each thread; a stack, since a recomputation runs an operator within itself.
+    local = threading.local()
+
+    def begin() -> None:
+        mark = make()
+        vars(local).setdefault("marks", []).append(mark)
+        if mark is not None:
+            mark.__enter__()
+
+    def end() -> None:
+        marks = vars(local).get("marks")
+        mark = marks.pop() if marks else None
+        if mark is not None:
+            mark.__exit__(None, None, None)
+
+    if context.is_forward():
+        context.insert_before_op(begin, inputs=[])
+        context.insert_after_op(end, outputs=[])
+    else:
+        context.insert_before_backward_op(begin, grad_outputs=[])
+        context.insert_after_backward_op(end, grad_inputs=[])

@@ -1,0 +1,105 @@
+"""Recording with ``torch.profiler``: CUPTI on a GPU, the CPU's activities everywhere."""
+
+from __future__ import annotations
+
+import json
+import sys
+import tempfile
+import threading
+import types
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.profiler import ProfilerActivity, profile, record_function
+
+from amanda import OpContext
+from amanda.errors import CapabilityError
+from amanda.tools.reporting import OpDescription
+from amanda_tools.kernels.annotations import annotate
+from amanda_tools.kernels.chrome_trace import recording_of
+from amanda_tools.kernels.recordings import MARK, Recorder, Recording, Settings
+
+_BACKWARD = (torch.autograd.backward.__code__, torch.autograd.grad.__code__)
+
+
+class TorchRecorder(Recorder):
+    """Annotates each execution, so that what is within it on its thread is the operator's.
+
+    PyTorch's profiler records the thread that starts it and what this hands to autograd.
+    """
+
+    framework = "pytorch"
+
+    def __init__(self, settings: Settings) -> None:
+        super().__init__(settings)
+        self._profiler: Any = None
+        self._thread = 0
+        self._recording = Recording()
+
+    def start(self) -> None:
+        if is_profiling():
+            # PyTorch would let this one take over without a word.
+            raise CapabilityError(
+                "tool kernels needs PyTorch's profiler, which serves one user at a time and is "
+                "in use; take the other one out of the program"
+            )
+        # Asking for a GPU's activities where there is none gives a warning.
+        wanted = [ProfilerActivity.CPU]
+        if torch.cuda.is_available():
+            wanted.append(ProfilerActivity.CUDA)
+        self._profiler = profile(activities=wanted, record_shapes=self.settings.shapes)
+        self._profiler.start()
+        self._thread = threading.get_ident()
+
+    def stop(self) -> Recording:
+        self._finish()
+        recording, self._recording = self._recording, Recording()
+        return recording
+
+    def _finish(self) -> None:
+        profiler, self._profiler = self._profiler, None
+        if profiler is None:
+            return
+        if not is_profiling():
+            self.problem = "the program started a profiler of its own, which ended ours"
+            return
+        profiler.stop()
+        with tempfile.TemporaryDirectory(prefix="amanda-kernels-") as folder:
+            path = Path(folder, "trace.json")
+            profiler.export_chrome_trace(str(path))
+            with path.open(encoding="utf-8") as file:
+                self._recording.extend(recording_of(json.load(file)["traceEvents"]))
+
+    def watch(self, context: OpContext, op: OpDescription) -> None:
+        name = MARK + op.id
+        annotate(context, lambda: record_function(name) if self.is_within_limit() else None)
+
+    def at_limit(self) -> None:
+        # It can be stopped in the thread only that has started it, and not from within a
+        # backward pass: autograd would switch it on again.
+        if (
+            self._profiler is not None
+            and threading.get_ident() == self._thread
+            and not is_in_backward()
+        ):
+            self._finish()
+
+
+def is_in_backward() -> bool:
+    """Whether this thread is within a backward pass that it has started."""
+    frame: types.FrameType | None = sys._getframe(1)
+    while frame is not None:
+        if frame.f_code in _BACKWARD:
+            return True
+        frame = frame.f_back
+    return False
+
+
+def is_profiling() -> bool:
+    """Whether PyTorch's profiler runs in this thread, whoever has started it."""
+    enabled = getattr(torch.autograd, "_profiler_enabled", None)
+    return enabled is not None and bool(enabled())
+
+
+RECORDER = TorchRecorder

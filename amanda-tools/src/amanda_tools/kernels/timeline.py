@@ -1,0 +1,82 @@
+"""Operators with their kernels below them, as a Chrome trace for Perfetto."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from amanda.tools.reporting import OpDescription
+from amanda_tools.kernels.recordings import Activity, Recording
+
+
+def write(recording: Recording, ops: Mapping[str, OpDescription], path: Path) -> None:
+    """Write the file, an event at a time, so that it is either complete or not there.
+
+    Args:
+        recording: what to write.
+        ops: the operators, by id.
+        path: of the file.
+
+    Raises:
+        OSError: the file cannot be written.
+    """
+    partial = path.with_name(f".{path.name}.partial")
+    try:
+        with partial.open("w", encoding="utf-8") as file:
+            file.write('{"displayTimeUnit": "ms", "traceEvents": [')
+            separator = "\n"
+            for event in events(recording, ops):
+                file.write(separator + json.dumps(event))
+                separator = ",\n"
+            file.write("\n]}\n")
+        os.replace(partial, path)
+    except BaseException:
+        partial.unlink(missing_ok=True)
+        raise
+
+
+def events(recording: Recording, ops: Mapping[str, OpDescription]) -> Iterator[dict[str, Any]]:
+    """Operators and the activities within them on the tracks of threads, kernels on those of
+    devices; a viewer puts what is within another slice below it."""
+    tracks: dict[str, int] = {}
+    process = os.getpid()
+    starts = [e.start for e in recording.executions] + [a.start for a in recording.activities]
+    origin = min(starts, default=0.0)
+
+    def slice_of(name: str, kind: str, item: Any, arguments: Mapping[str, Any]) -> dict[str, Any]:
+        return {
+            "name": name,
+            "cat": kind,
+            "ph": "X",
+            "ts": item.start - origin,
+            "dur": item.span,
+            "pid": process,
+            "tid": tracks.setdefault(item.track, len(tracks) + 1),
+            "args": arguments,
+        }
+
+    for execution in recording.executions:
+        op = ops.get(execution.op)
+        about = {"id": execution.op, "module": op.module if op else ""}
+        yield slice_of(op.type if op else execution.op, "operator", execution, about)
+    for activity in recording.activities:
+        kind = "kernel" if activity.is_kernel else "activity"
+        yield slice_of(activity.name, kind, activity, _arguments(activity))
+    for track, number in tracks.items():
+        yield {
+            "name": "thread_name", "ph": "M", "pid": process, "tid": number,
+            "args": {"name": track},
+        }  # fmt: skip
+
+
+def _arguments(activity: Activity) -> dict[str, Any]:
+    known = {
+        "id": activity.op or None,
+        "bytes": activity.bytes,
+        "launch_us": activity.launch,
+        "waited_us": activity.waited,
+    }
+    return {key: value for key, value in known.items() if value is not None}

@@ -1,0 +1,278 @@
+"""Which operator a kernel belongs to, in the planes that TensorFlow's profiler writes.
+
+A plane is the host or a device, a line a thread or a stream. A kernel of a graph bears the name
+of its node, ``node:Type``; steps link the threads that run a graph to the call that started it.
+An operator that runs eagerly is within our annotation on its thread.
+"""
+
+from __future__ import annotations
+
+import collections
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+import attrs
+
+from amanda_tools.kernels.recordings import MARK, Activity, Execution, Recording
+
+_HOST = "/host:CPU"
+_DEVICE = "/device:"
+_LOCAL = "EagerLocalExecute: "
+_KERNEL = "EagerKernelExecute"
+_STEP = "ExecutorState::Process"
+_RUN = "FunctionRun"
+_SESSION = "SessionRun"
+_FUNCTION = re.compile(r"__(inference|forward|backward)_(.+?)(?:_amanda)?_\d+")
+_FRAME = re.compile(r"/_\d+/")
+"""What lowering a loop or a branch puts between its name and those of the nodes in it."""
+
+
+class Names:
+    """The operators that the nodes of graphs belong to."""
+
+    def __init__(self) -> None:
+        self._ops: dict[str, list[str]] = collections.defaultdict(list)
+        self._labels: dict[str, list[str]] = collections.defaultdict(list)
+
+    def add(self, node: str, op_id: str) -> None:
+        """A node's name, in its graph or in the instrumented copy, and the operator's id."""
+        for name in {node, original_name(node)}:
+            if op_id not in self._ops[name]:
+                self._ops[name].append(op_id)
+        label = _label(op_id)
+        labels = self._labels[label.partition("@")[0]]
+        if label not in labels:
+            labels.append(label)
+
+    def find(self, node: str, function: Function | None) -> list[str]:
+        """Ids of the operators with a node of this name; those of the function if there are any.
+
+        Args:
+            node: as a kernel bears it.
+            function: that runs, if it is known.
+        """
+        found = (
+            self._ops.get(node)
+            or self._ops.get(_FRAME.sub("/", node))
+            or self._ops.get(_FRAME.split(node)[-1], [])
+        )
+        if len(found) < 2 or function is None:
+            return found
+        found = [
+            op_id for op_id in found if _label(op_id).partition("@")[0] == function.name
+        ] or found
+        labels = self._labels.get(function.name, [])
+        # Functions of one name are told apart by their order, if all of them are there.
+        if len(labels) != function.count:
+            return found
+        number = f"@{function.number}" if function.number else ""
+        return [op_id for op_id in found if _label(op_id) == function.name + number] or found
+
+
+def _label(op_id: str) -> str:
+    """The function or graph that an operator's id begins with: ``step@1``."""
+    return op_id.partition("/")[0]
+
+
+@attrs.frozen
+class Function:
+    """A function that a thread has run.
+
+    Attributes:
+        name: in Python, or ``graph`` of a session.
+        number: how many functions of that name were run before it.
+        count: how many functions of that name were run.
+    """
+
+    name: str
+    number: int = 0
+    count: int = 1
+
+
+def original_name(node: str) -> str:
+    """A node's name in the user's graph: the copy's is ``amanda/<name>/<name>``."""
+    name = node.removeprefix("amanda/")
+    half = len(name) // 2
+    if name != node and len(name) % 2 and name[half] == "/" and name[:half] == name[half + 1 :]:
+        return name[:half]
+    return node
+
+
+@attrs.define(eq=False)
+class Event:
+    """An event of a line, with what is around it.
+
+    Attributes:
+        name: of the event; ``node:Type`` of a kernel.
+        kind: the type of a kernel's operator, else "".
+        start, span: microseconds.
+        stats: what else is known of it.
+        outer: the event around it.
+    """
+
+    name: str
+    kind: str
+    start: float
+    span: float
+    stats: Mapping[str, Any]
+    outer: Event | None = None
+
+    def around(self) -> Iterator[Event]:
+        """The events around it, innermost first."""
+        event = self.outer
+        while event is not None:
+            yield event
+            event = event.outer
+
+
+def recording_of(planes: Iterable[Any], names: Names) -> Recording:
+    """What the planes say of operators.
+
+    Args:
+        planes: of an ``XSpace``.
+        names: of the operators in graphs.
+    """
+    recording = Recording()
+    host: list[tuple[str, list[Event]]] = []
+    devices: list[tuple[str, str, list[Event]]] = []
+    for plane in planes:
+        for line in plane.lines:
+            track = f"{line.name or 'thread'} {line.id}"
+            if plane.name == _HOST:
+                host.append((track, nested(plane, line)))
+            elif plane.name.startswith(_DEVICE):
+                device = plane.name.removeprefix(_DEVICE).lower()
+                devices.append((device, f"{device} {line.name}", nested(plane, line)))
+    functions = _steps(event for _, events in host for event in events)
+    reader = _Reader(recording, names, functions)
+    for track, events in host:
+        for event in events:
+            reader.read_host(event, track)
+    for device, track, events in devices:
+        for event in events:
+            reader.read_device(event, device, track)
+    return recording
+
+
+def nested(plane: Any, line: Any) -> list[Event]:
+    """The events of a line in the order of their begin."""
+    found: list[Event] = []
+    stack: list[Event] = []
+    for item in sorted(line.events, key=lambda item: (item.offset_ps, -item.duration_ps)):
+        metadata = plane.event_metadata[item.metadata_id]
+        start = line.timestamp_ns / 1e3 + item.offset_ps / 1e6
+        event = Event(
+            metadata.name,
+            metadata.display_name,
+            start,
+            item.duration_ps / 1e6,
+            {plane.stat_metadata[s.metadata_id].name: _value(plane, s) for s in item.stats},
+        )
+        while stack and stack[-1].start + stack[-1].span <= start:
+            stack.pop()
+        event.outer = stack[-1] if stack else None
+        stack.append(event)
+        found.append(event)
+    return found
+
+
+def _value(plane: Any, stat: Any) -> Any:
+    kind = stat.WhichOneof("value")
+    if kind == "ref_value":
+        return plane.stat_metadata[stat.ref_value].name
+    return None if kind is None else getattr(stat, kind)
+
+
+def _steps(events: Iterable[Event]) -> dict[Any, Function]:
+    """The function that each step of a graph runs, by the step's id."""
+    runs: list[tuple[Any, tuple[str, str, str]]] = []
+    steps: dict[Any, Function] = {}
+    for event in sorted(events, key=lambda event: event.start):
+        if event.name == _SESSION and "id" in event.stats:
+            steps[event.stats["id"]] = Function("graph")
+        elif event.name == _RUN and "id" in event.stats:
+            called = (outer.name.removeprefix(_LOCAL) for outer in event.around())
+            match = next((m for m in map(_FUNCTION.fullmatch, called) if m is not None), None)
+            if match is not None:
+                runs.append((event.stats["id"], (match[1], match[2], match[0])))
+    # In the order in which they were first run, as their ids are.
+    orders: dict[tuple[str, str], list[str]] = collections.defaultdict(list)
+    for _, (kind, name, full) in runs:
+        if full not in orders[kind, name]:
+            orders[kind, name].append(full)
+    for step, (kind, name, full) in runs:
+        order = orders[kind, name]
+        steps[step] = Function(name, order.index(full), len(order))
+    return steps
+
+
+class _Reader:
+    """Turns events into activities and executions."""
+
+    def __init__(
+        self, recording: Recording, names: Names, functions: Mapping[Any, Function]
+    ) -> None:
+        self._recording = recording
+        self._names = names
+        self._functions = functions
+
+    def read_host(self, event: Event, track: str) -> None:
+        """An event of a thread."""
+        if event.name.startswith(MARK):
+            op_id = event.name.removeprefix(MARK)
+            self._recording.executions.append(Execution(op_id, event.start, event.span, track))
+        elif event.name == _KERNEL:
+            self._add_eager(event, track)
+        elif event.kind and event.name.endswith(f":{event.kind}"):
+            node = event.name.removesuffix(f":{event.kind}")
+            # Our routines in the graph; what they do is not the program's.
+            if not (node.startswith("amanda/") and event.kind == "EagerPyFunc"):
+                self._add(event, self._owner(event, node), event.kind, "cpu", track)
+
+    def read_device(self, event: Event, device: str, track: str) -> None:
+        """A kernel on a device: it says which operator of the host has launched it."""
+        source = str(event.stats.get("tf_op") or "")
+        node, _, kind = source.rpartition(":")
+        if source.startswith(MARK):
+            owner = source.removeprefix(MARK)
+        else:
+            owner = self._owner(event, node) if kind else ""
+        self._add(event, owner, event.name, device, track)
+
+    def _add_eager(self, event: Event, track: str) -> None:
+        local = event.outer
+        if local is None or not local.name.startswith(_LOCAL):
+            return
+        kind = local.name.removeprefix(_LOCAL)
+        # The kernels of a function are events of their own.
+        if _FUNCTION.fullmatch(kind) is None:
+            marks = (e.name.removeprefix(MARK) for e in event.around() if e.name.startswith(MARK))
+            self._add(event, next(marks, ""), kind, "cpu", track)
+
+    def _owner(self, event: Event, node: str) -> str:
+        step = next((e for e in event.around() if e.name == _STEP), None)
+        function = self._functions.get(step.stats.get("id")) if step is not None else None
+        found = self._names.find(node, function)
+        self._recording.ambiguous += len(found) > 1
+        return found[0] if found else ""
+
+    def _add(self, event: Event, op: str, name: str, device: str, track: str) -> None:
+        moved = _moved(event.stats)
+        self._recording.activities.append(
+            Activity(op, name, device, event.start, event.span, event.span, track, bytes=moved)
+        )
+
+
+def _moved(stats: Mapping[str, Any]) -> int | None:
+    """Bytes of a copy, from ``size:1024 ...`` in its details."""
+    match = re.search(r"\b(?:size|num_bytes):(\d+)", str(stats.get("memcpy_details", "")))
+    return int(match[1]) if match is not None else None
+
+
+def planes_in(contents: Iterable[bytes]) -> Iterator[Any]:
+    """The planes in the files that the profiler has written."""
+    from tensorflow.tsl.profiler.protobuf import xplane_pb2
+
+    for content in contents:
+        yield from xplane_pb2.XSpace.FromString(content).planes

@@ -1,0 +1,374 @@
+"""``kernels``: what belongs to which operator; against PyTorch's own profiler and sums by hand."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import threading
+import weakref
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import amanda
+from amanda.errors import CapabilityError
+from amanda.testing import loopback as lb
+from amanda_tools.kernels import KernelsTool, timeline
+from amanda_tools.kernels.chrome_trace import given_bytes, recording_of
+from amanda_tools.kernels.recordings import MARK, Activity
+from tests import models
+
+
+def recorded(run: Callable[[], Any], **options: Any) -> KernelsTool:
+    tool = KernelsTool(**options)
+    with amanda.apply(tool):
+        run()
+    return tool
+
+
+def rows(tool: KernelsTool) -> dict[str, dict[str, Any]]:
+    return {row["id"]: row for row in tool.op_rows()}
+
+
+# -- PyTorch on a CPU ---------------------------------------------------------
+
+
+def test_activities_are_those_of_torch_profiler() -> None:
+    """Forward and backward, each activity of the model belongs to an operator, and once."""
+    model, inputs = models.build("resnet18")
+
+    def step() -> None:
+        models.loss(model(**inputs)).backward()
+
+    step()
+    tool = recorded(lambda: [step() for _ in range(2)])
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as reference:
+        step()
+    expected = {event.key: event.count for event in reference.key_averages()}
+    kernels = tool.summary()["by_kernel"]
+    names = (
+        "aten::mkldnn_convolution",
+        "aten::convolution_backward",
+        "ReluBackward0",
+        "aten::add_",
+    )
+    for name in (*names, "aten::native_batch_norm", "torch::autograd::AccumulateGrad"):
+        assert kernels[f"{name} (cpu)"]["calls"] == 2 * expected[name], name
+    inside = [a for a in tool.recording.activities if a.op]
+    assert {a.op for a in inside} <= set(rows(tool))
+    outside = {a.name for a in tool.recording.activities if not a.op}
+    assert not outside & {"aten::mkldnn_convolution", "aten::convolution_backward"}
+    by_type = tool.summary()["by_type"]
+    assert "aten::convolution_backward (cpu)" in by_type["conv2d_backward"]["kernels"]
+    assert by_type["conv2d"]["ops"] == 20
+    assert {row["executions"] for row in rows(tool).values() if row["type"] == "conv2d"} == {2}
+
+
+def test_own_times_add_up_to_the_operators() -> None:
+    """An activity's time does not hold that of the activities within it."""
+    tool = recorded(lambda: nn.Linear(64, 64)(torch.rand(4, 8, 64)).sum())
+    [linear] = [row for row in rows(tool).values() if row["type"] == "linear"]
+    mine = [a for a in tool.recording.activities if a.op == linear["id"]]
+    [outermost] = [a for a in mine if a.name == "aten::linear"]
+    assert len(mine) > 3
+    assert sum(a.duration for a in mine) == pytest.approx(outermost.span, rel=1e-3)
+    assert linear["host_us"] == pytest.approx(outermost.span, rel=1e-3)
+    assert linear["device_us"] == 0
+
+
+def test_bytes_are_those_of_what_an_activity_is_given() -> None:
+    """From shapes and types; null where shapes are not recorded."""
+    x, weight = torch.rand(3, 5, dtype=torch.float64), torch.rand(5, 7, dtype=torch.float64)
+
+    def given(run: Callable[[], Any], name: str, **options: Any) -> int | None:
+        found = recorded(run, **options).summary()["by_kernel"]
+        return found[f"{name} (cpu)"]["bytes"]
+
+    assert given(lambda: torch.mm(x, weight), "aten::mm") == x.nbytes + weight.nbytes
+    assert given(lambda: torch.mm(x, weight), "aten::mm", shapes=False) is None
+    # What is in a list has no type in the trace.
+    assert given(lambda: torch.cat([x, x]), "aten::cat") is None
+
+
+def test_an_operator_that_fails() -> None:
+    """What runs after a caught exception is not taken for the operator that raised it."""
+
+    def run() -> None:
+        with pytest.raises(RuntimeError):
+            torch.mm(torch.ones(2, 3), torch.ones(2, 3))
+        torch.exp(torch.ones(2))
+
+    found = rows(recorded(run))
+    assert [kernel["name"] for kernel in found["/exp:0"]["kernels"]] == ["aten::exp"]
+    assert "aten::exp" not in {kernel["name"] for kernel in found["/mm:0"]["kernels"]}
+
+
+def test_a_limit() -> None:
+    """After it nothing is recorded, and the result says how much that is."""
+    x = torch.ones(3)
+
+    def run() -> None:
+        for _ in range(5):
+            torch.exp(x)
+            amanda.new_iteration()
+
+    tool = recorded(run, limit=2)
+    assert rows(tool)["/exp:0"]["executions"] == 2
+    assert tool.summary()["by_kernel"]["aten::exp (cpu)"]["calls"] == 2
+    assert tool.summary()["problems"] == ["3 executions came after the limit of 2"]
+    assert list(tool.tables())[-1].title == "kernels: not recorded"
+    assert recorded(run).summary()["problems"] == []
+
+
+def test_the_limit_within_a_backward_pass() -> None:
+    """The profiler can be stopped between two nodes."""
+    x = torch.ones(3, requires_grad=True)
+    tool = recorded(lambda: (x.exp() * 2).sum().backward(), limit=5)
+    assert sum(row["executions"] or 0 for row in tool.op_rows()) == 5
+    assert torch.equal(x.grad, 2 * torch.ones(3).exp())
+
+
+def test_another_thread_is_not_recorded() -> None:
+    """PyTorch's profiler follows the thread that starts it; its operators are still listed."""
+    x = torch.ones(3)
+
+    def run() -> None:
+        thread = threading.Thread(target=lambda: torch.exp(x))
+        thread.start()
+        thread.join()
+        torch.sin(x)
+
+    found = rows(recorded(run))
+    assert found["/sin:0"]["executions"] == 1
+    assert (found["/exp:0"]["executions"], found["/exp:0"]["kernels"]) == (None, [])
+
+
+def test_a_profiler_that_is_in_use() -> None:
+    """The program's own goes on; one that it starts later is said to have ended ours."""
+    cpu = [torch.profiler.ProfilerActivity.CPU]
+    with torch.profiler.profile(activities=cpu) as profiler:
+        with pytest.raises(CapabilityError, match=r"kernels.*in use"):
+            amanda.apply(KernelsTool()).__enter__()
+        torch.exp(torch.ones(2))
+    assert "aten::exp" in {event.key for event in profiler.key_averages()}
+
+    def run() -> None:
+        with torch.profiler.profile(activities=cpu):
+            torch.exp(torch.ones(2))
+
+    [problem] = recorded(run).summary()["problems"]
+    assert "profiler of its own" in problem
+
+
+def test_drivers_without_a_profiler() -> None:
+    """Refused before anything runs, by name, with what to do."""
+    with pytest.raises(CapabilityError, match=r"driver loopback.*profile"):
+        amanda.apply(KernelsTool(), drivers=["loopback"]).__enter__()
+    with pytest.raises(CapabilityError, match=r"driver torch-graph.*torch-eager"):
+        amanda.apply(KernelsTool(), drivers=["torch-graph"]).__enter__()
+    # Beside a framework with a profiler, what has none is listed without kernels.
+    tool = recorded(lambda: (lb.sum(lb.parameter([1.0])), torch.ones(1)))
+    assert rows(tool)["/ones:0"]["kernels"]
+    other = [row for row in tool.op_rows() if not row["namespace"].startswith("pytorch")]
+    assert [row["kernels"] for row in other] == [[]] * len(other) != []
+
+
+def test_watching_changes_nothing() -> None:
+    """Results, gradients and random numbers keep their bits; no tensor stays alive."""
+    alive: list[weakref.ref[torch.Tensor]] = []
+
+    def run(*tools: amanda.Tool) -> list[torch.Tensor]:
+        model, inputs = models.build("resnet18")
+        torch.manual_seed(2)
+        with amanda.apply(*tools):
+            output = model(**inputs)
+            alive.append(weakref.ref(output))
+            models.loss(output).backward()
+        return [*(p.grad.clone() for p in model.parameters()), torch.get_rng_state()]
+
+    expected, found = run(), run(KernelsTool())
+    assert all(torch.equal(a, b) for a, b in zip(expected, found, strict=True))
+    assert [ref() for ref in alive] == [None, None]
+
+
+def test_files(tmp_path: Path) -> None:
+    """A line for each operator and kernel, a timeline of both, and bars by type."""
+    model = nn.Sequential(nn.Linear(4, 4), nn.ReLU())
+    tool = recorded(lambda: model(torch.rand(1, 4)).sum().backward())
+    paths = tool.write_files(tmp_path, "kernels")
+    assert [p.name for p in paths] == ["kernels.csv", "kernels.timeline.json", "kernels.svg"]
+    with paths[0].open(newline="") as file:
+        lines = list(csv.DictReader(file))
+    assert {line["id"] for line in lines} == set(rows(tool))
+    assert len(lines) > len(rows(tool))
+    events = json.loads(paths[1].read_text())["traceEvents"]
+    operators = [e for e in events if e.get("cat") == "operator"]
+    assert [e["args"]["id"] for e in sorted(operators, key=lambda e: e["ts"])][:2] == [
+        "/rand:0", "Sequential.0/linear:0",
+    ]  # fmt: skip
+    linear = next(e for e in operators if e["name"] == "linear")
+    [inner] = [e for e in events if e["name"] == "aten::linear"]
+    assert linear["tid"] == inner["tid"]
+    assert linear["ts"] <= inner["ts"]
+    assert inner["ts"] + inner["dur"] <= linear["ts"] + linear["dur"]
+    picture = paths[2].read_text(encoding="utf-8")
+    assert ">linear</text>" in picture
+    assert ">aten::addmm (cpu)</text>" in picture
+    assert json.loads(json.dumps(tool.result())) == tool.result()
+    nothing = recorded(lambda: torch.rand(1), csv=False, svg=False, timeline=False)
+    assert list(nothing.write_files(tmp_path, "kernels")) == []
+
+
+def test_tables() -> None:
+    """By type, module or operator; nothing at all can be shown, too."""
+    model = nn.Sequential(nn.Linear(4, 4), nn.ReLU())
+    for by, name in (("type", "linear"), ("module", "1"), ("op", "Sequential.0/linear:0")):
+        kernels, groups = recorded(lambda: model(torch.rand(1, 4)), by=by).tables()
+        assert "in operators" in kernels.title
+        assert name in {row[0] for row in groups.rows}
+    out = io.StringIO()
+    KernelsTool().print_summary(out)
+    assert "0.000 ms on the host" in out.getvalue()
+    with pytest.raises(ValueError, match="by"):
+        KernelsTool(by="colour")
+
+
+# -- a device: traces in Kineto's form, written by hand -----------------------
+
+
+def event(category: str, name: str, start: float, length: float, **arguments: Any) -> Any:
+    thread = arguments.pop("thread", 7)
+    return {
+        "ph": "X", "cat": category, "name": name, "pid": 1, "tid": thread, "ts": start,
+        "dur": length, "args": {key.replace("_", " "): value for key, value in arguments.items()},
+    }  # fmt: skip
+
+
+DEVICE = [
+    event("user_annotation", f"{MARK}Net.conv/conv2d:0", 0, 50, External_id=1),
+    event(
+        "cpu_op", "aten::conv2d", 2, 46, External_id=2,
+        Input_Dims=[[2, 3, 8, 8], [4, 3, 3, 3], [], []],
+        Input_type=["c10::Half", "c10::Half", "", "ScalarList"],
+    ),
+    event("cpu_op", "aten::cudnn_convolution", 10, 30, External_id=3),
+    event("cuda_runtime", "cudaLaunchKernel", 12, 5, correlation=40),
+    event("cuda_runtime", "cudaLaunchKernel", 20, 6, correlation=41),
+    event("user_annotation", f"{MARK}Net/to:0", 60, 10, External_id=4),
+    event("cuda_runtime", "cudaMemcpyAsync", 62, 6, correlation=42),
+    event("cpu_op", "aten::rand", 80, 5, External_id=5),
+    event("cuda_driver", "cuLaunchKernel", 82, 2, correlation=43),
+    event("cpu_op", "evaluate", 5, 20, thread=8, External_id=6),
+    event("user_annotation", f"{MARK}Net.conv/conv2d:0/grad/Conv:0", 6, 18, thread=8),
+    event("cuda_runtime", "cudaLaunchKernel", 9, 4, thread=8, correlation=44),
+    # On the device, later and on streams.
+    event("kernel", "im2col", 100, 30, thread=20, device=0, stream=7, correlation=40),
+    event("kernel", "gemm", 130, 70, thread=20, device=0, stream=7, correlation=41, External_id=3),
+    event("gpu_memcpy", "Memcpy HtoD", 90, 5, device=1, stream=13, correlation=42, bytes=4096),
+    event("kernel", "philox", 210, 3, thread=20, device=0, stream=7, correlation=43),
+    event("kernel", "dgrad", 220, 40, thread=20, device=0, stream=7, correlation=44),
+    # Its launch is not in the trace, its activity is.
+    event("kernel", "late", 300, 8, thread=20, device=0, stream=7, correlation=99, External_id=2),
+    event("gpu_user_annotation", f"{MARK}Net.conv/conv2d:0", 100, 100, thread=20),
+    {"ph": "s", "cat": "ac2g", "name": "ac2g", "id": 40, "pid": 1, "tid": 7, "ts": 12},
+]  # fmt: skip
+
+
+def device_tool() -> KernelsTool:
+    """A tool as it is after a run on two devices."""
+    x = torch.ones(1)
+    tool = KernelsTool()
+    with amanda.apply(tool):
+        x.exp()
+    tool.recording = recording_of([e if e["ph"] != "X" else _renamed(e) for e in DEVICE])
+    return tool
+
+
+def _renamed(item: dict[str, Any]) -> dict[str, Any]:
+    """The convolution's events, given to the operator that really ran."""
+    return {**item, "name": item["name"].replace(f"{MARK}Net.conv/conv2d:0", f"{MARK}/exp:0")}
+
+
+def test_kernels_belong_to_the_operator_that_launched_them() -> None:
+    """By correlation, on whatever thread the launch was; else by the activity's number."""
+    found = {a.name: a for a in recording_of(DEVICE).activities if a.is_kernel}
+    forward, backward = "Net.conv/conv2d:0", "Net.conv/conv2d:0/grad/Conv:0"
+    assert {name: a.op for name, a in found.items()} == {
+        "im2col": forward, "gemm": forward, "late": forward, "Memcpy HtoD": "Net/to:0",
+        "philox": "", "dgrad": backward,
+    }  # fmt: skip
+    gemm = found["gemm"]
+    assert (gemm.device, gemm.track) == ("cuda:0", "cuda:0 stream 7")
+    assert (gemm.start, gemm.duration, gemm.launch, gemm.waited) == (130, 70, 6, 110)
+    assert (found["late"].launch, found["late"].waited) == (None, None)
+    assert found["Memcpy HtoD"].bytes == 4096
+    assert found["Memcpy HtoD"].device == "cuda:1"
+    assert found["late"].bytes == 2 * (2 * 3 * 8 * 8 + 4 * 3 * 3 * 3)
+
+
+def test_what_the_host_did_meanwhile() -> None:
+    """Launches are within the activity's own time, inner activities are not."""
+    found = {a.name: a for a in recording_of(DEVICE).activities if not a.is_kernel}
+    assert found["aten::conv2d"].duration == 46 - 30
+    assert found["aten::cudnn_convolution"].duration == 30
+    assert found["aten::cudnn_convolution"].op == "Net.conv/conv2d:0"
+    # An annotation within an activity is the operator's, not the activity's.
+    assert (found["evaluate"].op, found["evaluate"].duration) == ("", 20 - 18)
+    assert [(e.op, e.span) for e in recording_of(DEVICE).executions][1] == ("Net/to:0", 10)
+
+
+def test_times_on_a_device(tmp_path: Path) -> None:
+    """Where there is one its kernels are what is shown: in tables, picture and timeline."""
+    tool = device_tool()
+    summary = tool.summary()
+    assert summary["launches"] == 6
+    assert summary["device_us"] == 30 + 70 + 5 + 3 + 40 + 8
+    assert summary["device_attributed"] == pytest.approx(153 / 156)
+    [row] = tool.op_rows()
+    assert (row["device_us"], row["kernels"][0]["name"]) == (108, "gemm")
+    assert row["kernels"][0]["launch_us"] == 6
+    assert list(summary["by_type"]["exp"]["kernels"])[:2] == [
+        "gemm (cuda:0)",
+        "aten::cudnn_convolution (cpu)",
+    ]
+    kernels, types = tool.tables()
+    assert kernels.title == "kernels: 0.156 ms on the device in 6 kernels, 98.1 % in operators"
+    assert kernels.rows[0][:4] == ("gemm", 1, "0.070", "44.9 %")
+    assert types.rows == [("exp", 1, 5, "0.108", "69.2 %", "gemm")]
+    _, path, picture = tool.write_files(tmp_path, "kernels")
+    tracks = {
+        e["args"]["name"]: e["tid"]
+        for e in json.loads(path.read_text())["traceEvents"]
+        if e["ph"] == "M"
+    }
+    assert set(tracks) == {"thread 7", "thread 8", "cuda:0 stream 7", "cuda:1 stream 13"}
+    assert ">gemm (cuda:0)</text>" in picture.read_text(encoding="utf-8")
+    assert "aten::" not in picture.read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        ({}, None),
+        ({"Input_Dims": [[2, 3]], "Input_type": ["float"]}, 24),
+        ({"Input_Dims": [[], []], "Input_type": ["double", "Scalar"]}, 8),
+        ({"Input_Dims": [[[2], [3]]], "Input_type": ["TensorList"]}, None),
+    ],
+)  # fmt: skip
+def test_sizes(arguments: dict[str, Any], expected: int | None) -> None:
+    """Of tensors only; a tensor without dimensions has one element."""
+    assert given_bytes(event("cpu_op", "aten::add", 0, 1, **arguments)) == expected
+
+
+def test_an_empty_timeline() -> None:
+    """Nothing recorded is a file without slices."""
+    assert list(timeline.events(KernelsTool().recording, {})) == []
+    activity = Activity("gone", "k", "cpu", 5.0, 1.0, 1.0, "thread 1")
+    recording = KernelsTool().recording
+    recording.activities.append(activity)
+    assert [e["name"] for e in timeline.events(recording, {})] == ["k", "thread_name"]
