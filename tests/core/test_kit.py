@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import inspect
+import re
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 import amanda.testing
 from amanda.driver import Capability
-from amanda.testing import DriverContract, loopback
+from amanda.testing import DriverContract, framework, loopback
 from amanda.testing.contract.base import ContractTests
 from tests.core import broken_backward, broken_forward
 from tests.core.faults import FAULTS
@@ -149,3 +151,18 @@ def test_there_are_faults_of_every_kind() -> None:
     modules = {cls.__module__ for cls, _ in FAULTS.values()}
     assert modules == {broken_forward.__name__, broken_backward.__name__}
     assert all(hasattr(DriverContract, name) for _, names in FAULTS.values() for name in names)
+
+
+def test_the_kit_is_documented() -> None:
+    """The guide names all that an adapter may have, and every capability."""
+    text = (Path(__file__).parents[2] / "amanda-core/docs/contract-kit.md").read_text()
+    words = set(re.findall(r"\w+", text))
+    public = {
+        name
+        for cls in (framework.EagerFramework, framework.Program)
+        for name in (*vars(framework.Framework), *vars(cls), *cls.__annotations__)
+        if not name.startswith("_")
+    }
+    assert public > {"tensor", "second_backward", "relu_consumes", "forward"}
+    assert public - words == set()
+    assert {capability.name for capability in Capability} - words == set()

@@ -16,6 +16,7 @@ DOCUMENTS = [
     "amanda-core/docs/writing-a-tool.md",
     "amanda-core/docs/messages.md",
     "amanda-core/docs/writing-a-driver.md",
+    "amanda-core/docs/contract-kit.md",
     "amanda-torch/docs/driver.md",
 ]
 
@@ -29,7 +30,16 @@ def test_document(document: str) -> None:
         assert printed == block.output, f"output of the block at {block}"
 
 
-@pytest.mark.parametrize("document", [*DOCUMENTS, "CONTRIBUTING.md", "amanda-torch/README.md"])
+LINKING = [
+    "CONTRIBUTING.md",
+    "amanda-core/docs/command-line.md",
+    "amanda-core/docs/notebooks.md",
+    "amanda-core/docs/publishing.md",
+    "amanda-torch/README.md",
+]
+
+
+@pytest.mark.parametrize("document", [*DOCUMENTS, *LINKING])
 def test_links(document: str) -> None:
     """Links between documents lead to files that exist."""
     path = documents.ROOT / document
