@@ -6,7 +6,7 @@ import contextlib
 import os
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import attrs
 import numpy as np
@@ -15,20 +15,23 @@ import amanda
 from amanda import OpContext
 from amanda.errors import AmandaError, CapabilityError
 from amanda.tools.mapping import MappingTool
-from amanda.tools.reporting import OpDescription, Table, describe, write_json
+from amanda.tools.reporting import OpDescription, Table, describe
 from amanda_tools.optimization_arrays import arithmetic_of
 from amanda_tools.optimization_selection import (
     Selection,
     Untreatable,
     Weight,
-    values_of_run,
     weight_of,
 )
 from amanda_tools.printing import PrintingTool
-from amanda_tools.quantize.numbers import Array, fake_float, fake_quantize, integers
+from amanda_tools.quantize import files
+from amanda_tools.quantize.numbers import Array, fake_float, fake_quantize
 from amanda_tools.quantize.options import QuantizeOptions
 from amanda_tools.quantize.quantizers import Quantizer
 from amanda_tools.quantize.sensitivity import Sensitivity, sensitivity
+
+if TYPE_CHECKING:
+    from amanda_tools.quantize.to_torchao import Exported
 
 
 class QuantizeTool(PrintingTool[QuantizeOptions]):
@@ -220,37 +223,44 @@ class QuantizeTool(PrintingTool[QuantizeOptions]):
         """
         if self.options.number != "int":
             raise AmandaError(f"quantize: number={self.options.number} has no integers")
-        weights = {
-            op_id: quantizer
-            for op_id, quantizers in self.quantizers.items()
-            for quantizer in quantizers
-            if quantizer.role == "weight"
-        }
-        places = {op_id: quantizer.index for op_id, quantizer in weights.items()}
-        found = {}
-        for op_id, value in values_of_run(run, places, self.name).items():
-            quantizer, final = weights[op_id], weights[op_id].final()
-            assert final is not None
-            shape = [-1 if i == quantizer.axis else 1 for i in range(len(value.shape))]
-            scale, zero = (part.reshape(shape) for part in final)
-            array = arithmetic_of(value).numpy(value)
-            kind = np.int8 if quantizer.bits <= 8 else np.int16
-            found[op_id] = integers(array, scale, zero, quantizer.grid).astype(kind)
-        return found
+        return files.integer_weights(self.quantizers, run)
 
-    def export(self, path: str | os.PathLike[str]) -> Path:
-        """Write scales and zero points by op id and input as JSON.
+    def export(self, path: str | os.PathLike[str], run: Callable[[], Any] | None = None) -> Path:
+        """Write scales and zero points by op id and input.
+
+        Args:
+            path: ends with .json, or with .safetensors for the integer weights, too.
+            run: runs the model once, as it was run under the tool; for integer weights.
 
         Raises:
-            AmandaError: an operator has not been calibrated yet.
+            AmandaError: an operator has not been calibrated yet, or `run` is missing.
+            ValueError: the path ends in another way.
         """
-        for op_id, quantizers in self.quantizers.items():
-            if not all(quantizer.is_ready for quantizer in quantizers):
-                raise AmandaError(f"quantize: op {op_id} is not calibrated; run it more often")
         target = Path(path)
-        ops = {op_id: [q.row() for q in found] for op_id, found in self.quantizers.items()}
-        write_json(target, {"tool": self.name, "schema": self.schema, "ops": ops})
+        files.check_ready(self.quantizers)
+        header = {"tool": self.name, "schema": self.schema}
+        if target.suffix == ".safetensors":
+            files.write_tensors(target, self.quantizers, header, run)
+        elif target.suffix == ".json":
+            files.write_ranges(target, self.quantizers, header)
+        else:
+            raise ValueError(f"quantize: {target} ends neither with .json nor with .safetensors")
         return target
+
+    def to_torchao(self, model: Any, run: Callable[[], Any]) -> Exported:
+        """A copy of a PyTorch model that computes with torchao's tensors what was simulated.
+
+        Args:
+            model: the module that was run under the tool; it stays as it is.
+            run: runs it once, as it was run under the tool.
+
+        Raises:
+            AmandaError: torchao is missing, an operator is not calibrated yet, or none can be
+                exported.
+        """
+        from amanda_tools.quantize.to_torchao import exported
+
+        return exported(model, self.quantizers, run)
 
     def op_rows(self) -> list[dict[str, Any]]:
         """One row per quantized operator, with its ``quantizers``."""

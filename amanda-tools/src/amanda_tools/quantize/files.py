@@ -1,0 +1,128 @@
+"""Writes what was simulated, for other programs: JSON, or safetensors with integer weights."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from amanda.errors import AmandaError
+from amanda.tools.reporting import write_json
+from amanda_tools.optimization_arrays import arithmetic_of
+from amanda_tools.optimization_selection import values_of_run
+from amanda_tools.quantize.numbers import Array, integers
+from amanda_tools.quantize.quantizers import Quantizer
+
+Quantizers = Mapping[str, Sequence[Quantizer]]
+
+
+def check_ready(quantizers: Quantizers) -> None:
+    """Refuse what is not calibrated yet.
+
+    Raises:
+        AmandaError: it names the first operator.
+    """
+    if not quantizers:
+        raise AmandaError("quantize: no operator has been quantized; run the model under the tool")
+    for op_id, found in quantizers.items():
+        if not all(quantizer.is_ready for quantizer in found):
+            raise AmandaError(f"quantize: op {op_id} is not calibrated; run it more often")
+
+
+def weight_quantizers(quantizers: Quantizers) -> dict[str, Quantizer]:
+    """Op id to what rounds its weight."""
+    return {op_id: q for op_id, found in quantizers.items() for q in found if q.role == "weight"}
+
+
+def grid_of(quantizer: Quantizer, rank: int) -> tuple[Array, Array]:
+    """Scale and zero point in a shape that stands beside a tensor of some rank.
+
+    Raises:
+        AmandaError: they are not known yet, as those of a dynamic activation never are.
+    """
+    final = quantizer.final()
+    if final is None:
+        raise AmandaError(f"quantize: input {quantizer.index} has no range that stays")
+    shape = [-1 if axis == quantizer.axis else 1 for axis in range(rank)]
+    scale, zero = (part.reshape(shape) for part in final)
+    return scale, zero
+
+
+def whole_numbers(quantizer: Quantizer, value: Any) -> Array:
+    """The integers that stand for a weight, in the framework's layout."""
+    scale, zero = grid_of(quantizer, len(value.shape))
+    kind = np.int8 if quantizer.bits <= 8 else np.int16
+    array, grid = arithmetic_of(value).numpy(value), quantizer.grid
+    if "step" in quantizer.learned:
+        # A learned step divides; elsewhere its inverse multiplies.
+        return np.round(np.clip(array / scale, grid.low, grid.high)).astype(kind)
+    return integers(array, scale, zero, grid).astype(kind)
+
+
+def integer_weights(quantizers: Quantizers, run: Callable[[], Any]) -> dict[str, Array]:
+    """Op id to the integers that stand for its weight.
+
+    Raises:
+        AmandaError: `run` does not run all operators.
+    """
+    weights = weight_quantizers(quantizers)
+    places = {op_id: quantizer.index for op_id, quantizer in weights.items()}
+    values = values_of_run(run, places, "quantize")
+    return {op_id: whole_numbers(weights[op_id], value) for op_id, value in values.items()}
+
+
+def write_ranges(path: Path, quantizers: Quantizers, header: Mapping[str, Any]) -> None:
+    """Write scales and zero points as JSON.
+
+    Raises:
+        OSError: the file cannot be written.
+    """
+    ops = {op_id: [q.row() for q in found] for op_id, found in quantizers.items()}
+    write_json(path, {**header, "ops": ops})
+
+
+def write_tensors(
+    path: Path,
+    quantizers: Quantizers,
+    header: Mapping[str, Any],
+    run: Callable[[], Any] | None,
+) -> None:
+    """Write scales, zero points and integer weights as safetensors.
+
+    A tensor is named ``<op id>|<input>|scale``, ``...|zero_point`` or ``...|integers``; all else
+    (grid, bits, axis) stands as JSON under ``amanda`` in the metadata.
+
+    Raises:
+        AmandaError: weights are integers, and there is no `run` that gives them.
+        OSError: the file cannot be written.
+    """
+    from safetensors.numpy import save_file
+
+    weights = weight_quantizers(quantizers)
+    has_integers = any(quantizer.grid.number == "int" for quantizer in weights.values())
+    if has_integers and run is None:
+        raise AmandaError(
+            "quantize: export() to safetensors writes integer weights too, and needs a run that "
+            "gives them: export(path, run=lambda: model(batch))"
+        )
+    tensors: dict[str, Array] = {}
+    for op_id, found in quantizers.items():
+        for quantizer in found:
+            final = quantizer.final()
+            if final is not None:
+                name = f"{op_id}|{quantizer.index}|"
+                tensors[f"{name}scale"] = np.ascontiguousarray(final[0])
+                tensors[f"{name}zero_point"] = final[1].astype(np.int32)
+    if run is not None and has_integers:
+        for op_id, whole in integer_weights(quantizers, run).items():
+            tensors[f"{op_id}|{weights[op_id].index}|integers"] = np.ascontiguousarray(whole)
+    ops = {op_id: [_about(q) for q in found] for op_id, found in quantizers.items()}
+    save_file(tensors, path, {"amanda": json.dumps({**header, "ops": ops})})
+
+
+def _about(quantizer: Quantizer) -> dict[str, Any]:
+    row = quantizer.row()
+    return {key: value for key, value in row.items() if key not in ("scale", "zero_point")}

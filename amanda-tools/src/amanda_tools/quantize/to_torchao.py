@@ -1,0 +1,268 @@
+"""A copy of a PyTorch model whose weights are torchao's quantized tensors.
+
+Their scales and integers are those of the simulation, so that the copy computes what was
+simulated. Formats: ``IntxUnpackedToInt8Tensor`` for integers of up to 8 bits, ``Int8Tensor`` where
+the activation is an integer too, ``Float8Tensor`` for floating point numbers of 8 bits.
+"""
+
+from __future__ import annotations
+
+import copy
+import importlib
+import warnings
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import attrs
+
+import amanda
+from amanda import OpContext
+from amanda.errors import AmandaError
+from amanda.tools.reporting import OpDescription, describe
+from amanda_tools.quantize.files import Quantizers, check_ready, grid_of, whole_numbers
+from amanda_tools.quantize.numbers import FLOATS
+from amanda_tools.quantize.quantizers import Quantizer
+
+
+@attrs.frozen
+class ExportedOp:
+    """What became of one operator.
+
+    Attributes:
+        id: of the operator.
+        weight: the name of the format, "" if the weight stays as it is.
+        activation: static, if it is rounded as in the simulation, else "".
+        reason: why something is left as it was, "" if nothing is.
+    """
+
+    id: str
+    weight: str
+    activation: str
+    reason: str
+
+
+@attrs.frozen
+class Exported:
+    """A model with quantized weights.
+
+    Attributes:
+        model: the copy.
+        ops: what became of each quantized operator.
+    """
+
+    model: Any
+    ops: Sequence[ExportedOp]
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether all that was simulated is in the model."""
+        return not any(op.reason for op in self.ops)
+
+
+@attrs.define
+class Use:
+    """One use of a parameter.
+
+    Attributes:
+        op: the operator.
+        index: which input it is.
+        value: the parameter.
+        rank: axes of the operator's first input.
+    """
+
+    op: OpDescription
+    index: int
+    value: Any
+    rank: int
+
+
+def exported(model: Any, quantizers: Quantizers, run: Callable[[], Any]) -> Exported:
+    """Copy a model, with torchao's tensors for its weights.
+
+    Args:
+        model: the module; it stays as it is.
+        quantizers: of the tool.
+        run: runs the model once, as it was run under the tool.
+
+    Raises:
+        AmandaError: torchao is missing, an operator is not calibrated, or nothing can be exported.
+    """
+    check_ready(quantizers)
+    torchao = _torchao()
+    uses = _uses(run)
+    result, copied = [], copy.deepcopy(model)
+    for op_id, found in quantizers.items():
+        exporter = _Exporter(torchao, model, uses, quantizers)
+        result.append(exporter.export(copied, op_id, found))
+    if not any(op.weight for op in result):
+        reasons = "; ".join(f"{op.id}: {op.reason}" for op in result[:3])
+        raise AmandaError(f"quantize: nothing can be exported to torchao ({reasons})")
+    return Exported(copied, result)
+
+
+def _torchao() -> Any:
+    try:
+        with warnings.catch_warnings():
+            # It warns of what it cannot load, and of PyTorch's own changes.
+            warnings.simplefilter("ignore")
+            return importlib.import_module("torchao.quantization")
+    except ImportError as error:
+        raise AmandaError(
+            f"quantize: torchao cannot be imported ({error}): pip install 'amanda-tools[torchao]'"
+        ) from error
+
+
+def _uses(run: Callable[[], Any]) -> list[Use]:
+    """All uses of parameters in a run."""
+    found: list[Use] = []
+
+    def collect(context: OpContext) -> None:
+        inputs = context.get_inputs()
+        rank = inputs[0].dim() if inputs and inputs[0] is not None else 0
+        for index in range(len(inputs)):
+            value = context.get_value(index)
+            if value is not None:
+                found.append(Use(describe(context), index, value, rank))
+
+    collector = amanda.Tool()
+    collector.add_inst_for_op(collect)
+    with amanda.apply(collector):
+        run()
+    return found
+
+
+class _Obstacle(Exception):
+    """Why a weight stays as it is."""
+
+
+class _Exporter:
+    def __init__(
+        self, torchao: Any, model: Any, uses: Sequence[Use], quantizers: Quantizers
+    ) -> None:
+        self._torchao = torchao
+        self._torch = importlib.import_module("torch")
+        self._model = model
+        self._uses = uses
+        self._quantizers = quantizers
+
+    def export(self, copied: Any, op_id: str, found: Sequence[Quantizer]) -> ExportedOp:
+        """Replace the weight of one operator in the copy."""
+        weight = next((q for q in found if q.role == "weight"), None)
+        activations = [q for q in found if q.role == "activation"]
+        try:
+            if weight is None:
+                raise _Obstacle("torchao has no quantized products of activations")
+            use = self._use(op_id, weight)
+            path, name = self._place(use, weight)
+            activation = self._static(use, weight, activations)
+            tensor = self._tensor(use, weight, activation)
+        except _Obstacle as obstacle:
+            return ExportedOp(op_id, "", "", str(obstacle))
+        parameter = self._torch.nn.Parameter(tensor, requires_grad=False)
+        setattr(copied.get_submodule(path), name, parameter)
+        reason = "" if activation is not None or not activations else "its activation stays exact"
+        static = "static" if activation is not None else ""
+        return ExportedOp(op_id, type(tensor).__name__, static, reason)
+
+    def _use(self, op_id: str, weight: Quantizer) -> Use:
+        for use in self._uses:
+            if use.op.id == op_id and use.index == weight.index:
+                if use.op.name not in ("linear", "conv2d"):
+                    raise _Obstacle(f"torchao has no {use.op.name} with a quantized weight")
+                return use
+        raise AmandaError(f"quantize: the run has not executed op {op_id}, which the tool knows")
+
+    def _place(self, use: Use, weight: Quantizer) -> tuple[str, str]:
+        """The module and the attribute that hold the weight, for this operator alone."""
+        places = [
+            (path, name)
+            for path, module in self._model.named_modules()
+            for name, value in module.named_parameters(recurse=False, remove_duplicate=False)
+            if value is use.value
+        ]
+        if not places:
+            raise _Obstacle("its weight is no parameter of the model")
+        own = [place for place in places if place[0] == use.op.module]
+        path, name = own[0] if own else places[0]
+        for other in self._uses:
+            is_other = other.value is use.value and other.op.id != use.op.id
+            elsewhere = other.op.module != path and (other.op.module, name) in places
+            if is_other and not elsewhere and not self._is_alike(other, weight):
+                raise _Obstacle(f"op {other.op.id} uses its weight in another way")
+        return path, name
+
+    def _is_alike(self, other: Use, weight: Quantizer) -> bool:
+        """Whether another operator rounds the same weight in the same way."""
+        for quantizer in self._quantizers.get(other.op.id, ()):
+            if quantizer.role == "weight" and quantizer.index == other.index:
+                a, b = quantizer.final(), weight.final()
+                same = (quantizer.grid, quantizer.axis) == (weight.grid, weight.axis)
+                return bool(same and a is not None and b is not None and (a[0] == b[0]).all())
+        return False
+
+    def _static(
+        self, use: Use, weight: Quantizer, activations: Sequence[Quantizer]
+    ) -> tuple[Any, Any] | None:
+        """Scale and zero point of the data, where torchao rounds it as the simulation does."""
+        numbers = {quantizer.grid.number for quantizer in (weight, *activations)}
+        if use.op.name != "linear" or len(activations) != 1 or numbers != {"int"}:
+            return None
+        (activation,) = activations
+        is_byte = (activation.grid.low, activation.grid.high) == (-128, 127)
+        if activation.final() is None or not is_byte or weight.bits > 8:
+            return None
+        torch = self._torch
+        scale, zero = grid_of(activation, use.rank)
+        shape = [1] * use.rank
+        return (
+            torch.tensor(scale.reshape(shape), device=use.value.device),
+            torch.tensor(zero.reshape(shape), dtype=torch.int8, device=use.value.device),
+        )
+
+    def _tensor(self, use: Use, weight: Quantizer, activation: tuple[Any, Any] | None) -> Any:
+        torch, value = self._torch, use.value
+        scale = torch.tensor(grid_of(weight, value.dim())[0], device=value.device)
+        block = tuple(1 if axis == weight.axis else size for axis, size in enumerate(value.shape))
+        if weight.grid.number != "int":
+            return self._float8(use, weight, scale, block)
+        if weight.bits > 8:
+            raise _Obstacle(f"torchao has no integers of {weight.bits} bits")
+        if value.dtype != torch.float32:
+            # The simulation computes in float32 and rounds once; torchao would round the scale.
+            raise _Obstacle(f"its weight is of type {value.dtype}")
+        whole = torch.tensor(whole_numbers(weight, value), device=value.device)
+        if activation is not None:
+            return self._int8(whole, scale, block, activation)
+        zero = torch.zeros_like(scale, dtype=torch.int8)
+        kind = getattr(torch, f"int{weight.bits}")
+        return self._torchao.IntxUnpackedToInt8Tensor(
+            whole, scale, zero, kind, block, value.dtype, None
+        )
+
+    def _int8(
+        self, whole: Any, scale: Any, block: Sequence[int], activation: tuple[Any, Any]
+    ) -> Any:
+        formats = importlib.import_module(self._torchao.Int8Tensor.from_hp.__func__.__module__)
+        how = formats.QuantizeTensorToInt8Kwargs(
+            self._torchao.PerTensor(), self._torchao.MappingType.ASYMMETRIC
+        )
+        return self._torchao.Int8Tensor(
+            whole,
+            scale,
+            list(block),
+            self._torch.float32,
+            act_quant_scale=activation[0],
+            act_quant_zero_point=activation[1],
+            act_quant_kwargs=how,
+        )
+
+    def _float8(self, use: Use, weight: Quantizer, scale: Any, block: Sequence[int]) -> Any:
+        torch, value = self._torch, use.value
+        if use.op.name != "linear" or value.dtype != torch.float32:
+            raise _Obstacle(
+                f"torchao has no {use.op.name} of {value.dtype} in {weight.grid.number}"
+            )
+        name, largest = FLOATS[weight.grid.number]
+        with torch.no_grad():
+            numbers = (value / scale).clamp(-largest, largest).to(getattr(torch, name))
+        return self._torchao.Float8Tensor(numbers, scale, list(block), dtype=value.dtype)
