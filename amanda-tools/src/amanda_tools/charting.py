@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from amanda.tools.reporting import Chart
+from amanda_tools.module_paths import depth_of, prefix_of
 
 FEWEST = 2
 """Bars of the smallest chart that says more than its table."""
@@ -40,11 +41,11 @@ def ranked(
 
 def coarse(groups: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, float]]:
     """The sums of modules' numbers to the greatest depth at which a chart can show them all."""
-    deepest = max((name.count(".") + 1 for name in groups), default=1)
+    deepest = max(map(depth_of, groups), default=1)
     for depth in range(deepest, 0, -1):
         found: dict[str, dict[str, float]] = {}
         for name, figures in groups.items():
-            group = found.setdefault(".".join(name.split(".")[:depth]), {})
+            group = found.setdefault(prefix_of(name, depth), {})
             for key, value in figures.items():
                 group[key] = group.get(key, 0) + (value or 0)
         if len(found) <= MOST:

@@ -8,20 +8,14 @@ from typing import Any
 
 import attrs
 
-from amanda.tools.reporting import OpDescription, Table
+from amanda.tools.reporting import Chart, Table
 from amanda_tools.diff.comparison import Pair, aligned, compared, plain
-from amanda_tools.diff.page import page
+from amanda_tools.diff.page import charts, page
 from amanda_tools.diff.recordings import Recording
 from amanda_tools.dump import DumpOptions, DumpTool
 from amanda_tools.stats.watching import known_kinds, type_names
 
 __all__ = ["DiffOptions", "DiffTool", "Recording"]
-
-
-UNINITIALIZED = frozenset(
-    "empty empty_like empty_permuted empty_strided new_empty new_empty_strided".split()
-)
-"""Types whose output is what the memory happened to hold."""
 
 
 @attrs.frozen(kw_only=True)
@@ -68,9 +62,6 @@ class DiffTool(DumpTool):
         super().__init__(**options)
         self._reference = _recording(self.options.reference)
         self._pairs: tuple[int, list[Pair], dict[str, str]] | None = None
-
-    def is_selected(self, op: OpDescription) -> bool:
-        return op.type not in UNINITIALIZED and super().is_selected(op)
 
     def pairs(self) -> list[Pair]:
         """The tensors of both runs that belong together, in the order of this run."""
@@ -138,6 +129,11 @@ class DiffTool(DumpTool):
         for key, title in (("only_here", "this run"), ("only_in_reference", "the reference")):
             if found[key]:
                 yield Table(f"diff: only in {title}", ("op",), [(op,) for op in found[key]])
+
+    def charts(self) -> Iterable[Chart]:
+        """The relative errors along the run."""
+        if self._reference is not None:
+            yield from charts(self.op_rows(), self.options.tolerance)
 
     def write_files(self, folder: Path, stem: str) -> Sequence[Path]:
         """Write the recording, or of a comparison ``<stem>.html``."""

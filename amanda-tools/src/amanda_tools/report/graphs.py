@@ -9,6 +9,7 @@ import attrs
 
 from amanda.tools.reporting import OUTSIDE, place
 from amanda_tools.drawing import HEIGHT, WIDTH, hue, placed
+from amanda_tools.module_paths import depth_of, prefix_of
 
 MAX_NODES = 6000
 """Nodes of a level; finer ones are left out."""
@@ -65,7 +66,7 @@ def graph_of(result: Mapping[str, Any]) -> GraphView | None:
 
 def _view(ops: Mapping[str, Mapping[str, Any]], pairs: Sequence[tuple[str, str]]) -> GraphView:
     around = _around(ops, pairs)
-    depths = range(1, max(len(_parts(op)) for op in ops.values()) + 1)
+    depths = range(1, max(depth_of(_module(op)) for op in ops.values()) + 1)
     choices = {
         f"modules to depth {depth}": {i: _group(op, depth, i in around) for i, op in ops.items()}
         for depth in depths
@@ -89,9 +90,8 @@ def _mappings(value: Any) -> list[Mapping[str, Any]]:
     return [item for item in value if isinstance(item, Mapping)]
 
 
-def _parts(op: Mapping[str, Any]) -> list[str]:
-    module = str(op.get("module") or "")
-    return module.split(".") if module else []
+def _module(op: Mapping[str, Any]) -> str:
+    return str(op.get("module") or "")
 
 
 def _around(ops: Mapping[str, Mapping[str, Any]], pairs: Sequence[tuple[str, str]]) -> set[str]:
@@ -100,7 +100,7 @@ def _around(ops: Mapping[str, Mapping[str, Any]], pairs: Sequence[tuple[str, str
     after: dict[str, list[str]] = {}
     for producer, consumer in pairs:
         after.setdefault(producer, []).append(consumer)
-    waiting = [i for i, op in ops.items() if place(i, str(op.get("module") or "")) != OUTSIDE]
+    waiting = [i for i, op in ops.items() if place(i, _module(op)) != OUTSIDE]
     if not waiting:
         # A program without modules is nothing but such operators.
         return set()
@@ -116,9 +116,12 @@ def _group(op: Mapping[str, Any], depth: int, is_around: bool) -> str:
     """The node that an operator belongs to: a module of this depth, or itself."""
     if is_around:
         return _AROUND
-    parts, module = _parts(op), str(op.get("module") or "")
+    module = _module(op)
+    if depth_of(module) < depth:
+        return str(op["id"])
+    # Two models may have modules of the same names.
     owner = str(op["id"]).partition("/")[0].removesuffix(f".{module}")
-    return "\0".join([owner, *parts[:depth], ""]) if len(parts) >= depth else str(op["id"])
+    return f"{owner}\0{prefix_of(module, depth)}\0"
 
 
 def parts_of(nodes: Sequence[str], pairs: Iterable[tuple[str, str]]) -> list[list[str]]:
@@ -181,7 +184,7 @@ def _node(group: str, ops: Sequence[Mapping[str, Any]], x: float, y: float) -> t
     first = ops[0]
     if not group.endswith("\0"):
         about = [str(first.get(key) or "") for key in ("id", "module", "source")]
-        kind, module = str(first.get("type", "")), str(first.get("module") or "")
+        kind, module = str(first.get("type", "")), _module(first)
         return kind, module, x, y, hue(kind), 1, "\n".join(part for part in about if part)
     path = group[:-1].split("\0")
     kinds: dict[str, int] = {}
@@ -191,6 +194,5 @@ def _node(group: str, ops: Sequence[Mapping[str, Any]], x: float, y: float) -> t
     order = sorted(kinds.items(), key=lambda item: -item[1])
     count = f"{len(ops)} operator{'s' if len(ops) > 1 else ''}"
     contents = ", ".join(f"{n} {kind}" for kind, n in order)
-    label = ".".join(path[1:]) or path[0]
     about = [".".join(part for part in path if part), f"{count}: {contents}"]
-    return label, count, x, y, hue(path[-1]), len(ops), "\n".join(about)
+    return path[-1], count, x, y, hue(path[-1]), len(ops), "\n".join(about)

@@ -1,0 +1,135 @@
+"""Debian's chromium, and pages that ``amanda run --html`` has made of real programs."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from selenium import webdriver
+from selenium.webdriver.common.by import By
+from selenium.webdriver.remote.webelement import WebElement
+
+ROOT = Path(__file__).parents[2]
+OPTIONS = (
+    "--headless --no-sandbox --disable-gpu --disable-quic --no-first-run "
+    "--disable-background-networking --disable-component-update --disable-sync "
+    "--window-size=1300,1000"
+).split()
+MISSING = "no chromium and chromedriver; try: apt-get install chromium chromium-driver"
+
+Report = Callable[..., Path]
+
+
+@pytest.fixture(scope="session")
+def driver(tmp_path_factory: pytest.TempPathFactory) -> Iterator[webdriver.Chrome]:
+    """A browser that notes what it says on its console and what it fetches."""
+    binary, server = shutil.which("chromium"), shutil.which("chromedriver")
+    if binary is None or server is None:
+        pytest.skip(MISSING)
+    options = webdriver.ChromeOptions()
+    options.binary_location = binary
+    for option in (*OPTIONS, f"--user-data-dir={tmp_path_factory.mktemp('profile')}"):
+        options.add_argument(option)
+    options.set_capability("goog:loggingPrefs", {"browser": "ALL", "performance": "ALL"})
+    browser = webdriver.Chrome(options=options, service=webdriver.ChromeService(server))
+    yield browser
+    browser.quit()
+
+
+class Page:
+    """An opened page, as the tests use it."""
+
+    def __init__(self, browser: webdriver.Chrome, path: Path) -> None:
+        self.browser = browser
+        browser.get_log("performance")
+        browser.get_log("browser")
+        browser.get(path.as_uri())
+
+    def all(self, selector: str, inside: WebElement | None = None) -> list[WebElement]:
+        """The elements that a CSS selector finds."""
+        return (inside or self.browser).find_elements(By.CSS_SELECTOR, selector)
+
+    def section(self, name: str) -> WebElement:
+        """The part of the page that one tool has."""
+        [found] = [part for part in self.all("section.tool") if part.text.split("\n")[0] == name]
+        return found
+
+    def grid(self, tool: str, title: str) -> WebElement:
+        """A table of a tool, by the beginning of its title."""
+        heads = self.all("section.grid > h3", self.section(tool))
+        [found] = [head for head in heads if head.text.startswith(title)]
+        return found.find_element(By.XPATH, "..")
+
+    def column(self, grid: WebElement, name: str) -> list[str]:
+        """The texts of one column, of the rows that are in the document."""
+        names = [head.text for head in self.all("th", grid)]
+        return self.browser.execute_script(
+            "return [...arguments[0].querySelectorAll('tr.row')]"
+            ".map(row => row.cells[arguments[1]].textContent)",
+            grid,
+            names.index(name),
+        )
+
+    def lines(self, grid: WebElement) -> list[str]:
+        """The rows that are in the document."""
+        rows = "return [...arguments[0].querySelectorAll('tr.row')].map(row => row.textContent)"
+        return list(self.browser.execute_script(rows, grid))
+
+    def head(self, grid: WebElement, name: str) -> WebElement:
+        """The head of a column."""
+        [found] = [head for head in self.all("th", grid) if head.text == name]
+        return found
+
+    def press(self, grid: WebElement, name: str) -> None:
+        """Click on the head of a column."""
+        [button] = self.all("button", self.head(grid, name))
+        self.browser.execute_script("arguments[0].scrollIntoView({block: 'center'})", button)
+        button.click()
+
+    def complaints(self) -> list[dict[str, Any]]:
+        """What the browser has said on its console since the page was opened."""
+        return self.browser.get_log("browser")
+
+    def fetched(self) -> list[str]:
+        """The addresses that it has asked for, the page itself and the browser's own aside."""
+        entries = self.browser.get_log("performance")
+        messages = [json.loads(entry["message"])["message"] for entry in entries]
+        sent = [m["params"] for m in messages if m["method"] == "Network.requestWillBeSent"]
+        addresses = [params["request"]["url"] for params in sent]
+        own = ("chrome", "data:", self.browser.current_url)
+        return [address for address in addresses if not address.startswith(own)]
+
+
+@pytest.fixture
+def opened(driver: webdriver.Chrome) -> Callable[[Path], Page]:
+    """Opens a page."""
+    return lambda path: Page(driver, path)
+
+
+@pytest.fixture(scope="session")
+def report(tmp_path_factory: pytest.TempPathFactory) -> Report:
+    """Runs a program under tools and gives the page."""
+
+    def run(program: str, tools: str, name: str = "program.py", **variables: str) -> Path:
+        folder = tmp_path_factory.mktemp("report")
+        (folder / name).write_text(program)
+        words = ["-m", "amanda", "run", "-t", tools, "-o", "out", "--html", "--", name]
+        done = subprocess.run(
+            [sys.executable, *words],
+            cwd=folder,
+            env={**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3", "OMP_NUM_THREADS": "1", **variables},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert done.returncode == 0, done.stderr
+        return folder / "out/report.html"
+
+    return run
