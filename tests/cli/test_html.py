@@ -1,0 +1,249 @@
+"""``amanda run --html``: what the page is about, where it goes, and who draws it."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.cli.conftest import Command, install
+
+Script = Callable[..., Path]
+
+TOY = "import toyframework as toy\na = toy.Number(2)\nb = toy.mul(toy.add(a, a), a)\n"
+
+TOOLS = '''
+import amanda
+from amanda.tools.reporting import Chart
+
+class Plain(amanda.Tool):
+    """Is nothing but a class.
+
+    And more of it.
+    """
+
+    def result(self):
+        return {
+            "answer": 42,
+            "best": {"<b>": float("inf"), "few": 1.5},
+            "rows": [{"op": f"<op {i}>", "n": i} for i in range(20)],
+            "by": {"x": {"a": 1}, "y": {"a": 2, "b": [1]}},
+            "names": ["a", "b"],
+        }
+
+    def charts(self):
+        yield Chart(title="no numbers", kind="line", labels=[1], values={"a": [None]})
+        yield Chart(title="<i>bars</i>", kind="bar", labels=["<u>"], values={"a": [3]}, unit="B")
+
+
+class Silent(amanda.Tool):
+    """Has no result."""
+
+
+class Broken(amanda.Tool):
+    """Cannot say what it found."""
+
+    def result(self):
+        raise RuntimeError("nothing to say")
+
+    def charts(self):
+        raise ValueError("no picture")
+'''
+
+PLUGIN = """
+from amanda import hookimpl
+
+@hookimpl
+def amanda_register_tools():
+    return {name: f"other_tools:{name.title()}" for name in ("plain", "silent", "broken")}
+"""
+
+RENDERER = """
+from amanda import hookimpl
+
+@hookimpl
+def amanda_render_report(report):
+    return f"{report.title}; {[tool.name for tool in report.tools]}; {report.facts['command']}"
+"""
+
+
+@pytest.fixture
+def toy(script: Script) -> str:
+    """A program with two operators of the toy framework."""
+    return str(script(TOY))
+
+
+@pytest.fixture
+def other(tmp_path: Path) -> str:
+    """A folder with another package's tools, to put on ``PYTHONPATH``."""
+    folder = tmp_path / "site"
+    folder.mkdir()
+    (folder / "other_tools.py").write_text(TOOLS)
+    (folder / "other_plugin.py").write_text(PLUGIN)
+    install(folder, "amanda-other", "other = other_plugin")
+    return str(folder)
+
+
+def tables(page: str) -> dict[str, Any]:
+    """The tables of a page by their titles."""
+    found = re.findall(
+        r"<(?:h3|summary)>(.*?)(?: <small>.*?)?</(?:h3|summary)>.*?<script type=.application/json."
+        r"[^>]*>(.*?)</script>",
+        page,
+        re.DOTALL,
+    )
+    return {title: json.loads(data) for title, data in found}
+
+
+def column(table: dict[str, Any], name: str) -> Any:
+    [found] = [column for column in table["columns"] if column["name"] == name]
+    return found.get("values") or [found["texts"][i] for i in found["index"]]
+
+
+def test_the_page_stands_with_the_results(amanda: Command, toy: str, tmp_path: Path) -> None:
+    """It tells of the run, and has each tool's tables with all operators."""
+    run = amanda("run", "-t", "count,largest", "-o", "out", "--html", toy, "x y")
+    assert (run.returncode, run.stderr) == (0, "")
+    assert f"wrote count.json, largest.json, report.html in {tmp_path / 'out'}\n" in run.stdout
+    page = (tmp_path / "out/report.html").read_text()
+    assert f"amanda run -t count,largest -o out --html {toy} &#39;x y&#39;" in page
+    for fact in ("toy/1.0/eager", "2 ops seen (2 forward, 0 backward)", "normally", "amanda-core"):
+        assert fact in page
+    found = tables(page)
+    assert column(found["largest outputs"], "largest") == [4, 8]
+    assert column(found["operators"], "id") == ["/add:0", "/mul:0"]
+    assert 'href="count.json"' in page
+    assert "http://" not in page.replace("http://www.w3.org/2000/svg", "")
+    assert "https://" not in page
+
+
+def test_without_a_folder_it_stands_where_one_is(
+    amanda: Command, script: Script, tmp_path: Path
+) -> None:
+    """In the folder of the command, wherever the program goes, and nothing else is written."""
+    path = script(TOY + "import os\nos.mkdir('elsewhere')\nos.chdir('elsewhere')\n")
+    run = amanda("run", "-t", "largest", "--html", str(path))
+    assert f"amanda: wrote amanda-report.html in {tmp_path}\n" in run.stdout
+    names = {entry.name for entry in tmp_path.iterdir()} - {"__pycache__"}
+    assert names == {"program.py", "elsewhere", "amanda-report.html"}
+
+
+def test_each_rank_has_a_page(amanda: Command, toy: str, tmp_path: Path) -> None:
+    """Under ``torchrun`` names end in the rank, which the page tells."""
+    amanda("run", "-t", "largest", "--html", "-o", "out", toy, RANK="1", WORLD_SIZE="2")
+    assert "1 of 2" in (tmp_path / "out/report-rank1.html").read_text()
+    amanda("run", "-t", "largest", "--html", toy, RANK="1", WORLD_SIZE="2")
+    assert (tmp_path / "amanda-report-rank1.html").exists()
+
+
+@pytest.mark.parametrize(
+    ("ending", "told"),
+    [
+        ("raise ValueError('x')", "by ValueError"),
+        ("raise SystemExit(3)", "with exit status 3"),
+        ("import os, signal\nos.kill(os.getpid(), signal.SIGTERM)", "by SIGTERM"),
+    ],
+)
+def test_a_program_that_fails_has_a_page(
+    ending: str, told: str, amanda: Command, script: Script, tmp_path: Path
+) -> None:
+    """It tells how the program ended."""
+    amanda("run", "-t", "largest", "--html", str(script(TOY + ending)))
+    assert f"<dd>{told}</dd>" in (tmp_path / "amanda-report.html").read_text()
+
+
+def test_a_tool_that_nobody_knows_is_shown_in_general_terms(
+    other: str, amanda: Command, toy: str, tmp_path: Path
+) -> None:
+    """Figures, lists and mappings become figures and tables; text stays text."""
+    run = amanda("run", "-t", "plain,silent,log", "--html", toy, PYTHONPATH=other)
+    assert run.stderr == ""
+    page = (tmp_path / "amanda-report.html").read_text()
+    assert "Is nothing but a class." in page
+    assert "And more of it." not in page
+    assert "<dt>answer</dt><dd>42</dd>" in page
+    assert "<dt>best: &lt;b&gt;</dt><dd>inf</dd>" in page
+    assert "<dt>names</dt><dd>a, b</dd>" in page
+    found = tables(page)
+    assert column(found["rows"], "op")[19] == "<op 19>"
+    assert column(found["rows"], "n") == list(range(20))
+    assert column(found["by: y"], "value") == [2]
+    assert "&lt;i&gt;bars&lt;/i&gt;" in page
+    assert "no numbers" not in page
+    assert "<pre>log: add\nlog: mul\n</pre>" in page
+    for raw in ("<op", "<u>", "<i>bars"):
+        assert raw not in page
+
+
+def test_what_a_tool_cannot_give_is_told_on_the_page(
+    other: str, amanda: Command, toy: str, tmp_path: Path
+) -> None:
+    """The other tools have their parts."""
+    run = amanda("run", "-t", "broken,largest", "--html", toy, PYTHONPATH=other)
+    assert run.returncode == 0
+    assert "a result of broken is lost: RuntimeError: nothing to say" in run.stderr
+    page = (tmp_path / "amanda-report.html").read_text()
+    assert "Lost: RuntimeError: nothing to say" in page
+    assert "Lost: charts: ValueError: no picture" in page
+    assert "largest outputs" in page
+
+
+def test_without_a_plugin_that_draws_the_program_does_not_start(
+    amanda: Command, toy: str, tmp_path: Path
+) -> None:
+    """The message says what to install, or that it is disabled."""
+    run = amanda("run", "-t", "log", "--html", toy, AMANDA_DISABLE_PLUGINS="amanda-tools")
+    assert (run.returncode, run.stdout) == (2, "")
+    assert run.stderr == (
+        "amanda: error: --html: no plugin draws pages "
+        "(amanda-tools: disabled by AMANDA_DISABLE_PLUGINS)\n"
+    )
+    assert not (tmp_path / "amanda-report.html").exists()
+
+
+def test_a_page_that_cannot_be_written_is_said_before_the_program_starts(
+    amanda: Command, toy: str, tmp_path: Path
+) -> None:
+    """A folder in its place is an error."""
+    (tmp_path / "amanda-report.html").mkdir()
+    run = amanda("run", "-t", "log", "--html", toy)
+    assert (run.returncode, run.stdout) == (2, "")
+    assert "amanda-report.html is a folder; remove it" in run.stderr
+
+
+def test_another_plugin_may_draw(amanda: Command, toy: str, tmp_path: Path) -> None:
+    """The hook gets plain data; what it gives is the page."""
+    folder = tmp_path / "site"
+    folder.mkdir()
+    (folder / "own_renderer.py").write_text(RENDERER)
+    install(folder, "amanda-own", "own = own_renderer")
+    amanda(
+        *("run", "-t", "log", "--html", toy),
+        PYTHONPATH=str(folder),
+        AMANDA_DISABLE_PLUGINS="amanda-tools",
+    )
+    page = (tmp_path / "amanda-report.html").read_text()
+    assert page == f"amanda run: log; ['log']; amanda run -t log --html {toy}"
+
+
+def test_a_renderer_that_fails_loses_the_page_only(
+    amanda: Command, toy: str, tmp_path: Path
+) -> None:
+    """The loss is named, and the exit status is the program's."""
+    folder = tmp_path / "site"
+    folder.mkdir()
+    broken = RENDERER.replace("report.title", "report.titel")
+    (folder / "own_renderer.py").write_text(broken)
+    install(folder, "amanda-own", "own = own_renderer")
+    run = amanda(
+        *("run", "-t", "largest", "--html", "-o", "out", toy),
+        PYTHONPATH=str(folder),
+        AMANDA_DISABLE_PLUGINS="amanda-tools",
+    )
+    assert run.returncode == 0
+    assert "amanda: the page is lost: AttributeError" in run.stderr
+    assert [path.name for path in (tmp_path / "out").iterdir()] == ["largest.json"]
