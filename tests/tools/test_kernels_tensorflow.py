@@ -1,0 +1,219 @@
+"""``kernels`` on TensorFlow: graphs by the names of their nodes, eager operators by annotation."""
+
+# ruff: noqa: E402 - without TensorFlow there is nothing to import
+
+from __future__ import annotations
+
+import collections
+import os
+from typing import Any
+
+import pytest
+
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+tf = pytest.importorskip("tensorflow", exc_type=ImportError)
+
+import numpy as np
+from tensorflow.tsl.profiler.protobuf import xplane_pb2
+
+import amanda
+from amanda.errors import CapabilityError
+from amanda_tools.count import CountTool
+from amanda_tools.kernels import KernelsTool
+from amanda_tools.kernels.recordings import MARK
+from amanda_tools.kernels.xplane import Names, original_name, planes_in, recording_of
+
+
+def applied(run: Any, *tools: amanda.Tool) -> KernelsTool:
+    tool = KernelsTool()
+    with amanda.apply(tool, *tools):
+        run()
+    return tool
+
+
+def calls(tool: KernelsTool) -> dict[str, int]:
+    """How many kernels each operator ran, by id, those without any left out."""
+    counted = {row["id"]: sum(k["calls"] for k in row["kernels"]) for row in tool.op_rows()}
+    return {op_id: count for op_id, count in counted.items() if count}
+
+
+WEIGHT = tf.Variable(tf.ones((4, 3)), name="weight")
+
+
+def step(x: Any) -> Any:
+    with tf.GradientTape() as tape:
+        loss = tf.reduce_sum(tf.tanh(x @ WEIGHT))
+    return tape.gradient(loss, WEIGHT)
+
+
+def test_eager_operators() -> None:
+    """Each execution has its kernel, forward and backward."""
+    data = tf.ones((2, 4))
+    tool = applied(lambda: [step(data) for _ in range(2)])
+    found = calls(tool)
+    for op_id in ("/MatMul:0", "/Tanh:0", "/Sum:0", "/Tanh:0/grad/TanhGrad:0"):
+        assert found[op_id] == 2, op_id
+    row = next(row for row in tool.op_rows() if row["id"] == "/Tanh:0")
+    assert [kernel["name"] for kernel in row["kernels"]] == ["Tanh"]
+    assert row["executions"] == 2
+    assert 0 < row["host_us"] < sum(e.span for e in tool.recording.executions)
+
+
+@pytest.mark.parametrize("counted", [False, True])
+def test_functions(counted: bool) -> None:
+    """Kernels bear their nodes' names, in the vanilla graph and in an instrumented copy."""
+    run, data = tf.function(step), tf.ones((2, 4))
+    tool = applied(lambda: [run(data) for _ in range(2)], *([CountTool()] if counted else []))
+    found = calls(tool)
+    assert found["step/Tanh"] == 2
+    assert found["step/Tanh/grad/TanhGrad:0"] == 2
+    assert found["step/matmul/MatMul"] == 2
+    assert tool.summary()["ambiguous"] == 0
+    names = {activity.name for activity in tool.recording.activities}
+    assert "EagerPyFunc" not in names
+
+
+def test_functions_of_one_name_and_a_loop() -> None:
+    """Told apart by their order; what a loop runs is found, forward and backward."""
+
+    def made(factor: float) -> Any:
+        @tf.function
+        def looped(x: Any) -> Any:
+            with tf.GradientTape() as tape:
+                tape.watch(x)
+                y = x
+                for _ in tf.range(3):
+                    y = tf.sin(y) * factor
+            return tape.gradient(y, x)
+
+        return looped
+
+    first, second = made(2.0), made(3.0)
+
+    def run() -> None:
+        first(tf.ones(4))
+        for _ in range(2):
+            second(tf.ones(4))
+
+    found = calls(applied(run))
+    sines = {op_id: n for op_id, n in found.items() if op_id.endswith("/Sin")}
+    assert sines == {"looped/while/body/while/Sin": 3, "looped@1/while/body/while/Sin": 6}
+    cosines = [n for op_id, n in found.items() if "grad/Cos" in op_id]
+    assert cosines == [3, 6]
+
+
+def test_a_session() -> None:
+    """A graph's kernels, those without outputs among them."""
+    tf1 = tf.compat.v1
+    with tf.Graph().as_default() as graph:
+        x = tf1.placeholder(tf.float32, (2, 4), "x")
+        weight = tf1.get_variable("w", (4, 3), use_resource=True)
+        loss = tf.reduce_sum(tf.nn.relu(x @ weight))
+        update = tf1.assign_sub(weight, tf.gradients(loss, weight)[0])
+        initialize = tf1.global_variables_initializer()
+
+    def run() -> None:
+        with tf1.Session(graph=graph) as session:
+            session.run(initialize)
+            for _ in range(3):
+                session.run([loss, update], {x: np.ones((2, 4))})
+
+    tool = applied(run)
+    found = calls(tool)
+    assert found["graph/Relu"] == found["graph/Relu/grad/ReluGrad:0"] == 3
+    assert found["graph/AssignSubVariableOp"] == 3
+    assert tool.summary()["host_attributed"] > 0.5
+    assert {a.op for a in tool.recording.activities if a.op} <= {r["id"] for r in tool.op_rows()}
+
+
+def test_a_profiler_that_is_in_use(tmp_path: Any) -> None:
+    """The program's own goes on; one that it stops early is said to have ended ours."""
+    tf.profiler.experimental.start(str(tmp_path))
+    with pytest.raises(CapabilityError, match=r"TensorFlow.*in use"):
+        amanda.apply(KernelsTool()).__enter__()
+    tf.profiler.experimental.stop()
+    tool = applied(tf.profiler.experimental.stop)
+    assert tool.summary()["problems"] == ["the program has stopped the profiler"]
+
+
+# -- a device: planes as TensorFlow writes them, made by hand --------------------
+
+
+class Plane:
+    """Builds a plane."""
+
+    def __init__(self, space: Any, name: str) -> None:
+        self.plane = space.planes.add(name=name)
+        self._numbers: collections.defaultdict[Any, int] = collections.defaultdict(
+            lambda: len(self._numbers) + 1
+        )
+
+    def line(self, name: str) -> Any:
+        return self.plane.lines.add(id=5, name=name, timestamp_ns=1000)
+
+    def add(self, line: Any, name: str, start: int, length: int, **stats: Any) -> None:
+        """An event, its times in microseconds."""
+        number = self._numbers[name]
+        metadata = self.plane.event_metadata[number]
+        metadata.id, metadata.name = number, name
+        node, colon, kind = name.rpartition(":")
+        metadata.display_name = kind if colon and ":" not in node and " " not in kind else ""
+        event = line.events.add(
+            metadata_id=number, offset_ps=start * 10**6, duration_ps=length * 10**6
+        )
+        for key, value in stats.items():
+            stat = event.stats.add(metadata_id=self._numbers["stat", key])
+            self.plane.stat_metadata[stat.metadata_id].name = key
+            if isinstance(value, int):
+                stat.int64_value = value
+            else:
+                stat.str_value = value
+
+
+def test_kernels_of_a_device() -> None:
+    """They name the node that launched them, or the annotation; copies say their bytes."""
+    space = xplane_pb2.XSpace()
+    host, device = Plane(space, "/host:CPU"), Plane(space, "/device:GPU:0")
+    threads, stream = host.line("python"), device.line("Stream #1")
+    host.add(threads, "net/conv:Conv2D", 0, 5)
+    device.add(stream, "implicit_gemm", 10, 40, tf_op="net/conv:Conv2D")
+    device.add(stream, "MemcpyH2D", 60, 4, memcpy_details="kind_src:pageable size:4096 dest:0")
+    device.add(stream, "relu_kernel", 70, 8, tf_op=f"{MARK}/Relu:0")
+    names = Names()
+    names.add("net/conv", "step/net/conv/Conv2D")
+    recording = recording_of(planes_in([space.SerializeToString()]), names)
+    found = {a.name: a for a in recording.activities}
+    gemm = found["implicit_gemm"]
+    assert (gemm.op, gemm.device, gemm.start, gemm.duration) == (
+        "step/net/conv/Conv2D", "gpu:0", 11.0, 40.0,
+    )  # fmt: skip
+    assert (found["MemcpyH2D"].op, found["MemcpyH2D"].bytes) == ("", 4096)
+    assert found["relu_kernel"].op == "/Relu:0"
+    assert (found["Conv2D"].device, found["Conv2D"].op) == ("cpu", "step/net/conv/Conv2D")
+
+
+def test_names_of_nodes_in_a_copy() -> None:
+    """A copy's node is named after the original twice; anything else stays."""
+    assert original_name("amanda/net/conv/net/conv") == "net/conv"
+    for name in ("net/conv", "amanda/net/conv", "amanda/ab", "a/a"):
+        assert original_name(name) == name
+
+
+def test_a_name_that_several_operators_bear() -> None:
+    """The first one has it, and it is counted; the function decides where it is known."""
+    space = xplane_pb2.XSpace()
+    plane = Plane(space, "/host:CPU")
+    line = plane.line("tf_Compute")
+    plane.add(line, "MatMul:MatMul", 0, 5)
+    names = Names()
+    names.add("MatMul", "train/MatMul")
+    names.add("MatMul", "test/MatMul")
+    recording = recording_of(space.planes, names)
+    assert ([a.op for a in recording.activities], recording.ambiguous) == (["train/MatMul"], 1)
+    plane.add(line, "EagerLocalExecute: __inference_test_12", 9, 9)
+    plane.add(line, "FunctionRun", 10, 1, id=77)
+    plane.add(line, "ExecutorState::Process", 12, 5, id=77)
+    plane.add(line, "MatMul:MatMul", 13, 2)
+    recording = recording_of(space.planes, names)
+    assert [a.op for a in recording.activities] == ["train/MatMul", "test/MatMul"]
+    assert recording.ambiguous == 1
