@@ -20,7 +20,7 @@ CONSTRAINTS = "tests/constraints/torch.txt"
 nox.needs_version = ">=2024.4.15"
 nox.options.default_venv_backend = "none"
 nox.options.error_on_missing_interpreters = True
-nox.options.sessions = ["lint", "types", "core", "tensorflow-2.16", "tests"]
+nox.options.sessions = ["lint", "types", "core", "tensorflow-2.16", "browser", "tests"]
 
 
 def _python(session: nox.Session, *args: str) -> None:
@@ -77,6 +77,12 @@ def _tensorflow(session: nox.Session, version: str) -> None:
         *("hypothesis", "pytest-randomly", "pytest-xdist"),
     )
     session.run("python", "-m", "pytest", "-q", "-n", "2", "tests/tensorflow", *session.posargs)
+
+
+@nox.session
+def browser(session: nox.Session) -> None:
+    """Pages of ``amanda run --html`` in Debian's chromium; without one the tests are skipped."""
+    _python(session, "-m", "pytest", "tests/browser", *session.posargs)
 
 
 @nox.session
