@@ -39,13 +39,15 @@ class VariableOps:
         """Those of the variable that `op` makes."""
         read = assign = check = None
         is_reference = op.type in _REFERENCES
+        reads = "Identity" if is_reference else "ReadVariableOp"
         for consumer in op.outputs[0].consumers():
             kind = consumer.type
             if kind in _CHECKS and check is None:
                 check = consumer.outputs[0]
             elif kind == ("Assign" if is_reference else "AssignVariableOp") and assign is None:
                 assign = consumer
-            elif kind == ("Identity" if is_reference else "ReadVariableOp") and read is None:
+            elif kind == reads and (read is None or read.op.control_inputs):
+                # One that waits for others, such as for a step of an optimizer, would run them.
                 read = consumer.outputs[0]
         if is_reference and read is None:
             read = op.outputs[0]

@@ -15,7 +15,7 @@ from amanda_tools.charting import coarse, ranked
 from amanda_tools.csv_files import write_rows
 from amanda_tools.flops.call import Signature
 from amanda_tools.flops.formulas import FORMULAS
-from amanda_tools.flops.free import VIEWS, is_free
+from amanda_tools.flops.free import VIEWS, is_free, is_free_name
 from amanda_tools.flops.gradients import formula_of
 from amanda_tools.flops.parameters import Weights, byte_size
 from amanda_tools.flops.tally import (
@@ -119,7 +119,7 @@ class FlopsTool(PrintingTool[FlopsOptions]):
         if formula is not None and isinstance(forward, ForwardOp):
             return BackwardOp(op, forward, formula)
         free = op.type.removesuffix("_backward")
-        known = op.type == "accumulate_grad" or is_free(free)
+        known = op.type == "accumulate_grad" or is_free(free) or is_free_name(op.name)
         return OtherOp(op, known or (isinstance(forward, OtherOp) and forward.is_free))
 
     # -- result -----------------------------------------------------------

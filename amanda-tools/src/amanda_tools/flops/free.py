@@ -8,6 +8,8 @@ decomposition, a Fourier transform, somebody's own operator) is unknown, and sai
 
 from __future__ import annotations
 
+import re
+
 VIEWS = frozenset(
     """
     H T adjoint alias as_strided atleast_1d atleast_2d atleast_3d broadcast_to chunk
@@ -17,7 +19,7 @@ VIEWS = frozenset(
     swapaxes swapdims t tensor_split transpose type_as unbind unflatten unfold unsafe_chunk
     unsafe_split unsafe_split_with_sizes unsqueeze values view view_as view_as_complex
     view_as_real vsplit contiguous to float double half bfloat16 cpu cuda pin_memory lift_fresh
-    type unsafe_view reshape_alias squeeze_multiple
+    type unsafe_view reshape_alias squeeze_multiple strided_slice
     """.split()
 )
 """Types that may hand on the storage of their input."""
@@ -153,9 +155,16 @@ _FREE_FAMILIES = (
     # Checks, and what hands values on: datasets, lists, tables, variables.
     "_assert", "anonymous_", "iterator_", "make_iterator", "optional_", "tensor_list_",
     "tensor_array_", "lookup_table_", "resource_scatter_", "resource_gather", "scatter_nd_",
-    "stateless_random_", "stateful_",
+    "stateless_random_", "stateful_", "segment_", "sparse_segment_", "unsorted_segment_",
 )  # fmt: skip
 """What the names of further types that count zero begin with."""
+
+_WORD = re.compile(r"(?<=[a-z])(?=[A-Z])|(?<=[A-Z0-9])(?=[A-Z][a-z])")
+
+
+def is_free_name(name: str) -> bool:
+    """Whether operators with this name of a framework's count none, such as ``StridedSlice``."""
+    return is_free(_WORD.sub("_", re.sub(r"V\d+$", "", name)).lower())
 
 
 def is_free(kind: str) -> bool:

@@ -15,6 +15,11 @@ from amanda_tools.numerics import Array, numerics_of
 from amanda_tools.printing import PrintingTool
 from amanda_tools.stats.moments import BOUNDS, Moments
 
+UNINITIALIZED = frozenset(
+    "empty empty_like empty_permuted empty_strided new_empty new_empty_strided".split()
+)
+"""Types whose output is what the memory happened to hold."""
+
 KINDS = ("activations", "weights", "gradients")
 
 
@@ -120,6 +125,8 @@ class WatchingTool(PrintingTool[OptionsT]):
 
     def is_selected(self, op: OpDescription) -> bool:
         """Whether an operator is to be watched."""
+        if op.type in UNINITIALIZED:
+            return False
         patterns = self.options.modules
         in_module = not patterns or any(fnmatch.fnmatchcase(op.module, p) for p in patterns)
         return in_module and op.is_selected(self.options.ops)
