@@ -21,7 +21,10 @@ import torch
 torch.relu(torch.ones(2, requires_grad=True)).sum().backward()
 """
 
-DEPENDENCIES = ("attrs", "pluggy", "rich", "torch", "numpy", "hatchling")
+DEPENDENCIES = (
+    *("attrs", "pluggy", "hatchling", "torch"),
+    *("jinja2", "matplotlib", "numpy", "rich", "safetensors"),
+)
 
 MODES = ("wheel", "editable")
 
@@ -91,15 +94,18 @@ def test_all_drivers_are_found(environment: Environment) -> None:
 
 
 def test_an_external_tool_runs_on_an_external_driver(environment: Environment) -> None:
-    """``amanda run -t`` uses both by name, and our tools with them."""
+    """``amanda run -t`` uses both by name, and our tools with them; the page has its parts."""
     (environment.folder / "program.py").write_text(TOY)
-    run = environment.run("amanda", "run", "-t", "largest,count", "-o", "out", "program.py")
+    words = ["run", "-t", "largest,count", "-o", "out", "--html", "program.py"]
+    run = environment.run("amanda", *words)
     assert (run.returncode, run.stderr) == (0, "")
     largest = json.loads((environment.folder / "out/largest.json").read_text())
     assert largest["summary"] == {"largest": 18}
     count = json.loads((environment.folder / "out/count.json").read_text())
     assert count["namespaces"] == ["toy/1.0/eager"]
     assert count["summary"]["forward"] == 2
+    page = (environment.folder / "out/report.html").read_text()
+    assert all(part in page for part in ("largest outputs", "class Grid", "prefers-color-scheme"))
 
 
 def test_our_driver_and_tools_run(environment: Environment) -> None:
@@ -128,6 +134,9 @@ def test_core_alone_works(core_alone: Environment) -> None:
     assert (run.returncode, run.stdout) == (2, "")
     assert "no tool named 'count'" in run.stderr
     assert "pip install amanda-tools" in run.stderr
+    run = core_alone.run("amanda", "run", "--html", "program.py")
+    assert (run.returncode, run.stdout) == (2, "")
+    assert "--html: no plugin draws pages; try: pip install amanda-tools" in run.stderr
     run = core_alone.run("amanda", "run", "program.py")
     assert (run.returncode, run.stdout) == (2, "")
     assert "pip install amanda-torch" in run.stderr
