@@ -2,7 +2,8 @@
 
 Under ``torchrun`` each rank writes ``<tool>-rank<n>.json``. Merged, a row says of which
 rank it is, a number of the summary becomes its sum, smallest and largest value, and the
-timelines of all ranks become one with a process for each.
+timelines of all ranks become one with a process for each. Where ranks have pages there is
+one of what was merged, too.
 """
 
 from __future__ import annotations
@@ -14,8 +15,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from amanda.cli import pages
 from amanda.cli.report import complain
-from amanda.tools.reporting import write_json
+from amanda.tools.reporting import Table, write_json
 
 _RANKED = re.compile(r"(?P<stem>.+)-rank(?P<rank>\d+)(?P<rest>(?:\.timeline)?\.json)")
 
@@ -34,7 +36,7 @@ def main(arguments: Sequence[str]) -> int:
     folder = parser.parse_args(arguments).folder
     try:
         written = merge(folder)
-    except MergeError as error:
+    except (MergeError, pages.PageError) as error:
         complain(f"error: {error}")
         return 2
     print(f"amanda: wrote {', '.join(path.name for path in written)} in {folder}")
@@ -45,11 +47,13 @@ def merge(folder: Path) -> list[Path]:
     """Merge what is in a folder; the files of the ranks stay.
 
     Returns:
-        The files written, ``<tool>.json`` and ``<tool>.timeline.json``.
+        The files written, ``<tool>.json`` and ``<tool>.timeline.json``, and ``report.html`` if
+        the ranks have pages.
 
     Raises:
         MergeError: there are none of several ranks, one cannot be read, or the ranks' results
             are of different kinds.
+        PageError: no plugin draws the page.
     """
     groups: dict[str, dict[int, Path]] = {}
     for path in sorted(folder.iterdir()) if folder.is_dir() else ():
@@ -58,13 +62,47 @@ def merge(folder: Path) -> list[Path]:
     if not groups:
         raise MergeError(f"{folder} has no files of ranks (<tool>-rank<n>.json)")
     written = []
+    results: dict[str, Mapping[str, Any]] = {}
     for name, paths in groups.items():
         contents = {rank: _read(paths[rank]) for rank in sorted(paths)}
         is_timeline = name.endswith(".timeline.json")
         merged = merged_timelines(contents) if is_timeline else merged_results(name, contents)
+        if not is_timeline:
+            results[name.removesuffix(".json")] = merged
         written.append(folder / name)
         write_json(written[-1], merged)
+    if any(folder.glob("report-rank*.html")):
+        written.append(pages.page_of(folder, ""))
+        pages.write_page(written[-1], page_of(results))
     return written
+
+
+def page_of(results: Mapping[str, Mapping[str, Any]]) -> pages.RunReport:
+    """What the page of merged results is about."""
+    ranks = dict.fromkeys(rank for result in results.values() for rank in result["ranks"])
+    return pages.RunReport(
+        title=f"amanda merge: {', '.join(results)}",
+        facts={
+            "ranks": ", ".join(map(str, ranks)),
+            "namespaces": pages.namespaces(results.values()),
+            "versions": pages.versions(),
+        },
+        tools=[
+            pages.ToolReport(name=name, result=result, tables=[_by_rank(name, result)])
+            for name, result in results.items()
+        ],
+    )
+
+
+def _by_rank(name: str, result: Mapping[str, Any]) -> Table:
+    """The numbers of a merged summary, a line each."""
+    columns = ("figure", *(f"rank {rank}" for rank in result["ranks"]), "sum", "min", "max")
+    rows = [
+        (figure, *of["by_rank"].values(), *(of[key] for key in ("sum", "min", "max")))
+        for figure, of in result["summary"].items()
+        if "sum" in of
+    ]
+    return Table(f"{name} by rank", columns, rows)
 
 
 def merged_results(name: str, results: Mapping[int, Any]) -> dict[str, Any]:

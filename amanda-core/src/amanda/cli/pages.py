@@ -81,11 +81,15 @@ def check_page(path: Path) -> None:
         PageError: it is not so; the message says what to do.
     """
     if _plugins.report_renderer() is None:
-        why = _plugins.not_loaded("amanda-tools")
-        do = f" ({'; '.join(why)})" if why else "; try: pip install amanda-tools"
-        raise PageError(f"--html: no plugin draws pages{do}")
+        raise PageError(f"--html: {_nobody()}")
     if path.is_dir():
         raise PageError(f"--html: {path} is a folder; remove it")
+
+
+def _nobody() -> str:
+    why = _plugins.not_loaded("amanda-tools")
+    do = f" ({'; '.join(why)})" if why else "; try: pip install amanda-tools"
+    return f"no plugin draws pages{do}"
 
 
 def write_page(path: Path, report: RunReport) -> None:
@@ -98,7 +102,7 @@ def write_page(path: Path, report: RunReport) -> None:
     renderer = _plugins.report_renderer()
     text = None if renderer is None else renderer(report=report)
     if text is None:
-        raise PageError("no plugin has drawn the page")
+        raise PageError(_nobody())
     with replaced(path) as file:
         file.write(text)
 

@@ -169,8 +169,8 @@ class Scale:
                 math.floor(math.log10(max(self.low, _FLOOR))),
                 math.ceil(math.log10(max(self.high, _FLOOR))) + 1,
             )
-            step = max(len(powers) // 5, 1)
-            return [10.0**power for power in powers[::step] if self.low <= 10.0**power <= self.high]
+            some = powers[:: max(len(powers) // 5, 1)]
+            return [10.0**power for power in some if self.low <= 10.0**power <= self.high]
         step = _round_step((self.high - self.low) / 5)
         first = math.ceil(self.low / step - 1e-9)
         last = math.floor(self.high / step + 1e-9)

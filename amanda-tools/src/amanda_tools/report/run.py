@@ -57,31 +57,27 @@ def section_of(tool: ToolReport) -> Section:
 
 
 def figures(data: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
-    """What is no table: single values, and short lists of them, by name."""
+    """What is no table: single values, and a few of them together, by name."""
     found: dict[str, str] = {}
     for key, value in data.items():
         name = f"{prefix}{key}"
-        if isinstance(value, Mapping) and value and all(map(_is_plain, value.values())):
-            if len(value) <= _FEW:
+        if isinstance(value, Mapping) and value:
+            if _are_few(list(value.values())):
                 found.update(figures(value, f"{name}: "))
         elif _is_plain(value):
             found[name] = "none" if value is None else _text(value)
-        elif isinstance(value, (list, tuple)) and _is_short(value):
+        elif isinstance(value, (Mapping, list, tuple)) and _are_few(list(value)):
             found[name] = ", ".join(map(_text, value)) or "none"
     return found
 
 
-def tables_of(data: Mapping[str, Any], *, is_open: bool, prefix: str = "") -> list[Grid]:
-    """What is no single figure: mappings and lists, as tables."""
-    return list(_tables(data, is_open, prefix))
-
-
-def _tables(data: Mapping[str, Any], is_open: bool, prefix: str) -> Iterator[Grid]:
+def tables_of(data: Mapping[str, Any], *, is_open: bool, prefix: str = "") -> Iterator[Grid]:
+    """What is not among the figures: mappings and lists, as tables."""
     for key, value in data.items():
         title = f"{prefix}{key}"
-        if isinstance(value, Mapping) and value:
+        if isinstance(value, Mapping):
             yield from _of_mapping(title, value, is_open)
-        elif isinstance(value, (list, tuple)) and value and not _is_short(value):
+        elif isinstance(value, (list, tuple)) and not _are_few(value):
             if all(isinstance(item, Mapping) for item in value):
                 yield records(title, value, is_open=is_open)
             else:
@@ -90,20 +86,16 @@ def _tables(data: Mapping[str, Any], is_open: bool, prefix: str) -> Iterator[Gri
 
 def _of_mapping(title: str, value: Mapping[str, Any], is_open: bool) -> Iterator[Grid]:
     values = list(value.values())
-    if all(isinstance(item, Mapping) for item in values):
-        if all(_is_plain(leaf) for item in values for leaf in item.values()):
-            rows = [{"": name, **item} for name, item in value.items()]
-            yield records(title, rows, is_open=is_open)
-        else:
-            yield from _tables(value, is_open, f"{title}: ")
-    elif not all(map(_is_plain, values)):
-        rest = {key: item for key, item in value.items() if not _is_plain(item)}
-        yield from _tables(rest, is_open, f"{title}: ")
-        plain = [(key, item) for key, item in value.items() if _is_plain(item)]
-        if plain:
-            yield grid(title, ["", "value"], plain, is_open=is_open)
-    elif len(values) > _FEW:
-        yield grid(title, ["", "value"], list(value.items()), is_open=is_open)
+    if all(map(_is_plain, values)):
+        if not _are_few(values):
+            yield grid(title, ["", "value"], list(value.items()), is_open=is_open)
+    elif all(isinstance(v, Mapping) and all(map(_is_plain, v.values())) for v in values):
+        rows = [{"": name, **item} for name, item in value.items()]
+        yield records(title, rows, is_open=is_open)
+    else:
+        if plain := figures(value):
+            yield grid(title, ["", "value"], list(plain.items()), is_open=is_open)
+        yield from tables_of(value, is_open=is_open, prefix=f"{title}: ")
 
 
 def _operators(ops: Any) -> list[Grid]:
@@ -121,7 +113,7 @@ def _is_plain(value: Any) -> bool:
     return value is None or isinstance(value, (str, int, float, bool))
 
 
-def _is_short(values: Sequence[Any]) -> bool:
+def _are_few(values: Sequence[Any]) -> bool:
     return len(values) <= _FEW and all(map(_is_plain, values))
 
 

@@ -1,0 +1,327 @@
+"""Pages: columns that sort by what they mean, charts, graphs in levels, results of any form."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import re
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+
+from amanda.cli.pages import RunReport, ToolReport
+from amanda.tools.reporting import Chart, Table
+from amanda_tools.charting import BOTH, by_direction, coarse, ranked
+from amanda_tools.report import Document, Section, rendered
+from amanda_tools.report.charts import MAX_BARS, Drawing, amount, drawing_of
+from amanda_tools.report.columns import MAX_ROWS, column, grid, records
+from amanda_tools.report.graphs import MAX_NODES, GraphView, graph_of
+from amanda_tools.report.run import document_of, section_of
+
+# -- columns ------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("values", "keys"),
+    [
+        (["35.128 GFLOP", "900 FLOP", "0 FLOP"], [35.128e9, 900, 0]),
+        (["2.890 k", "224", "-"], [2890, 224, None]),
+        (["12.5 %", "3 %"], [12.5, 3]),
+        (["3 of 8", "10 of 8"], [3, 10]),
+        (["1.5e-07", "nan", "inf", "-0.5"], [1.5e-7, "nan", "inf", -0.5]),
+        (["1,234.5", "12"], [1234.5, 12]),
+    ],
+)
+def test_texts_that_begin_with_a_number_sort_by_it(values: list[str], keys: list[Any]) -> None:
+    """With prefix and unit; what is special stays so."""
+    found = column("amount", values)
+    assert found["numeric"]
+    assert [k if isinstance(k, str) or k is None else pytest.approx(k) for k in keys] == found[
+        "keys"
+    ]
+    assert found["values"] == values
+
+
+@pytest.mark.parametrize(
+    "values", [["0", "4"], ["conv1", "3 of 4"], ["layer1.0", "layer1.1"], ["2024-01-01"], ["", "-"]]
+)
+def test_names_are_no_numbers(values: list[str]) -> None:
+    """Modules of a list, versions and dates are text."""
+    assert not column("module", values)["numeric"]
+
+
+def test_numbers_are_numbers_and_what_json_lacks_is_text() -> None:
+    """None stays None, infinities are told, booleans are words, the rest is written as JSON."""
+    assert column("n", [1, None, 2.5, math.inf]) == {
+        "name": "n", "numeric": True, "values": [1, None, 2.5, "inf"],
+    }  # fmt: skip
+    assert column("b", [True, False])["values"] == ["true", "false"]
+    assert column("l", [[1, {"a": math.nan}], None])["values"] == ['[1, {"a": "nan"}]', ""]
+    assert len(column("t", ["x" * 1000, "y"])["values"][0]) == 400
+
+
+def test_texts_that_repeat_are_there_once() -> None:
+    """The browser puts them together again."""
+    found = column("type", ["conv2d"] * 5 + ["relu"])
+    assert (found["texts"], found["index"]) == (["conv2d", "relu"], [0, 0, 0, 0, 0, 1])
+
+
+def test_rows_may_have_different_keys() -> None:
+    """A column for each; tables too long are cut, and say so."""
+    table = records("rows", [{"a": 1}, {"b": "x"}])
+    assert [c["values"] for c in table.columns] == [[1, None], ["", "x"]]
+    long = grid("long", ["n"], [[i] for i in range(MAX_ROWS + 7)])
+    assert (long.rows, long.hidden) == (MAX_ROWS, 7)
+
+
+# -- charts -------------------------------------------------------------------
+
+
+def drawn(**chart: Any) -> Drawing:
+    found = drawing_of(Chart(**{"title": "t", "labels": ["a", "b"], **chart}))
+    assert found is not None
+    return found
+
+
+@pytest.mark.parametrize(
+    ("value", "unit", "text"),
+    [
+        (35.128e9, "FLOP", "35.1 GFLOP"),
+        (999.9, "B", "1 kB"),
+        (0.00123, "s", "1.23 ms"),
+        (4.5e-6, "s", "4.5 µs"),
+        (12.34, "%", "12.3 %"),
+        (0, "B", "0 B"),
+        (0.25, "", "0.25"),
+        (math.inf, "", "inf"),
+    ],
+)
+def test_amounts_have_three_digits_and_a_prefix(value: float, unit: str, text: str) -> None:
+    """Small prefixes are for times only."""
+    assert amount(value, unit) == text
+
+
+def test_bars_are_shares_of_the_longest() -> None:
+    """Series are stacked; what is no number or negative has no length; further bars are counted."""
+    found = drawn(kind="bar", values={"x": [3, 1], "y": [1, None]}, unit="B")
+    shares = [[part.percent for part in bar.parts] for bar in found.bars]
+    assert shares == [[75, 25], [25, 0]]
+    assert [bar.text for bar in found.bars] == ["4 B", "1 B"]
+    assert found.series == ["x", "y"]
+    many = drawn(kind="bar", labels=range(30), values={"x": [1.0] * 30})
+    assert (len(many.bars), many.hidden, many.series) == (MAX_BARS, 30 - MAX_BARS, [])
+
+
+def test_lines_have_axes_with_round_values() -> None:
+    """A higher value is higher up; gaps are left out."""
+    found = drawn(kind="line", labels=[0, 5, 10], values={"x": [0, None, 97]})
+    assert [tick.text for tick in found.y_ticks] == ["0", "20", "40", "60", "80"]
+    places = [tick.place for tick in found.y_ticks]
+    assert places == sorted(places, reverse=True)
+    assert [tick.text for tick in found.x_ticks] == ["0", "2", "4", "6", "8", "10"]
+    assert found.lines[0][1].count("L") == 1
+    assert found.points[0].y > found.points[1].y
+
+
+def test_powers_of_ten_are_equally_far_apart() -> None:
+    """Zero stands at the bottom of such an axis."""
+    found = drawn(kind="points", labels=range(4), values={"x": [1e-6, 1e-3, 1.0, 0.0]}, log=True)
+    first, second, third, zero = (mark.y for mark in found.points)
+    assert first - second == pytest.approx(second - third, abs=0.02)
+    assert zero > first
+    assert len(found.y_ticks) >= 4
+
+
+def test_a_histogram_stands_on_its_axis() -> None:
+    """Each bin is a bar from zero."""
+    found = drawn(kind="hist", values={"n": [2, 4]})
+    low, high = found.columns
+    assert high.height == pytest.approx(2 * low.height)
+    assert low.y + low.height == pytest.approx(high.y + high.height)
+    assert low.text == "a: 2"
+
+
+@pytest.mark.parametrize("values", [{"x": []}, {"x": [None, math.nan]}, {}])
+def test_nothing_makes_no_chart(values: dict[str, list[float]]) -> None:
+    """A tool need not look whether it has something."""
+    assert drawing_of(Chart(title="t", kind="bar", labels=["a"], values=values)) is None
+
+
+def test_modules_are_summed_up_to_what_a_chart_can_show() -> None:
+    """PyTorch's paths and Keras' alike; a chart of one bar is none."""
+    groups = {f"net.layer{i}.part{j}": {"n": 1} for i in range(10) for j in range(10)}
+    assert coarse(groups) == {f"net.layer{i}": {"n": 10} for i in range(10)}
+    assert set(coarse({f"net/block{i}": {"n": 1} for i in range(30)})) == {"net"}
+    rows = [
+        {"type": "relu", "direction": "forward", "calls": 2},
+        {"type": "add", "direction": "forward", "calls": 3},
+        {"type": "add", "direction": "backward", "calls": None},
+    ]
+    [chart] = ranked("calls", by_direction(rows, "type", "calls"), BOTH)
+    assert (chart.labels, chart.values) == (
+        ["add", "relu"], {"forward": [3, 2], "backward": [0, 0]},
+    )  # fmt: skip
+    assert list(ranked("one", {"a": {"n": 1}, "b": {"n": 0}}, {"n": "n"})) == []
+
+
+# -- graphs -------------------------------------------------------------------
+
+
+def op(op_id: str, module: str, kind: str = "relu", **more: Any) -> dict[str, Any]:
+    return {"id": op_id, "type": kind, "module": module, "direction": "forward", **more}
+
+
+def chain(*ids: str) -> list[dict[str, str]]:
+    return [{"producer": a, "consumer": b} for a, b in itertools.pairwise(ids)]
+
+
+def graph(ops: list[dict[str, Any]], edges: list[dict[str, str]]) -> GraphView:
+    found = graph_of({"ops": ops, "edges": edges})
+    assert found is not None
+    return found
+
+
+def test_levels_go_from_modules_to_operators() -> None:
+    """A module's operators are one node, with what is in it; edges within it are gone."""
+    ids = [f"Net.layer{i}.{j}/relu:0" for i in range(3) for j in range(4)]
+    ops = [op(i, i.removeprefix("Net.").partition("/")[0]) for i in ids]
+    found = graph(ops, chain(*ids))
+    assert [(level["title"], len(level["nodes"])) for level in found.levels] == [
+        ("modules to depth 1", 3), ("all operators", 12),
+    ]  # fmt: skip
+    coarse_level = found.levels[0]
+    assert [node[0] for node in coarse_level["nodes"]] == ["layer0", "layer1", "layer2"]
+    assert coarse_level["nodes"][0][6] == "Net.layer0\n4 operators: 4 relu"
+    assert sorted(coarse_level["edges"]) == [[0, 1], [1, 2]]
+    heights = [node[3] for node in coarse_level["nodes"]]
+    assert heights == sorted(set(heights))
+
+
+def test_what_makes_weights_is_one_node_beside_the_modules() -> None:
+    """Only where there are modules; a loss after them stays as it is."""
+    ops = [op(f"/uniform_:{i}", "", "uniform") for i in range(5)]
+    ops += [op("Net.a/mm:0", "a"), op("Net.b/mm:0", "b"), op("/mean:0", "", "mean")]
+    edges = [{"producer": "/uniform_:0", "consumer": "Net.a/mm:0"}]
+    found = graph(ops, edges + chain("Net.a/mm:0", "Net.b/mm:0", "/mean:0"))
+    labels = [node[0] for node in found.levels[0]["nodes"]]
+    assert sorted(labels) == ["(outside of modules)", "a", "b", "mean"]
+    assert len(found.levels[0]["edges"]) == 2
+    assert len(found.levels[-1]["edges"]) == 3
+    functional = graph([op(f"/add:{i}", "") for i in range(3)], chain("/add:0", "/add:1", "/add:2"))
+    assert [len(level["nodes"]) for level in functional.levels] == [3]
+
+
+def test_boxes_do_not_lie_on_each_other() -> None:
+    """Parts that nothing connects stand side by side, two models of one class apart."""
+    ids = [f"{model}.{i}/relu:0" for model in ("Net", "Net@1") for i in range(6)]
+    ops = [op(i, i.partition(".")[2].partition("/")[0]) for i in ids]
+    ops += [op(f"/empty:{i}", "", "empty") for i in range(40)]
+    found = graph(ops, chain(*ids[:6]) + chain(*ids[6:]))
+    for level in found.levels:
+        places = [(node[2], node[3]) for node in level["nodes"]]
+        assert len(set(places)) == len(places)
+        for i, (x, y) in enumerate(places):
+            others = places[i + 1 :]
+            assert not [p for p in others if abs(p[0] - x) < 180 and abs(p[1] - y) < 34]
+    assert [len(level["nodes"]) for level in found.levels] == [13, 52]
+
+
+def test_what_is_too_large_is_shown_by_modules_only() -> None:
+    """And the page says so."""
+    ids = [f"Net.a/relu:{i}" for i in range(MAX_NODES + 1)]
+    found = graph([op(i, "a") for i in ids], chain(*ids))
+    assert [len(level["nodes"]) for level in found.levels] == [1]
+    assert found.note.startswith(f"{MAX_NODES + 1:,} operators are too many")
+
+
+@pytest.mark.parametrize(
+    "result",
+    [
+        {},
+        {"ops": [], "edges": []},
+        {"ops": [{"id": "a"}], "edges": [{"from": "a"}, "x", None]},
+        {"ops": "ab", "edges": {"producer": "a"}},
+        {"ops": [{"id": "a"}], "edges": [{"producer": "a", "consumer": "gone"}]},
+    ],
+)
+def test_other_results_have_no_graph(result: dict[str, Any]) -> None:
+    """Whatever a tool of others calls edges."""
+    assert graph_of(result) is None
+
+
+# -- pages --------------------------------------------------------------------
+
+
+def test_every_value_of_a_result_is_somewhere() -> None:
+    """Figures, mappings within mappings, lists within lists: nothing is left out."""
+    result = {
+        "summary": {
+            "a": "v01", "b": {"c": "v02", "d": {"e": "v03"}}, "f": {}, "g": ["v04", ["v05"]],
+            "h": {str(i): f"v1{i}" for i in range(9)}, "i": {"j": ["v06"], "k": {"l": ["v07"] * 9}},
+        },
+        "ops": [{"id": "v08", "x": {"y": "v09"}}],
+        "more": [{"z": "v20"}], "text": "v21", "m": {"n": {"o": "v22"}, "p": {"q": "v23"}},
+    }  # fmt: skip
+    section = section_of(ToolReport(name="any", result=result))
+    page = rendered(Document(title="t", sections=[section]))
+    values = [f"v0{i}" for i in range(1, 10)] + [f"v1{i}" for i in range(9)]
+    assert [v for v in [*values, "v20", "v21", "v22", "v23"] if v not in page] == []
+    assert section.facts["f"] == "none"
+
+
+@pytest.mark.parametrize("result", [None, [], [1, 2], "text", 3.5, {"summary": 1}, {"ops": [1]}])
+def test_results_of_any_form_make_a_page(result: Any) -> None:
+    """Nothing asks a tool for a mapping."""
+    report = RunReport(title="t", facts={}, tools=[ToolReport(name="odd", result=result)])
+    assert "<h2>odd</h2>" in rendered(document_of(report))
+
+
+def test_tables_of_a_tool_come_first_and_the_rest_is_folded() -> None:
+    """A table without columns is a sentence."""
+    tool = ToolReport(
+        name="own",
+        result={"summary": {"by": {"a": {"n": 1}}}, "ops": [{"id": "a", "namespace": "x"}]},
+        tables=[Table("all is well", (), ()), Table("shares", ("op", "share"), [("a", "3 %")])],
+    )
+    section = section_of(tool)
+    assert section.notes == ["all is well"]
+    assert [(g.title, g.is_open) for g in section.grids] == [
+        ("shares", True), ("by", False), ("operators", True),
+    ]  # fmt: skip
+    assert [c["name"] for c in section.grids[-1].columns] == ["id"]
+
+
+def test_text_is_never_markup() -> None:
+    """Wherever a name may stand."""
+    bad = "</script><script>alert('x')</script>\u2028<!--"
+    tool = ToolReport(
+        name=bad, about=bad, text=bad, files=[bad], lost=[bad],
+        result={bad: bad, "ops": [op(bad, bad, bad), op(bad + "2", bad, bad)],
+                "edges": chain(bad, bad + "2")},
+        charts=[Chart(title=bad, kind=kind, labels=[bad, "b"], values={bad: [1, 2], "y": [1, 2]},
+                      unit=bad, axis=bad) for kind in ("bar", "hist", "line", "points")],
+    )  # fmt: skip
+    page = rendered(document_of(RunReport(title=bad, facts={bad: bad}, tools=[tool])))
+    assert "alert('x')" not in page
+    assert page.count("<script>") == 1
+    assert "<!--" not in page
+
+
+def test_a_page_allows_itself_only_its_own_script() -> None:
+    """The policy holds the script's hash."""
+    page = rendered(Document(title="t", sections=[Section(name="s")]))
+    [policy] = re.findall(r'Content-Security-Policy" content="(.*?)"', page)
+    assert "default-src 'none'" in policy
+    assert re.search(r"script-src 'sha256-[\w+/]{43}='", policy)
+
+
+def test_the_plugin_imports_what_draws_only_when_it_draws() -> None:
+    """Listing tools and running them without a page does not import jinja2."""
+    code = (
+        "import sys, amanda_tools.plugin, amanda_tools.count, amanda_tools.trace\n"
+        "print(sorted({'jinja2', 'matplotlib', 'amanda_tools.report'} & set(sys.modules)))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "[]\n"
