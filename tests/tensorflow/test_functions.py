@@ -118,6 +118,17 @@ def test_functions_are_not_traced_again() -> None:
     assert tool.forward["Relu"] == 4
 
 
+def test_names_that_differ_by_a_type_only() -> None:
+    """tf.tensordot has operators `Tensordot/Reshape` and `Tensordot`, a Reshape too."""
+    x, kernel = tf.ones((2, 3, 4)), tf.ones((4, 5))
+    function = tf.function(lambda x: tf.tensordot(x, kernel, 1))
+    function(x)
+    seen: list[str] = []
+    with amanda.apply(At("Reshape", lambda context: seen.append(context.get_op_id()))):
+        function(x)
+    assert [op_id.rpartition("/")[2] for op_id in seen] == ["Reshape", "Tensordot:Reshape"]
+
+
 def test_variables_of_a_function() -> None:
     """A function that makes, reads and assigns variables under a tool."""
 

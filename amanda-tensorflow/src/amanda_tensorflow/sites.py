@@ -187,7 +187,11 @@ class Site:
 
     def op_id(self, op: Any) -> str:
         """The id of one of its forward operators."""
-        return f"{self.ids}/{named_with_type(op.name, op.type)}"
+        name = named_with_type(op.name, op.type)
+        if name != op.name and name in self._named:
+            # tf.tensordot makes a Reshape called `Tensordot` beside `Tensordot/Reshape`.
+            name = f"{op.name}:{op.type}"
+        return f"{self.ids}/{name}"
 
     def root(self, forward: ForwardOp) -> ForwardOp:
         """The forward operator whose gradient's gradient is meant, of whatever order."""
