@@ -8,14 +8,12 @@ from collections.abc import Sequence
 import attrs
 import numpy as np
 
-# The rules are in the table when their modules are there.
 from amanda_tools.numerics import Array
-from amanda_tools.path import products, rules
+from amanda_tools.path import products as _products  # noqa: F401 - its rules are registered
 from amanda_tools.path.call import Call, NoRule, Wanted
 from amanda_tools.path.paths import Mask, OpPath, Path
 from amanda_tools.path.recording import Execution, Pass
-
-assert products.RULES is rules.RULES
+from amanda_tools.path.rules import RULES, everything
 
 Claim = tuple[Array, Array | None]
 
@@ -155,9 +153,7 @@ class Extraction:
             assert output is not None
             own = output.reshape(-1)
             index = np.concatenate([np.zeros(0, np.int64), *(index for index, _ in claims)])
-            values = np.concatenate(
-                [np.zeros(0), *(own[i] if v is None else v for i, v in claims)]
-            )
+            values = np.concatenate([np.zeros(0), *(own[i] if v is None else v for i, v in claims)])
             order = np.argsort(index, kind="stable")
             places, first = np.unique(index[order], return_index=True)
             if len(places):
@@ -170,12 +166,12 @@ class Extraction:
     def _treated(self, call: Call, wanted: Wanted) -> Wanted:
         """Apply the rule, or the conservative treatment, and say why."""
         op = call.execution.op.about
-        rule = rules.RULES.get(op.type) or rules.RULES.get(op.type.lstrip("_"))
+        rule = RULES.get(op.type) or RULES.get(op.type.lstrip("_"))
         if not len(wanted.index):
             return wanted
         if rule is None:
             self.skipped[op.id] = "no rule for its type"
-            rules.everything(call, wanted)
+            everything(call, wanted)
             return wanted
         try:
             rule(call, wanted)
@@ -184,14 +180,14 @@ class Extraction:
             is_known = isinstance(error, NoRule)
             self.skipped[op.id] = str(error) if is_known else f"{type(error).__name__}: {error}"
             wanted = Wanted(wanted.index, wanted.values, wanted.output)
-            rules.everything(call, wanted)
+            everything(call, wanted)
         if not wanted.synapses:
             every = wanted.index[:, None] * call.width + np.arange(call.width)
             wanted.synapses.append(every.reshape(-1))
         return wanted
 
     def _pass_on(self, sample: int, execution: Execution, wanted: Wanted) -> Mask | None:
-        """Hand the claims to the operators that made the inputs; the weight's mask is given back."""
+        """Hand the claims to what made the inputs; the weight's mask is given back."""
         weight = None
         for position, index, values in wanted.claims:
             source, array = execution.sources[position], execution.inputs[position]

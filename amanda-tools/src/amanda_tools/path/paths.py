@@ -231,8 +231,7 @@ def read(path: str | os.PathLike[str]) -> dict[str, Path]:
     found = {}
     for name, one in about.items():
         masks = {
-            key: Mask(tuple(shape), arrays[f"{name} {key}"])
-            for key, shape in one["shapes"].items()
+            key: Mask(tuple(shape), arrays[f"{name} {key}"]) for key, shape in one["shapes"].items()
         }
         ops = {
             key: OpPath(masks.get(f"{key} neurons"), masks.get(f"{key} weights"),

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any
 
+import attrs
 import numpy as np
 
 from amanda_tools.flops.contractions import parsed
 from amanda_tools.numerics import Array
 from amanda_tools.path.call import Call, NoRule, Wanted
-from amanda_tools.path.rules import RULES, rule
+from amanda_tools.path.rules import rule
 from amanda_tools.path.synapses import LETTERS, Operand, Rows
+from amanda_tools.path.windows import INSIDE, layout_of, per_axis, windows
 
 
 def weighted_sum(
@@ -95,112 +96,31 @@ def _matrices(call: Call, left: int, right: int) -> str:
 # -- windows ----------------------------------------------------------------------
 
 
-def _per_axis(value: Any, layout: str, default: int) -> list[int]:
-    """A number for each spatial axis, from one for all, one for each, or one for each axis."""
-    spatial = [letter for letter in layout if letter not in "NC"]
-    if value is None or (not isinstance(value, int) and len(value) == 0):
-        return [default] * len(spatial)
-    items = [value] if isinstance(value, int) else [int(item) for item in value]
-    if len(items) == len(layout) and len(items) != len(spatial):
-        return [items[layout.index(letter)] for letter in spatial]
-    return items * len(spatial) if len(items) == 1 else items
-
-
-def _layout(call: Call) -> str:
-    layout = call.execution.op.data_layout
-    if "C" not in layout or "N" not in layout:
-        raise NoRule(f"its data has the layout {layout or 'nobody knows'}")
-    # The batch may be missing.
-    return layout if call.array(0).ndim == len(layout) else layout.replace("N", "")
-
-
-def _borders(call: Call, layout: str, sizes: Sequence[int], reach: Sequence[Sequence[int]]) -> Any:
-    """How many places come before each spatial axis; `reach` is the window, its stride."""
-    padding = call.attribute("padding", default=0)
-    if isinstance(padding, bytes):
-        padding = padding.decode()
-    if not isinstance(padding, str):
-        return _per_axis(padding, layout, 0)
-    if padding.upper() == "EXPLICIT":
-        pairs = list(call.attribute("explicit_paddings"))
-        return [pairs[2 * i] for i, letter in enumerate(layout) if letter not in "NC"]
-    if padding.upper() == "VALID":
-        return [0] * len(sizes)
-    steps = [-(-size // step) for size, (_, step) in zip(sizes, reach, strict=True)]
-    return [
-        max((count - 1) * step + window - size, 0) // 2
-        for count, size, (window, step) in zip(steps, sizes, reach, strict=True)
-    ]
-
-
-def windows(call: Call, kernel: Sequence[int], groups: int, fill: float) -> tuple[Operand, str]:
-    """The data with a border, as an operand, and the letters of the result.
-
-    Letters: ``N`` batch, ``G`` group, ``C`` channels of the group, ``P`` outputs of the group,
-    ``x y z`` places of the result, ``u v w`` places in the window.
-    """
-    layout = _layout(call)
-    source = call.array(0)
-    spatial = [letter for letter in layout if letter not in "NC"]
-    strides = _per_axis(call.attribute("stride", "strides"), layout, 1)
-    if call.attribute("stride", "strides") in (None, [], ()):
-        strides = list(kernel)
-    dilations = _per_axis(call.attribute("dilation", "dilations"), layout, 1)
-    order = [layout.index(letter) for letter in ("N", "C", *spatial) if letter in layout]
-    ids = np.arange(source.size).reshape(source.shape).transpose(order)
-    if "N" not in layout:
-        ids = ids[None]
-    sizes = ids.shape[2:]
-    reach = [((k - 1) * d + 1, s) for k, d, s in zip(kernel, dilations, strides, strict=True)]
-    before = _borders(call, layout, sizes, reach)
-    outputs = [call.output().shape[layout.index(letter)] for letter in spatial]
-    after = [
-        max(0, (count - 1) * step + window - size - border)
-        for count, (window, step), size, border in zip(outputs, reach, sizes, before, strict=True)
-    ]
-    edges = [(0, 0), (0, 0), *zip(before, after, strict=True)]
-    origin = np.pad(ids, edges, constant_values=-1)
-    plane = [math.prod(origin.shape[i + 1 :]) for i in range(origin.ndim)]
-    per_group = origin.shape[1] // groups
-    steps = {"N": plane[0], "G": plane[1] * per_group, "C": plane[1]}
-    counts = {"N": origin.shape[0], "G": groups, "C": per_group}
-    for i, (place, inside) in enumerate(zip("xyz", "uvw", strict=True)):
-        if i < len(spatial):
-            steps |= {place: plane[2 + i] * strides[i], inside: plane[2 + i] * dilations[i]}
-            counts |= {place: outputs[i], inside: kernel[i]}
-    flat = origin.reshape(-1)
-    values = np.where(flat < 0, np.asarray(fill, source.dtype), source.reshape(-1)[flat])
-    names = {"C": "GP", **dict(zip(spatial, "xyz", strict=False))}
-    letters = "".join(names.get(letter, letter) for letter in layout)
-    return Operand(values, steps, counts, flat), letters
-
-
 @rule("conv1d", "conv2d", "conv3d")
 def convolution(call: Call, wanted: Wanted) -> None:
     """A window of the channels of its group for each output."""
-
-    def made() -> tuple[list[Operand], str]:
-        weight, layout = call.array(1), call.execution.op.weight_layout
-        if weight.ndim != len(layout):
-            raise NoRule(f"its weight has not the layout {layout}")
-        ids = np.arange(weight.size).reshape(weight.shape)
-        spatial = [letter for letter in layout if letter not in "OICM"]
-        depthwise = "M" in layout
-        front = "CM" if depthwise else "OI"
-        ids = ids.transpose([layout.index(letter) for letter in (*front, *spatial)])
-        kernel = ids.shape[2:]
-        data = _layout(call)
-        channels = call.array(0).shape[data.index("C")]
-        per_group = 1 if depthwise else ids.shape[1]
-        groups = channels // per_group
-        ids = ids.reshape(groups, -1, per_group, *kernel)
-        filters = Operand.of(weight.reshape(-1)[ids], "GPC" + "uvw"[: len(kernel)])
-        filters = Operand(filters.values, filters.strides, filters.sizes, ids.reshape(-1))
-        image, letters = windows(call, kernel, groups, 0.0)
-        return [image, filters], letters
-
-    operands, letters = call.memo("windows", made)
+    operands, letters = call.memo("windows", lambda: _convolved(call))
     weighted_sum(call, wanted, operands, letters, (0, 1))
+
+
+def _convolved(call: Call) -> tuple[list[Operand], str]:
+    """The data and the weight, and the letters of the result."""
+    weight, layout = call.array(1), call.execution.op.weight_layout
+    if weight.ndim != len(layout):
+        raise NoRule(f"its weight has not the layout {layout}")
+    spatial = [letter for letter in layout if letter not in "OICM"]
+    # Of a depthwise convolution each channel is a group, with M outputs.
+    front = "CM" if "M" in layout else "OI"
+    order = [layout.index(letter) for letter in (*front, *spatial)]
+    ids: Array = np.arange(weight.size).reshape(weight.shape).transpose(order)
+    kernel = ids.shape[2:]
+    channels = call.array(0).shape[layout_of(call).index("C")]
+    per_group = 1 if "M" in layout else ids.shape[1]
+    ids = ids.reshape(channels // per_group, -1, per_group, *kernel)
+    filters = Operand.of(weight.reshape(-1)[ids], "GPC" + INSIDE[: len(kernel)])
+    filters = attrs.evolve(filters, source=ids.reshape(-1))
+    image, letters = windows(call, kernel, channels // per_group, 0.0, [1] * len(kernel))
+    return [image, filters], letters
 
 
 @rule("avg_pool1d", "avg_pool2d", "avg_pool3d")
@@ -226,13 +146,13 @@ def _claim_largest(call: Call, wanted: Wanted, rows: Rows) -> None:
 
 
 def _pooled(call: Call, fill: float) -> tuple[Operand, str]:
-    layout = _layout(call)
-    kernel = _per_axis(call.attribute("kernel_size", "ksize"), layout, 1)
+    layout = layout_of(call)
+    kernel = per_axis(call.attribute("kernel_size", "ksize"), layout, [1] * 3)
     channels = call.array(0).shape[layout.index("C")]
-    image, letters = windows(call, kernel, channels, fill)
+    image, letters = windows(call, kernel, channels, fill, kernel)
     # Each channel is a group of its own with one output.
-    image = Operand(image.values, {**image.strides, "P": 0}, {**image.sizes, "P": 1}, image.source)
-    return image, letters
+    strides, sizes = {**image.strides, "P": 0}, {**image.sizes, "P": 1}
+    return attrs.evolve(image, strides=strides, sizes=sizes), letters
 
 
 @rule("adaptive_avg_pool1d", "adaptive_avg_pool2d", "adaptive_avg_pool3d")
@@ -336,7 +256,7 @@ def _attention_weights(call: Call, shared: int) -> tuple[Array, Array]:
     scale = call.attribute("scale", default=1 / math.sqrt(query.shape[-1]))
     scaled = scores * scale
     if call.attribute("is_causal", default=False):
-        scaled = np.where(np.tri(*scaled.shape[-2:], dtype=bool), scaled, -np.inf)
+        scaled = np.where(np.tri(*scaled.shape[-2:]) > 0, scaled, -np.inf)
     if call.position("attn_mask") is not None:
         mask = call.array("attn_mask")
         bias = np.where(mask, 0.0, -np.inf) if mask.dtype == bool else mask

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -19,6 +18,21 @@ from amanda_tools.numerics import Array, numerics_of
 from amanda_tools.optimization_arrays import arithmetic_of
 
 _NUMBERS = re.compile(r"float|bfloat|u?int|bool")
+_SHAPES = frozenset(
+    "shape shape_n size rank zeros_like ones_like empty_like full_like rand_like randn_like "
+    "new_zeros new_ones new_empty new_full".split()
+)
+"""Types whose output depends on the shape of their input only."""
+
+_CHOOSING = frozenset("embedding embedding_bag index_select gather gather_nd take".split())
+"""Types that choose among the elements of a weight."""
+
+_FEEDING = re.compile(r"get_next|dequeue|unstage|py_func|placeholder|decode_|parse_example")
+"""Types that bring data from outside."""
+
+_LOSS = re.compile(r"loss|metric|accuracy|criterion", re.IGNORECASE)
+"""Part of the id of an operator that only judges a model."""
+
 _LOOP = re.compile(r"/(body|cond)/")
 """Part of the id of an operator that a loop of a graph may run several times in a pass."""
 
@@ -52,14 +66,20 @@ class Operator:
 
     @property
     def is_in_module(self) -> bool:
-        """Whether a module runs it, an outermost one included."""
-        return bool(self.about.module or self.about.id.partition("/")[0])
+        """Whether a module or a graph runs it, an outermost one included."""
+        return bool(self.about.module) or self.about.id.find("/") > 0
 
     @classmethod
-    def of(cls, context: OpContext) -> Operator:
-        """What an analysis sees."""
+    def of(cls, context: OpContext, graph: Graph) -> Operator:
+        """What an analysis sees; `graph` is what has run before."""
         inputs = context.get_inputs()
-        values = {i: context.get_value(i) for i, t in enumerate(inputs) if t is not None}
+        links = [None if t is None else graph.tensor_of(t) for t in inputs]
+        # To ask whether a tensor is a parameter may be slow; what an operator made is none.
+        asked = [
+            i for i, (tensor, link) in enumerate(zip(inputs, links, strict=True))
+            if tensor is not None and (link is None or not link.producer or _is_read(graph, link))
+        ]  # fmt: skip
+        values = {i: context.get_value(i) for i in asked}
         try:
             run = context.get_function()
         except CapabilityError:
@@ -95,15 +115,29 @@ class Execution:
     is_data: list[bool]
     outputs: list[Array | None] = attrs.field(factory=list)
 
+    def is_fed(self, position: int) -> bool:
+        """Whether an input that no operator has made is one of the model.
+
+        A number that the program has written is none, and whole numbers beside real ones are
+        arguments, such as a shape, if they do not choose among them.
+        """
+        array = self.inputs[position]
+        if array is None or array.ndim == 0 or position in self.op.parameters:
+            return False
+        is_alone = not any("float" in name for name in self.op.types)
+        return is_real(array) or is_alone or self.op.about.type in _CHOOSING
+
     def depends_on_input(self, position: int) -> bool:
         """Whether an output depends on what went into the model.
 
         What is made of nothing does where no module makes it: a script makes its inputs so, a
-        module its constants.
+        module its constants. What comes out of a data set does everywhere.
         """
-        array = self.outputs[position]
-        is_made = array is not None and array.ndim > 0 and not self.op.is_in_module
-        return any(self.is_data) or (is_made and all(i is None for i in self.inputs))
+        kind, array = self.op.about.type, self.outputs[position]
+        if any(self.is_data) or _FEEDING.search(kind):
+            return kind not in _SHAPES
+        is_made = not self.op.parameters and all(source is None for source in self.sources)
+        return is_made and not self.op.is_in_module and array is not None and array.ndim > 0
 
     def real_outputs(self) -> list[int]:
         """The outputs that are real numbers."""
@@ -165,7 +199,7 @@ class Recorder(Tool):
         return sorted(executions, key=lambda e: order.get(e.op.about.id, -1))
 
     def _analyse(self, context: OpContext) -> None:
-        op = Operator.of(context)
+        op = Operator.of(context, self._graph)
         context.insert_before_op(self._before, op=op)
         context.insert_after_op(self._after, op=op)
 
@@ -186,12 +220,9 @@ class Recorder(Tool):
                 execution.sources.append((source, link.position))
                 execution.is_data.append(source.depends_on_input(link.position))
             else:
-                array = None if tensor is None else _array(tensor)
-                execution.inputs.append(array)
+                execution.inputs.append(None if tensor is None else _array(tensor))
                 execution.sources.append(None)
-                # A number that the program has written is no input of the model.
-                is_input = array is not None and array.ndim > 0
-                execution.is_data.append(is_input and position not in op.parameters)
+                execution.is_data.append(execution.is_fed(position))
         running.executions[op.about.id] = execution
 
     def _after(self, *tensors: Any, op: Operator) -> None:
@@ -213,6 +244,28 @@ class Recorder(Tool):
         return self._graph.op(op.about.id).inputs if known else [None] * len(tensors)
 
 
+def _is_read(graph: Graph, link: TracedTensor) -> bool:
+    """Whether an operator has only read a variable."""
+    return "read_variable" in graph.op(link.producer).type
+
+
+def last_scores(executions: Sequence[Execution]) -> Execution | None:
+    """The end of the longest way through a model that can be scores of classes, the last of equals.
+
+    What belongs to a loss by its name, or is outside of modules, counts only if there is nothing
+    else: so a script's own arithmetic and its optimizer are left out.
+    """
+    depths: dict[Execution, int] = {}
+    for execution in executions:
+        sources = zip(execution.sources, execution.is_data, strict=True)
+        before = [depths.get(s[0], 0) for s, is_data in sources if s is not None and is_data]
+        depths[execution] = 1 + max(before, default=0)
+    found = [e for e in executions if any(e.is_data) and e.gives_rows()]
+    found = [e for e in found if e.op.is_in_module] or found
+    found = [e for e in found if not _LOSS.search(e.op.about.id)] or found
+    return max(reversed(found), key=depths.__getitem__, default=None)
+
+
 def is_real(array: Array | None) -> bool:
     """Whether there are real numbers."""
     return array is not None and array.dtype.kind not in "biu"
@@ -224,7 +277,8 @@ def _array(tensor: Any) -> Array | None:
     if not _NUMBERS.match(numerics.dtype(tensor)):
         return None
     try:
-        return np.ascontiguousarray(numerics.numpy(tensor))
+        # Not ascontiguousarray, which gives a single number an axis.
+        return np.asarray(numerics.numpy(tensor), order="C")
     except (RuntimeError, TypeError, ValueError, NotImplementedError):
         return None
 
@@ -239,4 +293,4 @@ def _maker(tensor: Any) -> Callable[[Array], Any] | None:
         like = arithmetic.constant(np.zeros(0), like=tensor)
     except (TypeError, ValueError, RuntimeError):
         return None
-    return functools.partial(arithmetic.constant, like=like)
+    return lambda array: arithmetic.stop_gradient(arithmetic.constant(array, like))

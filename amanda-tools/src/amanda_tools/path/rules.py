@@ -19,6 +19,36 @@ RULES: dict[str, Rule] = {}
 """Canonical type to rule."""
 
 
+_PASSING = """
+    identity identity_n clone contiguous to float double half bfloat16 type detach alias reshape
+    view flatten squeeze unsqueeze unflatten ravel view_as reshape_as unsafe_view lift_fresh cpu
+    cuda bias_add
+"""
+
+_ELEMENTWISE = """
+    relu6 leaky_relu elu selu celu gelu silu swish mish sigmoid hardsigmoid hardswish hardtanh
+    tanh softplus softsign prelu erf erfc log_sigmoid threshold hardshrink softshrink log2 exp2
+    exp log log1p expm1 sqrt rsqrt square pow reciprocal abs neg sin cos clamp clip clamp_min
+    clamp_max dropout dropout2d dropout3d feature_dropout alpha_dropout native_dropout softmax
+    log_softmax safe_softmax layer_norm rms_norm group_norm instance_norm local_response_norm
+    mul div true_divide maximum minimum squared_difference div_no_nan floor_divide addcmul atan2
+    mul_no_nan real_div
+"""
+
+_MOVING = """
+    permute transpose t numpy_T T mT adjoint H swapaxes swapdims movedim moveaxis select narrow
+    slice getitem split split_with_sizes chunk tensor_split unsafe_split unsafe_chunk unbind
+    stack cat hstack vstack dstack column_stack expand expand_as broadcast_to repeat tile flip
+    fliplr flipud roll rot90 index_select gather gather_nd take take_along_dim pad
+    constant_pad_nd reflection_pad1d reflection_pad2d reflection_pad3d replication_pad1d
+    replication_pad2d replication_pad3d pixel_shuffle pixel_unshuffle channel_shuffle unfold
+    im2col diagonal diag_embed tril triu where masked_fill masked_select repeat_interleave
+    space_to_depth depth_to_space space_to_batch_nd batch_to_space_nd upsample_nearest1d
+    upsample_nearest2d upsample_nearest3d as_strided matrix_band_part boolean_mask
+    reverse_sequence snapshot strided_slice
+"""
+
+
 def rule(*types: str) -> Callable[[Rule], Rule]:
     """Register a rule for some canonical types; a later one takes the place of an earlier one.
 
@@ -59,27 +89,19 @@ def relu(call: Call, wanted: Wanted) -> None:
         wanted.claim(position, wanted.index, own.astype(np.float64))
 
 
-@rule(*"identity identity_n clone contiguous to float double half bfloat16 type detach alias "
-      "reshape view flatten squeeze unsqueeze unflatten ravel view_as reshape_as "
-      "unsafe_view lift_fresh cpu cuda bias_add".split())  # fmt: skip
+@rule(*_PASSING.split())
 def passing(call: Call, wanted: Wanted) -> None:
     """Elements stay in their order, and what they have to explain is the same.
 
-    A bias is no neuron.
+    A bias is no neuron. Of several outputs each is an input.
     """
-    for position in call.data[:1]:
-        if call.array(position).size != call.output(wanted.output).size:
-            raise NoRule("its output has another size")
-        wanted.claim(position, wanted.index, wanted.values)
+    position = wanted.output
+    if call.array(position).size != call.output(position).size:
+        raise NoRule("its output has another size")
+    wanted.claim(position, wanted.index, wanted.values)
 
 
-@rule(*"relu6 leaky_relu elu selu celu gelu silu swish mish sigmoid hardsigmoid hardswish "
-      "hardtanh tanh softplus softsign prelu erf exp log log1p expm1 sqrt rsqrt square pow "
-      "reciprocal abs neg sin cos clamp clip clamp_min clamp_max dropout dropout2d dropout3d "
-      "feature_dropout alpha_dropout native_dropout softmax log_softmax safe_softmax layer_norm "
-      "rms_norm group_norm instance_norm local_response_norm mul div true_divide maximum minimum "
-      "squared_difference "
-      "div_no_nan floor_divide addcmul atan2 mul_no_nan real_div".split())  # fmt: skip
+@rule(*_ELEMENTWISE.split())
 def elementwise(call: Call, wanted: Wanted) -> None:
     """Of each factor the element at the same place.
 
@@ -157,16 +179,7 @@ def batch_norm(call: Call, wanted: Wanted) -> None:
     wanted.claim(position, wanted.index[alive], wanted.values[alive] / slopes[alive])
 
 
-@rule(*"permute transpose t numpy_T T mT adjoint H swapaxes swapdims movedim moveaxis select narrow "
-      "slice getitem split split_with_sizes chunk tensor_split unsafe_split unsafe_chunk unbind "
-      "stack cat hstack vstack dstack column_stack expand expand_as broadcast_to repeat tile flip "
-      "fliplr flipud roll rot90 index_select gather gather_nd take take_along_dim pad "
-      "constant_pad_nd reflection_pad1d reflection_pad2d reflection_pad3d replication_pad1d "
-      "replication_pad2d replication_pad3d pixel_shuffle pixel_unshuffle channel_shuffle unfold "
-      "im2col diagonal diag_embed tril triu where masked_fill masked_select repeat_interleave "
-      "space_to_depth depth_to_space space_to_batch_nd batch_to_space_nd upsample_nearest1d "
-      "upsample_nearest2d upsample_nearest3d as_strided matrix_band_part boolean_mask "
-      "reverse_sequence snapshot strided_slice".split())  # fmt: skip
+@rule(*_MOVING.split())
 def moving(call: Call, wanted: Wanted) -> None:
     """Elements move, so that places do."""
     for position in call.data:

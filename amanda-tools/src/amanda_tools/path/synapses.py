@@ -164,8 +164,7 @@ class Rows:
     def products(self, part: slice) -> tuple[list[Array], Array]:
         """The places and the products of some rows."""
         places = [
-            base[part, None] + offset
-            for base, offset in zip(self.bases, self.offsets, strict=True)
+            base[part, None] + offset for base, offset in zip(self.bases, self.offsets, strict=True)
         ]
         products = self.operands[0].values[places[0]]
         for operand, place in zip(self.operands[1:], places[1:], strict=True):
@@ -173,7 +172,7 @@ class Rows:
         return places, products
 
     def largest(self) -> tuple[Array, Array]:
-        """Of each row the first of the largest elements: its place in the input, and which it is."""
+        """Of each row the first of the largest elements: its place in the input, and its column."""
         [operand] = self.operands
         step = max(1, _CHUNK // self.width)
         best = [np.zeros(0, np.int64)]

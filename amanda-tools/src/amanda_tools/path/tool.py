@@ -17,7 +17,7 @@ from amanda_tools.path import paths as storage
 from amanda_tools.path.extraction import Extraction, Start
 from amanda_tools.path.paths import KINDS, Path, counted
 from amanda_tools.path.plot import draw
-from amanda_tools.path.recording import Execution, Operator, Pass, Recorder
+from amanda_tools.path.recording import Execution, Operator, Pass, Recorder, last_scores
 from amanda_tools.printing import PrintingTool
 
 
@@ -32,8 +32,8 @@ class PathOptions:
 
     Attributes:
         theta: share of a critical neuron's value that its critical inputs make up.
-        output: where paths begin: id of an operator, or pattern of module paths (its last
-            operator); by default the last one of the model that gives a row of numbers.
+        output: where paths begin: id of an operator, or pattern of module paths (the last operator
+            there); by default the end of the longest way through the model that is rows of numbers.
         axis: axis of the classes in that output.
         synapses: keep which products are critical, and not only how many.
         limit: inputs whose own paths are kept; those of the classes have all of them.
@@ -168,17 +168,11 @@ class PathTool(PrintingTool[PathOptions]):
             return found if found.real_outputs() else None
         if self._start and not self.options.output:
             return None
-        candidates = [e for e in self._recorder.in_order(run) if any(e.is_data)]
+        in_order = self._recorder.in_order(run)
         if self.options.output:
-            candidates = [
-                e for e in candidates
-                if fnmatch.fnmatchcase(e.op.about.module, wanted) and e.real_outputs()
-            ]  # fmt: skip
-        else:
-            candidates = [e for e in candidates if e.gives_rows()]
-            in_modules = [e for e in candidates if e.op.is_in_module]
-            candidates = in_modules or candidates
-        return candidates[-1] if candidates else None
+            named = [e for e in in_order if fnmatch.fnmatchcase(e.op.about.module, wanted)]
+            return next((e for e in reversed(named) if any(e.is_data) and e.real_outputs()), None)
+        return last_scores(in_order)
 
     # -- result -------------------------------------------------------------------
 
@@ -200,7 +194,7 @@ class PathTool(PrintingTool[PathOptions]):
         return rows
 
     def summary(self) -> dict[str, Any]:
-        """The densities over all operators, of the inputs and of each class, and what had no rule."""
+        """The densities over all operators and of each class, and what had no rule."""
         self._recorder.finish()
         unknown: dict[str, int] = {}
         for op, _ in self._skipped.values():

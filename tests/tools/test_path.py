@@ -1,0 +1,348 @@
+"""The tool ``path`` on PyTorch: against loops, its properties, what it does to bad input."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from sklearn.datasets import load_digits
+from torch import nn
+from torch.nn import functional
+
+import amanda
+from amanda.errors import AmandaError
+from amanda_tools.path import (
+    Call,
+    NoRule,
+    PathTool,
+    Wanted,
+    containment,
+    read,
+    rule,
+    similarity,
+)
+from amanda_tools.path.rules import RULES
+from amanda_tools.path.synapses import chosen
+from tests.tools.path_oracle import applied
+
+# -- the choice itself -------------------------------------------------------------
+
+
+def test_the_choice_is_the_smallest_set() -> None:
+    """Against all subsets; ties, negative values, values out of reach and zeros included."""
+    random = np.random.default_rng(0)
+    products = random.integers(-3, 6, (200, 6)).astype(float)
+    values = products.sum(axis=1) + random.integers(-4, 5, 200)
+    for theta in (0.3, 0.5, 1.0):
+        for row, value, mask in zip(products, values, chosen(products, values, theta), strict=True):
+            sign = -1 if value < 0 else 1
+            gains = sign * row
+            goal = min(theta * abs(value), gains[gains > 0].sum())
+            reaching = [
+                len(subset)
+                for count in range(7)
+                for subset in itertools.combinations(range(6), count)
+                if sum(gains[list(subset)]) >= goal - 1e-9
+            ]
+            assert mask.sum() == min(reaching)
+            assert (gains[mask] > 0).all()
+            assert gains[mask].sum() >= goal - 1e-4
+
+
+def test_a_larger_theta_takes_more_and_one_takes_all_that_adds() -> None:
+    """Paths grow with theta; of positive products alone theta=1 takes all."""
+    torch.manual_seed(7)
+    net = nn.Sequential(nn.Conv2d(2, 4, 3), nn.ReLU(), nn.Flatten(), nn.Linear(64, 3)).eval()
+    x = torch.rand(2, 2, 6, 6)
+    tools = [applied(net, x, theta=theta) for theta in (0.2, 0.5, 0.8, 1.0)]
+    for small, large in itertools.pairwise(tools):
+        for a, b in zip(small.paths, large.paths, strict=True):
+            for kind in ("neurons", "weights", "synapses"):
+                assert containment(a, b, kind) == 1
+            assert a.density("synapses") < b.density("synapses")
+    with torch.no_grad():
+        for parameter in net.parameters():
+            parameter.abs_()
+            parameter += 0.1
+    tool = applied(net, x + 0.1, theta=1.0)
+    for path in tool.paths:
+        [mask] = path.inputs.values()
+        assert mask.array.all()
+        weights = path.ops["Sequential.3/linear:0"].weights
+        assert weights is not None
+        assert weights.array[path.label].all()
+        assert weights.count == 64
+
+
+# -- classes -----------------------------------------------------------------------
+
+
+def test_digits_have_paths_of_their_class() -> None:
+    """A small net on real digits: a digit's path is more like its class's than like others'."""
+    data = load_digits()
+    images = torch.tensor(data.images, dtype=torch.float32)[:, None] / 16
+    targets = torch.tensor(data.target)
+    torch.manual_seed(0)
+    net = nn.Sequential(
+        nn.Conv2d(1, 8, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2),
+        nn.Conv2d(8, 16, 3), nn.ReLU(), nn.Flatten(), nn.Linear(64, 10),
+    )  # fmt: skip
+    optimizer = torch.optim.Adam(net.parameters(), 0.01)
+    for _ in range(60):
+        batch = torch.randint(0, 1200, (128,))
+        functional.cross_entropy(net(images[batch]), targets[batch]).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    assert (net(images[1200:]).argmax(1) == targets[1200:]).float().mean() > 0.85
+    profiled = PathTool()
+    with torch.no_grad(), amanda.apply(profiled):
+        for start in range(0, 200, 50):
+            net(images[start : start + 50])
+    assert sum(profiled.counts.values()) == len(profiled.paths) == 200
+    fresh = applied(net, images[1200:1240])
+    own, others = [], []
+    for path in fresh.paths:
+        for label in range(10):
+            found = containment(path, profiled.class_path(label), "weights")
+            (own if label == path.label else others).append(found)
+    assert np.mean(own) > np.mean(others) + 0.1
+    ranks = np.array(
+        [
+            np.argmax([similarity(p, profiled.class_path(c), "weights") for c in range(10)])
+            == p.label
+            for p in fresh.paths
+        ]
+    )
+    assert ranks.mean() > 0.6
+
+
+# -- what goes in and comes out ----------------------------------------------------
+
+
+@pytest.fixture
+def net() -> nn.Module:
+    torch.manual_seed(8)
+    return nn.Sequential(nn.Linear(6, 5), nn.Tanh(), nn.Linear(5, 4))
+
+
+def test_labels_choose_the_class(net: nn.Module) -> None:
+    x = torch.rand(3, 6)
+    tool = PathTool()
+    with amanda.apply(tool):
+        net(x)
+        tool.labels = [3, 3, 0]
+        net(x)
+    predicted = net(x).argmax(1).tolist()
+    assert [path.label for path in tool.paths] == [*predicted, 3, 3, 0]
+    expected: dict[int, int] = {}
+    for label in [*predicted, 3, 3, 0]:
+        expected[label] = expected.get(label, 0) + 1
+    assert tool.counts == expected
+    critical = tool.paths[3].ops["Sequential.2/linear:0"].neurons
+    assert critical is not None
+    assert critical.array.tolist() == [False, False, False, True]
+
+
+@pytest.mark.parametrize("labels", [[1, 2], [1, 2, 4], [0.5, 1, 2], [-1, 0, 0]])
+def test_labels_that_do_not_fit_are_refused(net: nn.Module, labels: list[Any]) -> None:
+    tool = PathTool()
+    tool.labels = labels
+    message = r"labels must be .* Sequential\.2/linear:0"
+    with pytest.raises(ValueError, match=message), amanda.apply(tool):
+        net(torch.rand(3, 6))
+
+
+@pytest.mark.parametrize("theta", [0, -0.5, 1.01])
+def test_theta_out_of_range(theta: float) -> None:
+    with pytest.raises(ValueError, match="theta must be above 0 and at most 1"):
+        PathTool(theta=theta)
+
+
+def test_an_output_that_never_came(net: nn.Module, capsys: pytest.CaptureFixture[str]) -> None:
+    tool = applied(net, torch.rand(2, 6), output="decoder.*")
+    with pytest.raises(AmandaError, match=r"no operator or module 'decoder\.\*'"):
+        _ = tool.paths
+    assert tool.summary()["passes_without_output"] == 1
+    assert next(iter(tool.tables())).title.startswith("path: no operator or module")
+    assert tool.result()["ops"] == []
+
+
+def test_no_model_ran(tmp_path: Path) -> None:
+    tool = applied(lambda: None)
+    assert tool.paths == []
+    assert [table.title for table in tool.tables()] == ["path: no model ran"]
+    assert tool.write_files(tmp_path, "path") == []
+    with pytest.raises(AmandaError, match="no input of class 3 has run; there are: none"):
+        tool.class_path(3)
+
+
+def test_an_axis_that_is_none(net: nn.Module) -> None:
+    with pytest.raises(ValueError, match="axis=0 is no axis of classes"):
+        applied(net, torch.rand(2, 6), axis=0)
+
+
+def test_output_by_module_and_axis() -> None:
+    """A map of classes, channels first: each place has its class."""
+    torch.manual_seed(9)
+    net = nn.Sequential(nn.Conv2d(2, 3, 1), nn.Sigmoid())
+    x = torch.rand(2, 2, 4, 4)
+    tool = applied(net, x, output="0", axis=1)
+    scores = net[0](x).detach().numpy()
+    for path, expected in zip(tool.paths, scores, strict=True):
+        mask = path.ops["Sequential.0/conv2d:0"].neurons
+        assert mask is not None
+        np.testing.assert_array_equal(mask.array, expected == expected.max(axis=0))
+    assert tool.summary()["output"] == "Sequential.0/conv2d:0"
+
+
+def test_what_has_no_rule_is_taken_in_full_and_listed() -> None:
+    """Within the input's own rows, and never silently."""
+    torch.manual_seed(10)
+    net = nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 2))
+    tool = applied(lambda x: net[1](net[0](x).sort(dim=-1)[0]), torch.rand(2, 3))
+    assert tool.summary()["unknown_ops"] == {"sort": 1}
+    for path in tool.paths:
+        mask = path.ops["Linear/linear:0"].neurons
+        assert mask is not None
+        assert mask.array.all()
+        assert mask.shape == (4,)
+    [row] = [row for row in tool.op_rows() if row["reason"]]
+    assert (row["type"], row["reason"]) == ("sort", "no rule for its type")
+    assert "without a rule" in [table.title for table in tool.tables()][-1]
+
+
+def test_rules_of_third_parties(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A registered rule is used; one that fails is not the end of the run."""
+    net = nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 2))
+
+    def run(x: torch.Tensor) -> torch.Tensor:
+        return net[1](net[0](x).sort(dim=-1)[0])
+
+    def by_values(call: Call, wanted: Wanted) -> None:
+        order = call.output(1).reshape(-1)
+        rows = wanted.index // 4 * 4
+        wanted.claim(0, np.sort(rows + order[wanted.index]), None)
+
+    def refused(call: Call, wanted: Wanted) -> None:
+        raise NoRule("not this form")
+
+    def broken(call: Call, wanted: Wanted) -> None:
+        raise ZeroDivisionError("oh")
+
+    monkeypatch.setitem(RULES, "sort", by_values)
+    tool = applied(run, torch.rand(2, 3))
+    assert tool.summary()["unknown_ops"] == {}
+    assert tool.paths[0].ops["Linear/linear:0"].neurons is not None
+    assert 0 < tool.paths[0].ops["Linear/linear:0"].neurons.count < 4
+    for function, reason in ((refused, "not this form"), (broken, "ZeroDivisionError: oh")):
+        monkeypatch.setitem(RULES, "sort", function)
+        tool = applied(run, torch.rand(2, 3))
+        assert [row["reason"] for row in tool.op_rows() if row["reason"]] == [reason]
+
+
+def test_the_decorator_registers(monkeypatch: pytest.MonkeyPatch) -> None:
+    # So that what it registers is taken back.
+    for kind in ("gate_a", "tanh"):
+        monkeypatch.setitem(RULES, kind, RULES["relu"])
+
+    @rule("gate_a", "tanh")
+    def gate(call: Call, wanted: Wanted) -> None:
+        wanted.claim(0, wanted.index)
+
+    assert RULES["gate_a"] is RULES["tanh"] is gate
+
+
+def test_arguments_that_change_from_pass_to_pass() -> None:
+    """One operator that takes other elements each time: each pass is taken as it was."""
+    net = nn.Linear(3, 2)
+    tool = PathTool()
+    x = torch.rand(1, 6)
+    with amanda.apply(tool):
+        for start in (0, 2, 3):
+            amanda.new_iteration()
+            net(x[:, start : start + 3])
+    starts = [0, 2, 3]
+    for start, path in zip(starts, tool.paths, strict=True):
+        [mask] = path.inputs.values()
+        taken = np.flatnonzero(mask.array)
+        assert len(taken)
+        assert set(taken) <= set(range(start, start + 3))
+
+
+def test_files(net: nn.Module, tmp_path: Path) -> None:
+    """What is written is read again, equal; the drawing and the table have every operator."""
+    tool = applied(net, torch.rand(3, 6))
+    written = tool.write_files(tmp_path, "path")
+    assert [path.name for path in written] == ["path.safetensors", "path.csv", "path.svg"]
+    found = read(written[0])
+    labels = sorted(tool.class_paths)
+    assert set(found) == {*(f"input {i}" for i in range(3)), *(f"class {c}" for c in labels)}
+    for i, path in enumerate(tool.paths):
+        again = found[f"input {i}"]
+        assert again.label == path.label
+        for kind in ("neurons", "weights", "synapses"):
+            assert similarity(path, again, kind) == 1
+            assert again.density(kind) == path.density(kind)
+        assert {k: m.shape for k, m in again.inputs.items()} == {
+            k: m.shape for k, m in path.inputs.items()
+        }
+    assert len(written[1].read_text().splitlines()) == 1 + len(tool.op_rows())
+    assert written[2].read_text().count("<svg") == 1
+    json.dumps(tool.result())
+    quiet = applied(net, torch.rand(3, 6), csv=False, plot=False)
+    assert [path.name for path in quiet.write_files(tmp_path, "q")] == ["q.safetensors"]
+    (tmp_path / "other.safetensors").write_bytes(b"nothing of that kind")
+    with pytest.raises(AmandaError, match="holds no effective paths"):
+        read(tmp_path / "other.safetensors")
+
+
+def test_paths_that_cannot_be_compared(net: nn.Module) -> None:
+    tool = PathTool()
+    with amanda.apply(tool):
+        net(torch.rand(2, 6))
+    with pytest.raises(AmandaError, match="synapses=True"):
+        similarity(*tool.paths, "synapses")
+    with pytest.raises(AmandaError, match="kind must be one of"):
+        similarity(*tool.paths, "edges")
+
+
+def test_the_limit_keeps_classes_whole(net: nn.Module) -> None:
+    x = torch.rand(5, 6)
+    few, all_of_them = (applied(net, x, limit=limit) for limit in (2, 100))
+    assert len(few.paths) == 2
+    assert few.summary()["paths_not_kept"] == 3
+    assert few.summary()["inputs"] == 5
+    for label, path in all_of_them.class_paths.items():
+        assert similarity(path, few.class_path(label)) == 1
+    assert few.op_rows() == all_of_them.op_rows()
+
+
+def test_each_input_has_the_path_that_it_has_alone() -> None:
+    """A batch's paths are those of its inputs one by one."""
+    torch.manual_seed(11)
+    net = nn.Sequential(nn.Conv2d(2, 4, 3), nn.ReLU(), nn.Flatten(), nn.Linear(64, 3)).eval()
+    x = torch.rand(3, 2, 6, 6)
+    together = applied(net, x)
+    for i, path in enumerate(together.paths):
+        [alone] = applied(net, x[i : i + 1]).paths
+        for kind in ("neurons", "weights", "synapses"):
+            assert path.density(kind) == alone.density(kind)
+        assert similarity(path, alone, "neurons") == similarity(path, alone, "weights") == 1
+
+
+def test_watching_changes_nothing(net: nn.Module) -> None:
+    x = torch.rand(2, 6)
+    net(x).sum().backward()
+    expected = [net(x), *(p.grad.clone() for p in net.parameters() if p.grad is not None)]
+    net.zero_grad()
+    with amanda.apply(PathTool()):
+        y = net(x)
+        y.sum().backward()
+    found = [y, *(p.grad for p in net.parameters())]
+    for one, other in zip(expected, found, strict=True):
+        assert torch.equal(one, other)
