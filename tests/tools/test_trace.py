@@ -182,6 +182,24 @@ def test_a_long_run_is_on_the_disk_and_not_in_memory(tmp_path: Path) -> None:
     assert sum(e["cat"] != "module" for e in events_of(path, "X")) == 5000
 
 
+def test_a_limit_within_what_waits() -> None:
+    """The first spans are kept, to the very one; the others are counted with their times."""
+    tool = TraceTool(limit=3000)
+    with amanda.apply(tool):
+        for _ in range(5000):
+            lb.relu(lb.tensor([1.0]))
+            amanda.new_iteration()
+    timeline = tool.timeline
+    assert (timeline.kept, timeline.dropped) == (3000, 2000)
+    starts = [span.start for span in timeline.spans]
+    assert len(starts) == 3000
+    assert starts == sorted(starts)
+    [total] = timeline.totals().values()
+    assert total.calls == 5000
+    assert 0 < total.shortest <= total.nanoseconds / 5000 <= total.longest
+    assert sum(span.duration for span in timeline.spans) < total.nanoseconds
+
+
 def test_a_full_disk_costs_the_timeline_and_not_the_program(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

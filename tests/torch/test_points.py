@@ -7,6 +7,7 @@ after it, which read the tensors off the call by the layout that was found.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
@@ -14,6 +15,7 @@ import torch
 from torch import nn
 
 import amanda
+from amanda import _state
 from amanda.errors import InPlaceWarning, RoutineResultError, SelectionError
 from amanda_torch.calls import TorchCall
 from amanda_torch.layouts import Layout
@@ -254,7 +256,40 @@ def test_errors_in_later_executions(routine: Any, error: Any, message: str) -> N
         program()
     about = str(caught.value) + "".join(getattr(caught.value, "__notes__", []))
     assert "<lambda> at op Calls/linear:0" in about
+    assert_left()
+
+
+def assert_left() -> None:
+    """No routine of this thread is running."""
     assert torch.is_grad_enabled()
+    assert not _state.STATE.paused
+    assert not _state.TOOL_LOCK._is_owned()  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("result", [KeyboardInterrupt("now"), 3, []])
+def test_errors_in_later_executions_of_counters(result: Any) -> None:
+    """The same of a routine that takes no tensor; an empty sequence is its right to return."""
+    late = [None, None, result, None]
+
+    def count() -> Any:
+        if isinstance(value := late.pop(0), BaseException):
+            raise value
+        return value
+
+    tool = amanda.Tool()
+    tool.add_inst_for_op(lambda context: context.insert_after_op(count, outputs=[]))
+    program = Calls(lambda: nn.functional.linear(A, B, C))
+    expected = RoutineResultError if result == 3 else type(result) if result else ()
+    with applied(tool):
+        program()
+        program()
+        with pytest.raises(expected, match=r"count|now") if expected else nullcontext() as caught:
+            program()
+        assert_left()
+        program()
+    assert not late
+    if isinstance(result, BaseException):
+        assert "count at op Calls/linear:0" in caught.value.__notes__[0]
 
 
 def test_a_selection_that_a_later_execution_does_not_have() -> None:

@@ -4,17 +4,25 @@ from __future__ import annotations
 
 import os
 import sys
-from pathlib import Path
 
-_STATM = Path("/proc/self/statm")
+_STATM = "/proc/self/statm"
 _PAGE = os.sysconf("SC_PAGE_SIZE") if hasattr(os, "sysconf") else 4096
+
+
+_OPEN: dict[int, int] = {}
+"""Process id to its open file: opening it takes ten times as long as reading it."""
 
 
 def resident_bytes() -> int:
     """Bytes of the process that are in main memory; 0 where the system does not tell."""
+    process = os.getpid()
     try:
-        return int(_STATM.read_bytes().split()[1]) * _PAGE
+        if process not in _OPEN:
+            _OPEN[process] = os.open(_STATM, os.O_RDONLY)
+        return int(os.pread(_OPEN[process], 128, 0).split(None, 2)[1]) * _PAGE
     except (OSError, IndexError, ValueError):
+        # Not there, or closed with all files of a process that became a daemon.
+        _OPEN.pop(process, None)
         return 0
 
 

@@ -11,17 +11,24 @@ from collections.abc import Callable, Iterator
 from typing import IO
 
 import attrs
+import numpy as np
+import numpy.typing as npt
 
 from amanda import OpContext
 from amanda.tools.reporting import OpDescription, describe
 from amanda_tools.memory import device_bytes, resident_bytes
 from amanda_tools.pairing import left_elsewhere
 
+Numbers = npt.NDArray[np.int64]
+
+_WAITING = 4 * 1024
+"""Numbers that wait as they are before they are counted; four make a record."""
+
 _BUFFERED = 4 * 4096
-"""Numbers that wait in memory; four make a record."""
+"""Numbers that wait in memory before they go to the disk."""
 
 _SAMPLE = 1_000_000
-"""Nanoseconds between two looks at the memory."""
+"""Nanoseconds between two looks at the memory, and at what waits."""
 
 
 @attrs.frozen
@@ -81,14 +88,45 @@ class Total:
         """How long they took together."""
         return self.nanoseconds / 1e9
 
-    def add(self, duration: int) -> None:
-        """One more execution."""
-        self.calls += 1
-        self.nanoseconds += duration
-        if duration > self.longest:
-            self.longest = duration
-        if duration < self.shortest:
-            self.shortest = duration
+
+class Sums:
+    """The totals of all operators, by their numbers, of which many are added at once."""
+
+    def __init__(self) -> None:
+        self._columns = self._rows(0)
+
+    @staticmethod
+    def _rows(count: int) -> list[Numbers]:
+        empty = Total()
+        first = (empty.calls, empty.nanoseconds, empty.longest, empty.shortest)
+        return [np.full(count, value, np.int64) for value in first]
+
+    def add(self, numbers: Numbers, durations: Numbers) -> None:
+        """One more execution of each of these operators."""
+        missing = int(numbers.max(initial=-1)) + 1 - len(self._columns[0])
+        if missing > 0:
+            more = self._rows(missing + len(self._columns[0]))
+            pairs = zip(self._columns, more, strict=True)
+            self._columns = [np.concatenate(pair) for pair in pairs]
+        calls, nanoseconds, longest, shortest = self._columns
+        np.add.at(calls, numbers, 1)
+        np.add.at(nanoseconds, numbers, durations)
+        np.maximum.at(longest, numbers, durations)
+        np.minimum.at(shortest, numbers, durations)
+
+    def totals(self) -> list[Total]:
+        """The total of each number, up to the highest that has one."""
+        rows = zip(*(column.tolist() for column in self._columns), strict=True)
+        return [Total(*row) for row in rows]
+
+
+class _Thread(threading.local):
+    """Attributes:
+    native: the current thread's native id; asking for it takes a system call.
+    """
+
+    def __init__(self) -> None:
+        self.native = threading.get_native_id()
 
 
 class Timeline:
@@ -104,26 +142,26 @@ class Timeline:
         memory: look at the memory too, at most once in a millisecond.
         settle: called before each look at the clock, to wait for a device; None for nothing.
 
-    Attributes:
-        kept: how many spans were kept.
-        dropped: how many were not, for the limit or for want of space on the disk.
     """
 
     def __init__(
         self, limit: int, *, memory: bool = True, settle: Callable[[], None] | None = None
     ) -> None:
         self._settle = settle
-        self.kept = 0
-        self.dropped = 0
+        self._kept = 0
+        self._dropped = 0
         self._ops: list[OpDescription] = []
         self._numbers: dict[str, int] = {}
-        self._totals: list[Total] = []
+        self._sums = Sums()
         self._limit = limit
+        # Operator, start, end and thread of each execution, as the routines leave them.
+        self._waiting: list[int] = []
         self._buffer = array.array("q")
         self._file: IO[bytes] | None = None
         self._is_lost = False
-        # Without a look at the memory the next one is due never.
-        self._next_sample: float = 0 if memory else float("inf")
+        self._samples = memory
+        self._due = 0
+        self._thread = _Thread()
         self._began = time.perf_counter_ns()
 
     # -- recording --------------------------------------------------------
@@ -134,7 +172,6 @@ class Timeline:
         number = self._numbers.setdefault(op.id, len(self._ops))
         if number == len(self._ops):
             self._ops.append(op)
-            self._totals.append(Total())
         start, stop = self._routines(number)
         if context.is_forward():
             context.insert_before_op(start, inputs=[])
@@ -146,7 +183,8 @@ class Timeline:
     def _routines(self, number: int) -> tuple[Callable[[], None], Callable[[], None]]:
         """The routines before and after one operator."""
         started: dict[int, int] = {}
-        thread, clock, add = threading.get_ident, time.perf_counter_ns, self._add
+        thread, clock, waiting = threading.get_ident, time.perf_counter_ns, self._waiting
+        this = self._thread
 
         def start() -> None:
             started[thread()] = clock()
@@ -157,7 +195,9 @@ class Timeline:
             if begin is None:
                 begin = left_elsewhere(started)
             if begin is not None:
-                add(number, begin, end)
+                waiting.extend((number, begin, end, this.native))
+                if end >= self._due:
+                    self._look(end)
 
         settle = self._settle
         if settle is None:
@@ -173,18 +213,32 @@ class Timeline:
 
         return settled_start, settled_stop
 
-    def _add(self, number: int, start: int, end: int) -> None:
-        self._totals[number].add(end - start)
-        if self.kept >= self._limit or self._is_lost:
-            self.dropped += 1
-            return
-        self.kept += 1
-        buffer = self._buffer
-        buffer.extend((number, start - self._began, end - start, threading.get_native_id()))
-        if end >= self._next_sample:
-            self._next_sample = end + _SAMPLE
-            buffer.extend((-1, end - self._began, resident_bytes(), device_bytes()))
-        if len(buffer) >= _BUFFERED:
+    def _look(self, now: int) -> None:
+        """What is not done at every execution."""
+        self._due = now + _SAMPLE
+        if self._samples:
+            self._waiting.extend((-1, now, resident_bytes(), device_bytes()))
+        if len(self._waiting) >= _WAITING:
+            self._take()
+
+    def _take(self) -> None:
+        """Count what waits, and keep of it what is to be kept."""
+        waiting = self._waiting
+        count = len(waiting)
+        records = np.fromiter(waiting, np.int64, count).reshape(-1, 4)
+        del waiting[:count]
+        is_span = records[:, 0] >= 0
+        records[is_span, 2] -= records[is_span, 1]
+        records[:, 1] -= self._began
+        self._sums.add(records[is_span, 0], records[is_span, 2])
+        room = 0 if self._is_lost else self._limit - self._kept
+        # With the samples between them.
+        kept = records[np.cumsum(is_span) <= room] if room else records[:0]
+        spans = int(is_span.sum())
+        self._kept += min(spans, room)
+        self._dropped += max(0, spans - room)
+        self._buffer.frombytes(kept.tobytes())
+        if len(self._buffer) >= _BUFFERED:
             self._flush()
 
     def _flush(self) -> None:
@@ -199,14 +253,27 @@ class Timeline:
             # The program goes on without the rest of its timeline.
             lost = sum(number >= 0 for number in self._buffer[::4])
             self._is_lost = True
-            self.kept -= lost
-            self.dropped += lost
+            self._kept -= lost
+            self._dropped += lost
         del self._buffer[:]
 
     # -- reading ----------------------------------------------------------
 
+    @property
+    def kept(self) -> int:
+        """How many spans were kept."""
+        self._take()
+        return self._kept
+
+    @property
+    def dropped(self) -> int:
+        """How many were not, for the limit or for want of space on the disk."""
+        self._take()
+        return self._dropped
+
     def records(self) -> Iterator[Span | MemorySample]:
         """Spans and memory samples, in the order in which they ended, from the disk."""
+        self._take()
         if self._file is not None:
             self._file.flush()
             self._file.seek(0)
@@ -236,5 +303,7 @@ class Timeline:
 
     def totals(self) -> dict[str, Total]:
         """What the executions of each operator add up to, by id, spans that were not kept too."""
-        pairs = zip(self._ops, self._totals, strict=True)
+        self._take()
+        # Operators that were met last may not have run to their end.
+        pairs = zip(self._ops, self._sums.totals(), strict=False)
         return {op.id: total for op, total in pairs if total.calls}

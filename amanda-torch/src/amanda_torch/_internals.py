@@ -155,6 +155,11 @@ def in_forward_ad() -> bool:
     return forward_ad._current_level >= 0
 
 
+def is_bare() -> bool:
+    """Whether no function mode is on in this thread, and no forward-mode AD."""
+    return not mode_depth() and forward_ad._current_level < 0
+
+
 def is_plain() -> bool:
     """Whether operators that are called now go straight to PyTorch's eager kernels: no
     function mode is on, and no transform, forward-mode AD or tracer is active."""
@@ -162,7 +167,10 @@ def is_plain() -> bool:
         not mode_depth()
         and forward_ad._current_level < 0
         and _peek_transform() is None
-        and not is_traced()
+        # is_traced(), here for its speed.
+        and _tracing_state() is None
+        and _dispatch_mode(_PROXY) is None
+        and not torch.compiler.is_compiling()
     )
 
 

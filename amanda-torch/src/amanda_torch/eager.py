@@ -139,7 +139,8 @@ class EagerDriver(TorchEagerDriver):
     def _module_call(self, vanilla: Any) -> Any:
         def __call__(module: nn.Module, *args: Any, **kwargs: Any) -> Any:  # noqa: N807
             interceptor = LOCAL.interceptor
-            if interceptor is None or interceptor.is_quiet():
+            # is_quiet(), here for its speed.
+            if interceptor is None or interceptor.muted or interceptor.thread["paused"]:
                 return vanilla(module, *args, **kwargs)
             parent = interceptor.enter_module(module)
             try:

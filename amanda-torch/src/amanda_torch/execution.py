@@ -44,6 +44,8 @@ def _unswallowed(error: TypeError, name: str) -> BaseException:
     return raised
 
 
+_is_grad_enabled = torch.is_grad_enabled
+
 _FORMS = 16
 """Forms of call in which an operator is laid out; one that has more is described each time."""
 
@@ -83,8 +85,8 @@ class Executor:
         name: str = "",
     ) -> Any:
         """An operator without actions whose backward operators some tool looks at."""
-        if not torch.is_grad_enabled():
-            return func(*args, **kwargs)
+        if not _is_grad_enabled():
+            return func(*args, **kwargs) if kwargs else func(*args)
         state = self._memory(plan).gradients
         start = _internals.sequence_number()
         result = func(*args, **kwargs)
@@ -107,17 +109,17 @@ class Executor:
         name: str = "",
     ) -> Any:
         """An operator with routines that look at no tensor: its arguments stay as they are."""
-        is_plain = plan.is_isolated and _internals.is_plain()
-        run = self._points.run_blind if is_plain else self._run_blind
+        is_bare = plan.is_isolated and _internals.is_bare()
+        run = self._points.run_blind if is_bare else self._run_blind
         try:
             if plan.before:
                 run(plan.before)
         except TypeError as error:
             raise _unswallowed(error, name_of(func))  # noqa: B904 - it sets its cause
-        if plan.claims:
+        if plan.claims and _is_grad_enabled():
             result = self.run_claimed(plan, func, args, kwargs, name)
         else:
-            result = func(*args, **kwargs)
+            result = func(*args, **kwargs) if kwargs else func(*args)
         try:
             if plan.after:
                 run(plan.after)
@@ -153,16 +155,16 @@ class Executor:
             return self.run(plan, func, name or name_of(func), plan.op_id, args, kwargs, key)[0]
         layout = self._memory(plan).layout
         values = None if layout is None else layout.values(key or func, args, kwargs)
-        if layout is None or values is None or (layout.is_in_place and torch.is_grad_enabled()):
+        if layout is None or values is None or (layout.is_in_place and _is_grad_enabled()):
             return self.run(plan, func, name or name_of(func), plan.op_id, args, kwargs, key)[0]
         changed = self._routines(plan.before, values, func) if plan.before else values
         if changed is not values:
             name = name or name_of(func)
             return self.run(plan, func, name, plan.op_id, args, kwargs, key, changed)[0]
-        if plan.claims:
+        if plan.claims and _is_grad_enabled():
             result = self.run_claimed(plan, func, args, kwargs, name)
         else:
-            result = func(*args, **kwargs)
+            result = func(*args, **kwargs) if kwargs else func(*args)
         if plan.after:
             outputs = tensors_of(result)
             changed = self._routines(plan.after, outputs, func)
@@ -235,7 +237,7 @@ class Executor:
         plan = operation.plan
         outputs = operation.hook_outputs(tensors_of(result))
         # Between the whole operator's hooks: they run first and last.
-        if plan.claims and torch.is_grad_enabled():
+        if plan.claims and _is_grad_enabled():
             self._claim(plan, lambda: call, result, operation.start)
         operation.hook_inputs(result)
         return self._finish(plan, operation, result, outputs), plan

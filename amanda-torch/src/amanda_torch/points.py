@@ -9,7 +9,7 @@ operator of a small model costs most. What is rare is left to the dispatcher.
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -20,8 +20,14 @@ from amanda.dispatch import Dispatcher, charge, note
 from amanda_torch import _internals
 from amanda_torch.routines import warn_of_change
 
-_LOCK = _state.TOOL_LOCK
+# Half of what a with-statement costs.
+_acquire = _state.TOOL_LOCK.acquire
+_release = _state.TOOL_LOCK.release
+_is_owned: Callable[[], bool] = _state.TOOL_LOCK._is_owned  # type: ignore[attr-defined]
 _ATTACHED = _state.ATTACHED
+_clock = time.perf_counter
+_is_grad_enabled = torch.is_grad_enabled
+_set_grad_enabled = _internals.set_grad_enabled
 
 
 class Points:
@@ -45,26 +51,34 @@ class Points:
             return
         thread = self._thread
         returned = None
-        start = time.perf_counter()
+        thread = self._thread
+        gradients = _is_grad_enabled()
+        start = _clock()
+        # From here to its end an interrupt may come after any call.
         thread["paused"] += 1
-        gradients = torch.is_grad_enabled()
-        if gradients:
-            _internals.set_grad_enabled(False)
         try:
-            with _LOCK:
-                for action in actions:
-                    try:
-                        result = action.func(**action.kwargs) if action.kwargs else action.func()
-                    except BaseException as error:
-                        note(error, action.routine, action.op_id)
-                        raise
-                    if result is not None:
-                        returned = action, result
-        finally:
             if gradients:
-                _internals.set_grad_enabled(True)
+                _set_grad_enabled(False)
+            _acquire()
+            for action in actions:
+                try:
+                    result = action.func(**action.kwargs) if action.kwargs else action.func()
+                except BaseException as error:
+                    note(error, action.routine, action.op_id)
+                    raise
+                if result is not None:
+                    returned = action, result
+        finally:
             thread["paused"] -= 1
-            charge(thread["scopes"], time.perf_counter() - start)
+            if gradients:
+                _set_grad_enabled(True)
+            # It was not when this began: no routine is run by another one.
+            if _is_owned():
+                _release()
+            # charge(), here for its speed.
+            seconds = _clock() - start
+            for scope in thread["scopes"]:
+                scope.statistics.tool_seconds += seconds
         if returned is not None:
             # An empty sequence is as good as nothing; else it is an error.
             self._dispatcher.put(returned[0], [], [], returned[1])
@@ -80,19 +94,21 @@ class Points:
         if len(_ATTACHED) > 1:
             return self._run_each(actions, values)
         thread = self._thread
-        start = time.perf_counter()
+        gradients = _is_grad_enabled()
+        start = _clock()
         thread["paused"] += 1
-        gradients = torch.is_grad_enabled()
-        if gradients:
-            _internals.set_grad_enabled(False)
         try:
-            with _LOCK:
-                done, selected, result = _until_result(actions, values)
-        finally:
             if gradients:
-                _internals.set_grad_enabled(True)
+                _set_grad_enabled(False)
+            _acquire()
+            done, selected, result = _until_result(actions, values)
+        finally:
             thread["paused"] -= 1
-            charge(thread["scopes"], time.perf_counter() - start)
+            if gradients:
+                _set_grad_enabled(True)
+            if _is_owned():
+                _release()
+            charge(thread["scopes"], _clock() - start)
         if result is not None:
             values = self._dispatcher.put(actions[done - 1], values, selected, result)
         return values if done == len(actions) else self._run_each(actions[done:], values)
