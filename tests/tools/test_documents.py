@@ -15,7 +15,7 @@ import pytest
 from tests.tutorial import documents
 
 FOLDER = documents.ROOT / "amanda-tools/docs"
-OWN = ("diff", "dump", "flops", "nan", "profile", "stats", "trace")
+OWN = ("diff", "dump", "flops", "nan", "profile", "report", "stats", "trace")
 """Documents of the analysis tools."""
 
 _CONSOLE = re.compile(
