@@ -274,17 +274,24 @@ def test_files_and_tables(tmp_path: Path) -> None:
     with paths[0].open(newline="") as file:
         assert {row["seen_by"] for row in csv.DictReader(file)} >= {"amanda module_hooks"}
     picture = paths[1].read_text(encoding="utf-8")
-    figures = tool.summary()["mechanisms"]["module_hooks"]["forward"]
-    assert f">{figures['ops']} ({100 * figures['share']:.0f} %)</text>" in picture
-    assert all(f">{name}</text>" in picture for name in tool.summary()["mechanisms"])
+    figures = tool.summary()["mechanisms"]["module_hooks"]["in_modules"]["forward"]
+    assert (figures["ops"], figures["of_ops"]) == (2, 2)
+    assert ">2 (100.0 %)</text>" in picture
+    assert all(f">forward: {name}</text>" in picture for name in tool.summary()["mechanisms"])
+    [chart] = tool.charts()
+    assert chart.values["seen"][:3] == [2, 2, 2]
+    assert [a + b for a, b in zip(*chart.values.values(), strict=True)][:3] == [2, 2, 2]
     again = tool.write_files(tmp_path, "again")
     assert again[1].read_text(encoding="utf-8") == picture
     assert json.loads(json.dumps(tool.result())) == tool.result()
     overview, forward, _ = tool.tables()
-    assert [row[0] for row in overview.rows] == [
+    assert [row[0] for row in overview.rows[:3]] == [
         "amanda", "module_hooks (measured)", "torch_function (derived)",
     ]  # fmt: skip
+    assert overview.rows[1][1:] == ("forward", 2, 33.3, 2, 100.0)
     assert {row[0] for row in forward.rows} >= {"0", "1", "(outside of modules)"}
+    outside = covered(lambda: torch.rand(1)).write_files(tmp_path, "outside")
+    assert ">1 (100.0 %)</text>" in outside[1].read_text(encoding="utf-8")
     nothing = covered(lambda: torch.rand(1), csv=False, svg=False)
     assert list(nothing.write_files(tmp_path, "coverage")) == []
     with pytest.raises(ValueError, match="by"):

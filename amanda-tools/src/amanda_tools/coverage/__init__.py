@@ -11,7 +11,7 @@ import attrs
 
 from amanda import Driver, OpContext
 from amanda.tools.graph_tracing import GraphTracingTool
-from amanda.tools.reporting import OpDescription, Table, describe
+from amanda.tools.reporting import Chart, OpDescription, Table, describe
 from amanda_tools.coverage.peers import Peer, peers_of
 from amanda_tools.csv_files import write_rows
 from amanda_tools.printing import PrintingTool
@@ -136,8 +136,10 @@ class CoverageTool(PrintingTool[CoverageOptions]):
         ``mechanisms``: name to ``how`` ("measured", "derived"; of Amanda itself "measured"),
         and for ``forward`` and ``backward`` each ``ops`` and ``executions`` seen, ``of_ops``
         and ``of_executions`` that there are, and ``share``, a fraction of the operators, null
-        where there are none. ``by_type`` and ``by_module``: direction, then type or module, to
-        ``ops``, ``executions`` and ``seen_by``, a mechanism's name to operators.
+        where there are none; ``in_modules`` is the same of what modules or functions run,
+        without the initialisation of weights, optimizers and the like. ``by_type`` and
+        ``by_module``: direction, then type or module, to ``ops``, ``executions`` and
+        ``seen_by``, a mechanism's name to operators.
         """
         rows = self.op_rows()
         known = {OURS: ("", "measured")}
@@ -145,8 +147,15 @@ class CoverageTool(PrintingTool[CoverageOptions]):
         found: dict[str, Any] = {"mechanisms": {}}
         for name, (framework, how) in known.items():
             own = [row for row in rows if row["namespace"].startswith(framework)]
-            figures = {way: _figures(_in(own, way), name) for way in DIRECTIONS}
-            found["mechanisms"][name] = {"how": how, **figures}
+            ways = {way: _in(own, way) for way in DIRECTIONS}
+            found["mechanisms"][name] = {
+                "how": how,
+                **{way: _figures(part, name) for way, part in ways.items()},
+                "in_modules": {
+                    way: _figures(list(filter(_is_in_module, part)), name)
+                    for way, part in ways.items()
+                },
+            }
         for key in ("type", "module"):
             found[f"by_{key}"] = {
                 way: _grouped(_in(rows, way), operator.itemgetter(key)) for way in DIRECTIONS
@@ -158,17 +167,14 @@ class CoverageTool(PrintingTool[CoverageOptions]):
     def tables(self) -> Iterable[Table]:
         """What each mechanism sees, and the types or modules of which most is missed."""
         found = self.summary()["mechanisms"]
-        ways = [(way, found[OURS][way]) for way in DIRECTIONS]
-        title = "coverage: " + ", ".join(f"{of['ops']} {way} ops" for way, of in ways)
-        columns = ("mechanism", *(f"{way}{what}" for way in DIRECTIONS for what in ("", " %")))
+        counts = (f"{found[OURS][way]['ops']} {way} ops" for way in DIRECTIONS)
+        columns = ("mechanism", "direction", "ops", "%", "in modules", "%")
         rows = [
-            (
-                _title(name, figures["how"]),
-                *(cell for way in DIRECTIONS for cell in _cells(figures[way])),
-            )
-            for name, figures in found.items()
+            (_title(name, of["how"]), way, *_cells(of[way]), *_cells(of["in_modules"][way]))
+            for way in DIRECTIONS
+            for name, of in found.items()
         ]
-        yield Table(title, columns, rows)
+        yield Table("coverage: " + ", ".join(counts), columns, rows)
         names = [name for name in found if name != OURS]
         for way in DIRECTIONS:
             yield self._groups(way, names)
@@ -189,6 +195,37 @@ class CoverageTool(PrintingTool[CoverageOptions]):
         ]
         return Table(f"coverage: {way} ops by {by}", (by, OURS, *names), shown)
 
+    def charts(self) -> Iterable[Chart]:
+        """Operators that each mechanism sees and misses, forward and backward, in modules; of
+        all operators where none runs in a module."""
+        shown = self._shown()
+        yield Chart(
+            title="operators, in modules" if self._has_modules() else "operators",
+            kind="bar",
+            labels=[f"{way}: {name}" for way, name, _ in shown],
+            values={
+                "seen": [of["ops"] for _, _, of in shown],
+                "missed": [of["of_ops"] - of["ops"] for _, _, of in shown],
+            },
+        )
+
+    def _has_modules(self) -> bool:
+        return any(_is_in_module(covered.op.row()) for covered in self._ops.values())
+
+    def _shown(self) -> list[tuple[str, str, Mapping[str, Any]]]:
+        """Direction, mechanism and its figures, of each bar."""
+        mechanisms = self.summary()["mechanisms"].items()
+        inside = self._has_modules()
+        return [
+            (way, name, (of["in_modules"] if inside else of)[way])
+            for way in DIRECTIONS
+            for name, of in mechanisms
+        ]
+
+    def _notes(self) -> list[str]:
+        cells = (_cells(of) for _, _, of in self._shown())
+        return [f"{ops} ({share} %)" for ops, share in cells]
+
     def write_files(self, folder: Path, stem: str) -> Sequence[Path]:
         """Write ``<stem>.csv``, and ``<stem>.svg``, the bar chart."""
         written = []
@@ -198,10 +235,11 @@ class CoverageTool(PrintingTool[CoverageOptions]):
             write_rows(written[-1], rows)
         if self.options.svg:
             # It takes a second, and is wanted here only.
-            from amanda_tools.coverage.figure import draw
+            from amanda_tools.bars import draw_bars
 
             written.append(folder / f"{stem}.svg")
-            draw(self.summary()["mechanisms"], written[-1])
+            [chart] = self.charts()
+            draw_bars(chart, written[-1], notes=self._notes())
         return written
 
 
@@ -211,6 +249,11 @@ def _framework(op: OpDescription) -> str:
 
 def _in(rows: Iterable[Mapping[str, Any]], way: str) -> list[Mapping[str, Any]]:
     return [row for row in rows if row["direction"] == way]
+
+
+def _is_in_module(row: Mapping[str, Any]) -> bool:
+    """Whether a module or a function runs an operator; ids of others begin with a slash."""
+    return bool(row["module"]) or not row["id"].startswith("/")
 
 
 def _figures(rows: Sequence[Mapping[str, Any]], name: str) -> dict[str, Any]:
@@ -244,4 +287,4 @@ def _title(name: str, how: str) -> str:
 
 def _cells(figures: Mapping[str, Any]) -> tuple[Any, ...]:
     share = figures["share"]
-    return figures["ops"], "-" if share is None else f"{100 * share:.1f}"
+    return figures["ops"], "-" if share is None else round(100 * share, 1)

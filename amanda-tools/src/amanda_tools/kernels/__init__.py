@@ -11,7 +11,7 @@ import attrs
 
 from amanda import Driver, OpContext
 from amanda.tools.mapping import MappingTool
-from amanda.tools.reporting import OpDescription, Table, describe
+from amanda.tools.reporting import Chart, OpDescription, Table, describe
 from amanda_tools.csv_files import write_rows
 from amanda_tools.flops import quantity
 from amanda_tools.kernels import timeline
@@ -25,6 +25,9 @@ from amanda_tools.kernels.recordings import (
     recorder_for,
 )
 from amanda_tools.printing import PrintingTool
+
+_TYPES, _KERNELS = 12, 9
+"""Bars of the chart, and kernels in it that have a colour of their own."""
 
 __all__ = ["KernelsOptions", "KernelsTool"]
 
@@ -203,6 +206,22 @@ class KernelsTool(PrintingTool[KernelsOptions]):
         if problems := found["problems"]:
             yield Table("kernels: not recorded", ("why",), [(text,) for text in problems])
 
+    def charts(self) -> Iterable[Chart]:
+        """Time of the types of operators that take most of it, each made of its kernels: on
+        devices where there are any, else on the host."""
+        summary = self.summary()
+        place = "device" if summary["launches"] else "host"
+        groups = summary["by_type"]
+        order = sorted(groups, key=lambda kind: -groups[kind][f"{place}_us"])
+        types = [kind for kind in order if groups[kind][f"{place}_us"]][:_TYPES]
+        yield Chart(
+            title=f"time on the {place}, by kernel",
+            kind="bar",
+            labels=types,
+            values=_stacked([_kernels_at(groups[kind], place) for kind in types]),
+            unit="s",
+        )
+
     def write_files(self, folder: Path, stem: str) -> Sequence[Path]:
         """Write ``<stem>.csv``, ``<stem>.timeline.json`` and ``<stem>.svg``."""
         written = []
@@ -215,10 +234,11 @@ class KernelsTool(PrintingTool[KernelsOptions]):
             timeline.write(self.recording, self._ops, written[-1])
         if self.options.svg:
             # It takes a second, and is wanted here only.
-            from amanda_tools.kernels.figure import draw
+            from amanda_tools.bars import draw_bars
 
             written.append(folder / f"{stem}.svg")
-            draw(self.summary(), written[-1])
+            [chart] = self.charts()
+            draw_bars(chart, written[-1])
         return written
 
 
@@ -263,6 +283,25 @@ def _group(ops: Sequence[OpDescription], activities: Sequence[Activity]) -> dict
         **_times(activities),
         "kernels": {f"{k['name']} ({k['device']})": k["duration_us"] for k in kernels},
     }
+
+
+def _kernels_at(group: Mapping[str, Any], place: str) -> dict[str, float]:
+    """Seconds by kernel, of those on devices or on the host."""
+    on_host = place == "host"
+    kernels = group["kernels"].items()
+    return {name: us / 1e6 for name, us in kernels if name.endswith("(cpu)") is on_host}
+
+
+def _stacked(bars: Sequence[Mapping[str, float]]) -> dict[str, list[float | None]]:
+    """A series for each of the longest kernels, and one for the others."""
+    totals: collections.Counter[str] = collections.Counter()
+    for bar in bars:
+        totals.update(bar)
+    names = [name for name, _ in totals.most_common(_KERNELS)]
+    series: dict[str, list[float | None]] = {name: [b.get(name) for b in bars] for name in names}
+    if len(totals) > len(names):
+        series["others"] = [sum(t for k, t in b.items() if k not in series) for b in bars]
+    return series
 
 
 def _share(part: float, total: float) -> str:
