@@ -126,11 +126,14 @@ def test_lines_have_axes_with_round_values() -> None:
 
 
 def test_powers_of_ten_are_equally_far_apart() -> None:
-    """Zero stands at the bottom of such an axis."""
-    found = drawn(kind="points", labels=range(4), values={"x": [1e-6, 1e-3, 1.0, 0.0]}, log=True)
+    """Zero stands at the bottom of such an axis; names are told instead of numbers."""
+    found = drawn(
+        kind="points", labels=range(4), values={"x": [1e-6, 1e-3, 1.0, 0.0]}, names="abcd", log=True
+    )
     first, second, third, zero = (mark.y for mark in found.points)
     assert first - second == pytest.approx(second - third, abs=0.02)
     assert zero > first
+    assert [mark.text for mark in found.points] == ["a: 1e-06", "b: 0.001", "c: 1", "d: 0"]
     assert len(found.y_ticks) >= 4
 
 

@@ -77,6 +77,7 @@ class Chart:
             upright bars of a histogram; ``"line"`` and ``"points"`` for values along an axis.
         labels: the name of each bar or bin; of lines and points their numbers on the x axis.
         values: the values of each series by its name, one per label, None for a gap.
+        names: what each label stands for, where hovering is to tell more than the label.
         unit: of the values, such as ``"s"``, ``"B"`` or ``"FLOP"``; drawn with prefixes.
         axis: what the labels are, where that has to be said.
         log: whether powers of ten of the values are equally far apart; not for bars.
@@ -86,6 +87,7 @@ class Chart:
     kind: Literal["bar", "hist", "line", "points"]
     labels: Sequence[Any]
     values: Mapping[str, Sequence[float | None]]
+    names: Sequence[str] = ()
     unit: str = ""
     axis: str = ""
     log: bool = False

@@ -65,6 +65,7 @@ def charts(rows: Sequence[Mapping[str, Any]], tolerance: float) -> Iterator[Char
             ]
             for name, agrees in kinds.items()
         },
+        names=[f"{row['id']} {row['tensor']}, step {row['step']}" for row in rows],
         axis="tensors in the order of the run",
         log=True,
     )

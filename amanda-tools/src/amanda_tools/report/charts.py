@@ -19,8 +19,6 @@ LEFT, RIGHT, TOP, BOTTOM = 64.0, 12.0, 10.0, 34.0
 
 _PREFIXES = ((1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"), (1.0, ""))
 _SMALL = ((1e-3, "m"), (1e-6, "µ"), (1e-9, "n"))
-_FLOOR = 1e-17
-"""What a logarithmic axis shows of zero."""
 
 
 @attrs.frozen
@@ -155,7 +153,7 @@ class Scale:
         """Where a value is; what is beyond the axis is at its end."""
         low, high, at = self.low, self.high, value
         if self.log:
-            low, high, at = (math.log10(max(v, _FLOOR)) for v in (low, high, value))
+            low, high, at = (math.log10(max(v, self.low)) for v in (low, high, value))
         share = min(max((at - low) / (high - low), 0.0), 1.0) if high > low else 0.5
         return round(self.start + share * (self.end - self.start), 2)
 
@@ -165,10 +163,7 @@ class Scale:
 
     def _values(self) -> Iterable[float]:
         if self.log:
-            powers = range(
-                math.floor(math.log10(max(self.low, _FLOOR))),
-                math.ceil(math.log10(max(self.high, _FLOOR))) + 1,
-            )
+            powers = range(math.floor(math.log10(self.low)), math.ceil(math.log10(self.high)) + 1)
             some = powers[:: max(len(powers) // 5, 1)]
             return [10.0**power for power in some if self.low <= 10.0**power <= self.high]
         step = _round_step((self.high - self.low) / 5)
@@ -219,12 +214,13 @@ def _vertical(chart: Chart, values: Sequence[float]) -> Scale:
     finite = [value for value in values if math.isfinite(value)] or [0.0]
     low, high = min(finite), max(finite)
     if chart.log:
-        positive = [value for value in finite if value > 0]
-        low = min(positive, default=_FLOOR)
-        low = _FLOOR if min(finite) <= 0 else 10.0 ** math.floor(math.log10(low))
+        smallest = min((value for value in finite if value > 0), default=1.0)
+        # What has no logarithm stands a power below all that has.
+        low = 10.0 ** (math.floor(math.log10(smallest)) - (min(finite) <= 0))
         high = max(high, low * 10)
     else:
-        low = min(low, 0.0) if chart.kind != "line" or low > 0 > low - high else low
+        # Zero is there if it is not farther away than the values are apart.
+        low = min(low, 0.0) if chart.kind == "hist" or low < high - low else low
         high = high if high > low else low + 1.0
     return Scale(low, high, HEIGHT - BOTTOM, TOP, chart.log)
 
@@ -240,7 +236,7 @@ def _marks(
     width = (WIDTH - LEFT - RIGHT) / max(len(xs), 1) - 1 if chart.kind == "hist" else 0.0
     ground = vertical.place(0.0 if not chart.log else vertical.low)
     for i, values in enumerate(series.values()):
-        for label, x, value in zip(chart.labels, xs, values, strict=False):
+        for label, x, value in zip(chart.names or chart.labels, xs, values, strict=False):
             if value is None:
                 continue
             y = vertical.place(value)

@@ -94,14 +94,17 @@ class StatsTool(WatchingTool[StatsOptions]):
     def charts(self) -> Iterable[Chart]:
         """Of each kind of tensor the deviations in the order of the run, and all sizes."""
         for kind in KINDS:
-            moments = [watched.moments for watched in self._of(kind)]
-            deviations = [None if math.isnan(m.deviation) else m.deviation for m in moments]
+            part = self._of(kind)
+            moments = [watched.moments for watched in part]
+            # A constant has no place on an axis of powers.
+            deviations = [m.deviation if m.deviation > 0 else None for m in moments]
             if len(moments) > 1:
                 yield Chart(
                     title=f"standard deviation of the {kind}",
                     kind="points",
                     labels=range(len(moments)),
                     values={kind: deviations},
+                    names=[watched.key for watched in part],
                     axis="tensors in the order of the run",
                     log=True,
                 )

@@ -3,17 +3,18 @@
 
 const ROW = 26, AHEAD = 12, SMALL = 9, WIDEST = 48;
 
-function wholeNumber(value) {
-  return value.toLocaleString("en-US", { maximumFractionDigits: 0 });
-}
+// Made once: each costs more than many numbers.
+const WHOLE = new Intl.NumberFormat("en-US", { maximumFractionDigits: 0 });
+const DIGITS = new Intl.NumberFormat("en-US", { maximumSignificantDigits: 5 });
+const COLLATOR = new Intl.Collator("en", { numeric: true });
 
 function shown(value) {
   if (value === null || value === undefined) return "";
   if (typeof value !== "number") return String(value);
-  if (Number.isInteger(value)) return wholeNumber(value);
+  if (Number.isInteger(value)) return WHOLE.format(value);
   const size = Math.abs(value);
   if (size >= 1e6 || size < 1e-4) return value.toExponential(4);
-  return value.toLocaleString("en-US", { maximumSignificantDigits: 5 });
+  return DIGITS.format(value);
 }
 
 // What a column sorts by: a number, or null for nothing, which always comes last.
@@ -48,8 +49,6 @@ class Column {
     return sign * COLLATOR.compare(x, y);
   }
 }
-
-const COLLATOR = new Intl.Collator("en", { numeric: true });
 
 class Grid {
   constructor(element) {
@@ -117,8 +116,8 @@ class Grid {
       const text = this.line(row);
       return words.every((word) => text.includes(word));
     });
-    const total = wholeNumber(this.all.length);
-    const count = wholeNumber(this.rows.length);
+    const total = WHOLE.format(this.all.length);
+    const count = WHOLE.format(this.rows.length);
     this.output.textContent = words.length ? `${count} of ${total} rows` : `${total} rows`;
     this.draw();
   }
