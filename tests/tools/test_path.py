@@ -30,6 +30,8 @@ from amanda_tools.path.rules import RULES
 from amanda_tools.path.synapses import chosen
 from tests.tools.path_oracle import applied
 
+END = "Sequential.2/linear:0"
+
 # -- the choice itself -------------------------------------------------------------
 
 
@@ -143,7 +145,7 @@ def test_labels_choose_the_class(net: nn.Module) -> None:
     for label in [*predicted, 3, 3, 0]:
         expected[label] = expected.get(label, 0) + 1
     assert tool.counts == expected
-    critical = tool.paths[3].ops["Sequential.2/linear:0"].neurons
+    critical = tool.paths[3].ops[END].neurons
     assert critical is not None
     assert critical.array.tolist() == [False, False, False, True]
 
@@ -257,21 +259,32 @@ def test_the_decorator_registers(monkeypatch: pytest.MonkeyPatch) -> None:
     assert RULES["gate_a"] is RULES["tanh"] is gate
 
 
+class Window(nn.Module):
+    """Takes other elements each time."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.start = 0
+        self.head = nn.Linear(3, 2)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.head(x[:, self.start : self.start + 3])
+
+
 def test_arguments_that_change_from_pass_to_pass() -> None:
-    """One operator that takes other elements each time: each pass is taken as it was."""
-    net = nn.Linear(3, 2)
-    tool = PathTool()
-    x = torch.rand(1, 6)
+    """Each pass is taken as it was."""
+    net, tool = Window(), PathTool()
+    nn.init.ones_(net.head.weight)
+    starts = (0, 2, 3)
     with amanda.apply(tool):
-        for start in (0, 2, 3):
-            amanda.new_iteration()
-            net(x[:, start : start + 3])
-    starts = [0, 2, 3]
+        for start in starts:
+            net.start = start
+            net(torch.rand(1, 6))
     for start, path in zip(starts, tool.paths, strict=True):
         [mask] = path.inputs.values()
-        taken = np.flatnonzero(mask.array)
-        assert len(taken)
-        assert set(taken) <= set(range(start, start + 3))
+        taken = {int(i) for i in np.flatnonzero(mask.array)}
+        assert taken
+        assert taken <= set(range(start, start + 3))
 
 
 def test_files(net: nn.Module, tmp_path: Path) -> None:
@@ -333,6 +346,29 @@ def test_each_input_has_the_path_that_it_has_alone() -> None:
         for kind in ("neurons", "weights", "synapses"):
             assert path.density(kind) == alone.density(kind)
         assert similarity(path, alone, "neurons") == similarity(path, alone, "weights") == 1
+
+
+def test_weights_are_weights_after_the_optimizer_has_written_them() -> None:
+    """A script that trains: the optimizer's operators are no part of the model."""
+    torch.manual_seed(12)
+    net = nn.Sequential(nn.Linear(6, 5), nn.ReLU(), nn.Linear(5, 4))
+    optimizer = torch.optim.SGD(net.parameters(), 0.1)
+    tool = PathTool()
+    with amanda.apply(tool):
+        for _ in range(3):
+            x = torch.rand(2, 6)
+            functional.cross_entropy(net(x * 2 - 1), torch.tensor([1, 2])).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    assert len(tool.paths) == 6
+    for path in tool.paths:
+        assert set(path.ops) == {"Sequential.0/linear:0", "Sequential.1/relu:0", END}
+        assert path.inputs.keys() == {"Sequential.0/linear:0:0"}
+        weights = path.ops[END].weights
+        assert weights is not None
+        assert weights.count <= 5
+    assert all(path.density("weights") for path in tool.class_paths.values())
+    assert [row["weights_total"] for row in tool.op_rows()] == [30, 0, 20]
 
 
 def test_watching_changes_nothing(net: nn.Module) -> None:

@@ -95,11 +95,12 @@ class Extraction:
         self._batch = len(start.index)
         self._claims: dict[tuple[int, Execution, int], list[Claim]] = collections.defaultdict(list)
         self._ops: list[dict[str, OpPath]] = [{} for _ in start.index]
-        self._inputs: dict[str, list[Claim | None]] = {}
+        self._inputs: dict[str, list[list[Array]]] = {}
         self._input_shapes: dict[str, tuple[int, ...]] = {}
         for sample, index in enumerate(start.index):
             self._claims[sample, start.output, start.position].append((index, None))
         self._read = {(start.output, start.position)}
+        self._model = _model_of(run, start.output)
         self.executions = self._order(run, start.output)
         for execution in self.executions:
             self._extract(execution)
@@ -112,7 +113,8 @@ class Extraction:
             if execution in reached:
                 found.append(execution)
                 sources = zip(execution.sources, execution.is_data, strict=True)
-                read = {s for s, is_data in sources if s is not None and is_data and _computes(s)}
+                read = {s for s, is_data in sources if s is not None and is_data}
+                read = {source for source in read if source[0] in self._model}
                 self._read |= read
                 reached |= {source for source, _ in read}
         return found
@@ -129,14 +131,15 @@ class Extraction:
         shapes = [o.shape for p in outputs if (o := execution.outputs[p]) is not None]
         size = sum(int(np.prod(shape)) for shape in shapes)
         neurons = self._neurons(shapes, found)
+        claimed = [self._pass_on(sample, execution, parts) for sample, parts in enumerate(found)]
+        weights = _weights(execution, claimed)
         for sample, parts in enumerate(found):
-            weights = [self._pass_on(sample, execution, wanted) for wanted in parts]
             synapses = [s + w.output * size * call.width for w in parts for s in w.synapses]
             critical = sum(len(part) for part in synapses)
             total = max(critical, size * call.width // (1 if size % self._batch else self._batch))
             self._ops[sample][execution.op.about.id] = OpPath(
                 neurons[sample],
-                next((mask for mask in weights if mask is not None), None),
+                weights[sample],
                 np.unique(np.concatenate(synapses or [np.zeros(0, np.int64)]))
                 if self._keeps
                 else None,
@@ -186,26 +189,23 @@ class Extraction:
             wanted.synapses.append(every.reshape(-1))
         return wanted
 
-    def _pass_on(self, sample: int, execution: Execution, wanted: Wanted) -> Mask | None:
-        """Hand the claims to what made the inputs; the weight's mask is given back."""
-        weight = None
-        for position, index, values in wanted.claims:
+    def _pass_on(
+        self, sample: int, execution: Execution, parts: Sequence[Wanted]
+    ) -> dict[int, Array]:
+        """Hand the claims to what made the inputs; those on weights are given back."""
+        weights: dict[int, Array] = {}
+        for position, index, values in (claim for wanted in parts for claim in wanted.claims):
             source, array = execution.sources[position], execution.inputs[position]
-            if execution.is_data[position]:
-                if source is not None and _computes(source):
-                    self._claims[sample, *source].append((index, values))
-                elif array is not None:
-                    key = f"{execution.op.about.id}:{position}"
-                    self._input_shapes[key] = array.shape
-                    known = self._inputs.setdefault(key, [None] * self._batch)
-                    before = known[sample]
-                    known[sample] = (np.union1d(index, [] if before is None else before[0]), None)
-                continue
-            shape = execution.op.parameters.get(position) if array is None else array.shape
-            if shape is not None:
-                mask = Mask.of(shape, index)
-                weight = mask if weight is None or weight.shape != mask.shape else weight | mask
-        return weight
+            if not execution.is_data[position]:
+                weights[position] = np.union1d(weights.get(position, index), index)
+            elif source is not None and source[0] in self._model:
+                self._claims[sample, *source].append((index, values))
+            elif array is not None:
+                key = f"{execution.op.about.id}:{position}"
+                self._input_shapes[key] = array.shape
+                known = self._inputs.setdefault(key, [[] for _ in range(self._batch)])
+                known[sample].append(index)
+        return weights
 
     # -- masks ------------------------------------------------------------------
 
@@ -245,13 +245,41 @@ class Extraction:
 
     def _paths(self, labels: Sequence[int | None]) -> list[Path]:
         inputs: list[dict[str, Mask]] = [{} for _ in labels]
+        nothing = np.zeros(0, np.int64)
         for key, claims in self._inputs.items():
-            index = [np.zeros(0, np.int64) if c is None else c[0].astype(np.int64) for c in claims]
+            index = [np.unique(np.concatenate([nothing, *parts])) for parts in claims]
             for sample, mask in enumerate(self._masks(self._input_shapes[key], index)):
                 inputs[sample][key] = mask
         return [Path(*parts) for parts in zip(labels, self._ops, inputs, strict=True)]
 
 
-def _computes(source: tuple[Execution, int]) -> bool:
-    """Whether an operator computes something of the input, and does not make it."""
-    return any(source[0].is_data)
+def _weights(execution: Execution, claimed: Sequence[dict[int, Array]]) -> list[Mask | None]:
+    """The mask of the weight for each input, None if the operator has none."""
+    op = execution.op
+    positions = [position for claims in claimed for position in claims]
+    if len(op.weight_layout) > 1 and op.weight is not None and not execution.is_data[op.weight]:
+        positions.append(op.weight)
+    if not positions:
+        return [None] * len(claimed)
+    position = positions[0]
+    array = execution.inputs[position]
+    shape = op.parameters.get(position) if array is None else array.shape
+    if shape is None:
+        return [None] * len(claimed)
+    nothing = np.zeros(0, np.int64)
+    return [Mask.of(shape, claims.get(position, nothing)) for claims in claimed]
+
+
+def _model_of(run: Pass, output: Execution) -> set[Execution]:
+    """The executions between the model's inputs and its output.
+
+    What makes a module's input, and is outside of modules, is none; nor what makes something of
+    nothing.
+    """
+    found: set[Execution] = set()
+    for execution in run.executions.values():
+        reads = any(source is not None and source[0] in found for source in execution.sources)
+        inside = execution.op.is_in_module or not output.op.is_in_module
+        if any(execution.is_data) and (inside or reads):
+            found.add(execution)
+    return found

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from typing import Any
 
 import attrs
@@ -46,6 +46,7 @@ class Operator:
         names: the declared name of each input.
         attributes: its non-tensor arguments.
         parameters: shapes of the inputs that are parameters, variables or constants, by position.
+        weight: position of its weight, None if the mapping rules know none.
         weight_layout, data_layout: letters of axes, "" where the mapping rules know none.
         run: runs it again on tensors, None where the driver cannot.
         tensors: of each input what makes a tensor of its type from an array.
@@ -57,6 +58,7 @@ class Operator:
     names: Sequence[str]
     attributes: Mapping[str, Any]
     parameters: Mapping[int, tuple[int, ...]]
+    weight: int | None
     weight_layout: str
     data_layout: str
     run: Callable[..., Any] | None
@@ -70,15 +72,24 @@ class Operator:
         return bool(self.about.module) or self.about.id.find("/") > 0
 
     @classmethod
-    def of(cls, context: OpContext, graph: Graph) -> Operator:
-        """What an analysis sees; `graph` is what has run before."""
+    def of(cls, context: OpContext, graph: Graph, made: Container[str]) -> Operator:
+        """What an analysis sees.
+
+        Args:
+            context: the operator's.
+            graph: what has run before.
+            made: ids of the operators that have run in this pass.
+        """
         inputs = context.get_inputs()
+        # To ask whether a tensor is a parameter may be slow; what the pass has made is none. What
+        # an earlier one has made may be: the optimizer writes into parameters.
         links = [None if t is None else graph.tensor_of(t) for t in inputs]
-        # To ask whether a tensor is a parameter may be slow; what an operator made is none.
         asked = [
-            i for i, (tensor, link) in enumerate(zip(inputs, links, strict=True))
-            if tensor is not None and (link is None or not link.producer or _is_read(graph, link))
-        ]  # fmt: skip
+            i
+            for i, (tensor, link) in enumerate(zip(inputs, links, strict=True))
+            if tensor is not None
+            and (link is None or link.producer not in made or _is_read(graph, link))
+        ]
         values = {i: context.get_value(i) for i in asked}
         try:
             run = context.get_function()
@@ -89,6 +100,7 @@ class Operator:
             context.get_input_names(),
             context.get_attrs(),
             {i: tuple(map(int, v.shape)) for i, v in values.items() if hasattr(v, "shape")},
+            context["weight_index"],
             context["weight_layout"] or "",
             context["data_layout"] or "",
             run,
@@ -199,7 +211,12 @@ class Recorder(Tool):
         return sorted(executions, key=lambda e: order.get(e.op.about.id, -1))
 
     def _analyse(self, context: OpContext) -> None:
-        op = Operator.of(context, self._graph)
+        made = {} if self._pass is None else self._pass.executions
+        # Of an operator of a graph nobody knows yet when it runs again.
+        if context.get_op_id() in made and context.namespace.tags[-1] == "eager":
+            self.finish()
+            made = {}
+        op = Operator.of(context, self._graph, made)
         context.insert_before_op(self._before, op=op)
         context.insert_after_op(self._after, op=op)
 
