@@ -274,6 +274,16 @@ def test_every_value_of_a_result_is_somewhere() -> None:
     assert section.facts["f"] == "none"
 
 
+def test_large_mappings_are_one_table_each() -> None:
+    """What is in their values stands in the cells."""
+    by_type = {f"t{i}": {"n": i, "kernels": {f"k{j}": j for j in range(9)}} for i in range(50)}
+    mixed = {f"m{i}": {"a": {"b": i}} if i % 2 else i for i in range(60)}
+    result = {"summary": {"by_type": by_type, "mixed": mixed}}
+    section = section_of(ToolReport(name="any", result=result))
+    assert [(grid.title, grid.rows) for grid in section.grids] == [("by_type", 50), ("mixed", 60)]
+    assert '{"k0": 0' in section.grids[0].columns[2]["texts"][0]
+
+
 @pytest.mark.parametrize("result", [None, [], [1, 2], "text", 3.5, {"summary": 1}, {"ops": [1]}])
 def test_results_of_any_form_make_a_page(result: Any) -> None:
     """Nothing asks a tool for a mapping."""

@@ -16,6 +16,9 @@ _COMMON = frozenset({"tool", "schema", "namespaces", "summary", "ops"})
 _FEW = 6
 """A list of at most so many plain values is a figure, and no table."""
 
+_MANY = 24
+"""Of a mapping with more that is no figure, not everything gets a table of its own."""
+
 
 def document_of(report: RunReport) -> Document:
     """The page of a run."""
@@ -89,9 +92,13 @@ def _of_mapping(title: str, value: Mapping[str, Any], is_open: bool) -> Iterator
     if all(map(_is_plain, values)):
         if not _are_few(values):
             yield grid(title, ["", "value"], list(value.items()), is_open=is_open)
-    elif all(isinstance(v, Mapping) and all(map(_is_plain, v.values())) for v in values):
+    elif all(isinstance(v, Mapping) for v in values) and (
+        len(values) > _FEW or all(_is_plain(leaf) for v in values for leaf in v.values())
+    ):
         rows = [{"": name, **item} for name, item in value.items()]
         yield records(title, rows, is_open=is_open)
+    elif len(values) > _MANY:
+        yield grid(title, ["", "value"], list(value.items()), is_open=is_open)
     else:
         if plain := figures(value):
             yield grid(title, ["", "value"], list(plain.items()), is_open=is_open)
