@@ -15,7 +15,19 @@ import pytest
 from tests.tutorial import documents
 
 FOLDER = documents.ROOT / "amanda-tools/docs"
-OWN = ("diff", "dump", "flops", "nan", "profile", "report", "stats", "trace")
+OWN = (
+    "coverage",
+    "diff",
+    "dump",
+    "flops",
+    "kernels",
+    "nan",
+    "path",
+    "profile",
+    "report",
+    "stats",
+    "trace",
+)
 """Documents of the analysis tools."""
 
 _CONSOLE = re.compile(
