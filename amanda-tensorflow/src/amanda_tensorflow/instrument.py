@@ -232,6 +232,7 @@ class Instrument:
             refuse_unknown_gradients(site, op, plan)
         self.building.anchors = [c for o in op.control_inputs if (c := site.ops.get(o.name))]
         used = self._run(state.before, plan.before, inputs)
+        self._wait_for_read(inputs, used)
         new, outputs = self._executed(site, op, plan, used, create, state)
         if execution is not None:
             plan = execution.finish(outputs)
@@ -260,6 +261,11 @@ class Instrument:
                 Segment(changed, [old[i] for i in changed], [tensors[i] for i in changed])
             )
         return tensors
+
+    def _wait_for_read(self, inputs: Sequence[Any], used: Sequence[Any]) -> None:
+        """What comes next reads `used` in place of `inputs`, and waits for what they wait for."""
+        replaced = [old for old, new in zip(inputs, used, strict=True) if old is not new]
+        self.building.controls += self.building.late_nodes(replaced)
 
     def awaited(self, tensors: list[Any], readers: Iterable[Any] = ()) -> list[Any]:
         """The tensors, whose readers wait for the nodes without a value.
@@ -362,6 +368,7 @@ class Instrument:
         execution = self._execution(op, call, forward, backward_id)
         before, after = execution.needed()
         used = execution.before(inputs) if before else inputs
+        self._wait_for_read(inputs, used)
         new = create(used, self.building.take_controls())
         final = outputs = list(new.outputs)
         if after:
