@@ -7,8 +7,10 @@ import math
 import re
 import subprocess
 import sys
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from amanda.cli.pages import RunReport, ToolReport
@@ -304,6 +306,22 @@ def test_tables_of_a_tool_come_first_and_the_rest_is_folded() -> None:
         ("shares", True), ("by", False), ("operators", True),
     ]  # fmt: skip
     assert [c["name"] for c in section.grids[-1].columns] == ["id"]
+
+
+def test_what_is_no_plain_data_is_text() -> None:
+    """NumPy's numbers are numbers; one that cannot be shown loses its tool's part only."""
+
+    class Bad:
+        def __str__(self) -> str:
+            raise RuntimeError("no text")
+
+    good = {"n": np.float32(0.5), "p": Path("a/b"), "rows": [{"i": np.int64(i)} for i in range(9)]}
+    section = section_of(ToolReport(name="good", result=good))
+    assert section.facts == {"n": "0.5", "p": "a/b"}
+    assert section.grids[0].columns[0] == column("i", range(9))
+    tools = [ToolReport(name="bad", result={"x": Bad()}), ToolReport(name="good", result=good)]
+    bad, same = document_of(RunReport(title="t", facts={}, tools=tools)).sections
+    assert (bad.lost, same) == (["RuntimeError: no text"], section)
 
 
 def test_text_is_never_markup() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import numbers
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
@@ -85,7 +86,7 @@ def column(name: str, values: Iterable[Any]) -> dict[str, Any]:
     It is ``numeric`` if all that is there is numbers, and has ``keys`` to sort by if all that
     is there is texts that begin with one (``35.1 GFLOP``, ``12.5 %``, ``3 of 8``).
     """
-    cells = [_cell(value) for value in values]
+    cells = [plain_cell(value) for value in values]
     there = [cell for cell in cells if cell is not None and cell not in _NOTHING]
     if there and all(not isinstance(c, str) or c in _SPECIAL for c in there):
         return {"name": name, "numeric": True, "values": cells}
@@ -113,15 +114,21 @@ def column(name: str, values: Iterable[Any]) -> dict[str, Any]:
     return {**found, "values": texts}
 
 
-def _cell(value: Any) -> Any:
-    """A number, a text or None."""
+def plain_cell(value: Any) -> Any:
+    """A number, a text or None; NumPy's numbers are numbers, the rest as JSON or text has it."""
+    if value is None:
+        return None
     if isinstance(value, bool):
         return str(value).lower()
-    if value is None or isinstance(value, (int, float)):
-        return str(value) if isinstance(value, float) and not math.isfinite(value) else value
-    if not isinstance(value, str):
-        value = json.dumps(plain_data(value), default=str, ensure_ascii=False)
-    return value if len(value) <= _LONGEST else f"{value[: _LONGEST - 1]}…"
+    if isinstance(value, numbers.Integral):
+        return int(value)
+    if isinstance(value, numbers.Real):
+        return float(value) if math.isfinite(value) else str(float(value))
+    if isinstance(value, (Mapping, list, tuple, set, frozenset)):
+        text = json.dumps(plain_data(value), default=str, ensure_ascii=False)
+    else:
+        text = str(value)
+    return text if len(text) <= _LONGEST else f"{text[: _LONGEST - 1]}…"
 
 
 def _amount(text: str) -> float | None:

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from amanda.cli.pages import RunReport, ToolReport
-from amanda_tools.report.columns import Grid, grid, records
+from amanda_tools.report.columns import Grid, grid, plain_cell, records
 from amanda_tools.report.document import Document, Section
 from amanda_tools.report.graphs import graph_of
 
@@ -25,8 +25,16 @@ def document_of(report: RunReport) -> Document:
     return Document(
         title=report.title,
         facts=report.facts,
-        sections=[section_of(tool) for tool in report.tools],
+        sections=[_section(tool) for tool in report.tools],
     )
+
+
+def _section(tool: ToolReport) -> Section:
+    try:
+        return section_of(tool)
+    except Exception as error:
+        # What a result holds may fail when it is looked at; the other tools have their parts.
+        return Section(name=tool.name, about=tool.about, lost=[f"{type(error).__name__}: {error}"])
 
 
 def section_of(tool: ToolReport) -> Section:
@@ -117,7 +125,7 @@ def _operators(ops: Any) -> list[Grid]:
 
 
 def _is_plain(value: Any) -> bool:
-    return value is None or isinstance(value, (str, int, float, bool))
+    return not isinstance(value, (Mapping, list, tuple))
 
 
 def _are_few(values: Sequence[Any]) -> bool:
@@ -125,6 +133,7 @@ def _are_few(values: Sequence[Any]) -> bool:
 
 
 def _text(value: Any) -> str:
-    if isinstance(value, bool) or not isinstance(value, (int, float)):
-        return str(value)
+    value = plain_cell(value)
+    if isinstance(value, str):
+        return value
     return f"{value:,}" if isinstance(value, int) else f"{value:,.6g}"
