@@ -137,13 +137,18 @@ def test_forked_children_are_quiet(on_terminal: Run, script: Script) -> None:
 
 @pytest.mark.parametrize(
     ("ending", "status"),
-    [("raise SystemExit(3)", 3), ("1 / 0", 1), ("os.kill(os.getpid(), 15)", -15)],
+    [
+        ("raise SystemExit(3)", 3),
+        ("1 / 0", 1),
+        ("os.kill(os.getpid(), 15)", -15),
+        ("threading.Timer(0.2, os.kill, (os.getpid(), 2)).start()\ntime.sleep(50)", -2),
+    ],
 )
 def test_the_exit_status_is_the_programs(
     ending: str, status: int, on_terminal: Run, script: Script
 ) -> None:
     """The line is gone however the program ends."""
-    path = script(TOY + f"import os\ntime.sleep(0.4)\n{ending}\n")
+    path = script(TOY + f"import os, threading\ntime.sleep(0.4)\n{ending}\n")
     shown, found = on_terminal(str(path))
     assert found == status
     assert LINE in shown
