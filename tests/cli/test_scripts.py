@@ -3,15 +3,30 @@
 from __future__ import annotations
 
 import json
+import os
+import re
+import signal
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+
+import pytest
 
 from tests.cli.conftest import Command
 
 Script = Callable[..., Path]
 
-TOY = "import toyframework as toy\na = toy.Number(2)\nb = toy.mul(toy.add(a, a), a)\n"
+SCRIPTS = Path(__file__).parent / "scripts"
+NO_TORCHVISION = Path(__file__).parents[1] / "no_torchvision"
+
+ENVIRONMENT = {
+    "HF_HUB_OFFLINE": "1",
+    "OMP_NUM_THREADS": "1",
+    "PYTHONPATH": str(NO_TORCHVISION),
+    "TF_CPP_MIN_LOG_LEVEL": "3",
+}
 
 
 def read(path: Path) -> Any:
@@ -50,3 +65,158 @@ def test_what_a_tool_has_streamed_to_disk_is_there_at_the_end(
     assert len(events) == 4200
     shards = list((tmp_path / "out").glob("dump-*.safetensors"))
     assert sum(path.stat().st_size for path in shards) > 4200 * 8
+
+
+# -- training loops -----------------------------------------------------------
+
+TOOLS = ("-t", "flops,trace,nan", "-t", "profile,stats:every=2", "-t", "count", "-o", "out")
+
+
+@pytest.fixture
+def settings(tmp_path: Path) -> None:
+    """The file that digits.py reads from the folder in which it is started."""
+    (tmp_path / "settings.json").write_text('{"seed": 3}')
+
+
+def program_only(text: str) -> str:
+    """What a program has printed before the summaries."""
+    return text.partition("flops: 2 per multiply-accumulate")[0]
+
+
+def result(folder: Path, tool: str) -> Any:
+    """What a tool has written."""
+    return read(folder / "out" / f"{tool}.json")["summary"]
+
+
+@pytest.mark.usefixtures("settings")
+def test_a_loop_of_plain_pytorch(python: Command, amanda: Command, tmp_path: Path) -> None:
+    """scikit-learn's digits: losses, random numbers and pickles are those of the program alone.
+
+    Its options look like ours, it reads a file beside itself and changes the folder. At last it
+    fails: its traceback has no frame of ours, and the results are written.
+    """
+    words = [str(SCRIPTS / "digits.py"), "-t", "nothing", "-o", "model", "--epochs", "2"]
+    alone = python(*words, **ENVIRONMENT)
+    under = amanda("run", *TOOLS, "--", *words, **ENVIRONMENT)
+    assert "nothing History ['0x1." in alone.stdout
+    assert program_only(under.stdout) == alone.stdout
+    assert alone.stderr.endswith("IndexError: index out of range in self\n")
+    assert (under.stderr, under.returncode) == (alone.stderr, alone.returncode)
+    assert under.returncode == 1
+    # Two epochs; 64, 32 and 10 units.
+    rows = 2 * 1347
+    flops = result(tmp_path, "flops")
+    assert flops["flops"] == 2 * rows * (64 * 32 + 32 * 10)
+    assert flops["flops_backward"] == 2 * rows * (64 * 32 + 2 * 32 * 10)
+    assert flops["params"] == 64 * 32 + 32 + 32 * 10 + 10 + 2 * 4
+    assert result(tmp_path, "nan")["first"] is None
+    counts = result(tmp_path, "count")["by_type"]["forward"]
+    assert counts["relu"]["executions"] == 2 * 5
+    timeline = complete(tmp_path / "out/trace.timeline.json")
+    assert sum(event["name"] == "relu" for event in timeline) == 2 * 5
+
+
+@pytest.mark.usefixtures("settings")
+def test_a_loop_that_is_interrupted(environment: dict[str, str], tmp_path: Path) -> None:
+    """The results are given, and the exit status is that of the signal."""
+    path = os.pathsep.join([environment["PYTHONPATH"], ENVIRONMENT["PYTHONPATH"]])
+    words = ["-m", "amanda", "run", *TOOLS, str(SCRIPTS / "digits.py"), "--epochs", "1000000"]
+    with subprocess.Popen(
+        [sys.executable, *words],
+        cwd=tmp_path,
+        env={**environment, **ENVIRONMENT, "PYTHONPATH": path},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "trained\n"
+        process.send_signal(signal.SIGINT)
+        out, errors = process.communicate(timeout=100)
+    assert process.returncode == -signal.SIGINT
+    assert errors.rstrip().endswith("KeyboardInterrupt")
+    assert re.search(r"^amanda: \d+ ops seen", out, re.MULTILINE)
+    assert result(tmp_path, "count")["by_type"]["forward"]["relu"]["executions"] >= 5
+    assert complete(tmp_path / "out/trace.timeline.json")
+
+
+def test_the_trainer_of_transformers(amanda: Command, tmp_path: Path) -> None:
+    """Three steps of a GPT-2 of one layer; each matrix product counts."""
+    run = amanda("run", *TOOLS, str(SCRIPTS / "trainer.py"), **ENVIRONMENT)
+    assert run.returncode == 0, run.stderr
+    assert "Traceback" not in run.stderr
+    width, length, tokens = 16, 16, 3 * 4 * 16
+    layer = 12 * width * width + 2 * length * width
+    flops = result(tmp_path, "flops")
+    assert flops["flops"] == 2 * tokens * (layer + 50 * width)
+    assert flops["flops_backward"] == 2 * flops["flops"]
+    assert result(tmp_path, "nan")["first"] is None
+    modules = {row["module"] for row in read(tmp_path / "out/trace.json")["ops"]}
+    assert {"transformer.h.0.attn.c_attn", "lm_head"} <= modules
+
+
+def test_keras_fit(amanda: Command, tmp_path: Path) -> None:
+    """The compiled training and test steps: eight batches of 16, two of 32."""
+    run = amanda("run", *TOOLS, str(SCRIPTS / "keras_fit.py"), **ENVIRONMENT)
+    assert run.returncode == 0, run.stderr
+    assert run.stdout.startswith("{'accuracy': [")
+    flops = result(tmp_path, "flops")
+    assert flops["flops"] == 2 * (128 + 64) * (8 * 16 + 16 * 2)
+    assert flops["flops_backward"] == 2 * 128 * (8 * 16 + 2 * 16 * 2)
+    assert result(tmp_path, "nan")["first"] is None
+    counts = result(tmp_path, "count")["by_type"]["forward"]
+    assert counts["linear"]["executions"] == 2 * (8 + 2)
+
+
+@pytest.mark.parametrize(
+    ("script", "mode", "gradients"),
+    # A session computes the gradient of the placeholder too: tf.gradients ties both together.
+    [("tf_eager.py", "eager", 1), ("tf_session.py", "graph", 2)],
+)
+def test_loops_of_tensorflow(
+    script: str, mode: str, gradients: int, amanda: Command, tmp_path: Path
+) -> None:
+    """A tape, and a Session as in TensorFlow 1: three steps of one product."""
+    run = amanda("run", *TOOLS, str(SCRIPTS / script), **ENVIRONMENT)
+    assert run.returncode == 0, run.stderr
+    losses = [float(line) for line in run.stdout.splitlines()[:3]]
+    assert losses == sorted(losses, reverse=True)
+    flops = result(tmp_path, "flops")
+    assert flops["flops"] == 3 * 2 * 32 * 4 * 3
+    assert flops["flops_backward"] == gradients * flops["flops"]
+    assert result(tmp_path, "nan")["first"] is None
+    [namespace] = read(tmp_path / "out/count.json")["namespaces"]
+    assert namespace.startswith("tensorflow/")
+    assert namespace.endswith(f"/{mode}")
+
+
+# -- several processes --------------------------------------------------------
+
+
+@pytest.mark.parametrize("context", ["fork", "spawn"])
+def test_workers_of_a_data_loader(context: str, amanda: Command, tmp_path: Path) -> None:
+    """They run vanilla, find the program's classes, and leave the results to their parent."""
+    run = amanda("run", *TOOLS, str(SCRIPTS / "workers.py"), context, **ENVIRONMENT)
+    assert (run.returncode, run.stderr) == (0, "")
+    assert run.stdout.startswith("140.0\n")
+    assert run.stdout.count("ops seen") == 1
+    types = result(tmp_path, "count")["by_type"]["forward"]
+    assert types["mul"]["executions"] == 2
+    assert "relu" not in types
+
+
+def test_torchrun_and_merge(amanda: Command, python: Command, tmp_path: Path) -> None:
+    """Each rank writes its own files, the first one prints, and ``amanda merge`` joins them."""
+    words = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "-m", "amanda"]
+    run = python(*words, "run", *TOOLS, str(SCRIPTS / "ranks.py"), **ENVIRONMENT)
+    assert run.returncode == 0, run.stderr
+    assert run.stdout.count("ops seen") == 1
+    gradients = [line.split()[1] for line in run.stdout.splitlines() if re.match("[01] 0x", line)]
+    assert len(gradients) == 2
+    assert len(set(gradients)) == 1
+    merged = amanda("merge", "out")
+    assert (merged.returncode, merged.stderr) == (0, "")
+    flops = result(tmp_path, "flops")["flops"]
+    assert flops["by_rank"] == {"0": 2 * 2 * 3 * 4 * 2, "1": 2 * 2 * 3 * 4 * 2}
+    assert {row["rank"] for row in read(tmp_path / "out/count.json")["ops"]} == {0, 1}
+    assert {event["pid"] for event in complete(tmp_path / "out/trace.timeline.json")} == {0, 1}

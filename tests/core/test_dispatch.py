@@ -211,3 +211,18 @@ def test_quiet_backward() -> None:
     with own.quiet_backward():
         assert own.is_paused()
     assert not own.is_paused()
+
+
+@pytest.mark.parametrize(("kind", "notes"), [(KeyboardInterrupt, 0), (ValueError, 1)])
+def test_an_interrupt_is_not_put_down_to_a_tool(kind: type[BaseException], notes: int) -> None:
+    """It hits a routine by chance; an error of a routine has a note."""
+
+    def failing(*tensors: Any) -> None:
+        raise kind
+
+    with (
+        pytest.raises(kind) as caught,
+        amanda.apply(tool(lambda context: context.insert_before_op(failing))),
+    ):
+        lb.add(lb.tensor(1.0), 2.0)
+    assert len(getattr(caught.value, "__notes__", ())) == notes

@@ -40,7 +40,12 @@ _NOTHING = nullcontext()
 
 
 def note(error: BaseException, who: str, op_id: str) -> None:
-    """Add a note naming tool, routine and op id to an exception on its way to the user."""
+    """Add a note naming tool, routine and op id to an exception on its way to the user.
+
+    An interrupt comes from the user: where it hit is chance.
+    """
+    if isinstance(error, KeyboardInterrupt):
+        return
     text = f"amanda: raised in {who} at op {op_id}"
     if text not in getattr(error, "__notes__", ()):
         error.add_note(text)
