@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -92,6 +92,21 @@ def test_driver_of_a_late_framework(module: Path, install: Callable[..., None]) 
         assert FakeDriver.attached == []
         importlib.import_module(NAME)
         assert FakeDriver.attached == ["late"]
+
+
+def test_tools_are_told_of_a_late_framework(module: Path, install: Callable[..., None]) -> None:
+    """Where the scope begins, and once more when its driver is there."""
+    late = type("Late", (FakeDriver,), {"name": "late", "framework": NAME})
+    install(FakeEntryPoint("one", plugin(drivers=[late])))
+    told: list[list[str]] = []
+
+    class Told(amanda.Tool):
+        def enter_scope(self, drivers: Sequence[amanda.Driver]) -> None:
+            told.append([driver.name for driver in drivers])
+
+    with amanda.apply(Told()):
+        importlib.import_module(NAME)
+    assert told == [[], ["late"]]
 
 
 def test_a_framework_that_is_never_imported(install: Callable[..., None]) -> None:

@@ -176,6 +176,12 @@ def test_drivers_without_a_profiler() -> None:
     assert rows(tool)["/ones:0"]["kernels"]
     other = [row for row in tool.op_rows() if not row["namespace"].startswith("pytorch")]
     assert [row["kernels"] for row in other] == [[]] * len(other) != []
+    assert tool.summary()["problems"] == [f"no profiler is known for {other[0]['namespace']}"]
+    # One whose framework is imported while the program runs does not end it.
+    late = KernelsTool()
+    late.enter_scope([])
+    late.enter_scope([lb.LoopbackDriver.create()])
+    late.exit_scope()
 
 
 def test_watching_changes_nothing() -> None:

@@ -84,6 +84,9 @@ class ModuleHooks(Peer):
         return calls
 
     def enter(self) -> None:
+        if self._handles:
+            # The tool is in an outer scope, too.
+            return
         module = nn.modules.module
         self._handles = [
             module.register_module_forward_pre_hook(self._enter_module),

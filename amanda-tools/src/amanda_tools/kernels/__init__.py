@@ -22,6 +22,7 @@ from amanda_tools.kernels.recordings import (
     Settings,
     check_drivers,
     framework_of,
+    has_profiler,
     recorder_for,
 )
 from amanda_tools.printing import PrintingTool
@@ -70,6 +71,7 @@ class KernelsTool(PrintingTool[KernelsOptions]):
         self._executions: collections.Counter[str] = collections.Counter()
         self._recorders: dict[str, Recorder] = {}
         self._problems: list[str] = []
+        self._is_entered = False
         self.depends_on(MappingTool.standard())
         for backward in (False, True):
             self.add_inst_for_op(self._analyse, backward=backward)
@@ -83,7 +85,8 @@ class KernelsTool(PrintingTool[KernelsOptions]):
         Raises:
             CapabilityError: a driver cannot be served, or its profiler is in use.
         """
-        check_drivers(drivers)
+        check_drivers(drivers, is_late=self._is_entered)
+        self._is_entered = True
         settings = Settings(self.options.shapes, self.options.limit)
         for framework in dict.fromkeys(map(framework_of, drivers)):
             if framework and framework not in self._recorders:
@@ -93,6 +96,7 @@ class KernelsTool(PrintingTool[KernelsOptions]):
 
     def exit_scope(self) -> None:
         """Stop the profilers and take over what they have recorded."""
+        self._is_entered = False
         recorders, self._recorders = self._recorders, {}
         for recorder in recorders.values():
             self.recording.extend(recorder.stop())
@@ -160,7 +164,12 @@ class KernelsTool(PrintingTool[KernelsOptions]):
         found["by_kernel"] = {f"{k['name']} ({k['device']})": k for k in _merged(activities)}
         for key in ("type", "module"):
             found[f"by_{key}"] = self._grouped(key)
-        return {**found, "ambiguous": self.recording.ambiguous, "problems": list(self._problems)}
+        others = {op.namespace for op in self._ops.values() if not has_profiler(op.namespace)}
+        problems = [
+            *self._problems,
+            *(f"no profiler is known for {name}" for name in sorted(others)),
+        ]
+        return {**found, "ambiguous": self.recording.ambiguous, "problems": problems}
 
     def _by_op(self) -> dict[str, list[Activity]]:
         by_op: dict[str, list[Activity]] = collections.defaultdict(list)

@@ -163,14 +163,23 @@ _REFUSED: Mapping[str, str] = {
 }
 
 
+def has_profiler(namespace: str) -> bool:
+    """Whether there is a profiler that records operators of a namespace."""
+    return namespace.partition("/")[0] in _MODULES
+
+
 def framework_of(driver: Driver) -> str:
     """The framework whose profiler records for a driver; "" if none does."""
-    framework = driver.namespace.tags[0]
-    return framework if framework in _MODULES else ""
+    return driver.namespace.tags[0] if has_profiler(driver.namespace) else ""
 
 
-def check_drivers(drivers: Sequence[Driver]) -> None:
+def check_drivers(drivers: Sequence[Driver], *, is_late: bool) -> None:
     """See that there is a profiler for the drivers of a scope.
+
+    Args:
+        drivers: that the scope has begun to use.
+        is_late: whether their framework was imported while the program ran, which a
+            framework without a profiler must not end.
 
     Raises:
         CapabilityError: there is none for any of them, or one cannot be served.
@@ -181,7 +190,7 @@ def check_drivers(drivers: Sequence[Driver]) -> None:
                 f"tool kernels cannot tell the kernels of the driver {driver.name} apart: "
                 f"{_REFUSED[driver.name]}"
             )
-    if drivers and not any(map(framework_of, drivers)):
+    if drivers and not is_late and not any(map(framework_of, drivers)):
         names = ", ".join(driver.name for driver in drivers)
         raise CapabilityError(
             f"tool kernels knows no profiler for the driver {names}: it records PyTorch and "
