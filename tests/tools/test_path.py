@@ -1,11 +1,8 @@
-"""The tool ``path`` on PyTorch: against loops, its properties, what it does to bad input."""
+"""The tool ``path`` on PyTorch: the choice, classes, programs of all kinds."""
 
 from __future__ import annotations
 
 import itertools
-import json
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -15,14 +12,12 @@ from torch import nn
 from torch.nn import functional
 
 import amanda
-from amanda.errors import AmandaError
 from amanda_tools.path import (
     Call,
     NoRule,
     PathTool,
     Wanted,
     containment,
-    read,
     rule,
     similarity,
 )
@@ -123,83 +118,7 @@ def test_digits_have_paths_of_their_class() -> None:
     assert ranks.mean() > 0.6
 
 
-# -- what goes in and comes out ----------------------------------------------------
-
-
-@pytest.fixture
-def net() -> nn.Module:
-    torch.manual_seed(8)
-    return nn.Sequential(nn.Linear(6, 5), nn.Tanh(), nn.Linear(5, 4))
-
-
-def test_labels_choose_the_class(net: nn.Module) -> None:
-    x = torch.rand(3, 6)
-    tool = PathTool()
-    with amanda.apply(tool):
-        net(x)
-        tool.labels = [3, 3, 0]
-        net(x)
-    predicted = net(x).argmax(1).tolist()
-    assert [path.label for path in tool.paths] == [*predicted, 3, 3, 0]
-    expected: dict[int, int] = {}
-    for label in [*predicted, 3, 3, 0]:
-        expected[label] = expected.get(label, 0) + 1
-    assert tool.counts == expected
-    critical = tool.paths[3].ops[END].neurons
-    assert critical is not None
-    assert critical.array.tolist() == [False, False, False, True]
-
-
-@pytest.mark.parametrize("labels", [[1, 2], [1, 2, 4], [0.5, 1, 2], [-1, 0, 0]])
-def test_labels_that_do_not_fit_are_refused(net: nn.Module, labels: list[Any]) -> None:
-    tool = PathTool()
-    tool.labels = labels
-    message = r"labels must be .* Sequential\.2/linear:0"
-    with pytest.raises(ValueError, match=message), amanda.apply(tool):
-        net(torch.rand(3, 6))
-
-
-@pytest.mark.parametrize("theta", [0, -0.5, 1.01])
-def test_theta_out_of_range(theta: float) -> None:
-    with pytest.raises(ValueError, match="theta must be above 0 and at most 1"):
-        PathTool(theta=theta)
-
-
-def test_an_output_that_never_came(net: nn.Module, capsys: pytest.CaptureFixture[str]) -> None:
-    tool = applied(net, torch.rand(2, 6), output="decoder.*")
-    with pytest.raises(AmandaError, match=r"no operator or module 'decoder\.\*'"):
-        _ = tool.paths
-    assert tool.summary()["passes_without_output"] == 1
-    assert next(iter(tool.tables())).title.startswith("path: no operator or module")
-    assert tool.result()["ops"] == []
-
-
-def test_no_model_ran(tmp_path: Path) -> None:
-    tool = applied(lambda: None)
-    assert tool.paths == []
-    assert [table.title for table in tool.tables()] == ["path: no model ran"]
-    assert tool.write_files(tmp_path, "path") == []
-    with pytest.raises(AmandaError, match="no input of class 3 has run; there are: none"):
-        tool.class_path(3)
-
-
-def test_an_axis_that_is_none(net: nn.Module) -> None:
-    with pytest.raises(ValueError, match="axis=0 is no axis of classes"):
-        applied(net, torch.rand(2, 6), axis=0)
-
-
-def test_output_by_module_and_axis() -> None:
-    """A map of classes, channels first: each place has its class."""
-    torch.manual_seed(9)
-    net = nn.Sequential(nn.Conv2d(2, 3, 1), nn.Sigmoid())
-    x = torch.rand(2, 2, 4, 4)
-    tool = applied(net, x, output="0", axis=1)
-    scores = net[0](x).detach().numpy()
-    for path, expected in zip(tool.paths, scores, strict=True):
-        mask = path.ops["Sequential.0/conv2d:0"].neurons
-        assert mask is not None
-        np.testing.assert_array_equal(mask.array, expected == expected.max(axis=0))
-    assert tool.summary()["output"] == "Sequential.0/conv2d:0"
+# -- programs ----------------------------------------------------------------------
 
 
 def test_what_has_no_rule_is_taken_in_full_and_listed() -> None:
@@ -215,7 +134,44 @@ def test_what_has_no_rule_is_taken_in_full_and_listed() -> None:
         assert mask.shape == (4,)
     [row] = [row for row in tool.op_rows() if row["reason"]]
     assert (row["type"], row["reason"]) == ("sort", "no rule for its type")
-    assert "without a rule" in [table.title for table in tool.tables()][-1]
+    assert "no rule fits" in [table.title for table in tool.tables()][-1]
+
+
+@pytest.mark.parametrize("through_view", [False, True])
+def test_values_that_change_behind_an_operator_are_listed(through_view: bool) -> None:
+    """What is written without an operator of the path in between is said."""
+    torch.manual_seed(13)
+
+    class Writing(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.head = nn.Linear(3, 4), nn.Linear(4, 2)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            x = self.first(x)
+            if through_view:
+                x[:, 1].zero_()
+            else:
+                x[:, 1] = 0.0
+            return self.head(x)
+
+    tool = applied(Writing(), torch.rand(2, 3))
+    [row] = [row for row in tool.op_rows() if row["reason"]]
+    assert row["id"] == "Writing.head/linear:0"
+    assert row["reason"] == "something has written into its input 0"
+
+
+def test_half_precision() -> None:
+    """Numbers whose products leave the range of half precision; as in full precision."""
+    net = nn.Linear(3, 2, bias=False)
+    with torch.no_grad():
+        net.weight.copy_(torch.tensor([[300.0, 200.0, 1.0], [1.0, 1.0, 1.0]]))
+    x = torch.tensor([[150.0, 1.0, 2.0]])
+    half = applied(net.half(), x.half() / 4)
+    whole = applied(net.float(), x / 4)
+    assert half.op_rows()[0]["synapses"] == whole.op_rows()[0]["synapses"] == 1
+    low = applied(net.bfloat16(), x.bfloat16() / 4)
+    assert low.op_rows()[0]["weights"] == 1
 
 
 def test_rules_of_third_parties(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -287,54 +243,6 @@ def test_arguments_that_change_from_pass_to_pass() -> None:
         assert taken <= set(range(start, start + 3))
 
 
-def test_files(net: nn.Module, tmp_path: Path) -> None:
-    """What is written is read again, equal; the drawing and the table have every operator."""
-    tool = applied(net, torch.rand(3, 6))
-    written = tool.write_files(tmp_path, "path")
-    assert [path.name for path in written] == ["path.safetensors", "path.csv", "path.svg"]
-    found = read(written[0])
-    labels = sorted(tool.class_paths)
-    assert set(found) == {*(f"input {i}" for i in range(3)), *(f"class {c}" for c in labels)}
-    for i, path in enumerate(tool.paths):
-        again = found[f"input {i}"]
-        assert again.label == path.label
-        for kind in ("neurons", "weights", "synapses"):
-            assert similarity(path, again, kind) == 1
-            assert again.density(kind) == path.density(kind)
-        assert {k: m.shape for k, m in again.inputs.items()} == {
-            k: m.shape for k, m in path.inputs.items()
-        }
-    assert len(written[1].read_text().splitlines()) == 1 + len(tool.op_rows())
-    assert written[2].read_text().count("<svg") == 1
-    json.dumps(tool.result())
-    quiet = applied(net, torch.rand(3, 6), csv=False, plot=False)
-    assert [path.name for path in quiet.write_files(tmp_path, "q")] == ["q.safetensors"]
-    (tmp_path / "other.safetensors").write_bytes(b"nothing of that kind")
-    with pytest.raises(AmandaError, match="holds no effective paths"):
-        read(tmp_path / "other.safetensors")
-
-
-def test_paths_that_cannot_be_compared(net: nn.Module) -> None:
-    tool = PathTool()
-    with amanda.apply(tool):
-        net(torch.rand(2, 6))
-    with pytest.raises(AmandaError, match="synapses=True"):
-        similarity(*tool.paths, "synapses")
-    with pytest.raises(AmandaError, match="kind must be one of"):
-        similarity(*tool.paths, "edges")
-
-
-def test_the_limit_keeps_classes_whole(net: nn.Module) -> None:
-    x = torch.rand(5, 6)
-    few, all_of_them = (applied(net, x, limit=limit) for limit in (2, 100))
-    assert len(few.paths) == 2
-    assert few.summary()["paths_not_kept"] == 3
-    assert few.summary()["inputs"] == 5
-    for label, path in all_of_them.class_paths.items():
-        assert similarity(path, few.class_path(label)) == 1
-    assert few.op_rows() == all_of_them.op_rows()
-
-
 def test_each_input_has_the_path_that_it_has_alone() -> None:
     """A batch's paths are those of its inputs one by one."""
     torch.manual_seed(11)
@@ -371,7 +279,9 @@ def test_weights_are_weights_after_the_optimizer_has_written_them() -> None:
     assert [row["weights_total"] for row in tool.op_rows()] == [30, 0, 20]
 
 
-def test_watching_changes_nothing(net: nn.Module) -> None:
+def test_watching_changes_nothing() -> None:
+    torch.manual_seed(8)
+    net = nn.Sequential(nn.Linear(6, 5), nn.Tanh(), nn.Linear(5, 4))
     x = torch.rand(2, 6)
     net(x).sum().backward()
     expected = [net(x), *(p.grad.clone() for p in net.parameters() if p.grad is not None)]

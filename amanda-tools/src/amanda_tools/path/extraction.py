@@ -123,6 +123,9 @@ class Extraction:
 
     def _extract(self, execution: Execution) -> None:
         call = Call(execution, self._theta)
+        if execution.written:
+            what = ", ".join(map(str, execution.written))
+            self.skipped[execution.op.about.id] = f"something has written into its input {what}"
         outputs = [p for p in range(len(execution.outputs)) if (execution, p) in self._read]
         found = [
             [self._treated(call, wanted) for wanted in self._wanted(sample, execution, outputs)]

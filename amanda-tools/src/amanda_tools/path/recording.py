@@ -119,6 +119,7 @@ class Execution:
         inputs, outputs: copies of the values; None for what is absent or has no numbers.
         sources: of each input the execution and the output that it comes from, if it is known.
         is_data: of each input whether it depends on what went into the model.
+        written: the inputs that are not what their source has given: something wrote into them.
     """
 
     op: Operator
@@ -126,6 +127,7 @@ class Execution:
     sources: list[tuple[Execution, int] | None]
     is_data: list[bool]
     outputs: list[Array | None] = attrs.field(factory=list)
+    written: list[int] = attrs.field(factory=list)
 
     def is_fed(self, position: int) -> bool:
         """Whether an input that no operator has made is one of the model.
@@ -227,20 +229,31 @@ class Recorder(Tool):
             running = None
         if running is None:
             running = self._pass = Pass(self.labels)
-        links = self._links(op, tensors)
         execution = Execution(op, [], [], [])
-        for position, (tensor, link) in enumerate(zip(tensors, links, strict=True)):
-            source = None if link is None else running.executions.get(link.producer)
-            known = source is not None and link is not None and link.position < len(source.outputs)
-            if known and source is not None and link is not None:
-                execution.inputs.append(source.outputs[link.position])
-                execution.sources.append((source, link.position))
-                execution.is_data.append(source.depends_on_input(link.position))
-            else:
-                execution.inputs.append(None if tensor is None else _array(tensor))
-                execution.sources.append(None)
-                execution.is_data.append(execution.is_fed(position))
+        for link, tensor in zip(self._links(op, tensors), tensors, strict=True):
+            self._read(running, execution, link, tensor)
         running.executions[op.about.id] = execution
+
+    def _read(
+        self, running: Pass, execution: Execution, link: TracedTensor | None, tensor: Any
+    ) -> None:
+        """Note an input: its value, and where it comes from."""
+        source = None if link is None else running.executions.get(link.producer)
+        position = len(execution.inputs)
+        if source is None or link is None or link.position >= len(source.outputs):
+            execution.inputs.append(None if tensor is None else _array(tensor))
+            execution.sources.append(None)
+            execution.is_data.append(execution.is_fed(position))
+            return
+        made = source.outputs[link.position]
+        if execution.op.is_eager and made is not None:
+            now = _array(tensor)
+            if not _are_same(made, now):
+                made = now
+                execution.written.append(position)
+        execution.inputs.append(made)
+        execution.sources.append((source, link.position))
+        execution.is_data.append(source.depends_on_input(link.position))
 
     def _after(self, *tensors: Any, op: Operator) -> None:
         execution = None if self._pass is None else self._pass.executions.get(op.about.id)
@@ -295,9 +308,18 @@ def _array(tensor: Any) -> Array | None:
         return None
     try:
         # Not ascontiguousarray, which gives a single number an axis.
-        return np.asarray(numerics.numpy(tensor), order="C")
+        array = np.asarray(numerics.numpy(tensor), order="C")
     except (RuntimeError, TypeError, ValueError, NotImplementedError):
         return None
+    # Products of half precision may leave its range.
+    return array.astype(np.float32) if array.dtype == np.float16 else array
+
+
+def _are_same(one: Array, other: Array | None) -> bool:
+    """Whether two arrays have the same elements."""
+    if other is None or one.shape != other.shape:
+        return False
+    return bool(((one == other) | ((one != one) & (other != other))).all())
 
 
 def _maker(tensor: Any) -> Callable[[Array], Any] | None:

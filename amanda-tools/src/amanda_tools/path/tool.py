@@ -255,7 +255,7 @@ class PathTool(PrintingTool[PathOptions]):
             yield Table("path: classes", ("class", "inputs", "neurons", "weights"), shown)
         if self._skipped:
             skipped = [(k, op.about.type, why) for k, (op, why) in self._skipped.items()]
-            title = f"path: {len(skipped)} ops without a rule: all that they read is critical"
+            title = f"path: {len(skipped)} ops that no rule fits, most of them taken in full"
             yield Table(title, ("op", "type", "reason"), skipped)
 
     def write_files(self, folder: File, stem: str) -> Sequence[File]:
