@@ -196,6 +196,13 @@ def test_await_works(run: Run, shell: InteractiveShell) -> None:
     assert shell.user_ns["_amanda"]["count"].result()["summary"]["forward"] == 2
 
 
+def test_a_terminal_asks_for_the_next_line(shell: InteractiveShell) -> None:
+    """A cell is complete as one of another cell magic is."""
+    for magic in ("%%time", "%%amanda -t count"):
+        for text in ("", "\n", "\nx = 1", "\nx = 1\n"):
+            assert shell.check_complete(magic + text) == ("incomplete", "")
+
+
 def test_a_magic_can_be_called_by_name(run: Run, shell: InteractiveShell) -> None:
     """``run_cell_magic`` is what programs use."""
     text = f"get_ipython().run_cell_magic('amanda', '-t count', {ADD!r})"
@@ -218,7 +225,7 @@ def test_a_result_that_is_lost_is_said_in_the_notebook(
 
 def test_the_extension_can_be_taken_out(shell: InteractiveShell) -> None:
     """After ``%unload_ext`` a shell is as before; loading again is possible."""
-    transformers = shell.input_transformers_cleanup
+    transformers = shell.input_transformer_manager.line_transforms
     assert notebook.as_line_magic in transformers
     shell.run_line_magic("unload_ext", "amanda")
     assert notebook.as_line_magic not in transformers

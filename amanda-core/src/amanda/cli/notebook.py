@@ -35,14 +35,16 @@ def load(shell: InteractiveShell) -> None:
     extension = Extension(shell)
     _EXTENSIONS[shell] = extension
     shell.register_magic_function(extension.amanda, "line_cell", "amanda")
-    shell.input_transformers_cleanup.append(as_line_magic)
+    # Before IPython's own, which makes calls of cell magics; and after the cell has been looked
+    # at for whether it is complete, so that a terminal asks for its next line.
+    shell.input_transformer_manager.line_transforms.insert(0, as_line_magic)
 
 
 def unload(shell: InteractiveShell) -> None:
     """Undo :func:`load`."""
     if _EXTENSIONS.pop(shell, None) is None:
         return
-    shell.input_transformers_cleanup.remove(as_line_magic)
+    shell.input_transformer_manager.line_transforms.remove(as_line_magic)
     for kind in ("line", "cell"):
         shell.magics_manager.magics[kind].pop("amanda", None)
 
