@@ -32,6 +32,7 @@ class Step:
         made: the pieces that it makes, outputs and what it keeps of its own.
         saved: the pieces that are kept for its backward operators.
         obstacle: why it cannot be run again; "" if it can.
+        is_random: whether it draws random numbers.
     """
 
     op: OpDescription
@@ -40,6 +41,7 @@ class Step:
     made: Sequence[int] = ()
     saved: frozenset[int] = frozenset()
     obstacle: str = ""
+    is_random: bool = False
 
 
 @attrs.frozen

@@ -121,6 +121,34 @@ class Autocast:
         return torch.autocast(self.kind, self.dtype, self.is_enabled, cache_enabled=False)
 
 
+def random_states() -> list[torch.Tensor]:
+    """The states of the generators that operators draw from."""
+    states = [torch.get_rng_state()]
+    if torch.cuda.is_available() and torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+        states.append(torch.cuda.get_rng_state())
+    return states
+
+
+@contextmanager
+def with_random_states(states: Sequence[torch.Tensor]) -> Iterator[None]:
+    """Within it, the generators are in some states; without any, nothing is done."""
+    if not states:
+        yield
+        return
+    now = random_states()
+    _set_random_states(states)
+    try:
+        yield
+    finally:
+        _set_random_states(now)
+
+
+def _set_random_states(states: Sequence[torch.Tensor]) -> None:
+    torch.set_rng_state(states[0])
+    for state in states[1:]:
+        torch.cuda.set_rng_state(state)
+
+
 @attrs.define(eq=False, weakref_slot=True)
 class Execution:
     """One run of an operator that is run again in the backward pass.
@@ -132,6 +160,7 @@ class Execution:
         inputs: where they are to be found.
         gradients: whether each of them requires a gradient.
         autocast: what ``torch.autocast`` was set to; None where there is none.
+        random: the states of the generators before an operator that draws from them, else none.
         count: how many tensors it packed.
         outputs, packed: the tensors of its second run, while they are wanted.
         unspent: tickets that the backward pass has not unpacked since the second run.
@@ -144,6 +173,7 @@ class Execution:
     inputs: Sequence[Kept | Part | None]
     gradients: Sequence[bool]
     autocast: Autocast | None
+    random: Sequence[torch.Tensor] = ()
     count: int = 0
     outputs: list[torch.Tensor] = attrs.field(factory=list)
     packed: list[torch.Tensor] = attrs.field(factory=list)
@@ -172,6 +202,7 @@ class Execution:
         with (
             vanilla(),
             torch.enable_grad(),
+            with_random_states(self.random),
             nullcontext() if self.autocast is None else self.autocast.again(),
             collected(packed),
         ):
@@ -209,10 +240,12 @@ class Recomputer:
 
     Args:
         recomputed: ids of the operators that are run again.
+        drawing: ids of those that draw random numbers.
     """
 
-    def __init__(self, recomputed: frozenset[str]) -> None:
+    def __init__(self, recomputed: frozenset[str], drawing: frozenset[str]) -> None:
         self._recomputed = recomputed
+        self._drawing = drawing
         self._lock = threading.RLock()
         # The executions that the memory of living tensors came out of. They live as long as
         # such a tensor, a ticket, or an execution that reads it does, and no longer than until
@@ -267,6 +300,7 @@ class Recomputer:
             [None if tensor is None else self._found(tensor, op_id) for tensor in inputs],
             [tensor is not None and tensor.requires_grad for tensor in inputs],
             Autocast.of(inputs),
+            random_states() if op_id in self._drawing else (),
         )
         for source in found.sources():
             source.waiting.add(found)

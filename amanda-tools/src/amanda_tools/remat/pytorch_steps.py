@@ -19,7 +19,15 @@ from amanda import OpContext
 from amanda.tools.reporting import describe
 from amanda_tools.memory import synchronize
 from amanda_tools.remat.plan import Step
-from amanda_tools.remat.pytorch import _STATE, collected, storage_of, tensors_in, version_of
+from amanda_tools.remat.pytorch import (
+    _STATE,
+    collected,
+    random_states,
+    storage_of,
+    tensors_in,
+    version_of,
+    with_random_states,
+)
 from amanda_tools.saved import HOOKED, saved_items
 
 
@@ -90,11 +98,11 @@ class Measurement:
         known = {id(storage_of(tensor)) for tensor in inputs}
         new = [tensor for tensor in outputs if id(storage_of(tensor)) not in known]
         step.made = [piece for piece in map(self._piece, new) if piece is not None]
-        step.obstacle = step.obstacle or self._obstacle(before, inputs, outputs, step) or reason
+        step.obstacle = step.obstacle or _obstacle(context, inputs, outputs, step) or reason
         if step.obstacle:
             step.saved = self._saved(context, step)
         else:
-            self._run_again(context, step)
+            self._run_again(context, step, self._drawn(before, step))
         return True
 
     def _piece(self, tensor: torch.Tensor) -> int | None:
@@ -128,24 +136,6 @@ class Measurement:
             if changed.intersection((*other.inputs, *other.made)):
                 other.obstacle = other.obstacle or f"{step.op.id} changes its tensors in place"
 
-    def _obstacle(
-        self,
-        before: Before,
-        inputs: Sequence[torch.Tensor],
-        outputs: Sequence[torch.Tensor],
-        step: Step,
-    ) -> str:
-        """Why an operator cannot be run again, as far as that can be seen without trying."""
-        if not inputs:
-            return "it has no inputs"
-        if not step.made:
-            return "it makes a view"
-        if not all(is_plain(tensor) for tensor in (*inputs, *outputs)):
-            return "its tensors are of a special kind"
-        if any(not torch.equal(a, b) for a, b in zip(before.random, random_states(), strict=True)):
-            return "it draws random numbers"
-        return ""
-
     def _saved(self, context: OpContext, step: Step) -> frozenset[int]:
         """What autograd has kept, by what the operator's nodes tell."""
         constants = {
@@ -167,7 +157,21 @@ class Measurement:
         makers = {piece for other in self.steps for piece in (*other.inputs, *other.made)}
         return sorted(pieces - makers)
 
-    def _run_again(self, context: OpContext, step: Step) -> None:
+    def _drawn(self, before: Before, step: Step) -> Sequence[torch.Tensor]:
+        """The states of the generators before an operator that draws from them, else none.
+
+        They are kept for its second run, as an input is.
+        """
+        now = random_states()
+        if all(map(torch.equal, before.random, now)):
+            return ()
+        piece = len(self.sizes)
+        self.sizes[piece] = sum(state.nbytes for state in now)
+        step.inputs = [*step.inputs, piece]
+        step.is_random = True
+        return before.random
+
+    def _run_again(self, context: OpContext, step: Step, random: Sequence[torch.Tensor]) -> None:
         tensors, outputs = context.get_inputs(), context.get_outputs() or ()
         if any(item is HOOKED for item in saved_items(context)):
             step.obstacle = "a hook of the program keeps what it saves"
@@ -177,7 +181,7 @@ class Measurement:
         try:
             synchronize()
             start = time.perf_counter()
-            with torch.enable_grad(), collected([]):
+            with torch.enable_grad(), with_random_states(random), collected([]):
                 result = tensors_in(function(*inputs))
             synchronize()
             step.cost = 1e6 * (time.perf_counter() - start)
@@ -188,6 +192,24 @@ class Measurement:
         if not step.obstacle and not _are_same(first, result):
             step.obstacle = "it gives other results when it is run again"
         step.saved = self._saved(context, step)
+
+
+def _obstacle(
+    context: OpContext,
+    inputs: Sequence[torch.Tensor],
+    outputs: Sequence[torch.Tensor],
+    step: Step,
+) -> str:
+    """Why an operator cannot be run again, as far as that can be seen without trying."""
+    if not inputs:
+        return "it has no inputs"
+    if not step.made:
+        return "it makes a view"
+    if not all(is_plain(tensor) for tensor in (*inputs, *outputs)):
+        return "its tensors are of a special kind"
+    if any(isinstance(value, torch.Generator) for value in context.get_attrs().values()):
+        return "it draws from a random generator of its own"
+    return ""
 
 
 def _again(name: str, tensor: torch.Tensor | None) -> torch.Tensor | None:
@@ -218,11 +240,3 @@ def is_plain(tensor: torch.Tensor) -> bool:
         and not (tensor.is_nested or tensor.is_quantized or tensor.is_meta)
         and not (tensor.is_conj() or tensor.is_neg() or tensor.is_inference())
     )
-
-
-def random_states() -> list[torch.Tensor]:
-    """The states of the generators that operators draw from."""
-    states = [torch.get_rng_state()]
-    if torch.cuda.is_available() and torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
-        states.append(torch.cuda.get_rng_state())
-    return states

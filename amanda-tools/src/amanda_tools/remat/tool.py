@@ -125,10 +125,12 @@ class RematTool(PrintingTool[RematOptions]):
 
         self._plan = self._planned()
         steps = self._measurement.steps
-        recomputed = frozenset(steps[i].op.id for i in self._plan.recomputed)
+        chosen = [steps[i] for i in self._plan.recomputed]
+        recomputed = frozenset(step.op.id for step in chosen)
         if recomputed:
             self._acting = {step.op.id for step in steps if step.saved} | recomputed
-            self._recomputer = Recomputer(recomputed)
+            drawing = frozenset(step.op.id for step in chosen if step.is_random)
+            self._recomputer = Recomputer(recomputed, drawing)
         self.reanalyse()
 
     def _insert(self, context: OpContext) -> None:
