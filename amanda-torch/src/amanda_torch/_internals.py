@@ -35,6 +35,7 @@ PRIVATE_SYMBOLS: tuple[tuple[str, Any, str], ...] = (
     ("torch.autograd.forward_ad", forward_ad, "_current_level"),
     ("torch._C", torch._C, "_get_tracing_state"),
     ("torch._C", torch._C, "_get_dispatch_mode"),
+    ("torch._C", torch._C, "_len_torch_dispatch_stack"),
     ("torch._C", torch._C, "_TorchDispatchModeKey"),
     ("torch._C", torch._C, "_FunctionBase"),
     ("torch._C", torch._C, "_is_alias_of"),
@@ -89,6 +90,7 @@ schemas_of: Callable[[str], list[Any]] = _symbol(torch._C, "_jit_get_schemas_for
 
 _tracing_state = _symbol(torch._C, "_get_tracing_state")
 _dispatch_mode = _symbol(torch._C, "_get_dispatch_mode")
+_dispatch_depth = _symbol(torch._C, "_len_torch_dispatch_stack")
 _PROXY = getattr(getattr(torch._C, "_TorchDispatchModeKey", None), "PROXY", None)
 _peek_transform = _symbol(torch._C._functorch, "peek_interpreter_stack")
 
@@ -162,14 +164,12 @@ def is_bare() -> bool:
 
 def is_plain() -> bool:
     """Whether operators that are called now go straight to PyTorch's eager kernels: no
-    function mode is on, and no transform, forward-mode AD or tracer is active."""
+    mode is on, and no transform, forward-mode AD or tracer is active."""
     return (
-        not mode_depth()
+        not (mode_depth() or _dispatch_depth())
         and forward_ad._current_level < 0
         and _peek_transform() is None
-        # is_traced(), here for its speed.
         and _tracing_state() is None
-        and _dispatch_mode(_PROXY) is None
         and not torch.compiler.is_compiling()
     )
 
@@ -243,8 +243,8 @@ def versions_of(tensors: Sequence[Any]) -> list[int | None]:
     """How often each tensor has been changed in place; None for an absent one, and for
     those of inference mode, which do not count it."""
     try:
-        return [None if tensor is None else tensor._version for tensor in tensors]
-    except RuntimeError:
+        return [tensor._version for tensor in tensors]
+    except (AttributeError, RuntimeError):
         return [
             None if tensor is None or tensor.is_inference() else tensor._version
             for tensor in tensors

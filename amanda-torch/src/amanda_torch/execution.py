@@ -74,6 +74,7 @@ class Executor:
         self._dispatcher = dispatcher
         self._tracker = tracker
         self._points = Points(dispatcher)
+        self._run_bare = self._points.run_blind
         self.claimer = Claimer(dispatcher)
 
     def run_claimed(
@@ -110,10 +111,11 @@ class Executor:
     ) -> Any:
         """An operator with routines that look at no tensor: its arguments stay as they are."""
         is_bare = plan.is_isolated and _internals.is_bare()
-        run = self._points.run_blind if is_bare else self._run_blind
+        run = self._run_bare if is_bare else self._run_blind
+        before, after = plan.before, plan.after
         try:
-            if plan.before:
-                run(plan.before)
+            if before:
+                run(before)
         except TypeError as error:
             raise _unswallowed(error, name_of(func))  # noqa: B904 - it sets its cause
         if plan.claims and _is_grad_enabled():
@@ -121,8 +123,8 @@ class Executor:
         else:
             result = func(*args, **kwargs) if kwargs else func(*args)
         try:
-            if plan.after:
-                run(plan.after)
+            if after:
+                run(after)
         except TypeError as error:
             raise _unswallowed(error, name_of(func))  # noqa: B904 - it sets its cause
         return result

@@ -7,6 +7,7 @@ the flat inputs depends on nothing but the form.
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Mapping, Sequence
 from typing import Any, Self
 
@@ -26,7 +27,7 @@ class Layout:
         is_in_place: whether the operator writes into its first input or an ``out=`` tensor.
     """
 
-    __slots__ = ("_func", "_keywords", "_lists", "_places", "_types", "is_in_place")
+    __slots__ = ("_func", "_keywords", "_lists", "_pick", "_places", "_types", "is_in_place")
 
     def __init__(
         self,
@@ -42,6 +43,9 @@ class Layout:
         self._types = tuple(map(type, flat))
         self._lists = [(index, tuple(map(type, flat[index]))) for index in lists]
         self._places = places
+        # Most operators have several tensors, among their arguments and none absent.
+        is_simple = len(places) > 1 and not lists and max(places) < len(flat)
+        self._pick = operator.itemgetter(*places) if is_simple else None
         self.is_in_place = is_in_place
 
     @classmethod
@@ -86,6 +90,8 @@ class Layout:
             args = (*args, *kwargs.values())
         if tuple(map(type, args)) != self._types or (key is not self._func and key != self._func):
             return None
+        if self._pick is not None:
+            return list(self._pick(args))
         flat = (*args, None)
         for index, types in self._lists:
             items = args[index]

@@ -136,7 +136,8 @@ def _until_result(actions: Sequence[Action], values: list[Any]) -> tuple[int, Se
             # The dispatcher says what is wrong.
             break
         try:
-            result = action.func(*selected, **action.kwargs)
+            kwargs = action.kwargs
+            result = action.func(*selected, **kwargs) if kwargs else action.func(*selected)
         except BaseException as error:
             note(error, action.routine, action.op_id)
             raise
