@@ -239,19 +239,24 @@ def test_the_only_driver_cannot_be_attached(install: Install) -> None:
     """Nothing would be instrumented: that is an error, and nothing is attached."""
     broken = sick(attach=failing_to_attach(OSError("no way")), detach=undone)
     install(FakeEntryPoint("bad", plugin(drivers=[broken])))
-    with pytest.warns(PluginWarning), pytest.raises(NoDriverError, match="no way"):
+    with pytest.warns(PluginWarning), pytest.raises(NoDriverError, match="sick: .*no way"):
         attached()
     with pytest.raises(NoDriverError, match="sick: it could not be attached: OSError: no way"):
         attached()
 
 
-def test_a_driver_that_was_asked_for_has_no_stand_in(install: Install) -> None:
-    """Its own error reaches the user."""
+def test_a_driver_that_was_asked_for_has_no_stand_in(
+    install: Install, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its own error reaches the user; so does that of any driver with AMANDA_PLUGINS=strict."""
     broken = sick(attach=failing_to_attach(OSError("no way")), detach=undone)
     install(FakeEntryPoint("bad", plugin(drivers=[broken])), GOOD)
     with pytest.raises(OSError, match="no way"):
         attached(drivers=["sick"])
     assert attached(drivers=["dist-good/fake"]) == ["fake"]
+    monkeypatch.setenv("AMANDA_PLUGINS", "strict")
+    with pytest.raises(OSError, match="no way"):
+        attached()
 
 
 def test_a_driver_that_fails_when_its_framework_comes(

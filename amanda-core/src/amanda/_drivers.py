@@ -135,7 +135,7 @@ def attached(
         The class under which the driver is in ``_state.ATTACHED``; None if all fail.
 
     Raises:
-        Exception: the driver fails, and the user has asked for no other one.
+        Exception: the driver fails, and the user has asked for it, or for strict plugins.
     """
     candidates = [cls]
     while candidates:
@@ -146,7 +146,7 @@ def attached(
             _state.ATTACHED[cls] = _attached(cls)
             return cls
         except BROKEN as error:
-            if is_explicit(requested):
+            if is_explicit(requested) or _plugins.is_strict():
                 raise
             FAILED[cls] = f"it could not be attached: {type(error).__name__}: {error}"
         candidates = [rival for rival in _chosen(None) if _slot(rival) == _slot(cls)]

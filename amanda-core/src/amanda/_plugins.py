@@ -151,7 +151,7 @@ class Registry:
             f"amanda plugin {record.name!r} ({record.distribution} {record.version}) "
             f"is not loaded: {record.error}"
         )
-        if os.environ.get("AMANDA_PLUGINS") == "strict":
+        if is_strict():
             raise PluginError(message) from error
         warnings.warn(message, PluginWarning, stacklevel=2)
 
@@ -330,6 +330,11 @@ def not_loaded(distribution: str) -> list[str]:
         for record in registry().records
         if record.error and record.distribution == distribution
     ]
+
+
+def is_strict() -> bool:
+    """Whether what is broken is to raise."""
+    return os.environ.get("AMANDA_PLUGINS") == "strict"
 
 
 def listed(variable: str) -> Sequence[str]:

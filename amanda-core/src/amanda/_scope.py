@@ -96,7 +96,8 @@ class Scope:
         try:
             self._attach(selection.ready)
             if selection.ready and not self.drivers:
-                raise NoDriverError("; ".join(_drivers.FAILED[cls] for cls in selection.ready))
+                reasons = (f"{cls.name}: {_drivers.unusable(cls)}" for cls in selection.ready)
+                raise NoDriverError("; ".join(reasons))
             self._begin_tools(self.drivers)
             _threads.cover_new_threads(True)
             self._cover_thread()
