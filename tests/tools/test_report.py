@@ -15,7 +15,7 @@ import pytest
 
 from amanda.cli.pages import RunReport, ToolReport
 from amanda.tools.reporting import Chart, Table
-from amanda_tools.charting import BOTH, by_direction, coarse, ranked
+from amanda_tools.charting import BOTH, by_direction, ranked, ranked_modules, taken_apart
 from amanda_tools.report import Document, Section, rendered
 from amanda_tools.report.charts import MAX_BARS, Drawing, amount, drawing_of
 from amanda_tools.report.columns import MAX_ROWS, column, grid, records
@@ -154,11 +154,25 @@ def test_nothing_makes_no_chart(values: dict[str, list[float]]) -> None:
     assert drawing_of(Chart(title="t", kind="bar", labels=["a"], values=values)) is None
 
 
-def test_modules_are_summed_up_to_what_a_chart_can_show() -> None:
-    """PyTorch's paths and Keras' alike; a chart of one bar is none."""
-    groups = {f"net.layer{i}.part{j}": {"n": 1} for i in range(10) for j in range(10)}
-    assert coarse(groups) == {f"net.layer{i}": {"n": 10} for i in range(10)}
-    assert set(coarse({f"net/block{i}": {"n": 1} for i in range(30)})) == {"net"}
+def test_the_largest_modules_are_taken_apart() -> None:
+    """As far as a chart can show all; what a module runs itself stays under its name."""
+    groups = {f"net.layer{i}.part{j}": {"n": 1 + 9 * (i == 3)} for i in range(10) for j in range(9)}
+    groups |= {"net": {"n": 5}, "net.layer3": {"n": 2}, "idle": {"n": 0}}
+    found = taken_apart(groups, ["n"])
+    assert {name: of["n"] for name, of in found.items()} == {
+        "net": 5, "net.layer3": 2,
+        **{f"net.layer3.part{j}": 10 for j in range(9)},
+        **{f"net.layer{i}": 9 for i in range(10) if i != 3},
+    }  # fmt: skip
+    keras = {f"net/block{i}": {"n": 1} for i in range(20)}
+    assert taken_apart(keras, ["n"]) == keras
+    assert set(taken_apart({f"net/block{i}": {"n": 1} for i in range(30)}, ["n"])) == {"net"}
+    [chart] = ranked_modules("n", keras, {"n": "n"})
+    assert len(chart.labels) == 20
+
+
+def test_bars_are_ranked() -> None:
+    """Both directions make one bar; a chart of one bar is none."""
     rows = [
         {"type": "relu", "direction": "forward", "calls": 2},
         {"type": "add", "direction": "forward", "calls": 3},

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from amanda.tools.reporting import Chart
@@ -12,7 +12,7 @@ FEWEST = 2
 """Bars of the smallest chart that says more than its table."""
 
 MOST = 24
-"""Modules of a chart; where there are more, those of a smaller depth are shown."""
+"""Modules of a chart."""
 
 
 def ranked(
@@ -39,18 +39,44 @@ def ranked(
         yield Chart(title=title, kind="bar", labels=labels, values=values, unit=unit)
 
 
-def coarse(groups: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, float]]:
-    """The sums of modules' numbers to the greatest depth at which a chart can show them all."""
-    deepest = max(map(depth_of, groups), default=1)
-    for depth in range(deepest, 0, -1):
-        found: dict[str, dict[str, float]] = {}
-        for name, figures in groups.items():
-            group = found.setdefault(prefix_of(name, depth), {})
-            for key, value in figures.items():
-                group[key] = group.get(key, 0) + (value or 0)
-        if len(found) <= MOST:
-            break
-    return found
+def ranked_modules(
+    title: str, modules: Mapping[str, Mapping[str, Any]], series: Mapping[str, str], unit: str = ""
+) -> Iterator[Chart]:
+    """The same of modules by their paths; where there are many, the largest are taken apart."""
+    yield from ranked(title, taken_apart(modules, list(series.values())), series, unit)
+
+
+def taken_apart(
+    modules: Mapping[str, Mapping[str, Any]], keys: Sequence[str]
+) -> dict[str, dict[str, float]]:
+    """The sums of modules' figures to depths at which a chart can show them all.
+
+    The largest one is taken apart into those of the next depth as long as there is room.
+    """
+    totals = {name: sum(float(of.get(key) or 0) for key in keys) for name, of in modules.items()}
+    groups = _by_prefix([name for name, total in totals.items() if total > 0], 1)
+    waiting = set(groups)
+    while waiting:
+        largest = max(
+            sorted(waiting), key=lambda group: sum(map(totals.__getitem__, groups[group]))
+        )
+        waiting.remove(largest)
+        parts = _by_prefix(groups[largest], depth_of(largest) + 1)
+        if len(groups) - 1 + len(parts) <= MOST and list(parts) != [largest]:
+            del groups[largest]
+            groups.update(parts)
+            waiting.update(parts)
+    return {
+        group: {key: sum(float(modules[name].get(key) or 0) for name in names) for key in keys}
+        for group, names in groups.items()
+    }
+
+
+def _by_prefix(names: Iterable[str], depth: int) -> dict[str, list[str]]:
+    groups: dict[str, list[str]] = {}
+    for name in names:
+        groups.setdefault(prefix_of(name, depth), []).append(name)
+    return groups
 
 
 def by_direction(

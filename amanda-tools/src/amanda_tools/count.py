@@ -11,7 +11,7 @@ import attrs
 from amanda import OpContext
 from amanda.tools.mapping import MappingTool
 from amanda.tools.reporting import Chart, OpDescription, Table, describe, place
-from amanda_tools.charting import BOTH, by_direction, coarse, ranked
+from amanda_tools.charting import BOTH, by_direction, ranked, ranked_modules
 from amanda_tools.printing import PrintingTool
 
 
@@ -124,7 +124,7 @@ class CountTool(PrintingTool[CountOptions]):
         rows = [{**row, "module": place(row["id"], row["module"])} for row in self.op_rows()]
         types, modules = (by_direction(rows, key, "executions") for key in ("type", "module"))
         yield from ranked("executions by type", types, BOTH)
-        yield from ranked("executions by module", coarse(modules), BOTH)
+        yield from ranked_modules("executions by module", modules, BOTH)
 
     def _total(self, direction: str) -> int:
         return sum(c.executions for c in self._counters.values() if c.op.direction == direction)

@@ -11,7 +11,7 @@ import attrs
 from amanda import OpContext
 from amanda.tools.mapping import MappingTool
 from amanda.tools.reporting import OUTSIDE, Chart, OpDescription, Table, describe
-from amanda_tools.charting import coarse, ranked
+from amanda_tools.charting import ranked, ranked_modules
 from amanda_tools.csv_files import write_rows
 from amanda_tools.flops.call import Signature
 from amanda_tools.flops.formulas import FORMULAS
@@ -241,12 +241,12 @@ class FlopsTool(PrintingTool[FlopsOptions]):
     def charts(self) -> Iterable[Chart]:
         """Operations by module and by type, parameters by module."""
         found, both = self.summary(), {"forward": "flops", "backward": "flops_backward"}
-        modules = coarse(self._grouped(self.op_rows(), lambda row: self._ops[row["id"]].op.place))
-        yield from ranked("operations by module", modules, both, "FLOP")
+        modules = self._grouped(self.op_rows(), lambda row: self._ops[row["id"]].op.place)
+        yield from ranked_modules("operations by module", modules, both, "FLOP")
         yield from ranked("operations by type", found["by_type"], both, "FLOP")
         # Outside of modules they are initialised and updated.
         inside = {name: of for name, of in modules.items() if name != OUTSIDE} or modules
-        yield from ranked("parameters by module", inside, {"parameters": "params"})
+        yield from ranked_modules("parameters by module", inside, {"parameters": "params"})
 
     def write_files(self, folder: Path, stem: str) -> Sequence[Path]:
         """Write ``<stem>.csv`` if it was asked for: one line per operator."""

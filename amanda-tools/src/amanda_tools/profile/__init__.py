@@ -13,7 +13,7 @@ from amanda import OpContext
 from amanda.tools.mapping import MappingTool
 from amanda.tools.reporting import Chart, OpDescription, Table, describe, write_json
 from amanda_tools import chrome
-from amanda_tools.charting import BOTH, by_direction, coarse, ranked
+from amanda_tools.charting import BOTH, by_direction, ranked, ranked_modules
 from amanda_tools.csv_files import write_rows
 from amanda_tools.flops import quantity
 from amanda_tools.flops.free import VIEWS
@@ -190,11 +190,11 @@ class ProfileTool(PrintingTool[ProfileOptions]):
         """Time by module and by type, what is saved for the backward pass by module."""
         rows = [{**row, "module": self._ops[row["id"]].place} for row in self.op_rows()]
         modules, types = (by_direction(rows, key, "seconds") for key in ("module", "type"))
-        yield from ranked("time by module", coarse(modules), BOTH, "s")
+        yield from ranked_modules("time by module", modules, BOTH, "s")
         yield from ranked("time by type", types, BOTH, "s")
         saved = {"saved": "saved_bytes"}
         title = "saved for the backward pass by module"
-        yield from ranked(title, coarse(self._grouped(rows, "module")), saved, "B")
+        yield from ranked_modules(title, self._grouped(rows, "module"), saved, "B")
 
     def write_files(self, folder: Path, stem: str) -> Sequence[Path]:
         """Write ``<stem>.csv``, ``<stem>.speedscope.json`` and ``<stem>.timeline.json``."""
