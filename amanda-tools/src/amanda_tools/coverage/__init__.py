@@ -69,6 +69,7 @@ class CoverageTool(PrintingTool[CoverageOptions]):
         self.add_inst_for_op(self._analyse)
         self.add_inst_for_op(self._analyse_outputs, require_outputs=True)
         self.add_inst_for_op(self._analyse_backward, backward=True)
+        self.add_inst_for_op(self._analyse_gradients, backward=True, require_outputs=True)
 
     # -- life cycle -------------------------------------------------------
 
@@ -105,6 +106,10 @@ class CoverageTool(PrintingTool[CoverageOptions]):
     def _analyse_backward(self, context: OpContext) -> None:
         op = self._covered(context, ())
         context.insert_before_backward_op(op.count, grad_outputs=[])
+
+    def _analyse_gradients(self, context: OpContext) -> None:
+        for peer in self._peers_of(context.namespace.tags[0]):
+            peer.look_at_gradients(context)
 
     def _covered(self, context: OpContext, peers: Sequence[Peer]) -> CoveredOp:
         op = describe(context)

@@ -47,6 +47,9 @@ class Peer(abc.ABC):
     def look_at_outputs(self, context: OpContext) -> None:
         """Analysis after a forward operator."""
 
+    def look_at_gradients(self, context: OpContext) -> None:
+        """Analysis after a backward operator."""
+
     def executed(self, op_id: str) -> None:
         """A forward operator is executed, for the first time or again."""
 

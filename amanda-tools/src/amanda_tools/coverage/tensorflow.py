@@ -1,9 +1,11 @@
-"""What Keras layers show of a model."""
+"""What Keras layers show of a model, and what a graph lists of itself."""
 
 from __future__ import annotations
 
 import collections
+import weakref
 from collections.abc import Mapping
+from typing import Any
 
 from amanda import OpContext
 from amanda.tools.graph_tracing import Graph, TracedOp
@@ -72,4 +74,43 @@ def _without_data(ops: Mapping[str, TracedOp]) -> set[str]:
     return static
 
 
-PEERS = (KerasLayers,)
+class GraphOperations(Peer):
+    """What ``get_operations()`` of the graph that is run lists.
+
+    It lists operators of both directions, but not those within called functions, loops and
+    branches, which are graphs of their own; an operator that runs eagerly is in none. An id
+    leads through calls and bodies, where an operator's own name does not.
+    """
+
+    name = "graph_operations"
+    framework = "tensorflow"
+    how = "derived"
+
+    def __init__(self) -> None:
+        self._seen: set[str] = set()
+        self._graphs: weakref.WeakSet[Any] = weakref.WeakSet()
+
+    def look_at_outputs(self, context: OpContext) -> None:
+        op_id = context.get_op_id()
+        if _is_eager(context) or op_id.partition("/")[2] != context.get_op().name:
+            return
+        self._seen.add(op_id)
+        self._graphs.update(t.graph for t in context.get_outputs() or () if t is not None)
+
+    def look_at_gradients(self, context: OpContext) -> None:
+        # The gradient of what is called is a call, too.
+        if _is_eager(context) or context.get_op_id() not in self._seen:
+            return
+        tensors = [tensor for tensor in context.get_grad_inputs() or () if tensor is not None]
+        if all(tensor.graph in self._graphs for tensor in tensors):
+            self._seen.add(str(context.get_backward_op_id()))
+
+    def seen(self) -> frozenset[str]:
+        return frozenset(self._seen)
+
+
+def _is_eager(context: OpContext) -> bool:
+    return context.namespace.tags[-1] == "eager"
+
+
+PEERS = (KerasLayers, GraphOperations)
