@@ -110,11 +110,12 @@ def test_a_graph_does_not_list_what_it_calls() -> None:
     tool = CoverageTool()
     with amanda.apply(tool):
         outer(tf.ones(3))
-    names = {op.name for op in outer.get_concrete_function(tf.ones(3)).graph.get_operations()}
+    operations = outer.get_concrete_function(tf.ones(3)).graph.get_operations()
+    known = {(op.name, op.type) for op in operations}
     for row in tool.op_rows():
         if row["direction"] == "forward" and row["id"].startswith("outer/"):
-            path = row["id"].partition("/")[2]
-            is_listed = bool({path, path.removesuffix(f"/{row['name']}")} & names)
+            path, kind = row["id"].partition("/")[2], row["name"]
+            is_listed = bool({(path, kind), (path.removesuffix(f"/{kind}"), kind)} & known)
             assert ("graph_operations" in row["seen_by"]) == is_listed, path
     listed = {row["name"]: "graph_operations" in row["seen_by"] for row in tool.op_rows()}
     assert listed["Exp"]
