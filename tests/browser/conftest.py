@@ -114,8 +114,8 @@ def opened(driver: webdriver.Chrome) -> Callable[[Path], Page]:
 
 
 @pytest.fixture(scope="session")
-def report(tmp_path_factory: pytest.TempPathFactory) -> Report:
-    """Runs a program under tools and gives the page."""
+def report(driver: webdriver.Chrome, tmp_path_factory: pytest.TempPathFactory) -> Report:
+    """Runs a program under tools and gives the page, if there is a browser to open it."""
 
     def run(program: str, tools: str, name: str = "program.py", **variables: str) -> Path:
         folder = tmp_path_factory.mktemp("report")

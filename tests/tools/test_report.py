@@ -12,7 +12,9 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
+import amanda
 from amanda.cli.pages import RunReport, ToolReport
 from amanda.tools.reporting import Chart, Table
 from amanda_tools.charting import BOTH, by_direction, ranked, ranked_modules, taken_apart
@@ -183,6 +185,37 @@ def test_bars_are_ranked() -> None:
         ["add", "relu"], {"forward": [3, 2], "backward": [0, 0]},
     )  # fmt: skip
     assert list(ranked("one", {"a": {"n": 1}, "b": {"n": 0}}, {"n": "n"})) == []
+
+
+def test_charts_agree_with_what_the_tools_say() -> None:
+    """The bars of a chart add up to the figure of the summary; each chart can be drawn."""
+    names = ("count", "flops", "profile", "stats", "sparsity", "trace")
+    tools = {name: amanda.tools.load(name)() for name in names}
+    layers = (torch.nn.Linear(4, 8), torch.nn.ReLU(), torch.nn.ReLU(), torch.nn.Linear(8, 2))
+    model = torch.nn.Sequential(*layers)
+    with torch.no_grad():
+        layers[0].bias[0] = -9  # zeros, whatever the weights are
+    with amanda.apply(*tools.values()):
+        model(torch.rand(3, 4)).sum().backward()
+    charts = {(n, chart.title): chart for n, tool in tools.items() for chart in tool.charts()}
+    assert [key for key, chart in charts.items() if drawing_of(chart) is None] == []
+
+    def total(tool: str, title: str, series: str) -> float:
+        return sum(value or 0 for value in charts[tool, title].values[series])
+
+    flops, count, profile = (tools[n].result()["summary"] for n in ("flops", "count", "profile"))
+    for title in ("operations by module", "operations by type"):
+        assert total("flops", title, "forward") == flops["flops"] == 288
+        assert total("flops", title, "backward") == flops["flops_backward"] > 0
+    assert total("flops", "parameters by module", "parameters") == flops["params"] == 58
+    for title in ("executions by module", "executions by type"):
+        assert total("count", title, "backward") == count["backward"]
+    for direction in ("forward", "backward"):
+        seconds = pytest.approx(profile[f"seconds_{direction}"])
+        assert total("profile", "time by module", direction) == seconds
+    assert charts["sparsity", "zeros of the activations"].unit == "%"
+    assert len(charts["stats", "standard deviation of the weights"].labels) == 4
+    assert sum(charts["stats", "sizes of the elements of the weights"].values["elements"]) == 58
 
 
 # -- graphs -------------------------------------------------------------------
