@@ -9,6 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import safetensors.numpy
+import safetensors.torch
 import torch
 from safetensors import safe_open
 from torch import nn
@@ -63,16 +65,26 @@ def test_tensors_come_back_bit_for_bit(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "dtype", [torch.bfloat16, torch.float16, torch.float64, torch.int64, torch.bool]
+    "dtype",
+    [
+        torch.bfloat16,
+        torch.float16,
+        torch.float64,
+        torch.int64,
+        torch.bool,
+        torch.float8_e4m3fn,
+        torch.float8_e5m2,
+    ],
 )
 def test_every_type_keeps_its_bits(dtype: torch.dtype, tmp_path: Path) -> None:
-    """bfloat16 too, which numpy lacks; scalars and tensors that are not contiguous."""
+    """Those too that numpy lacks; scalars and tensors that are not contiguous."""
     x = (torch.randn(3, 4) * 10).to(dtype)
     kept: list[torch.Tensor] = []
     tool = dumped(lambda: kept.extend((x.t(), x[0, 0].clone())))
     found = read(tool, tmp_path)
-    assert torch.equal(found["/t:0", "output0", 0], kept[0])
-    assert torch.equal(found["/clone:0", "output0", 0], kept[1])
+    assert torch.equal(found["/t:0", "output0", 0].float(), kept[0].float())
+    assert torch.equal(found["/clone:0", "output0", 0].float(), kept[1].float())
+    assert (tool.load(tool.entries[0]) == kept[0].double().numpy()).all()
 
 
 def test_what_the_format_lacks_is_counted() -> None:
@@ -104,6 +116,22 @@ def test_many_tensors_make_several_files(tmp_path: Path) -> None:
     }  # fmt: skip
     assert dumped(run, bytes=900).summary()["tensors"] == 2
     assert [entry.step for entry in dumped(run, every=4).entries] == [0, 4, 8]
+
+
+def test_a_file_is_read_by_the_functions_of_the_library(tmp_path: Path) -> None:
+    """``load_file`` of PyTorch and of numpy."""
+    dumped(lambda: torch.ones(2).exp()).write_files(tmp_path, "dump")
+    [path] = tmp_path.glob("*.safetensors")
+    assert set(safetensors.torch.load_file(path)) == {"/ones:0 output0 0", "/exp:0 output0 0"}
+    assert safetensors.numpy.load_file(path)["/ones:0 output0 0"].tolist() == [1.0, 1.0]
+
+
+def test_two_frameworks_write_files_of_their_own(tmp_path: Path) -> None:
+    """In one run; the index says which tensor is where."""
+    tool = dumped(lambda: (torch.ones(2).exp(), lb.relu(lb.tensor([-1.0, 2.0]))))
+    found = read(tool, tmp_path)
+    assert {entry.file for entry in tool.entries} == {0, 1}
+    assert found["/relu:0", "output0", 0].tolist() == [0.0, 2.0]
 
 
 def test_the_result_is_the_index() -> None:

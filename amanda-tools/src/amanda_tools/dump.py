@@ -14,14 +14,8 @@ import attrs
 
 from amanda.tools.reporting import Table, write_json
 from amanda_tools.flops import quantity
+from amanda_tools.flops.parameters import byte_size
 from amanda_tools.numerics import Array, numerics_of
-from amanda_tools.safetensors import (
-    TYPES,
-    Stored,
-    read_array,
-    read_header,
-    write_safetensors,
-)
 from amanda_tools.stats.watching import (
     Looks,
     WatchingOptions,
@@ -29,6 +23,7 @@ from amanda_tools.stats.watching import (
     known_kinds,
     type_names,
 )
+from amanda_tools.tensor_files import WRITABLE, read_tensor, write_tensors
 
 __all__ = ["DumpOptions", "DumpTool", "Entry"]
 
@@ -107,7 +102,7 @@ class DumpTool(WatchingTool[DumpOptions]):
         super().__init__(**options)
         self.entries: list[Entry] = []
         self.dropped = 0
-        self._waiting: dict[str, Stored] = {}
+        self._waiting: dict[str, Any] = {}
         self._waiting_bytes = 0
         self._bytes = 0
         self._folder: Path | None = None
@@ -126,12 +121,14 @@ class DumpTool(WatchingTool[DumpOptions]):
     def _take(self, looks: Looks, name: str, tensor: Any) -> None:
         numerics = numerics_of(tensor)
         dtype = numerics.dtype(tensor)
-        is_writable = dtype in TYPES and numerics.is_readable(tensor)
+        is_writable = dtype in WRITABLE and numerics.is_readable(tensor)
         if len(self.entries) >= self.options.limit or not is_writable:
             self.dropped += 1
             return
-        data = numerics.raw(tensor)
-        if self._bytes + len(data) > self.options.bytes:
+        room = self.options.bytes - self._bytes
+        # What is too large need not be copied.
+        stored = None if (byte_size(tensor) or 0) > room else numerics.stored(tensor)
+        if stored is None or stored.nbytes > room:
             self.dropped += 1
             return
         shape = [int(size) for size in tensor.shape]
@@ -140,9 +137,13 @@ class DumpTool(WatchingTool[DumpOptions]):
             # An operator whose counters began anew, such as one of a second scope.
             self.dropped += 1
             return
-        self._bytes += len(data)
-        self._waiting[key] = Stored(dtype, shape, data)
-        self._waiting_bytes += len(data)
+        # A file is of one framework: that of its first tensor.
+        first = next(iter(self._waiting.values()), stored)
+        if type(first) is not type(stored):
+            self._write_shard()
+        self._bytes += stored.nbytes
+        self._waiting[key] = stored
+        self._waiting_bytes += stored.nbytes
         row, kind = looks.op.row(), looks.kind
         self.entries.append(Entry(key, self._files, row, kind, name, looks.step, shape, dtype))
         if self._waiting_bytes >= self.options.shard:
@@ -154,7 +155,7 @@ class DumpTool(WatchingTool[DumpOptions]):
         if self._folder is None:
             self._folder = Path(tempfile.mkdtemp(prefix="amanda-dump-"))
             weakref.finalize(self, _remove, self._folder, os.getpid())
-        write_safetensors(self._folder / str(self._files), self._waiting)
+        write_tensors(self._folder / str(self._files), self._waiting)
         self._files += 1
         self._waiting = {}
         self._waiting_bytes = 0
@@ -188,12 +189,10 @@ class DumpTool(WatchingTool[DumpOptions]):
             yield Table(title, ("limit", "value"), limits)
 
     def load(self, entry: Entry) -> Array:
-        """The values of one tensor that was taken; bfloat16 as float32."""
+        """The values of one tensor that was taken; of types that numpy lacks as float32."""
         self._write_shard()
         assert self._folder is not None
-        path = self._folder / str(entry.file)
-        header, start = read_header(path)
-        return read_array(path, header[entry.key], start)
+        return read_tensor(self._folder / str(entry.file), entry.key)
 
     def write_files(self, folder: Path, stem: str) -> Sequence[Path]:
         """Write ``<stem>-00000.safetensors``, ... and ``<stem>.index.json``."""

@@ -12,7 +12,7 @@ import attrs
 
 from amanda_tools.dump import DumpTool
 from amanda_tools.numerics import Array
-from amanda_tools.safetensors import read_array, read_header
+from amanda_tools.tensor_files import read_tensor
 
 
 @attrs.frozen
@@ -76,16 +76,10 @@ class Recording:
             entries = json.loads(index.read_text(encoding="utf-8"))["tensors"]
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise ValueError(f"{index} is no recording: {error}") from error
-        header = functools.lru_cache(maxsize=4)(read_header)
-
-        def load(file: Path, key: str) -> Array:
-            names, start = header(file)
-            return read_array(file, names[key], start)
-
         folder = index.parent
         return cls(
             [
-                _record(entry, functools.partial(load, folder / entry["file"], entry["key"]))
+                _record(entry, functools.partial(read_tensor, folder / entry["file"], entry["key"]))
                 for entry in entries
             ]
         )

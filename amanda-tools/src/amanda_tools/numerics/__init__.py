@@ -54,9 +54,9 @@ class Numerics(abc.ABC):
     def numpy(self, tensor: Any) -> Array:
         """A copy on the CPU in numpy's type of the same name, float32 where there is none."""
 
-    def raw(self, tensor: Any) -> bytes:
-        """The bytes of its elements in order, in its own type."""
-        return self.numpy(tensor).tobytes()
+    def stored(self, tensor: Any) -> Any:
+        """A copy on the CPU in its own type, as the writer of its framework takes it."""
+        return self.numpy(tensor)
 
     @abc.abstractmethod
     def copy(self, tensor: Any) -> Any:

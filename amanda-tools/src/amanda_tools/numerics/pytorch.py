@@ -52,12 +52,9 @@ class TorchNumerics(Numerics):
         array: Array = tensor.resolve_conj().resolve_neg().numpy().copy()
         return array
 
-    def raw(self, tensor: Any) -> bytes:
-        tensor = tensor.detach().resolve_conj().resolve_neg().reshape(-1)
-        # A single element may be "contiguous" with a stride of zero, and then has no bytes.
-        flat = torch.empty(tensor.numel(), dtype=tensor.dtype).copy_(tensor)
-        data: bytes = flat.view(torch.uint8).numpy().tobytes()
-        return data
+    def stored(self, tensor: Any) -> Any:
+        tensor = tensor.detach().resolve_conj().resolve_neg()
+        return torch.empty(tensor.shape, dtype=tensor.dtype).copy_(tensor)
 
     def copy(self, tensor: Any) -> Any:
         return tensor.detach().clone()

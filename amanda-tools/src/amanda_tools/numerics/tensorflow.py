@@ -34,8 +34,8 @@ class TensorFlowNumerics(Numerics):
         # TensorFlow's own small types are none of numpy's.
         return array.astype(np.float32) if array.dtype.kind == "V" else array
 
-    def raw(self, tensor: Any) -> bytes:
-        return np.array(tensor).tobytes()
+    def stored(self, tensor: Any) -> Any:
+        return np.array(tensor)
 
     def copy(self, tensor: Any) -> Any:
         return tf.stop_gradient(tf.identity(tensor))
