@@ -141,16 +141,20 @@ class Collector:
         )
 
     def _asked(self, name: str, kind: type[Any]) -> list[Any]:
-        give = getattr(self.tool, name, None)
-        if not callable(give):
-            return []
-        return [item for item in self._try(name, lambda: list(give())) if isinstance(item, kind)]
+        def asked() -> Iterable[Any]:
+            give = getattr(self.tool, name, None)
+            return give() if callable(give) else ()
+
+        return [item for item in self._try(name, asked) if isinstance(item, kind)]
 
     def _printed(self) -> str:
-        show = getattr(self.tool, "print_summary", None)
         file = io.StringIO()
-        if callable(show):
-            self._try("print_summary", lambda: [show(file)])
+
+        def printed() -> Iterable[Any]:
+            show = getattr(self.tool, "print_summary", None)
+            return [show(file)] if callable(show) else ()
+
+        self._try("print_summary", printed)
         return file.getvalue()
 
     def _try(self, what: str, give: Callable[[], Iterable[Any]]) -> list[Any]:

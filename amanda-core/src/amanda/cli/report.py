@@ -134,7 +134,8 @@ class Report:
         if self.rank.count > 1:
             facts["rank"] = f"{self.rank.number} of {self.rank.count}"
         tools = [part.report(path.parent) for part in self._collected]
-        title = "amanda run: " + ", ".join(part.name for part in self._collected)
+        names = ", ".join(part.name for part in tools)
+        title = f"amanda run: {names}" if names else "amanda run"
         pages.write_page(path, pages.RunReport(title=title, facts=facts, tools=tools))
         self.written.append(path)
 
