@@ -218,7 +218,7 @@ def test_random_numbers_stay_as_they_were() -> None:
     vanilla = [step(model, x) for _ in range(3)]
     state = torch.get_rng_state()
     torch.manual_seed(1)
-    tool = RematTool(budget=0.6)
+    tool = RematTool(budget="1KiB", ops="dropout")
     with amanda.apply(tool):
         found = [step(model, x) for _ in range(3)]
     assert all(map(same, found, vanilla))
@@ -259,6 +259,58 @@ def test_statistics_are_updated_once() -> None:
     assert [row["type"] for row in tool.op_rows() if row["recompute"]].count("batch_norm") >= 4
     for a, b in zip(models[0].buffers(), models[1].buffers(), strict=True):
         assert torch.equal(a, b)
+
+
+def test_changes_in_place_follow() -> None:
+    """What is changed in place is made again with its changes: an activation, a sum."""
+
+    class Adding(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.second = nn.Conv2d(8, 8, 3, padding=1), nn.Conv2d(8, 8, 1)
+            self.norm = nn.BatchNorm2d(8)
+
+        def forward(self, x: Any) -> Any:
+            inner = F.relu(self.norm(self.first(x)), inplace=True)
+            found = self.second(inner)
+            found += x
+            found[:, 0].mul_(0.5)
+            return found.relu_()
+
+    torch.manual_seed(0)
+    model, x = nn.Sequential(*[Adding() for _ in range(6)]), torch.randn(4, 8, 10, 10)
+    vanilla, before = step(model, x), held(model, x)
+    with rematerialized(model, x, budget="1KiB") as tool:
+        assert same(step(model, x), vanilla)
+        assert held(model, x) < 0.5 * before
+        assert same(step(model, x), vanilla)
+    changed = [row for row in tool.op_rows() if row["recompute"] and "norm" in row["id"]]
+    assert changed
+    seconds = [row for row in tool.op_rows() if row["recompute"] and "second" in row["id"]]
+    assert seconds
+
+
+def test_a_tensor_that_was_saved_before_its_change_is_an_error_as_ever() -> None:
+    """In an iteration that changes a saved tensor in place, unlike the measured one."""
+    torch.manual_seed(0)
+    model, x = mlp(4), torch.randn(32, 32)
+    layers = list(model)
+
+    def run(*, again: bool) -> Any:
+        hidden = nn.Sequential(*layers[:7])(x).relu_()
+        kept = hidden.square()
+        if again:
+            hidden.relu_()
+        return (nn.Sequential(*layers[7:])(hidden).sum() + kept.sum()).backward()
+
+    run(again=False)
+    with pytest.raises(RuntimeError, match="modified by an inplace"):
+        run(again=True)
+    with amanda.apply(RematTool(budget="1KiB")):
+        run(again=False)
+        run(again=False)
+        with pytest.raises(RuntimeError, match="modified by an inplace"):
+            run(again=True)
 
 
 def test_other_shapes_and_attributes_in_later_iterations() -> None:

@@ -33,6 +33,7 @@ class Step:
         saved: the pieces that are kept for its backward operators.
         obstacle: why it cannot be run again; "" if it can.
         is_random: whether it draws random numbers.
+        followers: ids of operators that change what it has made in place, in order.
     """
 
     op: OpDescription
@@ -42,6 +43,7 @@ class Step:
     saved: frozenset[int] = frozenset()
     obstacle: str = ""
     is_random: bool = False
+    followers: list[str] = attrs.field(factory=list)
 
 
 @attrs.frozen

@@ -16,11 +16,10 @@ import attrs
 import torch
 
 from amanda import OpContext
-from amanda.tools.reporting import describe
+from amanda.tools.reporting import describe, op_name
 from amanda_tools.memory import synchronize
-from amanda_tools.remat.plan import Step
-from amanda_tools.remat.pytorch import (
-    _STATE,
+from amanda_tools.remat.executions import (
+    STATE,
     collected,
     random_states,
     storage_of,
@@ -28,15 +27,23 @@ from amanda_tools.remat.pytorch import (
     version_of,
     with_random_states,
 )
+from amanda_tools.remat.plan import Step
 from amanda_tools.saved import HOOKED, saved_items
 
 
 @attrs.frozen
 class Before:
-    """What was there before an operator ran."""
+    """What was there before an operator ran.
+
+    Attributes:
+        versions: how often each input had been changed.
+        random: the states of the generators.
+        target: a copy of what an operator is about to change in place, if a step has made it.
+    """
 
     versions: Sequence[tuple[weakref.ref[torch.Tensor], int]]
     random: Sequence[torch.Tensor]
+    target: torch.Tensor | None
 
 
 class Measurement:
@@ -62,7 +69,10 @@ class Measurement:
         """Called in an analysis before the operator."""
         given = [t for t in context.get_inputs() if t is not None and not t.is_inference()]
         versions = [(weakref.ref(tensor), version_of(tensor)) for tensor in given]
-        self._before[context.get_op_id()] = Before(versions, random_states())
+        target, writes = None, op_name(context.get_op()).endswith("_")
+        if writes and given and self._maker(given[0]) is not None and is_plain(given[0]):
+            target = given[0].detach().clone()
+        self._before[context.get_op_id()] = Before(versions, random_states(), target)
 
     def finds_gradients(self) -> bool:
         """Whether gradients are recorded now, and were not in what was measured so far."""
@@ -89,7 +99,9 @@ class Measurement:
         before = self._before.pop(context.get_op_id())
         step = Step(describe(context))
         outputs = [tensor for tensor in context.get_outputs() or () if tensor is not None]
-        self._mark_changes(before, step)
+        if changed := self._changed(before):
+            step.obstacle = "it changes a tensor in place"
+            self._mark_changes(context, before, step, changed)
         if not any(tensor.requires_grad for tensor in outputs):
             return False
         self.steps.append(step)
@@ -122,19 +134,58 @@ class Measurement:
         ]
         return [piece for piece in pieces if piece is not None]
 
-    def _mark_changes(self, before: Before, step: Step) -> None:
-        """What an operator changes in place cannot be had again as it was, nor be read again."""
-        changed = {
+    def _maker(self, tensor: torch.Tensor) -> Step | None:
+        """The step that has made the memory of a tensor."""
+        storage = storage_of(tensor)
+        piece = None if storage is None else self._pieces.get(storage)
+        return next((step for step in self.steps if piece in step.made), None)
+
+    def _changed(self, before: Before) -> set[int | None]:
+        """The pieces that an operator has changed in place."""
+        return {
             self._piece(tensor)
             for ref, version in before.versions
             if (tensor := ref()) is not None and version_of(tensor) != version
         }
-        if not changed:
-            return
-        step.obstacle = "it changes a tensor in place"
+
+    def _mark_changes(
+        self, context: OpContext, before: Before, step: Step, changed: set[int | None]
+    ) -> None:
+        """What was read before it was changed cannot be read again. What has made it can be run
+        again, if the change follows."""
+        maker = self._maker(context.get_inputs()[0]) if before.target is not None else None
+        if maker is not None and not self._can_follow(context, before, maker, changed):
+            maker = None
         for other in self.steps:
-            if changed.intersection((*other.inputs, *other.made)):
+            is_hit = changed.intersection(other.inputs) or changed.intersection(other.made)
+            if is_hit and other is not maker:
                 other.obstacle = other.obstacle or f"{step.op.id} changes its tensors in place"
+        if maker is not None:
+            maker.followers.append(step.op.id)
+            others = [piece for piece in self._read(context) if piece not in changed]
+            maker.inputs = [*maker.inputs, *others]
+
+    def _can_follow(
+        self, context: OpContext, before: Before, maker: Step, changed: set[int | None]
+    ) -> bool:
+        """Whether a change can be made again right after the maker has run again."""
+        place = self.steps.index(maker)
+        later = {piece for step in self.steps[place:] for piece in step.made}
+        others = set(self._read(context)) - changed
+        if len(changed) != 1 or maker.obstacle or others & later or not self.is_own(context):
+            return False
+        if not all(map(torch.equal, before.random, random_states())):
+            return False
+        inputs, target = context.get_inputs(), before.target
+        rest = [None if tensor is None else tensor.detach() for tensor in inputs[1:]]
+        if any(tensor is not None and self._piece(tensor) in changed for tensor in rest):
+            return False
+        assert target is not None
+        start = time.perf_counter()
+        context.get_function()(target, *rest)
+        maker.cost += 1e6 * (time.perf_counter() - start)
+        # The copy of a view may be laid out more densely.
+        return is_same(target.contiguous(), inputs[0].detach().contiguous())
 
     def _saved(self, context: OpContext, step: Step) -> frozenset[int]:
         """What autograd has kept, by what the operator's nodes tell."""
@@ -216,7 +267,7 @@ def _again(name: str, tensor: torch.Tensor | None) -> torch.Tensor | None:
     """An input for a second run, without its graph."""
     if tensor is None:
         return None
-    detached = tensor.detach().clone() if name in _STATE else tensor.detach()
+    detached = tensor.detach().clone() if name in STATE else tensor.detach()
     return detached.requires_grad_() if tensor.requires_grad else detached
 
 

@@ -128,9 +128,11 @@ class RematTool(PrintingTool[RematOptions]):
         chosen = [steps[i] for i in self._plan.recomputed]
         recomputed = frozenset(step.op.id for step in chosen)
         if recomputed:
-            self._acting = {step.op.id for step in steps if step.saved} | recomputed
             drawing = frozenset(step.op.id for step in chosen if step.is_random)
-            self._recomputer = Recomputer(recomputed, drawing)
+            changing = frozenset(op_id for step in chosen for op_id in step.followers)
+            saving = {step.op.id for step in steps if step.saved}
+            self._acting = saving | recomputed | changing
+            self._recomputer = Recomputer(recomputed, drawing, changing)
         self.reanalyse()
 
     def _insert(self, context: OpContext) -> None:
@@ -213,10 +215,10 @@ class RematTool(PrintingTool[RematOptions]):
     def tables(self) -> Iterable[Table]:
         """The figures, and the operators by what is kept of them."""
         found = self.summary()
-        is_met = "met" if found["is_met"] else "cannot be met"
+        is_met = "is met" if found["is_met"] else "cannot be met"
         state = "applied" if found["is_applied"] else "planned only"
         size: Callable[[int], str] = lambda value: quantity(value, "B")  # noqa: E731
-        title = f"remat: {found['recomputed']} ops are run again ({state}); the budget is {is_met}"
+        title = f"remat: {found['recomputed']} ops are run again ({state}); the budget {is_met}"
         figures = [
             (label, size(found[key]))
             for label, key in (
