@@ -134,7 +134,8 @@ def run(
 def markdown(results: Sequence[Result]) -> str:
     """The table: methods by networks, accuracy before and after training under the tool."""
     networks = list(dict.fromkeys((r.framework, r.model) for r in results))
-    methods = list(dict.fromkeys(r.method for r in results))
+    order = ["dense", *[method.name for method in METHODS]]
+    methods = sorted({result.method for result in results}, key=order.index)
     found = {(r.framework, r.model, r.method): r for r in results}
     head = ["method", *[f"{model}, {framework}" for framework, model in networks]]
     lines = [head, ["---"] * len(head)]

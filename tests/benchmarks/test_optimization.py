@@ -10,6 +10,8 @@ import pytest
 
 from tests.benchmarks import accuracy, cache, lines
 
+ROOT = Path(__file__).parents[2]
+
 
 @pytest.fixture(autouse=True)
 def _same_threads() -> Iterator[None]:
@@ -43,6 +45,15 @@ def test_accuracy(framework: str, model: str, methods: tuple[str, ...], tmp_path
     assert all(row["ops"] > 0 for row in rows[1:])
     assert rows[0]["after"] > 0.3
     assert all(row["after"] > 0.15 for row in rows[1:])
+
+
+def test_the_page_has_the_table() -> None:
+    """The documented table has all methods, with both accuracies of each network."""
+    page = (ROOT / "amanda-tools/docs/accuracy.md").read_text(encoding="utf-8")
+    rows = [line.strip("| ").split(" | ") for line in page.splitlines() if line.startswith("|")]
+    assert [row[0] for row in rows[2:]] == ["dense", *[m.name for m in accuracy.METHODS]]
+    for row, method in zip(rows[3:], accuracy.METHODS, strict=True):
+        assert sum("→" in cell for cell in row) == 2 * len(method.models)
 
 
 @pytest.mark.parametrize("mode", cache.MODES)
