@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import weakref
 
 import numpy as np
 import pytest
@@ -292,3 +293,18 @@ def test_watching_changes_nothing() -> None:
     found = [y, *(p.grad for p in net.parameters())]
     for one, other in zip(expected, found, strict=True):
         assert torch.equal(one, other)
+
+
+def test_nothing_of_the_model_stays_alive() -> None:
+    """Activations die as without the tool, in the scope and after it."""
+    net = nn.Sequential(nn.Linear(6, 5), nn.Tanh(), nn.Linear(5, 4))
+    tool = PathTool()
+    alive = []
+    with amanda.apply(tool):
+        for _ in range(2):
+            x = torch.rand(2, 6)
+            hidden = net[0](x)
+            alive += [weakref.ref(tensor) for tensor in (x, hidden, net[2](hidden))]
+            del x, hidden
+        assert [ref() for ref in alive] == [None] * 6
+    assert len(tool.paths) == 4

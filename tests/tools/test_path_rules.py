@@ -329,3 +329,49 @@ def test_fused_attention_is_what_its_parts_are() -> None:
         for kind in ("neurons", "weights", "synapses"):
             assert similarity(a, b, kind, ops) == 1
         assert 0 < a.density("weights") < 1
+
+
+class TwoReaders(nn.Module):
+    """One sum that two batch norms read, as in a DenseNet."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.head = nn.Linear(6, 8), nn.Linear(8, 3)
+        self.norms = nn.ModuleList([nn.BatchNorm1d(8), nn.BatchNorm1d(8)])
+        for norm, scale, bias in zip(self.norms, (1.0, -2.0), (1.0, -1.5), strict=True):
+            nn.init.constant_(norm.weight, scale)
+            nn.init.constant_(norm.bias, bias)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.first(x)
+        return self.head(self.norms[0](x) - self.norms[1](x))
+
+
+def test_what_two_readers_demand_is_explained_by_its_own_value() -> None:
+    """A batch norm is folded where it is the only one; else the neuron has to explain itself."""
+    torch.manual_seed(14)
+    net = TwoReaders().double().eval()
+    x = torch.randn(6, 6).double()
+    kinds = set()
+    tool = applied(net, x, theta=0.9)
+    for one, path in zip(x, tool.paths, strict=True):
+        value = net.first(one).detach().numpy()
+        demands = {}
+        for i, norm in enumerate(net.norms):
+            after = norm(torch.tensor(value)[None])[0].detach().numpy()
+            mask = path.ops[f"TwoReaders.norms.{i}/batch_norm:0"].neurons
+            assert mask is not None
+            slope = norm.weight[0].item() / (1 + norm.eps) ** 0.5
+            for (place,) in places(mask):
+                demands.setdefault(place, []).append(after[place] / slope)
+        kinds |= {len(wanted) for wanted in demands.values()}
+        layer = oracle.linear("x", one.numpy(), net.first.weight.detach().numpy(), value)
+        expected = set()
+        for place, wanted in demands.items():
+            target = wanted[0] if len(wanted) == 1 else value[place]
+            picked = oracle.greedy(layer.synapses[place,], float(target), 0.9)
+            expected |= {synapse.weight for synapse in picked}
+        weights = path.ops["TwoReaders.first/linear:0"].weights
+        assert weights is not None
+        assert places(weights) == expected
+    assert kinds == {1, 2}
