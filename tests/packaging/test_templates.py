@@ -12,6 +12,7 @@ from tests.packaging.environments import ROOT, Environment, created, install
 
 TEMPLATES = ROOT / "amanda-core" / "templates"
 NAMES = ("tool-package", "driver-package")
+OF_TOOLS = ("jinja2", "matplotlib", "rich", "safetensors")
 
 PROGRAM = """
 import minigrad
@@ -23,16 +24,15 @@ for size in (2, 3, 2):
 
 @pytest.fixture(scope="module")
 def environment(tmp_path_factory: pytest.TempPathFactory) -> Environment:
-    """amanda-core and copies of both templates, with what their tests need."""
-    fresh = created(
-        tmp_path_factory.mktemp("templates"), ["attrs", "pluggy", "numpy", "pytest", "hatchling"]
-    )
+    """amanda-core, amanda-tools and copies of both templates, with what their tests need."""
+    needed = ["attrs", "pluggy", "numpy", "pytest", "hatchling", *OF_TOOLS]
+    fresh = created(tmp_path_factory.mktemp("templates"), needed)
     for name in NAMES:
         # Built where people build it: in a folder of their own.
         caches = shutil.ignore_patterns("__pycache__", ".*_cache")
         shutil.copytree(TEMPLATES / name, fresh.folder / name, ignore=caches)
     folders = [str(fresh.folder / name) for name in NAMES]
-    install(fresh, str(ROOT / "amanda-core"), *folders)
+    install(fresh, str(ROOT / "amanda-core"), str(ROOT / "amanda-tools"), *folders)
     return fresh
 
 
@@ -40,9 +40,7 @@ def test_both_are_listed_with_their_distributions(environment: Environment) -> N
     """``amanda tools`` and ``amanda drivers`` tell where a tool and a driver come from."""
     tools = environment.run("amanda", "tools")
     assert tools.stderr == ""
-    assert tools.stdout.startswith(
-        "shapes  (amanda-shapes 0.1.0)  Tells the output shapes of each operator, and which "
-    )
+    assert "shapes  (amanda-shapes 0.1.0)  Tells the output shapes of each operator" in tools.stdout
     assert "    varying=true|false (default: false)  list only operators whose" in tools.stdout
     rows = [line.split() for line in environment.run("amanda", "drivers").stdout.splitlines()]
     assert ["minigrad-eager", "minigrad", "eager", "0", "amanda-minigrad", "used"] in rows
@@ -63,6 +61,27 @@ def test_the_tool_runs_on_the_driver(environment: Environment) -> None:
     assert result["namespaces"] == ["minigrad/0.1/eager"]
     [row] = result["ops"]
     assert row["shapes"][0] == {"outputs": [[2, 3]], "executions": 2}
+
+
+def test_our_tools_run_on_the_driver(environment: Environment) -> None:
+    """A framework that none of them has heard of: what they find is right."""
+    (environment.folder / "program.py").write_text(PROGRAM)
+    tools = "count,flops,nan,stats,sparsity,dump,trace,profile"
+    run = environment.run("amanda", "run", "-t", tools, "-o", "all", "program.py")
+    assert (run.returncode, run.stderr) == (0, "")
+    found = {
+        name: json.loads((environment.folder / f"all/{name}.json").read_text())
+        for name in tools.split(",")
+    }
+    assert {tuple(result["namespaces"]) for result in found.values()} == {("minigrad/0.1/eager",)}
+    # Rows times four inputs and three units.
+    assert found["flops"]["summary"]["flops"] == 2 * (2 + 3 + 2) * 4 * 3
+    assert found["flops"]["summary"]["unknown_ops"].keys() <= {"linear_backward"}
+    assert found["count"]["summary"]["forward"] == found["count"]["summary"]["backward"] == 6
+    assert found["nan"]["summary"]["first"] is None
+    means = {(row["type"], row["tensor"]): row["mean"] for row in found["stats"]["ops"]}
+    assert means["relu", "output0"] == 4.0
+    assert means["relu_backward", "grad0"] == 1.0
 
 
 def test_the_doctor_is_content(environment: Environment) -> None:

@@ -70,6 +70,9 @@ class Tensor:
         self.data = np.asarray(data, dtype=np.float64)
         self.edge: tuple[Node, int] | None = (Leaf(), 0) if requires_grad else None
 
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
+        return np.array(self.data, dtype=dtype, copy=copy)
+
     @property
     def shape(self) -> tuple[int, ...]:
         """The sizes of its dimensions."""
