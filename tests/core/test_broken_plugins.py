@@ -239,7 +239,7 @@ def test_the_only_driver_cannot_be_attached(install: Install) -> None:
     """Nothing would be instrumented: that is an error, and nothing is attached."""
     broken = sick(attach=failing_to_attach(OSError("no way")), detach=undone)
     install(FakeEntryPoint("bad", plugin(drivers=[broken])))
-    with pytest.warns(PluginWarning), pytest.raises(NoDriverError, match="sick: .*no way"):
+    with pytest.warns(PluginWarning), pytest.raises(NoDriverError, match=r"sick: .*no way"):
         attached()
     with pytest.raises(NoDriverError, match="sick: it could not be attached: OSError: no way"):
         attached()
