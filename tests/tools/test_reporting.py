@@ -148,3 +148,13 @@ def test_a_tool_that_says_nothing_is_told_what_to_say() -> None:
 
     with pytest.raises(NotImplementedError, match="Silent must say what it found: op_rows"):
         Silent().result()
+
+
+@pytest.mark.parametrize(
+    ("tool", "option", "value"),
+    [("flops", "by", "colour"), ("profile", "sort", "size"), ("nan", "action", "stop")],
+)
+def test_choices(tool: str, option: str, value: str) -> None:
+    """A value that is no choice is answered in one plain sentence that names the choices."""
+    with pytest.raises(ValueError, match=rf"^tool {tool}: {option}={value} is not one of \w+, "):
+        amanda.tools.load(tool)(**{option: value})

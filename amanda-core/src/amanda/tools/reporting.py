@@ -104,6 +104,7 @@ class ReportingTool(Tool, Generic[OptionsT]):
 
     Raises:
         TypeError: an option does not exist or is missing.
+        ValueError: an option has a value that it cannot have.
     """
 
     name: ClassVar[str]
@@ -118,11 +119,18 @@ class ReportingTool(Tool, Generic[OptionsT]):
 
     def __init__(self, **options: Any) -> None:
         super().__init__()
-        known = inspect.signature(self.Options).parameters
-        for name in options:
+        known = _signature(self.Options).parameters
+        for name, value in options.items():
             if name not in known:
                 raise TypeError(unknown_option(self.name, name, known))
-        self.options: OptionsT = self.Options(**options)
+            _check_choice(self.name, known[name], value)
+        try:
+            self.options: OptionsT = self.Options(**options)
+        except (TypeError, ValueError) as error:
+            # The validators of attrs add what they were called with to their message.
+            if len(error.args) == 1:
+                raise
+            raise type(error)(f"{self.name}: {error.args[0]}") from None
 
     def result(self) -> dict[str, Any]:
         """What the tool has found, as plain data: what ``DIR/<tool>.json`` holds."""
@@ -159,6 +167,16 @@ class ReportingTool(Tool, Generic[OptionsT]):
     def write_files(self, folder: Path, stem: str) -> Sequence[Path]:
         """Write what does not go into the JSON file, as ``folder/stem.*``; returns the paths."""
         return ()
+
+
+def _check_choice(tool: str, option: inspect.Parameter, value: Any) -> None:
+    if typing.get_origin(option.annotation) is not Literal:
+        return
+    choices = typing.get_args(option.annotation)
+    if value not in choices:
+        raise ValueError(
+            f"tool {tool}: {option.name}={value} is not one of {', '.join(map(str, choices))}"
+        )
 
 
 def _signature(options: type) -> inspect.Signature:

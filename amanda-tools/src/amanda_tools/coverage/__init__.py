@@ -5,7 +5,7 @@ from __future__ import annotations
 import operator
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import attrs
 
@@ -35,7 +35,7 @@ class CoverageOptions:
         csv: also write the rows of all operators as a table.
     """
 
-    by: str = attrs.field(default="type", validator=attrs.validators.in_(("type", "module")))
+    by: Literal["type", "module"] = "type"
     svg: bool = True
     csv: bool = True
 

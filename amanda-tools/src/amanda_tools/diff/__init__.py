@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import attrs
 
@@ -38,9 +38,7 @@ class DiffOptions(DumpOptions):
 
     reference: Any = ""
     tolerance: float = attrs.field(default=1e-5, validator=attrs.validators.ge(0))
-    align: str = attrs.field(
-        default="auto", validator=attrs.validators.in_(("auto", "id", "order"))
-    )
+    align: Literal["auto", "id", "order"] = "auto"
     tensors: Sequence[str] = attrs.field(
         default=("activations", "gradients"), converter=type_names, validator=known_kinds
     )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import attrs
 
@@ -44,9 +44,7 @@ class FlopsOptions:
         csv: also write the rows of all operators as a table.
     """
 
-    by: str = attrs.field(
-        default="module", validator=attrs.validators.in_(("module", "type", "op"))
-    )
+    by: Literal["module", "type", "op"] = "module"
     depth: int = attrs.field(default=0, validator=attrs.validators.ge(0))
     backward: bool = True
     csv: bool = False

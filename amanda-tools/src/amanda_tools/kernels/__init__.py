@@ -5,7 +5,7 @@ from __future__ import annotations
 import collections
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import attrs
 
@@ -46,7 +46,7 @@ class KernelsOptions:
         csv: also write a table with a line for each operator and kernel.
     """
 
-    by: str = attrs.field(default="type", validator=attrs.validators.in_(("op", "type", "module")))
+    by: Literal["op", "type", "module"] = "type"
     shapes: bool = True
     limit: int = attrs.field(default=20_000, validator=attrs.validators.ge(0))
     svg: bool = True

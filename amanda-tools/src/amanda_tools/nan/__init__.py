@@ -7,7 +7,7 @@ import threading
 import warnings
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import attrs
 
@@ -31,8 +31,6 @@ from amanda_tools.source import line_made_at, source_line
 
 __all__ = ["NanOptions", "NanTool", "NonFiniteError", "NonFiniteWarning"]
 
-ACTIONS = ("abort", "warn", "record")
-
 
 def type_names(ops: str | Iterable[str]) -> tuple[str, ...]:
     """A list of op types; a single one may be given as it is."""
@@ -53,7 +51,7 @@ class NanOptions:
         replay: keep the first one's inputs, and write them with the results.
     """
 
-    action: str = attrs.field(default="warn", validator=attrs.validators.in_(ACTIONS))
+    action: Literal["abort", "warn", "record"] = "warn"
     inf: bool = True
     backward: bool = True
     ignore: Sequence[str] = attrs.field(default=(), converter=type_names)

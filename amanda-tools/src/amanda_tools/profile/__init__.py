@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import attrs
 
@@ -47,8 +47,8 @@ class ProfileOptions:
         limit: executions that the timeline keeps.
     """
 
-    by: str = attrs.field(default="op", validator=attrs.validators.in_(("op", "type", "module")))
-    sort: str = attrs.field(default="time", validator=attrs.validators.in_(tuple(SORTS)))
+    by: Literal["op", "type", "module"] = "op"
+    sort: Literal["time", "calls", "memory", "saved"] = "time"
     sync: bool = False
     timeline: bool = True
     flame: bool = True
