@@ -10,14 +10,9 @@ import attrs
 
 from amanda import OpContext
 from amanda.tools.mapping import MappingTool
-from amanda.tools.reporting import Chart, OpDescription, Table, describe, place
+from amanda.tools.reporting import Chart, OpDescription, Table, describe, place, type_names
 from amanda_tools.charting import BOTH, by_direction, ranked, ranked_modules
 from amanda_tools.printing import PrintingTool
-
-
-def type_names(ops: str | Iterable[str]) -> tuple[str, ...]:
-    """A list of op types; a single one may be given as it is."""
-    return (ops,) if isinstance(ops, str) else tuple(ops)
 
 
 @attrs.frozen(kw_only=True)

@@ -12,7 +12,7 @@ from typing import Any
 
 import attrs
 
-from amanda.tools.reporting import Table, write_json
+from amanda.tools.reporting import Table, type_names, write_json
 from amanda_tools.flops import quantity
 from amanda_tools.flops.parameters import byte_size
 from amanda_tools.numerics import Array, numerics_of
@@ -21,7 +21,6 @@ from amanda_tools.stats.watching import (
     WatchingOptions,
     WatchingTool,
     known_kinds,
-    type_names,
 )
 from amanda_tools.tensor_files import WRITABLE, read_tensor, write_tensors
 
@@ -60,6 +59,7 @@ class Entry:
         kind, tensor: which of its tensors.
         step: the operator's execution, from 0.
         shape, dtype: of the tensor.
+        order: when its operator was met, among all; what executes a graph keeps no order.
     """
 
     key: str
@@ -70,6 +70,7 @@ class Entry:
     step: int
     shape: list[int]
     dtype: str
+    order: int
 
     def plain(self, stem: str) -> dict[str, Any]:
         """The entry as the index has it."""
@@ -82,6 +83,7 @@ class Entry:
             "step": self.step,
             "shape": self.shape,
             "dtype": self.dtype,
+            "order": self.order,
         }
 
 
@@ -144,8 +146,8 @@ class DumpTool(WatchingTool[DumpOptions]):
         self._bytes += stored.nbytes
         self._waiting[key] = stored
         self._waiting_bytes += stored.nbytes
-        row, kind = looks.op.row(), looks.kind
-        self.entries.append(Entry(key, self._files, row, kind, name, looks.step, shape, dtype))
+        row, place = looks.op.row(), (looks.kind, name, looks.step)
+        self.entries.append(Entry(key, self._files, row, *place, shape, dtype, looks.order))
         if self._waiting_bytes >= self.options.shard:
             self._write_shard()
 

@@ -93,6 +93,11 @@ class Chart:
     log: bool = False
 
 
+def type_names(names: str | Iterable[str]) -> tuple[str, ...]:
+    """A list of op types, or of other names; a single one may be given as it is."""
+    return (names,) if isinstance(names, str) else tuple(names)
+
+
 class ReportingTool(Tool, Generic[OptionsT]):
     """Base of the tools that give a result.
 

@@ -14,7 +14,7 @@ import attrs
 from amanda import OpContext
 from amanda.errors import CapabilityError
 from amanda.tools.mapping import MappingTool
-from amanda.tools.reporting import OpDescription, Table, describe
+from amanda.tools.reporting import OpDescription, Table, describe, type_names
 from amanda_tools.nan.events import (
     Event,
     NonFiniteError,
@@ -30,11 +30,6 @@ from amanda_tools.printing import PrintingTool
 from amanda_tools.source import line_made_at, source_line
 
 __all__ = ["NanOptions", "NanTool", "NonFiniteError", "NonFiniteWarning"]
-
-
-def type_names(ops: str | Iterable[str]) -> tuple[str, ...]:
-    """A list of op types; a single one may be given as it is."""
-    return (ops,) if isinstance(ops, str) else tuple(ops)
 
 
 @attrs.frozen(kw_only=True)

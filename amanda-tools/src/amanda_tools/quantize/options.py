@@ -7,7 +7,7 @@ from typing import Literal
 
 import attrs
 
-from amanda_tools.count import type_names
+from amanda.tools.reporting import type_names
 from amanda_tools.optimization_selection import checked
 
 

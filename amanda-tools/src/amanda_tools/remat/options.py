@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import attrs
 
-from amanda_tools.count import type_names
+from amanda.tools.reporting import type_names
 from amanda_tools.optimization_selection import checked
 
 _UNITS = {"": 1, "b": 1}

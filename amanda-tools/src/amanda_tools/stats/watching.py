@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import fnmatch
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, TypeVar
 
 import attrs
 
 from amanda import OpContext
 from amanda.tools.mapping import MappingTool
-from amanda.tools.reporting import OpDescription, describe
+from amanda.tools.reporting import OpDescription, describe, type_names
+from amanda_tools.compiled import looking
 from amanda_tools.numerics import Array, numerics_of
 from amanda_tools.printing import PrintingTool
 from amanda_tools.stats.moments import BOUNDS, Moments
@@ -21,11 +22,6 @@ UNINITIALIZED = frozenset(
 """Types whose output is what the memory happened to hold."""
 
 KINDS = ("activations", "weights", "gradients")
-
-
-def type_names(ops: str | Iterable[str]) -> tuple[str, ...]:
-    """A list of names; a single one may be given as it is."""
-    return (ops,) if isinstance(ops, str) else tuple(ops)
 
 
 def known_kinds(_: Any, attribute: Any, value: Sequence[str]) -> None:
@@ -111,6 +107,7 @@ class WatchingTool(PrintingTool[OptionsT]):
         super().__init__(**options)
         self.watched: dict[str, Watched] = {}
         self.series: list[Look] = []
+        self.watches = 0
         self.depends_on(MappingTool.standard())
         tensors = self.options.tensors
         if "activations" in tensors or "weights" in tensors:
@@ -138,7 +135,8 @@ class WatchingTool(PrintingTool[OptionsT]):
         if "activations" in self.options.tensors:
             layout = context["data_layout"] or ""
             axis = layout.index("C") if "C" in layout else None
-            context.insert_after_op(Looks(self, op, "activations", "output", axis).run)
+            looks = Looks(self, op, "activations", "output", axis)
+            context.insert_after_op(looking(context, looks.run))
         if "weights" in self.options.tensors:
             for role in ("weight", "bias"):
                 position = context[f"{role}_index"]
@@ -148,7 +146,7 @@ class WatchingTool(PrintingTool[OptionsT]):
                 layout = (context["weight_layout"] or "") if role == "weight" else ""
                 axis = layout.index("I") if "I" in layout else None
                 looks = Looks(self, op, "weights", role, axis)
-                context.insert_before_op(looks.run, inputs=[position])
+                context.insert_before_op(looking(context, looks.run), inputs=[position])
 
     def _analyse_backward(self, context: OpContext) -> None:
         op = describe(context)
@@ -198,6 +196,8 @@ class Looks:
         self, tool: WatchingTool[Any], op: OpDescription, kind: str, name: str, axis: int | None
     ) -> None:
         self._tool = tool
+        self.order = tool.watches
+        tool.watches += 1
         self.op = op
         self.kind = kind
         self.name = name
