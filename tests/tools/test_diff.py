@@ -170,7 +170,9 @@ def test_models_of_other_names_are_aligned_by_order() -> None:
 
 
 def record(array: Any) -> Record:
-    return Record("a", "t", "", "forward", "activations", "output0", 0, lambda: np.array(array))
+    return Record(
+        "a", "t", "", "forward", "activations", "output0", 0, 0, True, lambda: np.array(array)
+    )
 
 
 def test_channels_last_meets_channels_first() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +22,8 @@ class Record:
     Attributes:
         id, type, module, direction: of its operator.
         kind, tensor, step: which tensor of which execution.
+        order: when the operator was met, among all.
+        is_ordered: whether operators ran one after the other, as they do outside of graphs.
         load: gives its values.
     """
 
@@ -32,6 +34,8 @@ class Record:
     kind: str
     tensor: str
     step: int
+    order: int
+    is_ordered: bool
     load: Callable[[], Array]
 
     @property
@@ -50,10 +54,10 @@ class Recording:
     def of(cls, tool: DumpTool) -> Recording:
         """What a tool has taken in this process."""
         return cls(
-            [
+            _in_order(
                 _record({**entry.row, **_place(entry)}, functools.partial(tool.load, entry))
                 for entry in tool.entries
-            ]
+            )
         )
 
     @classmethod
@@ -78,10 +82,10 @@ class Recording:
             raise ValueError(f"{index} is no recording: {error}") from error
         folder = index.parent
         return cls(
-            [
+            _in_order(
                 _record(entry, functools.partial(read_tensor, folder / entry["file"], entry["key"]))
                 for entry in entries
-            ]
+            )
         )
 
     def ops(self) -> dict[str, Record]:
@@ -93,9 +97,19 @@ class Recording:
 
 
 def _place(entry: Any) -> dict[str, Any]:
-    return {"kind": entry.kind, "tensor": entry.tensor, "step": entry.step}
+    place = {"kind": entry.kind, "tensor": entry.tensor}
+    return {**place, "step": entry.step, "order": entry.order}
 
 
 def _record(about: dict[str, Any], load: Callable[[], Array]) -> Record:
-    names = ("id", "type", "module", "direction", "kind", "tensor", "step")
-    return Record(**{name: about[name] for name in names}, load=load)
+    names = ("id", "type", "module", "direction", "kind", "tensor", "step", "order")
+    is_ordered = str(about["namespace"]).endswith("/eager")
+    return Record(**{name: about[name] for name in names}, is_ordered=is_ordered, load=load)
+
+
+def _in_order(records: Iterable[Record]) -> list[Record]:
+    """The records as the program computes them, where what ran them did not keep to that."""
+    found = list(records)
+    if all(record.is_ordered for record in found):
+        return found
+    return sorted(found, key=lambda record: (record.step, record.order))
