@@ -17,7 +17,7 @@ import attrs
 
 from amanda.tools.reporting import OpDescription
 
-_LOOKS = 200
+_LOOKS = 80
 """How often at most the backward pass is simulated."""
 
 

@@ -63,6 +63,7 @@ class Measurement:
         self.steps: list[Step] = []
         self.sizes: dict[int, int] = {}
         self._pieces: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
+        self._met: set[int] = set()
         self._before: dict[str, Before] = {}
 
     def before(self, context: OpContext) -> None:
@@ -110,6 +111,7 @@ class Measurement:
         known = {id(storage_of(tensor)) for tensor in inputs}
         new = [tensor for tensor in outputs if id(storage_of(tensor)) not in known]
         step.made = [piece for piece in map(self._piece, new) if piece is not None]
+        self._met.update(step.inputs, step.made)
         step.obstacle = step.obstacle or _obstacle(context, inputs, outputs, step) or reason
         if step.obstacle:
             step.saved = self._saved(context, step)
@@ -200,13 +202,9 @@ class Measurement:
             return frozenset()
         kept = [t for t in found if id(storage_of(t)) not in constants]
         pieces = frozenset(p for p in map(self._piece, kept) if p is not None)
-        step.made = [*step.made, *self._inner(pieces, step)]
+        # What nobody has read or made so far is inside of the operator.
+        step.made = [*step.made, *sorted(pieces - self._met)]
         return pieces
-
-    def _inner(self, pieces: frozenset[int], step: Step) -> list[int]:
-        """Pieces that nobody has made so far: those inside of the operator."""
-        makers = {piece for other in self.steps for piece in (*other.inputs, *other.made)}
-        return sorted(pieces - makers)
 
     def _drawn(self, before: Before, step: Step) -> Sequence[torch.Tensor]:
         """The states of the generators before an operator that draws from them, else none.

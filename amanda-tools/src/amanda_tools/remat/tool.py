@@ -11,7 +11,8 @@ import attrs
 import amanda
 from amanda import OpContext
 from amanda.tools.mapping import MappingTool
-from amanda.tools.reporting import Table, describe
+from amanda.tools.reporting import Chart, Table, describe, place
+from amanda_tools.charting import ranked_modules
 from amanda_tools.flops import quantity
 from amanda_tools.optimization_selection import Selection
 from amanda_tools.printing import PrintingTool
@@ -42,6 +43,7 @@ class RematTool(PrintingTool[RematOptions]):
         self._measurement: Any = None
         self._recomputer: Any = None
         self._plan: Plan | None = None
+        self._draft: tuple[int, Plan] | None = None
         self._acting: set[str] = set()
         self._is_late = False
 
@@ -152,10 +154,15 @@ class RematTool(PrintingTool[RematOptions]):
             return self._plan
         steps: list[Step] = [] if self._measurement is None else self._measurement.steps
         sizes = {} if self._measurement is None else self._measurement.sizes
+        known = len(steps) + sum(len(step.saved) for step in steps)
+        if self._draft is not None and self._draft[0] == known:
+            return self._draft[1]
         memory = Memory(steps, sizes)
         allowed = [i for i, step in enumerate(steps) if not step.obstacle]
         budget = self.options.bytes_of(memory.size(memory.kept(())))
-        return plan(memory, budget, allowed)
+        found = plan(memory, budget, allowed)
+        self._draft = known, found
+        return found
 
     def op_rows(self) -> list[dict[str, Any]]:
         """One row per operator that makes or keeps something.
@@ -211,6 +218,15 @@ class RematTool(PrintingTool[RematOptions]):
             "ops_of_unknown_size": unknown,
             "skipped": self._selection.rows(),
         }
+
+    def charts(self) -> Iterable[Chart]:
+        """What is kept by module, with and without the plan."""
+        modules: dict[str, dict[str, int]] = {}
+        for row in self.op_rows():
+            found = modules.setdefault(place(row["id"], row["module"]), {"kept": 0, "again": 0})
+            found["again" if row["recompute"] else "kept"] += row["saved_bytes"]
+        series = {"kept": "kept", "computed again": "again"}
+        yield from ranked_modules("needed for the backward pass, by module", modules, series, "B")
 
     def tables(self) -> Iterable[Table]:
         """The figures, and the operators by what is kept of them."""
