@@ -69,20 +69,24 @@ class Result:
         )
 
 
-def _block(step: Step, repetitions: int) -> list[float]:
+def _block(step: Step, repetitions: int, clock: Callable[[], float]) -> list[float]:
     """Seconds of each of some runs, after a warm-up."""
     for _ in range(WARM_UP):
         step()
     seconds = []
     for _ in range(repetitions):
-        start = time.perf_counter()
+        start = clock()
         step()
-        seconds.append(time.perf_counter() - start)
+        seconds.append(clock() - start)
     return seconds
 
 
 def measure(
-    name: str, case: Case, rounds: int, contestants: Mapping[str, Contestant]
+    name: str,
+    case: Case,
+    rounds: int,
+    contestants: Mapping[str, Contestant],
+    clock: Callable[[], float] = time.perf_counter,
 ) -> list[Result]:
     """All contestants on one case, each beside vanilla runs of its own."""
     model, step = case.step()
@@ -90,9 +94,9 @@ def measure(
     for _ in range(rounds):
         for contestant, pairs in blocks.items():
             gc.collect()
-            vanilla = _block(step, case.repetitions)
+            vanilla = _block(step, case.repetitions, clock)
             with contestants[contestant](model):
-                pairs.append((vanilla, _block(step, case.repetitions)))
+                pairs.append((vanilla, _block(step, case.repetitions, clock)))
     return [_result(name, case, contestant, pairs) for contestant, pairs in blocks.items()]
 
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from amanda import _state
 from amanda.action import Action, ActionPlan
 from amanda.dispatch import Dispatcher
 from amanda.errors import ToolTypeError
@@ -44,6 +45,7 @@ def _unswallowed(error: TypeError, name: str) -> BaseException:
     return raised
 
 
+_ATTACHED = _state.ATTACHED
 _is_grad_enabled = torch.is_grad_enabled
 
 _FORMS = 16
@@ -74,7 +76,6 @@ class Executor:
         self._dispatcher = dispatcher
         self._tracker = tracker
         self._points = Points(dispatcher)
-        self._run_bare = self._points.run_blind
         self.claimer = Claimer(dispatcher)
 
     def run_claimed(
@@ -110,26 +111,23 @@ class Executor:
         name: str = "",
     ) -> Any:
         """An operator with routines that look at no tensor: its arguments stay as they are."""
-        is_bare = plan.is_isolated and _internals.is_bare()
-        run = self._run_bare if is_bare else self._run_blind
-        before, after = plan.before, plan.after
-        try:
-            if before:
-                run(before)
-        except TypeError as error:
-            raise _unswallowed(error, name_of(func))  # noqa: B904 - it sets its cause
+        operator = func
         if plan.claims and _is_grad_enabled():
-            result = self.run_claimed(plan, func, args, kwargs, name)
-        else:
-            result = func(*args, **kwargs) if kwargs else func(*args)
+            operator = functools.partial(self.run_claimed, plan, func, args, kwargs, name)
+            args, kwargs = (), {}
         try:
-            if after:
-                run(after)
+            if plan.is_isolated and len(_ATTACHED) == 1 and _internals.is_bare():
+                return self._points.run_blind(plan, operator, args, kwargs)
+            self._run_blind(plan.before)
+            result = operator(*args, **kwargs)
+            self._run_blind(plan.after)
+            return result
         except TypeError as error:
-            raise _unswallowed(error, name_of(func))  # noqa: B904 - it sets its cause
-        return result
+            raise _unswallowed(error, name or name_of(func))  # noqa: B904 - it sets its cause
 
     def _run_blind(self, actions: Sequence[Action]) -> None:
+        if not actions:
+            return
         outer = _internals.hide_modes()
         try:
             for action in actions:
@@ -146,39 +144,37 @@ class Executor:
         name: str = "",
         key: Any = None,
     ) -> Any:
-        """An operator with routines around it that look at its tensors, and no more.
+        """An operator with nothing but routines around it that look at its tensors.
 
-        What is called in a form that was met before, and not changed by a routine,
-        needs no description of the call.
+        A call in a form that was met before needs no description, if no routine changes it.
         """
-        if not (plan.is_isolated and _internals.is_plain()):
-            if _internals.is_traced():
-                return func(*args, **kwargs)
-            return self.run(plan, func, name or name_of(func), plan.op_id, args, kwargs, key)[0]
-        layout = self._memory(plan).layout
-        values = None if layout is None else layout.values(key or func, args, kwargs)
+        layout: Layout | None = None
+        values: list[Any] | None = None
+        if plan.is_isolated and len(_ATTACHED) == 1 and _internals.is_plain():
+            layout = self._memory(plan).layout
+            if layout is not None:
+                values = layout.values(key or func, args, kwargs)
+        elif _internals.is_traced():
+            return func(*args, **kwargs)
         if layout is None or values is None or (layout.is_in_place and _is_grad_enabled()):
             return self.run(plan, func, name or name_of(func), plan.op_id, args, kwargs, key)[0]
-        changed = self._routines(plan.before, values, func) if plan.before else values
-        if changed is not values:
-            name = name or name_of(func)
-            return self.run(plan, func, name, plan.op_id, args, kwargs, key, changed)[0]
-        if plan.claims and _is_grad_enabled():
-            result = self.run_claimed(plan, func, args, kwargs, name)
-        else:
-            result = func(*args, **kwargs) if kwargs else func(*args)
-        if plan.after:
-            outputs = tensors_of(result)
-            changed = self._routines(plan.after, outputs, func)
-            if changed is not outputs:
-                return _with_outputs(plan, layout.is_in_place, values, result, outputs, changed)
-        return result
-
-    def _routines(self, actions: Sequence[Action], values: list[Any], func: Any) -> list[Any]:
         try:
-            return self._points.run(actions, values)
+            changed = self._points.run(plan.before, values) if plan.before else values
+            if changed is not values:
+                name = name or name_of(func)
+                return self.run(plan, func, name, plan.op_id, args, kwargs, key, changed)[0]
+            if plan.claims and _is_grad_enabled():
+                result = self.run_claimed(plan, func, args, kwargs, name)
+            else:
+                result = func(*args, **kwargs) if kwargs else func(*args)
+            if plan.after:
+                outputs = tensors_of(result)
+                changed = self._points.run(plan.after, outputs)
+                if changed is not outputs:
+                    return _with_outputs(plan, layout.is_in_place, values, result, outputs, changed)
+            return result
         except TypeError as error:
-            raise _unswallowed(error, name_of(func))  # noqa: B904 - it sets its cause
+            raise _unswallowed(error, name or name_of(func))  # noqa: B904 - it sets its cause
 
     def run(
         self,

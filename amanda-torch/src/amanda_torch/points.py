@@ -9,13 +9,13 @@ operator of a small model costs most. What is rare is left to the dispatcher.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
 
 from amanda import _state
-from amanda.action import Action
+from amanda.action import Action, ActionPlan
 from amanda.dispatch import Dispatcher, charge, note
 from amanda_torch import _internals
 from amanda_torch.routines import warn_of_change
@@ -24,17 +24,17 @@ from amanda_torch.routines import warn_of_change
 _acquire = _state.TOOL_LOCK.acquire
 _release = _state.TOOL_LOCK.release
 _is_owned: Callable[[], bool] = _state.TOOL_LOCK._is_owned  # type: ignore[attr-defined]
-_ATTACHED = _state.ATTACHED
+_PENDING: Any = object()
 _clock = time.perf_counter
 _is_grad_enabled = torch.is_grad_enabled
 _set_grad_enabled = _internals.set_grad_enabled
 
 
 class Points:
-    """Runs the routines of one thread's operators, while this driver is the only one.
+    """Runs the routines of one thread's operators.
 
-    To be used where :func:`amanda_torch._internals.is_plain` holds and the modes of
-    the thread are off, so that framework calls of a routine meet nobody.
+    To be used where no other driver is attached and no mode is on, so that framework
+    calls of a routine meet nobody.
     """
 
     __slots__ = ("_dispatcher", "_thread")
@@ -44,44 +44,45 @@ class Points:
         # Faster than by _state.STATE, which looks up the thread at each access.
         self._thread = vars(_state.STATE)
 
-    def run_blind(self, actions: Sequence[Action]) -> None:
-        """Run isolated routines that take no tensor."""
-        if len(_ATTACHED) > 1:
-            self._run_each(actions, [])
-            return
+    def run_blind(
+        self, plan: ActionPlan, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]
+    ) -> Any:
+        """Run an operator between isolated routines that take no tensor."""
         thread = self._thread
-        returned = None
-        thread = self._thread
-        gradients = _is_grad_enabled()
-        start = _clock()
-        # From here to its end an interrupt may come after any call.
-        thread["paused"] += 1
-        try:
-            if gradients:
-                _set_grad_enabled(False)
-            _acquire()
-            for action in actions:
+        result, actions = _PENDING, plan.before
+        while True:
+            if actions:
+                returned, action = None, actions[0]
+                gradients = _is_grad_enabled()
+                start = _clock()
+                # From here to its end an interrupt may come after any call.
+                thread["paused"] += 1
                 try:
-                    result = action.func(**action.kwargs) if action.kwargs else action.func()
+                    if gradients:
+                        _set_grad_enabled(False)
+                    _acquire()
+                    for action in actions:
+                        value = action.func(**action.kwargs) if action.kwargs else action.func()
+                        if value is not None:
+                            returned = action, value
                 except BaseException as error:
                     note(error, action.routine, action.op_id)
                     raise
-                if result is not None:
-                    returned = action, result
-        finally:
-            thread["paused"] -= 1
-            if gradients:
-                _set_grad_enabled(True)
-            # It was not when this began: no routine is run by another one.
-            if _is_owned():
-                _release()
-            # charge(), here for its speed.
-            seconds = _clock() - start
-            for scope in thread["scopes"]:
-                scope.statistics.tool_seconds += seconds
-        if returned is not None:
-            # An empty sequence is as good as nothing; else it is an error.
-            self._dispatcher.put(returned[0], [], [], returned[1])
+                finally:
+                    thread["paused"] -= 1
+                    if gradients:
+                        _set_grad_enabled(True)
+                    # It was not when this began: no routine is run by another one.
+                    if _is_owned():
+                        _release()
+                    charge(thread["scopes"], _clock() - start)
+                if returned is not None:
+                    # An empty sequence is as good as nothing; else it is an error.
+                    self._dispatcher.put(returned[0], [], [], returned[1])
+            if result is not _PENDING:
+                return result
+            result = func(*args, **kwargs) if kwargs else func(*args)
+            actions = plan.after
 
     def run(self, actions: Sequence[Action], values: list[Any]) -> list[Any]:
         """Run isolated routines on `values`; the list with their results put in.
@@ -91,8 +92,6 @@ class Points:
         Raises:
             SelectionError, RoutineResultError: as those of :meth:`Dispatcher.run`.
         """
-        if len(_ATTACHED) > 1:
-            return self._run_each(actions, values)
         thread = self._thread
         gradients = _is_grad_enabled()
         start = _clock()
@@ -111,10 +110,7 @@ class Points:
             charge(thread["scopes"], _clock() - start)
         if result is not None:
             values = self._dispatcher.put(actions[done - 1], values, selected, result)
-        return values if done == len(actions) else self._run_each(actions[done:], values)
-
-    def _run_each(self, actions: Sequence[Action], values: list[Any]) -> list[Any]:
-        for action in actions:
+        for action in actions[done:]:
             values = self._dispatcher.run(action, values)
         return values
 
