@@ -219,4 +219,44 @@ def test_a_loop_of_a_graph_is_no_new_pass(mode: str) -> None:
         running = tf1.Session(graph=graph)
         tool = applied(lambda: running.run(result, {fed: image}))
     assert [path.label for path in tool.paths] == [3, 3]
-    assert tool.summary()["passes_without_output"] == 0
+    summary = tool.summary()
+    assert summary["passes_without_output"] == 0
+    [loop] = summary["loops_and_branches"]
+    assert loop.endswith("/while")
+    assert "loops and branches" in list(tool.tables())[-1].title
+
+
+def test_branches_of_a_graph_and_scopes_of_their_names() -> None:
+    """The scores are those of the model, however short it is after a branch; said."""
+    weight = tf.Variable(np.eye(4, dtype="float32"))
+
+    @tf.function
+    def run(x: Any, deep: Any) -> Any:
+        with tf.name_scope("net"), tf.name_scope("body"):
+            x = tf.linalg.matmul(x, weight)
+        with tf.name_scope("net"):
+            x = tf.cond(deep, lambda: tf.tanh(tf.sigmoid(tf.tanh(tf.tanh(x)))), lambda: x)
+        return tf.linalg.matmul(x, weight, name="scores")
+
+    x = tf.constant(np.arange(8, dtype="float32").reshape(2, 4))
+    tool = applied(lambda: run(x, tf.constant(True)))
+    summary = tool.summary()
+    assert summary["output"].endswith(("scores/MatMul", "run/Identity"))
+    assert summary["loops_and_branches"] == ["run/net_1/cond"]
+    assert tool.op_rows()[-1]["type"] in ("linear", "identity")
+
+
+def test_a_recurrent_model_is_explained_down_to_its_loop() -> None:
+    """What a loop has collected counts as an input."""
+    layers = tf.keras.layers
+    tf.keras.utils.set_random_seed(0)
+    model = tf.keras.Sequential([layers.SimpleRNN(6, return_sequences=True), layers.Dense(3)])
+    x = tf.random.uniform((2, 4, 5))
+    model(x)
+    run = tf.function(lambda x: model(x)[:, -1])
+    tool = applied(lambda: run(x))
+    summary = tool.summary()
+    assert len(summary["loops_and_branches"]) == 1
+    assert [path.label for path in tool.paths] == run(x).numpy().argmax(axis=1).tolist()
+    for path in tool.paths:
+        assert sum(mask.count for mask in path.inputs.values()) > 0

@@ -27,14 +27,19 @@ _SHAPES = frozenset(
 _CHOOSING = frozenset("embedding embedding_bag index_select gather gather_nd take".split())
 """Types that choose among the elements of a weight."""
 
-_FEEDING = re.compile(r"get_next|dequeue|unstage|py_func|placeholder|decode_|parse_example")
+_FEEDING = re.compile(
+    r"get_next|dequeue|unstage|py_func|placeholder|decode_|parse_example|tensor_list"
+)
 """Types that bring data from outside."""
 
-_LOSS = re.compile(r"loss|metric|accuracy|criterion", re.IGNORECASE)
-"""Part of the id of an operator that only judges a model."""
+_TRAINING = re.compile(
+    r"loss|metric|accuracy|criterion|optimi[sz]er|gradient|\b(sgd|adam|rmsprop|adagrad)",
+    re.IGNORECASE,
+)
+"""Part of the id of an operator that judges a model, or trains it."""
 
-_LOOP = re.compile(r"/(body|cond)/")
-"""Part of the id of an operator that a loop of a graph may run several times in a pass."""
+_BODY = re.compile(r"/(?=(body|cond|then_branch|else_branch|branches\d+)/)")
+"""Where the id of a loop or of a branch may end in the id of an operator that it runs."""
 
 
 @attrs.frozen(eq=False)
@@ -264,7 +269,8 @@ class Recorder(Tool):
             self.reanalyse(op.about.id)
 
     def _is_new(self, op: Operator) -> bool:
-        return op.is_eager or not _LOOP.search(op.about.id)
+        # What a loop runs several times is one pass.
+        return op.is_eager or not _BODY.search(op.about.id)
 
     def _links(self, op: Operator, tensors: Sequence[Any]) -> Sequence[TracedTensor | None]:
         if op.is_eager:
@@ -279,20 +285,48 @@ def _is_read(graph: Graph, link: TracedTensor) -> bool:
     return "read_variable" in graph.op(link.producer).type
 
 
+def bodies(executions: Sequence[Execution]) -> dict[str, set[Execution]]:
+    """The loops and branches of graphs that have run, by id, each with what is in them.
+
+    A graph's body reads nothing from outside and gives nothing to it but through the operator that
+    runs it; a scope of the same name does.
+    """
+    found: dict[str, set[Execution]] = {}
+    parts: dict[str, set[str]] = {}
+    for execution in executions:
+        op_id = execution.op.about.id
+        for match in () if execution.op.is_eager else _BODY.finditer(op_id):
+            name = op_id[: match.start()]
+            found.setdefault(name, set()).add(execution)
+            parts.setdefault(name, set()).add(match[1])
+    # A loop has a condition and a body; a branch's name is its own.
+    found = {name: body for name, body in found.items() if len(parts[name] & {"body", "cond"}) != 1}
+    for execution in executions:
+        for source, _ in filter(None, execution.sources):
+            for name, inside in list(found.items()):
+                if (execution in inside) != (source in inside):
+                    del found[name]
+    return found
+
+
 def last_scores(executions: Sequence[Execution]) -> Execution | None:
     """The end of the longest way through a model that can be scores of classes, the last of equals.
 
     What belongs to a loss by its name, or is outside of modules, counts only if there is nothing
-    else: so a script's own arithmetic and its optimizer are left out.
+    else: so a script's own arithmetic and its optimizer are left out. Where loops or branches of a
+    graph interrupt the way, the last one counts.
     """
     depths: dict[Execution, int] = {}
     for execution in executions:
         sources = zip(execution.sources, execution.is_data, strict=True)
         before = [depths.get(s[0], 0) for s, is_data in sources if s is not None and is_data]
         depths[execution] = 1 + max(before, default=0)
-    found = [e for e in executions if any(e.is_data) and e.gives_rows()]
+    inside = {execution for body in bodies(executions).values() for execution in body}
+    found = [e for e in executions if any(e.is_data) and e.gives_rows() and e not in inside]
     found = [e for e in found if e.op.is_in_module] or found
-    found = [e for e in found if not _LOSS.search(e.op.about.id)] or found
+    found = [e for e in found if not _TRAINING.search(e.op.about.id)] or found
+    if inside:
+        return found[-1] if found else None
     return max(reversed(found), key=depths.__getitem__, default=None)
 
 

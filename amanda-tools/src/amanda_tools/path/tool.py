@@ -17,7 +17,7 @@ from amanda_tools.path import paths as storage
 from amanda_tools.path.extraction import Extraction, Start
 from amanda_tools.path.paths import KINDS, Path, counted
 from amanda_tools.path.plot import draw
-from amanda_tools.path.recording import Execution, Operator, Pass, Recorder, last_scores
+from amanda_tools.path.recording import Execution, Operator, Pass, Recorder, bodies, last_scores
 from amanda_tools.printing import PrintingTool
 
 
@@ -82,6 +82,7 @@ class PathTool(PrintingTool[PathOptions]):
         self._paths: list[Path] = []
         self._dropped = 0
         self._without_output = 0
+        self._bodies: set[str] = set()
         self._start = ""
         self._figures: dict[str, _Figures] = {}
         self._skipped: dict[str, tuple[Operator, str]] = {}
@@ -135,6 +136,7 @@ class PathTool(PrintingTool[PathOptions]):
             self._without_output += 1
             return
         self._start = output.op.about.id
+        self._bodies |= _outermost(bodies(list(run.executions.values())))
         start = Start.of(output, self.options.axis, run.labels)
         options = self.options
         found = Extraction(run, start, options.theta, keep_synapses=options.synapses)
@@ -223,6 +225,7 @@ class PathTool(PrintingTool[PathOptions]):
                 for label, path in sorted(self.class_paths.items())
             },
             "unknown_ops": dict(sorted(unknown.items())),
+            "loops_and_branches": sorted(self._bodies),
         }
 
     def _problem(self) -> str:
@@ -257,6 +260,9 @@ class PathTool(PrintingTool[PathOptions]):
             skipped = [(k, op.about.type, why) for k, (op, why) in self._skipped.items()]
             title = f"path: {len(skipped)} ops that no rule fits, most of them taken in full"
             yield Table(title, ("op", "type", "reason"), skipped)
+        if self._bodies:
+            title = "path: loops and branches of graphs; their results count as inputs"
+            yield Table(title, ("id",), [(name,) for name in sorted(self._bodies)])
 
     def write_files(self, folder: File, stem: str) -> Sequence[File]:
         """Write ``<stem>.safetensors``, the masks, ``<stem>.csv``, the rows, and ``<stem>.svg``,
@@ -280,3 +286,9 @@ class PathTool(PrintingTool[PathOptions]):
 
 def _percent(share: float | None) -> str:
     return "-" if share is None else f"{100 * share:.2f} %"
+
+
+def _outermost(names: Iterable[str]) -> set[str]:
+    """Ids without those that are within another one."""
+    known = set(names)
+    return {n for n in known if not any(n.startswith(f"{other}/") for other in known)}
