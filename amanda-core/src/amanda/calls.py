@@ -85,9 +85,9 @@ class OpFunction:
         run: runs it with the attributes that it had when it was analysed.
     """
 
-    __slots__ = ("_op_id", "_run")
-
     def __init__(self, op_id: str, run: Callable[[Sequence[Any]], Any]) -> None:
+        # What error messages call a routine.
+        self.__name__ = self.__qualname__ = "function"
         self._op_id = op_id
         self._run = run
 

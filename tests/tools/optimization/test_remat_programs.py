@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 import amanda
-from amanda.errors import AmandaError
+from amanda.errors import AmandaError, ReplacementConflictError
 from amanda_tools.remat import RematTool
 
 torch = pytest.importorskip("torch")
@@ -245,3 +245,36 @@ def test_what_is_changed_later_is_an_error_as_ever() -> None:
             model[-1].weight.add_(1.0)
         with pytest.raises(AmandaError, match=r"Sequential\.12/linear:0 needs has been modified"):
             loss.backward()
+
+
+@pytest.mark.parametrize("is_first", [False, True])
+def test_beside_another_tool(is_first: bool) -> None:
+    """Operators that another tool feeds other values have the gradients that they have with it."""
+    torch.manual_seed(0)
+    model, x = mlp(4), torch.randn(32, 32)
+
+    def run(*others: amanda.Tool) -> list[Any]:
+        rounding = amanda.tools.load("quantize")(weight_bits=4, activation_bits=0)
+        tools = (*others, rounding) if is_first else (rounding, *others)
+        with amanda.apply(*tools):
+            return [step(model, x) for _ in range(3)]
+
+    tool = RematTool(budget=0.6)
+    assert all(map(same, run(tool), run()))
+    assert tool.summary()["recomputed"] > 0
+
+
+def test_two_tools_in_one_place() -> None:
+    """Another tool that stands in for the same operator: an error that names both."""
+    torch.manual_seed(0)
+    model, x = mlp(4), torch.randn(32, 32)
+    other = amanda.Tool()
+    other.add_inst_for_op(
+        lambda c: c.replace_op(c.get_function()) if c.get_op().__name__ == "gelu" else None
+    )
+    with amanda.apply(RematTool(budget="1KiB"), other):
+        step(model, x)
+        with pytest.raises(
+            ReplacementConflictError, match=r"gelu:0 is replaced twice, by Tool\.function and"
+        ):
+            step(model, x)
