@@ -6,6 +6,8 @@ import csv
 import gc
 import io
 import json
+import subprocess
+import sys
 import math
 import weakref
 from collections.abc import Callable
@@ -197,6 +199,27 @@ def test_the_series_for_tensorboard(tmp_path: Path) -> None:
     [histogram] = read.Histograms("Linear/linear:0/output0/histogram")
     assert histogram.histogram_value.num == row["elements"]
     assert histogram.histogram_value.max == pytest.approx(row["max"])
+
+
+def test_a_run_writes_for_tensorboard_when_it_ends(tmp_path: Path) -> None:
+    """Nothing is imported or started while Python ends; TensorFlow is not imported at all."""
+    pytest.importorskip("tensorboard")
+    program = tmp_path / "program.py"
+    program.write_text(
+        "import atexit, sys, torch\n"
+        "atexit.register(lambda: print('tensorflow' in sys.modules))\n"
+        "torch.ones(2).exp()\n",
+        encoding="utf-8",
+    )
+    command = [sys.executable, "-m", "amanda", "run", "-t", "stats:tensorboard=true", "-o", "out"]
+    done = subprocess.run(
+        [*command, program.name], cwd=tmp_path, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert "is lost" not in done.stderr
+    assert done.stdout.startswith("False")
+    [path] = (tmp_path / "out/stats.tensorboard").iterdir()
+    assert path.stat().st_size > 100
 
 
 def test_results_are_plain_data_and_tables_show_them() -> None:

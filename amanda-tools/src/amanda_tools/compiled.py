@@ -17,7 +17,7 @@ from typing import Any
 import amanda
 from amanda import OpContext
 
-Look = Callable[..., None]
+Look = Callable[..., Any]
 
 _NUMBERS = itertools.count()
 _LOOKS: weakref.WeakValueDictionary[int, Shown] = weakref.WeakValueDictionary()

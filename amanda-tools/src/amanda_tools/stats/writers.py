@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import csv
 import importlib
+import os
+import socket
 import time
 from collections.abc import Iterable
 from pathlib import Path
@@ -12,6 +14,12 @@ from typing import Any
 import attrs
 
 from amanda_tools.stats.watching import Look, Watched
+
+_TENSORBOARD = (
+    "tensorboard.compat.proto.event_pb2",
+    "tensorboard.compat.proto.summary_pb2",
+    "tensorboard.summary.writer.record_writer",
+)
 
 FIGURES = ("mean", "std", "min", "max", "sparsity")
 
@@ -35,7 +43,10 @@ def require_tensorboard() -> None:
         ValueError: it is not.
     """
     try:
-        importlib.import_module("tensorboard.compat.proto.event_pb2")
+        # All that is needed: when results are written, Python may be about to end, and modules
+        # that start threads cannot be imported any more.
+        for name in _TENSORBOARD:
+            importlib.import_module(name)
     except ImportError as error:
         raise ValueError(
             "tensorboard=true needs TensorBoard; try: pip install 'amanda-tools[tensorboard]'"
@@ -48,18 +59,22 @@ def write_tensorboard(folder: Path, series: Iterable[Look], watched: Iterable[Wa
     Returns:
         The file.
     """
-    event_pb2 = importlib.import_module("tensorboard.compat.proto.event_pb2")
-    summary_pb2 = importlib.import_module("tensorboard.compat.proto.summary_pb2")
-    writers = importlib.import_module("tensorboard.summary.writer.event_file_writer")
+    event_pb2, summary_pb2, writers = map(importlib.import_module, _TENSORBOARD)
     folder.mkdir(parents=True, exist_ok=True)
-    before = set(folder.iterdir())
-    writer = writers.EventFileWriter(str(folder))
+    # TensorBoard tells its files by this name. Its own writer would start a thread.
+    now, host = time.time(), socket.gethostname()
+    path = folder / f"events.out.tfevents.{int(now)}.{host}.{os.getpid()}.{time.monotonic_ns()}"
 
-    def add(step: int, value: Any) -> None:
-        summary = summary_pb2.Summary(value=[value])
-        writer.add_event(event_pb2.Event(wall_time=time.time(), step=step, summary=summary))
+    with path.open("wb") as file:
+        writer = writers.RecordWriter(file)
+        head = event_pb2.Event(wall_time=now, file_version="brain.Event:2")
+        writer.write(head.SerializeToString())
 
-    try:
+        def add(step: int, value: Any) -> None:
+            summary = summary_pb2.Summary(value=[value])
+            event = event_pb2.Event(wall_time=now, step=step, summary=summary)
+            writer.write(event.SerializeToString())
+
         last = 0
         for look in series:
             last = max(last, look.step)
@@ -73,9 +88,6 @@ def write_tensorboard(folder: Path, series: Iterable[Look], watched: Iterable[Wa
             histogram = _histogram(summary_pb2, entry)
             tag = entry.key.replace(" ", "/")
             add(last, summary_pb2.Summary.Value(tag=f"{tag}/histogram", histo=histogram))
-    finally:
-        writer.close()
-    [path] = set(folder.iterdir()) - before
     return path
 
 
