@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import fnmatch
 import weakref
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from typing import Any
 
 import attrs
@@ -29,12 +29,20 @@ class Weight:
         value: its value; of PyTorch the parameter itself.
         layout: one letter per axis: I for inputs, O for outputs, others for positions.
         groups: into how many groups a convolution parts its channels.
+        key: what it has in common with the same weight elsewhere (``context.get_value_key``),
+            where the framework gives another object at each reading.
     """
 
     index: int
     value: Any
     layout: str
     groups: int = 1
+    key: Hashable | None = None
+
+    @property
+    def identity(self) -> Hashable:
+        """What it is known by while it is alive."""
+        return id(self.value) if self.key is None else self.key
 
     def axis(self, letter: str) -> int:
         """The axis of a role.
@@ -66,7 +74,8 @@ def weight_of(context: OpContext) -> Weight:
         raise Untreatable(f"its weight is of type {value.dtype}")
     if len(value.shape) != len(layout):
         raise Untreatable(f"its weight has {len(value.shape)} axes, and not the layout {layout}")
-    return Weight(index, value, layout, int(context.get_attrs().get("groups") or 1))
+    groups = int(context.get_attrs().get("groups") or 1)
+    return Weight(index, value, layout, groups, context.get_value_key(index))
 
 
 @attrs.define

@@ -156,3 +156,22 @@ def test_the_same_gates_and_masks_as_on_pytorch() -> None:
     assert np.array_equal(of_torch, of_tensorflow.T)
     assert arithmetic_of(layer.weight) is not arithmetic_of(tf.ones(1))
     assert len(tool.result()["namespaces"]) == 2
+
+
+def test_a_validation_has_the_masks_of_the_training() -> None:
+    """Though it is another function, which first runs when the weights are others."""
+    keras = tf.keras
+    model = keras.Sequential([keras.layers.Input((8,)), keras.layers.Dense(6, use_bias=False)])
+    model.compile(keras.optimizers.SGD(0.5), "mse")
+    x = np.random.default_rng(0).normal(size=(12, 8)).astype(np.float32)
+    y = np.ones((12, 6), np.float32)
+    tool = PruneTool(method="magnitude", sparsity=0.5)
+    with amanda.apply(tool):
+        found = model.fit(x, y, batch_size=4, epochs=3, validation_data=(x, y), verbose=0).history
+    one, other = tool.masks.values()
+    assert np.array_equal(one, other)
+    (weight,) = model.get_weights()
+    again = np.abs(weight) > np.quantile(np.abs(weight), 0.5)
+    assert not np.array_equal(one, again)  # or it would be the same by chance
+    expected = float(np.square(x @ (weight * one) - 1).mean())
+    assert found["val_loss"][-1] == pytest.approx(expected, rel=1e-5)

@@ -117,13 +117,16 @@ class ByHand:
         count = math.prod(value.shape[:-1])
         return learned_step(value, *self.ranges[key], (-TOP, TOP), count)
 
+    def loss(self, x: Any) -> Any:
+        h = tf.nn.conv2d(self.activation(x, "x"), self.weight("conv"), 1, "SAME")
+        h = self.activation(tf.nn.relu(h), "h")
+        h = tf.nn.relu(tf.nn.conv2d(h, self.weight("strided"), 2, "VALID"))
+        h = self.activation(tf.reduce_mean(h, [1, 2]), "pooled")
+        return loss_of(tf.matmul(h, self.weight("dense")))
+
     def step(self, x: Any) -> float:
         with tf.GradientTape() as tape:
-            h = tf.nn.conv2d(self.activation(x, "x"), self.weight("conv"), 1, "SAME")
-            h = self.activation(tf.nn.relu(h), "h")
-            h = tf.nn.relu(tf.nn.conv2d(h, self.weight("strided"), 2, "VALID"))
-            h = self.activation(tf.reduce_mean(h, [1, 2]), "pooled")
-            loss = loss_of(tf.matmul(h, self.weight("dense")))
+            loss = self.loss(x)
         sources = [*self.weights.values(), *self.learned()]
         for variable, gradient in zip(sources, tape.gradient(loss, sources), strict=True):
             if gradient is not None:
@@ -200,7 +203,8 @@ def session(data: Sequence[Array]) -> Trained:
         return losses, running.run(list(w.values()))
 
 
-def fit(data: Sequence[Array]) -> Trained:
+def network() -> Any:
+    """The net of Keras' layers."""
     keras = tf.keras
     conv, dense = keras.layers.Conv2D, keras.layers.Dense
     model = keras.Sequential(
@@ -213,11 +217,16 @@ def fit(data: Sequence[Array]) -> Trained:
         ]
     )
     model.set_weights([value.numpy() for value in weights().values()])
+    model.compile(keras.optimizers.SGD(RATE), "mse")
+    return model
+
+
+def fit(data: Sequence[Array]) -> Trained:
+    model = network()
     losses: list[float] = []
-    end = keras.callbacks.LambdaCallback(
+    end = tf.keras.callbacks.LambdaCallback(
         on_train_batch_end=lambda _, logs: losses.append(logs["loss"])
     )
-    model.compile(keras.optimizers.SGD(RATE), "mse")
     x = np.concatenate(data)
     y = np.ones((len(x), 6), np.float32)
     model.fit(x, y, batch_size=5, shuffle=False, verbose=0, callbacks=[end])
@@ -246,6 +255,23 @@ def test_training_is_that_of_a_model_changed_by_hand(mode: str, learn: str) -> N
     assert len(tool.parameters()) == 6
     for a, b in zip(tool.parameters(), twin.learned(), strict=True):
         assert np.allclose(a.numpy(), b.numpy(), atol=1e-6)
+
+
+def test_a_validation_rounds_as_the_training_has_learned() -> None:
+    """Keras evaluates with a function of its own: its operators are the same to the tool."""
+    data, twin = batches(), ByHand("lsq")
+    tool = QuantizeTool(method="qat", learning_rate=RATE, weight_bits=BITS, activation_bits=BITS)
+    x, y = np.concatenate(data), np.ones((5 * STEPS, 6), np.float32)
+    with amanda.apply(tool):
+        history = network().fit(
+            x, y, batch_size=5, shuffle=False, verbose=0, validation_data=(data[0], y[:5])
+        )
+    for batch in data:
+        twin.step(tf.constant(batch))
+    expected = float(twin.loss(tf.constant(data[0])))
+    assert history.history["val_loss"][0] == pytest.approx(expected, abs=1e-6)
+    assert len(tool.quantizers) == 6
+    assert len(tool.parameters()) == 6
 
 
 def test_without_a_rate_graphs_are_refused() -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import collections
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Hashable, Mapping
 from typing import Any
 
 import attrs
@@ -112,7 +112,7 @@ class StaticPruning:
         self._schedule = Schedule(options.start, options.end, options.every)
         self._global = GlobalThreshold() if options.scope == "global" else None
         self.weights: dict[str, PrunedWeight] = {}
-        self._by_value: dict[int, PrunedWeight] = {}
+        self._by_value: dict[Hashable, PrunedWeight] = {}
         self._given: Mapping[str, Array] | None = None
         self._given_by = ""
 
@@ -154,14 +154,15 @@ class StaticPruning:
 
     def _shared(self, found: Weight) -> PrunedWeight | None:
         """What is known of this very weight from another operator."""
-        known = self._by_value.get(id(found.value))
-        return known if known is not None and known.source() is found.value else None
+        known = self._by_value.get(found.identity)
+        is_same = known is not None and (found.key is not None or known.source() is found.value)
+        return known if is_same else None
 
     def _new_weight(self, op_id: str, found: Weight) -> PrunedWeight:
         # What is not the program's own object (a copy of a variable) may be gone at once.
         source = weakly(found.value)
         weight = PrunedWeight(attrs.evolve(found, value=None), shape_of(found.value), source)
-        self._by_value[id(found.value)] = weight
+        self._by_value[found.identity] = weight
         if self._given is not None:
             weight.set(self._given_mask(op_id, found), None)
         elif self._schedule.is_constant and self._global is None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Hashable, Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -50,6 +50,7 @@ class QuantizeTool(PrintingTool[QuantizeOptions]):
         self._ops: dict[str, OpDescription] = {}
         self._only: str | None = None
         self.quantizers: dict[str, list[Quantizer]] = {}
+        self._readers: dict[tuple[Hashable, str], dict[str, list[str]]] = {}
         self.depends_on(MappingTool.standard())
         self.add_inst_for_op(self._analyse)
 
@@ -68,7 +69,7 @@ class QuantizeTool(PrintingTool[QuantizeOptions]):
             )
         try:
             if op.id not in self.quantizers:
-                self.quantizers[op.id] = self._new_quantizers(context, op)
+                self.quantizers[op.id] = self._quantizers_of(context, op)
         except Untreatable as reason:
             self._selection.skip(op, str(reason))
             return
@@ -121,10 +122,12 @@ class QuantizeTool(PrintingTool[QuantizeOptions]):
 
     def _observed(self, tensor: Any, quantizer: Quantizer, op_id: str) -> None:
         """Instrumentation routine: one input, observed as long as there is something to learn."""
+        own = self.quantizers[op_id]
         if not quantizer.is_ready:
             quantizer(tensor)
-            if all(each.is_ready for each in self.quantizers[op_id]):
-                self.reanalyse(op_id)
+        if all(each.is_ready for each in own):
+            for each_id in [each_id for each_id, found in self.quantizers.items() if found is own]:
+                self.reanalyse(each_id)
 
     def _trained(self, *inputs: Any, operator: Any, quantizers: list[Quantizer]) -> Any:
         """Instrumentation routine: the operator on rounded inputs; its gradient trains ranges."""
@@ -141,6 +144,22 @@ class QuantizeTool(PrintingTool[QuantizeOptions]):
             learned = {name: next(remaining) for name in quantizer.learned}
             rounded[quantizer.index] = quantizer.rounded_with(tensor, learned)
         return operator(*rounded)
+
+    def _quantizers_of(self, context: OpContext, op: OpDescription) -> list[Quantizer]:
+        """Those of the same operator in another function of the program, or new ones.
+
+        Training and evaluation of one Keras model are functions of their own. The k-th operator
+        of a type that reads a variable is the same one in each of them.
+        """
+        index = context["weight_index"]
+        key = None if index is None else context.get_value_key(index)
+        functions = self._readers.setdefault((key, op.type), {})
+        own = functions.setdefault(op.id.partition("/")[0], [])
+        same = [ids[len(own)] for ids in functions.values() if len(ids) > len(own)]
+        is_known = key is not None and bool(same)
+        found = self.quantizers[same[0]] if is_known else self._new_quantizers(context, op)
+        own.append(op.id)
+        return found
 
     def _new_quantizers(self, context: OpContext, op: OpDescription) -> list[Quantizer]:
         """One for each input that is rounded.
@@ -173,12 +192,8 @@ class QuantizeTool(PrintingTool[QuantizeOptions]):
 
     def parameters(self) -> list[Any]:
         """What method=qat learns, for an optimizer; known after the first run."""
-        return [
-            value
-            for quantizers in self.quantizers.values()
-            for quantizer in quantizers
-            for value in quantizer.learned.values()
-        ]
+        found = {id(q): q for quantizers in self.quantizers.values() for q in quantizers}
+        return [value for quantizer in found.values() for value in quantizer.learned.values()]
 
     # -- results ----------------------------------------------------------
 
