@@ -6,9 +6,9 @@ import csv
 import gc
 import io
 import json
+import math
 import subprocess
 import sys
-import math
 import weakref
 from collections.abc import Callable
 from pathlib import Path
