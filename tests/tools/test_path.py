@@ -308,3 +308,30 @@ def test_nothing_of_the_model_stays_alive() -> None:
             del x, hidden
         assert [ref() for ref in alive] == [None] * 6
     assert len(tool.paths) == 4
+
+
+def test_what_is_no_real_number_ends_the_path_and_is_listed() -> None:
+    torch.manual_seed(15)
+
+    class Spectrum(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.head = nn.Linear(4, 4), nn.Linear(4, 2)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.head(torch.fft.fft(self.first(x)).abs())
+
+    tool = applied(Spectrum(), torch.rand(2, 4))
+    reasons = {row.about.type: why for row, why in tool._skipped.values()}
+    assert reasons["fft_fft"] == "its output has no real numbers: the path ends"
+    assert tool.summary()["unknown_ops"] == {"fft_fft": 1}
+    for path in tool.paths:
+        head = path.ops["Spectrum.head/linear:0"].neurons
+        first = path.ops["Spectrum.first/linear:0"].neurons
+        assert (head is None or head.count, first is None or first.count) == (1, 0)
+
+
+def test_an_empty_batch() -> None:
+    net = nn.Linear(3, 2)
+    tool = applied(lambda: (net(torch.rand(0, 3)), net(torch.rand(1, 3))))
+    assert [len(tool.paths), tool.summary()["inputs"]] == [1, 1]

@@ -38,6 +38,13 @@ def assert_equal(
         assert places(mask) == found.neurons[source]
 
 
+def dense(tensor: str, x: Any, layer: nn.Linear) -> oracle.Layer:
+    """A linear layer on a tensor."""
+    with torch.no_grad():
+        value = layer(torch.tensor(x)).numpy()
+    return oracle.linear(tensor, x, layer.weight.detach().numpy(), value)
+
+
 # -- against loops -----------------------------------------------------------------
 
 CONVOLUTIONS = {
@@ -80,10 +87,7 @@ def test_convolutions(name: str, rank: int) -> None:
                 ),
                 "relu": oracle.relu("conv", active),
                 "flat": oracle.moved("relu", flat, lambda p: _unravel(p, active.shape)),  # noqa: B023
-                "head": oracle.linear(
-                    "flat", flat, head.weight.detach().numpy(),
-                    head(torch.tensor(flat)).detach().numpy(),
-                ),
+                "head": dense("flat", flat, head),
             }
         )  # fmt: skip
     names = {f"0/conv{rank}d:0": "conv", "1/relu:0": "relu", "2/flatten:0": "flat"}
@@ -93,6 +97,16 @@ def test_convolutions(name: str, rank: int) -> None:
 
 def _unravel(place: tuple[int, ...], shape: tuple[int, ...]) -> tuple[int, ...]:
     return tuple(int(i) for i in np.unravel_index(place[0], shape))
+
+
+@torch.no_grad()
+def by_hand(norm: nn.BatchNorm2d, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """The scale of each channel, and the output."""
+    mean, var = norm.running_mean, norm.running_var
+    if norm.training:
+        mean, var = x.mean((0, 2, 3)), x.var((0, 2, 3), unbiased=False)
+    scale = norm.weight / (var + norm.eps).sqrt()
+    return scale, (x - mean[:, None, None]) * scale[:, None, None] + norm.bias[:, None, None]
 
 
 @pytest.mark.parametrize("training", [False, True])
@@ -107,14 +121,7 @@ def test_batch_norm_is_folded(training: bool) -> None:
     norm.train(training)
     head = nn.Linear(6 * 9, 4).double()
     x = torch.rand(3, 3, 5, 5).double()
-    with torch.no_grad():
-        before = conv(x)
-        mean, var = norm.running_mean, norm.running_var
-        if training:
-            mean, var = before.mean((0, 2, 3)), before.var((0, 2, 3), unbiased=False)
-        scale = norm.weight / (var + norm.eps).sqrt()
-        normed = (before - mean[:, None, None]) * scale[:, None, None]
-        normed += norm.bias[:, None, None]
+    scale, normed = by_hand(norm, conv(x).detach())
     tool = applied(nn.Sequential(conv, norm, nn.ReLU(), nn.Flatten(), head), x)
     layers = []
     for one, value in zip(x, normed.numpy(), strict=True):
@@ -127,10 +134,7 @@ def test_batch_norm_is_folded(training: bool) -> None:
                 ),
                 "relu": oracle.relu("conv", np.maximum(value, 0)),
                 "flat": oracle.moved("relu", flat, lambda p: _unravel(p, (6, 3, 3))),
-                "head": oracle.linear(
-                    "flat", flat, head.weight.detach().numpy(),
-                    head(torch.tensor(flat)).detach().numpy(),
-                ),
+                "head": dense("flat", flat, head),
             }
         )  # fmt: skip
     ops = {"0/conv2d:0": "conv", "2/relu:0": "relu", "4/linear:0": "head"}
@@ -162,10 +166,7 @@ def test_pooling(kind: str, size: int, stride: int, padding: int) -> None:
                     "x", one.numpy(), value, size, stride, padding, largest=kind == "max"
                 ),
                 "flat": oracle.moved("pool", flat, lambda p: _unravel(p, value.shape)),  # noqa: B023
-                "head": oracle.linear(
-                    "flat", flat, head.weight.detach().numpy(),
-                    head(torch.tensor(flat)).detach().numpy(),
-                ),
+                "head": dense("flat", flat, head),
             }
         )  # fmt: skip
     name = {"max": "max_pool2d", "average": "avg_pool2d"}[kind]
@@ -192,9 +193,7 @@ def test_adaptive_pooling_with_overlapping_windows() -> None:
     layers = {
         "pool": oracle.Layer(value, synapses),
         "flat": oracle.moved("pool", flat, lambda p: _unravel(p, (2, 3, 3))),
-        "head": oracle.linear(
-            "flat", flat, head.weight.detach().numpy(), head(torch.tensor(flat)).detach().numpy()
-        ),
+        "head": dense("flat", flat, head),
     }
     ops = {"Sequential.0/adaptive_avg_pool2d:0": "pool", "Sequential.2/linear:0": "head"}
     assert_equal(tool, [layers], ops, "x")
@@ -218,6 +217,18 @@ class Branches(nn.Module):
         return self.head(y.transpose(1, 2).reshape(len(x), -1))
 
 
+def met_by_hand(meet: str, a: Any, b: Any) -> oracle.Layer:
+    """Where two branches meet."""
+    if meet != "cat":
+        sign = 1 if meet == "add" else -1
+        return oracle.total({"a": a, "b": b}, a + sign * b, [1, sign])
+    synapses = {
+        (i, j): [oracle.Synapse("a" if j < 6 else "b", (i, j % 6), None, 1.0)]
+        for i, j in itertools.product(range(2), range(12))
+    }
+    return oracle.Layer(np.concatenate([a, b], axis=-1), synapses, takes_all=True)
+
+
 @pytest.mark.parametrize("meet", ["add", "sub", "cat"])
 def test_branches(meet: str) -> None:
     """Residual sums sort both branches; concatenation, transposition and reshaping move."""
@@ -225,36 +236,14 @@ def test_branches(meet: str) -> None:
     net = Branches(meet).double()
     x = torch.randn(3, 2, 5).double()
     tool = applied(net, x, theta=0.7)
-    layers = []
-    for one in x:
-        a, b = (m(one).detach().numpy() for m in (net.left, net.right))
-        if meet == "cat":
-            met = np.concatenate([a, b], axis=-1)
-            synapses = {
-                (i, j): [oracle.Synapse("a" if j < 6 else "b", (i, j % 6), None, 1.0)]
-                for i, j in itertools.product(range(2), range(12))
-            }
-            meeting = oracle.Layer(met, synapses, takes_all=True)
-        else:
-            met = a + b if meet == "add" else a - b
-            meeting = oracle.total({"a": a, "b": b}, met, [1, 1 if meet == "add" else -1])
-        flat = met.T.reshape(-1)
-        width = met.shape[1]
-        layers.append(
-            {
-                "a": oracle.linear("x", one.numpy(), net.left.weight.detach().numpy(), a),
-                "b": oracle.linear("x", one.numpy(), net.right.weight.detach().numpy(), b),
-                "met": meeting,
-                "flat": oracle.moved("met", flat, lambda p: _unravel(p, (width, 2))[::-1]),  # noqa: B023
-                "head": oracle.linear(
-                    "flat", flat, net.head.weight.detach().numpy(),
-                    net.head(torch.tensor(flat)).detach().numpy(),
-                ),
-            }
-        )  # fmt: skip
     assert tool.summary()["unknown_ops"] == {}
-    for path, expected in zip(tool.paths, layers, strict=True):
-        found = oracle.extract(expected, 0.7)
+    for one, path in zip(x, tool.paths, strict=True):
+        a, b = (dense("x", one.numpy(), layer) for layer in (net.left, net.right))
+        meeting = met_by_hand(meet, a.values, b.values)
+        flat, shape = meeting.values.T.reshape(-1), meeting.values.T.shape
+        moved = oracle.moved("met", flat, lambda p: _unravel(p, shape)[::-1])  # noqa: B023
+        layers = {"a": a, "b": b, "met": meeting, "flat": moved}
+        found = oracle.extract({**layers, "head": dense("flat", flat, net.head)}, 0.7)
         ops = {"left/linear:0": "a", "right/linear:0": "b", f"/{meet}:0": "met"}
         for key, name in {**ops, "head/linear:0": "head"}.items():
             part = path.ops[f"Branches{'' if key[0] == '/' else '.'}{key}"]
@@ -365,7 +354,7 @@ def test_what_two_readers_demand_is_explained_by_its_own_value() -> None:
             for (place,) in places(mask):
                 demands.setdefault(place, []).append(after[place] / slope)
         kinds |= {len(wanted) for wanted in demands.values()}
-        layer = oracle.linear("x", one.numpy(), net.first.weight.detach().numpy(), value)
+        layer = dense("x", one.numpy(), net.first)
         expected = set()
         for place, wanted in demands.items():
             target = wanted[0] if len(wanted) == 1 else value[place]

@@ -126,7 +126,14 @@ class Extraction:
         if execution.written:
             what = ", ".join(map(str, execution.written))
             self.skipped[execution.op.about.id] = f"something has written into its input {what}"
-        outputs = [p for p in range(len(execution.outputs)) if (execution, p) in self._read]
+        outputs = [
+            position
+            for position, array in enumerate(execution.outputs)
+            if array is not None and (execution, position) in self._read
+        ]
+        if not outputs:
+            self.skipped[execution.op.about.id] = "its output has no real numbers: the path ends"
+            return
         found = [
             [self._treated(call, wanted) for wanted in self._wanted(sample, execution, outputs)]
             for sample in range(self._batch)

@@ -138,6 +138,8 @@ class PathTool(PrintingTool[PathOptions]):
         self._start = output.op.about.id
         self._bodies |= _outermost(bodies(list(run.executions.values())))
         start = Start.of(output, self.options.axis, run.labels)
+        if not start.index:
+            return
         options = self.options
         found = Extraction(run, start, options.theta, keep_synapses=options.synapses)
         ops = {execution.op.about.id: execution.op for execution in found.executions}
