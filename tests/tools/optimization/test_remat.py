@@ -174,6 +174,20 @@ def test_nothing_stays_alive() -> None:
     assert step(model, x)[0].shape == output.shape
 
 
+def test_a_scope_that_ends_with_a_forward_pass() -> None:
+    """What that pass has kept goes with its graph, though the tool and the result stay."""
+    torch.manual_seed(0)
+    model, x = mlp(6), torch.randn(32, 32)
+    gc.disable()
+    try:
+        with rematerialized(model, x, budget="1KiB") as tool, Alive() as alive:
+            output = model(x).detach()
+        assert alive.bytes([*model.parameters(), output, x]) == 0
+    finally:
+        gc.enable()
+    assert tool.summary()["is_applied"]
+
+
 def test_from_the_command_line(tmp_path: Path) -> None:
     """A program that knows nothing of it prints the same loss, and the plan is in the file."""
     (tmp_path / "train.py").write_text(PROGRAM)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import importlib
+import weakref
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -18,6 +20,10 @@ from amanda_tools.optimization_selection import Selection
 from amanda_tools.printing import PrintingTool
 from amanda_tools.remat.options import RematOptions
 from amanda_tools.remat.plan import Memory, Plan, Step, plan
+
+
+def _nothing() -> None:
+    """There is no recomputer yet."""
 
 
 class RematTool(PrintingTool[RematOptions]):
@@ -41,7 +47,8 @@ class RematTool(PrintingTool[RematOptions]):
 
     def _forget(self) -> None:
         self._measurement: Any = None
-        self._recomputer: Any = None
+        self._make: Any = None
+        self._recomputer: Callable[[], Any] = _nothing
         self._plan: Plan | None = None
         self._draft: tuple[int, Plan] | None = None
         self._acting: set[str] = set()
@@ -134,14 +141,19 @@ class RematTool(PrintingTool[RematOptions]):
             changing = frozenset(op_id for step in chosen for op_id in step.followers)
             saving = {step.op.id for step in steps if step.saved}
             self._acting = saving | recomputed | changing
-            self._recomputer = Recomputer(recomputed, drawing, changing)
+            self._make = functools.partial(Recomputer, recomputed, drawing, changing)
         self.reanalyse()
 
     def _insert(self, context: OpContext) -> None:
         op_id = context.get_op_id()
         if op_id in self._acting:
+            # It lives as long as the actions of a scope, and what it knows of tensors with it.
+            recomputer = self._recomputer()
+            if recomputer is None:
+                recomputer = self._make()
+                self._recomputer = weakref.ref(recomputer)
             context.replace_op(
-                self._recomputer.run,
+                recomputer.run,
                 function=context.get_function(),
                 op_id=op_id,
                 names=context.get_input_names(),
@@ -212,7 +224,7 @@ class RematTool(PrintingTool[RematOptions]):
             "peak_bytes": found.peak_bytes,
             "minimum_bytes": found.minimum_bytes,
             "is_met": found.is_met,
-            "is_applied": self._recomputer is not None,
+            "is_applied": self._make is not None,
             "recomputed": len(found.recomputed),
             "extra_cost": extra / total if total else 0.0,
             "ops_of_unknown_size": unknown,
