@@ -156,7 +156,9 @@ def test_time_is_that_of_the_operators() -> None:
     summary = tool.summary()
     assert summary["seconds_forward"] + summary["seconds_backward"] <= elapsed
     [table] = list(tool.tables())
-    assert table.rows[0][0] == "/Slow:0/grad/SlowBackward:0"
+    longest_first = sorted(tool.op_rows(), key=lambda row: -row["seconds"])
+    assert [row[0] for row in table.rows] == [row["id"] for row in longest_first]
+    assert {row[0] for row in table.rows[:2]} == {"/Slow:0", "/Slow:0/grad/SlowBackward:0"}
 
 
 def test_tables_by_type_and_module() -> None:
@@ -196,16 +198,19 @@ def test_files(tmp_path: Path) -> None:
     assert list(nothing.write_files(tmp_path, "profile")) == []
 
 
-def test_the_memory_of_a_device_is_measured_where_there_is_one(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """By how much each execution changes it; without a device it is null."""
+def test_the_memory_of_a_device_or_of_the_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By how much each execution changes it: a large new tensor is there, and is seen."""
     used = iter(range(1000, 10**9, 1000))
     monkeypatch.setattr(profile, "device_bytes", lambda: next(used))
     rows = profiled(lambda: torch.rand(2).exp()).op_rows()
     assert [row["memory_delta"] for row in rows] == [1000, 1000]
     monkeypatch.setattr(profile, "device_bytes", lambda: 0)
-    assert profiled(lambda: torch.rand(2)).op_rows()[0]["memory_delta"] is None
+    kept: list[torch.Tensor] = []
+    size = 64_000_000
+    [row] = profiled(lambda: kept.append(torch.ones(size // 4))).op_rows()
+    assert 0.9 * size < row["memory_delta"] < 1.2 * size
+    [row] = profiled(lambda: torch.ones(2), memory=False).op_rows()
+    assert row["memory_delta"] is None
 
 
 def test_waiting_for_a_device(monkeypatch: pytest.MonkeyPatch) -> None:

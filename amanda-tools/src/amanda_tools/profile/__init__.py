@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -18,7 +18,7 @@ from amanda_tools.csv_files import write_rows
 from amanda_tools.flops import quantity
 from amanda_tools.flops.free import VIEWS
 from amanda_tools.flops.parameters import byte_size
-from amanda_tools.memory import device_bytes, synchronize
+from amanda_tools.memory import device_bytes, resident_bytes, synchronize
 from amanda_tools.pairing import left_elsewhere
 from amanda_tools.printing import PrintingTool
 from amanda_tools.profile.speedscope import flame_graph
@@ -41,6 +41,7 @@ class ProfileOptions:
         sort: by what: time, calls, memory or saved.
         sync: wait for CUDA devices before each look at the clock, which times their work and
             not its launch, and slows it down.
+        memory: look at the memory in use before and after each execution.
         timeline: also write a timeline for Perfetto.
         flame: also write a flame graph for speedscope.app.
         csv: also write the rows of all operators as a table.
@@ -50,6 +51,7 @@ class ProfileOptions:
     by: Literal["op", "type", "module"] = "op"
     sort: Literal["time", "calls", "memory", "saved"] = "time"
     sync: bool = False
+    memory: bool = True
     timeline: bool = True
     flame: bool = True
     csv: bool = True
@@ -75,7 +77,7 @@ class ProfileTool(PrintingTool[ProfileOptions]):
         self._sources: dict[str, str] = {}
         self._output_bytes: dict[str, int | None] = {}
         self._saved: dict[str, dict[int, int]] = {}
-        self._deltas: dict[str, DeviceMemory] = {}
+        self._deltas: dict[str, MemoryChange] = {}
         self.depends_on(MappingTool.standard())
         self.add_inst_for_op(self._analyse)
         self.add_inst_for_op(self._analyse_outputs, require_outputs=True)
@@ -86,9 +88,15 @@ class ProfileTool(PrintingTool[ProfileOptions]):
         self._ops[op.id] = op
         if context.is_forward():
             self._sources[op.id] = source_of(context)
+        if not self.options.memory:
+            self.timeline.watch(context)
+            return
+        # Around the clock's routines: looking at the memory is none of the operator's time.
+        used = device_bytes if device_bytes() else resident_bytes
+        delta = self._deltas.setdefault(op.id, MemoryChange(used))
+        delta.watch_before(context)
         self.timeline.watch(context)
-        if device_bytes():
-            self._deltas.setdefault(op.id, DeviceMemory()).watch(context)
+        delta.watch_after(context)
 
     def _analyse_outputs(self, context: OpContext) -> None:
         op_id = context.get_op_id()
@@ -107,7 +115,8 @@ class ProfileTool(PrintingTool[ProfileOptions]):
 
         It has ``calls``, ``seconds`` in all, ``mean``, ``shortest`` and ``longest`` in
         seconds, ``source``, and ``memory_delta``: the bytes by which all its executions
-        together changed the memory of a CUDA device, null without one. A forward operator
+        together changed the memory of tensors on the CUDA device, or without one that of the
+        process; null with ``memory=false``. A forward operator
         has ``output_bytes`` and ``saved_bytes`` of its first execution.
         """
         totals = self.timeline.totals()
@@ -213,29 +222,38 @@ class ProfileTool(PrintingTool[ProfileOptions]):
         return written
 
 
-class DeviceMemory:
-    """By how much the executions of an operator change the memory of a device.
+class MemoryChange:
+    """By how much the executions of an operator change the memory in use.
+
+    Args:
+        used: gives the bytes in use.
 
     Attributes:
         bytes: of all executions together.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, used: Callable[[], int]) -> None:
         self.bytes = 0
+        self._used = used
         self._before: dict[int, int] = {}
 
-    def watch(self, context: OpContext) -> None:
-        """Insert the routines around the operator."""
+    def watch_before(self, context: OpContext) -> None:
+        """Insert the routine before the operator."""
         if context.is_forward():
             context.insert_before_op(self.begin, inputs=[])
-            context.insert_after_op(self.end, outputs=[])
         else:
             context.insert_before_backward_op(self.begin, grad_outputs=[])
+
+    def watch_after(self, context: OpContext) -> None:
+        """Insert the routine after it."""
+        if context.is_forward():
+            context.insert_after_op(self.end, outputs=[])
+        else:
             context.insert_after_backward_op(self.end, grad_inputs=[])
 
     def begin(self) -> None:
         """Instrumentation routine before the operator."""
-        self._before[threading.get_ident()] = device_bytes()
+        self._before[threading.get_ident()] = self._used()
 
     def end(self) -> None:
         """Instrumentation routine after it."""
@@ -243,4 +261,4 @@ class DeviceMemory:
         if before is None:
             before = left_elsewhere(self._before)
         if before is not None:
-            self.bytes += device_bytes() - before
+            self.bytes += self._used() - before
