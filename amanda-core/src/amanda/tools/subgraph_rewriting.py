@@ -102,9 +102,9 @@ class SubgraphRewritingTool(Tool):
             first output of the one before.
         replacement: called with the tensors from outside by their names, and with
             the keyword ``match`` if it has such an argument; returns the root's output, or
-            a list of them (of several, the first one will do). It takes part in AD. None removes the operators: the result is
-            the tensor of the first name in the pattern (of a list of types, the first
-            input of the first operator).
+            a list of them (of several, the first one will do). It takes part in AD. None
+            removes the operators: the result is the tensor of the first name in the pattern
+            (of a list of types, the first input of the first operator).
 
     Attributes:
         matches: those that are rewritten.
