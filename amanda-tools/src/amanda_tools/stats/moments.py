@@ -67,27 +67,40 @@ class Moments:
     def add(self, array: Array) -> None:
         """One more execution's values."""
         values = array.astype(np.float64, copy=False)
-        finite = values[np.isfinite(values)]
+        is_finite = np.isfinite(values)
         self.executions += 1
         self.elements += values.size
-        self.zeros += int((values == 0).sum())
-        self.nan += int(np.isnan(values).sum())
-        self.inf += int(np.isinf(values).sum())
+        self.zeros += values.size - int(np.count_nonzero(values))
+        if is_finite.all():
+            finite = values.ravel()
+        else:
+            finite = values[is_finite]
+            nan = int(np.isnan(values).sum())
+            self.nan += nan
+            self.inf += values.size - finite.size - nan
         if self.bounds is not None:
             self.saturated += _saturated(finite, self.bounds)
         if finite.size:
-            self._merge(finite)
+            self._take(finite)
         if self.unit_axis is not None and values.ndim > self.unit_axis:
-            self._note_units(values, self.unit_axis)
+            others = tuple(i for i in range(values.ndim) if i != self.unit_axis)
+            self._note_alive((values != 0).any(axis=others))
 
-    def _merge(self, finite: Array) -> None:
-        count, mean = finite.size, float(finite.mean())
-        squares = float(np.square(finite - mean).sum())
-        total = self._finite + count
-        shift = mean - self.mean
-        self._squares += squares + shift * shift * self._finite * count / total
-        self.mean += shift * count / total
-        self._finite = total
+    def merge(self, other: Moments) -> None:
+        """All executions that another one has seen, with the same bounds and axis."""
+        for name in ("executions", "elements", "zeros", "nan", "inf", "saturated"):
+            setattr(self, name, getattr(self, name) + getattr(other, name))
+        if other._finite:
+            self._combine(other._finite, other.mean, other._squares)
+            self.minimum = min(self.minimum, other.minimum)
+            self.maximum = max(self.maximum, other.maximum)
+            self._bins += other._bins
+        if other._alive is not None:
+            self._note_alive(other._alive)
+
+    def _take(self, finite: Array) -> None:
+        mean = float(finite.mean())
+        self._combine(finite.size, mean, float(np.square(finite - mean).sum()))
         self.minimum = min(self.minimum, float(finite.min()))
         self.maximum = max(self.maximum, float(finite.max()))
         nonzero = finite[finite != 0]
@@ -96,9 +109,14 @@ class Moments:
         for row, chosen in enumerate((nonzero < 0, nonzero > 0)):
             self._bins[row] += np.bincount(places[chosen], minlength=self._bins.shape[1])
 
-    def _note_units(self, values: Array, axis: int) -> None:
-        others = tuple(i for i in range(values.ndim) if i != axis)
-        alive = (values != 0).any(axis=others)
+    def _combine(self, count: int, mean: float, squares: float) -> None:
+        total = self._finite + count
+        shift = mean - self.mean
+        self._squares += squares + shift * shift * self._finite * count / total
+        self.mean += shift * count / total
+        self._finite = total
+
+    def _note_alive(self, alive: Array) -> None:
         if self._alive is None or self._alive.shape != alive.shape:
             self._alive = alive
         else:

@@ -164,9 +164,11 @@ class WatchingTool(PrintingTool[OptionsT]):
                 continue
             watched = self._entry(looks, position, tensor)
             array = numerics_of(tensor).numpy(tensor)
-            watched.moments.add(array)
+            one = Moments(watched.moments.bounds, watched.moments.unit_axis)
+            one.add(array)
+            watched.moments.merge(one)
             if len(self.series) < self.options.limit:
-                self.series.append(_look_at(looks.step, watched, array))
+                self.series.append(_look_at(looks.step, watched, one))
             self.note(watched, array)
 
     def _entry(self, looks: Looks, position: int, tensor: Any) -> Watched:
@@ -211,9 +213,9 @@ class Looks:
             self._tool.look(self, tensors)
 
 
-def _look_at(step: int, watched: Watched, array: Array) -> Look:
-    one = Moments()
-    one.add(array)
-    row = one.row()
-    figures = (row[name] for name in ("mean", "std", "min", "max", "sparsity"))
-    return Look(step, watched.key, *figures)
+def _look_at(step: int, watched: Watched, one: Moments) -> Look:
+    if one.minimum > one.maximum:
+        # None of its elements is finite.
+        return Look(step, watched.key, None, None, None, None, one.sparsity)
+    extremes = (one.minimum, one.maximum)
+    return Look(step, watched.key, one.mean, one.deviation, *extremes, one.sparsity)
