@@ -280,6 +280,26 @@ def test_weights_are_weights_after_the_optimizer_has_written_them() -> None:
     assert [row["weights_total"] for row in tool.op_rows()] == [30, 0, 20]
 
 
+def test_a_pass_that_begins_within_the_optimizer_has_weights() -> None:
+    """The loss and Adam divide outside of modules, so that Adam's second step begins a pass."""
+    torch.manual_seed(13)
+    net = nn.Sequential(nn.Linear(6, 5), nn.ReLU(), nn.Linear(5, 4))
+    optimizer = torch.optim.Adam(net.parameters(), 0.1, foreach=False)
+    tool = PathTool()
+    x, labels = torch.rand(1, 6), torch.tensor([1])
+    with amanda.apply(tool):
+        for step in range(4):
+            (functional.cross_entropy(net(x), labels) / 2).backward()
+            if step % 2:
+                optimizer.step()
+                optimizer.zero_grad()
+    assert len(tool.paths) == 4
+    for path in tool.paths:
+        assert path.ops.keys() == {"Sequential.0/linear:0", "Sequential.1/relu:0", END}
+        assert path.inputs.keys() == {"Sequential.0/linear:0:0"}
+        assert path.ops[END].weights is not None
+
+
 def test_watching_changes_nothing() -> None:
     torch.manual_seed(8)
     net = nn.Sequential(nn.Linear(6, 5), nn.Tanh(), nn.Linear(5, 4))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from amanda_tools.path import (
     read,
     similarity,
 )
+from amanda_tools.path.plot import draw
 from tests.tools.path_oracle import applied
 
 END = "Sequential.2/linear:0"
@@ -145,3 +147,11 @@ def test_the_limit_keeps_classes_whole(net: nn.Module) -> None:
     for label, path in all_of_them.class_paths.items():
         assert similarity(path, few.class_path(label)) == 1
     assert few.op_rows() == all_of_them.op_rows()
+
+
+def test_a_drawing_has_room_for_long_names(tmp_path: Path) -> None:
+    """Operators of TensorFlow's graphs have such; matplotlib warns where axes shrink to nothing."""
+    row = {"id": "a/" * 60, "neuron_density": 0.5, "synapse_density": 0.1, "weight_density": None}
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        draw([row] * 3, "long", tmp_path / "long.svg")

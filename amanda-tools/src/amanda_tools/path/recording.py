@@ -86,14 +86,14 @@ class Operator:
             made: ids of the operators that have run in this pass.
         """
         inputs = context.get_inputs()
-        # To ask whether a tensor is a parameter may be slow; what the pass has made is none. What
-        # an earlier one has made may be: the optimizer writes into parameters.
+        # To ask whether a tensor is a parameter may be slow; what the model has made in this pass
+        # is none. What another pass or a script has made may be: optimizers write into parameters.
         links = [None if t is None else graph.tensor_of(t) for t in inputs]
         asked = [
             i
             for i, (tensor, link) in enumerate(zip(inputs, links, strict=True))
             if tensor is not None
-            and (link is None or link.producer not in made or _is_read(graph, link))
+            and (link is None or link.producer not in made or _may_be_variable(graph, link))
         ]
         values = {i: context.get_value(i) for i in asked}
         try:
@@ -245,6 +245,9 @@ class Recorder(Tool):
         """Note an input: its value, and where it comes from."""
         source = None if link is None else running.executions.get(link.producer)
         position = len(execution.inputs)
+        is_parameter = position in execution.op.parameters
+        if is_parameter and source is not None and not source.op.is_in_module:
+            source = None  # It has written the parameter: an optimizer, or who initialises.
         if source is None or link is None or link.position >= len(source.outputs):
             execution.inputs.append(None if tensor is None else _array(tensor))
             execution.sources.append(None)
@@ -280,9 +283,9 @@ class Recorder(Tool):
         return self._graph.op(op.about.id).inputs if known else [None] * len(tensors)
 
 
-def _is_read(graph: Graph, link: TracedTensor) -> bool:
-    """Whether an operator has only read a variable."""
-    return "read_variable" in graph.op(link.producer).type
+def _may_be_variable(graph: Graph, link: TracedTensor) -> bool:
+    """Whether an operator has read a variable, or may have written one: a script's own."""
+    return link.producer.startswith("/") or "read_variable" in graph.op(link.producer).type
 
 
 def bodies(executions: Sequence[Execution]) -> dict[str, set[Execution]]:
