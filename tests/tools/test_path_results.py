@@ -14,11 +14,7 @@ from torch import nn
 
 import amanda
 from amanda.errors import AmandaError
-from amanda_tools.path import (
-    PathTool,
-    read,
-    similarity,
-)
+from amanda_tools.path import PathTool, read, similarity, write
 from amanda_tools.path.plot import draw
 from tests.tools.path_oracle import applied
 
@@ -119,13 +115,17 @@ def test_files(net: nn.Module, tmp_path: Path) -> None:
             k: m.shape for k, m in path.inputs.items()
         }
     assert len(written[1].read_text().splitlines()) == 1 + len(tool.op_rows())
-    assert written[2].read_text().count("<svg") == 1
+    drawn = written[2].read_bytes()
+    assert drawn.count(b"<svg") == 1
+    assert tool.write_files(tmp_path, "again")[2].read_bytes() == drawn
     json.dumps(tool.result())
     quiet = applied(net, torch.rand(3, 6), csv=False, plot=False)
     assert [path.name for path in quiet.write_files(tmp_path, "q")] == ["q.safetensors"]
     (tmp_path / "other.safetensors").write_bytes(b"nothing of that kind")
     with pytest.raises(AmandaError, match="holds no effective paths"):
         read(tmp_path / "other.safetensors")
+    with pytest.raises(OSError, match="cannot be written"):
+        write(tmp_path / "nowhere" / "path.safetensors", found)
 
 
 def test_paths_that_cannot_be_compared(net: nn.Module) -> None:

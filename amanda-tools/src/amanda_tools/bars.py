@@ -53,7 +53,15 @@ def draw_bars(chart: Chart, path: Path, *, notes: Sequence[str] = ()) -> None:
     axes.spines[["top", "right"]].set_visible(False)
     if chart.values:
         figure.legend(loc="outside lower center", frameon=False, fontsize="small")
-    # The same picture for the same figures; text stays text.
+    write_svg(figure, path)
+
+
+def write_svg(figure: Figure, path: Path) -> None:
+    """Write a drawing: the same file for the same figures, and text stays text.
+
+    Raises:
+        OSError: the file cannot be written.
+    """
     with matplotlib.rc_context({"svg.hashsalt": "amanda", "svg.fonttype": "none"}):
         figure.savefig(path, format="svg", metadata={"Date": None})
 

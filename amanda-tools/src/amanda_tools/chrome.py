@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import attrs
 
-from amanda.tools.reporting import OpDescription
+from amanda.tools.reporting import OpDescription, replaced
 from amanda_tools.timeline import MemorySample, Span, Timeline
 
 _MODULES = 1 << 31
@@ -23,7 +23,7 @@ _MODULES = 1 << 31
 
 
 def write(timeline: Timeline, sources: Mapping[str, str], path: Path) -> None:
-    """Write the file, an event at a time, so that it is either complete or not there.
+    """Write a timeline as a file.
 
     Args:
         timeline: what to write.
@@ -33,19 +33,22 @@ def write(timeline: Timeline, sources: Mapping[str, str], path: Path) -> None:
     Raises:
         OSError: the file cannot be written.
     """
-    partial = path.with_name(f".{path.name}.partial")
-    try:
-        with partial.open("w", encoding="utf-8") as file:
-            file.write('{"displayTimeUnit": "ms", "traceEvents": [')
-            separator = "\n"
-            for event in events(timeline, sources):
-                file.write(separator + json.dumps(event))
-                separator = ",\n"
-            file.write("\n]}\n")
-        os.replace(partial, path)
-    except BaseException:
-        partial.unlink(missing_ok=True)
-        raise
+    write_events(events(timeline, sources), path)
+
+
+def write_events(found: Iterable[Mapping[str, Any]], path: Path) -> None:
+    """Write events, one at a time, so that the file is either complete or not there.
+
+    Raises:
+        OSError: the file cannot be written.
+    """
+    with replaced(path) as file:
+        file.write('{"displayTimeUnit": "ms", "traceEvents": [')
+        separator = "\n"
+        for event in found:
+            file.write(separator + json.dumps(event))
+            separator = ",\n"
+        file.write("\n]}\n")
 
 
 def events(timeline: Timeline, sources: Mapping[str, str]) -> Iterator[dict[str, Any]]:
@@ -61,8 +64,8 @@ def events(timeline: Timeline, sources: Mapping[str, str]) -> Iterator[dict[str,
         yield _operator(record, sources, process)
     for thread, track in tracks.items():
         yield from track.close(0)
-        yield _name(process, thread, f"operators of thread {thread}")
-        yield _name(process, thread + _MODULES, f"modules of thread {thread}")
+        yield track_name(process, thread, f"operators of thread {thread}")
+        yield track_name(process, thread + _MODULES, f"modules of thread {thread}")
 
 
 def _operator(span: Span, sources: Mapping[str, str], process: int) -> dict[str, Any]:
@@ -90,7 +93,8 @@ def _counters(sample: MemorySample, process: int) -> Iterator[dict[str, Any]]:
             }  # fmt: skip
 
 
-def _name(process: int, thread: int, name: str) -> dict[str, Any]:
+def track_name(process: int, thread: int, name: str) -> dict[str, Any]:
+    """The event that names a track."""
     return {
         "name": "thread_name", "ph": "M", "pid": process, "tid": thread, "args": {"name": name}
     }  # fmt: skip

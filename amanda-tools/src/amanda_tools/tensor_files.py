@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import importlib
+import os
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -27,12 +28,17 @@ _SMALL = {"BF16": "bfloat16", "F8_E4M3": "float8_e4m3fn", "F8_E5M2": "float8_e5m
 """Types of the format that numpy lacks, and their names."""
 
 
-def write_tensors(path: Path, tensors: Mapping[str, Any]) -> None:
+def write_tensors(
+    path: str | os.PathLike[str],
+    tensors: Mapping[str, Any],
+    metadata: Mapping[str, str] | None = None,
+) -> None:
     """Write a file.
 
     Args:
         path: the file.
         tensors: by name what ``Numerics.stored`` gives, of one framework.
+        metadata: texts for the head of the file.
 
     Raises:
         OSError: it cannot be written.
@@ -41,9 +47,9 @@ def write_tensors(path: Path, tensors: Mapping[str, Any]) -> None:
     library = importlib.import_module("safetensors")
     writer = importlib.import_module(f"safetensors.{'numpy' if is_numpy else 'torch'}")
     try:
-        writer.save_file(dict(tensors), path)
+        writer.save_file(dict(tensors), path, None if metadata is None else dict(metadata))
     except library.SafetensorError as error:
-        raise OSError(f"{path} cannot be written: {error}") from error
+        raise OSError(f"{os.fspath(path)} cannot be written: {error}") from error
 
 
 def read_tensor(path: Path, key: str) -> Array:

@@ -255,5 +255,7 @@ def test_safetensors_of_activations_and_floats(net: Any, images: Any, tmp_path: 
     tool, _ = simulated(net, images)
     with pytest.raises(AmandaError, match="needs a run that gives them"):
         tool.export(tmp_path / "net.safetensors")
+    with pytest.raises(OSError, match="cannot be written"):
+        simulated(net, images, weight_bits=0)[0].export(tmp_path / "nowhere" / "net.safetensors")
     with pytest.raises(ValueError, match=r"neither with \.json nor with \.safetensors"):
         tool.export(tmp_path / "net.bin")

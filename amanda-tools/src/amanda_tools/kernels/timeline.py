@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from amanda.tools.reporting import OpDescription
+from amanda_tools.chrome import track_name, write_events
 from amanda_tools.kernels.recordings import Activity, Recording
 
 
 def write(recording: Recording, ops: Mapping[str, OpDescription], path: Path) -> None:
-    """Write the file, an event at a time, so that it is either complete or not there.
+    """Write a recording as a file.
 
     Args:
         recording: what to write.
@@ -23,19 +23,7 @@ def write(recording: Recording, ops: Mapping[str, OpDescription], path: Path) ->
     Raises:
         OSError: the file cannot be written.
     """
-    partial = path.with_name(f".{path.name}.partial")
-    try:
-        with partial.open("w", encoding="utf-8") as file:
-            file.write('{"displayTimeUnit": "ms", "traceEvents": [')
-            separator = "\n"
-            for event in events(recording, ops):
-                file.write(separator + json.dumps(event))
-                separator = ",\n"
-            file.write("\n]}\n")
-        os.replace(partial, path)
-    except BaseException:
-        partial.unlink(missing_ok=True)
-        raise
+    write_events(events(recording, ops), path)
 
 
 def events(recording: Recording, ops: Mapping[str, OpDescription]) -> Iterator[dict[str, Any]]:
@@ -66,10 +54,7 @@ def events(recording: Recording, ops: Mapping[str, OpDescription]) -> Iterator[d
         kind = "kernel" if activity.is_kernel else "activity"
         yield slice_of(activity.name, kind, activity, _arguments(activity))
     for track, number in tracks.items():
-        yield {
-            "name": "thread_name", "ph": "M", "pid": process, "tid": number,
-            "args": {"name": track},
-        }  # fmt: skip
+        yield track_name(process, number, track)
 
 
 def _arguments(activity: Activity) -> dict[str, Any]:

@@ -13,6 +13,7 @@ import numpy as np
 
 from amanda.errors import AmandaError
 from amanda_tools.numerics import Array
+from amanda_tools.tensor_files import write_tensors
 
 KINDS = ("neurons", "weights", "synapses")
 
@@ -194,8 +195,6 @@ def write(path: str | os.PathLike[str], paths: Mapping[str, Path]) -> None:
     Raises:
         OSError: the file cannot be written.
     """
-    from safetensors.numpy import save_file
-
     arrays: dict[str, Array] = {}
     about: dict[str, Any] = {}
     for name, one in paths.items():
@@ -210,7 +209,7 @@ def write(path: str | os.PathLike[str], paths: Mapping[str, Path]) -> None:
         arrays |= {f"{name} {key}": mask.bits for key, mask in known.items()}
         shapes = {key: mask.shape for key, mask in known.items()}
         about[name] = {"label": one.label, "ops": ops, "shapes": shapes}
-    save_file(arrays, path, metadata={"amanda_paths": json.dumps(about)})
+    write_tensors(path, arrays, {"amanda_paths": json.dumps(about)})
 
 
 def read(path: str | os.PathLike[str]) -> dict[str, Path]:

@@ -11,6 +11,7 @@ import numpy as np
 
 from amanda.errors import AmandaError
 from amanda.tools.reporting import write_json
+from amanda_tools import tensor_files
 from amanda_tools.optimization_arrays import arithmetic_of
 from amanda_tools.optimization_selection import values_of_run
 from amanda_tools.quantize.numbers import Array, integers
@@ -99,8 +100,6 @@ def write_tensors(
         AmandaError: weights are integers, and there is no `run` that gives them.
         OSError: the file cannot be written.
     """
-    from safetensors.numpy import save_file
-
     weights = weight_quantizers(quantizers)
     has_integers = any(quantizer.grid.number == "int" for quantizer in weights.values())
     if has_integers and run is None:
@@ -115,12 +114,12 @@ def write_tensors(
             if final is not None:
                 name = f"{op_id}|{quantizer.index}|"
                 tensors[f"{name}scale"] = np.ascontiguousarray(final[0])
-                tensors[f"{name}zero_point"] = final[1].astype(np.int32)
+                tensors[f"{name}zero_point"] = np.asarray(final[1], np.int32)
     if run is not None and has_integers:
         for op_id, whole in integer_weights(quantizers, run).items():
             tensors[f"{op_id}|{weights[op_id].index}|integers"] = np.ascontiguousarray(whole)
     ops = {op_id: [_about(q) for q in found] for op_id, found in quantizers.items()}
-    save_file(tensors, path, {"amanda": json.dumps({**header, "ops": ops})})
+    tensor_files.write_tensors(path, tensors, {"amanda": json.dumps({**header, "ops": ops})})
 
 
 def _about(quantizer: Quantizer) -> dict[str, Any]:
