@@ -34,7 +34,6 @@ from amanda_tensorflow.ops import (
     OpView,
     input_names,
     module_of,
-    takes_reference,
 )
 from amanda_tensorflow.records import GradientCall
 from amanda_tensorflow.recovery import is_plumbing
@@ -188,7 +187,7 @@ class Instrument:
     def op(self, site: Site, op: Any, inputs: list[Any], create: Create) -> None:
         """Add an operator, with what tools want around it."""
         call = self.gradients.owner(site, op)
-        self.building.takes_reference = takes_reference(op.type)
+        self.building.begin(op.type)
         with tf.name_scope(f"{SCOPE}/{site.prefix}{op.name}/"):
             if op.name in site.log.ambiguous:
                 self._not_owned(AMBIGUOUS)

@@ -209,7 +209,7 @@ class RunTimeRoutine(PythonNode):
             inputs = [t for t in present if t.op.type in _SWITCHES and is_routable(t)][:1]
             anchors = [t.op for t in present] or list(building.anchors)
         self._anchored = len(inputs) - len(self._positions) - len(self._keywords)
-        with tf.control_dependencies(anchors):
+        with tf.control_dependencies([*anchors, *building.earlier()]):
             outputs = self.insert(inputs, types)
         self._forget_symbols()
         if not outputs:

@@ -29,6 +29,7 @@ from amanda_tensorflow.nodes import (
     ReplacementRoutine,
     RunTimeRoutine,
 )
+from amanda_tensorflow.ops import ROUTING, takes_reference
 
 
 @attrs.define(eq=False)
@@ -46,6 +47,8 @@ class Building:
             tensor of its type, or None for what is not wanted.
         likes: of each such output a tensor of its shape, where it is known.
         takes_reference: whether the operator being built writes to one of its inputs.
+        is_routing: whether the operator being built routes values in a version 1 loop
+            or branch, where some of them may never come.
         is_changed: whether anything was inserted.
         may_change: whether a routine may have changed what a forward operator
             computes with or gives.
@@ -62,10 +65,16 @@ class Building:
     template: Sequence[Any] = ()
     likes: Sequence[Any] = ()
     takes_reference: bool = False
+    is_routing: bool = False
     is_changed: bool = False
     may_change: bool = False
     has_python: bool = False
     routines: list[RunTimeRoutine] = attrs.field(factory=list)
+
+    def begin(self, kind: str) -> None:
+        """Note of which type the operator is that is built next."""
+        self.takes_reference = takes_reference(kind)
+        self.is_routing = kind in ROUTING
 
     def absorb(self, inner: Building) -> None:
         """Note what was done to a body or branch of the copy."""
@@ -79,6 +88,10 @@ class Building:
         if not self.late:
             return []
         return [node for tensor in tensors for node in self.late.get(id(tensor), ())]
+
+    def earlier(self) -> list[Any]:
+        """The nodes without outputs that were put at this point before (design rule 9)."""
+        return [] if self.is_routing else list(self.controls)
 
     def take_controls(self) -> list[Any]:
         """The nodes to wait for, which are forgotten."""
@@ -152,7 +165,8 @@ class GraphDispatcher(Dispatcher):
     def _traced(self, building: Building, action: Action, selected: Sequence[Any]) -> Sequence[Any]:
         """What a traceable routine makes of symbolic tensors."""
         before = len(building.graph.get_operations())
-        result = self.call(action, selected)
+        with tf.control_dependencies(building.earlier()):
+            result = self.call(action, selected)
         made = building.graph.get_operations()[before:]
         # A print or an assertion has no output that somebody waits for.
         building.controls += [op for op in made if _internals.is_stateful(op)]

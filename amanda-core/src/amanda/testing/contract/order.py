@@ -74,6 +74,25 @@ class OrderTests(ContractTests):
         self.run(self.multiplication(), second, times=2)
         assert seen == ["first", "second"] * 2
 
+    @pytest.mark.parametrize("point", ["before", "after"])
+    def test_order_of_routines_with_and_without_tensors(self, point: str) -> None:
+        """The order of apply holds also between routines that take tensors and that take none."""
+        seen: list[str] = []
+
+        def tool(name: str, blind: bool) -> Probe:
+            def analyse(context: amanda.OpContext) -> None:
+                select: list[int] | None = [] if blind else None
+                if point == "before":
+                    context.insert_before_op(lambda *t: seen.append(name), inputs=select)
+                else:
+                    context.insert_after_op(lambda *t: seen.append(name), outputs=select)
+
+            return self.probe("mul", before=analyse)
+
+        kinds = {"a": True, "b": True, "c": False, "d": True, "e": False, "f": False, "g": True}
+        self.run(self.multiplication(), *(tool(*kind) for kind in kinds.items()), times=3)
+        assert "".join(seen) == "abcdefg" * 3
+
     def test_order_after_reanalyse(self) -> None:
         """A dependency's routine runs first also after it was analysed again."""
         seen: list[str] = []
