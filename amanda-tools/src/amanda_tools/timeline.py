@@ -121,8 +121,10 @@ class Sums:
 
 
 class _Thread(threading.local):
-    """Attributes:
-    native: the current thread's native id; asking for it takes a system call.
+    """What belongs to one thread.
+
+    Attributes:
+        native: the thread's native id; asking for it takes a system call.
     """
 
     def __init__(self) -> None:
@@ -141,7 +143,6 @@ class Timeline:
         limit: spans to keep; those after are counted only.
         memory: look at the memory too, at most once in a millisecond.
         settle: called before each look at the clock, to wait for a device; None for nothing.
-
     """
 
     def __init__(

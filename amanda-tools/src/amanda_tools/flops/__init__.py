@@ -259,16 +259,7 @@ def _forward_op(op: OpDescription, context: OpContext) -> Op:
     formula = FORMULAS.get(op.type)
     if formula is None:
         return OtherOp(op, is_free(op.type))
-    signature = Signature(
-        type=op.type,
-        names=tuple(context.get_input_names()),
-        attributes=context.get_attrs(),
-        weight=context["weight_index"],
-        bias=context["bias_index"],
-        weight_layout=context["weight_layout"] or "",
-        data_layout=context["data_layout"] or "",
-    )
-    return ForwardOp(op, signature, formula)
+    return ForwardOp(op, Signature.of(context, op.type), formula)
 
 
 def _calls(rows: Iterable[dict[str, Any]]) -> dict[str, int]:

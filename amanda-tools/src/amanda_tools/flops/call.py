@@ -8,6 +8,8 @@ from typing import Any
 
 import attrs
 
+from amanda import OpContext
+
 Shape = tuple[int, ...]
 
 
@@ -31,6 +33,24 @@ class Signature:
     bias: int | None = None
     weight_layout: str = ""
     data_layout: str = ""
+
+    @classmethod
+    def of(cls, context: OpContext, kind: str) -> Signature:
+        """What an analysis of a forward operator sees.
+
+        Args:
+            context: the operator's, with the keys of the mapping rules.
+            kind: its canonical type.
+        """
+        return cls(
+            type=kind,
+            names=tuple(context.get_input_names()),
+            attributes=context.get_attrs(),
+            weight=context["weight_index"],
+            bias=context["bias_index"],
+            weight_layout=context["weight_layout"] or "",
+            data_layout=context["data_layout"] or "",
+        )
 
 
 @attrs.frozen

@@ -68,7 +68,6 @@ class KernelsTool(PrintingTool[KernelsOptions]):
         super().__init__(**options)
         self.recording = Recording()
         self._ops: dict[str, OpDescription] = {}
-        self._executions: collections.Counter[str] = collections.Counter()
         self._recorders: dict[str, Recorder] = {}
         self._problems: list[str] = []
         self._is_entered = False

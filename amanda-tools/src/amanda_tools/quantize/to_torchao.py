@@ -90,10 +90,9 @@ def exported(model: Any, quantizers: Quantizers, run: Callable[[], Any]) -> Expo
     check_ready(quantizers)
     torchao = _torchao()
     uses = _uses(run)
-    result, copied = [], copy.deepcopy(model)
-    for op_id, found in quantizers.items():
-        exporter = _Exporter(torchao, model, uses, quantizers)
-        result.append(exporter.export(copied, op_id, found))
+    copied = copy.deepcopy(model)
+    exporter = _Exporter(torchao, model, uses, quantizers)
+    result = [exporter.export(copied, op_id, found) for op_id, found in quantizers.items()]
     if not any(op.weight for op in result):
         reasons = "; ".join(f"{op.id}: {op.reason}" for op in result[:3])
         raise AmandaError(f"quantize: nothing can be exported to torchao ({reasons})")

@@ -116,15 +116,7 @@ def _operations(context: OpContext) -> int:
     formula = FORMULAS.get(op.type)
     if formula is None:
         return 0
-    signature = Signature(
-        type=op.type,
-        names=tuple(context.get_input_names()),
-        attributes=context.get_attrs(),
-        weight=context["weight_index"],
-        bias=context["bias_index"],
-        weight_layout=context["weight_layout"] or "",
-        data_layout=context["data_layout"] or "",
-    )
+    signature = Signature.of(context, op.type)
     try:
         shapes = [_shape(tensor) for tensor in context.get_inputs()]
         outputs = [_shape(tensor) for tensor in context.get_outputs() or ()]

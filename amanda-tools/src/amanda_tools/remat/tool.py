@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import importlib
 import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import attrs
@@ -161,11 +161,15 @@ class RematTool(PrintingTool[RematOptions]):
 
     # -- results ----------------------------------------------------------
 
+    def _measured(self) -> tuple[Sequence[Step], Mapping[int, int]]:
+        """The steps of the measured iteration, and bytes by piece of memory."""
+        found = self._measurement
+        return ([], {}) if found is None else (found.steps, found.sizes)
+
     def _planned(self) -> Plan:
         if self._plan is not None:
             return self._plan
-        steps: list[Step] = [] if self._measurement is None else self._measurement.steps
-        sizes = {} if self._measurement is None else self._measurement.sizes
+        steps, sizes = self._measured()
         known = len(steps) + sum(len(step.saved) for step in steps)
         if self._draft is not None and self._draft[0] == known:
             return self._draft[1]
@@ -183,8 +187,7 @@ class RematTool(PrintingTool[RematOptions]):
         has measured times, ``cost_ops``; ``recompute``, and ``reason`` where it cannot be.
         """
         found = self._planned()
-        steps: list[Step] = [] if self._measurement is None else self._measurement.steps
-        sizes = {} if self._measurement is None else self._measurement.sizes
+        steps, sizes = self._measured()
         kept = {piece for step in steps for piece in step.saved}
         rows = []
         for i, step in enumerate(steps):
@@ -212,7 +215,7 @@ class RematTool(PrintingTool[RematOptions]):
         that was found for any budget. ``extra_cost`` is a share of the forward pass.
         """
         found = self._planned()
-        steps: list[Step] = [] if self._measurement is None else self._measurement.steps
+        steps, _ = self._measured()
         total = sum(step.cost for step in steps)
         extra = sum(steps[i].cost for i in found.recomputed)
         unknown = 0 if self._measurement is None else self._measurement.unknown
@@ -245,7 +248,7 @@ class RematTool(PrintingTool[RematOptions]):
         found = self.summary()
         is_met = "is met" if found["is_met"] else "cannot be met"
         state = "applied" if found["is_applied"] else "planned only"
-        size: Callable[[int], str] = lambda value: quantity(value, "B")  # noqa: E731
+        size = functools.partial(quantity, unit="B")
         title = f"remat: {found['recomputed']} ops are run again ({state}); the budget {is_met}"
         figures = [
             (label, size(found[key]))
