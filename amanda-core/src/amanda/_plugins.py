@@ -8,7 +8,6 @@ What these variables say and nothing knows is a warning.
 
 from __future__ import annotations
 
-import difflib
 import functools
 import os
 import re
@@ -22,7 +21,7 @@ import pluggy
 
 from amanda import hookspecs
 from amanda.driver import Driver
-from amanda.errors import PluginError, PluginWarning, UnknownNameError, described
+from amanda.errors import PluginError, PluginWarning, UnknownNameError, close_matches, described
 
 KNOWN_FRAMEWORKS = {"torch": "amanda-torch", "tensorflow": "amanda-tensorflow"}
 """Frameworks for which a driver package is published: module to distribution."""
@@ -313,9 +312,7 @@ def unknown(kind: str, name: str, known: Iterable[str], hint: str) -> UnknownNam
 
 
 def _guessed(kind: str, name: str, known: Iterable[str]) -> str:
-    close = difflib.get_close_matches(name, sorted(known), n=3, cutoff=0.5)
-    guess = f"; did you mean {' or '.join(close)}?" if close else ""
-    return f"no {kind} named {name!r}{guess}"
+    return f"no {kind} named {name!r}{close_matches(name, sorted(known))}"
 
 
 def is_disabled(record: PluginRecord) -> bool:

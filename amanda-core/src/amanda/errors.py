@@ -6,6 +6,9 @@ the use of Amanda end up as one of these.
 
 from __future__ import annotations
 
+import difflib
+from collections.abc import Sequence
+
 
 class AmandaError(RuntimeError):
     """Base class of every error raised by Amanda."""
@@ -76,6 +79,12 @@ class CoverageWarning(AmandaWarning):
 
 class InPlaceWarning(AmandaWarning):
     """A routine changed a tensor of the model in place."""
+
+
+def close_matches(name: str, known: Sequence[str]) -> str:
+    """The question at the end of a message about an unknown name; "" if nothing is like it."""
+    close = difflib.get_close_matches(name, known, n=3, cutoff=0.5)
+    return f"; did you mean {' or '.join(close)}?" if close else ""
 
 
 def described(value: object) -> str:

@@ -16,14 +16,13 @@ are the keyword arguments of the tool's constructor and the options of
         Options = BusyOptions
 
 Nothing asks a tool to use this base: ``amanda run`` takes the options from the
-signature of any tool's constructor, and uses ``result()``, ``print_summary()``
-and ``write_files()`` of a tool that has them.
+signature of any tool's constructor, and uses ``result()``, ``print_summary()``,
+``write_files()``, ``tables()`` and ``charts()`` of a tool that has them.
 """
 
 from __future__ import annotations
 
 import contextlib
-import difflib
 import inspect
 import json
 import math
@@ -36,6 +35,7 @@ from typing import Any, ClassVar, Generic, Literal, TextIO, TypeVar
 import attrs
 
 from amanda.context import OpContext
+from amanda.errors import close_matches
 from amanda.tool import Tool
 
 OptionsT = TypeVar("OptionsT")
@@ -278,8 +278,7 @@ def op_name(op: Any) -> str:
 def unknown_option(tool: str, option: str, known: Iterable[str]) -> str:
     """The message for an option that a tool does not have, with the close matches."""
     names = list(known)
-    close = difflib.get_close_matches(option, names, n=3, cutoff=0.5)
-    guess = f"; did you mean {' or '.join(close)}?" if close else ""
+    guess = close_matches(option, names)
     has = f"it has {', '.join(names)}" if names else "it has none"
     return f"tool {tool} has no option {option!r}{guess} ({has})"
 
