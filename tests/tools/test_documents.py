@@ -27,8 +27,11 @@ OWN = (
     "report",
     "stats",
     "trace",
+    "../README",
 )
-"""Documents of the analysis tools."""
+"""Documents of the analysis tools, and of the package."""
+
+ALL = [*OWN, *sorted({path.stem for path in FOLDER.glob("*.md")} - {*OWN})]
 
 _CONSOLE = re.compile(
     r"^```console\n\$ (?P<command>.*?)\n(?P<output>.*?)^```$", re.MULTILINE | re.DOTALL
@@ -86,9 +89,9 @@ def test_commands(name: str, command: str, output: str, tmp_path: Path) -> None:
     assert found, "\n".join(shown) + done.stderr
 
 
-@pytest.mark.parametrize("name", OWN)
+@pytest.mark.parametrize("name", ALL)
 def test_links(name: str) -> None:
     """Links lead to files that exist."""
-    text = (FOLDER / f"{name}.md").read_text(encoding="utf-8")
-    links = re.findall(r"\]\(([^)#:]+)\)", text)
-    assert [link for link in links if not (FOLDER / link).exists()] == []
+    path = FOLDER / f"{name}.md"
+    links = re.findall(r"\]\(([^)#:]+)\)", path.read_text(encoding="utf-8"))
+    assert [link for link in links if not (path.parent / link).exists()] == []

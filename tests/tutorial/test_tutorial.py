@@ -35,6 +35,7 @@ LINKING = [
     "amanda-core/docs/command-line.md",
     "amanda-core/docs/notebooks.md",
     "amanda-core/docs/publishing.md",
+    "amanda-core/docs/subgraph-rewriting.md",
     "amanda-torch/README.md",
 ]
 
