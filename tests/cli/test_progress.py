@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import pty
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -59,9 +60,15 @@ def on_terminal(
             start_new_session=True,
         )
         os.close(slave)
-        return _read(master).replace("\r\n", "\n"), process.wait(60)
+        shown = _read(master).replace("\r\n", "\n")
+        return timeless(shown), process.wait(60)
 
     return run
+
+
+def timeless(text: str) -> str:
+    """A slow machine may take seconds where the programs here sleep for parts of one."""
+    return re.sub(r"amanda: 0:\d\d,", "amanda: 0:00,", text)
 
 
 def _read(descriptor: int) -> str:
@@ -174,6 +181,6 @@ def test_where_stderr_is_no_terminal_lines_come_if_asked_for(
     """They are whole lines on stderr; without ``--progress`` there are none."""
     path = str(script(TOY + "time.sleep(0.5)\n"))
     asked = amanda("run", "--progress", path, PYTHONPATH=quick)
-    assert set(asked.stderr.splitlines()) == {LINE}
+    assert set(timeless(asked.stderr).splitlines()) == {LINE}
     assert len(asked.stderr.splitlines()) >= 2
     assert amanda("run", path, PYTHONPATH=quick).stderr == ""
