@@ -96,7 +96,9 @@ class ModuleHooks(Peer):
         ]
 
     def exit(self) -> None:
-        # PyTorch 2.13 does not forget that a hook took keywords when it removes the hook.
+        # PyTorch 2.13 does not forget that a hook took keywords when it removes the hook, so that
+        # modules would take the slow way for ever. There is no public way to make it; without
+        # the private name, as in another version, nothing more is done than the handle does.
         noted = getattr(nn.modules.module, "_global_forward_hooks_with_kwargs", {})
         for handle in self._handles:
             handle.remove()

@@ -98,6 +98,8 @@ def is_in_backward() -> bool:
 
 def is_profiling() -> bool:
     """Whether PyTorch's profiler runs in this thread, whoever has started it."""
+    # PyTorch has no public way to ask. Without this name the answer is no: then a second
+    # profiler takes over from the first, as it would without the question.
     enabled = getattr(torch.autograd, "_profiler_enabled", None)
     return enabled is not None and bool(enabled())
 
