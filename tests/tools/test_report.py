@@ -1,4 +1,4 @@
-"""Pages: columns that sort by what they mean, charts, graphs in levels, results of any form."""
+"""Pages: charts, graphs in levels, results of any form."""
 
 from __future__ import annotations
 
@@ -20,65 +20,9 @@ from amanda.tools.reporting import Chart, Table
 from amanda_tools.charting import BOTH, by_direction, ranked, ranked_modules, taken_apart
 from amanda_tools.report import Document, Section, rendered
 from amanda_tools.report.charts import MAX_BARS, Drawing, amount, drawing_of
-from amanda_tools.report.columns import MAX_ROWS, column, grid, records
+from amanda_tools.report.columns import column
 from amanda_tools.report.graphs import MAX_NODES, GraphView, graph_of
 from amanda_tools.report.run import document_of, section_of
-
-# -- columns ------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("values", "keys"),
-    [
-        (["35.128 GFLOP", "900 FLOP", "0 FLOP"], [35.128e9, 900, 0]),
-        (["2.890 k", "224", "-"], [2890, 224, None]),
-        (["12.5 %", "3 %"], [12.5, 3]),
-        (["3 of 8", "10 of 8"], [3, 10]),
-        (["1.5e-07", "nan", "inf", "-0.5"], [1.5e-7, "nan", "inf", -0.5]),
-        (["1,234.5", "12"], [1234.5, 12]),
-    ],
-)
-def test_texts_that_begin_with_a_number_sort_by_it(values: list[str], keys: list[Any]) -> None:
-    """With prefix and unit; what is special stays so."""
-    found = column("amount", values)
-    assert found["numeric"]
-    assert [k if isinstance(k, str) or k is None else pytest.approx(k) for k in keys] == found[
-        "keys"
-    ]
-    assert found["values"] == values
-
-
-@pytest.mark.parametrize(
-    "values", [["0", "4"], ["conv1", "3 of 4"], ["layer1.0", "layer1.1"], ["2024-01-01"], ["", "-"]]
-)
-def test_names_are_no_numbers(values: list[str]) -> None:
-    """Modules of a list, versions and dates are text."""
-    assert not column("module", values)["numeric"]
-
-
-def test_numbers_are_numbers_and_what_json_lacks_is_text() -> None:
-    """None stays None, infinities are told, booleans are words, the rest is written as JSON."""
-    assert column("n", [1, None, 2.5, math.inf]) == {
-        "name": "n", "numeric": True, "values": [1, None, 2.5, "inf"],
-    }  # fmt: skip
-    assert column("b", [True, False])["values"] == ["true", "false"]
-    assert column("l", [[1, {"a": math.nan}], None])["values"] == ['[1, {"a": "nan"}]', ""]
-    assert len(column("t", ["x" * 1000, "y"])["values"][0]) == 400
-
-
-def test_texts_that_repeat_are_there_once() -> None:
-    """The browser puts them together again."""
-    found = column("type", ["conv2d"] * 5 + ["relu"])
-    assert (found["texts"], found["index"]) == (["conv2d", "relu"], [0, 0, 0, 0, 0, 1])
-
-
-def test_rows_may_have_different_keys() -> None:
-    """A column for each; tables too long are cut, and say so."""
-    table = records("rows", [{"a": 1}, {"b": "x"}])
-    assert [c["values"] for c in table.columns] == [[1, None], ["", "x"]]
-    long = grid("long", ["n"], [[i] for i in range(MAX_ROWS + 7)])
-    assert (long.rows, long.hidden) == (MAX_ROWS, 7)
-
 
 # -- charts -------------------------------------------------------------------
 
