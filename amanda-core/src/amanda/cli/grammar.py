@@ -65,7 +65,7 @@ def _parse_one(text: str) -> list[ToolSpec]:
             _add(specs[-1], item, text)
             continue
         if not _NAME.fullmatch(tool):
-            raise GrammarError(f"-t {text}: {tool!r} is no name of a tool; try: amanda tools")
+            raise GrammarError(f"-t {text}: {tool!r} is no name of a tool")
         specs.append(ToolSpec(tool))
         if colon:
             _add(specs[-1], first, text)

@@ -13,6 +13,7 @@ import attrs
 from amanda import _drivers, _plugins, _state
 from amanda._scope import Statistics
 from amanda.cli import pages
+from amanda.cli.selection import Selection
 from amanda.tool import Tool
 from amanda.tools.reporting import Table, plain_text, write_json
 
@@ -62,6 +63,7 @@ class Report:
         rank: of several processes only the first prints.
         out: where summaries go.
         page: where the page goes; None for none.
+        selection: what the tools were restricted to.
         facts: what the page says of the run, beside what happened under the scope.
         complain: says that a result is lost.
         written: the files written.
@@ -72,6 +74,7 @@ class Report:
     rank: Rank
     out: TextIO
     page: Path | None = None
+    selection: Selection = attrs.field(factory=Selection)
     facts: dict[str, str] = attrs.field(factory=dict)
     complain: Callable[[str], None] = complain
     written: list[Path] = attrs.field(factory=list)
@@ -91,6 +94,9 @@ class Report:
                 self._try("the page", self._draw, self.page, statistics, seconds)
             if self.rank.number == 0:
                 self._print(statistics, seconds)
+                # Where nothing ran at all, that is what there is to say.
+                for option in self.selection.unmet() if self.tools and statistics.ops_seen else ():
+                    self.complain(f"warning: {option} fits no operator that the tools have met")
         finally:
             _state.STATE.paused -= 1
 

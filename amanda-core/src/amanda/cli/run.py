@@ -121,7 +121,8 @@ def report_of(given: argparse.Namespace) -> Report:
         AmandaError: a tool's package is broken.
     """
     tools = make_tools(given.tool)
-    selection_of(given).restrict(*(named.tool for named in tools))
+    selection = selection_of(given)
+    selection.restrict(*(named.tool for named in tools))
     check_folder(given.output)
     # The program may change the current folder.
     folder = None if given.output is None else given.output.absolute()
@@ -130,7 +131,7 @@ def report_of(given: argparse.Namespace) -> Report:
     if page is not None:
         pages.check_page(page)
         check_folder(page.parent)
-    return Report(tools, folder, rank, sys.stdout, page)
+    return Report(tools, folder, rank, sys.stdout, page, selection)
 
 
 def make_tools(texts: Sequence[str]) -> list[NamedTool]:
@@ -172,7 +173,8 @@ def _made(name: str, cls: type[Tool], arguments: dict[str, Any]) -> Tool:
     try:
         return cls(**arguments)
     except (TypeError, ValueError) as error:
-        raise UsageError(f"tool {name}: {error}; see: amanda tools") from error
+        text = str(error).removeprefix(f"tool {name}: ")
+        raise UsageError(f"tool {name}: {text}; see: amanda tools") from error
 
 
 def check_folder(folder: Path | None) -> None:

@@ -41,6 +41,7 @@ class Selection:
     modules: Sequence[str] = ()
     every: int = 1
     skip: int = 0
+    _met: set[str] = attrs.field(factory=set, init=False, eq=False, repr=False)
 
     def __bool__(self) -> bool:
         return bool(self.ops or self.modules or self.every > 1 or self.skip)
@@ -62,10 +63,21 @@ class Selection:
     def matches(self, context: OpContext) -> bool:
         """Whether an operator is selected."""
         op = describe(context)
-        if self.modules and not any(fnmatch.fnmatchcase(op.module, p) for p in self.modules):
-            return False
         forward = (str(context["op_type"] or ""), op_name(context.get_op()))
-        return op.is_selected(self.ops) or any(name in self.ops for name in forward)
+        modules = [p for p in self.modules if fnmatch.fnmatchcase(op.module, p)]
+        ops = [name for name in self.ops if name in forward or op.is_selected((name,))]
+        self._met.update(modules, ops)
+        return bool(modules or not self.modules) and bool(ops or not self.ops)
+
+    def unmet(self) -> list[str]:
+        """The options that fit no operator, each with what it says, as ``--ops con2d``."""
+        given = {"--ops": self.ops, "--modules": self.modules}
+        return [
+            f"{option} {name}"
+            for option, names in given.items()
+            for name in names
+            if name not in self._met
+        ]
 
     def gated(self, routine: Callable[..., Any]) -> Callable[..., Any]:
         """A routine that runs at the selected executions only."""
