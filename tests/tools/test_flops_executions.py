@@ -88,6 +88,23 @@ def test_nested_tensors_count_item_by_item(layout: torch.layout) -> None:
 
 
 @pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+def test_conversions_of_autocast_are_no_arithmetic() -> None:
+    """Training in bfloat16 costs what it costs in float32, and nothing of it is unknown."""
+    torch.manual_seed(3)
+    net, x = nn.Sequential(nn.Linear(6, 5), nn.LayerNorm(5), nn.Linear(5, 4)), torch.rand(2, 6)
+    found = []
+    for enabled in (False, True):
+        tool = FlopsTool()
+        with amanda.apply(tool), torch.autocast("cpu", torch.bfloat16, enabled=enabled):
+            net(x).float().sum().backward()
+        found.append(tool.result()["summary"])
+    plain, mixed = found
+    assert "to_copy_backward" in mixed["zero_ops"]
+    assert mixed["unknown_ops"] == {}
+    assert (mixed["flops"], mixed["flops_backward"]) == (plain["flops"], plain["flops_backward"])
+    assert plain["flops"] == 2 * 2 * (6 * 5 + 5 * 4)
+
+
 def test_padding_is_no_work_for_a_native_encoder() -> None:
     """In eval mode PyTorch makes a nested tensor of what is not padded."""
     layer = nn.TransformerEncoderLayer(8, 2, dim_feedforward=16, batch_first=True)

@@ -43,7 +43,7 @@ _ELEMENTWISE = """
     special_i0e special_i1 special_i1e special_log1p special_log_ndtr special_logit
     special_multigammaln special_ndtr special_ndtri special_polygamma special_psi special_round
     special_sinc special_xlog1py special_xlogy special_zeta sqrt square squared_difference sub
-    subtract swish tan tanh threshold true_divide trunc where xlogy
+    subtract swish tan tanh threshold to_copy true_divide trunc where xlogy
 """
 
 _MOVING = """
