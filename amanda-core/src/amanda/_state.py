@@ -37,8 +37,7 @@ class ThreadState(threading.local):
         self.cache: bool = True
         self.ad: bool | None = None
         self.paused: int = 0
-
-    call: OpCall | None = None
+        self.call: OpCall | None = None
 
 
 STATE = ThreadState()

@@ -15,7 +15,7 @@ import collections
 import itertools
 import os
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -375,8 +375,7 @@ def _put(place: Any, args: list[Any], kwargs: dict[str, Any], value: Any) -> Non
 
 
 def _selected(action: Action, values: Sequence[Any]) -> list[Any]:
-    indices: Iterable[int] = range(len(values)) if action.select is None else action.select
-    return [values[index] for index in indices]
+    return [values[i] for i in (range(len(values)) if action.select is None else action.select)]
 
 
 def _check_traceable(action: Action) -> None:
