@@ -280,3 +280,20 @@ def test_ops_inside_of_a_user_op() -> None:
         return lb.add(input, input)
 
     assert ids_of(lambda: twice(lb.tensor(1.0))) == ["/twice:0"]
+
+
+def test_a_replacement_calls_its_operator_as_it_was_called() -> None:
+    """What get_function() gives has the attributes of the execution that is replaced."""
+
+    def analysis(context: amanda.OpContext) -> None:
+        if context.get_op().__name__ == "split":
+            context.replace_op(context.get_function())
+
+    tool = amanda.Tool()
+    tool.add_inst_for_op(analysis)
+    counts = []
+    with amanda.apply(tool, drivers=[lb.LoopbackDriver]):
+        for sections in (2, 3, 6):
+            counts.append(len(lb.split(lb.tensor([1.0] * 6), sections=sections)))
+            amanda.new_iteration()
+    assert counts == [2, 3, 6]

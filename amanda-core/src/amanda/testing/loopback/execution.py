@@ -209,7 +209,7 @@ class Execution:
     def _replaced(self, plan: ActionPlan, inputs: Tensors) -> Tensors:
         action = plan.replace
         assert action is not None
-        result = self._dispatcher.replace(action, inputs)
+        result = self._dispatcher.replace(action, inputs, self._call())
         outputs = list(result) if isinstance(result, (list, tuple)) else [result]
         if not outputs or not all(isinstance(t, Tensor) for t in outputs):
             raise RoutineResultError(

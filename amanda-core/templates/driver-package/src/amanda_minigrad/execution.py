@@ -154,7 +154,7 @@ class Execution:
         if plan.replace is None:
             result = self._vanilla(self._op, inputs, self._attributes)
         else:
-            result = self._dispatcher.replace(plan.replace, inputs)
+            result = self._dispatcher.replace(plan.replace, inputs, self._call())
         outputs = list(result) if isinstance(result, (list, tuple)) else [result]
         if not outputs or not all(isinstance(output, Tensor) for output in outputs):
             raise RoutineResultError(
