@@ -9,13 +9,17 @@ from typing import Any, Literal
 import attrs
 
 from amanda.tools.reporting import Chart, Table, type_names
-from amanda_tools.diff.comparison import Pair, aligned, compared, plain
+from amanda_tools.diff.alignment import aligned
+from amanda_tools.diff.comparison import Pair, compared, plain
 from amanda_tools.diff.page import charts, page
 from amanda_tools.diff.recordings import Recording
 from amanda_tools.dump import DumpOptions, DumpTool
 from amanda_tools.stats.watching import known_kinds
 
 __all__ = ["DiffOptions", "DiffTool", "Recording"]
+
+_SHOWN = 40
+"""Operators without a like that are printed. The result names all."""
 
 
 @attrs.frozen(kw_only=True)
@@ -25,7 +29,7 @@ class DiffOptions(DumpOptions):
     Attributes:
         reference: the folder that an earlier run has written; a recording or a tool from Python.
         tolerance: relative error of a tensor that is no divergence.
-        align: how operators find each other: id, order (of their types) or auto.
+        align: how operators find each other: id, order (of their types), value or auto.
         tensors: some of activations, weights and gradients.
         ops: types of operators; none for all.
         modules: patterns of module paths, such as layer1.*; none for all.
@@ -38,7 +42,7 @@ class DiffOptions(DumpOptions):
 
     reference: Any = ""
     tolerance: float = attrs.field(default=1e-5, validator=attrs.validators.ge(0))
-    align: Literal["auto", "id", "order"] = "auto"
+    align: Literal["auto", "id", "order", "value"] = "auto"
     tensors: Sequence[str] = attrs.field(
         default=("activations", "gradients"), converter=type_names, validator=known_kinds
     )
@@ -71,8 +75,9 @@ class DiffTool(DumpTool):
         # What was compared is kept until more has run.
         if self._pairs is None or self._pairs[0] != len(self.entries):
             run = Recording.of(self)
-            ops = aligned(run, self._reference, self.options.align)
-            pairs = list(compared(run, self._reference, ops, self.options.tolerance))
+            align, tolerance = self.options.align, self.options.tolerance
+            ops = aligned(run, self._reference, align, tolerance)
+            pairs = list(compared(run, self._reference, ops, tolerance))
             self._pairs = (len(self.entries), pairs, ops)
         return self._pairs[1], self._pairs[2]
 
@@ -126,7 +131,9 @@ class DiffTool(DumpTool):
             yield Table(f"diff: beyond {self.options.tolerance:g}", columns, rows)
         for key, title in (("only_here", "this run"), ("only_in_reference", "the reference")):
             if found[key]:
-                yield Table(f"diff: only in {title}", ("op",), [(op,) for op in found[key]])
+                shown = found[key][:_SHOWN]
+                more = f", of {len(found[key])} the first" if len(shown) < len(found[key]) else ""
+                yield Table(f"diff: only in {title}{more}", ("op",), [(op,) for op in shown])
 
     def charts(self) -> Iterable[Chart]:
         """The relative errors along the run."""

@@ -1,8 +1,7 @@
-"""Which operators of two runs belong together, and how far their tensors are apart."""
+"""How far the tensors of two runs are apart."""
 
 from __future__ import annotations
 
-import difflib
 import math
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -37,32 +36,6 @@ class Pair:
     largest: float | None
     note: str
     agrees: bool
-
-
-def aligned(run: Recording, reference: Recording, align: str) -> dict[str, str]:
-    """The operators of a run, by id, and those of the reference that they correspond to.
-
-    Args:
-        run: the run at hand.
-        reference: the other one.
-        align: ``id``: operators of one id and type correspond. ``order``: those that the longest
-            common order of types pairs. ``auto``: by id if most operators have their like there.
-    """
-    ours, theirs = run.ops(), reference.ops()
-    by_id = {i: i for i, r in ours.items() if i in theirs and theirs[i].type == r.type}
-    if align == "id" or (align == "auto" and 2 * len(by_id) >= min(len(ours), len(theirs))):
-        return by_id
-    pairs: dict[str, str] = {}
-    for direction in ("forward", "backward"):
-        mine = [record for record in ours.values() if record.direction == direction]
-        other = [record for record in theirs.values() if record.direction == direction]
-        matcher = difflib.SequenceMatcher(
-            None, [r.type for r in mine], [r.type for r in other], autojunk=False
-        )
-        for block in matcher.get_matching_blocks():
-            for offset in range(block.size):
-                pairs[mine[block.a + offset].id] = other[block.b + offset].id
-    return pairs
 
 
 def compared(
