@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Hashable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from amanda.action import ActionKind
@@ -108,6 +108,10 @@ class BackwardOpContext(OpContext):
 
     def get_value_key(self, index: int) -> None:
         """None: which variables an operator uses is asked in its forward analysis."""
+
+    def get_value_view(self, index: int) -> Hashable:
+        """Nothing, as :meth:`get_value_key`."""
+        return ()
 
     def get_backward_op(self) -> Any:
         return self._backward_op

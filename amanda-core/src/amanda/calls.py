@@ -43,6 +43,10 @@ class OpCall:
         :meth:`value` gives the parameter itself, or nothing."""
         return None
 
+    def value_view(self, index: int) -> Hashable:
+        """What tells one view of a variable (reshaped, transposed) from another."""
+        return ()
+
     def freeze(self) -> Callable[[Sequence[Any]], Any]:
         """A function that runs the operator again on a flat list of inputs.
 

@@ -167,6 +167,19 @@ class OpContext(dict[Any, Any]):
         call = self._open_call()
         return call.value_key(self._position(index, list(call.names), len(call.inputs), "inputs"))
 
+    def get_value_view(self, index: int) -> Hashable:
+        """What tells the view in which input `index` shows its variable from other views.
+
+        Reshaping and transposing make another view of a variable. An empty tuple for the
+        variable as it is, and for any other input.
+
+        Raises:
+            SelectionError: the operator has no such input.
+            ContextExpiredError: no analysis of this operator is running.
+        """
+        call = self._open_call()
+        return call.value_view(self._position(index, list(call.names), len(call.inputs), "inputs"))
+
     def get_function(self) -> Routine:
         """A function of the operator's flat inputs that runs it with the attributes it has.
 

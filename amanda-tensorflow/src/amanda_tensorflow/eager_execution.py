@@ -25,6 +25,7 @@ from amanda_tensorflow.eager_routines import (
 from amanda_tensorflow.eager_values import Values
 from amanda_tensorflow.ops import OpView, has_one_output, input_names, module_of, presented
 from amanda_tensorflow.records import MARK
+from amanda_tensorflow.views import view_of
 
 
 @attrs.define(eq=False)
@@ -105,6 +106,12 @@ class EagerCall(OpCall):
         assert self.values is not None
         source = self.values.source_of(self.inputs[index])
         return None if source is None else source.key
+
+    def value_view(self, index: int) -> tuple[Any, ...]:
+        """The reshapes and transpositions between the variable and input `index`."""
+        assert self.values is not None
+        source = self.values.source_of(self.inputs[index])
+        return () if source is None else view_of(source.steps)
 
     def freeze(self) -> Callable[[Sequence[Any]], Any]:
         """See :meth:`Request.run`."""

@@ -112,7 +112,7 @@ class Operators:
                 return look(tracker, ctx, op_name, name, args)
             cell[0] += 1
             if op_name in READING:
-                note(op_name, args[0], result)
+                note(op_name, args, result)
                 if mark is not None and op_name == "Identity":
                     tracker.note_owner(result, mark)
             return result
@@ -154,7 +154,7 @@ class Operators:
         result = self._counted(cell, ctx, op_name, name, args)
         tracker.started.discard((id(cell), cell[0] - 1))
         if op_name in READING:
-            self._values.note(op_name, args[0], result)
+            self._values.note(op_name, args, result)
         for action in plan.after:
             self._dispatcher.run(action, [])
         return result
@@ -313,7 +313,7 @@ class Operators:
             for action in plan.after:
                 self._dispatcher.run(action, [])
         if kind in READING and outputs:
-            self._values.note(kind, inputs[0], outputs[0])
+            self._values.note(kind, inputs, outputs[0])
         if recorded:
             tracker.note_recorded(outputs)
         return outputs

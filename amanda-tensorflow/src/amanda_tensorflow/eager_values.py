@@ -1,7 +1,7 @@
 """Which tensors of eager execution were read from a variable.
 
 Reading a variable is an operator, and its output a tensor like any other. The
-driver notes these outputs, and what a cast or an identity makes of them, so that
+driver notes these outputs, and what a cast, an identity or another view makes of them, so that
 ``context.get_value`` can tell a parameter from a computed tensor.
 """
 
@@ -12,12 +12,14 @@ from collections.abc import Sequence
 from typing import Any
 
 import attrs
+import numpy as np
 import tensorflow as tf
 
 from amanda_tensorflow import _internals
 from amanda_tensorflow.eager_ids import muted
+from amanda_tensorflow.views import VIEWS, Step, step_of
 
-READING = frozenset({"ReadVariableOp", "Identity", "Cast"})
+READING = frozenset({"ReadVariableOp", "Identity", "Cast"}) | VIEWS
 """Operators whose output may be the value of a variable."""
 
 
@@ -27,11 +29,11 @@ class Source:
 
     Attributes:
         handle: weak reference to the variable's handle.
-        casts: the dtypes that the value was cast to on its way.
+        steps: what has become of the value on its way.
     """
 
     handle: weakref.ref[Any]
-    casts: tuple[Any, ...] = ()
+    steps: tuple[Step, ...] = ()
 
     @property
     def key(self) -> int | None:
@@ -47,8 +49,8 @@ class Source:
             return None
         with muted(), _internals.stop_recording():
             value = _internals.read_variable(handle, dtype)
-            for cast in self.casts:
-                value = tf.cast(value, cast)
+            for step in self.steps:
+                value = step.of(value)
         return value
 
 
@@ -72,8 +74,9 @@ class Values:
 
         self._died: Any = died
 
-    def note(self, kind: str, origin: Any, result: Any) -> None:
-        """An operator of :data:`READING` has made `result` of `origin`."""
+    def note(self, kind: str, inputs: Sequence[Any], result: Any) -> None:
+        """An operator of :data:`READING` has made `result` of its first input."""
+        origin = inputs[0]
         if kind == "ReadVariableOp":
             source = Source(weakref.ref(origin))
         else:
@@ -81,8 +84,13 @@ class Values:
             if known is None:
                 return
             source = known.source
+        step = None
         if kind == "Cast":
-            source = attrs.evolve(source, casts=(*source.casts, result.dtype))
+            step = Step("Cast", result.dtype)
+        elif kind in VIEWS:
+            step = step_of(kind, origin, result, lambda: np.asarray(inputs[1]).tolist())
+        if step is not None:
+            source = attrs.evolve(source, steps=(*source.steps, step))
         new = _Known(result, self._died)
         new.key = id(result)
         new.source = source

@@ -13,7 +13,7 @@ from amanda.errors import CapabilityError
 from amanda_tensorflow import _internals
 from amanda_tensorflow.nodes import is_routable
 from amanda_tensorflow.ops import runner
-from amanda_tensorflow.sites import ReadVariable, Site, value_of, variable_key
+from amanda_tensorflow.sites import ReadVariable, Site, value_of, variable_key, variable_view
 
 
 @attrs.define(eq=False)
@@ -32,6 +32,10 @@ class GraphOpCall(OpCall):
     def value_key(self, index: int) -> Hashable | None:
         assert self.site is not None
         return variable_key(self.site, self.source.inputs[index])
+
+    def value_view(self, index: int) -> tuple[Any, ...]:
+        assert self.site is not None
+        return variable_view(self.site, self.source.inputs[index])
 
     def freeze(self) -> Callable[[Sequence[Any]], Any]:
         return runner(self.source)

@@ -4,8 +4,8 @@ A type is called as PyTorch calls the same operator, where there is one, and els
 by TensorFlow's own name in lower case with underscores: ``Conv2D`` is ``conv2d``,
 ``ConcatV2`` is ``cat``, ``MatrixBandPart`` is ``matrix_band_part``. A depthwise
 convolution is a ``conv2d``, as it is on PyTorch; its weight's layout tells it apart.
-A product with a variable or constant of two dimensions or more is a ``linear``; its
-bias is an operator of its own, ``bias_add``.
+A product with a variable or constant of two dimensions or more, reshaped and transposed or
+as it is, is a ``linear``; its bias is an operator of its own, ``bias_add``.
 """
 
 from __future__ import annotations
@@ -13,6 +13,8 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
+
+from amanda.tools.contraction import weight_layout
 
 if TYPE_CHECKING:
     from amanda.context import OpContext
@@ -280,19 +282,12 @@ def _describe_product(context: OpContext, attributes: Mapping[str, Any]) -> str:
 
 def _describe_einsum(context: OpContext, attributes: Mapping[str, Any]) -> str:
     """A product of two factors; a letter of the weight's layout for each of its axes."""
-    factors, _, result = str(attributes.get("equation", "")).replace(" ", "").partition("->")
-    operands = factors.split(",")
-    if len(operands) != 2:
+    equation = str(attributes.get("equation", ""))
+    if weight_layout(equation, 0) is None:
         return "einsum"
     for index in (1, 0):
         if _is_weight(context, index):
-            other = operands[1 - index]
-            letters = operands[index].replace("...", "")
-            layout = "".join(
-                "I" if letter not in result else "B" if letter in other else "O"
-                for letter in letters
-            )
-            _set_weight(context, index, None, layout)
+            _set_weight(context, index, None, weight_layout(equation, index))
             return "linear"
     return "matmul"
 

@@ -21,6 +21,7 @@ from amanda_tensorflow.records import (
     log_of,
 )
 from amanda_tensorflow.recovery import completed
+from amanda_tensorflow.views import VIEWS, Step, step_of
 
 _LOOK_THROUGH = frozenset(
     {"Identity", "Cast", "ReadVariableOp", "Enter", "RefEnter", "EnsureShape"}
@@ -252,14 +253,37 @@ def value_of(site: Site, tensor: Any, read: ReadVariable, dtype: Any = None) -> 
         return read(op, dtype)
     if kind == "Placeholder":
         return _placeholder_value(site, tensor, read, dtype)
-    if kind not in _LOOK_THROUGH:
+    if kind not in _LOOK_THROUGH and kind not in VIEWS:
+        return None
+    step = Step(kind, tensor.dtype) if kind == "Cast" else _view(tensor)
+    if step is None and kind in VIEWS:
         return None
     reads = tensor.dtype if kind == "ReadVariableOp" else dtype
     value = value_of(site, op.inputs[0], read, reads)
-    if value is not None and kind == "Cast":
-        with _internals.eager_mode():
-            return tf.cast(value, tensor.dtype)
-    return value
+    if value is None or step is None:
+        return value
+    with _internals.eager_mode():
+        return step.of(value)
+
+
+def _view(tensor: Any) -> Step | None:
+    """What an operator of :data:`VIEWS` does; None if it is not known, or is another operator."""
+    op = tensor.op
+    if op.type not in VIEWS:
+        return None
+    return step_of(op.type, op.inputs[0], tensor, lambda: tf.get_static_value(op.inputs[1]))
+
+
+def variable_view(site: Site, tensor: Any) -> tuple[Step, ...]:
+    """The reshapes and transpositions between a variable and a tensor, from the variable on."""
+    op = tensor.op
+    if op.type == "Placeholder" and id(tensor) in site.sources:
+        return variable_view(*site.sources[id(tensor)])
+    if op.type not in _LOOK_THROUGH and op.type not in VIEWS:
+        return ()
+    step = _view(tensor)
+    before = variable_view(site, op.inputs[0])
+    return before if step is None else (*before, step)
 
 
 def variable_key(site: Site, tensor: Any) -> Hashable | None:
@@ -267,7 +291,7 @@ def variable_key(site: Site, tensor: Any) -> Hashable | None:
     op = tensor.op
     if op.type in ("VarHandleOp", "VariableV2", "Variable"):
         return site.root_ids, op.name
-    if op.type in _LOOK_THROUGH:
+    if op.type in _LOOK_THROUGH or _view(tensor) is not None:
         return variable_key(site, op.inputs[0])
     if op.type != "Placeholder":
         return None

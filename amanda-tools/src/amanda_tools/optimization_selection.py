@@ -16,6 +16,10 @@ from amanda.tools.reporting import OpDescription, Table
 from amanda_tools.optimization_arrays import arithmetic_of
 
 
+_PRODUCTS = frozenset({"matmul", "einsum"})
+"""Types of products, which have a weight if one of the factors is a parameter."""
+
+
 class Untreatable(Exception):
     """An operator that a method has no way to treat; the message is the reason."""
 
@@ -27,7 +31,8 @@ class Weight:
     Attributes:
         index: which input of the operator it is.
         value: its value; of PyTorch the parameter itself.
-        layout: one letter per axis: I for inputs, O for outputs, others for positions.
+        layout: one letter per axis: I for inputs, O for outputs, B for what the data have, too
+            (each position has a matrix of its own), others for positions.
         groups: into how many groups a convolution parts its channels.
         key: what it has in common with the same weight elsewhere (``context.get_value_key``),
             where the framework gives another object at each reading.
@@ -38,6 +43,10 @@ class Weight:
     layout: str
     groups: int = 1
     key: Hashable | None = None
+
+    def axes(self, letters: str) -> tuple[int, ...]:
+        """The axes of some roles, in their order."""
+        return tuple(axis for axis, letter in enumerate(self.layout) if letter in letters)
 
     @property
     def identity(self) -> Hashable:
@@ -75,7 +84,9 @@ def weight_of(context: OpContext) -> Weight:
     if len(value.shape) != len(layout):
         raise Untreatable(f"its weight has {len(value.shape)} axes, and not the layout {layout}")
     groups = int(context.get_attrs().get("groups") or 1)
-    return Weight(index, value, layout, groups, context.get_value_key(index))
+    key, view = context.get_value_key(index), context.get_value_view(index)
+    # A mask of one view of a variable is no mask of another.
+    return Weight(index, value, layout, groups, (key, view) if key and view else key)
 
 
 @attrs.define
@@ -95,10 +106,18 @@ class Selection:
     skipped: dict[str, tuple[OpDescription, str]] = attrs.field(factory=dict)
     _met: set[str] = attrs.field(factory=set)
 
-    def takes(self, op: OpDescription) -> bool:
-        """Whether the tool is to act on an operator."""
+    def takes(self, op: OpDescription, *, has_weight: bool = False) -> bool:
+        """Whether the tool is to act on an operator.
+
+        Args:
+            op: the operator.
+            has_weight: take it for a ``linear`` if it is a product, which has a weight.
+        """
         self._met |= {op.type, op.name}
-        if not op.is_selected(self.types):
+        is_linear = has_weight and op.type in _PRODUCTS and "linear" in self.types
+        if is_linear:
+            self._met.add("linear")
+        if not op.is_selected(self.types) and not is_linear:
             return False
         if self.excludes(op):
             self.skip(op, "it is excluded")

@@ -6,6 +6,8 @@ import re
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
+from amanda.tools.contraction import weight_layout
+
 if TYPE_CHECKING:
     from amanda.context import OpContext
 
@@ -112,6 +114,8 @@ def _describe(context: OpContext) -> None:
         context["bias_index"], context["weight_index"], context["weight_layout"] = 0, 2, "IO"
     elif op_type == "matmul" and context.get_value(1) is not None:
         context["weight_index"], context["weight_layout"] = 1, "IO"
+    elif op_type == "einsum":
+        _describe_einsum(context)
     elif op_type in _WEIGHTED:
         weight, bias, layout = _WEIGHTED[op_type]
         context["weight_index"] = weight
@@ -120,6 +124,18 @@ def _describe(context: OpContext) -> None:
     context["op_type"] = op_type
     if op_type in _DATA:
         context["data_layout"] = _DATA[op_type]
+
+
+def _describe_einsum(context: OpContext) -> None:
+    """A product of two factors, of which the right one or else the left one is a parameter."""
+    equation = str(context.get_attrs().get("equation", ""))
+    if weight_layout(equation, 0) is None:
+        return
+    for index in (1, 0):
+        if context.get_value(index) is not None:
+            context["weight_index"] = index
+            context["weight_layout"] = weight_layout(equation, index)
+            return
 
 
 def canonical(name: str) -> str:

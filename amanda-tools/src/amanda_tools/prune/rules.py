@@ -62,26 +62,33 @@ class NofM:
     """Vector-wise: of each `m` neighbours along the input axis the `n` largest stay.
 
     It is the pattern of NVIDIA's sparse tensor cores, as APEX's ASP makes it: for a
-    convolution the neighbours are input channels at one position of the kernel.
+    convolution the neighbours are input channels at one position of the kernel. Of a product
+    that sums over several axes (``Einsum``), the inputs are those of all of them, in row-major
+    order: what a matrix has that the weight is reshaped to.
     """
 
     n: int
     m: int
 
     def check(self, weight: Weight) -> None:
-        inputs = shape_of(weight.value)[weight.axis("I")]
+        axes = weight.axes("I")
+        if not axes:
+            weight.axis("I")
+        inputs = math.prod(shape_of(weight.value)[axis] for axis in axes)
         if weight.layout.startswith("IO") and len(weight.layout) > 2:
             inputs //= weight.groups  # a transposed convolution has all groups on this axis
         if inputs % self.m:
             raise Untreatable(f"its input axis, {inputs}, is no multiple of m={self.m}")
 
     def mask(self, value: Array, weight: Weight, sparsity: float) -> Array:
-        last = np.moveaxis(np.abs(value), weight.axis("I"), -1)
+        axes = weight.axes("I")
+        ends = range(-len(axes), 0)
+        last = np.moveaxis(np.abs(value), axes, ends)
         groups = last.reshape(-1, self.m)
         order = np.argsort(-groups, axis=1, kind="stable")
         mask = np.zeros(groups.shape, bool)
         np.put_along_axis(mask, order[:, : self.n], True, axis=1)
-        return np.moveaxis(mask.reshape(last.shape), -1, weight.axis("I"))
+        return np.moveaxis(mask.reshape(last.shape), ends, axes)
 
 
 @attrs.frozen
@@ -98,14 +105,20 @@ class TileWise:
     size: int
 
     def check(self, weight: Weight) -> None:
-        weight.axis("O")
+        if not weight.axes("O"):
+            weight.axis("O")
+        if "B" in weight.layout:
+            raise Untreatable("it has a matrix of weights for each position of its data")
         if weight.groups > 1:
             raise Untreatable(f"it has {weight.groups} groups and so no one matrix of weights")
 
     def mask(self, value: Array, weight: Weight, sparsity: float) -> Array:
-        last = np.moveaxis(np.abs(value), weight.axis("O"), -1)
-        mask = self._matrix_mask(last.reshape(-1, last.shape[-1]), sparsity)
-        return np.moveaxis(mask.reshape(last.shape), -1, weight.axis("O"))
+        axes = weight.axes("O")
+        ends = range(-len(axes), 0)
+        last = np.moveaxis(np.abs(value), axes, ends)
+        columns = math.prod(value.shape[axis] for axis in axes)
+        mask = self._matrix_mask(last.reshape(-1, columns), sparsity)
+        return np.moveaxis(mask.reshape(last.shape), ends, axes)
 
     def _matrix_mask(self, scores: Array, sparsity: float) -> Array:
         rows, columns = scores.shape

@@ -67,7 +67,9 @@ class PruneTool(PrintingTool[PruneOptions]):
 
     def _analyse(self, context: OpContext) -> None:
         op = describe(context)
-        if self._selection.takes(op):
+        is_default = not self.options.ops
+        index = context["weight_index"]
+        if self._selection.takes(op, has_weight=is_default and index is not None):
             try:
                 self._pruning.treat(context, op)
             except Untreatable as reason:
@@ -75,7 +77,6 @@ class PruneTool(PrintingTool[PruneOptions]):
             else:
                 self._ops[op.id] = op
                 return
-        index = context["weight_index"]
         value = None if index is None else context.get_value(index)
         if value is not None:
             self._dense_readers[op.id] = weakly(value)

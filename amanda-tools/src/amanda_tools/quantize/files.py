@@ -13,7 +13,7 @@ from amanda.errors import AmandaError
 from amanda.tools.reporting import write_json
 from amanda_tools import tensor_files
 from amanda_tools.optimization_arrays import arithmetic_of
-from amanda_tools.optimization_selection import values_of_run
+from amanda_tools.optimization_selection import shape_of, values_of_run
 from amanda_tools.quantize.numbers import Array, integers
 from amanda_tools.quantize.quantizers import Quantizer
 
@@ -38,8 +38,8 @@ def weight_quantizers(quantizers: Quantizers) -> dict[str, Quantizer]:
     return {op_id: q for op_id, found in quantizers.items() for q in found if q.role == "weight"}
 
 
-def grid_of(quantizer: Quantizer, rank: int) -> tuple[Array, Array]:
-    """Scale and zero point in a shape that stands beside a tensor of some rank.
+def grid_of(quantizer: Quantizer, shape: Sequence[int]) -> tuple[Array, Array]:
+    """Scale and zero point in a shape that stands beside a tensor of some shape.
 
     Raises:
         AmandaError: they are not known yet, as those of a dynamic activation never are.
@@ -47,14 +47,13 @@ def grid_of(quantizer: Quantizer, rank: int) -> tuple[Array, Array]:
     final = quantizer.final()
     if final is None:
         raise AmandaError(f"quantize: input {quantizer.index} has no range that stays")
-    shape = [-1 if axis == quantizer.axis else 1 for axis in range(rank)]
-    scale, zero = (part.reshape(shape) for part in final)
+    scale, zero = (part.reshape(quantizer.beside(shape)) for part in final)
     return scale, zero
 
 
 def whole_numbers(quantizer: Quantizer, value: Any) -> Array:
     """The integers that stand for a weight, in the framework's layout."""
-    scale, zero = grid_of(quantizer, len(value.shape))
+    scale, zero = grid_of(quantizer, shape_of(value))
     kind = np.int8 if quantizer.bits <= 8 else np.int16
     array, grid = arithmetic_of(value).numpy(value), quantizer.grid
     if "step" in quantizer.learned:

@@ -10,6 +10,9 @@ import attrs
 from amanda.tools.reporting import type_names
 from amanda_tools.optimization_selection import checked
 
+DEFAULT_OPS = ("conv2d", "linear")
+"""The types that are quantized by default; a product with a weight is a linear one."""
+
 
 @attrs.frozen(kw_only=True)
 class QuantizeOptions:
@@ -45,7 +48,7 @@ class QuantizeOptions:
     calibration: int = 1
     learn: Literal["lsq", "range"] = "lsq"
     learning_rate: float = attrs.field(default=0.0, converter=float)
-    ops: Sequence[str] = attrs.field(default=("conv2d", "linear"), converter=type_names)
+    ops: Sequence[str] = attrs.field(default=DEFAULT_OPS, converter=type_names)
     exclude: Sequence[str] = attrs.field(default=(), converter=type_names)
 
     def __attrs_post_init__(self) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import attrs
@@ -28,7 +28,7 @@ class Quantizer:
         index: which input it is.
         role: weight or activation.
         bits: of each number.
-        axis: of weights with a scale per channel, the axis of channels.
+        axes: of weights with a scale per channel, the axes of channels; else none.
         grid: the numbers.
         scale, zero: float32, of one element or one per channel; None before they are known
             and of dynamic activations.
@@ -42,29 +42,30 @@ class Quantizer:
     role: str
     bits: int
     grid: Grid
-    axis: int | None = None
+    axes: tuple[int, ...] = ()
     scale: Array | None = None
     zero: Array | None = None
     initial: dict[str, Array] = attrs.field(factory=dict)
     learned: dict[str, Any] = attrs.field(factory=dict)
     remaining: int = 0
     _observer: Observer | None = None
-    _constants: dict[tuple[str, str, int], Any] = attrs.field(factory=dict)
+    _constants: dict[tuple[str, str, tuple[int, ...]], Any] = attrs.field(factory=dict)
 
     @classmethod
     def of_weight(
-        cls, options: QuantizeOptions, index: int, value: Any, axis: int | None
+        cls, options: QuantizeOptions, index: int, value: Any, axes: Sequence[int]
     ) -> Quantizer:
         """A quantizer of a weight, which knows its range, or what it begins to learn with."""
         bits = options.weight_bits
         grid = Grid.of(options.number, bits, symmetric=True)
-        channel = axis if options.per_channel else None
-        self = cls(options, index, "weight", bits, grid, channel)
+        channels = tuple(axes) if options.per_channel else ()
+        self = cls(options, index, "weight", bits, grid, channels)
         arithmetic = arithmetic_of(value)
         array = arithmetic.numpy(value)
         rows = array.reshape(1, -1)
-        if channel is not None:
-            rows = np.moveaxis(array, channel, 0).reshape(array.shape[channel], -1)
+        if channels:
+            count = math.prod(array.shape[axis] for axis in channels)
+            rows = np.moveaxis(array, channels, range(len(channels))).reshape(count, -1)
         self._set_range(*range_of(rows, options, grid))
         if options.method != "dynamic" and options.activation_bits:
             # Activations are calibrated with exact weights.
@@ -93,6 +94,11 @@ class Quantizer:
             names = ("step",) if options.learn == "lsq" else bounds
             self.initial = {name: np.ones(1) for name in names}
         return self
+
+    @property
+    def axis(self) -> int | list[int] | None:
+        """The axis of channels, several if a channel has a number on each of them."""
+        return self.axes[0] if len(self.axes) == 1 else list(self.axes) or None
 
     @property
     def is_constant(self) -> bool:
@@ -131,15 +137,15 @@ class Quantizer:
 
     def constants(self, like: Any) -> tuple[Any, Any]:
         """Scale and zero point, to compute with beside a tensor."""
-        rank = len(shape_of(like)) if self.axis is not None else 0
-        key = (str(like.dtype), str(getattr(like, "device", "")), rank)
+        shape = self.beside(shape_of(like) if self.axes else ())
+        key = (str(like.dtype), str(getattr(like, "device", "")), shape)
         if key not in self._constants:
             arithmetic = arithmetic_of(like)
             wide = arithmetic.single(like)
             assert self.scale is not None
             assert self.zero is not None
             self._constants[key] = tuple(
-                arithmetic.constant(part.reshape(self._shape(rank)), wide)
+                arithmetic.constant(part.reshape(shape), wide)
                 for part in (self.scale, self.zero)
             )
         scale, zero = self._constants[key]
@@ -150,11 +156,9 @@ class Quantizer:
             return fake_float(tensor, scale, self.grid.number)
         return fake_quantize(tensor, scale, zero, self.grid.low, self.grid.high)
 
-    def _shape(self, rank: int) -> list[int]:
-        """The shape of one value per channel beside a tensor."""
-        if self.axis is None:
-            return []
-        return [-1 if axis == self.axis else 1 for axis in range(rank)]
+    def beside(self, shape: Sequence[int]) -> tuple[int, ...]:
+        """The shape of one value per channel beside a tensor of some shape."""
+        return tuple(size if axis in self.axes else 1 for axis, size in enumerate(shape))
 
     # -- calibration ------------------------------------------------------
 
@@ -189,7 +193,7 @@ class Quantizer:
         """The rounded tensor, differentiable, with these values of what is learned."""
         arithmetic = arithmetic_of(tensor)
         wide = arithmetic.single(tensor)
-        shape = self._shape(len(shape_of(tensor))) if self.axis is not None else [1]
+        shape = self.beside(shape_of(tensor)) if self.axes else (1,)
         values = {
             name: arithmetic.reshape(arithmetic.matched(value, wide), shape)
             for name, value in learned.items()
@@ -205,7 +209,7 @@ class Quantizer:
         """Learned step size quantization (Esser et al., ICLR 2020)."""
         shape = shape_of(tensor)
         # Weights of a channel or all of them; features of a sample.
-        parts = shape[self.axis] if self.axis is not None else 1
+        parts = math.prod(shape[axis] for axis in self.axes)
         count = math.prod(shape) // parts if self.role == "weight" else math.prod(shape[1:])
         share = 1 / math.sqrt(count * self.grid.high)
         step = arithmetic.clip(step, _SMALLEST, math.inf)

@@ -195,7 +195,7 @@ class _Exporter:
         for quantizer in self._quantizers.get(other.op.id, ()):
             if quantizer.role == "weight" and quantizer.index == other.index:
                 a, b = quantizer.final(), weight.final()
-                same = (quantizer.grid, quantizer.axis) == (weight.grid, weight.axis)
+                same = (quantizer.grid, quantizer.axes) == (weight.grid, weight.axes)
                 return bool(same and a is not None and b is not None and (a[0] == b[0]).all())
         return False
 
@@ -211,7 +211,7 @@ class _Exporter:
         if activation.final() is None or not is_byte or weight.bits > 8:
             return None
         torch = self._torch
-        scale, zero = grid_of(activation, use.rank)
+        scale, zero = grid_of(activation, [1] * use.rank)
         shape = [1] * use.rank
         return (
             torch.tensor(scale.reshape(shape), device=use.value.device),
@@ -220,8 +220,8 @@ class _Exporter:
 
     def _tensor(self, use: Use, weight: Quantizer, activation: tuple[Any, Any] | None) -> Any:
         torch, value = self._torch, use.value
-        scale = torch.tensor(grid_of(weight, value.dim())[0], device=value.device)
-        block = tuple(1 if axis == weight.axis else size for axis, size in enumerate(value.shape))
+        scale = torch.tensor(grid_of(weight, value.shape)[0], device=value.device)
+        block = tuple(1 if axis in weight.axes else size for axis, size in enumerate(value.shape))
         if weight.grid.number != "int":
             return self._float8(use, weight, scale, block)
         if weight.bits > 8:

@@ -26,7 +26,7 @@ from amanda_tools.optimization_selection import (
 from amanda_tools.printing import PrintingTool
 from amanda_tools.quantize import files
 from amanda_tools.quantize.numbers import Array, fake_float, fake_quantize
-from amanda_tools.quantize.options import QuantizeOptions
+from amanda_tools.quantize.options import DEFAULT_OPS, QuantizeOptions
 from amanda_tools.quantize.quantizers import Quantizer
 from amanda_tools.quantize.sensitivity import Sensitivity, sensitivity
 
@@ -58,7 +58,9 @@ class QuantizeTool(PrintingTool[QuantizeOptions]):
 
     def _analyse(self, context: OpContext) -> None:
         op = describe(context)
-        if not self._selection.takes(op):
+        is_default = self.options.ops == DEFAULT_OPS
+        has_weight = context["weight_index"] is not None
+        if not self._selection.takes(op, has_weight=is_default and has_weight):
             return
         is_qat, rate = self.options.method == "qat", self.options.learning_rate
         if is_qat and not rate and context.namespace.tags[-1] != "eager":
@@ -177,9 +179,8 @@ class QuantizeTool(PrintingTool[QuantizeOptions]):
                 found.append(Quantizer.of_activation(self.options, index))
         if weight is not None and self.options.weight_bits:
             # A depthwise convolution of TensorFlow has no outputs but C, an embedding neither.
-            letters = [letter for letter in "OC" if weight.layout.count(letter) == 1]
-            axis = weight.layout.index(letters[0]) if letters else None
-            found.append(Quantizer.of_weight(self.options, weight.index, weight.value, axis))
+            axes = weight.axes("OB") or weight.axes("C")
+            found.append(Quantizer.of_weight(self.options, weight.index, weight.value, axes))
         if not found:
             raise Untreatable("it has no input of floating point numbers that is rounded")
         return found
