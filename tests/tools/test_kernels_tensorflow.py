@@ -21,7 +21,7 @@ from amanda.errors import CapabilityError
 from amanda_tools.count import CountTool
 from amanda_tools.kernels import KernelsTool
 from amanda_tools.kernels.recordings import MARK
-from amanda_tools.kernels.xplane import Names, original_name, planes_in, recording_of
+from amanda_tools.kernels.xplane import Names, planes_in, recording_of, vanilla_name
 
 
 def applied(run: Any, *tools: amanda.Tool) -> KernelsTool:
@@ -194,9 +194,9 @@ def test_kernels_of_a_device() -> None:
 
 def test_names_of_nodes_in_a_copy() -> None:
     """A copy's node is named after the original twice; anything else stays."""
-    assert original_name("amanda/net/conv/net/conv") == "net/conv"
+    assert vanilla_name("amanda/net/conv/net/conv") == "net/conv"
     for name in ("net/conv", "amanda/net/conv", "amanda/ab", "a/a"):
-        assert original_name(name) == name
+        assert vanilla_name(name) == name
 
 
 def test_a_name_that_several_operators_bear() -> None:

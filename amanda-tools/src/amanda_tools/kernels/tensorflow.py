@@ -13,7 +13,7 @@ from amanda.errors import CapabilityError
 from amanda.tools.reporting import OpDescription
 from amanda_tools.kernels.annotations import annotate
 from amanda_tools.kernels.recordings import MARK, Recorder, Recording, Settings
-from amanda_tools.kernels.xplane import Names, original_name, planes_in, recording_of
+from amanda_tools.kernels.xplane import Names, planes_in, recording_of, vanilla_name
 
 _DETAILS = 2
 """The level at which the host's threads record each kernel."""
@@ -73,7 +73,7 @@ class TensorFlowRecorder(Recorder):
             # In loops, and of an operator without outputs, the id has the node's path, to
             # which the type is added where the name lacks it.
             path = op.id.partition("/")[2]
-            ends = {original_name(node) for node in nodes} or {path.rpartition("/")[2]}
+            ends = {vanilla_name(node) for node in nodes} or {path.rpartition("/")[2]}
             paths = (path, path.removesuffix(f"/{op.name}"))
             nodes |= {p for p in paths if any(f"/{p}".endswith(f"/{end}") for end in ends)}
         for node in nodes:

@@ -37,7 +37,7 @@ class Names:
 
     def add(self, node: str, op_id: str) -> None:
         """A node's name, in its graph or in the instrumented copy, and the operator's id."""
-        for name in {node, original_name(node)}:
+        for name in {node, vanilla_name(node)}:
             if op_id not in self._ops[name]:
                 self._ops[name].append(op_id)
         label = _label(op_id)
@@ -90,7 +90,7 @@ class Function:
     count: int = 1
 
 
-def original_name(node: str) -> str:
+def vanilla_name(node: str) -> str:
     """A node's name in the user's graph: the copy's is ``amanda/<name>/<name>``."""
     name = node.removeprefix("amanda/")
     half = len(name) // 2
