@@ -19,7 +19,9 @@ from tests.tools.optimization import zoo
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Print the table and the reasons."""
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(
+        prog="python -m tests.benchmarks.zoo", description=str(__doc__).partition("\n")[0]
+    )
     parser.add_argument("--models", default=",".join([*zoo.TORCH, *zoo.KERAS]))
     parser.add_argument("--tools", default=",".join(zoo.TOOLS))
     parser.add_argument("--function", action="store_true", help="Keras in a tf.function")

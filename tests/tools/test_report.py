@@ -339,11 +339,15 @@ def test_a_page_allows_itself_only_its_own_script() -> None:
     assert re.search(r"script-src 'sha256-[\w+/]{43}='", policy)
 
 
-def test_the_plugin_imports_what_draws_only_when_it_draws() -> None:
-    """Listing tools and running them without a page does not import jinja2."""
+def test_tools_import_what_is_heavy_only_where_they_need_it() -> None:
+    """``amanda tools``, which loads all of them, imports no framework and nothing that draws."""
     code = (
-        "import sys, amanda_tools.plugin, amanda_tools.count, amanda_tools.trace\n"
-        "print(sorted({'jinja2', 'matplotlib', 'amanda_tools.report'} & set(sys.modules)))"
+        "import sys, amanda\n"
+        "found = amanda.tools.available().items()\n"
+        "ours = [name for name, tool in found if tool.distribution == 'amanda-tools']\n"
+        "assert len([amanda.tools.load(name) for name in ours]) > 10\n"
+        "heavy = {'torch', 'tensorflow', 'jinja2', 'matplotlib', 'networkx', 'safetensors'}\n"
+        "print(sorted(heavy & set(sys.modules)))"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout == "[]\n"
