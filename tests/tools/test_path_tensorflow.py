@@ -171,6 +171,34 @@ def test_runs_that_follow_each_other(mode: str, weights: Weights, image: Any) ->
 
 
 @pytest.mark.parametrize("mode", ["eager", "function"])
+def test_weights_drawn_under_the_tool_are_no_data(mode: str) -> None:
+    """A model that is built by its first call, and a fused loss, which gives rows as well."""
+    tf.keras.utils.set_random_seed(1)
+    layers = [tf.keras.layers.Dense(6, "relu", name="first"), tf.keras.layers.Dense(3, name="last")]
+    model = tf.keras.Sequential(layers)
+    targets = tf.constant([0, 2, 1, 1])
+
+    def step(x: Any) -> Any:
+        with tf.GradientTape() as tape:
+            scores = model(x)
+            losses = tf.nn.sparse_softmax_cross_entropy_with_logits(targets, scores)
+            loss = tf.reduce_mean(losses)
+        return tape.gradient(loss, model.trainable_variables)
+
+    run = step if mode == "eager" else tf.function(step)
+    x = tf.constant(np.random.default_rng(2).normal(0, 1, (4, 5)).astype("float32"))
+    tool = applied(lambda: [run(x) for _ in range(3)])
+    summary = tool.summary()
+    assert "last" in summary["output"]
+    assert summary["unknown_ops"] == {}
+    assert summary["inputs"] == 12
+    for path in tool.paths:
+        assert 0 < path.density("weights") < 1
+        [fed] = path.inputs.values()
+        assert fed.shape == (5,)
+
+
+@pytest.mark.parametrize("mode", ["eager", "function"])
 def test_a_keras_model_that_is_trained(mode: str) -> None:
     """fit() runs, the scores and not the loss are explained, and a loop is listed."""
     layers = tf.keras.layers

@@ -24,6 +24,11 @@ _SHAPES = frozenset(
 )
 """Types whose output depends on the shape of their input only."""
 
+_DRAWING = re.compile(
+    r"(stateless_)?(rand|randn|randint|randperm|\w*truncated_normal|random_(uniform|normal)\w*)(_v\d)?"
+)
+"""Types that draw numbers, of a shape and from a state that they may be given."""
+
 _CHOOSING = frozenset("embedding embedding_bag index_select gather gather_nd take".split())
 """Types that choose among the elements of a weight."""
 
@@ -37,6 +42,9 @@ _TRAINING = re.compile(
     re.IGNORECASE,
 )
 """Part of the id of an operator that judges a model, or trains it."""
+
+_LOSS = re.compile(r"loss|entropy")
+"""Part of the type of an operator that judges a model; TensorFlow's may give rows of gradients."""
 
 _BODY = re.compile(r"/(?=(body|cond|then_branch|else_branch|branches\d+)/)")
 """Where the id of a loop or of a branch may end in the id of an operator that it runs."""
@@ -153,10 +161,12 @@ class Execution:
         module its constants. What comes out of a data set does everywhere.
         """
         kind, array = self.op.about.type, self.outputs[position]
-        if any(self.is_data) or _FEEDING.search(kind):
+        is_drawn = bool(_DRAWING.fullmatch(kind))
+        if not is_drawn and (any(self.is_data) or _FEEDING.search(kind)):
             return kind not in _SHAPES
-        is_made = not self.op.parameters and all(source is None for source in self.sources)
-        return is_made and not self.op.is_in_module and array is not None and array.ndim > 0
+        nothing = not self.op.parameters and all(source is None for source in self.sources)
+        is_made = (nothing or is_drawn) and not self.op.is_in_module
+        return is_made and array is not None and array.ndim > 0
 
     def real_outputs(self) -> list[int]:
         """The outputs that are real numbers."""
@@ -315,9 +325,9 @@ def bodies(executions: Sequence[Execution]) -> dict[str, set[Execution]]:
 def last_scores(executions: Sequence[Execution]) -> Execution | None:
     """The end of the longest way through a model that can be scores of classes, the last of equals.
 
-    What belongs to a loss by its name, or is outside of modules, counts only if there is nothing
-    else: so a script's own arithmetic and its optimizer are left out. Where loops or branches of a
-    graph interrupt the way, the last one counts.
+    What belongs to a loss by its name or type, or is outside of modules, counts only if there is
+    nothing else: so a script's own arithmetic and its optimizer are left out. Where loops or
+    branches of a graph interrupt the way, the last one counts.
     """
     depths: dict[Execution, int] = {}
     for execution in executions:
@@ -327,6 +337,7 @@ def last_scores(executions: Sequence[Execution]) -> Execution | None:
     inside = {execution for body in bodies(executions).values() for execution in body}
     found = [e for e in executions if any(e.is_data) and e.gives_rows() and e not in inside]
     found = [e for e in found if e.op.is_in_module] or found
+    found = [e for e in found if not _LOSS.search(e.op.about.type)] or found
     found = [e for e in found if not _TRAINING.search(e.op.about.id)] or found
     if inside:
         return found[-1] if found else None
