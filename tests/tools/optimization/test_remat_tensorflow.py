@@ -25,10 +25,10 @@ def loss_of(x: Any, weights: Any) -> Any:
     return tf.reduce_sum(x)
 
 
-def run_session() -> None:
+def run_session(rows: int | None = ROWS) -> None:
     with tf1.Graph().as_default(), tf1.Session() as session:
         weights = [tf1.Variable(w.astype(np.float32), use_resource=True) for w in WEIGHTS]
-        x = tf1.placeholder(tf.float32, [ROWS, WIDTH])
+        x = tf1.placeholder(tf.float32, [rows, WIDTH])
         gradients = tf1.gradients(loss_of(x, weights), weights)
         session.run(tf1.global_variables_initializer())
         session.run(gradients, {x: DATA})
@@ -63,3 +63,14 @@ def test_what_is_kept_is_reported_and_planned(mode: str) -> None:
     assert [row["type"] for row in rows] == ["tanh"] * DEPTH
     assert all(row["cost_ops"] >= PIECE / 4 and row["cost_us"] is None for row in rows)
     assert any(row["recompute"] for row in rows)
+
+
+def test_sizes_that_nobody_knows_are_said() -> None:
+    """A placeholder may leave the size of the batch open: then nothing is known of what is kept."""
+    tool = RematTool()
+    with amanda.apply(tool):
+        run_session(rows=None)
+    unknown = tool.result()["summary"]["ops_of_unknown_size"]
+    assert unknown >= DEPTH
+    title = next(iter(tool.tables())).title
+    assert f"not counted: {unknown} ops whose sizes are not known before they run" in title

@@ -250,6 +250,8 @@ class RematTool(PrintingTool[RematOptions]):
         state = "applied" if found["is_applied"] else "planned only"
         size = functools.partial(quantity, unit="B")
         title = f"remat: {found['recomputed']} ops are run again ({state}); the budget {is_met}"
+        if unknown := found["ops_of_unknown_size"]:
+            title += f"; not counted: {unknown} ops whose sizes are not known before they run"
         figures = [
             (label, size(found[key]))
             for label, key in (
