@@ -15,7 +15,6 @@ from amanda.errors import AmandaError
 from amanda.tools.reporting import OpDescription, Table
 from amanda_tools.optimization_arrays import arithmetic_of
 
-
 _PRODUCTS = frozenset({"matmul", "einsum"})
 """Types of products, which have a weight if one of the factors is a parameter."""
 

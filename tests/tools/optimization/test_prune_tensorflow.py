@@ -175,3 +175,25 @@ def test_a_validation_has_the_masks_of_the_training() -> None:
     assert not np.array_equal(one, again)  # or it would be the same by chance
     expected = float(np.square(x @ (weight * one) - 1).mean())
     assert found["val_loss"][-1] == pytest.approx(expected, rel=1e-5)
+
+
+def test_channel_gates_of_a_depthwise_convolution_look_at_its_own_channels() -> None:
+    """Output ``c * 2 + m`` depends on input ``c`` alone, as with PyTorch's groups."""
+    random = np.random.default_rng(0)
+    value = random.normal(size=(3, 3, 4, 2)).astype(np.float32)
+    weight, tool = tf.Variable(value), PruneTool(method="channel", sparsity=0.5)
+    x = images()
+    with amanda.apply(tool):
+        found = tf.nn.depthwise_conv2d(x, weight, [1, 1, 1, 1], "SAME").numpy()
+    phi = np.zeros((4, 8))
+    for channel in range(4):
+        for m in range(2):
+            phi[channel, channel * 2 + m] = np.abs(value[:, :, channel, m]).sum()
+    phi /= phi.sum() / 8
+    saliency = np.maximum(np.abs(x.numpy()).mean((1, 2)) @ phi + 1, 0)
+    kept = np.zeros_like(saliency)
+    for row, order in zip(kept, np.argsort(-saliency, axis=1), strict=True):
+        row[order[:4]] = 1
+    exact = tf.nn.depthwise_conv2d(x, weight, [1, 1, 1, 1], "SAME").numpy()
+    assert np.allclose(found, exact * (kept * saliency)[:, None, None, :], atol=1e-5)
+    assert tool.result()["summary"]["skipped"] == []

@@ -74,14 +74,22 @@ class ChannelPruning:
 
 def initial_phi(value: Array, weight: Weight) -> Array:
     """The magnitude of the weights from each input channel to each output channel."""
-    axes = (weight.axis("I"), weight.axis("O"))
+    groups = weight.groups
+    if is_depthwise := set("CM") <= set(weight.layout):
+        # A group for each input channel, whose outputs stand together.
+        axes = (weight.layout.index("C"), weight.layout.index("M"))
+        groups = value.shape[axes[0]]
+    else:
+        axes = (weight.axis("I"), weight.axis("O"))
     matrix = np.moveaxis(np.abs(value), axes, (0, 1)).reshape(
         value.shape[axes[0]], value.shape[axes[1]], -1
     )
     strength = matrix.sum(2, dtype=np.float64)
-    per_group = strength.shape[1] // weight.groups
-    phi = np.zeros((strength.shape[0] * weight.groups, strength.shape[1]))
-    for group in range(weight.groups):
+    if is_depthwise:
+        strength = strength.reshape(1, -1)
+    per_group = strength.shape[1] // groups
+    phi = np.zeros((strength.shape[0] * groups, strength.shape[1]))
+    for group in range(groups):
         rows = slice(group * strength.shape[0], (group + 1) * strength.shape[0])
         columns = slice(group * per_group, (group + 1) * per_group)
         phi[rows, columns] = strength[:, columns]

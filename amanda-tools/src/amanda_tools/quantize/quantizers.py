@@ -145,8 +145,7 @@ class Quantizer:
             assert self.scale is not None
             assert self.zero is not None
             self._constants[key] = tuple(
-                arithmetic.constant(part.reshape(shape), wide)
-                for part in (self.scale, self.zero)
+                arithmetic.constant(part.reshape(shape), wide) for part in (self.scale, self.zero)
             )
         scale, zero = self._constants[key]
         return scale, zero

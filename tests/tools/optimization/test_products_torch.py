@@ -1,0 +1,91 @@
+"""Products of PyTorch of which one factor is a parameter, against weights changed by hand."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import amanda
+from amanda_tools.prune import PruneTool
+from amanda_tools.quantize import QuantizeTool
+
+
+class Products(nn.Module):
+    """Projections to heads and back, and a product of activations between them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        generator = torch.Generator().manual_seed(0)
+        shapes = {"heads": (8, 2, 4), "matrix": (4, 4), "output": (2, 4, 8)}
+        for name, shape in shapes.items():
+            setattr(self, name, nn.Parameter(torch.randn(shape, generator=generator)))
+
+    def forward(self, x: Any) -> Any:
+        h = torch.einsum("abc,cde->abde", x, self.heads) @ self.matrix
+        h = torch.einsum("abde,acde->adbc", h, h).softmax(-1) @ h.transpose(1, 2)
+        return torch.einsum("cde,bcad->bae", self.output, h)
+
+
+X = torch.rand(3, 5, 8, generator=torch.Generator().manual_seed(1))
+
+
+def step(model: nn.Module) -> Any:
+    y = model(X)
+    y.square().sum().backward()
+    return y.detach()
+
+
+def test_products_with_a_parameter_are_pruned_by_default() -> None:
+    model, by_hand, tool = Products(), Products(), PruneTool()
+    with amanda.apply(tool):
+        output = step(model)
+    masks = [torch.from_numpy(mask) for mask in tool.masks.values()]
+    assert [mask.shape for mask in masks] == [w.shape for w in model.parameters()]
+    for weight, mask in zip(by_hand.parameters(), masks, strict=True):
+        order = weight.detach().abs().flatten().argsort()
+        wanted = torch.ones(weight.numel(), dtype=torch.bool)
+        wanted[order[: weight.numel() // 2]] = False
+        assert torch.equal(mask, wanted.view(weight.shape))
+        weight.data *= mask
+    assert torch.equal(output, step(by_hand))
+    for weight, other, mask in zip(model.parameters(), by_hand.parameters(), masks, strict=True):
+        assert torch.equal(weight.grad, other.grad * mask)
+    summary = tool.result()["summary"]
+    # Products of activations are neither treated nor missed.
+    assert (summary["skipped"], summary["ops_never_met"]) == ([], [])
+
+
+def test_types_that_are_asked_for_list_products_of_activations() -> None:
+    tool = PruneTool(method="nm", ops=["einsum", "matmul"])
+    with amanda.apply(tool):
+        Products()(X)
+    assert len(tool.masks) == 3
+    reasons = {row["id"]: row["reason"] for row in tool.result()["summary"]["skipped"]}
+    assert reasons == {
+        "Products/einsum:1": "none of its inputs is known as its weight",
+        "Products/matmul:1": "none of its inputs is known as its weight",
+    }
+
+
+@pytest.mark.parametrize("ops", [(), ("linear",)])
+def test_products_are_no_linear_to_those_who_ask_for_it(ops: tuple[str, ...]) -> None:
+    tool = PruneTool(ops=ops)
+    with amanda.apply(tool):
+        Products()(X)
+    assert len(tool.masks) == (0 if ops else 3)
+
+
+def test_weights_are_rounded_per_output() -> None:
+    model, tool = Products(), QuantizeTool(activation_bits=0)
+    with amanda.apply(tool), torch.no_grad():
+        output = model(X)
+        for weight, summed in ((model.heads, 0), (model.matrix, 0), (model.output, (0, 1))):
+            scale = weight.abs().amax(summed, keepdim=True) / 127
+            weight.data = (weight * (1 / scale)).round() * scale
+    with torch.no_grad():
+        assert torch.allclose(output, model(X), atol=1e-6)
+    rows = [row["quantizers"][0]["axis"] for row in tool.op_rows()]
+    assert rows == [[1, 2], 1, 2]
