@@ -25,6 +25,16 @@ def install(folder: Path, distribution: str, entry_point: str) -> None:
     (metadata / "entry_points.txt").write_text(f"[amanda]\n{entry_point}\n")
 
 
+def other_package(folder: Path, tools: str, plugin: str) -> Path:
+    """Write another package's tools and plugin as installed; the folder for ``PYTHONPATH``."""
+    site = folder / "site"
+    site.mkdir()
+    (site / "other_tools.py").write_text(tools)
+    (site / "other_plugin.py").write_text(plugin)
+    install(site, "amanda-other", "other = other_plugin")
+    return site
+
+
 @pytest.fixture(scope="session")
 def environment(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     """Environment variables that make the example package look installed.

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from tests.cli.conftest import Command, install
+from tests.cli.conftest import Command, install, other_package
 
 Script = Callable[..., Path]
 
@@ -80,12 +80,7 @@ def toy(script: Script) -> str:
 @pytest.fixture
 def other(tmp_path: Path) -> str:
     """A folder with another package's tools, to put on ``PYTHONPATH``."""
-    folder = tmp_path / "site"
-    folder.mkdir()
-    (folder / "other_tools.py").write_text(TOOLS)
-    (folder / "other_plugin.py").write_text(PLUGIN)
-    install(folder, "amanda-other", "other = other_plugin")
-    return str(folder)
+    return str(other_package(tmp_path, TOOLS, PLUGIN))
 
 
 def tables(page: str) -> dict[str, Any]:

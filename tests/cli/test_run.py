@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from tests.cli.conftest import Command, install
+from tests.cli.conftest import Command, install, other_package
 
 Script = Callable[..., Path]
 
@@ -279,11 +279,7 @@ def amanda_register_tools():
 @pytest.fixture
 def other(tmp_path: Path) -> str:
     """A folder with another package's tools, to put on ``PYTHONPATH``."""
-    folder = tmp_path / "site"
-    folder.mkdir()
-    (folder / "other_tools.py").write_text(TOOLS)
-    (folder / "other_plugin.py").write_text(PLUGIN)
-    install(folder, "amanda-other", "other = other_plugin")
+    folder = other_package(tmp_path, TOOLS, PLUGIN)
     install(folder, "amanda-bad", "bad = no_such_module")
     return str(folder)
 
