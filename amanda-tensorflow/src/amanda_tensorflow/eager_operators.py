@@ -79,9 +79,8 @@ class Operators:
 
     def fast_path(self, vanilla: Any) -> Any:
         """The fast path, in which operators of interest fall back."""
-        look, note = self._look, self._values.note
-        local, no_tape_records = LOCAL, _internals.no_tape_records
-        fallback, state = self._fallback, _state.STATE
+        look, note, no_tape_records = self._look, self._values.note, _internals.no_tape_records
+        local, state, fallback = LOCAL, _state.STATE, self._fallback
 
         def TFE_Py_FastPathExecute(ctx: Any, op_name: str, name: Any, *args: Any) -> Any:  # noqa: N802
             tracker = local.tracker
