@@ -29,7 +29,7 @@ def _only_fakes(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setitem(sys.modules, FRAMEWORK, ModuleType(FRAMEWORK))
     FakeDriver.attached.clear()
     yield
-    _drivers.FAILED.clear()
+    _state.FAILED.clear()
 
 
 GOOD = FakeEntryPoint("good", plugin(drivers=[FakeDriver], tools={"good": "amanda.tool:Tool"}))

@@ -18,9 +18,6 @@ ANNOUNCED = ("tensorflow",)
 """Frameworks whose import the drivers are told of (``Driver.framework_imported``). Plugins
 are loaded for it, which is therefore not done for frameworks whose drivers have no use for it."""
 
-FAILED: dict[type[Driver], str] = {}
-"""Drivers that could not be attached in this process, and why."""
-
 _LOOPBACK = "amanda.testing.loopback"
 
 
@@ -148,11 +145,11 @@ def attached(
         except BROKEN as error:
             if is_explicit(requested) or _plugins.is_strict():
                 raise
-            FAILED[cls] = f"it could not be attached: {type(error).__name__}: {error}"
+            _state.FAILED[cls] = f"it could not be attached: {type(error).__name__}: {error}"
         candidates = [rival for rival in _chosen(None) if _slot(rival) == _slot(cls)]
         then = f"; {candidates[0].name} is used instead" if candidates else ""
         origin = dict(registered_drivers()).get(cls, "?")
-        message = f"driver {cls.name} of {origin} is left out: {FAILED[cls]}{then}"
+        message = f"driver {cls.name} of {origin} is left out: {_state.FAILED[cls]}{then}"
         warnings.warn(message, PluginWarning, stacklevel=4)
     return None
 
@@ -207,8 +204,8 @@ def unusable(cls: type[Driver]) -> str:
             f"it was written for driver interface {cls.interface_version}, and this "
             f"amanda-core has {INTERFACE_VERSION}: {update}"
         )
-    if cls in FAILED:
-        return FAILED[cls]
+    if cls in _state.FAILED:
+        return _state.FAILED[cls]
     try:
         return cls.reason_unusable() or ""
     except BROKEN as error:

@@ -48,6 +48,9 @@ TOOL_LOCK = threading.RLock()
 ATTACHED: dict[type[Driver], Driver] = {}
 """Drivers that are attached, by class: one instance serves all scopes."""
 
+FAILED: dict[type[Driver], str] = {}
+"""Drivers that could not be attached in this process, and why."""
+
 LIVE_SCOPES: list[Scope] = []
 """Scopes of all threads that have not ended, in the order of their entry."""
 

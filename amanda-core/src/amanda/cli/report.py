@@ -224,7 +224,7 @@ def uncovered_frameworks() -> dict[str, int]:
     return {
         f"everything of {framework}, for want of a driver (amanda drivers tells why)": 0
         for framework in dict.fromkeys(
-            [*_plugins.KNOWN_FRAMEWORKS, *(cls.framework for cls in _drivers.FAILED)]
+            [*_plugins.KNOWN_FRAMEWORKS, *(cls.framework for cls in _state.FAILED)]
         )
         if framework in sys.modules and framework not in usable
     }
