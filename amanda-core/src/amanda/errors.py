@@ -7,7 +7,10 @@ the use of Amanda end up as one of these.
 from __future__ import annotations
 
 import difflib
-from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 
 class AmandaError(RuntimeError):
