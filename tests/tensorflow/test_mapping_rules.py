@@ -140,6 +140,7 @@ def test_weights_and_layouts(
         ("MatMul", {0: (3, 4)}, {"transpose_a": True}, ("linear", 0, "IO")),
         ("MatMul", {0: (3, 4), 1: (4, 3)}, {}, ("linear", 1, "IO")),
         ("BatchMatMulV2", {1: (3, 4)}, {"adj_y": True}, ("linear", 1, "OI")),
+        ("BatchMatMulV2", {1: (2, 3, 4)}, {}, ("linear", 1, "BIO")),
         ("BatchMatMulV2", {1: (4,)}, {}, ("matmul", None, None)),
         ("GatherV2", {0: (100, 8)}, {}, ("embedding", 0, "VE")),
         ("GatherV2", {0: (4,)}, {}, ("index_select", None, None)),

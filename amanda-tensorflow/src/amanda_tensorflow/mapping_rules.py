@@ -267,15 +267,22 @@ def _set_weight(
 
 def _is_weight(context: OpContext, index: int) -> bool:
     """Whether an input is a variable or a constant of two dimensions or more."""
-    return len(getattr(context.get_value(index), "shape", ())) >= 2
+    return _rank(context, index) >= 2
+
+
+def _rank(context: OpContext, index: int) -> int:
+    """How many dimensions a variable or a constant has; 0 of another input."""
+    return len(getattr(context.get_value(index), "shape", ()))
 
 
 def _describe_product(context: OpContext, attributes: Mapping[str, Any]) -> str:
     """A matrix product: linear if a factor is a weight, the right one first."""
     for index, layout in ((1, "IO"), (0, "OI")):
-        if _is_weight(context, index):
+        rank = _rank(context, index)
+        if rank >= 2:
             transposed = any(attributes.get(name) for name in _TRANSPOSED[index])
-            _set_weight(context, index, None, layout[::-1] if transposed else layout)
+            matrix = layout[::-1] if transposed else layout
+            _set_weight(context, index, None, "B" * (rank - 2) + matrix)
             return "linear"
     return "matmul"
 

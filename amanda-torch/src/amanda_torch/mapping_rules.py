@@ -112,8 +112,9 @@ def _describe(context: OpContext) -> None:
         # addmm(bias, input, weight): as transformers' Conv1D calls it.
         op_type = "linear"
         context["bias_index"], context["weight_index"], context["weight_layout"] = 0, 2, "IO"
-    elif op_type == "matmul" and context.get_value(1) is not None:
-        context["weight_index"], context["weight_layout"] = 1, "IO"
+    elif op_type == "matmul" and (weight := context.get_value(1)) is not None:
+        context["weight_index"] = 1
+        context["weight_layout"] = "B" * (len(weight.shape) - 2) + "IO"
     elif op_type == "einsum":
         _describe_einsum(context)
     elif op_type in _WEIGHTED:

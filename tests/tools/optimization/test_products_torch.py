@@ -89,3 +89,12 @@ def test_weights_are_rounded_per_output() -> None:
         assert torch.allclose(output, model(X), atol=1e-6)
     rows = [row["quantizers"][0]["axis"] for row in tool.op_rows()]
     assert rows == [[1, 2], 1, 2]
+
+
+def test_a_batch_of_matrices_is_pruned_one_by_one() -> None:
+    experts = nn.Parameter(torch.tensor([[1.0, -2.0, 3.0, 0.5], [4.0, 3.0, -2.0, 1.0]])[..., None])
+    tool = PruneTool(method="nm")
+    with amanda.apply(tool):
+        torch.bmm(torch.ones(2, 3, 4), experts)
+    (mask,) = tool.masks.values()
+    assert mask[..., 0].tolist() == [[False, True, True, False], [True, True, False, False]]
