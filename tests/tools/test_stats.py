@@ -64,6 +64,22 @@ def test_parts_add_up_to_the_whole(parts: list[list[float]]) -> None:
             assert count == inside.sum()
 
 
+def test_large_tensors_are_taken_in_parts() -> None:
+    """The figures and the histogram of many elements, in any order of memory."""
+    array = np.random.default_rng(0).normal(size=(500, 400)) ** 9
+    array[::7] = 0
+    moments = Moments()
+    moments.add(array.T)
+    row = moments.row()
+    assert row["mean"] == pytest.approx(array.mean())
+    assert row["std"] == pytest.approx(array.std())
+    assert (row["min"], row["max"]) == (array.min(), array.max())
+    exponents = np.clip(np.frexp(array[array > 0])[1] - 1, -30, 30)
+    powers, counts = np.unique(exponents, return_counts=True)
+    expected = [[2.0**e, 2.0 ** (e + 1), n] for e, n in zip(powers, counts, strict=True)]
+    assert [bar for bar in row["histogram"] if bar[0] > 0] == expected
+
+
 def test_what_is_no_number_is_counted_and_left_out() -> None:
     """NaN and infinities do not enter the mean."""
     moments = Moments()
@@ -310,3 +326,18 @@ def test_the_toy_framework() -> None:
     tool = watched(StatsTool, lambda: lb.relu(lb.tensor([-1.0, 2.0])), tensors="activations")
     [row] = [row for row in tool.op_rows() if row["type"] == "relu"]
     assert (row["mean"], row["zeros"]) == (1.0, 1)
+
+
+@pytest.mark.parametrize("name", ["stats", "sparsity"])
+def test_operators_of_modules_come_first(name: str) -> None:
+    """What a program does outside of its modules, such as initialising, stands behind them."""
+    tool = amanda.tools.load(name)()
+    with amanda.apply(tool):
+        torch.zeros(4) + 1e6
+        torch.nn.Linear(4, 4)(torch.ones(1, 4))
+    table = next(iter(tool.tables()))
+    assert [row[0].startswith("Linear/") for row in table.rows] == sorted(
+        (row[0].startswith("Linear/") for row in table.rows), reverse=True
+    )
+    assert table.rows[0][0].startswith("Linear/")
+    assert any(row[0].startswith("/") for row in table.rows)

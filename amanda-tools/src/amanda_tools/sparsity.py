@@ -10,7 +10,7 @@ from typing import Any
 import attrs
 import numpy as np
 
-from amanda.tools.reporting import Chart, Table
+from amanda.tools.reporting import OUTSIDE, Chart, Table, place
 from amanda_tools.charting import ranked
 from amanda_tools.csv_files import write_rows
 from amanda_tools.numerics import Array
@@ -104,13 +104,15 @@ class SparsityTool(WatchingTool[SparsityOptions]):
         return sum(row["zeros"] for row in rows) / elements if elements else None
 
     def tables(self) -> Iterable[Table]:
-        """A table for each kind of tensor, the sparsest first."""
+        """A table for each kind of tensor, those of modules and the sparsest first."""
         rows, summary = self.op_rows(), self.summary()
         for kind in KINDS:
             part = [row for row in rows if row["kind"] == kind]
             if not part:
                 continue
-            part.sort(key=lambda row: -row["sparsity"])
+            part.sort(
+                key=lambda row: (place(row["id"], row["module"]) == OUTSIDE, -row["sparsity"])
+            )
             title = f"sparsity: {100 * (summary[kind] or 0):.1f} % of the {kind} are zero"
             columns = ["tensor", "zeros", "at last", "of elements"]
             columns += {"activations": ["dead units"], "weights": [self.options.pattern]}.get(

@@ -9,7 +9,7 @@ from typing import Any
 
 import attrs
 
-from amanda.tools.reporting import Chart, Table
+from amanda.tools.reporting import OUTSIDE, Chart, Table
 from amanda_tools.stats.moments import Moments
 from amanda_tools.stats.watching import KINDS, Watched, WatchingOptions, WatchingTool
 from amanda_tools.stats.writers import require_tensorboard, write_csv, write_tensorboard
@@ -73,10 +73,10 @@ class StatsTool(WatchingTool[StatsOptions]):
         }
 
     def tables(self) -> Iterable[Table]:
-        """A table for each kind of tensor, the widest range first; and dead units."""
+        """A table for each kind, tensors of modules and wide ranges first; and of dead units."""
         columns = ("tensor", "mean", "std", "min", "max", "zeros", "nan", "inf")
         for kind in KINDS:
-            part = sorted(self._of(kind), key=_range, reverse=True)
+            part = sorted(self._of(kind), key=_rank, reverse=True)
             if part:
                 rows = [_shown(watched) for watched in part]
                 yield Table(f"stats: {len(part)} {kind}", columns, rows)
@@ -136,9 +136,11 @@ def _sizes(title: str, moments: Iterable[Moments]) -> Iterable[Chart]:
         yield Chart(title=title, kind="hist", labels=labels, values={"elements": values})
 
 
-def _range(watched: Watched) -> float:
+def _rank(watched: Watched) -> tuple[bool, float]:
+    """Whether it is of a module, and its range: an initialiser's is as wide as it likes."""
     moments = watched.moments
-    return max(abs(moments.minimum), abs(moments.maximum)) if moments.executions else 0.0
+    largest = max(abs(moments.minimum), abs(moments.maximum)) if moments.executions else 0.0
+    return watched.op.place != OUTSIDE, largest
 
 
 def _shown(watched: Watched) -> tuple[Any, ...]:
