@@ -25,6 +25,15 @@ BOUNDS: Mapping[str, tuple[float, float]] = {
 }
 """Types whose outputs saturate, and where."""
 
+_CHUNK = 1 << 16
+"""Elements that are looked at together: so many stay in a processor's cache."""
+
+_FIELDS = 1 << 11
+"""Exponents that a number of 64 bits may have, as it is stored; 0 is zero, and what is tiny."""
+
+_FIRST, _LAST = 1023 + _SMALLEST, 1023 + _LARGEST
+"""Those of the first and the last power of the histogram."""
+
 _NEAR = 0.01
 """How near to a bound a value is saturated, as a share of the distance of the bounds, or of 1."""
 
@@ -70,7 +79,8 @@ class Moments:
         is_finite = np.isfinite(values)
         self.executions += 1
         self.elements += values.size
-        self.zeros += values.size - int(np.count_nonzero(values))
+        zeros = values.size - int(np.count_nonzero(values))
+        self.zeros += zeros
         if is_finite.all():
             finite = values.ravel()
         else:
@@ -81,7 +91,7 @@ class Moments:
         if self.bounds is not None:
             self.saturated += _saturated(finite, self.bounds)
         if finite.size:
-            self._take(finite)
+            self._take(finite, zeros)
         if self.unit_axis is not None and values.ndim > self.unit_axis:
             others = tuple(i for i in range(values.ndim) if i != self.unit_axis)
             self._note_alive((values != 0).any(axis=others))
@@ -98,16 +108,24 @@ class Moments:
         if other._alive is not None:
             self._note_alive(other._alive)
 
-    def _take(self, finite: Array) -> None:
-        mean = float(finite.mean())
-        self._combine(finite.size, mean, float(np.square(finite - mean).sum()))
-        self.minimum = min(self.minimum, float(finite.min()))
-        self.maximum = max(self.maximum, float(finite.max()))
-        nonzero = finite[finite != 0]
-        exponents = np.frexp(nonzero)[1] - 1
-        places = np.clip(exponents, _SMALLEST, _LARGEST) - _SMALLEST
-        for row, chosen in enumerate((nonzero < 0, nonzero > 0)):
-            self._bins[row] += np.bincount(places[chosen], minlength=self._bins.shape[1])
+    def _take(self, finite: Array, zeros: int) -> None:
+        fields = np.zeros(2 * _FIELDS, np.int64)
+        for start in range(0, finite.size, _CHUNK):
+            chunk = finite[start : start + _CHUNK]
+            mean = float(chunk.mean())
+            self._combine(chunk.size, mean, float(np.square(chunk - mean).sum()))
+            self.minimum = min(self.minimum, float(chunk.min()))
+            self.maximum = max(self.maximum, float(chunk.max()))
+            # Sign and exponent are the first bits of a number.
+            first = (chunk.view(np.int64) >> 52) & (2 * _FIELDS - 1)
+            fields += np.bincount(first, minlength=fields.size)
+        by_sign = fields.reshape(2, _FIELDS)[::-1]
+        self._bins[:, 0] += by_sign[:, 1 : _FIRST + 1].sum(axis=1)
+        self._bins[:, 1:-1] += by_sign[:, _FIRST + 1 : _LAST]
+        self._bins[:, -1] += by_sign[:, _LAST:].sum(axis=1)
+        if by_sign[:, 0].sum() > zeros:
+            tiny = finite[np.abs(finite) < np.finfo(np.float64).tiny]
+            self._bins[:, 0] += [(tiny < 0).sum(), (tiny > 0).sum()]
 
     def _combine(self, count: int, mean: float, squares: float) -> None:
         total = self._finite + count

@@ -1,0 +1,162 @@
+"""The tools' figures of a TensorFlow model beside those of Keras, a tape, numpy and a tracer."""
+
+# ruff: noqa: E402 - without TensorFlow there is nothing to import
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from typing import Any
+
+import pytest
+
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+tf = pytest.importorskip("tensorflow", exc_type=ImportError)
+
+import numpy as np
+
+import amanda
+from amanda_tools.count import CountTool
+from amanda_tools.dump import DumpTool
+from amanda_tools.profile import ProfileTool
+from amanda_tools.sparsity import SparsityTool
+from amanda_tools.stats import StatsTool
+
+tf1 = tf.compat.v1
+KINDS = ("activations", "weights", "gradients")
+STEPS = 2
+
+
+Key = tuple[str, str, tuple[int, ...]]
+
+
+def oracle(model: Any, data: Any) -> dict[Key, Any]:
+    """Outputs, weights and gradients, by type, tensor and shape, from a persistent tape."""
+    conv, _, _, head = model.layers
+    with tf.GradientTape(persistent=True) as tape:
+        h = tf.nn.convolution(data, conv.kernel)
+        a = tf.nn.relu(h)
+        y = tf.reshape(a, (2, -1)) @ head.kernel
+        loss = tf.reduce_sum(y * y)
+    flat = tf.reshape(tape.gradient(loss, a), (2, -1))
+    values = [
+        ("conv2d", "output0", h),
+        ("conv2d", "weight", conv.kernel),
+        ("relu", "output0", a),
+        ("linear", "output0", y),
+        ("linear", "weight", head.kernel),
+        ("linear_backward", "grad0", flat),
+        ("linear_backward", "grad0", tape.gradient(loss, head.kernel)),
+        ("relu_backward", "grad0", tape.gradient(loss, h)),
+        ("conv2d_backward", "grad0", tape.gradient(loss, conv.kernel)),
+    ]
+    return {(kind, name, tuple(v.shape)): np.asarray(v) for kind, name, v in values}
+
+
+@pytest.fixture(params=["eager", "function"])
+def watched(request: pytest.FixtureRequest) -> tuple[dict[str, Any], dict[Key, Any]]:
+    """Tools after a few training steps without updates, and what the oracle says of one step."""
+    tf.keras.utils.set_random_seed(0)
+    layers = tf.keras.layers
+    model = tf.keras.Sequential(
+        [
+            tf.keras.Input((6, 6, 4)),
+            layers.Conv2D(8, 3, use_bias=False),
+            layers.ReLU(),
+            layers.Flatten(),
+            layers.Dense(3, use_bias=False),
+        ]
+    )
+    kernel = model.layers[3].get_weights()[0]
+    kernel[::2] = 0
+    model.layers[3].set_weights([kernel])
+    data = tf.random.normal((2, 6, 6, 4))
+
+    def step(x: Any) -> Any:
+        with tf.GradientTape() as tape:
+            y = model(x, training=True)
+            loss = tf.reduce_sum(y * y)
+        return tape.gradient(loss, model.trainable_variables)
+
+    run = tf.function(step) if request.param == "function" else step
+    tools = {
+        "stats": StatsTool(tensors=KINDS),
+        "sparsity": SparsityTool(tensors=KINDS),
+        "dump": DumpTool(tensors=KINDS),
+    }
+    with amanda.apply(*tools.values()):
+        for _ in range(STEPS):
+            run(data)
+            amanda.new_iteration()
+    return tools, oracle(model, data)
+
+
+def test_values_of_a_training_step(watched: Any) -> None:
+    """Tensors, their moments and their zeros, of all steps."""
+    tools, expected = watched
+    dumped: dict[Key, list[Any]] = {}
+    for entry in tools["dump"].entries:
+        key = entry.row["type"], entry.tensor, tuple(entry.shape)
+        dumped.setdefault(key, []).append(entry)
+    rows = {
+        name: {(row["id"], row["tensor"]): row for row in tools[name].op_rows()}
+        for name in ("stats", "sparsity")
+    }
+    for key, value in expected.items():
+        taken = dumped[key]
+        assert [entry.step for entry in taken] == [*range(STEPS)], key
+        for entry in taken:
+            np.testing.assert_allclose(tools["dump"].load(entry), value, rtol=1e-4, atol=1e-5)
+        place = taken[0].row["id"], taken[0].tensor
+        row = rows["stats"][place]
+        assert row["executions"] == STEPS
+        zeros = np.count_nonzero(value == 0)
+        assert row["zeros"] == STEPS * zeros, key
+        exact = value.astype(np.float64)
+        for figure in ("mean", "std", "min", "max"):
+            assert row[figure] == pytest.approx(getattr(exact, figure)(), rel=1e-5, abs=1e-6), key
+        assert rows["sparsity"][place]["sparsity"] == pytest.approx(zeros / value.size)
+    # Every other input of the product is zero: two of four along them.
+    shares = {
+        row["type"]: row["pattern_share"]
+        for row in rows["sparsity"].values()
+        if row["tensor"] == "weight"
+    }
+    assert shares == {"linear": 1, "conv2d": 0}
+
+
+def test_executions_are_those_of_the_tracer_of_a_session() -> None:
+    """Each node of a graph with a gradient, as often as ``RunMetadata`` has it."""
+    with tf.Graph().as_default() as graph:
+        x = tf1.placeholder(tf.float32, [2, 3])
+        w = tf1.get_variable("w", [3, 3], use_resource=True)
+        h = tf.nn.relu(tf.matmul(x, w))
+        loss = tf.reduce_sum(tf.tanh(h) + tf.tanh(2 * h))
+        [gradient] = tf1.gradients(loss, [w])
+        initialize = tf1.global_variables_initializer()
+    options = tf1.RunOptions(trace_level=tf1.RunOptions.FULL_TRACE)
+    # Nothing may be folded away or fused: the nodes are those of the graph.
+    config = tf1.ConfigProto()
+    config.graph_options.rewrite_options.disable_meta_optimizer = True
+    config.graph_options.optimizer_options.opt_level = tf1.OptimizerOptions.L0
+    feed, count, profile = {x: np.ones((2, 3))}, CountTool(), ProfileTool()
+    with tf1.Session(graph=graph, config=config) as session:
+        session.run(initialize)
+        metadata = tf1.RunMetadata()
+        session.run([loss, gradient], feed, options=options, run_metadata=metadata)
+    with tf1.Session(graph=graph, config=config) as session:
+        session.run(initialize)
+        with amanda.apply(count, profile):
+            for _ in range(STEPS):
+                session.run([loss, gradient], feed)
+    devices = metadata.step_stats.dev_stats
+    nodes = {stats.node_name.partition(":")[0] for of in devices for stats in of.node_stats}
+    kinds = Counter(
+        operation.type for operation in graph.get_operations() if operation.name in nodes
+    )
+    for tool, figure in ((count, "executions"), (profile, "calls")):
+        found: Counter[str] = Counter()
+        for row in tool.op_rows():
+            found[row["name"]] += row[figure]
+        for kind in ("MatMul", "Relu", "Tanh", "TanhGrad", "ReluGrad", "Sum", "Mul", "AddV2"):
+            assert found[kind] == STEPS * kinds[kind] > 0, kind
