@@ -146,6 +146,10 @@ def pattern_share(array: Array, kept: int, of: int, axis: int) -> float | None:
     return float(((groups != 0).sum(axis=1) <= kept).mean())
 
 
+def _rank(row: dict[str, Any]) -> tuple[bool, float]:
+    return place(row["id"], row["module"]) == OUTSIDE, -row["sparsity"]
+
+
 def _shown(row: dict[str, Any]) -> tuple[Any, ...]:
     shares = tuple(f"{100 * row[name]:.1f} %" for name in ("sparsity", "last_sparsity"))
     found: tuple[Any, ...] = (f"{row['id']} {row['tensor']}", *shares, row["elements"])
