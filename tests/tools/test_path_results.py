@@ -119,7 +119,10 @@ def test_files(net: nn.Module, tmp_path: Path) -> None:
     assert drawn.count(b"<svg") == 1
     assert tool.write_files(tmp_path, "again")[2].read_bytes() == drawn
     json.dumps(tool.result())
-    quiet = applied(net, torch.rand(3, 6), csv=False, plot=False)
+    (chart,) = tool.charts()
+    assert chart.names == [row["id"] for row in tool.op_rows()]
+    assert chart.values["weights"] == [row["weight_density"] for row in tool.op_rows()]
+    quiet = applied(net, torch.rand(3, 6), csv=False, svg=False)
     assert [path.name for path in quiet.write_files(tmp_path, "q")] == ["q.safetensors"]
     (tmp_path / "other.safetensors").write_bytes(b"nothing of that kind")
     with pytest.raises(AmandaError, match="holds no effective paths"):

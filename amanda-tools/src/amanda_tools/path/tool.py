@@ -11,7 +11,7 @@ import attrs
 import numpy as np
 
 from amanda.errors import AmandaError
-from amanda.tools.reporting import Table
+from amanda.tools.reporting import Chart, Table
 from amanda_tools.csv_files import write_rows
 from amanda_tools.path import paths as storage
 from amanda_tools.path.extraction import Extraction, Start
@@ -38,7 +38,7 @@ class PathOptions:
         synapses: keep which products are critical, and not only how many.
         limit: inputs whose own paths are kept; those of the classes have all of them.
         csv: write the densities as a table.
-        plot: draw them.
+        svg: draw them.
     """
 
     theta: float = attrs.field(default=0.5, validator=_share)
@@ -47,7 +47,7 @@ class PathOptions:
     synapses: bool = False
     limit: int = attrs.field(default=1000, validator=attrs.validators.ge(0))
     csv: bool = True
-    plot: bool = True
+    svg: bool = True
 
 
 @attrs.define
@@ -266,6 +266,21 @@ class PathTool(PrintingTool[PathOptions]):
             title = "path: loops and branches of graphs; their results count as inputs"
             yield Table(title, ("id",), [(name,) for name in sorted(self._bodies)])
 
+    def charts(self) -> Iterable[Chart]:
+        """The critical shares of the operators, in the order in which they ran."""
+        if rows := self.op_rows():
+            yield Chart(
+                title="critical share by operator",
+                kind="points",
+                labels=range(len(rows)),
+                values={
+                    f"{kind}s": [row[f"{kind}_density"] for row in rows]
+                    for kind in ("neuron", "synapse", "weight")
+                },
+                names=[row["id"] for row in rows],
+                axis="operator",
+            )
+
     def write_files(self, folder: File, stem: str) -> Sequence[File]:
         """Write ``<stem>.safetensors``, the masks, ``<stem>.csv``, the rows, and ``<stem>.svg``,
         the densities drawn."""
@@ -279,7 +294,7 @@ class PathTool(PrintingTool[PathOptions]):
         if self.options.csv:
             written.append(folder / f"{stem}.csv")
             write_rows(written[-1], rows)
-        if self.options.plot:
+        if self.options.svg:
             written.append(folder / f"{stem}.svg")
             title = f"effective path of {self._start}, theta {self.options.theta}"
             draw(rows, title, written[-1])
