@@ -28,14 +28,14 @@ from tests import models
 class Planted(nn.Module):
     """A block whose functional line overflows."""
 
-    def __init__(self) -> None:
+    def __init__(self, after: Callable[[torch.Tensor], torch.Tensor] = torch.sigmoid) -> None:
         super().__init__()
-        self.fc = nn.Linear(4, 4)
+        self.fc, self.after = nn.Linear(4, 4), after
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         h = self.fc(x).relu() + 1
         h = h * 1e30 * 1e30  # planted here
-        return torch.sigmoid(h)
+        return self.after(h)
 
 
 def line_of(text: str) -> int:
@@ -75,9 +75,23 @@ def test_the_planted_product_is_named_with_its_line() -> None:
     }
 
 
-def test_module_hooks_and_anomaly_mode_do_not_name_it() -> None:
-    """What the peers say of the same model: a block, and nothing at all, as no gradient is NaN."""
-    model = nn.Sequential(Planted(), nn.Linear(4, 1))
+@pytest.mark.filterwarnings("ignore:Anomaly Detection")
+@pytest.mark.parametrize(
+    ("after", "modules", "anomaly"),
+    [(torch.sigmoid, [], ""), (torch.clone, ["0", "1", ""], "SigmoidBackward0")],
+)
+def test_module_hooks_and_anomaly_mode_do_not_name_it(
+    after: Callable[[torch.Tensor], torch.Tensor], modules: list[str], anomaly: str
+) -> None:
+    """What the peers say: blocks and a later backward operator, or nothing if all is finite."""
+    model = nn.Sequential(Planted(after), nn.Linear(4, 1))
+    torch.manual_seed(0)
+    x = torch.rand(2, 4)
+
+    def step() -> None:
+        torch.sigmoid(model(x)).sum().backward()  # type: ignore[no-untyped-call]
+
+    assert first(step)["id"] == "Sequential.0/mul:1"
     named: list[str] = []
     for name, module in model.named_modules():
         module.register_forward_hook(
@@ -85,9 +99,13 @@ def test_module_hooks_and_anomaly_mode_do_not_name_it() -> None:
                 None if torch.isfinite(output).all() else named.append(name)
             )
         )
-    with pytest.warns(UserWarning, match="Anomaly"), torch.autograd.detect_anomaly():
-        model(torch.rand(2, 4)).sum().backward()
-    assert named == []
+    with torch.autograd.detect_anomaly():
+        if anomaly:
+            with pytest.raises(RuntimeError, match=anomaly):
+                step()
+        else:
+            step()
+    assert named == modules
 
 
 PRODUCERS: dict[str, tuple[Callable[[torch.Tensor], Any], str, str]] = {
