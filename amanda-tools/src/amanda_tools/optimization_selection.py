@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import fnmatch
+import math
 import weakref
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from typing import Any
 
 import attrs
+import numpy as np
 
 import amanda
 from amanda import OpContext
 from amanda.errors import AmandaError
 from amanda.tools.reporting import OpDescription, Table
 from amanda_tools.optimization_arrays import arithmetic_of
+
+Array = np.ndarray[Any, Any]
 
 _PRODUCTS = frozenset({"matmul", "einsum"})
 """Types of products, which have a weight if one of the factors is a parameter."""
@@ -46,6 +50,28 @@ class Weight:
     def axes(self, letters: str) -> tuple[int, ...]:
         """The axes of some roles, in their order."""
         return tuple(axis for axis, letter in enumerate(self.layout) if letter in letters)
+
+    def width(self, letter: str) -> int:
+        """How many inputs or outputs there are, over all axes of the role.
+
+        Raises:
+            Untreatable: the weight has no such axis.
+        """
+        axes = self.axes(letter) or (self.axis(letter),)
+        return math.prod(shape_of(self.value)[axis] for axis in axes)
+
+    def matrix(self, array: Array, letter: str) -> Array:
+        """An array of the weight's shape with the axes of a role as its columns."""
+        axes = self.axes(letter)
+        last = np.moveaxis(array, axes, range(-len(axes), 0))
+        return last.reshape(-1, math.prod(array.shape[axis] for axis in axes))
+
+    def folded(self, matrix: Array, letter: str, shape: tuple[int, ...]) -> Array:
+        """What :meth:`matrix` was made of, from its elements."""
+        axes = self.axes(letter)
+        rest = [size for axis, size in enumerate(shape) if axis not in axes]
+        last = matrix.reshape(*rest, *(shape[axis] for axis in axes))
+        return np.moveaxis(last, range(-len(axes), 0), axes)
 
     @property
     def identity(self) -> Hashable:

@@ -12,7 +12,7 @@ from typing import Any, Protocol
 import attrs
 import numpy as np
 
-from amanda_tools.optimization_selection import Untreatable, Weight, shape_of
+from amanda_tools.optimization_selection import Untreatable, Weight
 from amanda_tools.prune.options import PruneOptions
 
 Array = np.ndarray[Any, Any]
@@ -71,24 +71,18 @@ class NofM:
     m: int
 
     def check(self, weight: Weight) -> None:
-        axes = weight.axes("I")
-        if not axes:
-            weight.axis("I")
-        inputs = math.prod(shape_of(weight.value)[axis] for axis in axes)
+        inputs = weight.width("I")
         if weight.layout.startswith("IO") and len(weight.layout) > 2:
             inputs //= weight.groups  # a transposed convolution has all groups on this axis
         if inputs % self.m:
             raise Untreatable(f"its input axis, {inputs}, is no multiple of m={self.m}")
 
     def mask(self, value: Array, weight: Weight, sparsity: float) -> Array:
-        axes = weight.axes("I")
-        ends = range(-len(axes), 0)
-        last = np.moveaxis(np.abs(value), axes, ends)
-        groups = last.reshape(-1, self.m)
+        groups = weight.matrix(np.abs(value), "I").reshape(-1, self.m)
         order = np.argsort(-groups, axis=1, kind="stable")
         mask = np.zeros(groups.shape, bool)
         np.put_along_axis(mask, order[:, : self.n], True, axis=1)
-        return np.moveaxis(mask.reshape(last.shape), ends, axes)
+        return weight.folded(mask, "I", value.shape)
 
 
 @attrs.frozen
@@ -105,20 +99,15 @@ class TileWise:
     size: int
 
     def check(self, weight: Weight) -> None:
-        if not weight.axes("O"):
-            weight.axis("O")
+        weight.width("O")
         if "B" in weight.layout:
             raise Untreatable("it has a matrix of weights for each position of its data")
         if weight.groups > 1:
             raise Untreatable(f"it has {weight.groups} groups and so no one matrix of weights")
 
     def mask(self, value: Array, weight: Weight, sparsity: float) -> Array:
-        axes = weight.axes("O")
-        ends = range(-len(axes), 0)
-        last = np.moveaxis(np.abs(value), axes, ends)
-        columns = math.prod(value.shape[axis] for axis in axes)
-        mask = self._matrix_mask(last.reshape(-1, columns), sparsity)
-        return np.moveaxis(mask.reshape(last.shape), ends, axes)
+        mask = self._matrix_mask(weight.matrix(np.abs(value), "O"), sparsity)
+        return weight.folded(mask, "O", value.shape)
 
     def _matrix_mask(self, scores: Array, sparsity: float) -> Array:
         rows, columns = scores.shape
