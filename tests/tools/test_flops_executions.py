@@ -69,7 +69,6 @@ def test_moving_a_model_is_no_arithmetic() -> None:
 
 
 @pytest.mark.parametrize("layout", [torch.strided, torch.jagged])
-@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
 def test_nested_tensors_count_item_by_item(layout: torch.layout) -> None:
     """Two and three rows of four, in five features; an attention within each item."""
 
@@ -87,7 +86,6 @@ def test_nested_tensors_count_item_by_item(layout: torch.layout) -> None:
     assert found["flops"] == 2 * 2 * (3 * 3 + 5 * 5) * (4 + 4)
 
 
-@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
 def test_conversions_of_autocast_are_no_arithmetic() -> None:
     """Training in bfloat16 costs what it costs in float32, and nothing of it is unknown."""
     torch.manual_seed(3)
@@ -120,7 +118,6 @@ def test_padding_is_no_work_for_a_native_encoder() -> None:
     assert found["flops"] == 2 * (tokens * (4 * 8 * 8 + 2 * 8 * 16) + pairs * 2 * 8)
 
 
-@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
 def test_a_form_that_a_formula_does_not_know_is_unknown() -> None:
     """The gradient of a product of nested tensors is listed, and no silent zero."""
     nested = torch.nested.nested_tensor([torch.rand(2, 4), torch.rand(3, 4)], requires_grad=True)
