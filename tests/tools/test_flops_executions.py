@@ -69,6 +69,7 @@ def test_moving_a_model_is_no_arithmetic() -> None:
 
 
 @pytest.mark.parametrize("layout", [torch.strided, torch.jagged])
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
 def test_nested_tensors_count_item_by_item(layout: torch.layout) -> None:
     """Two and three rows of four, in five features; an attention within each item."""
 
@@ -86,6 +87,7 @@ def test_nested_tensors_count_item_by_item(layout: torch.layout) -> None:
     assert found["flops"] == 2 * 2 * (3 * 3 + 5 * 5) * (4 + 4)
 
 
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
 def test_conversions_of_autocast_are_no_arithmetic() -> None:
     """Training in bfloat16 costs what it costs in float32, and nothing of it is unknown."""
     torch.manual_seed(3)
@@ -103,6 +105,7 @@ def test_conversions_of_autocast_are_no_arithmetic() -> None:
     assert plain["flops"] == 2 * 2 * (6 * 5 + 5 * 4)
 
 
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
 def test_padding_is_no_work_for_a_native_encoder() -> None:
     """In eval mode PyTorch makes a nested tensor of what is not padded."""
     layer = nn.TransformerEncoderLayer(8, 2, dim_feedforward=16, batch_first=True)
@@ -118,6 +121,7 @@ def test_padding_is_no_work_for_a_native_encoder() -> None:
     assert found["flops"] == 2 * (tokens * (4 * 8 * 8 + 2 * 8 * 16) + pairs * 2 * 8)
 
 
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
 def test_a_form_that_a_formula_does_not_know_is_unknown() -> None:
     """The gradient of a product of nested tensors is listed, and no silent zero."""
     nested = torch.nested.nested_tensor([torch.rand(2, 4), torch.rand(3, 4)], requires_grad=True)
