@@ -18,7 +18,7 @@ TOY = "import toyframework as toy\na = toy.Number(2)\nb = toy.mul(toy.add(a, a),
 
 TOOLS = '''
 import amanda
-from amanda.tools.reporting import Chart
+from amanda.results import Chart
 
 class Plain(amanda.Tool):
     """Is nothing but a class.

@@ -16,8 +16,8 @@ import pytest
 from IPython.core.interactiveshell import InteractiveShell
 from traitlets.config import Config
 
-from amanda import _state
 from amanda.cli import notebook
+from amanda.state import ATTACHED, LIVE_SCOPES
 from amanda.testing import loopback
 
 EXAMPLE = Path(__file__).parents[2] / "amanda-tools" / "examples" / "notebook.ipynb"
@@ -39,7 +39,7 @@ def shell(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Interacti
     yield made
     made.run_line_magic("unload_ext", "amanda")
     made.restore_sys_module_state()
-    assert not _state.LIVE_SCOPES
+    assert not LIVE_SCOPES
 
 
 @pytest.fixture
@@ -49,7 +49,7 @@ def run(shell: InteractiveShell) -> Run:
     def running(text: str) -> Any:
         callbacks = {event: list(functions) for event, functions in shell.events.callbacks.items()}
         result = shell.run_cell(text, store_history=True)
-        assert (_state.LIVE_SCOPES, _state.ATTACHED) == ([], {})
+        assert (LIVE_SCOPES, ATTACHED) == ([], {})
         assert shell.custom_exceptions == ()
         assert shell.events.callbacks == callbacks
         return result

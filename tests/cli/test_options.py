@@ -12,7 +12,7 @@ import pytest
 
 import amanda
 from amanda.cli.grammar import ToolSpec
-from amanda.cli.options import OptionError, convert, options_of
+from amanda.cli.tool_options import OptionError, convert, options_of
 from amanda.tools.reporting import ReportingTool
 
 

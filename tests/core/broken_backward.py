@@ -5,9 +5,9 @@ from __future__ import annotations
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
-from amanda.action import Action
-from amanda.backward import OpHandle
-from amanda.dispatch import Dispatcher
+from amanda.engine.backward import OpHandle
+from amanda.engine.dispatch import Dispatcher
+from amanda.interface.action import Action
 from amanda.testing.loopback import LoopbackDriver, Tensor, tape
 from amanda.testing.loopback.execution import DriverNode, Execution, WeakTensor
 from tests.core.faults import fault

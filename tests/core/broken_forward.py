@@ -6,8 +6,8 @@ import functools
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
-from amanda import _state
-from amanda.dispatch import Dispatcher
+from amanda.engine.dispatch import Dispatcher
+from amanda.state import LIVE_SCOPES, STATE
 from amanda.testing.loopback import LoopbackDriver, Tensor, no_grad, ops, tape
 from amanda.testing.loopback.execution import Execution
 from tests.core.faults import fault
@@ -156,7 +156,7 @@ class InstrumentsTools(LoopbackDriver):
     @classmethod
     def create(cls) -> Any:
         driver = super().create()
-        driver.dispatcher.scopes = lambda: tuple(s for s in _state.STATE.scopes if s.alive)
+        driver.dispatcher.scopes = lambda: tuple(s for s in STATE.scopes if s.alive)
         return driver
 
     def vanilla(self) -> AbstractContextManager[Any]:
@@ -182,7 +182,7 @@ class CoversAllThreads(LoopbackDriver):
     @classmethod
     def create(cls) -> Any:
         driver = super().create()
-        driver.dispatcher.scopes = lambda: () if _state.STATE.paused else tuple(_state.LIVE_SCOPES)
+        driver.dispatcher.scopes = lambda: () if STATE.paused else tuple(LIVE_SCOPES)
         return driver
 
 
@@ -193,9 +193,7 @@ class InstrumentsTheCaller(LoopbackDriver):
     @classmethod
     def create(cls) -> Any:
         driver = super().create()
-        driver.dispatcher.scopes = lambda: (
-            () if _state.STATE.paused or not _state.STATE.enabled else _state.STATE.scopes
-        )
+        driver.dispatcher.scopes = lambda: () if STATE.paused or not STATE.enabled else STATE.scopes
         return driver
 
 

@@ -11,8 +11,10 @@ from typing import Any
 
 import pytest
 
-from amanda import _drivers, _plugins, _state
-from amanda.hookspecs import hookimpl
+from amanda.registry import drivers as driver_registry
+from amanda.registry import plugins
+from amanda.registry.hookspecs import hookimpl
+from amanda.state import ATTACHED, LIVE_SCOPES, STATE
 
 
 @pytest.fixture(autouse=True)
@@ -20,9 +22,9 @@ def _nothing_left() -> Iterator[None]:
     """After a test no scope is open and no driver attached."""
     start, finders = threading.Thread.start, list(sys.meta_path)
     yield
-    assert not _state.LIVE_SCOPES
-    assert not _state.ATTACHED
-    assert _state.STATE.scopes == ()
+    assert not LIVE_SCOPES
+    assert not ATTACHED
+    assert STATE.scopes == ()
     assert threading.Thread.start is start
     assert sys.meta_path == finders
 
@@ -74,9 +76,9 @@ def install(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., None]]:
 
     def installing(*points: FakeEntryPoint) -> None:
         monkeypatch.setattr(metadata, "entry_points", lambda group: list(points))
-        monkeypatch.setattr(_drivers, "_LOOPBACK", "no.such.module")
-        _plugins.registry.cache_clear()
+        monkeypatch.setattr(driver_registry, "_LOOPBACK", "no.such.module")
+        plugins.registry.cache_clear()
 
     yield installing
     monkeypatch.undo()
-    _plugins.registry.cache_clear()
+    plugins.registry.cache_clear()

@@ -12,10 +12,11 @@ from typing import Any
 import pytest
 
 import amanda
-from amanda import _drivers, _plugins, _state
-from amanda.cli import doctor, listings
-from amanda.driver import INTERFACE_VERSION
+from amanda.cli import doctor, list_installed
 from amanda.errors import NoDriverError, PluginError, PluginWarning
+from amanda.interface.driver import INTERFACE_VERSION
+from amanda.registry import drivers, plugins
+from amanda.state import ATTACHED, FAILED
 from tests.core.conftest import FakeEntryPoint, plugin
 from tests.core.test_plugins import FRAMEWORK, FakeDriver, attached, driver
 
@@ -25,11 +26,11 @@ Install = Callable[..., None]
 @pytest.fixture(autouse=True)
 def _only_fakes(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """The one known framework is the fake one, and it is imported; no driver has failed yet."""
-    monkeypatch.setattr(_plugins, "KNOWN_FRAMEWORKS", {FRAMEWORK: "amanda-fake"})
+    monkeypatch.setattr(plugins, "KNOWN_FRAMEWORKS", {FRAMEWORK: "amanda-fake"})
     monkeypatch.setitem(sys.modules, FRAMEWORK, ModuleType(FRAMEWORK))
     FakeDriver.attached.clear()
     yield
-    _state.FAILED.clear()
+    FAILED.clear()
 
 
 GOOD = FakeEntryPoint("good", plugin(drivers=[FakeDriver], tools={"good": "amanda.tool:Tool"}))
@@ -117,14 +118,14 @@ def test_a_hook_that_answers_garbage(install: Install, name: str, answer: Any, s
     with pytest.raises(PluginWarning, match=said):
         raise caught[0].message
     assert list(amanda.tools.available()) == ["good"]
-    assert _plugins.mapping_rules() == []
+    assert plugins.mapping_rules() == []
 
 
 def test_a_plugin_is_asked_once(install: Install) -> None:
     """What it would answer later counts for nothing."""
     answers = iter([{"a": "m:A"}])
     install(FakeEntryPoint("fickle", answering("amanda_register_tools", lambda: next(answers))))
-    assert list(_plugins.tools()) == list(_plugins.tools()) == ["a"]
+    assert list(plugins.tools()) == list(plugins.tools()) == ["a"]
 
 
 def test_one_module_in_two_entry_points(install: Install) -> None:
@@ -164,7 +165,7 @@ def test_a_tool_that_cannot_be_loaded(
     with pytest.raises(PluginError, match=origin) as caught:
         amanda.tools.load("sick")
     assert said in str(caught.value)
-    listed = "\n".join(listings.tool_lines())
+    listed = "\n".join(list_installed.tool_lines())
     assert "sick  (dist-bad 1.2)  cannot be loaded: tool" in listed
     assert said in listed
     assert "good  (dist-good 1.2)" in listed
@@ -177,7 +178,7 @@ def test_the_list_of_tools_tells_of_hidden_ones(install: Install) -> None:
         FakeEntryPoint("one", plugin(tools={"a": target})),
         FakeEntryPoint("two", plugin(tools={"a": target})),
     )
-    lines = listings.tool_lines()
+    lines = list_installed.tool_lines()
     assert [line.split("  ")[:2] for line in lines if not line.startswith(" ")] == [
         ["a", "(dist-one 1.2)"],
         ["dist-two/a", "(dist-two 1.2)"],
@@ -213,7 +214,7 @@ def test_a_driver_that_cannot_be_attached(install: Install, error: BaseException
         assert attached() == ["fake"]
     assert len(caught) == 1
     assert attached() == ["fake"]
-    reasons = {entry.cls.name: entry.reason for entry in _drivers.drivers()}
+    reasons = {entry.cls.name: entry.reason for entry in drivers.drivers()}
     assert reasons["sick"] == f"it could not be attached: {type(error).__name__}: {error}"
 
 
@@ -283,7 +284,7 @@ def test_a_driver_that_fails_to_detach(install: Install) -> None:
     with pytest.raises(OSError, match="stuck"):
         attached()
     assert gone == ["last", "first"]
-    assert not _state.ATTACHED
+    assert not ATTACHED
 
 
 @pytest.mark.parametrize("error", [OSError("no moon"), SystemExit(2)])
@@ -291,7 +292,7 @@ def test_a_driver_whose_framework_hook_fails(install: Install, error: BaseExcept
     """What it does when its framework is imported is a warning."""
     install(FakeEntryPoint("bad", plugin(drivers=[sick(framework_imported=raising(error))])))
     with pytest.warns(PluginWarning, match=f"sick of dist-bad failed when .* imported.*{error}"):
-        _drivers.framework_imported(FRAMEWORK)
+        drivers.framework_imported(FRAMEWORK)
 
 
 @pytest.mark.parametrize(
@@ -306,7 +307,7 @@ def test_a_driver_of_another_interface(install: Install, version: int, advice: s
     other = sick(interface_version=version)
     install(FakeEntryPoint("bad", plugin(drivers=[other])), GOOD)
     assert attached() == ["fake"]
-    reasons = {entry.cls.name: entry.reason for entry in _drivers.drivers()}
+    reasons = {entry.cls.name: entry.reason for entry in drivers.drivers()}
     assert reasons["sick"] == (
         f"it was written for driver interface {version}, and this amanda-core has "
         f"{INTERFACE_VERSION}: {advice}"
@@ -319,9 +320,9 @@ def test_two_drivers_of_one_name(install: Install) -> None:
     install(
         FakeEntryPoint("one", plugin(drivers=[one])), FakeEntryPoint("two", plugin(drivers=[two]))
     )
-    assert _drivers.select(None).ready == (one,)
-    assert _drivers.select(["dist-two/same"]).ready == (two,)
-    assert _drivers.drivers()[1].reason == "same was registered first, with the same priority"
+    assert drivers.select(None).ready == (one,)
+    assert drivers.select(["dist-two/same"]).ready == (two,)
+    assert drivers.drivers()[1].reason == "same was registered first, with the same priority"
 
 
 # -- doctor -------------------------------------------------------------------

@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from amanda.backward_context import BackwardOpContext, ReleasableTensors
-from amanda.context import OpContext
 from amanda.errors import ContextExpiredError, TensorReleased
+from amanda.interface.backward_context import BackwardOpContext, ReleasableTensors
+from amanda.interface.context import OpContext
 
 KEYS = st.dictionaries(st.sampled_from("abcd"), st.integers(), max_size=4)
 

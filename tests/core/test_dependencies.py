@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import amanda
-from amanda.dependencies import ordered
 from amanda.errors import DependencyCycleError
+from amanda.scope.apply import ordered
 
 # Edges from later to earlier tools only: no circles.
 GRAPHS = st.integers(1, 7).flatmap(

@@ -8,20 +8,20 @@ from typing import Any
 import pytest
 
 import amanda
-from amanda import _state
-from amanda.action import EMPTY_PLAN, Action, ActionKind, ActionPlan, InstPoint
-from amanda.backward import backward_is_settled
-from amanda.cache import ActionCache, OpRecord
-from amanda.calls import OpCall
-from amanda.context import OpContext
-from amanda.dispatch import Dispatcher
+from amanda.engine.dispatch import Dispatcher
+from amanda.engine.plan import EMPTY_PLAN, ActionPlan, backward_is_settled
+from amanda.engine.records import ActionCache, OpRecord
 from amanda.errors import CapabilityError, SelectionError
+from amanda.interface.action import Action, ActionKind, InstPoint
+from amanda.interface.calls import OpCall
+from amanda.interface.context import OpContext
+from amanda.state import ATTACHED
 from amanda.testing import loopback as lb
 
 
 def dispatcher() -> Dispatcher:
     """The dispatcher of the attached loopback driver."""
-    return _state.ATTACHED[lb.LoopbackDriver].dispatcher
+    return ATTACHED[lb.LoopbackDriver].dispatcher
 
 
 def tool(analysis: Any, **kind: bool) -> amanda.Tool:

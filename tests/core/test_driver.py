@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 import amanda
-from amanda import hookspecs
-from amanda.driver import INTERFACE_VERSION, Capability, Driver
+from amanda.interface.driver import INTERFACE_VERSION, Capability, Driver
 from amanda.namespace import Namespace
+from amanda.registry import hookspecs
 from amanda.testing.loopback import LoopbackDriver, Tensor, tensor
 
 
@@ -63,13 +63,13 @@ def test_detach_is_idempotent() -> None:
 
 def test_vanilla() -> None:
     """Within a driver's vanilla() the current thread's framework calls are not instrumented."""
-    from amanda import _state
+    from amanda.state import ATTACHED
     from amanda.testing import loopback
 
     calls: list[int] = []
     tool = amanda.Tool()
     tool.add_inst_for_op(lambda context: calls.append(1))
-    with amanda.apply(tool), _state.ATTACHED[LoopbackDriver].vanilla():
+    with amanda.apply(tool), ATTACHED[LoopbackDriver].vanilla():
         assert isinstance(loopback.add(tensor(1.0), 1.0), Tensor)
     assert calls == []
 

@@ -55,12 +55,12 @@ def test_load_all_plugins(installed: Path) -> None:
     sources = [project.parent / "src" for project in ROOT.glob("amanda-*/pyproject.toml")]
     code = (
         "import sys, amanda\n"
-        "from amanda import _drivers, _plugins\n"
+        "from amanda.registry import drivers as registered, plugins\n"
         "tools = amanda.tools.available()\n"
-        "drivers = _drivers.registered_drivers()\n"
-        "_plugins.mapping_rules(), _plugins.report_headers()\n"
+        "drivers = registered.registered_drivers()\n"
+        "plugins.mapping_rules(), plugins.report_headers()\n"
         f"print([m for m in {HEAVY} if m in sys.modules])\n"
-        "print(len(tools) > 0, len(drivers) > 0, [r.error for r in _plugins.registry().records])"
+        "print(len(tools) > 0, len(drivers) > 0, [r.error for r in plugins.registry().records])"
     )
     heavy, found = in_process(code, installed, *sources).splitlines()
     assert heavy == "[]"

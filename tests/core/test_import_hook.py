@@ -10,8 +10,9 @@ from pathlib import Path
 import pytest
 
 import amanda
-from amanda import _plugins, _state
-from amanda._import_hook import Watch
+from amanda.registry import plugins
+from amanda.registry.import_hook import Watch
+from amanda.state import ATTACHED
 from tests.core.conftest import FakeEntryPoint, plugin
 from tests.core.test_plugins import FakeDriver
 
@@ -21,7 +22,7 @@ NAME = "fake_late_framework"
 @pytest.fixture(autouse=True)
 def _no_framework(monkeypatch: pytest.MonkeyPatch) -> None:
     """No framework is imported, whatever other tests of this process have done."""
-    for name in _plugins.KNOWN_FRAMEWORKS:
+    for name in plugins.KNOWN_FRAMEWORKS:
         monkeypatch.delitem(sys.modules, name, raising=False)
 
 
@@ -50,7 +51,7 @@ def test_the_module_does_not_remember(module: Path) -> None:
     watch = Watch([NAME, "another"], lambda name: None)
     found = importlib.import_module(NAME)
     watch.close()
-    assert type(found.__loader__).__module__ != "amanda._import_hook"
+    assert type(found.__loader__).__module__ != "amanda.registry.import_hook"
     assert found.__spec__ is not None
     assert found.__spec__.loader is found.__loader__
 
@@ -128,5 +129,5 @@ def test_nested_scopes_wait_for_a_framework(module: Path, install: Callable[...,
         with amanda.apply(amanda.Tool()):
             found = importlib.import_module(NAME)
             assert FakeDriver.attached == ["late"]
-        assert late in _state.ATTACHED
-    assert type(found.__loader__).__module__ != "amanda._import_hook"
+        assert late in ATTACHED
+    assert type(found.__loader__).__module__ != "amanda.registry.import_hook"

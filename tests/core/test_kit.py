@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 import amanda.testing
-from amanda.driver import Capability
+from amanda.interface.driver import Capability
 from amanda.testing import DriverContract, framework, loopback
 from amanda.testing.contract.base import ContractTests
 from tests.core import broken_backward, broken_forward

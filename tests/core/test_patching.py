@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from amanda._patching import PatchSet
+from amanda.patching import PatchSet
 
 
 class Base:

@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 import amanda
-from amanda import _drivers, _plugins
-from amanda.driver import INTERFACE_VERSION, Driver
 from amanda.errors import NoDriverError, PluginError, PluginWarning, UnknownNameError
+from amanda.interface.driver import INTERFACE_VERSION, Driver
+from amanda.registry import drivers, plugins
 from amanda.testing.loopback import LoopbackDriver
 from tests.core.conftest import FakeEntryPoint, plugin
 
@@ -62,7 +62,7 @@ def framework(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def only_fakes(monkeypatch: pytest.MonkeyPatch) -> None:
     """The one known framework is the fake one, published as ``amanda-fake``."""
-    monkeypatch.setattr(_plugins, "KNOWN_FRAMEWORKS", {FRAMEWORK: "amanda-fake"})
+    monkeypatch.setattr(plugins, "KNOWN_FRAMEWORKS", {FRAMEWORK: "amanda-fake"})
 
 
 Install = Callable[..., None]
@@ -114,7 +114,7 @@ def test_version_conflict(install: Install) -> None:
     install(FakeEntryPoint("one", plugin(drivers=[driver("old", interface_version=99)])))
     with pytest.raises(NoDriverError, match=rf"old: .*interface 99.*has {INTERFACE_VERSION}"):
         attached()
-    assert "interface 99" in _drivers.drivers()[0].reason
+    assert "interface 99" in drivers.drivers()[0].reason
 
 
 @pytest.mark.usefixtures("framework")
@@ -136,7 +136,7 @@ def test_driver_whose_check_fails(install: Install) -> None:
     broken = driver("broken", reason_unusable=classmethod(check))
     install(FakeEntryPoint("one", plugin(drivers=[broken, FakeDriver])))
     assert attached() == ["fake"]
-    reasons = {entry.cls.name: entry.reason for entry in _drivers.drivers()}
+    reasons = {entry.cls.name: entry.reason for entry in drivers.drivers()}
     assert reasons["broken"] == "its check failed with OSError: no moon"
 
 
@@ -159,7 +159,7 @@ def test_plugin_whose_hook_fails(install: Install) -> None:
     bad.amanda_register_tools = plugin_error  # type: ignore[attr-defined]
     install(FakeEntryPoint("bad", bad), FakeEntryPoint("good", module))
     with pytest.warns(PluginWarning, match="ZeroDivisionError"):
-        assert _plugins.tools() == {}
+        assert plugins.tools() == {}
     assert attached() == ["fake"]
 
 
@@ -185,7 +185,7 @@ def test_strict_plugins(install: Install, monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setenv("AMANDA_PLUGINS", "strict")
     install(FakeEntryPoint("bad", ImportError("no such thing"), "dist-bad"))
     with pytest.raises(PluginError, match=r"dist-bad.*no such thing"):
-        _plugins.registry()
+        plugins.registry()
 
 
 @pytest.mark.parametrize("name", ["one", "dist-one"])
@@ -197,8 +197,8 @@ def test_disabled_plugins(install: Install, monkeypatch: pytest.MonkeyPatch, nam
         FakeEntryPoint("two", plugin(tools={"b": "m:B"})),
     )
     with pytest.warns(PluginWarning, match="no plugin named 'other'"):
-        assert list(_plugins.tools()) == ["b"]
-    assert _plugins.registry().records[0].error == "disabled by AMANDA_DISABLE_PLUGINS"
+        assert list(plugins.tools()) == ["b"]
+    assert plugins.registry().records[0].error == "disabled by AMANDA_DISABLE_PLUGINS"
 
 
 def test_unknown_hook_names_are_ours_to_find(install: Install) -> None:
@@ -211,7 +211,7 @@ def test_unknown_hook_names_are_ours_to_find(install: Install) -> None:
     module.amanda_register_nonsense = amanda.hookimpl(amanda_register_nonsense)  # type: ignore[attr-defined]
     install(FakeEntryPoint("one", module))
     with pytest.warns(PluginWarning, match="amanda_register_nonsense"):
-        assert _plugins.tools() == {}
+        assert plugins.tools() == {}
 
 
 # -- choice -------------------------------------------------------------------
@@ -230,7 +230,7 @@ def two(install: Install, framework: None) -> None:
 def test_priority() -> None:
     """Of two drivers for one framework and mode the one with the higher priority is used."""
     assert attached() == ["high"]
-    reasons = {entry.cls.name: entry.reason for entry in _drivers.drivers()}
+    reasons = {entry.cls.name: entry.reason for entry in drivers.drivers()}
     assert reasons == {"low": "high has a higher priority (2 > 1)", "high": ""}
 
 
@@ -284,14 +284,14 @@ def test_opt_in(install: Install) -> None:
     install(FakeEntryPoint("one", plugin(drivers=[shy, FakeDriver])))
     assert attached() == ["fake"]
     assert attached(drivers=["shy"]) == ["shy"]
-    assert _drivers.drivers()[0].reason == "used only when asked for by name"
+    assert drivers.drivers()[0].reason == "used only when asked for by name"
 
 
 @pytest.mark.usefixtures("framework")
 def test_one_framework_uncovered(install: Install, monkeypatch: pytest.MonkeyPatch) -> None:
     """If one imported framework has a driver and another has not, apply warns once."""
     monkeypatch.setattr(
-        _plugins, "KNOWN_FRAMEWORKS", {FRAMEWORK: "amanda-fake", "other": "amanda-other"}
+        plugins, "KNOWN_FRAMEWORKS", {FRAMEWORK: "amanda-fake", "other": "amanda-other"}
     )
     monkeypatch.setitem(sys.modules, "other", ModuleType("other"))
     install(FakeEntryPoint("one", plugin(drivers=[FakeDriver])))
@@ -302,7 +302,7 @@ def test_one_framework_uncovered(install: Install, monkeypatch: pytest.MonkeyPat
 
 def test_loopback_is_there_once_imported() -> None:
     """The loopback driver is registered by the import of its module."""
-    assert (LoopbackDriver, "amanda-core") in _drivers.registered_drivers()
+    assert (LoopbackDriver, "amanda-core") in drivers.registered_drivers()
 
 
 # -- tools and rules ----------------------------------------------------------
@@ -344,8 +344,8 @@ def test_our_tools_keep_their_names(install: Install) -> None:
         FakeEntryPoint("one", plugin(tools={"flops": "m:Other"}), "aaa"),
         FakeEntryPoint("two", plugin(tools={"flops": "m:Ours"}), "amanda-tools"),
     )
-    assert _plugins.tools()["flops"].target == "m:Ours"
-    assert _plugins.tools()["aaa/flops"].target == "m:Other"
+    assert plugins.tools()["flops"].target == "m:Ours"
+    assert plugins.tools()["aaa/flops"].target == "m:Other"
 
 
 def test_load_a_tool(install: Install) -> None:
@@ -376,10 +376,10 @@ def test_mapping_rules_of_all_plugins(install: Install) -> None:
         FakeEntryPoint("one", plugin(rules={"torch": [str, pair]})),
         FakeEntryPoint("two", plugin(rules={"tensorflow": [len]})),
     )
-    assert _plugins.mapping_rules() == [("torch", str), ("torch", pair), ("tensorflow", len)]
+    assert plugins.mapping_rules() == [("torch", str), ("torch", pair), ("tensorflow", len)]
 
 
 def test_report_headers(install: Install) -> None:
     """Each plugin may report one line."""
     install(FakeEntryPoint("one", plugin(header="one is fine")), FakeEntryPoint("two", plugin()))
-    assert _plugins.report_headers() == (["one is fine"], [])
+    assert plugins.report_headers() == (["one is fine"], [])

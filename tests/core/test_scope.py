@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 import amanda
-from amanda import _state
+from amanda.state import ATTACHED, LIVE_SCOPES, STATE
 from amanda.testing import loopback as lb
 
 
@@ -50,9 +50,9 @@ def test_a_failed_attach_leaves_nothing() -> None:
     start = threading.Thread.start
     with pytest.raises(OSError, match="no way"):
         amanda.apply(Counter(), drivers=["loopback", Failing]).__enter__()
-    assert not _state.ATTACHED
-    assert not _state.LIVE_SCOPES
-    assert _state.STATE.scopes == ()
+    assert not ATTACHED
+    assert not LIVE_SCOPES
+    assert STATE.scopes == ()
     assert threading.Thread.start is start
     work()
 
@@ -70,11 +70,11 @@ def test_a_failed_inner_scope_leaves_the_outer_one() -> None:
 def test_one_driver_serves_nested_scopes() -> None:
     """A driver is attached once, and detached with the last scope that uses it."""
     with amanda.apply(Counter()):
-        driver = _state.ATTACHED[lb.LoopbackDriver]
+        driver = ATTACHED[lb.LoopbackDriver]
         with amanda.apply(Counter()):
-            assert _state.ATTACHED[lb.LoopbackDriver] is driver
-        assert _state.ATTACHED[lb.LoopbackDriver] is driver
-    assert not _state.ATTACHED
+            assert ATTACHED[lb.LoopbackDriver] is driver
+        assert ATTACHED[lb.LoopbackDriver] is driver
+    assert not ATTACHED
 
 
 def test_exit_twice() -> None:
@@ -84,7 +84,7 @@ def test_exit_twice() -> None:
     scope.__exit__(None, None, None)
     with pytest.raises(IndexError):
         scope.__exit__(None, None, None)
-    assert not _state.LIVE_SCOPES
+    assert not LIVE_SCOPES
 
 
 def test_statistics_before_the_first_block() -> None:
@@ -127,10 +127,10 @@ def test_closed_generator() -> None:
 
     running = generator()
     next(running)
-    assert _state.LIVE_SCOPES
+    assert LIVE_SCOPES
     running.close()
-    assert not _state.LIVE_SCOPES
-    assert not _state.ATTACHED
+    assert not LIVE_SCOPES
+    assert not ATTACHED
 
 
 def test_abandoned_generator() -> None:
@@ -143,8 +143,8 @@ def test_abandoned_generator() -> None:
     running = generator()
     next(running)
     del running
-    assert not _state.LIVE_SCOPES
-    assert not _state.ATTACHED
+    assert not LIVE_SCOPES
+    assert not ATTACHED
 
 
 def test_contextmanager_in_a_generator() -> None:
@@ -278,7 +278,7 @@ def test_a_forked_child_is_as_before_the_scope() -> None:
     with amanda.apply(tool):
         child = os.fork()
         if child == 0:
-            clean = not _state.ATTACHED and not _state.LIVE_SCOPES and not _state.STATE.scopes
+            clean = not ATTACHED and not LIVE_SCOPES and not STATE.scopes
             same = threading.Thread.start is start and sys.meta_path == finders
             with amanda.apply(tool):
                 work()
@@ -347,6 +347,6 @@ def test_a_tool_that_fails_where_a_scope_begins_or_ends(place: str) -> None:
     with pytest.raises(OSError, match=f"no {place}"), amanda.apply(first, second):
         pass
     assert first.told[-1] == second.told[-1] == "end"
-    assert not _state.ATTACHED
-    assert not _state.LIVE_SCOPES
-    assert _state.STATE.paused == 0
+    assert not ATTACHED
+    assert not LIVE_SCOPES
+    assert STATE.paused == 0

@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 import amanda
-from amanda import _state
-from amanda.action import InstPoint
 from amanda.errors import AmandaError
+from amanda.interface.action import InstPoint
+from amanda.state import STATE
 from amanda.testing import loopback as lb
 
 
@@ -140,21 +140,21 @@ def test_apply_of_nothing() -> None:
 )
 def test_control_scopes(enter: Any, leave: Any, switch: str, inside: bool, outside: bool) -> None:
     """The control scopes nest, and restore what was before, one within the other."""
-    before = getattr(_state.STATE, switch)
+    before = getattr(STATE, switch)
     with enter():
-        assert getattr(_state.STATE, switch) is inside
+        assert getattr(STATE, switch) is inside
         with leave():
-            assert getattr(_state.STATE, switch) is outside
+            assert getattr(STATE, switch) is outside
             with enter():
-                assert getattr(_state.STATE, switch) is inside
-        assert getattr(_state.STATE, switch) is inside
-    assert getattr(_state.STATE, switch) is before
+                assert getattr(STATE, switch) is inside
+        assert getattr(STATE, switch) is inside
+    assert getattr(STATE, switch) is before
 
 
 @pytest.mark.parametrize("scope", [amanda.disabled, amanda.cache_disabled, amanda.ad_enabled])
 def test_control_scopes_end_with_an_exception(scope: Any) -> None:
     """A control scope that an exception leaves is over."""
-    state = _state.STATE
+    state = STATE
     before = state.enabled, state.cache, state.ad
     with pytest.raises(KeyError), scope():
         raise KeyError

@@ -121,7 +121,7 @@ def test_nothing_heavy_is_imported_to_list_them(environment: Environment) -> Non
     """Plugin modules import neither the framework nor NumPy."""
     code = (
         "import sys, amanda; amanda.tools.available()\n"
-        "from amanda import _drivers; _drivers.drivers()\n"
+        "from amanda.registry import drivers; drivers.drivers()\n"
         "print({'minigrad', 'numpy', 'amanda_shapes.tool'} & set(sys.modules))"
     )
     assert environment.run("python", "-c", code).stdout == "set()\n"

@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from amanda.driver import Capability
+from amanda.interface.driver import Capability
 from amanda_tensorflow.plugin import (
     TensorFlowEagerDriver,
     TensorFlowFunctionDriver,

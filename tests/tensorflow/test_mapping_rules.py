@@ -12,9 +12,9 @@ from typing import Any
 import attrs
 import pytest
 
-from amanda.backward_context import BackwardOpContext
-from amanda.calls import BackwardCall, OpCall
-from amanda.context import OpContext
+from amanda.interface.backward_context import BackwardOpContext
+from amanda.interface.calls import BackwardCall, OpCall
+from amanda.interface.context import OpContext
 from amanda_tensorflow import mapping_rules
 
 

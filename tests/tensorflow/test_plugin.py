@@ -8,8 +8,8 @@ from importlib import metadata
 
 import pytest
 
-from amanda import _drivers
-from amanda.driver import Driver
+from amanda.interface.driver import Driver
+from amanda.registry import drivers
 from amanda_tensorflow import plugin
 
 DRIVERS = (
@@ -29,7 +29,7 @@ def printed(code: str) -> str:
 
 def test_drivers_are_registered() -> None:
     """`amanda drivers` lists one driver for each mode, and they are usable."""
-    entries = {entry.cls: entry for entry in _drivers.drivers() if entry.cls in DRIVERS}
+    entries = {entry.cls: entry for entry in drivers.drivers() if entry.cls in DRIVERS}
     assert [entry.distribution for entry in entries.values()] == ["amanda-tensorflow"] * 3
     assert [cls.mode for cls in DRIVERS] == ["eager", "function", "graph"]
     assert [cls.name for cls in DRIVERS] == [

@@ -7,9 +7,9 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 import amanda
-from amanda.action import InstPoint
+from amanda.interface.action import InstPoint
+from amanda.results import Table
 from amanda.testing import loopback as lb
-from amanda.tools.reporting import Table
 from amanda_tools.count import CountTool
 
 

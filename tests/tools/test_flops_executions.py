@@ -18,7 +18,8 @@ from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
 import amanda
-from amanda_tools.flops import FlopsTool, quantity
+from amanda_tools._output.units import quantity
+from amanda_tools.flops import FlopsTool
 
 
 def counted(run: Callable[[], Any], **options: Any) -> dict[str, Any]:

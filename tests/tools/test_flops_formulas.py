@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 
 import amanda
 from amanda.testing import loopback as lb
+from amanda_tools._operators.cost import FORMULAS
+from amanda_tools._operators.kinds import FREE
+from amanda_tools._operators.signature import Call, Signature
 from amanda_tools.flops import FlopsTool
-from amanda_tools.flops.call import Call, Signature
-from amanda_tools.flops.formulas import FORMULAS
-from amanda_tools.flops.free import FREE
 from amanda_tools.flops.gradients import GRADIENTS, GradientCall
 
 

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 import amanda
-from amanda.calls import OpCall
 from amanda.errors import CapabilityError, TensorReleased
+from amanda.interface.calls import OpCall
 from amanda.testing import loopback as lb
 from amanda.testing.loopback.execution import LoopbackCall
 from amanda.tools.graph import Edge, Graph

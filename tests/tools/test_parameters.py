@@ -17,10 +17,10 @@ tf = pytest.importorskip("tensorflow", exc_type=ImportError)
 import numpy as np
 
 import amanda
-from amanda.tools.reporting import OpDescription
+from amanda.tools.description import OpDescription
+from amanda_tools._operators.cost import FORMULAS
+from amanda_tools._operators.signature import Signature
 from amanda_tools.flops import FlopsTool
-from amanda_tools.flops.call import Signature
-from amanda_tools.flops.formulas import FORMULAS
 from amanda_tools.flops.tally import ForwardOp
 
 tf1 = tf.compat.v1

@@ -15,14 +15,24 @@ import pytest
 import torch
 
 import amanda
-from amanda.cli.pages import RunReport, ToolReport
-from amanda.tools.reporting import Chart, Table
-from amanda_tools.charting import BOTH, by_direction, ranked, ranked_modules, taken_apart
-from amanda_tools.report import Document, Section, rendered
-from amanda_tools.report.charts import MAX_BARS, Drawing, amount, drawing_of
-from amanda_tools.report.columns import column
-from amanda_tools.report.graphs import MAX_NODES, GraphView, graph_of
-from amanda_tools.report.run import document_of, section_of
+from amanda.results import Chart, RunReport, Table, ToolReport
+from amanda_tools._output.charting import (
+    BOTH,
+    by_direction,
+    ranked,
+    ranked_modules,
+    taken_apart,
+)
+from amanda_tools._output.report import Document, Section, rendered
+from amanda_tools._output.report.charts import (
+    MAX_BARS,
+    Drawing,
+    amount,
+    drawing_of,
+)
+from amanda_tools._output.report.columns import column
+from amanda_tools._output.report.graphs import MAX_NODES, GraphView, graph_of
+from amanda_tools._output.report.run import document_of, section_of
 
 # -- charts -------------------------------------------------------------------
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from amanda_tools.report.columns import MAX_ROWS, column, grid, records
+from amanda_tools._output.report.columns import MAX_ROWS, column, grid, records
 
 
 @pytest.mark.parametrize(

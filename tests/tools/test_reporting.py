@@ -11,16 +11,11 @@ import attrs
 import pytest
 
 import amanda
+from amanda.files import write_json
+from amanda.results import MAX_ROWS, Table
 from amanda.testing import loopback as lb
-from amanda.tools.reporting import (
-    MAX_ROWS,
-    OpDescription,
-    ReportingTool,
-    Table,
-    describe,
-    plain_text,
-    write_json,
-)
+from amanda.tools.description import OpDescription, describe
+from amanda.tools.reporting import ReportingTool, plain_text
 
 
 def test_a_table_is_aligned_and_cut() -> None:

@@ -23,9 +23,9 @@ from torch import nn
 
 import amanda
 from amanda.testing import loopback as lb
+from amanda_tools._values.moments import Moments
 from amanda_tools.sparsity import SparsityTool, pattern_share
 from amanda_tools.stats import StatsTool
-from amanda_tools.stats.moments import Moments
 from tests import models
 
 

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from amanda import _state
+from amanda.state import ATTACHED, LIVE_SCOPES, STATE
 from tests.torch.support import dynamos, framework_state, ours
 
 torch.set_num_threads(1)
@@ -29,7 +29,7 @@ def _vanilla_afterwards() -> Iterator[None]:
     assert not changed
     added = [k for k in after.keys() - before.keys() if ours(*k)]
     assert not added
-    assert not _state.LIVE_SCOPES
-    assert not _state.ATTACHED
-    assert _state.STATE.scopes == ()
+    assert not LIVE_SCOPES
+    assert not ATTACHED
+    assert STATE.scopes == ()
     assert threading.Thread.start is start

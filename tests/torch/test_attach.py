@@ -13,9 +13,9 @@ import torch
 from torch import nn
 
 import amanda
-from amanda import _state
-from amanda._patching import PatchSet
 from amanda.errors import CapabilityError
+from amanda.patching import PatchSet
+from amanda.state import ATTACHED, LIVE_SCOPES
 from amanda_torch import _internals, plugin
 from tests.torch.support import Counter, applied, framework_state
 
@@ -28,8 +28,8 @@ def test_missing_private_symbol_is_named(monkeypatch: pytest.MonkeyPatch) -> Non
         applied(Counter()).__enter__()
     assert torch.__version__ in str(caught.value)
     assert framework_state() == state
-    assert not _state.ATTACHED
-    assert not _state.LIVE_SCOPES
+    assert not ATTACHED
+    assert not LIVE_SCOPES
 
 
 @pytest.mark.parametrize("count", range(3))
@@ -49,7 +49,7 @@ def test_failing_patch_leaves_nothing(monkeypatch: pytest.MonkeyPatch, count: in
         with pytest.raises(AttributeError, match="cannot patch"):
             applied(Counter()).__enter__()
     assert framework_state() == state
-    assert not _state.ATTACHED
+    assert not ATTACHED
 
 
 def test_a_scope_changes_and_restores_pytorch() -> None:
@@ -150,4 +150,4 @@ def test_old_versions_are_unusable(monkeypatch: pytest.MonkeyPatch, version: str
 def test_every_private_symbol_exists() -> None:
     """The PyTorch that the tests run with has all private symbols that are used."""
     assert _internals.missing() == []
-    assert importlib.import_module("amanda_torch.eager").EagerDriver
+    assert importlib.import_module("amanda_torch.eager.driver").EagerDriver

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 import amanda
-from amanda_torch.graph import COMPILER_VARIABLE
+from amanda_torch.compiled.driver import COMPILER_VARIABLE
 from amanda_torch.plugin import TorchEagerDriver, TorchGraphDriver
 
 # PyTorch's compiler changes PyTorch when it is first used.

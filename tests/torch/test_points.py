@@ -15,10 +15,10 @@ import torch
 from torch import nn
 
 import amanda
-from amanda import _state
 from amanda.errors import InPlaceWarning, RoutineResultError, SelectionError
-from amanda_torch.calls import TorchCall
-from amanda_torch.layouts import Layout
+from amanda.state import STATE, TOOL_LOCK
+from amanda_torch.operators.calls import TorchCall
+from amanda_torch.operators.layouts import Layout
 from tests.torch.support import Watcher, applied
 
 A, B, C = torch.rand(2, 3), torch.rand(3, 3), torch.rand(3)
@@ -262,8 +262,8 @@ def test_errors_in_later_executions(routine: Any, error: Any, message: str) -> N
 def assert_left() -> None:
     """No routine of this thread is running."""
     assert torch.is_grad_enabled()
-    assert not _state.STATE.paused
-    assert not _state.TOOL_LOCK._is_owned()  # type: ignore[attr-defined]
+    assert not STATE.paused
+    assert not TOOL_LOCK._is_owned()  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize("result", [ValueError("now"), KeyboardInterrupt("now"), 3, []])

@@ -20,7 +20,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from xml.etree import ElementTree
 
-from amanda.driver import Driver
+from amanda.interface.driver import Driver
 from amanda_tensorflow.plugin import (
     TensorFlowEagerDriver,
     TensorFlowFunctionDriver,

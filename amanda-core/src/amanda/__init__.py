@@ -7,24 +7,23 @@ driver is installed. After the ASPLOS'24 paper of the same name
 
 from typing import Any as _Any
 
-from amanda.context import OpContext
-from amanda.driver import Driver
-from amanda.hookspecs import hookimpl
-from amanda.tool import (
-    Tool,
+from amanda.interface.context import OpContext
+from amanda.interface.driver import Driver
+from amanda.interface.tool import Tool, traceable
+from amanda.registry.hookspecs import hookimpl
+from amanda.scope.apply import apply
+from amanda.scope.switches import (
     ad_disabled,
     ad_enabled,
-    apply,
     cache_disabled,
     cache_enabled,
     disabled,
     enabled,
     new_iteration,
-    traceable,
 )
 
 from amanda import tool, tools  # isort: skip - tools need the names above
-from amanda import _drivers as _drivers  # isort: skip - plugins need all of them
+from amanda.registry import drivers  # isort: skip - plugins need all of them
 
 __version__ = "0.1.0"
 
@@ -62,4 +61,4 @@ def unload_ipython_extension(shell: _Any) -> None:
     notebook.unload(shell)
 
 
-_drivers.watch_imports()
+drivers.watch_imports()

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from amanda.tools.contraction import weight_layout
 
 if TYPE_CHECKING:
-    from amanda.context import OpContext
+    from amanda.interface.context import OpContext
 
 TYPES: Mapping[str, str] = {
     # arithmetic

@@ -10,7 +10,7 @@ from importlib import metadata
 from typing import Any, ClassVar
 
 import amanda
-from amanda.driver import INTERFACE_VERSION, Capability, Driver
+from amanda.interface.driver import INTERFACE_VERSION, Capability, Driver
 from amanda_tensorflow import mapping_rules
 
 MINIMUM = (2, 16)
@@ -65,7 +65,7 @@ class TensorFlowDriver(Driver, abc.ABC):
         if sys.modules.get("amanda_tensorflow._internals", _PLACEHOLDER) is not _PLACEHOLDER:
             # A module of ours is what imports TensorFlow; its driver does this when it attaches.
             return
-        from amanda_tensorflow import records
+        from amanda_tensorflow.provenance import records
 
         records.install()
 
@@ -89,14 +89,14 @@ class TensorFlowEagerDriver(TensorFlowDriver):
     @classmethod
     def create(cls) -> Any:
         """The driver itself, which imports TensorFlow."""
-        from amanda_tensorflow.eager import EagerDriver
+        from amanda_tensorflow.eager.driver import EagerDriver
 
         return super(TensorFlowEagerDriver, EagerDriver).create()
 
     @classmethod
     def self_test(cls) -> Sequence[str]:
         """Look at the operators of a tiny model; what went wrong, if anything."""
-        from amanda_tensorflow.eager import self_test
+        from amanda_tensorflow.eager.driver import self_test
 
         return self_test()
 
@@ -111,14 +111,14 @@ class TensorFlowFunctionDriver(TensorFlowDriver):
     @classmethod
     def create(cls) -> Any:
         """The driver itself, which imports TensorFlow."""
-        from amanda_tensorflow.function import FunctionDriver
+        from amanda_tensorflow.function.driver import FunctionDriver
 
         return super(TensorFlowFunctionDriver, FunctionDriver).create()
 
     @classmethod
     def self_test(cls) -> Sequence[str]:
         """Look at the operators of a tiny function; what went wrong, if anything."""
-        from amanda_tensorflow.function import self_test
+        from amanda_tensorflow.function.driver import self_test
 
         return self_test()
 
@@ -133,14 +133,14 @@ class TensorFlowGraphDriver(TensorFlowDriver):
     @classmethod
     def create(cls) -> Any:
         """The driver itself, which imports TensorFlow."""
-        from amanda_tensorflow.session import SessionDriver
+        from amanda_tensorflow.session.driver import SessionDriver
 
         return super(TensorFlowGraphDriver, SessionDriver).create()
 
     @classmethod
     def self_test(cls) -> Sequence[str]:
         """Look at the operators of a tiny graph; what went wrong, if anything."""
-        from amanda_tensorflow.session import self_test
+        from amanda_tensorflow.session.driver import self_test
 
         return self_test()
 

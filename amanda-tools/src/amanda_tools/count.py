@@ -9,10 +9,17 @@ from typing import Any
 import attrs
 
 from amanda import OpContext
+from amanda.results import Chart, Table
+from amanda.tools.description import OpDescription, describe, place
 from amanda.tools.mapping import MappingTool
-from amanda.tools.reporting import Chart, OpDescription, Table, describe, place, type_names
-from amanda_tools.charting import BOTH, by_direction, ranked, ranked_modules
-from amanda_tools.printing import PrintingTool
+from amanda.tools.reporting import type_names
+from amanda_tools._bases.printing import PrintingTool
+from amanda_tools._output.charting import (
+    BOTH,
+    by_direction,
+    ranked,
+    ranked_modules,
+)
 
 
 @attrs.frozen(kw_only=True)

@@ -12,17 +12,19 @@ from typing import Any
 
 import attrs
 
-from amanda.tools.reporting import Table, type_names, write_json
-from amanda_tools.flops import quantity
-from amanda_tools.flops.parameters import byte_size
-from amanda_tools.numerics import Array, numerics_of
-from amanda_tools.stats.watching import (
+from amanda.files import write_json
+from amanda.results import Table
+from amanda.tools.reporting import type_names
+from amanda_tools._bases.watching import (
     Looks,
     WatchingOptions,
     WatchingTool,
     known_kinds,
 )
-from amanda_tools.tensor_files import WRITABLE, read_tensor, write_tensors
+from amanda_tools._operators.weights import byte_size
+from amanda_tools._output.units import quantity
+from amanda_tools._values.numerics import Array, numerics_of
+from amanda_tools._values.tensor_files import WRITABLE, read_tensor, write_tensors
 
 __all__ = ["DumpOptions", "DumpTool", "Entry"]
 

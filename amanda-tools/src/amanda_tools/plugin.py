@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from amanda import hookimpl
 
 if TYPE_CHECKING:
-    from amanda.cli.pages import RunReport
+    from amanda.results import RunReport
 
 
 @hookimpl
@@ -37,7 +37,7 @@ def amanda_register_tools() -> Mapping[str, str]:
 @hookimpl
 def amanda_render_report(report: RunReport) -> str:
     """The page of a run."""
-    from amanda_tools.report import rendered
-    from amanda_tools.report.run import document_of
+    from amanda_tools._output.report import rendered
+    from amanda_tools._output.report.run import document_of
 
     return rendered(document_of(report))

@@ -10,11 +10,17 @@ from typing import Any
 import attrs
 import numpy as np
 
-from amanda.tools.reporting import OUTSIDE, Chart, Table, place
-from amanda_tools.charting import ranked
-from amanda_tools.csv_files import write_rows
-from amanda_tools.numerics import Array
-from amanda_tools.stats.watching import KINDS, Watched, WatchingOptions, WatchingTool
+from amanda.results import Chart, Table
+from amanda.tools.description import OUTSIDE, place
+from amanda_tools._bases.watching import (
+    KINDS,
+    Watched,
+    WatchingOptions,
+    WatchingTool,
+)
+from amanda_tools._output.charting import ranked
+from amanda_tools._output.csv_files import write_rows
+from amanda_tools._values.numerics import Array
 
 __all__ = ["SparsityOptions", "SparsityTool", "pattern_share"]
 

@@ -10,14 +10,15 @@ from typing import Any
 import attrs
 
 from amanda import OpContext
+from amanda.results import Chart, Table
+from amanda.tools.description import place
 from amanda.tools.graph_tracing import Graph, GraphTracingTool, TracedOp
-from amanda.tools.reporting import Chart, Table, place
-from amanda_tools import chrome
-from amanda_tools.charting import BOTH, by_direction, ranked
-from amanda_tools.drawing import svg_lines
-from amanda_tools.printing import PrintingTool
-from amanda_tools.source import source_of
-from amanda_tools.timeline import Timeline
+from amanda_tools._bases.printing import PrintingTool
+from amanda_tools._operators.source import source_of
+from amanda_tools._output.charting import BOTH, by_direction, ranked
+from amanda_tools._output.drawing import svg_lines
+from amanda_tools._timelines import chrome
+from amanda_tools._timelines.timeline import Timeline
 
 
 @attrs.frozen(kw_only=True)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from amanda.tools.contraction import weight_layout
 
 if TYPE_CHECKING:
-    from amanda.context import OpContext
+    from amanda.interface.context import OpContext
 
 _CANONICAL: Mapping[str, str] = {
     "scaled_dot_product_attention": "attention",

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import abc
 import re
+import sys
 from collections.abc import Mapping, Sequence
 from importlib import metadata
 from typing import Any
 
 import amanda
-from amanda.driver import INTERFACE_VERSION, Capability, Driver
+from amanda.interface.driver import INTERFACE_VERSION, Capability, Driver
 from amanda_torch import mapping_rules
 
 MINIMUM = (2, 13)
@@ -21,15 +22,9 @@ class TorchEagerDriver(Driver, abc.ABC):
     name = "torch-eager"
     framework = "torch"
     mode = "eager"
+    target = "amanda_torch.eager.driver:EagerDriver"
     interface_version = INTERFACE_VERSION
     capabilities = frozenset(Capability) - {Capability.STATIC_GRAPH, Capability.COMPILED}
-
-    @classmethod
-    def create(cls) -> Any:
-        """The driver itself, which imports torch."""
-        from amanda_torch.eager import EagerDriver
-
-        return super(TorchEagerDriver, EagerDriver).create()
 
     @classmethod
     def reason_unusable(cls) -> str:
@@ -53,9 +48,8 @@ class TorchEagerDriver(Driver, abc.ABC):
     @classmethod
     def self_test(cls) -> Sequence[str]:
         """Look at the operators of a tiny model; what went wrong, if anything."""
-        from amanda_torch.eager import self_test
-
-        return self_test()
+        problems: Sequence[str] = sys.modules[cls.loaded().__module__].self_test()
+        return problems
 
 
 class TorchGraphDriver(Driver, abc.ABC):
@@ -64,6 +58,7 @@ class TorchGraphDriver(Driver, abc.ABC):
     name = "torch-graph"
     framework = "torch"
     mode = "graph"
+    target = "amanda_torch.compiled.driver:GraphDriver"
     opt_in = True
     interface_version = INTERFACE_VERSION
     capabilities = frozenset(
@@ -76,13 +71,6 @@ class TorchGraphDriver(Driver, abc.ABC):
             Capability.COMPILED,
         }
     )
-
-    @classmethod
-    def create(cls) -> Any:
-        """The driver itself, which imports torch."""
-        from amanda_torch.graph import GraphDriver
-
-        return super(TorchGraphDriver, GraphDriver).create()
 
     @classmethod
     def reason_unusable(cls) -> str:

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from amanda_tools.optimization_arrays import Arithmetic, arithmetic_of
+from amanda_tools._values.arithmetic import Arithmetic, arithmetic_of
 
 
 def tensor(framework: str, array: Any, dtype: str = "float32") -> Any:

@@ -53,9 +53,9 @@ def _listing(command: str, rest: Sequence[str]) -> int:
         print(f"amanda-core {__version__}")
         return 0
     if command in ("tools", "drivers"):
-        from amanda.cli import listings
+        from amanda.cli import list_installed
 
-        return listings.main(command, rest)
+        return list_installed.main(command, rest)
     if command == "merge":
         from amanda.cli import merge
 

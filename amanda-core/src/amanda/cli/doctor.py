@@ -11,9 +11,9 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from importlib import metadata
 from typing import Any
 
-from amanda import _drivers, _plugins
-from amanda.cli.listings import driver_lines
-from amanda.driver import Driver
+from amanda.cli.list_installed import driver_lines
+from amanda.interface.driver import Driver
+from amanda.registry import drivers, plugins
 
 CHECKS = ("check_internals", "self_test")
 """Class methods of a driver that the doctor calls where there are such.
@@ -50,12 +50,12 @@ def main(arguments: Sequence[str]) -> int:
 
 def _versions(problems: list[str]) -> Iterator[str]:
     yield f"python {platform.python_version()} ({sys.executable}) on {platform.platform()}"
-    found = _plugins.distribution_versions()
+    found = plugins.distribution_versions()
     for name in sorted(found):
         yield f"{name} {found[name]}"
     if "amanda" in found:
         problems.append(_CLASH)
-    for framework in _plugins.KNOWN_FRAMEWORKS:
+    for framework in plugins.KNOWN_FRAMEWORKS:
         yield f"{framework} {_framework_version(framework)}"
 
 
@@ -67,14 +67,14 @@ def _framework_version(framework: str) -> str:
 
 
 def _plugin_lines(problems: list[str]) -> Iterator[str]:
-    for record in _plugins.registry().records:
+    for record in plugins.registry().records:
         yield f"{record.title}: {record.error or 'loaded'}"
-        if record.error and not _plugins.is_disabled(record):
+        if record.error and not plugins.is_disabled(record):
             problems.append(f"plugin {record.title} is not loaded: {record.error}")
-    problems += _plugins.registry().mistakes
-    if not _plugins.registry().records:
+    problems += plugins.registry().mistakes
+    if not plugins.registry().records:
         yield "none is installed; try: pip install amanda-torch amanda-tools"
-    headers, failures = _plugins.report_headers()
+    headers, failures = plugins.report_headers()
     yield from headers
     problems += failures
 
@@ -84,8 +84,8 @@ def _driver_lines(problems: list[str]) -> Iterable[str]:
 
 
 def _checks(problems: list[str]) -> Iterator[str]:
-    for entry in _drivers.drivers():
-        if reason := _drivers.unusable(entry.cls):
+    for entry in drivers.drivers():
+        if reason := drivers.unusable(entry.cls):
             yield f"{entry.cls.name}: left out ({reason})"
             continue
         for name in CHECKS:
@@ -99,7 +99,7 @@ def _checked(cls: type[Driver], name: str, check: Callable[[], Any], problems: l
     try:
         found = check() or ()
         found = [found] if isinstance(found, str) else [str(problem) for problem in found]
-    except _plugins.BROKEN as error:
+    except plugins.BROKEN as error:
         found = [f"{type(error).__name__}: {error}"]
     problems += [f"{cls.name} {name}: {problem}" for problem in found]
     outcome = "; ".join(found) or "passed"

@@ -16,8 +16,9 @@ from pathlib import Path
 from typing import Any
 
 from amanda.cli import pages
-from amanda.cli.report import complain
-from amanda.tools.reporting import Table, write_json
+from amanda.cli.results import complain
+from amanda.files import write_json
+from amanda.results import RunReport, Table, ToolReport
 
 _RANKED = re.compile(r"(?P<stem>.+)-rank(?P<rank>\d+)(?P<rest>(?:\.timeline)?\.json)")
 
@@ -77,10 +78,10 @@ def merge(folder: Path) -> list[Path]:
     return written
 
 
-def page_of(results: Mapping[str, Mapping[str, Any]]) -> pages.RunReport:
+def page_of(results: Mapping[str, Mapping[str, Any]]) -> RunReport:
     """What the page of merged results is about."""
     ranks = dict.fromkeys(rank for result in results.values() for rank in result["ranks"])
-    return pages.RunReport(
+    return RunReport(
         title=f"amanda merge: {', '.join(results)}",
         facts={
             "ranks": ", ".join(map(str, ranks)),
@@ -88,7 +89,7 @@ def page_of(results: Mapping[str, Mapping[str, Any]]) -> pages.RunReport:
             "versions": pages.versions(),
         },
         tools=[
-            pages.ToolReport(name=name, result=result, tables=[_by_rank(name, result)])
+            ToolReport(name=name, result=result, tables=[_by_rank(name, result)])
             for name, result in results.items()
         ],
     )

@@ -21,7 +21,7 @@ from IPython.core.interactiveshell import InteractiveShell
 
 import amanda
 from amanda.cli import program, run, tracebacks
-from amanda.cli.report import Rank, Report
+from amanda.cli.results import Rank, Report
 from amanda.errors import AmandaError
 
 VARIABLE = "_amanda"

@@ -9,16 +9,17 @@ from __future__ import annotations
 import io
 import platform
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 import attrs
 
-from amanda import _drivers, _plugins
 from amanda.errors import AmandaError
-from amanda.tool import Tool
-from amanda.tools.reporting import Chart, Table, plain_data, replaced
+from amanda.files import plain_data, replaced
+from amanda.interface.tool import Tool
+from amanda.registry import drivers, plugins
+from amanda.results import Chart, RunReport, Table, ToolReport
 
 ALONE = "amanda-report"
 """Name of the page that is not in a folder of results."""
@@ -26,46 +27,6 @@ ALONE = "amanda-report"
 
 class PageError(AmandaError):
     """The page of a run cannot be made."""
-
-
-@attrs.frozen(kw_only=True)
-class ToolReport:
-    """What one tool gives to a page.
-
-    Attributes:
-        name: the tool's, with a number if the run has several of it.
-        about: the first sentence of its documentation.
-        result: what ``result()`` gave, as JSON would hold it; None if there is none.
-        tables: the summary as tables, empty of a tool that has no ``tables()``.
-        charts: what ``charts()`` gave.
-        text: what a tool without any of these prints.
-        files: the files that it wrote, as paths from the page's folder.
-        lost: what could not be computed or written, one message each.
-    """
-
-    name: str
-    about: str = ""
-    result: Any = None
-    tables: Sequence[Table] = ()
-    charts: Sequence[Chart] = ()
-    text: str = ""
-    files: Sequence[str] = ()
-    lost: Sequence[str] = ()
-
-
-@attrs.frozen(kw_only=True)
-class RunReport:
-    """What a page is about: a run and its tools.
-
-    Attributes:
-        title: one line.
-        facts: what is known of the run as a whole, by heading.
-        tools: its tools, in order.
-    """
-
-    title: str
-    facts: Mapping[str, str]
-    tools: Sequence[ToolReport]
 
 
 def page_of(folder: Path | None, suffix: str) -> Path:
@@ -80,14 +41,14 @@ def check_page(path: Path) -> None:
     Raises:
         PageError: it is not so; the message says what to do.
     """
-    if _plugins.report_renderer() is None:
+    if plugins.report_renderer() is None:
         raise PageError(f"--html: {_nobody()}")
     if path.is_dir():
         raise PageError(f"--html: {path} is a folder; remove it")
 
 
 def _nobody() -> str:
-    why = _plugins.not_loaded("amanda-tools")
+    why = plugins.not_loaded("amanda-tools")
     do = f" ({'; '.join(why)})" if why else "; try: pip install amanda-tools"
     return f"no plugin draws pages{do}"
 
@@ -99,7 +60,7 @@ def write_page(path: Path, report: RunReport) -> None:
         PageError: no plugin has drawn it.
         OSError: it cannot be written.
     """
-    renderer = _plugins.report_renderer()
+    renderer = plugins.report_renderer()
     text = None if renderer is None else renderer(report=report)
     if text is None:
         raise PageError(_nobody())
@@ -167,8 +128,8 @@ class Collector:
 
 def versions() -> str:
     """Python, our packages and the imported frameworks."""
-    found = {"Python": platform.python_version(), **_plugins.distribution_versions()}
-    frameworks = dict.fromkeys(cls.framework for cls, _ in _drivers.registered_drivers())
+    found = {"Python": platform.python_version(), **plugins.distribution_versions()}
+    frameworks = dict.fromkeys(cls.framework for cls, _ in drivers.registered_drivers())
     for name in frameworks:
         if version := getattr(sys.modules.get(name), "__version__", None):
             found[name] = version

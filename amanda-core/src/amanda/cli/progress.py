@@ -19,8 +19,8 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from amanda._patching import PatchSet
-from amanda._scope import Scope
+from amanda.patching import PatchSet
+from amanda.scope.scope import Scope
 
 FIRST, EVERY = 3.0, 1.0
 """Seconds until the line is on a terminal, and between its updates."""

@@ -19,12 +19,12 @@ from types import FrameType
 from typing import Any, TextIO
 
 import amanda
-from amanda import _state
-from amanda.cli import grammar, options, pages, program, progress, tracebacks
-from amanda.cli.report import NamedTool, Rank, Report, complain
+from amanda.cli import grammar, pages, program, progress, tool_options, tracebacks
+from amanda.cli.results import NamedTool, Rank, Report, complain
 from amanda.cli.selection import Selection
 from amanda.errors import AmandaError
-from amanda.tool import Tool
+from amanda.interface.tool import Tool
+from amanda.state import LIVE_SCOPES
 
 USAGE = (
     "amanda run [-t TOOL[:key=value,...][,TOOL...]]... [-o DIR] [--html] [--ops A+B] "
@@ -109,7 +109,7 @@ def _prepared(given: argparse.Namespace, words: Sequence[str]) -> Run:
     run = Run(target, report_of(given))
     run.begin(given.driver)
     if run.report.rank.number == 0:
-        run.progress = progress.of_terminal(_state.LIVE_SCOPES[-1], given.progress)
+        run.progress = progress.of_terminal(LIVE_SCOPES[-1], given.progress)
     return run
 
 
@@ -146,13 +146,13 @@ def make_tools(texts: Sequence[str]) -> list[NamedTool]:
     try:
         for spec in grammar.parse(texts):
             cls = amanda.tools.load(spec.name)
-            arguments = options.convert(cls, spec)
+            arguments = tool_options.convert(cls, spec)
             # The distribution that tells two tools of one name apart is no part of a file's name.
             name = spec.name.rpartition("/")[2]
             times[name] += 1
             again = f"-{times[name]}" if times[name] > 1 else ""
             made.append(NamedTool(name + again, _made(spec.name, cls, arguments)))
-    except (grammar.GrammarError, options.OptionError) as error:
+    except (grammar.GrammarError, tool_options.OptionError) as error:
         raise UsageError(f"{error}; see: amanda tools") from error
     return made
 

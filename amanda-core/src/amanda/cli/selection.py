@@ -9,10 +9,10 @@ from typing import Any
 
 import attrs
 
-from amanda.action import ActionKind
-from amanda.context import OpContext
-from amanda.tool import Tool
-from amanda.tools.reporting import describe, op_name
+from amanda.interface.action import ActionKind
+from amanda.interface.context import OpContext
+from amanda.interface.tool import Tool
+from amanda.tools.description import describe, op_name
 
 Analysis = Callable[[OpContext], Any]
 

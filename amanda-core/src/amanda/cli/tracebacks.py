@@ -7,8 +7,8 @@ import sys
 from collections.abc import Collection, Iterator
 from types import TracebackType
 
-from amanda import _drivers
 from amanda.errors import AmandaError
+from amanda.registry import drivers
 
 
 def show(error: BaseException, tools: Collection[str] = ()) -> None:
@@ -74,7 +74,7 @@ def _is_entered_again(entries: list[TracebackType], entry: TracebackType) -> boo
 
 def _packages() -> set[str]:
     """The packages whose frames stand between the program and its framework."""
-    classes = [cls for cls, _ in _drivers.registered_drivers()]
+    classes = [cls for cls, _ in drivers.registered_drivers()]
     return {"amanda", *(cls.__module__.partition(".")[0] for cls in classes)}
 
 

@@ -13,10 +13,10 @@ from typing import Any, ClassVar, TypeVar
 
 import attrs
 
-from amanda.action import InstPoint
-from amanda.context import OpContext
-from amanda.driver import Capability
-from amanda.tool import Tool
+from amanda.interface.action import InstPoint
+from amanda.interface.context import OpContext
+from amanda.interface.driver import Capability
+from amanda.interface.tool import Tool
 
 _F = TypeVar("_F", bound=Callable[..., Any])
 Build = Callable[..., Any]

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import importlib
 
-from amanda import _plugins
 from amanda.errors import PluginError, described
-from amanda.tool import Tool
+from amanda.interface.tool import Tool
+from amanda.registry import plugins
 from amanda.tools import graph_tracing, mapping, reporting, subgraph_rewriting
 
 __all__ = ["available", "graph_tracing", "load", "mapping", "reporting", "subgraph_rewriting"]
 
 
-def available() -> dict[str, _plugins.ToolEntry]:
+def available() -> dict[str, plugins.ToolEntry]:
     """The tools of all installed packages, by the names that :func:`load` takes."""
-    return dict(sorted(_plugins.tools().items()))
+    return dict(sorted(plugins.tools().items()))
 
 
 def load(name: str) -> type[Tool]:
@@ -26,16 +26,16 @@ def load(name: str) -> type[Tool]:
         UnknownNameError: no installed package has such a tool; close matches are named.
         PluginError: the package that registers it does not provide it.
     """
-    entry = _plugins.find_tool(name)
+    entry = plugins.find_tool(name)
     if entry is None:
         hint = "amanda tools lists them all"
-        if not any(r.distribution == "amanda-tools" for r in _plugins.registry().records):
+        if not any(r.distribution == "amanda-tools" for r in plugins.registry().records):
             hint += "; try: pip install amanda-tools"
-        raise _plugins.unknown("tool", name, _plugins.tools(), hint)
+        raise plugins.unknown("tool", name, plugins.tools(), hint)
     module, _, attribute = entry.target.partition(":")
     try:
         found: type[Tool] = getattr(importlib.import_module(module), attribute)
-    except _plugins.BROKEN as error:
+    except plugins.BROKEN as error:
         raise PluginError(
             f"tool {entry.name!r} of {entry.distribution} is registered as {entry.target}, "
             f"which cannot be loaded: {type(error).__name__}: {error}"

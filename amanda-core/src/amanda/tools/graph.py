@@ -10,10 +10,10 @@ from typing import Any
 
 import attrs
 
-from amanda.context import OpContext
 from amanda.errors import AmandaError, CapabilityError, TensorReleased
-from amanda.tool import disabled
-from amanda.tools.reporting import OpDescription, describe
+from amanda.interface.context import OpContext
+from amanda.scope.switches import disabled
+from amanda.tools.description import OpDescription, describe
 
 _SCALARS = (bool, int, float, complex, str, bytes, type(None))
 

@@ -17,8 +17,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from amanda.context import OpContext
-from amanda.tool import Tool, traceable
+from amanda.interface.context import OpContext
+from amanda.interface.tool import Tool, traceable
 from amanda.tools.graph import Edge, Graph, TracedBackwardOp, TracedOp, TracedTensor
 from amanda.tools.mapping import MappingTool
 

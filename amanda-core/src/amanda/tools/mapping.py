@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-from amanda import _plugins
-from amanda.context import OpContext
-from amanda.tool import Tool
+from amanda.interface.context import OpContext
+from amanda.interface.tool import Tool
+from amanda.registry import plugins
 
 Rule = Callable[[OpContext], Any]
 
@@ -38,7 +38,7 @@ class MappingTool(Tool):
         positions), ``weight_layout`` and ``data_layout``; what does not apply
         to an operator stays None.
         """
-        return cls(_plugins.mapping_rules())
+        return cls(plugins.mapping_rules())
 
     def before_analyses(self, context: OpContext) -> None:
         for prefix, before, _ in self._rules:

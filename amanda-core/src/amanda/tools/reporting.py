@@ -22,75 +22,17 @@ signature of any tool's constructor, and uses ``result()``, ``print_summary()``,
 
 from __future__ import annotations
 
-import contextlib
 import inspect
-import json
-import math
-import os
 import typing
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, Generic, Literal, TextIO, TypeVar
 
-import attrs
-
-from amanda.context import OpContext
 from amanda.errors import close_matches
-from amanda.tool import Tool
+from amanda.interface.tool import Tool
+from amanda.results import Chart, Table
 
 OptionsT = TypeVar("OptionsT")
-
-MAX_ROWS = 20
-"""Rows of a table that a summary prints; the files have all of them."""
-
-OUTSIDE = "(outside of modules)"
-"""Where tables say that an operator runs which no module runs."""
-
-
-@attrs.frozen
-class Table:
-    """A part of a summary.
-
-    Attributes:
-        title: one line.
-        columns: their headings; a column whose values are numbers is set to the right.
-        rows: one value per column.
-    """
-
-    title: str
-    columns: Sequence[str]
-    rows: Sequence[Sequence[Any]]
-
-    def head(self) -> tuple[Sequence[Sequence[Any]], str]:
-        """The rows that a summary prints, and a line about those it leaves out."""
-        hidden = len(self.rows) - MAX_ROWS
-        return self.rows[:MAX_ROWS], f"... and {hidden} more rows" if hidden > 0 else ""
-
-
-@attrs.frozen(kw_only=True)
-class Chart:
-    """A picture of a result as plain data; who draws it decides what it looks like.
-
-    Attributes:
-        title: one line.
-        kind: ``"bar"`` for named bars, those of several series stacked; ``"hist"`` for the
-            upright bars of a histogram; ``"line"`` and ``"points"`` for values along an axis.
-        labels: the name of each bar or bin; of lines and points their numbers on the x axis.
-        values: the values of each series by its name, one per label, None for a gap.
-        names: what each label stands for, where hovering is to tell more than the label.
-        unit: of the values, such as ``"s"``, ``"B"`` or ``"FLOP"``; drawn with prefixes.
-        axis: what the labels are, where that has to be said.
-        log: whether powers of ten of the values are equally far apart; not for bars.
-    """
-
-    title: str
-    kind: Literal["bar", "hist", "line", "points"]
-    labels: Sequence[Any]
-    values: Mapping[str, Sequence[float | None]]
-    names: Sequence[str] = ()
-    unit: str = ""
-    axis: str = ""
-    log: bool = False
 
 
 def type_names(names: str | Iterable[str]) -> tuple[str, ...]:
@@ -199,82 +141,6 @@ def _signature(options: type) -> inspect.Signature:
     return found.replace(parameters=parameters, return_annotation=found.empty)
 
 
-@attrs.frozen
-class OpDescription:
-    """What the rows of all tools say of an operator.
-
-    Attributes:
-        id: the operator's id, of a backward operator its own.
-        type: what it computes: canonical (``conv2d``) where a mapping rule knows
-            it, else the framework's name for it.
-        name: the framework's name for it.
-        module: path of the module that runs it.
-        namespace: where it runs.
-        forward: of a backward operator the forward operator's id, else "".
-    """
-
-    id: str
-    type: str
-    name: str
-    module: str
-    namespace: str
-    forward: str = ""
-
-    @property
-    def direction(self) -> str:
-        """``"forward"`` or ``"backward"``."""
-        return "backward" if self.forward else "forward"
-
-    @property
-    def place(self) -> str:
-        """Where tables say that it runs, see :func:`place`."""
-        return place(self.id, self.module)
-
-    def row(self) -> dict[str, Any]:
-        """The keys that every row has, and those that a backward operator's has."""
-        row = {
-            "id": self.id,
-            "type": self.type,
-            "name": self.name,
-            "direction": self.direction,
-            "module": self.module,
-            "namespace": self.namespace,
-        }
-        return {**row, "forward": self.forward} if self.forward else row
-
-    def is_selected(self, types: Sequence[str]) -> bool:
-        """Whether one of `types` is its type or name; no types at all select everything."""
-        return not types or self.type in types or self.name in types
-
-
-def describe(context: OpContext) -> OpDescription:
-    """The operator of a context, in the terms that all tools share.
-
-    The types are canonical if the tool depends on ``MappingTool.standard()``.
-    """
-    op_id, name = context.get_op_id(), op_name(context.get_op())
-    kind = str(context["op_type"] or name)
-    module, namespace = context.get_module(), str(context.namespace)
-    if context.is_forward():
-        return OpDescription(op_id, kind, name, module, namespace)
-    backward_name = op_name(context.get_backward_op())
-    backward_type = str(context["backward_op_type"] or backward_name)
-    backward_id = str(context.get_backward_op_id())
-    return OpDescription(backward_id, backward_type, backward_name, module, namespace, op_id)
-
-
-def place(op_id: str, module: str) -> str:
-    """The module's path; of an outermost module's own forward its name, from the id."""
-    outermost = op_id.partition("/")[0].partition("#")[0]
-    return module or outermost or OUTSIDE
-
-
-def op_name(op: Any) -> str:
-    """The framework's name for an operator: its ``__name__``, or its ``type``."""
-    name = getattr(op, "__name__", None) or getattr(op, "type", None)
-    return str(name or type(op).__name__)
-
-
 def unknown_option(tool: str, option: str, known: Iterable[str]) -> str:
     """The message for an option that a tool does not have, with the close matches."""
     names = list(known)
@@ -300,43 +166,3 @@ def plain_text(table: Table) -> str:
         for line in [list(table.columns), ["-" * width for width in widths], *cells]
     ]
     return "\n".join([table.title, *(f"  {line}" for line in lines), *([more] if more else [])])
-
-
-def write_json(path: Path, data: Any) -> None:
-    """Write plain data so that the file is either complete or not there.
-
-    What JSON has no form for is written as text, infinities included.
-
-    Raises:
-        OSError: the file cannot be written.
-    """
-    with replaced(path) as file:
-        json.dump(plain_data(data), file, indent=1, default=str, allow_nan=False)
-
-
-@contextlib.contextmanager
-def replaced(path: Path) -> Iterator[TextIO]:
-    """A file to write text into, which takes the place of `path` once it is complete.
-
-    Raises:
-        OSError: it cannot be written; nothing is left of it.
-    """
-    partial = path.with_name(f".{path.name}.partial")
-    try:
-        with partial.open("w", encoding="utf-8") as file:
-            yield file
-        os.replace(partial, path)
-    except BaseException:
-        partial.unlink(missing_ok=True)
-        raise
-
-
-def plain_data(value: Any) -> Any:
-    """The same in types that JSON has; infinities and NaN, for which it has none, as text."""
-    if isinstance(value, Mapping):
-        return {str(key): plain_data(item) for key, item in value.items()}
-    if isinstance(value, (list, tuple, set, frozenset)):
-        return [plain_data(item) for item in value]
-    if isinstance(value, float) and not math.isfinite(value):
-        return str(value)
-    return value

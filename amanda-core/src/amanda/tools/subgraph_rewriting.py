@@ -22,9 +22,9 @@ from typing import Any
 
 import attrs
 
-from amanda.context import OpContext
 from amanda.errors import AmandaError, CapabilityError
-from amanda.tool import Tool, traceable
+from amanda.interface.context import OpContext
+from amanda.interface.tool import Tool, traceable
 from amanda.tools.graph import Graph, TracedOp, TracedTensor
 from amanda.tools.graph_tracing import GraphTracingTool
 from amanda.tools.mapping import MappingTool

@@ -9,8 +9,8 @@ from typing import Any
 
 import amanda
 import pytest
+from amanda.files import write_json
 from amanda.testing import loopback as lb
-from amanda.tools.reporting import write_json
 
 from amanda_shapes.tool import ShapesTool
 

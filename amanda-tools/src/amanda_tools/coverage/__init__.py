@@ -10,11 +10,12 @@ from typing import TYPE_CHECKING, Any, Literal
 import attrs
 
 from amanda import Driver, OpContext
+from amanda.results import Chart, Table
+from amanda.tools.description import OpDescription, describe
 from amanda.tools.graph_tracing import GraphTracingTool
-from amanda.tools.reporting import Chart, OpDescription, Table, describe
+from amanda_tools._bases.printing import PrintingTool
+from amanda_tools._output.csv_files import write_rows
 from amanda_tools.coverage.peers import Peer, peers_of
-from amanda_tools.csv_files import write_rows
-from amanda_tools.printing import PrintingTool
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -240,7 +241,7 @@ class CoverageTool(PrintingTool[CoverageOptions]):
             write_rows(written[-1], rows)
         if self.options.svg:
             # It takes a second, and is wanted here only.
-            from amanda_tools.bars import draw_bars
+            from amanda_tools._output.bars import draw_bars
 
             written.append(folder / f"{stem}.svg")
             [chart] = self.charts()

@@ -18,8 +18,8 @@ import torch
 from torch import nn
 
 from amanda import OpContext
+from amanda_tools._operators.saved_tensors import node_of
 from amanda_tools.coverage.peers import Peer
-from amanda_tools.saved import node_of
 
 # -- module hooks -------------------------------------------------------------
 

@@ -8,13 +8,14 @@ from typing import Any, Literal
 
 import attrs
 
-from amanda.tools.reporting import Chart, Table, type_names
+from amanda.results import Chart, Table
+from amanda.tools.reporting import type_names
+from amanda_tools._bases.watching import known_kinds
 from amanda_tools.diff.alignment import aligned
 from amanda_tools.diff.comparison import Pair, compared, plain
 from amanda_tools.diff.page import charts, page
 from amanda_tools.diff.recordings import Recording
 from amanda_tools.dump import DumpOptions, DumpTool
-from amanda_tools.stats.watching import known_kinds
 
 __all__ = ["DiffOptions", "DiffTool", "Recording"]
 

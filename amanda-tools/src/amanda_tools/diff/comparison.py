@@ -9,8 +9,8 @@ from typing import Any
 import attrs
 import numpy as np
 
+from amanda_tools._values.numerics import Array
 from amanda_tools.diff.recordings import Record, Recording
-from amanda_tools.numerics import Array
 
 _CHANNELS = {4: (0, 3, 1, 2), 5: (0, 4, 1, 2, 3), 3: (0, 2, 1)}
 """The axes that make channels-last data channels-first, by rank."""

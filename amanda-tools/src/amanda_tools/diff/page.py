@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from amanda.tools.reporting import Chart
-from amanda_tools.report import Document, Section, rendered
-from amanda_tools.report.columns import grid
+from amanda.results import Chart
+from amanda_tools._output.report import Document, Section, rendered
+from amanda_tools._output.report.columns import grid
 
 _COLUMNS = {
     "id": "op",

@@ -10,9 +10,9 @@ from typing import Any
 
 import attrs
 
+from amanda_tools._values.numerics import Array
+from amanda_tools._values.tensor_files import read_tensor
 from amanda_tools.dump import DumpTool
-from amanda_tools.numerics import Array
-from amanda_tools.tensor_files import read_tensor
 
 
 @attrs.frozen

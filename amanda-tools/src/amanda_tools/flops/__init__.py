@@ -9,15 +9,18 @@ from typing import Any, Literal
 import attrs
 
 from amanda import OpContext
+from amanda.results import Chart, Table
+from amanda.tools.description import OUTSIDE, OpDescription, describe
 from amanda.tools.mapping import MappingTool
-from amanda.tools.reporting import OUTSIDE, Chart, OpDescription, Table, describe
-from amanda_tools.charting import ranked, ranked_modules
-from amanda_tools.csv_files import write_rows
-from amanda_tools.flops.call import Signature
-from amanda_tools.flops.formulas import FORMULAS
-from amanda_tools.flops.free import VIEWS, is_free, is_free_name
+from amanda_tools._bases.printing import PrintingTool
+from amanda_tools._operators.cost import FORMULAS
+from amanda_tools._operators.kinds import VIEWS, is_free, is_free_name
+from amanda_tools._operators.signature import Signature
+from amanda_tools._operators.weights import Weights, byte_size
+from amanda_tools._output.charting import ranked, ranked_modules
+from amanda_tools._output.csv_files import write_rows
+from amanda_tools._output.units import quantity
 from amanda_tools.flops.gradients import formula_of
-from amanda_tools.flops.parameters import Weights, byte_size
 from amanda_tools.flops.tally import (
     BackwardOp,
     ForwardOp,
@@ -26,7 +29,6 @@ from amanda_tools.flops.tally import (
     is_nested,
     shapes_of_items,
 )
-from amanda_tools.printing import PrintingTool
 
 __all__ = ["FlopsOptions", "FlopsTool"]
 
@@ -272,13 +274,3 @@ def _calls(rows: Iterable[dict[str, Any]]) -> dict[str, int]:
 
 def _operations(group: dict[str, Any]) -> int:
     return int(group["flops"] + group["flops_backward"])
-
-
-def quantity(amount: float, unit: str) -> str:
-    """A number for people, in powers of a thousand: ``35.128 GFLOP``, ``86.568 M``."""
-    if not amount:
-        return f"0 {unit}".rstrip()
-    for factor, prefix in ((1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")):
-        if abs(amount) >= factor:
-            return f"{amount / factor:.3f} {prefix}{unit}".rstrip()
-    return f"{amount:g} {unit}".rstrip()

@@ -14,7 +14,7 @@ from typing import NoReturn
 
 import attrs
 
-from amanda_tools.flops.call import Call, Shape, channels
+from amanda_tools._operators.signature import Call, Shape, channels
 
 Shapes = Sequence[Shape | None]
 

@@ -8,13 +8,13 @@ from typing import Any, Generic, TypeVar
 
 import attrs
 
-from amanda.tools.reporting import OpDescription
-from amanda_tools.flops.call import Call, Shape, Signature
-from amanda_tools.flops.formulas import Formula
+from amanda.tools.description import OpDescription
+from amanda_tools._operators.cost import Formula
+from amanda_tools._operators.routines import left_elsewhere
+from amanda_tools._operators.signature import Call, Shape, Signature
+from amanda_tools._operators.weights import Weight
 from amanda_tools.flops.gradients import Formula as GradientFormula
 from amanda_tools.flops.gradients import GradientCall
-from amanda_tools.flops.parameters import Weight
-from amanda_tools.pairing import left_elsewhere
 
 KeyT = TypeVar("KeyT")
 

@@ -14,9 +14,9 @@ import numpy as np
 
 import amanda
 from amanda.errors import AmandaError
-from amanda.tools.reporting import Table
+from amanda.results import Table
+from amanda_tools._values.arithmetic import arithmetic_of
 from amanda_tools.inject.faults import Fault, generator
-from amanda_tools.optimization_arrays import arithmetic_of
 
 if TYPE_CHECKING:
     from amanda_tools.inject.tool import InjectTool

@@ -10,9 +10,9 @@ from typing import Any
 import attrs
 import numpy as np
 
+from amanda_tools._operators.selection import shape_of
+from amanda_tools._values.arithmetic import Arithmetic, arithmetic_of
 from amanda_tools.inject.options import InjectOptions
-from amanda_tools.optimization_arrays import Arithmetic, arithmetic_of
-from amanda_tools.optimization_selection import shape_of
 
 Array = np.ndarray[Any, Any]
 

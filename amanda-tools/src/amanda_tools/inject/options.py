@@ -8,7 +8,7 @@ from typing import Literal
 import attrs
 
 from amanda.tools.reporting import type_names
-from amanda_tools.optimization_selection import checked
+from amanda_tools._operators.selection import checked
 
 Fault = Literal["bitflip", "stuck0", "stuck1", "value", "normal", "uniform"]
 Target = Literal["outputs", "weights", "gradients"]

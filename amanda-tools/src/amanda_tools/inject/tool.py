@@ -10,14 +10,15 @@ import attrs
 import numpy as np
 
 from amanda import OpContext
+from amanda.results import Table
+from amanda.tools.description import OpDescription, describe
 from amanda.tools.mapping import MappingTool
-from amanda.tools.reporting import OpDescription, Table, describe
+from amanda_tools._bases.printing import PrintingTool
+from amanda_tools._operators.selection import Selection, Untreatable, weight_of
+from amanda_tools._values.arithmetic import arithmetic_of
 from amanda_tools.inject.campaign import Campaign, run_campaign
 from amanda_tools.inject.faults import Fault, draw_positions, faulty, generator, size_of
 from amanda_tools.inject.options import InjectOptions
-from amanda_tools.optimization_arrays import arithmetic_of
-from amanda_tools.optimization_selection import Selection, Untreatable, weight_of
-from amanda_tools.printing import PrintingTool
 
 
 class InjectTool(PrintingTool[InjectOptions]):

@@ -10,10 +10,12 @@ from typing import Any, Literal
 import attrs
 
 from amanda import Driver, OpContext
+from amanda.results import Chart, Table
+from amanda.tools.description import OpDescription, describe
 from amanda.tools.mapping import MappingTool
-from amanda.tools.reporting import Chart, OpDescription, Table, describe
-from amanda_tools.csv_files import write_rows
-from amanda_tools.flops import quantity
+from amanda_tools._bases.printing import PrintingTool
+from amanda_tools._output.csv_files import write_rows
+from amanda_tools._output.units import quantity
 from amanda_tools.kernels import timeline
 from amanda_tools.kernels.recordings import (
     Activity,
@@ -25,7 +27,6 @@ from amanda_tools.kernels.recordings import (
     has_profiler,
     recorder_for,
 )
-from amanda_tools.printing import PrintingTool
 
 _TYPES, _KERNELS = 12, 9
 """Bars of the chart, and kernels in it that have a colour of their own."""
@@ -242,7 +243,7 @@ class KernelsTool(PrintingTool[KernelsOptions]):
             timeline.write(self.recording, self._ops, written[-1])
         if self.options.svg:
             # It takes a second, and is wanted here only.
-            from amanda_tools.bars import draw_bars
+            from amanda_tools._output.bars import draw_bars
 
             written.append(folder / f"{stem}.svg")
             [chart] = self.charts()

@@ -15,7 +15,7 @@ from torch.profiler import ProfilerActivity, profile, record_function
 
 from amanda import OpContext
 from amanda.errors import CapabilityError
-from amanda.tools.reporting import OpDescription
+from amanda.tools.description import OpDescription
 from amanda_tools.kernels.annotations import annotate
 from amanda_tools.kernels.chrome_trace import recording_of
 from amanda_tools.kernels.recordings import MARK, Recorder, Recording, Settings

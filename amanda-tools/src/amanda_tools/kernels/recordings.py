@@ -11,7 +11,7 @@ import attrs
 
 from amanda import Driver, OpContext
 from amanda.errors import CapabilityError
-from amanda.tools.reporting import OpDescription
+from amanda.tools.description import OpDescription
 
 MARK = "amanda/op:"
 """What the name of an annotation around an operator begins with; its id follows."""

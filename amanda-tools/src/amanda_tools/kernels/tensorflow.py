@@ -10,7 +10,7 @@ import tensorflow as tf
 
 from amanda import OpContext
 from amanda.errors import CapabilityError
-from amanda.tools.reporting import OpDescription
+from amanda.tools.description import OpDescription
 from amanda_tools.kernels.annotations import annotate
 from amanda_tools.kernels.recordings import MARK, Recorder, Recording, Settings
 from amanda_tools.kernels.xplane import Names, planes_in, recording_of, vanilla_name

@@ -7,8 +7,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from amanda.tools.reporting import OpDescription
-from amanda_tools.chrome import track_name, write_events
+from amanda.tools.description import OpDescription
+from amanda_tools._timelines.chrome import track_name, write_events
 from amanda_tools.kernels.recordings import Activity, Recording
 
 

@@ -13,21 +13,23 @@ import attrs
 
 from amanda import OpContext
 from amanda.errors import CapabilityError
+from amanda.results import Table
+from amanda.tools.description import OpDescription, describe
 from amanda.tools.mapping import MappingTool
-from amanda.tools.reporting import OpDescription, Table, describe, type_names
+from amanda.tools.reporting import type_names
+from amanda_tools._bases.printing import PrintingTool
+from amanda_tools._operators.kinds import can_produce
+from amanda_tools._operators.routines import left_elsewhere
+from amanda_tools._operators.source import line_made_at, source_line
+from amanda_tools._values.numerics import numerics_of
 from amanda_tools.nan.events import (
     Event,
     NonFiniteError,
     NonFiniteWarning,
-    can_produce,
     described,
     what_is_new,
 )
 from amanda_tools.nan.replay import Replay
-from amanda_tools.numerics import numerics_of
-from amanda_tools.pairing import left_elsewhere
-from amanda_tools.printing import PrintingTool
-from amanda_tools.source import line_made_at, source_line
 
 __all__ = ["NanOptions", "NanTool", "NonFiniteError", "NonFiniteWarning"]
 

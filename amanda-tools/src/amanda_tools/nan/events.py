@@ -8,9 +8,8 @@ from typing import Any
 import attrs
 
 from amanda.errors import AmandaError, AmandaWarning
-from amanda.tools.reporting import OpDescription
-from amanda_tools.flops.free import VIEWS
-from amanda_tools.numerics import numerics_of, statistics
+from amanda.tools.description import OpDescription
+from amanda_tools._values.numerics import numerics_of, statistics
 
 
 class NonFiniteError(AmandaError):
@@ -19,46 +18,6 @@ class NonFiniteError(AmandaError):
 
 class NonFiniteWarning(AmandaWarning):
     """An operator has produced NaN or an infinity."""
-
-
-CONVERTING = frozenset("bfloat16 double float half to type type_as".split())
-"""Types that may hand on their input, and may convert it to a type with a smaller range."""
-
-PASSING = (VIEWS - CONVERTING) | frozenset(
-    """
-    cat chunk embedding flip gather index_select masked_select pixel_shuffle pixel_unshuffle
-    relu repeat repeat_interleave roll scatter slice_scatter sort stack take take_along_dim tile
-    topk where clone copy threshold clamp_min clamp_max hardtanh relu6 max_pool1d max_pool2d
-    max_pool3d adaptive_max_pool1d adaptive_max_pool2d adaptive_max_pool3d amax amin max min
-    maximum minimum abs neg identity_n column_stack hstack vstack dstack tril triu
-    """.split()
-)
-"""Types whose outputs are among their inputs, or zero: they cannot make a number none."""
-
-PLACING = frozenset(
-    """
-    const constant constant_pad_nd empty empty_like empty_permuted empty_strided fill
-    fill_diagonal full full_like index_fill masked_fill new new_empty new_empty_strided new_full
-    new_tensor nan_to_num pad set setitem tensor from_numpy as_tensor read read_variable
-    """.split()
-)
-"""Types that write what the program gave them, or leave memory as it was."""
-
-PASSING_BACKWARD = frozenset(
-    f"{kind}_backward"
-    for kind in """
-    alias cat clone detach flip narrow permute reshape reshape_alias select slice split squeeze
-    stack t transpose unbind unsafe_split unsafe_view unsqueeze view relu max_pool2d_with_indices
-    """.split()
-) | {"accumulate_grad"}
-"""The same of backward operators; the sum of gradients is checked where it is consumed."""
-
-
-def can_produce(op: OpDescription) -> bool:
-    """Whether an operator has to be watched."""
-    if op.direction == "backward":
-        return op.type not in PASSING_BACKWARD
-    return op.type not in PASSING and op.type not in PLACING
 
 
 def what_is_new(inputs: Sequence[Any], outputs: Sequence[Any], *, infinities: bool) -> str:

@@ -12,8 +12,8 @@ import numpy as np
 
 import amanda
 from amanda.errors import CapabilityError
-from amanda.tools.reporting import OpDescription
-from amanda_tools.numerics import numerics_of
+from amanda.tools.description import OpDescription
+from amanda_tools._values.numerics import numerics_of
 
 
 @attrs.frozen(eq=False)

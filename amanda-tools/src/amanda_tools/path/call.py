@@ -10,7 +10,7 @@ import attrs
 import numpy as np
 
 import amanda
-from amanda_tools.numerics import Array
+from amanda_tools._values.numerics import Array
 from amanda_tools.path.recording import Execution, is_real
 
 T = TypeVar("T")

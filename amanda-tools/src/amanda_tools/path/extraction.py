@@ -8,8 +8,7 @@ from collections.abc import Sequence
 import attrs
 import numpy as np
 
-from amanda_tools.numerics import Array
-from amanda_tools.path import products as _products  # noqa: F401 - its rules are registered
+from amanda_tools._values.numerics import Array
 from amanda_tools.path.call import Call, NoRule, Wanted
 from amanda_tools.path.paths import Mask, OpPath, Path
 from amanda_tools.path.recording import Execution, Pass

@@ -15,7 +15,7 @@ def draw(rows: Sequence[Mapping[str, Any]], title: str, path: Path) -> None:
     """
     from matplotlib.figure import Figure
 
-    from amanda_tools.bars import write_svg
+    from amanda_tools._output.bars import write_svg
 
     # The names stand upright below the axes: a letter of seven points is some 0.06 inches long.
     height = 4 + 0.06 * max((len(row["id"]) for row in rows), default=0)

@@ -11,11 +11,11 @@ import numpy as np
 
 from amanda import OpContext, Tool
 from amanda.errors import CapabilityError
+from amanda.tools.description import OpDescription, describe
 from amanda.tools.graph_tracing import Graph, GraphTracingTool, TracedTensor
 from amanda.tools.mapping import MappingTool
-from amanda.tools.reporting import OpDescription, describe
-from amanda_tools.numerics import Array, numerics_of
-from amanda_tools.optimization_arrays import arithmetic_of
+from amanda_tools._values.arithmetic import arithmetic_of
+from amanda_tools._values.numerics import Array, numerics_of
 
 _NUMBERS = re.compile(r"float|bfloat|u?int|bool")
 _SHAPES = frozenset(

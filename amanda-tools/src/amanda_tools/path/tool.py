@@ -11,14 +11,14 @@ import attrs
 import numpy as np
 
 from amanda.errors import AmandaError
-from amanda.tools.reporting import Chart, Table
-from amanda_tools.csv_files import write_rows
+from amanda.results import Chart, Table
+from amanda_tools._bases.printing import PrintingTool
+from amanda_tools._output.csv_files import write_rows
 from amanda_tools.path import paths as storage
 from amanda_tools.path.extraction import Extraction, Start
 from amanda_tools.path.paths import KINDS, Path, counted
 from amanda_tools.path.plot import draw
 from amanda_tools.path.recording import Execution, Operator, Pass, Recorder, bodies, last_scores
-from amanda_tools.printing import PrintingTool
 
 
 def _share(_: Any, attribute: Any, value: float) -> None:

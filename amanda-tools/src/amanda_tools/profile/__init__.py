@@ -10,21 +10,32 @@ from typing import Any, Literal
 import attrs
 
 from amanda import OpContext
+from amanda.files import write_json
+from amanda.results import Chart, Table
+from amanda.tools.description import OpDescription, describe
 from amanda.tools.mapping import MappingTool
-from amanda.tools.reporting import Chart, OpDescription, Table, describe, write_json
-from amanda_tools import chrome
-from amanda_tools.charting import BOTH, by_direction, ranked, ranked_modules
-from amanda_tools.csv_files import write_rows
-from amanda_tools.flops import quantity
-from amanda_tools.flops.free import VIEWS
-from amanda_tools.flops.parameters import byte_size
-from amanda_tools.memory import device_bytes, resident_bytes, synchronize
-from amanda_tools.pairing import left_elsewhere
-from amanda_tools.printing import PrintingTool
+from amanda_tools._bases.printing import PrintingTool
+from amanda_tools._operators.kinds import VIEWS
+from amanda_tools._operators.routines import left_elsewhere
+from amanda_tools._operators.saved_tensors import saved_tensors
+from amanda_tools._operators.source import source_of
+from amanda_tools._operators.weights import byte_size
+from amanda_tools._output.charting import (
+    BOTH,
+    by_direction,
+    ranked,
+    ranked_modules,
+)
+from amanda_tools._output.csv_files import write_rows
+from amanda_tools._output.units import quantity
+from amanda_tools._timelines import chrome
+from amanda_tools._timelines.memory import (
+    device_bytes,
+    resident_bytes,
+    synchronize,
+)
+from amanda_tools._timelines.timeline import Timeline
 from amanda_tools.profile.speedscope import flame_graph
-from amanda_tools.saved import saved_tensors
-from amanda_tools.source import source_of
-from amanda_tools.timeline import Timeline
 
 __all__ = ["ProfileOptions", "ProfileTool"]
 

@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from amanda.tools.reporting import OpDescription
-from amanda_tools.chrome import module_path
+from amanda.tools.description import OpDescription
+from amanda_tools._timelines.chrome import module_path
 
 
 def flame_graph(times: Sequence[tuple[OpDescription, float]], name: str) -> dict[str, Any]:

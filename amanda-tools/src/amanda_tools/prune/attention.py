@@ -7,10 +7,10 @@ from typing import Any
 import numpy as np
 
 from amanda import OpContext
+from amanda.tools.description import OpDescription
 from amanda.tools.graph import Graph, TracedOp
-from amanda.tools.reporting import OpDescription
-from amanda_tools.optimization_arrays import Arithmetic, arithmetic_of
-from amanda_tools.optimization_selection import Untreatable, rank_of, shape_of
+from amanda_tools._operators.selection import Untreatable, rank_of, shape_of
+from amanda_tools._values.arithmetic import Arithmetic, arithmetic_of
 from amanda_tools.prune.options import PruneOptions
 
 CAUSAL = "it is causal: the choice of keys would depend on later queries"

@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 
 from amanda import OpContext
-from amanda.tools.reporting import OpDescription
-from amanda_tools.optimization_arrays import arithmetic_of
-from amanda_tools.optimization_selection import Weight, weight_of
+from amanda.tools.description import OpDescription
+from amanda_tools._operators.selection import Weight, weight_of
+from amanda_tools._values.arithmetic import arithmetic_of
 from amanda_tools.prune.dynamic import Gate, check_groups, new_gate
 from amanda_tools.prune.options import PruneOptions
 from amanda_tools.prune.rules import Array

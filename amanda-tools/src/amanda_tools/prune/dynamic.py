@@ -8,8 +8,13 @@ from typing import Any
 import attrs
 
 from amanda import OpContext
-from amanda_tools.optimization_arrays import arithmetic_of
-from amanda_tools.optimization_selection import Untreatable, Weight, rank_of, shape_of
+from amanda_tools._operators.selection import (
+    Untreatable,
+    Weight,
+    rank_of,
+    shape_of,
+)
+from amanda_tools._values.arithmetic import arithmetic_of
 from amanda_tools.prune.rules import Array
 
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from amanda_tools.optimization_arrays import arithmetic_of
+from amanda_tools._values.arithmetic import arithmetic_of
 from amanda_tools.prune.rules import Array, without_smallest
 
 if TYPE_CHECKING:

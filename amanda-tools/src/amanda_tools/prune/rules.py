@@ -12,7 +12,7 @@ from typing import Any, Protocol
 import attrs
 import numpy as np
 
-from amanda_tools.optimization_selection import Untreatable, Weight
+from amanda_tools._operators.selection import Untreatable, Weight
 from amanda_tools.prune.options import PruneOptions
 
 Array = np.ndarray[Any, Any]

@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 
 from amanda import OpContext
-from amanda.tools.reporting import OpDescription
-from amanda_tools.optimization_arrays import Arithmetic, arithmetic_of
-from amanda_tools.optimization_selection import Untreatable, shape_of, weight_of
+from amanda.tools.description import OpDescription
+from amanda_tools._operators.selection import Untreatable, shape_of, weight_of
+from amanda_tools._values.arithmetic import Arithmetic, arithmetic_of
 from amanda_tools.prune.dynamic import Gate, input_channels, new_gate
 from amanda_tools.prune.options import PruneOptions
 

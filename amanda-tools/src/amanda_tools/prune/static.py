@@ -11,9 +11,9 @@ import attrs
 import amanda
 from amanda import OpContext
 from amanda.errors import AmandaError
-from amanda.tools.reporting import OpDescription
-from amanda_tools.optimization_arrays import arithmetic_of
-from amanda_tools.optimization_selection import Weight, shape_of, weakly, weight_of
+from amanda.tools.description import OpDescription
+from amanda_tools._operators.selection import Weight, shape_of, weakly, weight_of
+from amanda_tools._values.arithmetic import arithmetic_of
 from amanda_tools.prune.global_threshold import GlobalThreshold
 from amanda_tools.prune.options import PruneOptions
 from amanda_tools.prune.rules import Array, rule_of

@@ -11,12 +11,18 @@ import attrs
 
 from amanda import OpContext
 from amanda.errors import AmandaError, CapabilityError
+from amanda.results import Table
+from amanda.tools.description import OpDescription, describe
 from amanda.tools.graph_tracing import GraphTracingTool
 from amanda.tools.mapping import MappingTool
-from amanda.tools.reporting import OpDescription, Table, describe
-from amanda_tools.optimization_arrays import arithmetic_of
-from amanda_tools.optimization_selection import Selection, Untreatable, values_of_run, weakly
-from amanda_tools.printing import PrintingTool
+from amanda_tools._bases.printing import PrintingTool
+from amanda_tools._operators.selection import (
+    Selection,
+    Untreatable,
+    values_of_run,
+    weakly,
+)
+from amanda_tools._values.arithmetic import arithmetic_of
 from amanda_tools.prune import files
 from amanda_tools.prune.attention import CAUSAL, AttentionPruning
 from amanda_tools.prune.channel import ChannelPruning

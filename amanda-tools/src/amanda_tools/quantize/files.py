@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 
 from amanda.errors import AmandaError
-from amanda.tools.reporting import write_json
-from amanda_tools import tensor_files
-from amanda_tools.optimization_arrays import arithmetic_of
-from amanda_tools.optimization_selection import shape_of, values_of_run
+from amanda.files import write_json
+from amanda_tools._operators.selection import shape_of, values_of_run
+from amanda_tools._values import tensor_files
+from amanda_tools._values.arithmetic import arithmetic_of
 from amanda_tools.quantize.numbers import Array, integers
 from amanda_tools.quantize.quantizers import Quantizer
 

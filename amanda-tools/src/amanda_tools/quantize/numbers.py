@@ -8,7 +8,7 @@ import attrs
 import numpy as np
 
 import amanda
-from amanda_tools.optimization_arrays import Arithmetic, arithmetic_of
+from amanda_tools._values.arithmetic import Arithmetic, arithmetic_of
 
 Array = np.ndarray[Any, Any]
 

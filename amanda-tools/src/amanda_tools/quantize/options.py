@@ -8,7 +8,7 @@ from typing import Literal
 import attrs
 
 from amanda.tools.reporting import type_names
-from amanda_tools.optimization_selection import checked
+from amanda_tools._operators.selection import checked
 
 DEFAULT_OPS = ("conv2d", "linear")
 """The types that are quantized by default; a product with a weight is a linear one."""

@@ -9,8 +9,8 @@ from typing import Any
 import attrs
 import numpy as np
 
-from amanda_tools.optimization_arrays import Arithmetic, arithmetic_of
-from amanda_tools.optimization_selection import shape_of
+from amanda_tools._operators.selection import shape_of
+from amanda_tools._values.arithmetic import Arithmetic, arithmetic_of
 from amanda_tools.quantize.numbers import Array, Grid, dynamic_fit, fake_float, fake_quantize
 from amanda_tools.quantize.observers import Observer, range_of
 from amanda_tools.quantize.options import QuantizeOptions

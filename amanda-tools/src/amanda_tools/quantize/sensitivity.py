@@ -12,9 +12,9 @@ import numpy as np
 import amanda
 from amanda import OpContext
 from amanda.errors import AmandaError
+from amanda.results import Table
 from amanda.tools.mapping import MappingTool
-from amanda.tools.reporting import Table
-from amanda_tools.optimization_arrays import arithmetic_of
+from amanda_tools._values.arithmetic import arithmetic_of
 
 if TYPE_CHECKING:
     from amanda_tools.quantize.quantizers import Quantizer

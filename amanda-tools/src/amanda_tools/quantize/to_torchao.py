@@ -18,7 +18,7 @@ import attrs
 import amanda
 from amanda import OpContext
 from amanda.errors import AmandaError
-from amanda.tools.reporting import OpDescription, describe
+from amanda.tools.description import OpDescription, describe
 from amanda_tools.quantize.files import Quantizers, check_ready, grid_of, whole_numbers
 from amanda_tools.quantize.numbers import FLOATS
 from amanda_tools.quantize.quantizers import Quantizer

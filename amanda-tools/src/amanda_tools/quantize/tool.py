@@ -14,16 +14,17 @@ import numpy as np
 import amanda
 from amanda import OpContext
 from amanda.errors import AmandaError, CapabilityError
+from amanda.results import Table
+from amanda.tools.description import OpDescription, describe
 from amanda.tools.mapping import MappingTool
-from amanda.tools.reporting import OpDescription, Table, describe
-from amanda_tools.optimization_arrays import arithmetic_of
-from amanda_tools.optimization_selection import (
+from amanda_tools._bases.printing import PrintingTool
+from amanda_tools._operators.selection import (
     Selection,
     Untreatable,
     Weight,
     weight_of,
 )
-from amanda_tools.printing import PrintingTool
+from amanda_tools._values.arithmetic import arithmetic_of
 from amanda_tools.quantize import files
 from amanda_tools.quantize.numbers import Array, fake_float, fake_quantize
 from amanda_tools.quantize.options import DEFAULT_OPS, QuantizeOptions

@@ -13,8 +13,8 @@ import attrs
 import torch
 from torch.autograd.graph import saved_tensors_hooks
 
-from amanda.calls import OpFunction
 from amanda.errors import AmandaError
+from amanda.interface.calls import OpFunction
 from amanda.tool import vanilla
 
 STATE = frozenset({"running_mean", "running_var"})

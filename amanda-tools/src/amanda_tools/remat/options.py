@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import attrs
 
 from amanda.tools.reporting import type_names
-from amanda_tools.optimization_selection import checked
+from amanda_tools._operators.selection import checked
 
 _UNITS = {"": 1, "b": 1}
 _UNITS |= {f"{p}b": 1000**i for i, p in enumerate("kmgt", 1)}

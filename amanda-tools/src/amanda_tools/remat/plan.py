@@ -15,7 +15,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 
 import attrs
 
-from amanda.tools.reporting import OpDescription
+from amanda.tools.description import OpDescription
 
 _LOOKS = 80
 """How often at most the backward pass is simulated."""

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch.autograd.graph import saved_tensors_hooks
 
-from amanda.calls import OpFunction
+from amanda.interface.calls import OpFunction
 from amanda_tools.remat.executions import (
     Autocast,
     Execution,

@@ -16,8 +16,9 @@ import attrs
 import torch
 
 from amanda import OpContext
-from amanda.tools.reporting import describe, op_name
-from amanda_tools.memory import synchronize
+from amanda.tools.description import describe, op_name
+from amanda_tools._operators.saved_tensors import HOOKED, saved_items
+from amanda_tools._timelines.memory import synchronize
 from amanda_tools.remat.executions import (
     STATE,
     collected,
@@ -28,7 +29,6 @@ from amanda_tools.remat.executions import (
     with_random_states,
 )
 from amanda_tools.remat.plan import Step
-from amanda_tools.saved import HOOKED, saved_items
 
 
 @attrs.frozen

@@ -12,11 +12,11 @@ from collections.abc import Callable
 from typing import Any
 
 from amanda import OpContext
-from amanda.tools.reporting import describe
-from amanda_tools.flops.call import Call, Signature
-from amanda_tools.flops.formulas import FORMULAS
-from amanda_tools.flops.free import VIEWS
-from amanda_tools.flops.parameters import byte_size
+from amanda.tools.description import describe
+from amanda_tools._operators.cost import FORMULAS
+from amanda_tools._operators.kinds import VIEWS
+from amanda_tools._operators.signature import Call, Signature
+from amanda_tools._operators.weights import byte_size
 from amanda_tools.remat.plan import Step
 
 _HANDING_ON = VIEWS | {"identity_n", "read_variable", "expand_dims"}

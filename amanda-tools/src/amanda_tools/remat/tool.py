@@ -12,12 +12,13 @@ import attrs
 
 import amanda
 from amanda import OpContext
+from amanda.results import Chart, Table
+from amanda.tools.description import describe, place
 from amanda.tools.mapping import MappingTool
-from amanda.tools.reporting import Chart, Table, describe, place
-from amanda_tools.charting import ranked_modules
-from amanda_tools.flops import quantity
-from amanda_tools.optimization_selection import Selection
-from amanda_tools.printing import PrintingTool
+from amanda_tools._bases.printing import PrintingTool
+from amanda_tools._operators.selection import Selection
+from amanda_tools._output.charting import ranked_modules
+from amanda_tools._output.units import quantity
 from amanda_tools.remat.options import RematOptions
 from amanda_tools.remat.plan import Memory, Plan, Step, plan
 

@@ -9,9 +9,15 @@ from typing import Any
 
 import attrs
 
-from amanda.tools.reporting import OUTSIDE, Chart, Table
-from amanda_tools.stats.moments import Moments
-from amanda_tools.stats.watching import KINDS, Watched, WatchingOptions, WatchingTool
+from amanda.results import Chart, Table
+from amanda.tools.description import OUTSIDE
+from amanda_tools._bases.watching import (
+    KINDS,
+    Watched,
+    WatchingOptions,
+    WatchingTool,
+)
+from amanda_tools._values.moments import Moments
 from amanda_tools.stats.writers import require_tensorboard, write_csv, write_tensorboard
 
 __all__ = ["StatsOptions", "StatsTool"]

@@ -13,7 +13,7 @@ from typing import Any
 
 import attrs
 
-from amanda_tools.stats.watching import Look, Watched
+from amanda_tools._bases.watching import Look, Watched
 
 _TENSORBOARD = (
     "tensorboard.compat.proto.event_pb2",

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 import amanda
-from amanda.driver import Capability
 from amanda.errors import ContextExpiredError, TensorReleased
+from amanda.interface.driver import Capability
 from amanda.testing.contract.base import ContractTests, W, X, nothing, times
 from amanda.testing.framework import requires
 

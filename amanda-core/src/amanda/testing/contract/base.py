@@ -8,8 +8,8 @@ from typing import Any, ClassVar
 import pytest
 
 import amanda
-from amanda import _state
-from amanda.driver import Capability, Driver
+from amanda.interface.driver import Capability, Driver
+from amanda.state import ATTACHED, LIVE_SCOPES
 from amanda.testing.framework import Framework, Probe, Program
 
 X = [[1.0, -2.0], [3.0, 4.0]]
@@ -58,8 +58,8 @@ class ContractTests:
             pytest.skip(f"{self.driver_cls.name} lacks Capability.{', Capability.'.join(missing)}")
         self.fw = self.framework_cls()
         yield
-        assert not _state.LIVE_SCOPES
-        assert self.driver_cls not in _state.ATTACHED
+        assert not LIVE_SCOPES
+        assert self.driver_cls not in ATTACHED
 
     # -- used by the tests ------------------------------------------------
 

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 import amanda
-from amanda.driver import Capability
 from amanda.errors import ContextExpiredError, SelectionError
+from amanda.interface.driver import Capability
 from amanda.testing.contract.base import ContractTests, W, X
 from amanda.testing.framework import Program, requires
 from amanda.tools.mapping import MappingTool

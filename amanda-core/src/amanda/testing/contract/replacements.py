@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 import amanda
-from amanda.driver import Capability
 from amanda.errors import ReplacementConflictError, RoutineResultError
+from amanda.interface.driver import Capability
 from amanda.testing.contract.base import ONES, ContractTests, W, X, product, times
 from amanda.testing.framework import Trained, requires
 

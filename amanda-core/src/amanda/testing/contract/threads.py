@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 import amanda
-from amanda.driver import Capability
+from amanda.interface.driver import Capability
 from amanda.testing.contract.base import ContractTests, W, X, product
 from amanda.testing.framework import Probe, requires
 

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 import amanda
-from amanda._patching import PatchSet
-from amanda.driver import Capability
+from amanda.interface.driver import Capability
+from amanda.patching import PatchSet
 from amanda.testing.contract.base import B, ContractTests, W, X, nothing
 from amanda.testing.framework import Probe, Program, requires
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import amanda
-from amanda.driver import Capability
+from amanda.interface.driver import Capability
 from amanda.testing.contract.base import ONES, ContractTests, W, X, product, times
 from amanda.testing.framework import requires
 

@@ -8,19 +8,19 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from amanda._patching import PatchSet
-from amanda.backward import BackwardExecution
-from amanda.driver import Capability, Driver
+from amanda.engine.backward import BackwardExecution
 from amanda.errors import RoutineResultError
+from amanda.interface.driver import Capability, Driver
 from amanda.namespace import Namespace
+from amanda.patching import PatchSet
 from amanda.testing.loopback import nn, ops, tape
 from amanda.testing.loopback.execution import Claim, DriverNode, Execution
 from amanda.testing.loopback.op_ids import OpIds
 from amanda.testing.loopback.tape import Node, Tensor
 
 if TYPE_CHECKING:
-    from amanda.action import Action
-    from amanda.dispatch import Dispatcher
+    from amanda.engine.dispatch import Dispatcher
+    from amanda.interface.action import Action
 
 
 class _Thread(threading.local):

@@ -9,16 +9,17 @@ from typing import TYPE_CHECKING, Any
 
 import attrs
 
-from amanda.action import ActionKind, ActionPlan, InstPoint
-from amanda.backward import OpHandle, replaced_gradients
-from amanda.calls import BackwardCall, OpCall
-from amanda.dispatch import OpExecution
+from amanda.engine.backward import OpHandle, replaced_gradients
+from amanda.engine.dispatch import OpExecution
+from amanda.engine.plan import ActionPlan
 from amanda.errors import RoutineResultError
+from amanda.interface.action import ActionKind, InstPoint
+from amanda.interface.calls import BackwardCall, OpCall
 from amanda.testing.loopback import ops, tape
 from amanda.testing.loopback.tape import AccumulateGrad, Buffer, Node, Parameter, Tensor
 
 if TYPE_CHECKING:
-    from amanda.action import Action
+    from amanda.interface.action import Action
     from amanda.testing.loopback.driver import LoopbackDriver
 
 Tensors = list["Tensor | None"]

@@ -9,10 +9,10 @@ import weakref
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
-from amanda._patching import PatchSet
-from amanda.backward import BackwardExecution
+from amanda.engine.backward import BackwardExecution
 from amanda.errors import RoutineResultError
 from amanda.namespace import Namespace
+from amanda.patching import PatchSet
 
 import minigrad
 from amanda_minigrad.execution import Claim, DriverNode, Execution
@@ -20,8 +20,8 @@ from amanda_minigrad.plugin import MinigradDriver
 from minigrad import Node, Tensor
 
 if TYPE_CHECKING:
-    from amanda.action import Action
-    from amanda.dispatch import Dispatcher
+    from amanda.engine.dispatch import Dispatcher
+    from amanda.interface.action import Action
 
 
 class _Thread(threading.local):

@@ -8,10 +8,11 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import attrs
-from amanda.action import ActionKind, ActionPlan
-from amanda.backward import OpHandle, replaced_gradients
-from amanda.calls import BackwardCall, OpCall
+from amanda.engine.backward import OpHandle, replaced_gradients
+from amanda.engine.plan import ActionPlan
 from amanda.errors import RoutineResultError
+from amanda.interface.action import ActionKind
+from amanda.interface.calls import BackwardCall, OpCall
 
 from minigrad import Leaf, Node, Operator, Parameter, Tensor
 

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import amanda
-from amanda.driver import Capability, Driver
+from amanda.interface.driver import Capability, Driver
 
 
 class MinigradDriver(Driver, abc.ABC):
@@ -16,7 +16,7 @@ class MinigradDriver(Driver, abc.ABC):
 
     name = "minigrad-eager"
     framework = "minigrad"
-    # A number, not amanda.driver.INTERFACE_VERSION: it says what this code was written for.
+    # A number, not amanda.interface.driver.INTERFACE_VERSION: it says what this code was written for.
     interface_version = 1
     # The contract kit skips the tests of what is not here, and says so.
     capabilities = frozenset(

@@ -8,8 +8,10 @@ from typing import Any
 
 import attrs
 from amanda import OpContext
+from amanda.results import Table
+from amanda.tools.description import OpDescription, describe
 from amanda.tools.mapping import MappingTool
-from amanda.tools.reporting import OpDescription, ReportingTool, Table, describe
+from amanda.tools.reporting import ReportingTool
 
 Shapes = tuple[tuple[int, ...] | None, ...]
 """The shapes of all outputs of one execution; None for one that is no tensor."""

@@ -9,13 +9,13 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from amanda import Driver
-from amanda._patching import PatchSet
-from amanda.calls import OpCall
-from amanda.driver import Capability
+from amanda.interface.calls import OpCall
+from amanda.interface.driver import Capability
 from amanda.namespace import Namespace
+from amanda.patching import PatchSet
 
 if TYPE_CHECKING:
-    from amanda.dispatch import Dispatcher
+    from amanda.engine.dispatch import Dispatcher
 
 
 class ToyOp:

@@ -9,7 +9,9 @@ import attrs
 
 import amanda
 from amanda import OpContext
-from amanda.tools.reporting import ReportingTool, Table, describe
+from amanda.results import Table
+from amanda.tools.description import describe
+from amanda.tools.reporting import ReportingTool
 
 
 @attrs.frozen(kw_only=True)

@@ -1,0 +1,97 @@
+"""``amanda tools`` and ``amanda drivers``: what is installed."""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import inspect
+import warnings
+from collections.abc import Sequence
+
+import amanda
+from amanda.cli import tool_options
+from amanda.cli.results import complain
+from amanda.interface.tool import Tool
+from amanda.registry import drivers, plugins
+from amanda.results import Table
+from amanda.tools.reporting import plain_text
+
+_ABOUT = {
+    "tools": "List the installed tools, what they do and their options.",
+    "drivers": "List the installed drivers, and why each is or is not used.",
+}
+
+
+def main(command: str, arguments: Sequence[str]) -> int:
+    """Run one of the two commands; returns the exit status."""
+    parser = argparse.ArgumentParser(prog=f"amanda {command}", description=_ABOUT[command])
+    parser.parse_args(arguments)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        lines = tool_lines() if command == "tools" else driver_lines()
+    for warning in caught:
+        complain(f"warning: {warning.message}")
+    print("\n".join(lines))
+    return 0
+
+
+def tool_lines() -> list[str]:
+    """The tools: name, distribution, description and options."""
+    lines: list[str] = []
+    for name, entry in amanda.tools.available().items():
+        head = f"{name}  ({entry.distribution} {entry.version})"
+        try:
+            # By its full name it is loaded without a warning about those of the same name.
+            described = _described(amanda.tools.load(entry.full_name))
+        except plugins.BROKEN as error:
+            lines.append(f"{head}  cannot be loaded: {error}")
+            continue
+        lines.append(f"{head}  {described[0]}".rstrip())
+        lines += [f"    {line}" for line in described[1:]]
+        if entry.is_hidden:
+            lines.append(f"    (the tool {entry.name} is that of {entry.rivals[0]})")
+    return lines or ["no tools are installed; try: pip install amanda-tools"]
+
+
+def _described(cls: type[Tool]) -> list[str]:
+    """What a tool is, and its options, a line each."""
+    known, takes_any = tool_options.options_of(cls)
+    more = ["any other option"] if takes_any else []
+    return [_first_line(cls), *(option.describe() for option in known.values()), *more]
+
+
+def driver_lines() -> list[str]:
+    """The drivers: name, framework, mode, priority, and whether they are used."""
+    rows = [
+        (
+            e.cls.name,
+            e.cls.framework,
+            e.cls.mode,
+            e.cls.priority,
+            e.distribution,
+            e.reason or "used",
+        )
+        for e in drivers.drivers()
+    ]
+    lines = [plain_text(Table("drivers", _COLUMNS, rows))] if rows else ["no drivers are installed"]
+    return lines + missing_drivers()
+
+
+def missing_drivers() -> list[str]:
+    """A hint for each framework on this machine that has no driver, or one that is left out."""
+    covered = {cls.framework for cls, _ in drivers.registered_drivers()}
+    return [
+        f"{framework} is installed, but no driver for it; "
+        + ("; ".join(plugins.not_loaded(distribution)) or f"try: pip install {distribution}")
+        for framework, distribution in plugins.KNOWN_FRAMEWORKS.items()
+        if framework not in covered and importlib.util.find_spec(framework) is not None
+    ]
+
+
+_COLUMNS = ("name", "framework", "mode", "priority", "distribution", "used, or why not")
+
+
+def _first_line(cls: type[Tool]) -> str:
+    """The first line of a tool's own documentation."""
+    text = inspect.cleandoc(vars(cls).get("__doc__") or "")
+    return text.partition("\n")[0]

@@ -1,0 +1,243 @@
+"""Options of tools: read from the signature of the constructor, given as text."""
+
+from __future__ import annotations
+
+import enum
+import inspect
+import re
+import types
+import typing
+from collections.abc import Collection, Mapping
+from typing import Any
+
+import attrs
+
+from amanda.cli import grammar
+from amanda.interface.tool import Tool
+from amanda.tools.reporting import unknown_option
+
+_REQUIRED = inspect.Parameter.empty
+_TRUE = frozenset({"true", "yes", "on", "1"})
+_FALSE = frozenset({"false", "no", "off", "0"})
+_SECTION = re.compile(r"^\s*(Args|Attributes|Arguments):\s*$")
+_ENTRY = re.compile(r"^(\s+)\*{0,2}(\w+)(?: \([^)]*\))?:\s*(.*)$")
+
+
+class OptionError(ValueError):
+    """An option that a tool does not have, or a value that it cannot take."""
+
+
+@attrs.frozen
+class Option:
+    """One option of a tool.
+
+    Attributes:
+        name: of the constructor's argument.
+        annotation: its type; guessed from the default where there is none.
+        default: what it is if not given.
+        text: what the documentation says of it.
+    """
+
+    name: str
+    annotation: Any
+    default: Any
+    text: str
+
+    @property
+    def is_required(self) -> bool:
+        """Whether the tool cannot be made without it."""
+        return self.default is _REQUIRED
+
+    def describe(self) -> str:
+        """One line for people: the form of the value, the default, the documentation."""
+        default = "" if self.is_required else f" (default: {_shown(self.default)})"
+        return f"{self.name}={_form(self.annotation)}{default}  {self.text}".rstrip()
+
+
+def options_of(cls: type[Tool]) -> tuple[dict[str, Option], bool]:
+    """The options of a tool by name, and whether it takes any others as well."""
+    texts = _documented(cls)
+    found: dict[str, Option] = {}
+    takes_any = False
+    for parameter in _signature(cls).parameters.values():
+        if parameter.kind is parameter.VAR_KEYWORD:
+            takes_any = True
+        elif parameter.kind in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY):
+            name = parameter.name
+            found[name] = Option(
+                name, _annotation(parameter), parameter.default, texts.get(name, "")
+            )
+    return found, takes_any
+
+
+def convert(cls: type[Tool], spec: grammar.ToolSpec) -> dict[str, Any]:
+    """The constructor's keyword arguments for the options of `spec`.
+
+    Raises:
+        OptionError: an option is unknown, missing, or its value has the wrong form.
+    """
+    known, takes_any = options_of(cls)
+    arguments = {}
+    for name, text in spec.options.items():
+        option = known.get(name)
+        if option is None and not takes_any:
+            raise OptionError(unknown_option(spec.name, name, known))
+        annotation = Any if option is None else option.annotation
+        try:
+            arguments[name] = _value(annotation, text)
+        except ValueError as error:
+            form = _form(annotation)
+            raise OptionError(
+                f"option {name}={text} of tool {spec.name} is not of the form {name}={form}"
+            ) from error
+    missing = [o for o in known.values() if o.is_required and o.name not in arguments]
+    if missing:
+        wanted = ", ".join(f"{o.name}={_form(o.annotation)}" for o in missing)
+        raise OptionError(f"tool {spec.name} needs the option {wanted}")
+    return arguments
+
+
+def _signature(cls: type[Tool]) -> inspect.Signature:
+    try:
+        return inspect.signature(cls, eval_str=True)
+    except Exception:
+        # Annotations that name what exists for type checkers only.
+        return inspect.signature(cls)
+
+
+def _annotation(parameter: inspect.Parameter) -> Any:
+    given = parameter.annotation
+    if given is not _REQUIRED and not isinstance(given, str):
+        return given
+    default = parameter.default
+    if default is _REQUIRED or default is None:
+        return Any
+    return type(default)
+
+
+def _members(annotation: Any) -> list[Any]:
+    """The types of a union, or the one type."""
+    if typing.get_origin(annotation) in (typing.Union, types.UnionType):
+        return [kind for kind in typing.get_args(annotation) if kind is not type(None)]
+    return [annotation]
+
+
+def _is_list(annotation: Any) -> bool:
+    origin = typing.get_origin(annotation) or annotation
+    return (
+        isinstance(origin, type)
+        and issubclass(origin, Collection)
+        and not issubclass(origin, (str, bytes, Mapping, enum.Enum))
+    )
+
+
+def _item(annotation: Any) -> Any:
+    arguments = [kind for kind in typing.get_args(annotation) if kind is not Ellipsis]
+    return arguments[0] if arguments else Any
+
+
+def _value(annotation: Any, text: str) -> Any:
+    """The text as a value of a type.
+
+    Raises:
+        ValueError: it has not the form of one.
+    """
+    kinds = _members(annotation)
+    for kind in kinds:
+        if _is_list(kind):
+            items = [_value(_item(kind), item) for item in grammar.split_list(text)]
+            origin = typing.get_origin(kind) or kind
+            return origin(items) if origin in (list, set, frozenset) else tuple(items)
+    errors = []
+    for kind in sorted(kinds, key=lambda kind: kind is str):
+        try:
+            return _scalar(kind, grammar.unescaped(text))
+        except (ValueError, TypeError, KeyError) as error:
+            errors.append(error)
+    raise ValueError(text) from errors[0]
+
+
+def _scalar(kind: Any, text: str) -> Any:
+    if kind is Any or kind is object:
+        return _guessed(text)
+    if kind is bool:
+        return _boolean(text)
+    if typing.get_origin(kind) is typing.Literal:
+        return {str(choice): choice for choice in typing.get_args(kind)}[text]
+    if isinstance(kind, type) and issubclass(kind, enum.Enum):
+        return kind[text] if text in kind.__members__ else kind(text)
+    return kind(text)
+
+
+def _boolean(text: str) -> bool:
+    if text.lower() in _TRUE:
+        return True
+    if text.lower() in _FALSE:
+        return False
+    raise ValueError(text)
+
+
+def _guessed(text: str) -> Any:
+    """A value for an argument whose type nobody has said."""
+    for kind in (int, float):
+        try:
+            return kind(text)
+        except ValueError:
+            continue
+    return {"true": True, "false": False, "none": None}.get(text.lower(), text)
+
+
+def _form(annotation: Any) -> str:
+    """How a value of a type is written."""
+    forms = []
+    for kind in _members(annotation):
+        if _is_list(kind):
+            item = _form(_item(kind))
+            forms.append(f"{item}+{item}+...")
+        elif kind is bool:
+            forms.append("true|false")
+        elif typing.get_origin(kind) is typing.Literal:
+            forms.append("|".join(str(choice) for choice in typing.get_args(kind)))
+        elif isinstance(kind, type) and issubclass(kind, enum.Enum):
+            forms.append("|".join(kind.__members__))
+        else:
+            forms.append(_NAMES.get(kind) or getattr(kind, "__name__", str(kind)).lower())
+    return "|".join(forms)
+
+
+_NAMES = {str: "text", int: "integer", float: "number", Any: "value", object: "value"}
+
+
+def _shown(value: Any) -> str:
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, (list, tuple, set, frozenset)):
+        return "+".join(map(str, value)) or "none"
+    return "none" if value is None else str(value) or "none"
+
+
+def _documented(cls: type[Tool]) -> dict[str, str]:
+    """What the sections "Args" and "Attributes" say of each name.
+
+    The class, its constructor and, before both, its class of options are read.
+    """
+    texts: dict[str, str] = {}
+    for owner in (cls, cls.__init__, getattr(cls, "Options", None)):
+        texts.update(_entries(inspect.getdoc(owner) or "") if owner is not None else {})
+    return texts
+
+
+def _entries(docstring: str) -> dict[str, str]:
+    texts: dict[str, str] = {}
+    name, indent, inside = "", 0, False
+    for line in docstring.splitlines():
+        if _SECTION.match(line):
+            inside = True
+        elif line.strip() and not line.startswith(" "):
+            inside = False
+        elif inside and (entry := _ENTRY.match(line)) and len(entry[1]) <= (indent or 99):
+            name, indent = entry[2], len(entry[1])
+            texts[name] = entry[3]
+        elif inside and name and line.strip():
+            texts[name] += f" {line.strip()}"
+    return texts

@@ -1,0 +1,1 @@
+"""Execution of an instrumented operator: action plans, analyses, routines, backward operators."""

@@ -1,0 +1,364 @@
+"""The dispatcher: what a driver calls on the path of an operator.
+
+A driver meets an operator, forms its id, and asks for the plan::
+
+    plan = dispatcher.plan(op_id)
+    if plan is None:                                  # not analysed yet
+        execution = dispatcher.begin(OpCall(op, op_id, inputs))
+        plan = execution.plan
+    if not plan: run the operator as if Amanda were not there
+
+and otherwise runs ``plan.before`` on the inputs, the operator (or
+``plan.replace``), ``execution.finish(outputs)`` if there is an execution, and
+``plan.after`` on the outputs, all with :meth:`Dispatcher.run`. Backward
+operators go through :class:`amanda.engine.backward.BackwardExecution`.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from typing import TYPE_CHECKING, Any
+
+from amanda.engine.plan import EMPTY_PLAN, ActionPlan, compiled
+from amanda.engine.records import OpRecord
+from amanda.errors import RoutineResultError, SelectionError, described
+from amanda.interface.action import Action, InstPoint
+from amanda.interface.context import OpContext
+from amanda.state import ATTACHED, STATE, TOOL_LOCK
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from amanda.interface.calls import OpCall
+    from amanda.interface.driver import Driver
+    from amanda.interface.tool import Tool
+    from amanda.scope.scope import Scope
+
+
+_NOTHING = nullcontext()
+
+
+def note(error: BaseException, who: str, op_id: str) -> None:
+    """Add a note naming tool, routine and op id to an exception on its way to the user.
+
+    An interrupt comes from the user: where it hit is chance.
+    """
+    if isinstance(error, KeyboardInterrupt):
+        return
+    text = f"amanda: raised in {who} at op {op_id}"
+    if text not in getattr(error, "__notes__", ()):
+        error.add_note(text)
+
+
+class Dispatcher:
+    """Core's side of one driver. Nothing here goes through pluggy or logging."""
+
+    def __init__(self) -> None:
+        self._driver: Driver | None = None
+        self._quiet = 0
+
+    def bind(self, driver: Driver) -> None:
+        """Tell which driver this dispatcher serves."""
+        self._driver = driver
+
+    @property
+    def driver(self) -> Driver:
+        """The driver that this dispatcher serves."""
+        assert self._driver is not None, "Dispatcher.bind() was not called"
+        return self._driver
+
+    # -- scopes -----------------------------------------------------------
+
+    def scopes(self) -> tuple[Scope, ...]:
+        """The scopes that instrument the current thread's operators right now."""
+        state = STATE
+        if state.paused or not state.enabled:
+            return ()
+        driver = self._driver
+        return tuple(scope for scope in state.scopes if scope.covers(driver))  # type: ignore[arg-type]
+
+    def is_cacheable(self) -> bool:
+        """Whether a plan stays right until the driver's ``invalidate()`` is called."""
+        state = STATE
+        return state.cache and not any(scope.is_bound for scope in state.scopes)
+
+    def is_paused(self) -> bool:
+        """Whether the current thread runs a tool's code, or is disabled.
+
+        Threads that a framework runs backward operators in have no state of
+        their own: they follow the passes that :meth:`quiet_backward` announces.
+        """
+        state = STATE
+        if state.paused or not state.enabled:
+            return True
+        return self._quiet > 0 and not state.scopes
+
+    @contextmanager
+    def quiet_backward(self) -> Iterator[None]:
+        """Within it, this thread runs a backward pass that is not instrumented."""
+        self._quiet += 1
+        try:
+            yield
+        finally:
+            self._quiet -= 1
+
+    def not_seen(self, reason: str, count: int = 1) -> None:
+        """Count something that runs under the current scopes and cannot be seen."""
+        for scope in STATE.scopes:
+            if scope.alive:
+                scope.statistics.not_seen[reason] += count
+
+    # -- forward operators ------------------------------------------------
+
+    def plan(self, op_id: str) -> ActionPlan | None:
+        """The plan of an operator; None if some scope has yet to analyse it."""
+        scopes = self.scopes()
+        if not scopes:
+            return EMPTY_PLAN
+        if not STATE.cache:
+            return None
+        records = []
+        for scope in scopes:
+            record = scope.cache.get(op_id)
+            if record is None or not record.complete:
+                return None
+            records.append(record)
+        return compiled(op_id, scopes, tuple(records))
+
+    def begin(self, call: OpCall) -> OpExecution:
+        """Analyse an operator that is about to run, where that is still to be done.
+
+        Raises:
+            ReplacementConflictError: two scopes replace the operator.
+        """
+        return OpExecution(self, call)
+
+    # -- routines ---------------------------------------------------------
+
+    def run(self, action: Action, values: list[Any]) -> list[Any]:
+        """Run a routine on the selected `values`; the list with its results put in.
+
+        Returns `values` itself when nothing is changed.
+
+        Raises:
+            SelectionError: a selected position does not exist.
+            RoutineResultError: the routine returned something unusable (rule 5).
+        """
+        selected: Sequence[Any] = ()
+        if action.select != ():
+            indices = range(len(values)) if action.select is None else action.select
+            selected = self._selected(action, values, indices)
+        result = self.call(action, selected)
+        return values if result is None else self.put(action, values, selected, result)
+
+    def put(
+        self, action: Action, values: list[Any], selected: Sequence[Any], result: Any
+    ) -> list[Any]:
+        """`values` with what a routine has returned for those `selected` of them put in.
+
+        Returns `values` itself when nothing is changed.
+
+        Raises:
+            RoutineResultError: the routine returned something unusable (rule 5).
+        """
+        indices = range(len(values)) if action.select is None else action.select
+        changed = None
+        for index, old, new in zip(
+            indices, selected, self.checked(action, result, len(selected)), strict=True
+        ):
+            if new is None or new is old:
+                continue
+            changed = list(values) if changed is None else changed
+            changed[index] = self.driver.substitute(old, new, action)
+        return values if changed is None else changed
+
+    def replace(self, action: Action, values: list[Any], call: OpCall | None = None) -> Any:
+        """Run the replacement of an operator; it takes part in AD as the operator would.
+
+        Args:
+            call: the execution that is replaced, where executions of one operator can
+                differ in attributes: the functions that tools were given follow it.
+        """
+        indices = range(len(values)) if action.select is None else action.select
+        selected = self._selected(action, values, indices)
+        state = STATE
+        outer, state.call = state.call, call
+        try:
+            return self._call(action, selected, isolated=False)
+        finally:
+            state.call = outer
+
+    def call(self, action: Action, selected: Sequence[Any]) -> Any:
+        """Call a routine, isolated from AD unless it is differentiable."""
+        return self._call(action, selected, isolated=not action.differentiable)
+
+    def _call(self, action: Action, selected: Sequence[Any], *, isolated: bool) -> Any:
+        state = STATE
+        start = time.perf_counter()
+        state.paused += 1
+        try:
+            with (
+                TOOL_LOCK,
+                self._elsewhere(),
+                self.driver.routine(action, selected, isolated),
+            ):
+                return action.func(*selected, **action.kwargs)
+        except BaseException as error:
+            note(error, action.routine, action.op_id)
+            raise
+        finally:
+            state.paused -= 1
+            charge(state.scopes, time.perf_counter() - start)
+
+    def _elsewhere(self) -> AbstractContextManager[Any]:
+        """Within it, the drivers of other frameworks leave alone what a tool calls."""
+        if len(ATTACHED) == 1:
+            return _NOTHING
+        own = self.driver.framework
+        others = [d for d in ATTACHED.values() if d.framework != own]
+        if not others:
+            return _NOTHING
+        stack = ExitStack()
+        for driver in others:
+            stack.enter_context(driver.vanilla())
+        return stack
+
+    def _selected(self, action: Action, values: list[Any], indices: Sequence[int]) -> list[Any]:
+        try:
+            return [values[index] for index in indices]
+        except IndexError:
+            what = action.kind.selects
+            raise SelectionError(
+                f"{action.routine}: {what}={list(indices)} is out of range at op {action.op_id}, "
+                f"which has {len(values)} {what}"
+            ) from None
+
+    def checked(self, action: Action, result: Any, count: int) -> Sequence[Any]:
+        """What a routine returned for `count` selected tensors, as a sequence of them.
+
+        Raises:
+            RoutineResultError: it is nothing that rule 5 allows.
+        """
+        is_tensor = self.driver.is_tensor
+        if count == 1 and is_tensor(result):
+            return (result,)
+        if (
+            isinstance(result, (list, tuple))
+            and len(result) == count
+            and all(item is None or is_tensor(item) for item in result)
+        ):
+            return result
+        several = f"a sequence of {count} tensors"
+        wanted = {0: "an empty sequence", 1: "one tensor"}.get(count, several)
+        raise RoutineResultError(
+            f"{action.routine} at op {action.op_id} must return None or {wanted} for its "
+            f"{action.kind.selects}, got {described(result)}"
+        )
+
+    # -- analyses ---------------------------------------------------------
+
+    def analyse(
+        self, scope: Scope, record: OpRecord, point: InstPoint, only: set[Tool] | None
+    ) -> None:
+        """Run the analysis routines of one point (of `only` these tools)."""
+        context = record.context
+        tools = [t for t in scope.tools if only is None or t in only or not t.analyses(point)]
+        if any(tool.analyses(point) for tool in tools):
+            state = STATE
+            start = time.perf_counter()
+            state.paused += 1
+            context._point = point
+            try:
+                with (
+                    TOOL_LOCK,
+                    self._elsewhere(),
+                    self.driver.vanilla(),
+                    self.driver.ad_isolated(),
+                ):
+                    self._run_analyses(tools, context, point)
+            finally:
+                context._point = context._tool = None
+                state.paused -= 1
+                charge((scope,), time.perf_counter() - start)
+            record.sort(scope.tools)
+        record.analysed.add(point)
+        record.redo.pop(point, None)
+
+    def _run_analyses(self, tools: list[Tool], context: OpContext, point: InstPoint) -> None:
+        def step(tool: Tool, routine: Callable[[OpContext], Any]) -> None:
+            context._tool = tool
+            try:
+                routine(context)
+            except BaseException as error:
+                name = f"{type(tool).__name__}.{getattr(routine, '__name__', routine)}"
+                note(error, name, context.get_backward_op_id() or context.get_op_id())
+                raise
+
+        for tool in tools:
+            step(tool, tool.before_analyses)
+            for routine in tool.analyses(point):
+                step(tool, routine)
+        for tool in tools:
+            step(tool, tool.after_analyses)
+
+
+class OpExecution:
+    """One execution of a forward operator during which analyses run.
+
+    Attributes:
+        plan: the operator's plan, complete once :meth:`finish` has returned.
+    """
+
+    def __init__(self, dispatcher: Dispatcher, call: OpCall) -> None:
+        self._dispatcher = dispatcher
+        self._call = call
+        self._scopes = dispatcher.scopes()
+        self._records: list[OpRecord] = []
+        with TOOL_LOCK:
+            for scope in self._scopes:
+                self._records.append(self._before(scope))
+        self.plan = compiled(call.op_id, self._scopes, tuple(self._records))
+
+    def finish(self, outputs: Sequence[Any]) -> ActionPlan:
+        """Run the analyses that see the outputs; returns the completed plan."""
+        with TOOL_LOCK:
+            for scope, record in zip(self._scopes, self._records, strict=True):
+                self._analyse(scope, record, InstPoint.AFTER_FORWARD_OP, outputs)
+        self.plan = compiled(self._call.op_id, self._scopes, tuple(self._records))
+        return self.plan
+
+    def _before(self, scope: Scope) -> OpRecord:
+        call = self._call
+        record = scope.cache.get(call.op_id)
+        if record is None or not STATE.cache:
+            record = OpRecord(OpContext(call.op, call.op_id, self._dispatcher.driver.namespace))
+            record.context._attributes = call.attributes
+            record.context._names = call.names
+            record.context._module = call.module
+            scope.cache.put(call.op_id, record)
+        self._analyse(scope, record, InstPoint.BEFORE_FORWARD_OP, None)
+        return record
+
+    def _analyse(
+        self, scope: Scope, record: OpRecord, point: InstPoint, outputs: Sequence[Any] | None
+    ) -> None:
+        if not record.pending(point):
+            return
+        only = record.redo.get(point) if point in record.analysed else None
+        record.context._call = self._call
+        record.context._outputs = outputs
+        try:
+            self._dispatcher.analyse(scope, record, point, only)
+        except BaseException:
+            scope.cache.discard(self._call.op_id, record)
+            raise
+        finally:
+            record.context._call = record.context._outputs = None
+
+
+def charge(scopes: Sequence[Scope], seconds: float) -> None:
+    """Add to the time that the tools of these scopes have taken."""
+    for scope in scopes:
+        scope.statistics.tool_seconds += seconds

@@ -1,0 +1,137 @@
+"""Action plans: all actions on one operator, compiled from its records."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import attrs
+
+from amanda.engine.records import OpRecord
+from amanda.interface.action import Action, ActionKind, InstPoint
+from amanda.interface.context import replaced_twice
+from amanda.state import STATE
+
+if TYPE_CHECKING:
+    from amanda.scope.scope import Scope
+if TYPE_CHECKING:
+    from amanda.scope.scope import Scope
+if TYPE_CHECKING:
+    pass
+if TYPE_CHECKING:
+    from amanda.engine.records import OpRecord
+
+
+@attrs.define(eq=False)
+class ActionPlan:
+    """All actions on one operator, of all tools of all active scopes, in running order.
+
+    A plan is false when the operator runs vanilla.
+
+    Attributes:
+        op_id: the operator's id.
+        records: the operator's records, one per active scope, outermost first.
+        before, after: routines around the forward op.
+        replace: the action that stands in for the op, if any.
+        before_backward, after_backward: routines on the whole operator's
+            output gradients and input gradients.
+        replace_backward: the whole operator's vector-Jacobian product, if any.
+        claims: whether some tool analyses backward ops, so that the driver has
+            to find those of this operator.
+        driver_data: for the driver, e.g. what it has learned of the operator.
+        has_actions: whether any action is planned, backward claims aside.
+        is_blind: whether no action looks at a tensor: counters and timers.
+        is_around: whether all there is are routines around the forward op, which look
+            at tensors.
+        is_isolated: whether no routine around the forward op takes part in AD.
+        is_claim: whether there is nothing but backward ops to find.
+    """
+
+    op_id: str
+    records: tuple[OpRecord, ...] = ()
+    before: tuple[Action, ...] = ()
+    after: tuple[Action, ...] = ()
+    replace: Action | None = None
+    before_backward: tuple[Action, ...] = ()
+    after_backward: tuple[Action, ...] = ()
+    replace_backward: Action | None = None
+    claims: bool = False
+    driver_data: Any = None
+    has_actions: bool = attrs.field(init=False, default=False)
+    is_blind: bool = attrs.field(init=False, default=False)
+    is_around: bool = attrs.field(init=False, default=False)
+    is_isolated: bool = attrs.field(init=False, default=False)
+    is_claim: bool = attrs.field(init=False, default=False)
+
+    def __attrs_post_init__(self) -> None:
+        self.has_actions = bool(
+            self.before
+            or self.after
+            or self.replace
+            or self.before_backward
+            or self.after_backward
+            or self.replace_backward
+        )
+        self.is_claim = self.claims and not self.has_actions
+        around = (*self.before, *self.after)
+        gradients = self.before_backward or self.after_backward or self.replace_backward
+        only_around = bool(around) and not (self.replace or gradients)
+        self.is_blind = only_around and all(action.select == () for action in around)
+        self.is_around = only_around and not self.is_blind
+        self.is_isolated = not any(action.differentiable for action in around)
+
+    def __bool__(self) -> bool:
+        return self.claims or self.has_actions
+
+
+EMPTY_PLAN = ActionPlan("")
+
+
+def only_one(records: Sequence[OpRecord], kind: ActionKind) -> Action | None:
+    """The one replacement among the records, if any."""
+    actions = [action for record in records for action in record.actions(kind)]
+    if len(actions) > 1:
+        raise replaced_twice(actions[0], actions[1])
+    return actions[0] if actions else None
+
+
+def compiled(op_id: str, scopes: Sequence[Scope], records: tuple[OpRecord, ...]) -> ActionPlan:
+    """The plan that the records of one operator add up to.
+
+    Raises:
+        ReplacementConflictError: two of them replace the operator.
+    """
+
+    def all_of(kind: ActionKind) -> tuple[Action, ...]:
+        return tuple(action for record in records for action in record.actions(kind))
+
+    return ActionPlan(
+        op_id=op_id,
+        records=records,
+        before=all_of(ActionKind.BEFORE_OP),
+        after=all_of(ActionKind.AFTER_OP),
+        replace=only_one(records, ActionKind.REPLACE_OP),
+        before_backward=all_of(ActionKind.BEFORE_BACKWARD_OP),
+        after_backward=all_of(ActionKind.AFTER_BACKWARD_OP),
+        replace_backward=only_one(records, ActionKind.REPLACE_BACKWARD_OP),
+        claims=any(scope.analyses_backward() for scope in scopes),
+    )
+
+
+def backward_is_settled(plan: ActionPlan, backward_ids: Sequence[str]) -> bool:
+    """Whether these backward operators of `plan` are all analysed and none has an action.
+
+    A driver may then stop to look for them while the operator's gradient
+    graph has the same form.
+    """
+    if plan.before_backward or plan.after_backward or plan.replace_backward:
+        return False
+    return STATE.cache and all(
+        backward_id in record.children
+        # The last point is reached by every operator that has hooks at all.
+        and InstPoint.AFTER_BACKWARD_OP in record.children[backward_id].analysed
+        and not record.children[backward_id].has_actions
+        and not record.children[backward_id].redo
+        for record in plan.records
+        for backward_id in backward_ids
+    )

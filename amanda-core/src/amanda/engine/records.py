@@ -1,0 +1,114 @@
+"""The action cache: what the analyses of one scope have recorded, by operator id."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+from amanda.interface.action import ActionKind, InstPoint
+from amanda.interface.backward_context import BackwardOpContext
+from amanda.interface.context import OpContext
+
+if TYPE_CHECKING:
+    from amanda.interface.tool import Tool
+
+
+class OpRecord:
+    """What one scope knows of one forward or backward operator.
+
+    Attributes:
+        context: the operator's context, with the recorded actions.
+        analysed: points whose analyses have run.
+        redo: tools whose analyses have to run again, by point.
+        children: records of the operator's backward operators, by id.
+    """
+
+    __slots__ = ("analysed", "children", "context", "redo")
+
+    def __init__(self, context: OpContext) -> None:
+        self.context = context
+        self.analysed: set[InstPoint] = set()
+        self.redo: dict[InstPoint, set[Tool]] = {}
+        self.children: dict[str, OpRecord] = {}
+
+    def child(self, op: Any, op_id: str, *, fresh: bool) -> OpRecord:
+        """The record of a backward operator; `fresh` discards an earlier one."""
+        record = self.children.get(op_id)
+        if record is None or fresh:
+            record = OpRecord(BackwardOpContext(self.context, op, op_id))
+            self.children[op_id] = record
+        return record
+
+    @property
+    def has_actions(self) -> bool:
+        """Whether any action is recorded for this very operator."""
+        return any(self.context._actions.values())
+
+    def drop(self, tool: Tool) -> None:
+        """Forget what `tool` has recorded; its analyses run again when next met."""
+        for kind, actions in self.context._actions.items():
+            self.context._actions[kind] = [a for a in actions if a.tool is not tool]
+        for point in self.analysed:
+            self.redo.setdefault(point, set()).add(tool)
+
+    def sort(self, tools: Sequence[Tool]) -> None:
+        """Bring the actions into the order of `tools`, whenever they were recorded."""
+        rank = {id(tool): position for position, tool in enumerate(tools)}
+        for kind, actions in self.context._actions.items():
+            # A new list: another thread may be reading the old one.
+            self.context._actions[kind] = sorted(actions, key=lambda a: rank[id(a.tool)])
+
+    @property
+    def complete(self) -> bool:
+        """Whether all analyses of the forward operator have run.
+
+        They have not where the operator itself failed in its first execution.
+        """
+        return not self.redo and InstPoint.AFTER_FORWARD_OP in self.analysed
+
+    def pending(self, point: InstPoint) -> bool:
+        """Whether an analysis of `point` has yet to run."""
+        return point not in self.analysed or bool(self.redo.get(point))
+
+    def actions(self, kind: ActionKind) -> list[Any]:
+        """The recorded actions of one kind, in order."""
+        return self.context._actions.get(kind, [])
+
+
+class ActionCache:
+    """The records of one scope."""
+
+    def __init__(self) -> None:
+        self._records: dict[str, OpRecord] = {}
+
+    def __len__(self) -> int:
+        return len(self._records)
+
+    def __iter__(self) -> Iterator[OpRecord]:
+        return iter(tuple(self._records.values()))
+
+    def get(self, op_id: str) -> OpRecord | None:
+        """The record of a forward operator, None if it was never analysed."""
+        return self._records.get(op_id)
+
+    def put(self, op_id: str, record: OpRecord) -> None:
+        """Store the record of a forward operator."""
+        self._records[op_id] = record
+
+    def discard(self, op_id: str, record: OpRecord) -> None:
+        """Remove a record whose analysis failed, so that it runs again."""
+        if self._records.get(op_id) is record:
+            del self._records[op_id]
+
+    def drop(self, tool: Tool, op_id: str | None) -> None:
+        """Forget what `tool` has recorded, for one operator or for all of them."""
+        for forward_id, record in tuple(self._records.items()):
+            if op_id in (None, forward_id):
+                record.drop(tool)
+            for child_id, child in tuple(record.children.items()):
+                if op_id in (None, forward_id, child_id):
+                    child.drop(tool)
+
+    def clear(self) -> None:
+        """Forget everything, when the scope ends."""
+        self._records.clear()

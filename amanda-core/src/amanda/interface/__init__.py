@@ -1,0 +1,1 @@
+"""The classes that tools and drivers are written against."""

@@ -1,0 +1,94 @@
+"""Instrumentation points, actions and compiled action plans."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+import attrs
+
+if TYPE_CHECKING:
+    from amanda.interface.tool import Tool
+
+
+class InstPoint(enum.Enum):
+    """The four points of an operator at which an analysis routine may run."""
+
+    # Enum's own goes through Python; these are keys on the path of every operator.
+    __hash__ = object.__hash__
+
+    BEFORE_FORWARD_OP = "before_forward_op"
+    AFTER_FORWARD_OP = "after_forward_op"
+    BEFORE_BACKWARD_OP = "before_backward_op"
+    AFTER_BACKWARD_OP = "after_backward_op"
+
+    @classmethod
+    def of(cls, backward: bool, require_outputs: bool) -> InstPoint:
+        """The point that the two arguments of ``Tool.add_inst_for_op`` stand for."""
+        if backward:
+            return cls.AFTER_BACKWARD_OP if require_outputs else cls.BEFORE_BACKWARD_OP
+        return cls.AFTER_FORWARD_OP if require_outputs else cls.BEFORE_FORWARD_OP
+
+    @property
+    def is_backward(self) -> bool:
+        """Whether the point belongs to a backward operator."""
+        return self in (InstPoint.BEFORE_BACKWARD_OP, InstPoint.AFTER_BACKWARD_OP)
+
+
+class ActionKind(enum.Enum):
+    """The six kinds of actions (paper, Listing 3); the value is the API's name."""
+
+    __hash__ = object.__hash__
+
+    BEFORE_OP = "insert_before_op"
+    AFTER_OP = "insert_after_op"
+    REPLACE_OP = "replace_op"
+    BEFORE_BACKWARD_OP = "insert_before_backward_op"
+    AFTER_BACKWARD_OP = "insert_after_backward_op"
+    REPLACE_BACKWARD_OP = "replace_backward_op"
+
+    @property
+    def selects(self) -> str:
+        """What the selection of such an action counts through."""
+        return _SELECTS[self]
+
+
+_SELECTS = {
+    ActionKind.BEFORE_OP: "inputs",
+    ActionKind.AFTER_OP: "outputs",
+    ActionKind.REPLACE_OP: "inputs",
+    ActionKind.BEFORE_BACKWARD_OP: "grad_outputs",
+    ActionKind.AFTER_BACKWARD_OP: "grad_inputs",
+    ActionKind.REPLACE_BACKWARD_OP: "grad_outputs",
+}
+
+
+@attrs.frozen(eq=False)
+class Action:
+    """One instrumentation routine, recorded by an analysis routine for one operator.
+
+    Attributes:
+        kind: where the routine goes.
+        tool: the tool whose analysis recorded it.
+        func: the instrumentation routine.
+        select: positions passed to the routine; None for all of them.
+        kwargs: further keyword arguments of the routine.
+        differentiable: whether the routine takes part in AD.
+        op_id: id of the (forward or backward) operator.
+    """
+
+    kind: ActionKind
+    tool: Tool
+    func: Callable[..., Any]
+    select: tuple[int, ...] | None
+    kwargs: Mapping[str, Any]
+    differentiable: bool
+    op_id: str
+
+    @property
+    def routine(self) -> str:
+        """The routine's name as error messages give it, ``Tool.routine``."""
+        name = getattr(self.func, "__qualname__", None) or repr(self.func)
+        owner = type(self.tool).__name__
+        return f"{owner}.{name.rpartition('.')[2]}"

@@ -1,0 +1,147 @@
+"""The context of a backward operator: a child of its forward operator's."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+from amanda.errors import ContextExpiredError, TensorReleased
+from amanda.interface.action import ActionKind
+from amanda.interface.context import OpContext
+
+if TYPE_CHECKING:
+    from amanda.interface.calls import BackwardCall
+
+
+class ReleasableTensors(Sequence[Any]):
+    """Forward tensors read in a backward analysis: each position raises if it is gone."""
+
+    def __init__(self, op_id: str, what: str, tensors: Sequence[Any]) -> None:
+        self._op_id = op_id
+        self._what = what
+        self._tensors = tensors
+
+    def __len__(self) -> int:
+        return len(self._tensors)
+
+    def __getitem__(self, index: Any) -> Any:
+        if isinstance(index, slice):
+            return [self[i] for i in range(*index.indices(len(self)))]
+        entry = self._tensors[index]
+        if not callable(entry):
+            return entry
+        tensor = entry()
+        if tensor is None:
+            raise TensorReleased(
+                f"{self._what} {index} of op {self._op_id} was released after the forward "
+                "pass; keep a copy of it in a forward routine (insert_before_op or "
+                "insert_after_op)"
+            )
+        return tensor
+
+    def __iter__(self) -> Iterator[Any]:
+        return (self[i] for i in range(len(self)))
+
+
+class BackwardOpContext(OpContext):
+    """The context of a backward operator: a child of its forward operator's context.
+
+    Reads of the mapping see the parent's keys; writes stay here.
+    """
+
+    __slots__ = ("_backward_op", "_backward_op_id", "_parent")
+
+    def __init__(self, parent: OpContext, op: Any, op_id: str) -> None:
+        super().__init__(parent.get_op(), parent.get_op_id(), parent.namespace)
+        self._parent = parent
+        self._backward_op = op
+        self._backward_op_id = op_id
+        self._attributes = parent._attributes
+        self._module = parent._module
+
+    def __missing__(self, key: Any) -> Any:
+        return self._parent[key]
+
+    def get(self, key: Any, default: Any = None) -> Any:
+        return dict.get(self, key, self._parent.get(key, default))
+
+    def setdefault(self, key: Any, default: Any = None) -> Any:
+        if key not in self:
+            self[key] = default
+        return self[key]
+
+    def __contains__(self, key: object) -> bool:
+        return dict.__contains__(self, key) or key in self._parent
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(dict.fromkeys([*self._parent, *dict.__iter__(self)]))
+
+    def __len__(self) -> int:
+        return len(list(iter(self)))
+
+    def keys(self) -> Any:
+        return dict.fromkeys(self).keys()
+
+    def items(self) -> Any:
+        return {key: self[key] for key in self}.items()
+
+    def values(self) -> Any:
+        return {key: self[key] for key in self}.values()
+
+    def is_forward(self) -> bool:
+        return False
+
+    def get_input_names(self) -> list[str]:
+        return self._parent.get_input_names()
+
+    def get_inputs(self) -> Sequence[Any]:
+        return ReleasableTensors(self._op_id, "input", self._open_backward().inputs)
+
+    def get_outputs(self) -> Sequence[Any]:
+        return ReleasableTensors(self._op_id, "output", self._open_backward().outputs)
+
+    def get_value(self, index: int) -> Any:
+        call = self._open_backward()
+        names = self.get_input_names()
+        entry = call.inputs[self._position(index, names, len(call.inputs), "inputs")]
+        return entry.constant() if hasattr(entry, "constant") else None
+
+    def get_value_key(self, index: int) -> None:
+        """None: which variables an operator uses is asked in its forward analysis."""
+
+    def get_value_view(self, index: int) -> Hashable:
+        """Nothing, as :meth:`get_value_key`."""
+        return ()
+
+    def get_backward_op(self) -> Any:
+        return self._backward_op
+
+    def get_backward_op_id(self) -> str:
+        return self._backward_op_id
+
+    def get_grad_outputs(self) -> Sequence[Any] | None:
+        self._open_backward()
+        return None if self._gradients[0] is None else list(self._gradients[0])
+
+    def get_grad_inputs(self) -> Sequence[Any] | None:
+        self._open_backward()
+        return None if self._gradients[1] is None else list(self._gradients[1])
+
+    def _open_backward(self) -> BackwardCall:
+        if self._backward is None:
+            raise ContextExpiredError(
+                f"the tensors of op {self._backward_op_id} can be read only while its analysis "
+                "routine runs; select them for an instrumentation routine instead"
+            )
+        return self._backward
+
+    def _selectable(self, kind: ActionKind) -> tuple[list[str], int | None]:
+        grad_outputs, grad_inputs = self._gradients
+        if kind is ActionKind.AFTER_BACKWARD_OP:
+            names = list(self._backward.names) if self._backward else []
+            return names, None if grad_inputs is None else len(grad_inputs)
+        return [], None if grad_outputs is None else len(grad_outputs)
+
+    def _role(self, name: str, kind: str) -> int | None:
+        roles = self["grad_input_roles"] if kind == "grad_inputs" else None
+        return roles.get(name) if roles else None

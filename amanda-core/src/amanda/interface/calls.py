@@ -1,0 +1,107 @@
+"""What a driver tells about one execution of an operator."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from typing import Any
+
+import attrs
+
+from amanda.errors import CapabilityError
+from amanda.state import STATE
+
+
+@attrs.define(eq=False)
+class OpCall:
+    """One forward operator about to be executed (or, in a graph mode, rewritten).
+
+    Drivers may subclass it.
+
+    Attributes:
+        op: the framework's own operator or a thin view of it.
+        op_id: the operator's id (design section 6).
+        inputs: the flat list of input tensors; None for an absent optional one.
+        names: the declared name of each input, "" where there is none.
+        attributes: the operator's non-tensor arguments by name.
+        module: path of the module that runs the operator, "" outside of modules.
+    """
+
+    op: Any
+    op_id: str
+    inputs: Sequence[Any]
+    names: Sequence[str] = ()
+    attributes: Mapping[str, Any] = attrs.field(factory=dict)
+    module: str = ""
+
+    def value(self, index: int) -> Any:
+        """The current value of input `index` if it is a parameter, buffer, variable
+        or constant; None otherwise."""
+        return None
+
+    def value_key(self, index: int) -> Hashable | None:
+        """What tells the variable behind input `index` from all others; None where
+        :meth:`value` gives the parameter itself, or nothing."""
+        return None
+
+    def value_view(self, index: int) -> Hashable:
+        """What tells one view of a variable (reshaped, transposed) from another."""
+        return ()
+
+    def freeze(self) -> Callable[[Sequence[Any]], Any]:
+        """A function that runs the operator again on a flat list of inputs.
+
+        It holds the non-tensor arguments and no tensor.
+
+        Raises:
+            CapabilityError: this driver cannot run a single operator again.
+        """
+        raise CapabilityError(
+            f"the driver of op {self.op_id} cannot run a single operator again "
+            "(it lacks Capability.REPLAY)"
+        )
+
+
+@attrs.define(eq=False)
+class BackwardCall:
+    """One backward operator about to be executed.
+
+    Attributes:
+        op: the framework's own backward operator or a thin view of it.
+        op_id: id of the backward operator.
+        names: name of the forward input whose gradient each output of the
+            backward operator is; "" where it is none of them.
+        inputs, outputs: what is left of the forward operator's tensors; a
+            callable entry is asked for the tensor when it is read.
+    """
+
+    op: Any
+    op_id: str
+    names: Sequence[str] = ()
+    inputs: Sequence[Any] = ()
+    outputs: Sequence[Any] = ()
+
+
+class OpFunction:
+    """A function of an operator's flat inputs that runs it; it holds no tensor.
+
+    Args:
+        op_id: of the operator.
+        run: runs it with the attributes that it had when it was analysed.
+    """
+
+    def __init__(self, op_id: str, run: Callable[[Sequence[Any]], Any]) -> None:
+        # What error messages call a routine.
+        self.__name__ = self.__qualname__ = "function"
+        self._op_id = op_id
+        self._run = run
+
+    def __call__(self, *inputs: Any) -> Any:
+        return self.now()._run(inputs)
+
+    def now(self) -> OpFunction:
+        """The same with the attributes that are in force: within a replacement those of
+        the execution that is replaced. They stay, also after the replacement has run."""
+        call = STATE.call
+        if call is None or call.op_id != self._op_id:
+            return self
+        return OpFunction("", call.freeze())

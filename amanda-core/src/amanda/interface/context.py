@@ -1,0 +1,387 @@
+"""The instrumentation context: inspection and instrumentation API of one operator."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from amanda.errors import (
+    ContextExpiredError,
+    PassedPointError,
+    ReplacementConflictError,
+    SelectionError,
+)
+from amanda.interface.action import Action, ActionKind, InstPoint
+from amanda.interface.calls import OpFunction
+from amanda.namespace import Namespace
+from amanda.state import STATE
+
+if TYPE_CHECKING:
+    from amanda.interface.calls import BackwardCall, OpCall
+    from amanda.interface.tool import Tool
+
+Selection = int | str | Sequence[int | str] | None
+Routine = Callable[..., Any]
+
+_LATE: Mapping[InstPoint, frozenset[ActionKind]] = {
+    InstPoint.BEFORE_FORWARD_OP: frozenset(),
+    InstPoint.AFTER_FORWARD_OP: frozenset({ActionKind.BEFORE_OP, ActionKind.REPLACE_OP}),
+    InstPoint.BEFORE_BACKWARD_OP: frozenset(
+        {ActionKind.BEFORE_OP, ActionKind.AFTER_OP, ActionKind.REPLACE_OP}
+    ),
+    InstPoint.AFTER_BACKWARD_OP: frozenset(ActionKind) - {ActionKind.AFTER_BACKWARD_OP},
+}
+
+
+class OpContext(dict[Any, Any]):
+    """What a tool sees of one operator, and what it can do to it.
+
+    The mapping part belongs to the tools: a key that nobody has set reads as
+    None. Tensors can be read only while an analysis routine runs; the operator,
+    its ids, its attributes and the keys stay.
+
+    Attributes:
+        namespace: where the operator runs, e.g. ``pytorch/2.13/eager``.
+    """
+
+    __slots__ = (
+        "__weakref__",
+        "_actions",
+        "_attributes",
+        "_backward",
+        "_call",
+        "_gradients",
+        "_module",
+        "_names",
+        "_op",
+        "_op_id",
+        "_outputs",
+        "_point",
+        "_tool",
+        "namespace",
+    )
+
+    def __init__(self, op: Any, op_id: str, namespace: str) -> None:
+        super().__init__()
+        self.namespace = Namespace(namespace)
+        self._op = op
+        self._op_id = op_id
+        self._attributes: Mapping[str, Any] = {}
+        self._names: Sequence[str] = ()
+        self._module = ""
+        self._actions: dict[ActionKind, list[Action]] = {}
+        self._call: OpCall | None = None
+        self._outputs: Sequence[Any] | None = None
+        self._backward: BackwardCall | None = None
+        self._gradients: tuple[Sequence[Any] | None, Sequence[Any] | None] = (None, None)
+        self._point: InstPoint | None = None
+        self._tool: Tool | None = None
+
+    # -- the mapping ------------------------------------------------------
+
+    def __missing__(self, key: Any) -> None:
+        return None
+
+    def __repr__(self) -> str:
+        return (
+            f"<{type(self).__name__} of {self.get_backward_op_id() or self._op_id}: {dict(self)!r}>"
+        )
+
+    def __hash__(self) -> int:  # type: ignore[override]
+        return id(self)
+
+    def __eq__(self, other: object) -> bool:
+        return self is other if isinstance(other, OpContext) else dict(self) == other
+
+    def __ne__(self, other: object) -> bool:
+        return not self == other
+
+    # -- inspection -------------------------------------------------------
+
+    def is_forward(self) -> bool:
+        """Whether this is the context of a forward operator."""
+        return True
+
+    def is_backward(self) -> bool:
+        """Whether this is the context of a backward operator."""
+        return not self.is_forward()
+
+    def get_op(self) -> Any:
+        """The forward operator, as its framework represents it."""
+        return self._op
+
+    def get_op_id(self) -> str:
+        """The forward operator's id."""
+        return self._op_id
+
+    def get_attrs(self) -> dict[str, Any]:
+        """The forward operator's non-tensor arguments, name to value."""
+        return dict(self._attributes)
+
+    def get_module(self) -> str:
+        """Path of the module that runs the operator (``layer1.0.conv1``), or ""."""
+        return self._module
+
+    def get_input_names(self) -> list[str]:
+        """The declared name of each forward input, "" where it has none."""
+        return list(self._names)
+
+    def get_inputs(self) -> Sequence[Any]:
+        """The forward input tensors, flat; None for an absent optional one.
+
+        Raises:
+            ContextExpiredError: no analysis of this operator is running.
+        """
+        return list(self._open_call().inputs)
+
+    def get_outputs(self) -> Sequence[Any] | None:
+        """The forward output tensors; None before the operator has run.
+
+        Raises:
+            ContextExpiredError: no analysis of this operator is running.
+        """
+        self._open_call()
+        return None if self._outputs is None else list(self._outputs)
+
+    def get_value(self, index: int) -> Any:
+        """The current value of input `index` if it is a parameter, a registered
+        buffer, a variable or a graph constant; None for any other input.
+
+        Raises:
+            SelectionError: the operator has no such input.
+            ContextExpiredError: no analysis of this operator is running.
+        """
+        call = self._open_call()
+        return call.value(self._position(index, list(call.names), len(call.inputs), "inputs"))
+
+    def get_value_key(self, index: int) -> Hashable | None:
+        """What tells the variable that input `index` was read from, or stands for, from others.
+
+        Equal wherever a variable is used, however often it is read. None where there is no
+        variable, and in PyTorch, where :meth:`get_value` gives the parameter itself.
+
+        Raises:
+            SelectionError: the operator has no such input.
+            ContextExpiredError: no analysis of this operator is running.
+        """
+        call = self._open_call()
+        return call.value_key(self._position(index, list(call.names), len(call.inputs), "inputs"))
+
+    def get_value_view(self, index: int) -> Hashable:
+        """What tells the view in which input `index` shows its variable from other views.
+
+        Reshaping and transposing make another view of a variable. An empty tuple for the
+        variable as it is, and for any other input.
+
+        Raises:
+            SelectionError: the operator has no such input.
+            ContextExpiredError: no analysis of this operator is running.
+        """
+        call = self._open_call()
+        return call.value_view(self._position(index, list(call.names), len(call.inputs), "inputs"))
+
+    def get_function(self) -> Routine:
+        """A function of the operator's flat inputs that runs it with the attributes it has.
+
+        A replacement calls it for the operator itself: then the attributes are those of
+        the execution that is replaced. It holds no tensor.
+
+        Raises:
+            CapabilityError: the driver cannot run a single operator again.
+            ContextExpiredError: no analysis of this operator is running.
+        """
+        call = self._open_call()
+        return OpFunction(call.op_id, call.freeze())
+
+    def get_backward_op(self) -> Any:
+        """The backward operator; None in a forward context."""
+        return None
+
+    def get_backward_op_id(self) -> str | None:
+        """The backward operator's id; None in a forward context."""
+        return None
+
+    def get_grad_outputs(self) -> Sequence[Any] | None:
+        """The gradients that the backward operator consumes; None in a forward context."""
+        return None
+
+    def get_grad_inputs(self) -> Sequence[Any] | None:
+        """The gradients that the backward operator produces; None before it has run
+        and in a forward context."""
+        return None
+
+    # -- instrumentation --------------------------------------------------
+
+    def insert_before_op(self, func: Routine, inputs: Selection = None, **kwargs: Any) -> None:
+        """Run ``func(*inputs, **kwargs)`` before each execution of the operator.
+
+        Args:
+            func: the instrumentation routine; it returns None, or new values
+                for what was selected (design rule 5).
+            inputs: positions or names of the inputs to pass; None for all.
+            kwargs: further arguments for the routine.
+        """
+        self._record(ActionKind.BEFORE_OP, func, inputs, kwargs)
+
+    def insert_after_op(self, func: Routine, outputs: Selection = None, **kwargs: Any) -> None:
+        """Run ``func(*outputs, **kwargs)`` after each execution of the operator."""
+        self._record(ActionKind.AFTER_OP, func, outputs, kwargs)
+
+    def replace_op(self, func: Routine, inputs: Selection = None, **kwargs: Any) -> None:
+        """Run ``func(*inputs, **kwargs)`` instead of the operator, as a part of AD."""
+        self._record(ActionKind.REPLACE_OP, func, inputs, kwargs)
+
+    def insert_before_backward_op(
+        self,
+        func: Routine,
+        grad_outputs: Selection = None,
+        *,
+        grad_out: Selection = None,
+        **kwargs: Any,
+    ) -> None:
+        """Run ``func(*grad_outputs, **kwargs)`` before each execution of the backward op.
+
+        From a forward analysis it acts on the gradients of the operator's outputs.
+        ``grad_out`` is the paper's other spelling of ``grad_outputs``.
+        """
+        selection = grad_out if grad_outputs is None else grad_outputs
+        self._record(ActionKind.BEFORE_BACKWARD_OP, func, selection, kwargs)
+
+    def insert_after_backward_op(
+        self,
+        func: Routine,
+        grad_inputs: Selection = None,
+        *,
+        grad_in: Selection = None,
+        **kwargs: Any,
+    ) -> None:
+        """Run ``func(*grad_inputs, **kwargs)`` after each execution of the backward op.
+
+        From a forward analysis it acts on the gradients of the operator's inputs.
+        ``grad_in`` is the paper's other spelling of ``grad_inputs``.
+        """
+        selection = grad_in if grad_inputs is None else grad_inputs
+        self._record(ActionKind.AFTER_BACKWARD_OP, func, selection, kwargs)
+
+    def replace_backward_op(
+        self,
+        func: Routine,
+        grad_outputs: Selection = None,
+        *,
+        grad_out: Selection = None,
+        **kwargs: Any,
+    ) -> None:
+        """Run ``func(*grad_outputs, **kwargs)`` instead of the backward op.
+
+        From a forward analysis `func` supplies the operator's whole
+        vector-Jacobian product: one gradient per input.
+        """
+        selection = grad_out if grad_outputs is None else grad_outputs
+        self._record(ActionKind.REPLACE_BACKWARD_OP, func, selection, kwargs)
+
+    # -- used by the dispatcher -------------------------------------------
+
+    def _open_call(self) -> OpCall:
+        if self._call is None:
+            raise ContextExpiredError(
+                f"the tensors of op {self._op_id} can be read only while its analysis "
+                "routine runs; select them for an instrumentation routine instead"
+            )
+        return self._call
+
+    def _selectable(self, kind: ActionKind) -> tuple[list[str], int | None]:
+        """Names of what an action of this kind selects from, and how many there are."""
+        if kind.selects == "inputs" or kind is ActionKind.AFTER_BACKWARD_OP:
+            return list(self._names), len(self._names) or None
+        outputs = self._outputs
+        if outputs is None:
+            return [], None
+        names = ["output"] if len(outputs) == 1 else [f"output{i}" for i in range(len(outputs))]
+        return names, len(outputs)
+
+    def _role(self, name: str, kind: str) -> int | None:
+        """Position of a role that a mapping rule has set (``weight_index``)."""
+        return self[f"{name}_index"] if kind in ("inputs", "grad_inputs") else None
+
+    def _position(self, item: int | str, names: list[str], count: int | None, kind: str) -> int:
+        where = f"op {self.get_backward_op_id() or self._op_id}"
+        known = f"{count} {kind}" if count is not None else f"an unknown number of {kind}"
+        named = [name for name in names if name]
+        known += f" ({', '.join(named)})" if named else ""
+        if isinstance(item, str):
+            index = self._role(item, kind)
+            if index is None and item in names:
+                index = names.index(item)
+            if index is None:
+                raise SelectionError(f"no {kind} named {item!r} at {where}, which has {known}")
+            return index
+        if count is not None and not -count <= item < count:
+            raise SelectionError(
+                f"{self._blame()}{kind}=[{item}] is out of range at {where}, which has {known}"
+            )
+        return item + count if item < 0 and count is not None else item
+
+    def _blame(self) -> str:
+        return f"{type(self._tool).__name__}: " if self._tool is not None else ""
+
+    def _select(self, kind: ActionKind, selection: Selection) -> tuple[int, ...] | None:
+        if selection is None:
+            return None
+        items = [selection] if isinstance(selection, (int, str)) else selection
+        if not isinstance(items, (list, tuple, range)) or not all(
+            isinstance(item, (int, str)) and not isinstance(item, bool) for item in items
+        ):
+            raise SelectionError(
+                f"{self._blame()}{kind.selects}={selection!r:.60} at op "
+                f"{self.get_backward_op_id() or self._op_id}: positions (int) or names (str) "
+                "are selected, one or a list of them"
+            )
+        names, count = self._selectable(kind)
+        return tuple(self._position(item, names, count, kind.selects) for item in items)
+
+    def _record(
+        self, kind: ActionKind, func: Routine, selection: Selection, kwargs: dict[str, Any]
+    ) -> None:
+        where = self.get_backward_op_id() or self._op_id
+        if self._point is None or self._tool is None:
+            raise ContextExpiredError(
+                f"{kind.value}() on op {where} outside of an analysis routine: actions can be "
+                "recorded only while an analysis of this operator runs"
+            )
+        if not callable(func):
+            raise TypeError(
+                f"{self._blame()}{kind.value}() on op {where} needs a function, got {func!r}"
+            )
+        if kind in _LATE[self._point]:
+            raise PassedPointError(
+                f"{self._blame()}{kind.value}() on op {where} comes too late: its point has "
+                f"passed in an analysis at {self._point.value}; register the analysis with "
+                "require_outputs=False" + self._forward_hint(kind)
+            )
+        ad = STATE.ad
+        action = Action(
+            kind=kind,
+            tool=self._tool,
+            func=func,
+            select=self._select(kind, selection),
+            kwargs=kwargs,
+            differentiable=self._tool.differentiable if ad is None else ad,
+            op_id=where,
+        )
+        actions = self._actions.setdefault(kind, [])
+        if actions and kind in (ActionKind.REPLACE_OP, ActionKind.REPLACE_BACKWARD_OP):
+            raise replaced_twice(actions[0], action)
+        actions.append(action)
+
+    def _forward_hint(self, kind: ActionKind) -> str:
+        assert self._point is not None
+        forward = kind in (ActionKind.BEFORE_OP, ActionKind.AFTER_OP, ActionKind.REPLACE_OP)
+        return " and backward=False" if self._point.is_backward and forward else ""
+
+
+def replaced_twice(first: Action, second: Action) -> ReplacementConflictError:
+    """The error for two replacements of one operator."""
+    return ReplacementConflictError(
+        f"op {second.op_id} is replaced twice, by {first.routine} and by {second.routine}; "
+        "apply one of these tools at a time, or let one of them leave the operator out"
+    )

@@ -1,0 +1,174 @@
+"""The interface between Amanda and a driver (design section 5)."""
+
+from __future__ import annotations
+
+import abc
+import enum
+import importlib
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import TYPE_CHECKING, Any, ClassVar, Self
+
+from amanda.interface.action import Action
+from amanda.namespace import Namespace
+
+if TYPE_CHECKING:
+    from amanda.engine.dispatch import Dispatcher
+
+INTERFACE_VERSION = 1
+"""Version of this interface; core refuses drivers written for another one."""
+
+
+class Capability(enum.Enum):
+    """What a driver may or may not be able to do; contract tests skip by it."""
+
+    BACKWARD = "backward operators are seen and can be instrumented"
+    REPLACE_OP = "replace_op"
+    REPLACE_BACKWARD_OP = "replace_backward_op"
+    AD_IN_ROUTINES = "routines may take part in automatic differentiation"
+    SECOND_ORDER = "gradients of gradients"
+    USER_OPS = "operators defined by the user are seen"
+    IN_PLACE = "operators change tensors in place"
+    MODULES = "operator ids carry module paths"
+    THREADS = "threads started inside a scope are covered"
+    REPLAY = "a single operator can be run again (graph tracing's replay)"
+    STATIC_GRAPH = "analyses see a whole graph before it runs"
+    COMPILED = "traceable routines are compiled with the model"
+
+
+class Driver(abc.ABC):
+    """Adapts one execution mode of one framework to Amanda.
+
+    Core creates one instance when the first scope needs it and drops it with
+    the last. A driver changes its framework only between :meth:`attach` and
+    :meth:`detach`, through :class:`amanda.patching.PatchSet` or the
+    framework's own modes.
+
+    Attributes:
+        name: unique name, e.g. ``"torch-eager"``.
+        framework: the module whose presence in ``sys.modules`` makes the
+            driver wanted, e.g. ``"torch"``.
+        mode: the execution mode; of several drivers for one framework and
+            mode, the one with the highest `priority` is used.
+        priority: see `mode`.
+        opt_in: used only when it is asked for by name.
+        interface_version: the :data:`INTERFACE_VERSION` it was written for.
+        capabilities: what it can do.
+    """
+
+    name: ClassVar[str]
+    framework: ClassVar[str]
+    mode: ClassVar[str] = "eager"
+    priority: ClassVar[int] = 0
+    opt_in: ClassVar[bool] = False
+    interface_version: ClassVar[int]
+    capabilities: ClassVar[frozenset[Capability]] = frozenset()
+    target: ClassVar[str] = ""
+
+    def __init__(self, dispatcher: Dispatcher) -> None:
+        self.dispatcher = dispatcher
+
+    @classmethod
+    def loaded(cls) -> type[Self]:
+        """The class that runs, which imports the framework: what ``target`` names, or this one."""
+        if not cls.target or cls.target not in vars(cls).values():
+            return cls
+        module, _, name = cls.target.partition(":")
+        found: type[Self] = getattr(importlib.import_module(module), name)
+        return found
+
+    @classmethod
+    def create(cls) -> Self:
+        """A driver with a dispatcher of its own."""
+        from amanda.engine.dispatch import Dispatcher
+
+        dispatcher = Dispatcher()
+        driver = cls.loaded()(dispatcher)
+        dispatcher.bind(driver)
+        return driver
+
+    @classmethod
+    def reason_unusable(cls) -> str:
+        """Why the driver cannot be used in this environment; "" if it can."""
+        return ""
+
+    @classmethod
+    def framework_imported(cls) -> None:
+        """Called once when both Amanda and the driver's framework have been imported, if
+        the framework is one of ``amanda.registry.drivers.ANNOUNCED``.
+
+        The only place outside of a scope where a driver may touch its framework,
+        and only to note what it could not find out later. It must change nothing.
+        """
+
+    @classmethod
+    def check_internals(cls) -> Sequence[str]:
+        """The private symbols that the driver needs and this framework lacks; for ``amanda
+        doctor``. It may import the framework."""
+        return ()
+
+    @classmethod
+    def self_test(cls) -> Sequence[str]:
+        """What goes wrong in a test of about a second; for ``amanda doctor``."""
+        return ()
+
+    @property
+    @abc.abstractmethod
+    def namespace(self) -> Namespace:
+        """Framework, version and mode: ``pytorch/2.13/eager``."""
+
+    @abc.abstractmethod
+    def attach(self) -> None:
+        """Start to intercept. On an exception nothing may be left behind."""
+
+    @abc.abstractmethod
+    def detach(self) -> None:
+        """Restore the framework exactly; idempotent."""
+
+    @abc.abstractmethod
+    def vanilla(self) -> AbstractContextManager[Any]:
+        """Within it, the current thread's framework calls are not instrumented."""
+
+    @abc.abstractmethod
+    def ad_isolated(self) -> AbstractContextManager[Any]:
+        """Within it, framework calls take no part in automatic differentiation."""
+
+    def enter_thread(self) -> None:
+        """The current thread enters a scope of this driver."""
+
+    def exit_thread(self) -> None:
+        """The current thread has left its last scope of this driver."""
+
+    def invalidate(self) -> None:
+        """Plans given out before may be out of date; called from any thread."""
+
+    def new_iteration(self) -> None:
+        """Restart the operator ids' counters of the current thread."""
+
+    @contextmanager
+    def _routine(self, isolated: bool) -> Iterator[None]:
+        with self.vanilla(), self.ad_isolated() if isolated else nullcontext():
+            yield
+
+    def routine(
+        self, action: Action, selected: Sequence[Any], isolated: bool
+    ) -> AbstractContextManager[Any]:
+        """What a routine runs in: vanilla, and isolated from AD if it asks for that.
+
+        A driver overrides it to be faster, or to look at `selected` afterwards.
+        """
+        return self._routine(isolated)
+
+    def is_tensor(self, value: Any) -> bool:
+        """Whether `value` is a tensor of the framework."""
+        return value is not None and not isinstance(
+            value, (bool, int, float, complex, str, bytes, list, tuple, dict, set)
+        )
+
+    def substitute(self, old: Any, new: Any, action: Action) -> Any:
+        """The tensor to use where a routine returned `new` in place of `old`.
+
+        A driver with AD passes the gradient straight through to `old` unless
+        the action is differentiable (design rule 7).
+        """
+        return new

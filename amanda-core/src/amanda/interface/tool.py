@@ -1,0 +1,139 @@
+"""The base class of tools."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
+
+from amanda.interface.action import InstPoint
+from amanda.state import LIVE_SCOPES, TOOL_LOCK, invalidate
+
+if TYPE_CHECKING:
+    from amanda.interface.context import OpContext
+    from amanda.interface.driver import Driver
+
+
+Analysis = Callable[["OpContext"], Any]
+
+
+_F = TypeVar("_F", bound=Callable[..., Any])
+
+
+class Tool:
+    """A set of analysis routines and the instrumentation routines they insert.
+
+    Subclass it, or make an instance and register functions with it. A subclass
+    need not call ``super().__init__()``.
+
+    Attributes:
+        differentiable: True makes the tool's routines take part in automatic
+            differentiation, as if recorded under ``amanda.ad_enabled()``.
+    """
+
+    differentiable: ClassVar[bool] = False
+
+    def add_inst_for_op(
+        self, callback: Analysis, backward: bool = False, require_outputs: bool = False
+    ) -> None:
+        """Register an analysis routine for every operator (paper, Listing 2).
+
+        Args:
+            callback: called once per operator with its ``OpContext``.
+            backward: for backward operators instead of forward ones.
+            require_outputs: after the operator has run instead of before.
+
+        Raises:
+            TypeError: `callback` cannot be called.
+        """
+        if not callable(callback):
+            raise TypeError(
+                f"{type(self).__name__}.add_inst_for_op() needs a function, got {callback!r}"
+            )
+        point = InstPoint.of(backward, require_outputs)
+        # A bound method of the tool itself would be a cycle, and keep it until gc runs.
+        own = getattr(callback, "__self__", None) is self
+        entry = (own, callback.__func__ if own else callback)  # type: ignore[attr-defined]
+        analyses = vars(self).setdefault("_analyses", {})
+        analyses[point] = (*analyses.get(point, ()), entry)
+        invalidate()
+
+    def depends_on(self, *tools: Tool) -> None:
+        """Run the analyses and routines of `tools` before those of this tool.
+
+        Raises:
+            TypeError: something else than a tool is given.
+        """
+        for tool in tools:
+            check_tool(tool, f"{type(self).__name__}.depends_on()")
+        known = self.dependencies
+        vars(self)["_dependencies"] = known + tuple(t for t in tools if t not in known)
+
+    def reanalyse(self, op_id: str | None = None) -> None:
+        """Drop what this tool has recorded; its analyses run again when next met.
+
+        Args:
+            op_id: for this forward or backward operator only; None for all.
+        """
+        with TOOL_LOCK:
+            for scope in tuple(LIVE_SCOPES):
+                if any(tool is self for tool in scope.tools):
+                    scope.cache.drop(self, op_id)
+        invalidate()
+
+    @property
+    def dependencies(self) -> tuple[Tool, ...]:
+        """The tools that this tool depends on, in the order they were named."""
+        dependencies: tuple[Tool, ...] = vars(self).get("_dependencies", ())
+        return dependencies
+
+    def analyses(self, point: InstPoint) -> tuple[Analysis, ...]:
+        """The analysis routines registered for one point."""
+        entries = vars(self).get("_analyses", {}).get(point, ())
+        return tuple(func.__get__(self) if own else func for own, func in entries)
+
+    def before_analyses(self, context: OpContext) -> None:
+        """Called in the tool's turn, at each point at which some tool has an analysis.
+
+        For tools that prepare the context for others, as ``MappingTool`` does.
+        """
+
+    def after_analyses(self, context: OpContext) -> None:
+        """Called when all analyses of a point have run; see :meth:`before_analyses`."""
+
+    def enter_scope(self, drivers: Sequence[Driver]) -> None:
+        """Called when a scope with this tool begins, before anything runs in it, and again
+        when a framework is imported inside of the scope.
+
+        For tools that start something beside their routines, such as a profiler. What it
+        calls of a framework runs vanilla; an exception ends the scope.
+
+        Args:
+            drivers: those that the scope has now begun to use.
+        """
+
+    def exit_scope(self) -> None:
+        """Called once when a scope with this tool ends, in the thread that ends it; also if
+        its begin has failed. No routine runs any more, and framework calls are vanilla."""
+
+
+def check_tool(tool: Any, where: str) -> None:
+    """See that `tool` is an instance of a tool.
+
+    Args:
+        where: the call that got it, for the message.
+
+    Raises:
+        TypeError: it is a class, or no tool.
+    """
+    if isinstance(tool, type) and issubclass(tool, Tool):
+        name = tool.__name__
+        raise TypeError(f"{where} got the class {name}; pass an instance: {name}()")
+    if not isinstance(tool, Tool):
+        raise TypeError(f"{where} needs amanda.Tool instances, got {tool!r}")
+
+
+def traceable(func: _F) -> _F:
+    """Mark a routine as a function of tensors only: graph drivers trace it into the
+    graph, where it runs without Python (design rule 14)."""
+    func.amanda_traceable = True  # type: ignore[attr-defined]
+    return func

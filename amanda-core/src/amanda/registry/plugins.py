@@ -1,0 +1,346 @@
+"""Discovery of plugins, and what they register.
+
+The only user of pluggy and of entry points. A plugin that fails to load, or registers what
+cannot be, is a warning, never a stop, unless ``AMANDA_PLUGINS=strict``; the distributions or
+entry points named in ``AMANDA_DISABLE_PLUGINS`` (comma-separated) are left out.
+What these variables say and nothing knows is a warning.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import re
+import warnings
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from importlib import metadata
+from typing import Any, cast
+
+import attrs
+import pluggy
+
+from amanda.errors import PluginError, PluginWarning, UnknownNameError, close_matches, described
+from amanda.interface.driver import Driver
+from amanda.registry import hookspecs
+
+KNOWN_FRAMEWORKS = {"torch": "amanda-torch", "tensorflow": "amanda-tensorflow"}
+"""Frameworks for which a driver package is published: module to distribution."""
+
+OURS = ("amanda-core", "amanda-tools", *KNOWN_FRAMEWORKS.values())
+"""Distributions whose tools keep their short names, whatever else is installed."""
+
+BROKEN = (Exception, SystemExit)
+"""What the code of a plugin may raise without stopping anything but itself."""
+
+_DISABLED = "disabled by AMANDA_DISABLE_PLUGINS"
+_TOOL_NAME = re.compile(r"[A-Za-z_][\w.-]*")
+_TARGET = re.compile(r"[\w.]+:\w+")
+_ATTRIBUTES = {"name": str, "framework": str, "mode": str, "priority": int}
+
+
+@attrs.define
+class PluginRecord:
+    """One entry point of the group ``amanda``, loaded or not.
+
+    Attributes:
+        name: of the entry point.
+        distribution: name of the package that publishes it.
+        version: of that package.
+        error: why it is not loaded; "" if it is.
+        plugin: what it has loaded.
+        drivers, tools, rules: what it registers.
+    """
+
+    name: str
+    distribution: str
+    version: str
+    error: str = ""
+    plugin: Any = None
+    drivers: tuple[type[Driver], ...] = ()
+    tools: dict[str, str] = attrs.field(factory=dict)
+    rules: dict[str, tuple[Any, ...]] = attrs.field(factory=dict)
+
+    @property
+    def title(self) -> str:
+        """Entry point, distribution and version, for messages."""
+        return f"{self.name} ({self.distribution} {self.version})"
+
+
+@attrs.frozen
+class ToolEntry:
+    """Where a tool comes from.
+
+    Attributes:
+        name: its short name.
+        target: ``module:Class``.
+        distribution, version: the package that registers it.
+        rivals: other distributions that have a tool of this name; the first of all has the
+            short name, the others are called ``<distribution>/<name>``.
+        is_hidden: whether the short name is that of a rival.
+    """
+
+    name: str
+    target: str
+    distribution: str
+    version: str = ""
+    rivals: tuple[str, ...] = ()
+    is_hidden: bool = False
+
+    @property
+    def full_name(self) -> str:
+        """The name that no other distribution's tool has."""
+        return f"{self.distribution}/{self.name}"
+
+
+class Registry:
+    """Everything that plugins have registered."""
+
+    def __init__(self) -> None:
+        self.manager = pluggy.PluginManager(hookspecs.PROJECT)
+        self.manager.add_hookspecs(hookspecs)
+        self.records: list[PluginRecord] = []
+        self.mistakes: list[str] = []
+
+    def load(self) -> None:
+        """Load every entry point of the group that is not disabled."""
+        disabled = set(listed("AMANDA_DISABLE_PLUGINS"))
+        for point in metadata.entry_points(group=hookspecs.PROJECT):
+            dist = point.dist
+            record = PluginRecord(
+                point.name, dist.name if dist else "?", dist.version if dist else "?"
+            )
+            self.records.append(record)
+            if disabled & {record.name, record.distribution}:
+                record.error = _DISABLED
+                continue
+            try:
+                record.plugin = point.load()
+                self._register(record)
+            except BROKEN as error:
+                self._failed(record, error)
+        self._check_variables(disabled)
+
+    def _check_variables(self, disabled: set[str]) -> None:
+        known = {name for record in self.records for name in (record.name, record.distribution)}
+        self.mistakes = [
+            f"AMANDA_DISABLE_PLUGINS: {_guessed('plugin', name, known)} (amanda doctor lists them)"
+            for name in sorted(disabled - known)
+        ]
+        mode = os.environ.get("AMANDA_PLUGINS", "")
+        if mode not in ("", "strict"):
+            self.mistakes.append(f"AMANDA_PLUGINS={mode} means nothing: its one value is strict")
+        for mistake in self.mistakes:
+            warnings.warn(mistake, PluginWarning, stacklevel=3)
+
+    def _register(self, record: PluginRecord) -> None:
+        self.manager.register(record.plugin, name=f"{record.distribution}:{record.name}")
+        self.manager.check_pending()
+        # What is wrong must be found here, not in the middle of a run.
+        record.drivers = _drivers_of(self.call(record, "amanda_register_drivers"))
+        record.tools = _tools_of(self.call(record, "amanda_register_tools"))
+        record.rules = _rules_of(self.call(record, "amanda_register_mapping_rules"))
+
+    def _failed(self, record: PluginRecord, error: BaseException) -> None:
+        name = f"{record.distribution}:{record.name}"
+        if self.manager.has_plugin(name):
+            self.manager.unregister(name=name)
+        record.plugin, record.drivers, record.tools, record.rules = None, (), {}, {}
+        record.error = f"{type(error).__name__}: {error}"
+        message = (
+            f"amanda plugin {record.name!r} ({record.distribution} {record.version}) "
+            f"is not loaded: {record.error}"
+        )
+        if is_strict():
+            raise PluginError(message) from error
+        warnings.warn(message, PluginWarning, stacklevel=2)
+
+    def call(self, record: PluginRecord, hook: str) -> Any:
+        """What one plugin answers to one hook; None if it does not implement it."""
+        for implementation in getattr(self.manager.hook, hook).get_hookimpls():
+            if implementation.plugin is record.plugin:
+                return implementation.function()
+        return None
+
+    def loaded(self) -> Iterable[PluginRecord]:
+        """The records of the plugins that are loaded."""
+        return (record for record in self.records if record.plugin is not None)
+
+
+def _drivers_of(answer: Any) -> tuple[type[Driver], ...]:
+    """The drivers that a plugin registers.
+
+    Raises:
+        TypeError: they are none.
+    """
+    hook = "amanda_register_drivers()"
+    if not isinstance(answer, (list, tuple, type(None))):
+        raise TypeError(f"{hook} gave {described(answer)}, not a list of drivers")
+    for cls in answer or ():
+        if not (isinstance(cls, type) and issubclass(cls, Driver)):
+            raise TypeError(f"{hook} gave {described(cls)}, which is no subclass of amanda.Driver")
+        for name, kind in {**_ATTRIBUTES, "interface_version": int}.items():
+            if not isinstance(getattr(cls, name, None), kind):
+                raise TypeError(f"driver {cls.__name__} has no {name} of type {kind.__name__}")
+    return tuple(answer or ())
+
+
+def _tools_of(answer: Any) -> dict[str, str]:
+    """The tools that a plugin registers.
+
+    Raises:
+        TypeError: they are none.
+    """
+    hook = "amanda_register_tools()"
+    if not isinstance(answer, (Mapping, type(None))):
+        raise TypeError(f"{hook} gave {described(answer)}, not a dict of tools")
+    for name, target in (answer or {}).items():
+        if not (isinstance(name, str) and _TOOL_NAME.fullmatch(name)):
+            raise TypeError(f"{hook} gave {name!r}, which is no name of a tool")
+        if not (isinstance(target, str) and _TARGET.fullmatch(target)):
+            raise TypeError(f"{hook} gave {target!r} for {name!r}, which is not 'module:Class'")
+    return dict(answer or {})
+
+
+def _rules_of(answer: Any) -> dict[str, tuple[Any, ...]]:
+    """The mapping rules that a plugin registers.
+
+    Raises:
+        TypeError: they are none.
+    """
+    hook = "amanda_register_mapping_rules()"
+    if not isinstance(answer, (Mapping, type(None))):
+        raise TypeError(f"{hook} gave {described(answer)}, not a dict of rules")
+    for prefix, group in (answer or {}).items():
+        if not isinstance(prefix, str) or not isinstance(group, (list, tuple)):
+            raise TypeError(f"{hook} gave {described(group)} for {prefix!r}, not a list of rules")
+        for rule in group:
+            parts = rule if isinstance(rule, (list, tuple)) else (rule,)
+            functions = [part for part in parts if part is not None]
+            if not functions or len(parts) > 2 or not all(map(callable, functions)):
+                raise TypeError(
+                    f"{hook} gave {described(rule)} for {prefix!r}, which is neither a function "
+                    "of a context nor a pair (before, after)"
+                )
+    return {prefix: tuple(group) for prefix, group in (answer or {}).items()}
+
+
+@functools.cache
+def registry() -> Registry:
+    """The process's plugins, loaded at the first call."""
+    loaded = Registry()
+    loaded.load()
+    return loaded
+
+
+def tools() -> dict[str, ToolEntry]:
+    """All registered tools by name.
+
+    Of several of one short name, ours has it, or else that of the first distribution in the
+    alphabet; the others are under ``<distribution>/<name>``.
+    """
+    groups: dict[str, list[ToolEntry]] = {}
+    for record in registry().loaded():
+        for name, target in record.tools.items():
+            entry = ToolEntry(name, target, record.distribution, record.version)
+            groups.setdefault(name, []).append(entry)
+    found: dict[str, ToolEntry] = {}
+    for name, group in groups.items():
+        group.sort(key=lambda entry: (entry.distribution not in OURS, entry.distribution))
+        for i, entry in enumerate(group):
+            rivals = tuple(e.distribution for e in group if e is not entry)
+            entry = attrs.evolve(entry, rivals=rivals, is_hidden=i > 0)
+            found[entry.full_name if entry.is_hidden else name] = entry
+    return found
+
+
+def find_tool(name: str) -> ToolEntry | None:
+    """The tool with a short name or a full one, ``<distribution>/<name>``; None if there is none.
+
+    Warns if several distributions have a tool of the short name.
+    """
+    entries = tools()
+    if entry := entries.get(name):
+        if entry.rivals and not entry.is_hidden:
+            others = " and ".join(f"{rival}/{name}" for rival in entry.rivals)
+            warnings.warn(
+                f"several packages have a tool {name!r}: that of {entry.distribution} is used, "
+                f"and {others} is to be asked for by that name",
+                PluginWarning,
+                stacklevel=3,
+            )
+        return entry
+    return next((entry for entry in entries.values() if entry.full_name == name), None)
+
+
+def mapping_rules() -> list[tuple[str, Any]]:
+    """All shared mapping rules as (namespace prefix, rule), in plugin order."""
+    return [
+        (prefix, rule)
+        for record in registry().loaded()
+        for prefix, group in record.rules.items()
+        for rule in group
+    ]
+
+
+def report_headers() -> tuple[list[str], list[str]]:
+    """One line per plugin that reports something about itself, and one per plugin that fails to."""
+    lines, failures = [], []
+    for record in registry().loaded():
+        try:
+            line = registry().call(record, "amanda_report_header")
+        except BROKEN as error:
+            failures.append(f"plugin {record.title} cannot report: {type(error).__name__}: {error}")
+            continue
+        lines += [str(line)] if line else []
+    return lines, failures
+
+
+def report_renderer() -> Callable[..., str | None] | None:
+    """The hook that draws the page of a run; None if no plugin has it."""
+    hook = registry().manager.hook.amanda_render_report
+    return hook if hook.get_hookimpls() else None
+
+
+def unknown(kind: str, name: str, known: Iterable[str], hint: str) -> UnknownNameError:
+    """The error for a name that nobody provides, with the close matches."""
+    left_out = [
+        f"{r.distribution} is {_DISABLED}" if is_disabled(r) else f"{r.distribution} is not loaded"
+        for r in registry().records
+        if r.error
+    ]
+    return UnknownNameError(f"{_guessed(kind, name, known)} ({'; '.join([*left_out, hint])})")
+
+
+def _guessed(kind: str, name: str, known: Iterable[str]) -> str:
+    return f"no {kind} named {name!r}{close_matches(name, sorted(known))}"
+
+
+def is_disabled(record: PluginRecord) -> bool:
+    """Whether ``AMANDA_DISABLE_PLUGINS`` leaves a plugin out."""
+    return record.error == _DISABLED
+
+
+def not_loaded(distribution: str) -> list[str]:
+    """Why plugins of an installed distribution are not there, one reason each."""
+    return [
+        f"{distribution}: {record.error}"
+        for record in registry().records
+        if record.error and record.distribution == distribution
+    ]
+
+
+def is_strict() -> bool:
+    """Whether what is broken is to raise."""
+    return os.environ.get("AMANDA_PLUGINS") == "strict"
+
+
+def listed(variable: str) -> Sequence[str]:
+    """The items of an environment variable that is a list with commas."""
+    text = os.environ.get(variable, "")
+    return cast(Sequence[str], [part.strip() for part in text.split(",") if part.strip()])
+
+
+def distribution_versions() -> Mapping[str, str]:
+    """Installed distributions whose name begins with "amanda", and their versions."""
+    found = {d.metadata["Name"]: d.version for d in metadata.distributions()}
+    return {name: version for name, version in found.items() if name and name.startswith("amanda")}

@@ -1,0 +1,113 @@
+"""``amanda.apply`` and the order of tools."""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from amanda.errors import DependencyCycleError
+from amanda.interface.tool import Tool, check_tool
+from amanda.scope.scope import Scope, Statistics, caller_frame
+
+if TYPE_CHECKING:
+    from amanda.interface.tool import Tool
+if TYPE_CHECKING:
+    from types import TracebackType
+
+    from amanda.interface.driver import Driver
+
+
+class apply(contextlib.ContextDecorator):  # noqa: N801 - part of the paper's API
+    """Instrument everything that runs in the with-block with `tools`.
+
+    Blocks nest: the tools of outer and inner blocks both act. An ``apply``
+    object can be entered again, and used as a decorator.
+
+    Args:
+        tools: tools, in the order in which they act; dependencies are added.
+        drivers: names or classes of the drivers to use instead of the default.
+
+    Raises:
+        TypeError: something else than a tool is given.
+        DependencyCycleError: the tools depend on each other in a circle.
+        NoDriverError: (on entry) nothing can be instrumented.
+    """
+
+    def __init__(self, *tools: Tool, drivers: Sequence[str | type[Driver]] | None = None) -> None:
+        for tool in tools:
+            check_tool(tool, "amanda.apply()")
+        if isinstance(drivers, str):
+            raise TypeError(f"drivers={drivers!r} must be a list of driver names: [{drivers!r}]")
+        self._tools = ordered(tools)
+        self._drivers = drivers
+        self._scopes: list[Scope] = []
+        self._statistics: Statistics | None = None
+
+    def __call__(self, func: Any) -> Any:
+        """Decorate a function.
+
+        Raises:
+            TypeError: `func` is a coroutine or generator function, whose body runs
+                after the call that would be covered.
+        """
+        if (
+            inspect.iscoroutinefunction(func)
+            or inspect.isgeneratorfunction(func)
+            or inspect.isasyncgenfunction(func)
+        ):
+            raise TypeError(
+                f"@amanda.apply() on {func.__qualname__} would cover only its call, not its "
+                "body; write `with amanda.apply(...):` in the body instead"
+            )
+        return super().__call__(func)
+
+    def __enter__(self) -> apply:
+        scope = Scope(self._tools, self._drivers)
+        scope.enter(caller_frame(1))
+        self._scopes.append(scope)
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        scope = self._scopes.pop()
+        scope.exit()
+        self._statistics = scope.statistics
+
+    @property
+    def statistics(self) -> Statistics:
+        """What the last finished block has seen."""
+        return self._statistics or Statistics()
+
+
+def ordered(tools: Iterable[Tool]) -> tuple[Tool, ...]:
+    """All of `tools` and what they depend on, each once, dependencies first.
+
+    Raises:
+        DependencyCycleError: tools depend on each other in a circle; the
+            message names the circle.
+    """
+    done: dict[int, Tool] = {}
+    for tool in tools:
+        _visit(tool, done, [])
+    return tuple(done.values())
+
+
+def _visit(tool: Tool, done: dict[int, Tool], path: list[Tool]) -> None:
+    """Add a tool behind its dependencies; `path` leads to it."""
+    if id(tool) in done:
+        return
+    if any(tool is other for other in path):
+        start = next(i for i, other in enumerate(path) if other is tool)
+        circle = " -> ".join(type(t).__name__ for t in [*path[start:], tool])
+        raise DependencyCycleError(
+            f"tools depend on each other in a circle: {circle}; remove one depends_on()"
+        )
+    for dependency in tool.dependencies:
+        _visit(dependency, done, [*path, tool])
+    done[id(tool)] = tool

@@ -1,0 +1,1 @@
+"""The driver ``tensorflow-eager``: intercepts operators as Python executes them."""

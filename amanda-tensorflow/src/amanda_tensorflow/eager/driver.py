@@ -1,0 +1,267 @@
+"""The driver for TensorFlow's eager execution: where it is patched, and what each patch does."""
+
+from __future__ import annotations
+
+import sys
+import weakref
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from typing import Any
+
+import tensorflow as tf
+
+import amanda
+from amanda.interface.action import Action
+from amanda.namespace import Namespace
+from amanda.patching import PatchSet
+from amanda.registry.import_hook import Watch
+from amanda.state import STATE
+from amanda_tensorflow import _internals
+from amanda_tensorflow.eager.execution import Executor, Vanilla
+from amanda_tensorflow.eager.gradient_runs import Gradients
+from amanda_tensorflow.eager.interception import Operators
+from amanda_tensorflow.eager.marks import Mark
+from amanda_tensorflow.eager.recomputation import (
+    beginning_again,
+    noting_places,
+    recomputing,
+)
+from amanda_tensorflow.eager.routines import RoutineCall, is_tensor, substitute
+from amanda_tensorflow.eager.thread import LOCAL, Tracker, muted
+from amanda_tensorflow.eager.variables import Values
+from amanda_tensorflow.plugin import TensorFlowEagerDriver
+from amanda_tensorflow.provenance import records
+
+_KERAS = ("keras", "tf_keras")
+_LEAF_SUMS = "sums of gradients of variables and other leaves"
+
+
+class EagerDriver(TensorFlowEagerDriver):
+    """Instruments the operators that TensorFlow runs at once."""
+
+    def __init__(self, dispatcher: Any) -> None:
+        super().__init__(dispatcher)
+        self._patches = PatchSet()
+        self._values = Values()
+        self._gradients = Gradients(dispatcher)
+        self._trackers: weakref.WeakSet[Tracker] = weakref.WeakSet()
+        self._watch: Watch | None = None
+        self._operators: Operators | None = None
+
+    @property
+    def namespace(self) -> Namespace:
+        """``tensorflow/<major>.<minor>/eager``."""
+        return Namespace(f"tensorflow/{'.'.join(tf.__version__.split('.')[:2])}/eager")
+
+    # -- life cycle -------------------------------------------------------
+
+    def attach(self) -> None:
+        """Patch the two places that all operators pass, and those that tapes pass.
+
+        Raises:
+            CapabilityError: this TensorFlow lacks a private symbol; it is named.
+        """
+        _internals.require("eager")
+        records.install()
+        try:
+            self._patch()
+        except BaseException:
+            self.detach()
+            raise
+
+    def _patch(self) -> None:
+        patches = self._patches
+        vanilla = Vanilla(
+            _internals.PYWRAP.TFE_Py_FastPathExecute,
+            _internals.EXECUTE.execute,
+            _internals.EXECUTE.record_gradient,
+        )
+        operators = self._operators = Operators(self.dispatcher, vanilla, self._values)
+        patches.wrap(_internals.PYWRAP, "TFE_Py_FastPathExecute", operators.fast_path)
+        patches.wrap(_internals.EXECUTE, "execute", operators.execute)
+        patches.wrap(_internals.EXECUTE, "record_gradient", _record_gradient)
+        patches.wrap(_internals.RECORD, "record_operation", self._record_operation)
+        patches.wrap(_internals.IMPERATIVE_GRAD, "imperative_grad", self._imperative_grad)
+        patches.wrap(_internals.CUSTOM_GRADIENT, "_eager_mode_decorator", noting_places)
+        patches.wrap(tf.GradientTape, "watch", beginning_again)
+        records.EAGER.run = self._gradients.run
+        for name in _KERAS:
+            if name in sys.modules:
+                self._patch_keras(name)
+        missing = [name for name in _KERAS if name not in sys.modules]
+        if missing:
+            self._watch = Watch(missing, self._patch_keras)
+
+    def _patch_keras(self, name: str) -> None:
+        """Notice the calls of layers of a Keras that is imported."""
+        layers = getattr(sys.modules[name], "layers", None)
+        layer = getattr(layers, "Layer", None)
+        if layer is not None:
+            self._patches.wrap(layer, "__call__", _layer_call)
+
+    def detach(self) -> None:
+        """Undo every patch."""
+        if self._watch is not None:
+            self._watch.close()
+            self._watch = None
+        if records.EAGER.run == self._gradients.run:
+            records.EAGER.run = None
+        operators, self._operators = self._operators, None
+        if operators is not None:
+            operators.leave(self._patches.undo)
+        self._patches.undo()
+        self._values.clear()
+
+    def enter_thread(self) -> None:
+        """Start to see the current thread's operators."""
+        if LOCAL.tracker is None:
+            tracker = LOCAL.tracker = Tracker(self.dispatcher)
+            tracker.executor = Executor(self.dispatcher, tracker, self._values)
+            self._trackers.add(tracker)
+        LOCAL.tracker.replan()
+
+    def exit_thread(self) -> None:
+        """Stop to see them."""
+        tracker, LOCAL.tracker = LOCAL.tracker, None
+        if tracker is not None:
+            tracker.clear()
+
+    def invalidate(self) -> None:
+        """Make all threads ask for their plans again."""
+        for tracker in tuple(self._trackers):
+            tracker.replan()
+
+    def new_iteration(self) -> None:
+        """Restart the operator ids' counters of the current thread."""
+        if LOCAL.tracker is not None:
+            LOCAL.tracker.new_iteration()
+
+    # -- routines ---------------------------------------------------------
+
+    def vanilla(self) -> AbstractContextManager[None]:
+        """Mute the current thread's tracker."""
+        return muted()
+
+    def ad_isolated(self) -> AbstractContextManager[Any]:
+        """``stop_recording``, of all tapes and accumulators."""
+        return _internals.stop_recording()
+
+    def routine(
+        self, action: Action, selected: Sequence[Any], isolated: bool
+    ) -> AbstractContextManager[Any]:
+        """Both of the above in one."""
+        return RoutineCall(isolated)
+
+    def is_tensor(self, value: Any) -> bool:
+        """See :func:`amanda_tensorflow.eager.routines.is_tensor`."""
+        return is_tensor(value)
+
+    def substitute(self, old: Any, new: Any, action: Action) -> Any:
+        """See :func:`amanda_tensorflow.eager.routines.substitute`."""
+        return substitute(old, new, action)
+
+    # -- tapes ------------------------------------------------------------
+
+    def _record_operation(self, vanilla: Any) -> Any:
+        """A function with a custom gradient ends with a record for the outputs of Identities."""
+
+        def record_operation(
+            op_type: Any,
+            output_tensors: Any,
+            input_tensors: Any,
+            backward_function: Any,
+            forward_function: Any = None,
+        ) -> Any:
+            tracker = LOCAL.tracker
+            if tracker is not None and output_tensors:
+                place = tracker.places[-1] if tracker.places else None
+                if place is not None:
+                    backward_function = recomputing(self.dispatcher, place, backward_function)
+                mark = tracker.owner_of(output_tensors[0])
+                if mark is not None:
+                    backward_function = self._owned(mark, len(input_tensors), backward_function)
+            return vanilla(
+                op_type, output_tensors, input_tensors, backward_function, forward_function
+            )
+
+        return record_operation
+
+    def _owned(self, mark: Mark, inputs: int, function: Callable[..., Any]) -> Callable[..., Any]:
+        """A custom gradient function, whose operators are backward operators of `mark`'s."""
+        owner = mark.with_inputs(inputs)
+        run = self._gradients.run
+
+        def backward_function(*out_grads: Any) -> Any:
+            return run(owner, lambda gradients: function(*gradients), out_grads)
+
+        return backward_function
+
+    def _imperative_grad(self, vanilla: Any) -> Any:
+        """Every backward pass of eager execution comes through here."""
+
+        def imperative_grad(tape: Any, *args: Any, **kwargs: Any) -> Any:
+            tracker = LOCAL.tracker
+            if tracker is None or tracker.muted or STATE.paused:
+                return vanilla(tape, *args, **kwargs)
+            outer = tracker.enter_backward()
+            try:
+                return vanilla(tape, *args, **kwargs)
+            finally:
+                left = tracker.exit_backward(outer)
+                if left:
+                    self.dispatcher.not_seen(_LEAF_SUMS, left)
+                if tracker.recomputation is not None:
+                    tracker.recomputation.differentiated(tape)
+
+        return imperative_grad
+
+
+def _record_gradient(vanilla: Any) -> Any:
+    """What the driver has recorded itself is not recorded twice."""
+
+    def record_gradient(op_name: Any, inputs: Any, attrs: Any, outputs: Any) -> Any:
+        tracker = LOCAL.tracker
+        if tracker is not None and tracker.recorded is not None and tracker.is_recorded(outputs):
+            return None
+        return vanilla(op_name, inputs, attrs, outputs)
+
+    return record_gradient
+
+
+def _layer_call(vanilla: Any) -> Any:
+    def __call__(layer: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: N807
+        tracker = LOCAL.tracker
+        if tracker is None or tracker.muted or STATE.paused:
+            return vanilla(layer, *args, **kwargs)
+        tracker.enter_layer(layer)
+        try:
+            return vanilla(layer, *args, **kwargs)
+        finally:
+            tracker.exit_layer()
+
+    return __call__
+
+
+def self_test() -> list[str]:
+    """Run a tiny computation under a tool that masks its weight; what went wrong, if anything."""
+    seen: list[str] = []
+    mask = tf.constant([[1.0], [0.0]])
+
+    def analyse(context: amanda.OpContext) -> None:
+        if context.get_op().type == "MatMul":
+            seen.append(context.get_op_id())
+            context.insert_before_op(lambda weight: weight * mask, inputs=[1])
+
+    tool = amanda.Tool()
+    tool.add_inst_for_op(analyse)
+    x, weight = tf.constant([[1.0, 2.0]]), tf.constant([[3.0], [4.0]])
+    with amanda.apply(tool, drivers=[TensorFlowEagerDriver]), tf.GradientTape() as tape:
+        tape.watch([x, weight])
+        y = tf.matmul(x, weight)
+    dx, dw = tape.gradient(y, [x, weight])
+    wanted = {"y": (y, [[3.0]]), "dx": (dx, [[3.0, 0.0]]), "dw": (dw, [[1.0], [2.0]])}
+    problems = [] if seen == ["/MatMul:0"] else [f"operators seen: {seen}, not /MatMul:0"]
+    for what, (got, expected) in wanted.items():
+        if got.numpy().tolist() != expected:
+            problems.append(f"{what} is {got.numpy().tolist()}, not {expected}")
+    return problems

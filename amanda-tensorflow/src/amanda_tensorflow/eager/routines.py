@@ -1,0 +1,157 @@
+"""Routines and the tapes: isolation, straight-through, gradients of replaced operators."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from amanda.errors import RoutineResultError
+from amanda.interface.action import Action, ActionKind
+from amanda_tensorflow import _internals
+from amanda_tensorflow.eager.thread import LOCAL, muted
+from amanda_tensorflow.operators.types import UNROUTABLE
+
+_GRADIENTS = frozenset({ActionKind.BEFORE_BACKWARD_OP, ActionKind.AFTER_BACKWARD_OP})
+
+
+class RoutineCall:
+    """Around a routine: vanilla, and isolated from AD if it asks for that."""
+
+    __slots__ = ("_isolated", "_restarts", "_tracker")
+
+    def __init__(self, isolated: bool) -> None:
+        self._isolated = isolated
+
+    def __enter__(self) -> None:
+        tracker = self._tracker = LOCAL.tracker
+        if tracker is not None:
+            tracker.muted += 1
+            tracker.stale = True
+        self._restarts = self._isolated and not _internals.recording_is_stopped()
+        if self._restarts:
+            _internals.stop_recording_here()
+
+    def __exit__(self, kind: object, error: BaseException | None, _: object) -> None:
+        if self._restarts:
+            _internals.restart_recording_here()
+        tracker = self._tracker
+        if tracker is not None:
+            tracker.muted -= 1
+            if error is not None and tracker.failures:
+                tracker.failures[-1] = error
+
+
+def is_tensor(value: Any) -> bool:
+    """Whether `value` is a tensor or, as gradients may be, the slices of one."""
+    return isinstance(value, (_internals.EagerTensor, tf.IndexedSlices))
+
+
+def is_differentiable(tensor: Any) -> bool:
+    """Whether a tensor's type is one that gradients are computed for."""
+    dtype = tensor.dtype
+    return bool(dtype.is_floating or dtype.is_complex)
+
+
+def substitute(old: Any, new: Any, action: Action) -> Any:
+    """What stands for `new` where a routine returned it in place of `old`.
+
+    The gradient passes straight through to `old`, of any order, unless the
+    routine takes part in differentiation.
+
+    Raises:
+        RoutineResultError: the shapes differ, or `old` stands for state.
+    """
+    if old is None or isinstance(old, tf.IndexedSlices) or isinstance(new, tf.IndexedSlices):
+        return new
+    if old.dtype in UNROUTABLE:
+        raise RoutineResultError(
+            f"{action.routine} at op {action.op_id} returned another tensor in place of one of "
+            f"type {old.dtype.name}, which stands for state and cannot be replaced; return None "
+            "for it, or select other positions"
+        )
+    if action.differentiable:
+        return new
+    if new.shape != old.shape:
+        raise RoutineResultError(
+            f"{action.routine} at op {action.op_id} must return tensors of the shapes it got, "
+            f"expected {tuple(old.shape)}, got {tuple(new.shape)}; record it under "
+            "amanda.ad_enabled() if the gradient is to follow the new shape"
+        )
+    if action.kind in _GRADIENTS and new.dtype != old.dtype:
+        with muted(), _internals.stop_recording():
+            new = tf.cast(new, old.dtype)
+    if _internals.no_tape_records():
+        return new
+    # What the tape knows under this tensor's name must be this use of it alone.
+    new = detached(new)
+    if is_differentiable(old) and is_differentiable(new):
+        _straight_through(old, new)
+    return new
+
+
+def detached(tensor: Any) -> Any:
+    """A tensor of the same value that no tape has met."""
+    with muted(), _internals.stop_recording():
+        return _internals.identity(tensor)
+
+
+def _straight_through(old: Any, new: Any) -> None:
+    dtype, new_dtype = old.dtype, new.dtype
+    if dtype == new_dtype:
+        record("AmandaStraightThrough", [new], [old], lambda gradient: [gradient])
+        return
+
+    def backward(gradient: Any) -> list[Any]:
+        with muted():
+            return [tf.cast(gradient, dtype)]
+
+    def forward(tangent: Any) -> list[Any]:
+        with muted():
+            return [tf.cast(tangent, new_dtype)]
+
+    record("AmandaStraightThrough", [new], [old], backward, forward)
+
+
+def record(
+    name: str,
+    outputs: Sequence[Any],
+    inputs: Sequence[Any],
+    backward: Callable[..., Sequence[Any]],
+    forward: Callable[..., Sequence[Any]] | None = None,
+) -> None:
+    """Tell the tapes of this thread that `outputs` were computed of `inputs`.
+
+    Args:
+        backward: from the gradients of the outputs to those of the inputs.
+        forward: from the tangents of the inputs to those of the outputs; None if
+            that is `backward` transposed.
+    """
+    _internals.record_on_tapes(name, list(outputs), list(inputs), backward, forward)
+
+
+def densified(values: Sequence[Any], actions: Sequence[Action]) -> list[Any]:
+    """Gradients as routines get them: slices that some routine selects in their dense form."""
+    values = list(values)
+    for index, value in enumerate(values):
+        if isinstance(value, tf.IndexedSlices) and any(
+            action.select is None or index in action.select for action in actions
+        ):
+            with muted():
+                values[index] = tf.convert_to_tensor(value)
+    return values
+
+
+def run_on_gradients(
+    run: Callable[[Action, list[Any]], list[Any]], actions: Sequence[Action], values: Sequence[Any]
+) -> list[Any]:
+    """Run routines on gradients; slices that no routine has changed stay slices."""
+    dense = densified(values, actions)
+    results = dense
+    for action in actions:
+        results = run(action, results)
+    return [
+        value if new is shown else new
+        for value, shown, new in zip(values, dense, results, strict=True)
+    ]

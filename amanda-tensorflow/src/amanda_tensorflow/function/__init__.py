@@ -1,0 +1,1 @@
+"""The driver ``tensorflow-function``: calls of ``tf.function``."""

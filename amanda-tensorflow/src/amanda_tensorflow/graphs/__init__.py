@@ -1,0 +1,1 @@
+"""Instrumented copies of graphs, shared by the function and the session driver."""

@@ -1,0 +1,404 @@
+"""Gradients that a graph holds already: whose they are, and what tools do to them.
+
+Where forward and backward operators are in one graph, the gradient was built for
+the vanilla operators. While such a graph is replayed, the operators of an
+operator's gradient are given what that operator computed with; the gradients
+that it hands on pass through the routines that act on it as a whole; and where
+an operator was replaced, or a routine takes part in differentiation, its
+vector-Jacobian product takes the place of the old one (design rules 6 to 8).
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import attrs
+import tensorflow as tf
+
+from amanda.engine.backward import replaced_gradients
+from amanda.engine.plan import ActionPlan
+from amanda.errors import CapabilityError
+from amanda_tensorflow.graphs.borrowed_inputs import Borrowers
+from amanda_tensorflow.graphs.derivation import product, through
+from amanda_tensorflow.graphs.sites import (
+    ForwardState,
+    LazyAttributes,
+    Site,
+    value_of,
+)
+from amanda_tensorflow.operators.types import input_names, is_op
+from amanda_tensorflow.provenance.records import (
+    ForwardOp,
+    GradientCall,
+    TensorName,
+    forward_op,
+    position_in,
+    tensor_name,
+)
+
+if TYPE_CHECKING:
+    from amanda_tensorflow.graphs.instrument import Instrument
+
+Tensors = list[Any]
+
+
+class ForwardTensor:
+    """A forward tensor as a backward analysis reads it."""
+
+    def __init__(self, tensor: Any, value: Callable[[], Any]) -> None:
+        self._tensor = tensor
+        self._value = value
+
+    def __call__(self) -> Any:
+        return self._tensor
+
+    def constant(self) -> Any:
+        """The value of a variable or constant; None for other tensors."""
+        return self._value()
+
+
+@attrs.define(eq=False)
+class ForwardView:
+    """A forward operator as its backward operators see it.
+
+    Attributes:
+        op_id: its id.
+        depth: 1 where the gradient is that of the operator itself, 2 where it is
+            that of its gradient, ...
+        names: the declared names of its inputs.
+        inputs, outputs: its tensors.
+        plan: its plan, where whole-operator actions may be in it.
+        state: what its replay has left, if it is in the same copy.
+    """
+
+    op_id: str
+    depth: int
+    names: Sequence[str] = ()
+    inputs: Sequence[Any] = ()
+    outputs: Sequence[Any] = ()
+    plan: ActionPlan | None = None
+    state: ForwardState | None = None
+
+
+@attrs.define(eq=False)
+class GradientWork:
+    """What tools have made of the gradients of one call.
+
+    Attributes:
+        outputs: the gradients that the call is given, by position.
+        inputs: those that it hands on, by position; None until they are wanted.
+    """
+
+    outputs: Tensors
+    inputs: Tensors | None = None
+
+
+class Gradients:
+    """The gradients of one copy."""
+
+    def __init__(self, instrument: Instrument) -> None:
+        self._instrument = instrument
+        self._dispatcher = instrument.dispatcher
+        self._views: dict[GradientCall, ForwardView] = {}
+        self._sums: dict[str, GradientCall | None] = {}
+        self._targets: dict[GradientCall, Any] = {}
+        self._sites: dict[int, Site] = {}
+        self.borrowers = Borrowers(self.of_outputs)
+
+    def is_dead(self, site: Site, op: Any) -> bool:
+        """Whether an operator belongs to a gradient that another one has taken the place of."""
+        call = site.log.owners.get(op.name)
+        if call is None:
+            return False
+        there = site.site_of(call.forward.graph())
+        state = None if there is None else there.states.get(call.forward.name)
+        return state is not None and state.replaced is not None
+
+    # -- whose gradient ---------------------------------------------------
+
+    def owner(self, site: Site, op: Any) -> GradientCall | None:
+        """The gradient call that an operator is a part of; None for forward operators.
+
+        What a gradient function computes once more and differentiates itself, as that of
+        ``tf.recompute_grad`` does, is forward.
+        """
+        call = site.log.owners.get(op.name)
+        if call is not None and site.is_recomputed(op.name, call):
+            return None
+        if call is None and op.type == "AddN" and site.producers:
+            return self._sum(site, op)
+        return call
+
+    def _sum(self, site: Site, op: Any) -> GradientCall | None:
+        """What an addition of gradients is a part of: the op whose output gradient it sums.
+
+        The gradients of a leaf belong to the first operator that consumed it.
+        """
+        key = f"{id(site)}:{op.name}"
+        if key in self._sums:
+            return self._sums[key]
+        made: GradientCall | None = None
+        calls = [site.producers.get(tensor_name(tensor)) for tensor in op.inputs]
+        if all(calls):
+            last = max((call for of in calls for call in of or ()), key=site.position)
+            target = self._differentiated(last, op.inputs)
+            if target is not None:
+                is_leaf = not is_op(target.op.type)
+                forward = last.forward if is_leaf else ForwardOp.of(target.op)
+                made = GradientCall(forward, (), (), (op.name,))
+                self._targets[made] = target
+        self._sums[key] = made
+        return made
+
+    def _differentiated(self, call: GradientCall, gradients: Iterable[Any]) -> Any:
+        """The forward tensor whose gradient one of `gradients` is."""
+        op = forward_op(call)
+        names = {tensor_name(tensor) for tensor in gradients}
+        if op is not None:
+            for name, tensor in zip(call.grad_inputs, op.inputs, strict=False):
+                if name in names:
+                    return tensor
+        return None
+
+    def view(self, site: Site, call: GradientCall) -> ForwardView | None:
+        """The forward operator of a gradient call; None if it is none that tools know of."""
+        found = self._views.get(call)
+        if found is None:
+            found = self._found(site, call)
+            if found is not None:
+                # What is not known may be later: a loop waits for a part of its gradient.
+                self._views[call] = found
+        return found
+
+    def _found(self, site: Site, call: GradientCall) -> ForwardView | None:
+        forward, depth = call.forward, 1
+        here: Site = site
+        while True:
+            there = here.site_of(forward.graph())
+            if there is None:
+                return self._known(forward, depth)
+            if forward.name not in there.log.owners:
+                break
+            forward, depth, here = there.log.owners[forward.name].forward, depth + 1, there
+        state = there.states.get(forward.name)
+        if state is None:
+            return None
+        op = there.graph.get_operation_by_name(forward.name)
+        found = self._viewed(state.op_id, depth, there, op)
+        if depth == 1:
+            found.plan, found.state = state.plan, state
+        found.inputs = self._tensors(there, op.inputs, state.inputs)
+        found.outputs = self._tensors(there, op.outputs, state.outputs)
+        return found
+
+    def _known(self, forward: ForwardOp, depth: int) -> ForwardView | None:
+        known = self._instrument.known.find(forward, self._sites)
+        if known is None or known.site is None:
+            return None
+        found = self._viewed(known.op_id, depth + known.depth, known.site, known.source)
+        if found.depth == 1:
+            found.plan = self._dispatcher.plan(known.op_id)
+        found.inputs = self._tensors(known.site, known.source.inputs, None)
+        found.outputs = self._tensors(known.site, known.source.outputs, None)
+        return found
+
+    def _viewed(self, op_id: str, depth: int, site: Site, op: Any) -> ForwardView:
+        names = input_names(op.type, len(op.inputs), LazyAttributes(op))
+        return ForwardView(op_id, depth, names)
+
+    def _tensors(self, site: Site, tensors: Any, new: Tensors | None) -> list[ForwardTensor]:
+        read = self._instrument.read
+        return [
+            ForwardTensor(new[i] if new else None, functools.partial(value_of, site, tensor, read))
+            for i, tensor in enumerate(tensors)
+        ]
+
+    def is_own(self, site: Site, call: GradientCall) -> bool:
+        """Whether a call differentiates what is no operator to tools, or was inserted."""
+        forward = site.root(call.forward)
+        graph = forward.graph()
+        if graph is None:
+            return False
+        if self._instrument.known.is_copy(graph):
+            return True
+        return not is_op(graph.get_operation_by_name(forward.name).type)
+
+    # -- tensors ----------------------------------------------------------
+
+    def seen_by(self, site: Site, call: GradientCall, tensor: Any) -> Any:
+        """A tensor as the operators of a gradient call see it."""
+        name = tensor_name(tensor)
+        if name in call.grad_outputs:
+            return self._grad_output(site, call, call.grad_outputs.index(name))
+        used = self._used(site, call, tensor)
+        if used is not None:
+            return used
+        if call in site.producers.get(name, ()):
+            return site.tensors.get(id(tensor))
+        return self.final(site, tensor, self._targets.get(call))
+
+    def _used(self, site: Site, call: GradientCall, tensor: Any) -> Any:
+        """What the forward operator has used or given where it now says `tensor`."""
+        there = site.site_of(call.forward.graph())
+        if there is None:
+            return None
+        state = there.states.get(call.forward.name)
+        if state is None or not state.used:
+            return None
+        outer = tensor if there is site else site.externals.get(id(tensor))
+        return None if outer is None else state.used.get(id(outer))
+
+    def final(self, site: Site, tensor: Any, target: Any = None) -> Any:
+        """A tensor as those see it that are no part of a gradient call.
+
+        Args:
+            target: the forward tensor whose gradient it is for the one who reads it.
+        """
+        name = tensor_name(tensor)
+        if name not in site.producers:
+            return site.tensors.get(id(tensor))
+        return self._version(site, name, site.producers[name], target)
+
+    def _grad_output(self, site: Site, call: GradientCall, position: int) -> Any:
+        work = self._work(site, call)
+        if work is not None:
+            return work.outputs[position]
+        return self._given(site, call, position)
+
+    def _given(self, site: Site, call: GradientCall, position: int) -> Any:
+        """A gradient that a call is given, before anything is done to it for that call."""
+        name = call.grad_outputs[position]
+        if name is None:
+            return None
+        earlier = [
+            producer
+            for producer in site.producers.get(name, ())
+            if site.position(producer) < site.position(call)
+        ]
+        op = forward_op(call)
+        target = None
+        if op is not None and position < len(op.outputs):
+            target = op.outputs[position]
+        return self._version(site, name, earlier, target)
+
+    def _version(
+        self, site: Site, name: TensorName, calls: Sequence[GradientCall], target: Any
+    ) -> Any:
+        """A gradient after all that was done to it by the calls that hand it on."""
+        raw = site.tensors.get(id(site.tensor(name)))
+        matching = [c for c in calls if target is not None and position_in(c, name, target) >= 0]
+        for call in reversed(matching or calls):
+            work = self._work(site, call)
+            if work is None and name not in call.grad_outputs:
+                return raw
+            position = position_in(call, name, target)
+            return self._grad_input(site, call, name, position)
+        return raw
+
+    def _grad_input(self, site: Site, call: GradientCall, name: TensorName, position: int) -> Any:
+        positions = [i for i, other in enumerate(call.grad_inputs) if other == name]
+        values = [self._handed_on(site, call, i) for i in positions]
+        if position >= 0:
+            return values[positions.index(position)]
+        if any(value is not values[0] for value in values):
+            raise CapabilityError(
+                f"the gradients of inputs {positions} of op {call.forward.name} are one tensor in "
+                f"the graph, {name[0]}, and a routine changes one of them: what reads it outside "
+                "of the gradient cannot be told which one it wants"
+            )
+        return values[0]
+
+    def _handed_on(self, site: Site, call: GradientCall, position: int) -> Any:
+        work = self._work(site, call)
+        if work is None:
+            return self._raw(site, call, position)
+        if work.inputs is None:
+            work.inputs = self._finished(site, call, work)
+        return work.inputs[position]
+
+    def _raw(self, site: Site, call: GradientCall, position: int) -> Any:
+        """A gradient as the call itself computes it."""
+        name = call.grad_inputs[position]
+        if name is None:
+            return None
+        if name in call.grad_outputs:
+            return self._grad_output(site, call, call.grad_outputs.index(name))
+        return site.tensors.get(id(site.tensor(name)))
+
+    # -- what is done to them ---------------------------------------------
+
+    def _work(self, site: Site, call: GradientCall) -> GradientWork | None:
+        """What is done to the gradients of a call; None if nothing is."""
+        if call not in site.gradients:
+            view = self.view(site, call)
+            if view is None:
+                return None
+            is_changed = view.depth == 1 and _is_changed(view)
+            site.gradients[call] = self._begun(site, call, view) if is_changed else None
+        work: GradientWork | None = site.gradients[call]
+        return work
+
+    def of_outputs(self, site: Site, call: GradientCall) -> Tensors:
+        """The gradients that the operator of a call as a whole is given."""
+        work = self._work(site, call)
+        if work is not None:
+            return work.outputs
+        return [self._given(site, call, i) for i in range(len(call.grad_outputs))]
+
+    def _begun(self, site: Site, call: GradientCall, view: ForwardView) -> GradientWork:
+        gradients = [self._given(site, call, i) for i in range(len(call.grad_outputs))]
+        with tf.name_scope(f"amanda/{call.forward.name}/grad_outputs/"):
+            for segment in reversed(view.state.after if view.state else ()):
+                gradients = through(segment, gradients)
+            for action in view.plan.before_backward if view.plan else ():
+                gradients = self._dispatcher.run(action, gradients)
+            gradients = self._instrument.awaited(gradients)
+        return GradientWork(gradients)
+
+    def _finished(self, site: Site, call: GradientCall, work: GradientWork) -> Tensors:
+        view = self.view(site, call)
+        assert view is not None
+        wanted = [self._is_wanted(site, name) for name in call.grad_inputs]
+        plan, state = view.plan, view.state
+        replaced = state.replaced if state is not None else None
+        # Where the operator was replaced, its own gradient is not in the copy.
+        of = replaced[0] if replaced is not None else None
+        gradients = [
+            None if not is_wanted else self._raw(site, call, i) if of is None else of[i]
+            for i, is_wanted in enumerate(wanted)
+        ]
+        with tf.name_scope(f"amanda/{call.forward.name}/grad_inputs/"):
+            if plan is not None and plan.replace_backward is not None:
+                building = self._instrument.building
+                building.template = building.likes = gradients
+                gradients = replaced_gradients(
+                    self._dispatcher, plan.replace_backward, work.outputs, gradients
+                )
+            elif replaced is not None:
+                before = len(self._instrument.building.graph.get_operations())
+                gradients = product(*replaced, work.outputs, wanted)
+                gradients = self.borrowers.added(site, call, replaced[0], gradients)
+                self._instrument.rewrite_branches(before)
+            for action in plan.after_backward if plan else ():
+                gradients = self._dispatcher.run(action, gradients)
+            gradients = self._instrument.awaited(gradients)
+            for segment in reversed(state.before if state else ()):
+                gradients = through(segment, gradients)
+        return gradients
+
+    def _is_wanted(self, site: Site, name: TensorName | None) -> bool:
+        """Whether anybody uses a gradient: TensorFlow prunes the others."""
+        if name is None:
+            return False
+        tensor = site.tensor(name)
+        return bool(tensor.consumers()) or any(tensor is output for output in site.outputs)
+
+
+def _is_changed(view: ForwardView) -> bool:
+    """Whether something is done to the gradients of an operator as a whole."""
+    plan, state = view.plan, view.state
+    if plan and (plan.before_backward or plan.after_backward or plan.replace_backward):
+        return True
+    return state is not None and bool(state.before or state.after or state.replaced)

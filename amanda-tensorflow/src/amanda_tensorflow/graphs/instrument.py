@@ -1,0 +1,397 @@
+"""What is done to one operator while a graph is replayed: analyses, then routines around it."""
+
+from __future__ import annotations
+
+import collections
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import tensorflow as tf
+
+from amanda.engine.backward import BackwardExecution, OpHandle
+from amanda.engine.dispatch import OpExecution
+from amanda.engine.plan import ActionPlan
+from amanda.errors import CoverageWarning
+from amanda.interface.action import Action
+from amanda.interface.calls import BackwardCall
+from amanda_tensorflow import _internals
+from amanda_tensorflow.graphs.borrowed_inputs import Borrower, borrowed_tensors
+from amanda_tensorflow.graphs.building import Building
+from amanda_tensorflow.graphs.gradients import ForwardView, Gradients
+from amanda_tensorflow.graphs.known_graphs import KnownGraphs, KnownOp
+from amanda_tensorflow.graphs.op_calls import (
+    GraphOpCall,
+    has_value,
+    is_ambiguous,
+    readers_of,
+    refuse_unknown_gradients,
+    separate,
+)
+from amanda_tensorflow.graphs.replaced_ops import leave, outputs_of
+from amanda_tensorflow.graphs.routines import GraphDispatcher
+from amanda_tensorflow.graphs.sites import (
+    ForwardState,
+    LazyAttributes,
+    ReadVariable,
+    Segment,
+    Site,
+)
+from amanda_tensorflow.operators.types import (
+    CONTROL_FLOW,
+    DATASET_LOOPS,
+    ROUTING,
+    OpView,
+    input_names,
+    module_of,
+)
+from amanda_tensorflow.provenance.records import GradientCall
+from amanda_tensorflow.provenance.recovery import is_plumbing
+
+Create = Callable[[Sequence[Any], Sequence[Any]], Any]
+"""Adds the vanilla operator to the copy, with other inputs and nodes to wait for."""
+
+AMBIGUOUS = "backward ops built before `import amanda` whose forward op is ambiguous"
+UNOWNED = "backward ops of no forward op in the scope"
+SCOPE = "amanda"
+"""Name scope of everything that is inserted into a copy."""
+
+
+class Instrument:
+    """Creates the operators of one copy with what tools want around them.
+
+    Args:
+        dispatcher: core's side of the driver.
+        building: the copy.
+        known: the graphs that have ids.
+        read: gives the value of a variable.
+    """
+
+    def __init__(
+        self,
+        dispatcher: GraphDispatcher,
+        building: Building,
+        known: KnownGraphs,
+        read: ReadVariable,
+    ) -> None:
+        self.dispatcher = dispatcher
+        self.building = building
+        self.known = known
+        self.read = read
+        self.gradients = Gradients(self)
+        self.op_ids: list[str] = []
+        self.ambiguous: list[str] = []
+        self.rewrite_op: Callable[[Any], None] | None = None
+        self._counts: collections.Counter[str] = collections.Counter()
+
+    @contextmanager
+    def building_copy(self) -> Iterator[None]:
+        """Within it, routines are inserted into this copy."""
+        with self.dispatcher.build(self.building):
+            yield
+
+    def warn(self, name: str) -> None:
+        """List what is ambiguous in the graph of this name, if a tool would have seen it."""
+        if self.ambiguous and any(s.analyses_backward() for s in self.building.scopes):
+            shown = ", ".join(self.ambiguous[:8]) + (", ..." if len(self.ambiguous) > 8 else "")
+            warnings.warn(
+                f"{name} was traced before `import amanda`: of {len(self.ambiguous)} of its "
+                f"operators it cannot be told whose gradient they are, and they are not "
+                f"instrumented ({shown})",
+                CoverageWarning,
+                stacklevel=2,
+            )
+
+    # -- other graphs -----------------------------------------------------
+
+    def called(self, site: Site, op: Any, graph: Any) -> Site:
+        """The site of a function that `op` calls."""
+        call = site.log.owners.get(op.name)
+        ids = f"{site.ids}/{op.name}"
+        # A gradient may refer to it from another function.
+        self.known.add_body(graph, ids)
+        forward = None
+        if call is not None:
+            outer = site.site_of(call.forward.graph())
+            forward = None if outer is None else outer.children.get(call.forward.name)
+        return Site(
+            graph,
+            ids=ids,
+            prefix=f"{site.prefix}{op.name}/",
+            parent=site,
+            forward=forward,
+            is_gradient=call is not None or site.is_backward,
+            device=op.device or site.device,
+        )
+
+    def branch(
+        self, site: Site, op: Any, source: Any, label: str, graph: Any
+    ) -> tuple[Site, Instrument]:
+        """The site of a body or branch of `op`, and what creates its operators."""
+        inner = Site(
+            source,
+            ids="/".join(filter(None, (site.ids, op.name, label))),
+            is_gradient=op.name in site.log.owners or site.is_backward,
+        )
+        count = len(source.inputs)
+        if op.type in DATASET_LOOPS:
+            count = len(op.get_attr("Targuments"))
+        outer = list(op.inputs)[len(op.inputs) - count :]
+        own = source.inputs[len(source.inputs) - count :]
+        is_loop = op.type.endswith("While")
+        for index, (placeholder, tensor) in enumerate(zip(own, outer, strict=True)):
+            passed = index < len(source.outputs) and source.outputs[index] is placeholder
+            if not is_loop or tensor.dtype == tf.resource or passed:
+                inner.sources[id(placeholder)] = (site, tensor)
+        self.known.add_body(source, inner.ids)
+        building = Building(graph, self.building.scopes, needs_gradient=True)
+        instrument = Instrument(self.dispatcher, building, self.known, self.read)
+        instrument.op_ids = self.op_ids
+        return inner, instrument
+
+    def gradient_branch(self, source: Any, graph: Any) -> tuple[Site, Instrument]:
+        """The site of a body of a gradient that was derived in the copy."""
+        building = Building(graph, self.building.scopes, needs_gradient=True)
+        instrument = Instrument(self.dispatcher, building, self.known, self.read)
+        instrument.op_ids = self.op_ids
+        return Site(source, ids=source.name, is_gradient=True), instrument
+
+    def rewrite_branches(self, since: int) -> None:
+        """Instrument the loops and branches of a gradient that was derived in the copy.
+
+        Args:
+            since: how many operators the copy had before.
+        """
+        assert self.rewrite_op is not None
+        for op in self.building.graph.get_operations()[since:]:
+            if op.type in CONTROL_FLOW:
+                self.rewrite_op(op)
+
+    # -- operators --------------------------------------------------------
+
+    def inputs(self, site: Site, op: Any) -> list[Any]:
+        """The inputs of an operator in the copy; None for the back edge of a loop."""
+        call = self.gradients.owner(site, op)
+        if call is None:
+            return [self.final(site, tensor) for tensor in op.inputs]
+        return [self.gradients.seen_by(site, call, tensor) for tensor in op.inputs]
+
+    def final(self, site: Site, tensor: Any) -> Any:
+        """A tensor of the copy as those see it that are no part of a gradient function."""
+        if site.producers:
+            return self.gradients.final(site, tensor)
+        return site.tensors.get(id(tensor))
+
+    def op(self, site: Site, op: Any, inputs: list[Any], create: Create) -> None:
+        """Add an operator, with what tools want around it."""
+        call = self.gradients.owner(site, op)
+        self.building.begin(op.type)
+        with tf.name_scope(f"{SCOPE}/{site.prefix}{op.name}/"):
+            if op.name in site.log.ambiguous:
+                self._not_owned(AMBIGUOUS)
+                self.ambiguous.append(op.name)
+                self._plain(site, op, create(inputs, ()))
+            elif call is not None:
+                self._backward(site, op, call, inputs, create)
+            elif (site.is_backward and op.name not in site.log.owners) or is_plumbing(op):
+                self._plain(site, op, create(inputs, ()))
+            else:
+                self._forward(site, op, inputs, create)
+
+    def _plain(self, site: Site, op: Any, new: Any) -> None:
+        site.ops[op.name] = new
+        for old, tensor in zip(op.outputs, new.outputs, strict=True):
+            site.put(old, tensor)
+
+    def _settled(self, site: Site, op: Any, new: Any, outputs: Sequence[Any]) -> None:
+        """Note what stands for a vanilla operator and its outputs."""
+        site.ops[op.name] = new
+        for old, tensor in zip(op.outputs, outputs, strict=True):
+            site.put(old, tensor)
+        nodes = [t.op for t in outputs if t.op is not new]
+        controls = self.building.take_controls()
+        controls += [node for t in outputs for node in self.building.late.get(id(t), ())]
+        if nodes or controls:
+            site.after[op.name] = [*nodes, *controls]
+
+    # -- forward ----------------------------------------------------------
+
+    def _forward(self, site: Site, op: Any, inputs: list[Any], create: Create) -> None:
+        op_id = site.op_id(op)
+        self.op_ids.append(op_id)
+        state = site.states[op.name] = ForwardState(op_id)
+        plan = self.dispatcher.plan(op_id)
+        execution: OpExecution | None = None
+        if plan is None:
+            execution = self.dispatcher.begin(self._call(site, op, op_id, inputs))
+            plan = execution.plan
+        if site.log.is_recovered:
+            refuse_unknown_gradients(site, op, plan)
+        self.building.anchors = [c for o in op.control_inputs if (c := site.ops.get(o.name))]
+        used = self._run(state.before, plan.before, inputs)
+        self._wait_for_read(inputs, used)
+        new, outputs = self._executed(site, op, plan, used, create, state)
+        if execution is not None:
+            plan = execution.finish(outputs)
+        state.plan = plan
+        state.note_used(op, used, outputs)
+        is_replaced = plan.replace is not None
+        self.building.anchors = [new]
+        final = self.awaited(self._run(state.after, plan.after, outputs), readers_of(op))
+        self._settled(site, op, new, final)
+        if not is_replaced:
+            self.known.note(self.building.graph, new, KnownOp(op_id, 0, site, op))
+
+    def _run(
+        self, segments: list[Segment], actions: Sequence[Action], tensors: list[Any]
+    ) -> list[Any]:
+        """The tensors after some routines; what the differentiable ones change is noted."""
+        for action in actions:
+            if not action.differentiable:
+                tensors = self.dispatcher.run(action, tensors)
+                continue
+            chosen = range(len(tensors)) if action.select is None else action.select
+            old = separate(tensors, chosen)
+            tensors = self.dispatcher.run(action, old)
+            changed = [i for i, t in enumerate(tensors) if t is not old[i]]
+            segments.append(
+                Segment(changed, [old[i] for i in changed], [tensors[i] for i in changed])
+            )
+        return tensors
+
+    def _wait_for_read(self, inputs: Sequence[Any], used: Sequence[Any]) -> None:
+        """What comes next reads `used` in place of `inputs`, and waits for what they wait for."""
+        replaced = [old for old, new in zip(inputs, used, strict=True) if old is not new]
+        self.building.controls += self.building.late_nodes(replaced)
+
+    def awaited(self, tensors: list[Any], readers: Iterable[Any] = ()) -> list[Any]:
+        """The tensors, whose readers wait for the nodes without a value.
+
+        Args:
+            readers: the vanilla operators that read them.
+        """
+        building = self.building
+        valued = [t for t in tensors if has_value(t)]
+        if not building.controls or not valued:
+            return tensors
+        controls = building.take_controls()
+        if not any(op.type in ROUTING for op in readers):
+            for tensor in valued:
+                building.late.setdefault(id(tensor), []).extend(controls)
+            return tensors
+        # What routes values in a version 1 loop or branch does not wait for other things.
+        with tf.control_dependencies(controls):
+            return [_internals.identity(t) if has_value(t) else t for t in tensors]
+
+    def _executed(
+        self,
+        site: Site,
+        op: Any,
+        plan: ActionPlan,
+        inputs: list[Any],
+        create: Create,
+        state: ForwardState,
+    ) -> tuple[Any, list[Any]]:
+        """The operator or its replacement, and its outputs."""
+        waits = self.building.take_controls()
+        action = plan.replace
+        if action is None and not is_ambiguous(site, op, inputs):
+            new = create(inputs, waits)
+            return new, list(new.outputs)
+        if action is None:
+            given = separate(inputs)
+            new = create(given, waits)
+            state.replaced = given, list(new.outputs)
+            return new, list(new.outputs)
+        return self._replaced(site, op, action, inputs, waits, state)
+
+    def _replaced(
+        self,
+        site: Site,
+        op: Any,
+        action: Action,
+        inputs: list[Any],
+        waits: list[Any],
+        state: ForwardState,
+    ) -> tuple[Any, list[Any]]:
+        """What a tool puts in the place of an operator, and its outputs."""
+        controls = [c for o in op.control_inputs for c in site.controls(o)]
+        self.building.template = list(op.outputs)
+        self.building.may_change = True
+        with tf.control_dependencies([*controls, *waits]):
+            given = separate(inputs)
+            before = len(self.building.graph.get_operations())
+            outputs = outputs_of(self.dispatcher.replace(action, given), action, op)
+        made = self.building.graph.get_operations()[before:]
+        outputs = [_internals.identity(t) for t in outputs]
+        state.replaced = given, outputs
+        borrowed = borrowed_tensors(made, given)
+        self.gradients.borrowers.note(Borrower(site, op.name, outputs, borrowed))
+        if self.building.needs_gradient:
+            outputs = leave(self.dispatcher, self.building, state, borrowed)
+        return outputs[0].op, outputs
+
+    def _call(self, site: Site, op: Any, op_id: str, inputs: list[Any]) -> GraphOpCall:
+        attributes = LazyAttributes(op)
+        return GraphOpCall(
+            op=OpView.of(op),
+            op_id=op_id,
+            inputs=inputs,
+            names=input_names(op.type, len(inputs), attributes),
+            attributes=attributes,
+            module=module_of(op.name),
+            site=site,
+            source=op,
+            read=self.read,
+        )
+
+    # -- backward ---------------------------------------------------------
+
+    def _backward(
+        self, site: Site, op: Any, call: GradientCall, inputs: list[Any], create: Create
+    ) -> None:
+        forward = self.gradients.view(site, call)
+        if forward is None:
+            if not self.gradients.is_own(site, call):
+                self._not_owned(UNOWNED)
+            self._plain(site, op, create(inputs, ()))
+            return
+        key = f"{forward.op_id}{'/grad' * forward.depth}/{op.type}"
+        backward_id = f"{key}:{self._counts[key]}"
+        self._counts[key] += 1
+        self.op_ids.append(forward.op_id)
+        state = site.states[op.name] = ForwardState(forward.op_id)
+        execution = self._execution(op, call, forward, backward_id)
+        before, after = execution.needed()
+        used = execution.before(inputs) if before else inputs
+        self._wait_for_read(inputs, used)
+        new = create(used, self.building.take_controls())
+        final = outputs = list(new.outputs)
+        if after:
+            self.building.anchors = [new]
+            self.building.template = self.building.likes = outputs
+            final = self.awaited(execution.after(outputs, used), readers_of(op))
+        state.note_used(op, used, outputs)
+        self._settled(site, op, new, final)
+        known = KnownOp(forward.op_id, forward.depth, site, op)
+        self.known.note(self.building.graph, new, known)
+
+    def _execution(
+        self, op: Any, call: GradientCall, forward: ForwardView, backward_id: str
+    ) -> BackwardExecution:
+        position = {name: i for i, name in enumerate(call.grad_inputs) if name is not None}
+        names = [""] * len(op.outputs)
+        for index in range(len(op.outputs)):
+            at = position.get((op.name, index), len(forward.names))
+            names[index] = forward.names[at] if at < len(forward.names) else ""
+        scopes = self.building.scopes
+        handle = OpHandle(forward.op_id, scopes, forward.inputs, forward.outputs)
+        view = OpView(op.type, backward_id)
+        told = BackwardCall(view, backward_id, names, forward.inputs, forward.outputs)
+        return BackwardExecution(self.dispatcher, handle, told)
+
+    def _not_owned(self, why: str) -> None:
+        """Count a backward operator whose forward operator is not known."""
+        if any(scope.analyses_backward() for scope in self.building.scopes):
+            self.dispatcher.not_seen(why)

@@ -1,0 +1,358 @@
+"""The replay engine: an instrumented copy of a graph, made operator by operator.
+
+The operators of the vanilla graph are created again in the copy, in topological
+order; those that tools have actions for are created between their routines
+(:mod:`amanda_tensorflow.graphs.instrument`). Calls of functions are replayed in place,
+as TensorFlow's own inliner does, so that an operator and its gradient are always
+in one graph; bodies of loops and branches become functions of their own. The
+vanilla graph is only read.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+import attrs
+import tensorflow as tf
+
+from amanda_tensorflow import _internals
+from amanda_tensorflow.graphs.building import Building
+from amanda_tensorflow.graphs.instrument import Instrument
+from amanda_tensorflow.graphs.op_calls import refuse_captures, separate
+from amanda_tensorflow.graphs.replay_order import ordered
+from amanda_tensorflow.graphs.sites import ForwardState, Site
+from amanda_tensorflow.graphs.tool_errors import warn_about_xla
+from amanda_tensorflow.operators.types import (
+    CALLS,
+    CONTROL_FLOW,
+    UNROUTABLE,
+    is_op,
+    runs_functions,
+)
+
+_UNIQUE = itertools.count()
+
+
+class Replay:
+    """Makes a copy of a graph.
+
+    Args:
+        graph: the graph to add to; it is current while operators are added.
+        instrument: creates the operators that tools have actions for.
+    """
+
+    def __init__(self, graph: Any, instrument: Instrument) -> None:
+        self._graph = graph
+        self._instrument = instrument
+        instrument.rewrite_op = self.rewrite_branches
+
+    # -- functions --------------------------------------------------------
+
+    def function(self, site: Site, outputs: int | None = None) -> None:
+        """Make the copy's graph a function like the site's.
+
+        Args:
+            outputs: how many outputs to give; a tape may have added more.
+        """
+        source, graph = site.graph, self._graph
+        with graph.as_default(), tf.name_scope(""):
+            for tensor in source.inputs:
+                inner = tf.compat.v1.placeholder(tensor.dtype, tensor.shape, name=tensor.op.name)
+                _internals.copy_handle_data(tensor, inner)
+                graph.inputs.append(inner)
+                site.tensors[id(tensor)] = inner
+                site.ops[tensor.op.name] = inner.op
+        self.body(site)
+        with graph.as_default(), _internals.stop_recording():
+            graph.outputs = [
+                self.shaped(self.final(site, tensor), tensor) for tensor in source.outputs[:outputs]
+            ]
+        ends = [new for op in source.control_outputs for new in site.controls(op)]
+        ends += self._instrument.building.late_nodes(graph.outputs)
+        graph.control_outputs = list(dict.fromkeys(ends))
+        graph.structured_outputs = source.structured_outputs
+        graph.structured_input_signature = source.structured_input_signature
+        _internals.share_variables(source, graph)
+
+    def shaped(self, new: Any, old: Any) -> Any:
+        """A tensor of the copy with what was known of its shape."""
+        if new.dtype not in UNROUTABLE and new.shape.rank is None and old.shape.rank is not None:
+            # Of an output only: the user sees this shape.
+            new.set_shape(old.shape) if _is_compatible(new, old) else None
+        return new
+
+    # -- operators --------------------------------------------------------
+
+    def body(self, site: Site, only: Iterable[Any] | None = None) -> None:
+        """Add the operators of a site (or `only` these and what they need) to the copy."""
+        operations = site.graph.get_operations()
+        roots = operations if only is None else only
+        late: list[tuple[Any, int, Any]] = []
+        with self._graph.as_default(), _internals.stop_recording():
+            for op in ordered(site, roots):
+                if op.name in site.ops or op.name in site.skipped:
+                    continue
+                if self._instrument.gradients.is_dead(site, op):
+                    site.skipped[op.name] = op
+                else:
+                    self._add(site, op, late)
+            for op, index, tensor in late:
+                site.ops[op.name]._update_input(index, site.tensors[id(tensor)])
+
+    def final(self, site: Site, tensor: Any) -> Any:
+        """A vanilla tensor's place in the copy, for those outside of it."""
+        final = self._instrument.final(site, tensor)
+        if final is None and site.skipped:
+            self._revive(site, [tensor])
+            final = self._instrument.final(site, tensor)
+        return final
+
+    def _revive(self, site: Site, tensors: Iterable[Any]) -> None:
+        """Add operators that were left out after all."""
+        for tensor in tensors:
+            op = site.skipped.pop(tensor.op.name, None)
+            if op is not None:
+                for before in op.control_inputs:
+                    self._revive(site, before.outputs)
+                self._add(site, op, [])
+
+    def _add(self, site: Site, op: Any, late: list[tuple[Any, int, Any]]) -> None:
+        inputs = self._instrument.inputs(site, op)
+        if site.skipped and any(tensor is None for tensor in inputs):
+            self._revive(site, [t for t, new in zip(op.inputs, inputs, strict=True) if new is None])
+            inputs = self._instrument.inputs(site, op)
+        missing = [i for i, tensor in enumerate(inputs) if tensor is None]
+        for index in missing:
+            # The back edge of a version 1 loop: its source comes later.
+            late.append((op, index, op.inputs[index]))
+            inputs[index] = next(tensor for tensor in inputs if tensor is not None)
+        if runs_functions(op.type) or _internals.is_function_call(op):
+            self._instrument.dispatcher.not_seen(f"functions that {op.type} runs in a graph")
+        if op.type in CALLS and (callee := _internals.function_of(op)) is not None:
+            if not (_internals.must_compile(callee) and self._compiled(site, op, callee, inputs)):
+                self._call(site, op, callee, inputs)
+        elif op.type in CONTROL_FLOW:
+            self._branches(site, op, inputs)
+        elif is_op(op.type) and not missing:
+            create = lambda tensors, waits: self.create(site, op, tensors, waits)  # noqa: E731
+            self._instrument.op(site, op, inputs, create)
+        else:
+            self._settle(site, op, self.create(site, op, inputs))
+
+    def _settle(self, site: Site, op: Any, new: Any) -> None:
+        """Note an operator of the copy that stands for a vanilla one unchanged."""
+        site.ops[op.name] = new
+        for old, tensor in zip(op.outputs, new.outputs, strict=True):
+            site.put(old, tensor)
+
+    def create(
+        self,
+        site: Site,
+        op: Any,
+        inputs: Sequence[Any],
+        waits: Sequence[Any] = (),
+        changes: Callable[[str, dict[str, Any]], tuple[str, dict[str, Any]]] | None = None,
+    ) -> Any:
+        """Add an operator like a vanilla one.
+
+        Args:
+            inputs: its inputs in the copy.
+            waits: nodes of the copy that it has to wait for besides.
+            changes: gives its type and attributes instead of the vanilla one's.
+        """
+        graph = self._graph
+        controls = [new for before in op.control_inputs for new in site.controls(before)]
+        controls += self._instrument.building.late_nodes(inputs)
+        kind, attributes = op.type, _internals.attributes_proto(op)
+        self._relocate(site, attributes)
+        if changes is not None:
+            kind, attributes = changes(kind, attributes)
+        with graph.control_dependencies(None), graph.control_dependencies([*controls, *waits]):
+            new = graph._create_op_internal(
+                kind,
+                list(inputs),
+                [tensor.dtype for tensor in op.outputs],
+                input_types=_reference_types(op),
+                name=graph.unique_name(site.prefix + op.name, mark_as_used=True) + "/",
+                attrs=attributes,
+                op_def=op.op_def if kind == op.type else None,
+                compute_device=False,
+            )
+        device = op.device or site.device
+        if device:
+            new._set_device(device)
+        for old, tensor in zip(op.outputs, new.outputs, strict=True):
+            if old.dtype in UNROUTABLE:
+                _internals.copy_handle_data(old, tensor)
+        return new
+
+    def _relocate(self, site: Site, attributes: dict[str, Any]) -> None:
+        """Let a colocation of a called function's operator name operators of the copy."""
+        found = attributes.get("_class")
+        if found is None or not site.prefix:
+            return
+        names = [bytes(name) for name in found.list.s]
+        moved = [
+            b"loc:@" + site.ops[name[5:].decode()].name.encode()
+            for name in names
+            if name.startswith(b"loc:@") and name[5:].decode() in site.ops
+        ]
+        if moved:
+            attributes["_class"] = _internals.AttrValue(
+                list=_internals.AttrValue.ListValue(s=moved)
+            )
+        else:
+            del attributes["_class"]
+
+    # -- functions that operators run -------------------------------------
+
+    def _call(self, site: Site, op: Any, callee: Any, inputs: Sequence[Any]) -> None:
+        """Replay a called function in place of the call."""
+        inner = self._instrument.called(site, op, callee.graph)
+        site.children[op.name] = inner
+        for tensor, outer, new in zip(callee.graph.inputs, op.inputs, inputs, strict=True):
+            inner.tensors[id(tensor)] = new
+            inner.ops[tensor.op.name] = new.op
+            inner.sources[id(tensor)] = (site, outer)
+        waits = [new for before in op.control_inputs for new in site.controls(before)]
+        start = self._node(f"{site.prefix}{op.name}/amanda/start", waits) if waits else None
+        before = len(self._graph.get_operations())
+        self.body(inner)
+        if start is not None:
+            for new in self._graph.get_operations()[before:]:
+                if not new.inputs and not new.control_inputs:
+                    new._add_control_input(start)
+        outputs = [self.final(inner, tensor) for tensor in callee.graph.outputs[: len(op.outputs)]]
+        ends = [new for o in callee.graph.control_outputs for new in inner.controls(o)]
+        done = self._node(f"{site.prefix}{op.name}/amanda/done", [*ends, *(t.op for t in outputs)])
+        site.ops[op.name] = done
+        for old, tensor in zip(op.outputs, outputs, strict=True):
+            site.put(old, tensor)
+
+    def _compiled(self, site: Site, op: Any, callee: Any, inputs: Sequence[Any]) -> bool:
+        """Replay a call of a function that XLA compiles; False if XLA has to be left out."""
+        branch = self._branch(site, op, callee, "", _internals.attributes_of_function(callee))
+        building = branch.building
+        is_differentiated = any(c.forward.name == op.name for c in site.log.calls)
+        if building.has_python or (building.may_change and is_differentiated):
+            warn_about_xla(callee.graph.name)
+            return False
+
+        def changes(kind: str, attributes: dict[str, Any]) -> tuple[str, dict[str, Any]]:
+            attributes["f"] = _internals.renamed(attributes["f"], [branch.function.name])
+            return kind, attributes
+
+        self._settle(site, op, self.create(site, op, inputs, changes=changes))
+        return True
+
+    def _node(self, name: str, waits: Sequence[Any]) -> Any:
+        """A node that has no value and waits for others."""
+        graph = self._graph
+        with graph.control_dependencies(None), graph.control_dependencies(list(waits)):
+            return graph.create_op("NoOp", [], [], name=graph.unique_name(name) + "/")
+
+    def _branches(self, site: Site, op: Any, inputs: Sequence[Any]) -> None:
+        """Replay an operator that runs functions, with instrumented functions."""
+        made: dict[str, list[Branch]] = {}
+        for attribute, names in _internals.function_attributes(op).items():
+            made[attribute] = [
+                self._branch(site, op, _internals.function_named(op.graph, name), label)
+                for name, label in zip(names, _labels(attribute, len(names)), strict=True)
+            ]
+        branches = [branch for of in made.values() for branch in of]
+
+        def changes(kind: str, attributes: dict[str, Any]) -> tuple[str, dict[str, Any]]:
+            for attribute, of in made.items():
+                attributes[attribute] = _internals.renamed(
+                    attributes[attribute], [branch.function.name for branch in of]
+                )
+            has_python = any(branch.building.has_python for branch in branches)
+            return (kind.removeprefix("Stateless") if has_python else kind), attributes
+
+        is_differentiated = any(c.forward.name == op.name for c in site.log.calls)
+        is_stale = is_differentiated and any(b.building.may_change for b in branches)
+        # The gradient that the graph holds is that of the vanilla bodies: it is derived anew.
+        given = separate(inputs) if is_stale else inputs
+        new = self.create(site, op, given, changes=changes)
+        _internals.remember_branches(new, {a: [b.graph for b in of] for a, of in made.items()})
+        if is_stale:
+            state = site.states[op.name] = ForwardState(site.op_id(op))
+            state.replaced = list(given), list(new.outputs)
+        self._settle(site, op, new)
+
+    def _branch(
+        self,
+        site: Site,
+        op: Any,
+        callee: Any,
+        label: str,
+        attributes: Mapping[str, Any] | None = None,
+    ) -> Branch:
+        """An instrumented body or branch."""
+        source = callee.graph
+        graph = _internals.FuncGraph(f"{source.name}_amanda")
+        graph.outer_graph = self._graph
+        inner, instrument = self._instrument.branch(site, op, source, label, graph)
+        return self._made(callee, inner, instrument, attributes or {})
+
+    def _made(
+        self,
+        callee: Any,
+        inner: Site,
+        instrument: Instrument,
+        attributes: Mapping[str, Any],
+    ) -> Branch:
+        graph, building = instrument.building.graph, instrument.building
+        with instrument.building_copy():
+            Replay(graph, instrument).function(inner)
+        refuse_captures(graph)
+        name = f"amanda_{next(_UNIQUE)}_{inner.graph.name}"
+        function = _internals.function_from_graph(
+            name, graph, dict(attributes), function_type=callee.function_type
+        )
+        self._graph._add_function_recursive(function)
+        _internals.keep_alive(self._graph, (function, graph))
+        self._instrument.building.absorb(building)
+        return Branch(function, graph, building)
+
+    def rewrite_branches(self, op: Any) -> None:
+        """Instrument the bodies of a gradient that was derived in the copy itself."""
+        for attribute, names in _internals.function_attributes(op).items():
+            made = []
+            for name in names:
+                callee = _internals.function_named(self._graph, name)
+                graph = _internals.FuncGraph(f"{callee.graph.name}_amanda")
+                graph.outer_graph = self._graph
+                inner, instrument = self._instrument.gradient_branch(callee.graph, graph)
+                made.append(self._made(callee, inner, instrument, {}))
+            if any(branch.building.is_changed for branch in made):
+                names = [branch.function.name for branch in made]
+                _internals.set_functions(op, attribute, names)
+                _internals.remember_branches(op, {attribute: [b.graph for b in made]})
+
+
+@attrs.frozen(eq=False)
+class Branch:
+    """An instrumented body or branch: its function, its graph, and what was done to it."""
+
+    function: Any
+    graph: Any
+    building: Building
+
+
+def _labels(attribute: str, count: int) -> list[str]:
+    return [attribute] if count == 1 else [f"{attribute}{index}" for index in range(count)]
+
+
+def _is_compatible(new: Any, old: Any) -> bool:
+    return bool(new.shape.is_compatible_with(old.shape))
+
+
+def _reference_types(op: Any) -> list[Any] | None:
+    """The types of inputs that are references to variables, where there are any."""
+    types = [tensor.dtype for tensor in op.inputs]
+    if not any(kind._is_ref_dtype for kind in types):
+        return None
+    return _internals.input_types(op)

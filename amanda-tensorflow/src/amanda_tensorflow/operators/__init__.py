@@ -1,0 +1,1 @@
+"""Operators of TensorFlow as tools see them: types, names, views of variables."""

@@ -1,0 +1,1 @@
+"""Which operator of a graph computes a gradient of which forward operator."""

@@ -1,0 +1,1 @@
+"""The driver ``tensorflow-session``: runs of ``tf.compat.v1.Session``."""

@@ -1,0 +1,185 @@
+"""Session runs whose state cannot be copied: an instrumented function in the user's own session.
+
+Tables, iterators, queues and generators of random numbers belong to a session.
+What is instrumented becomes one function, which one node per request calls in
+the user's graph; what makes or draws from such state stays where it is. The node
+is left out of whatever is written of the graph.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from amanda.errors import CapabilityError
+from amanda_tensorflow import _internals
+from amanda_tensorflow.graphs.instrument import Instrument
+from amanda_tensorflow.graphs.replay import Replay
+from amanda_tensorflow.graphs.replay_order import ordered
+from amanda_tensorflow.graphs.sites import Site
+from amanda_tensorflow.session.requests import Request
+from amanda_tensorflow.session.variables import VARIABLES
+
+NODE = "amanda/run"
+"""Name of the nodes in the user's graph."""
+
+RANDOM = frozenset(
+    {
+        "Multinomial",
+        "ParameterizedTruncatedNormal",
+        "RandomGamma",
+        "RandomPoisson",
+        "RandomPoissonV2",
+        "RandomShuffle",
+        "RandomStandardNormal",
+        "RandomUniform",
+        "RandomUniformInt",
+        "TruncatedNormal",
+    }
+)
+"""Operators that keep the state of a random generator in the session that runs them."""
+
+_READS = frozenset({"ReadVariableOp", "ResourceGather", "ResourceGatherNd"})
+
+
+def keeps_state(op: Any) -> bool:
+    """Whether an operator makes state that belongs to a session and is no variable."""
+    if op.inputs or op.type in VARIABLES or not op.outputs or not _internals.is_stateful(op):
+        return False
+    return all(t.dtype == tf.resource or t.dtype._is_ref_dtype for t in op.outputs)
+
+
+def needs_inline(operations: Sequence[Any]) -> bool:
+    """Whether some operators of a graph have to run in the user's own session.
+
+    Random operators count only where variables are read as well: a run that gives
+    variables their first values draws the same numbers in a session of its own.
+    """
+    if any(keeps_state(op) for op in operations):
+        return True
+    kinds = {op.type for op in operations}
+    return bool(kinds & RANDOM) and bool(kinds & _READS) and "VariableV2" not in kinds
+
+
+class Inline:
+    """The instrumented function of one request.
+
+    Args:
+        session: the user's session.
+        site: where its graph is replayed.
+        make: gives what creates the operators of a graph.
+    """
+
+    def __init__(self, session: Any, site: Site, make: Callable[[Any], Instrument]) -> None:
+        self._graph = session.graph
+        self._site = site
+        self.function = _internals.FuncGraph("amanda_inline")
+        for known in _internals.functions_of(session.graph):
+            self.function._add_function_recursive(known)
+        self.instrument = make(self.function)
+        self._replay = Replay(self.function, self.instrument)
+        self._inputs: list[Any] = []
+        self._node: Any = None
+        self._outputs: dict[int, Any] = {}
+
+    def build(self, request: Request) -> None:
+        """Replay what a request needs.
+
+        Raises:
+            CapabilityError: a variable of TensorFlow 1's reference kind is in the way.
+        """
+        site = self._site
+        outside = [op for op in self._graph.get_operations() if _stays(op)]
+        for op in outside:
+            site.ops[op.name] = None
+        site.fed = {id(tensor) for tensor, _ in request.feeds}
+        order = ordered(site, request.roots())
+        for op in order:
+            for tensor in op.inputs:
+                if id(tensor) not in site.tensors and (
+                    tensor.op.name in site.ops or id(tensor) in site.fed
+                ):
+                    self._enter(tensor)
+        with self.instrument.building_copy():
+            self._replay.body(site, [op for op in request.roots() if op.name not in site.ops])
+            self._leave(request)
+
+    def _enter(self, tensor: Any) -> None:
+        """Make a tensor of the user's graph an input of the function."""
+        if tensor.dtype._is_ref_dtype:
+            raise CapabilityError(
+                f"this run needs both {tensor.op.name}, a variable of TensorFlow 1's reference "
+                "kind, and tables, iterators or queues, which cannot be instrumented together; "
+                "make the variable with use_resource=True"
+            )
+        with self.function.as_default(), tf.name_scope(""):
+            inner = tf.compat.v1.placeholder(tensor.dtype, tensor.shape, name=tensor.op.name)
+        _internals.copy_handle_data(tensor, inner)
+        self.function.inputs.append(inner)
+        self._inputs.append(tensor)
+        self._site.tensors[id(tensor)] = inner
+
+    def _leave(self, request: Request) -> None:
+        """Make what is fetched the outputs of the function, and what is run its side effects."""
+        inside = [t for t in request.fetches if not self._is_outside(t)]
+        unique = list({id(tensor): tensor for tensor in inside}.values())
+        with self.function.as_default():
+            self.function.outputs = [self._replay.final(self._site, tensor) for tensor in unique]
+        self._fetched = unique
+        ends = [new for op in request.targets for new in self._site.controls(op)]
+        ends += self.instrument.building.late_nodes(self.function.outputs)
+        self.function.control_outputs = list(dict.fromkeys(ends))
+
+    def _is_outside(self, tensor: Any) -> bool:
+        fed = id(tensor) in self._site.fed
+        return fed or self._site.ops.get(tensor.op.name, True) is None
+
+    @property
+    def is_inserted(self) -> bool:
+        """Whether the user's graph has the node."""
+        return self._node is not None
+
+    def insert(self) -> None:
+        """Add the node that calls the function to the user's graph."""
+        name = _internals.unique_function_name("amanda_inline")
+        function = _internals.function_from_graph(name, self.function, {})
+        with _internals.unfinalized(self._graph):
+            self._graph._add_function_recursive(function)
+            self._node = _internals.call_node(
+                self._graph, NODE, function, self._inputs, self.function.outputs
+            )
+        _internals.hide(self._graph, NODE, "amanda_")
+        outputs = zip(self._fetched, self._node.outputs, strict=True)
+        self._outputs = {id(tensor): output for tensor, output in outputs}
+
+    def translated(self, request: Request) -> Request:
+        """A request in terms of the node."""
+        outside = [op for op in request.targets if self._site.ops.get(op.name, True) is None]
+        return Request(
+            request.feeds,
+            [self._outputs.get(id(tensor), tensor) for tensor in request.fetches],
+            [*outside, self._node],
+        )
+
+
+def _stays(op: Any) -> bool:
+    """Whether an operator is run in the user's graph, as it is."""
+    if op.type in VARIABLES or op.type.startswith("Placeholder") or keeps_state(op):
+        return True
+    return op.type in RANDOM and _is_simple(op.inputs)
+
+
+def _is_simple(tensors: Iterable[Any]) -> bool:
+    """Whether tensors are computed from constants and placeholders, and nothing else."""
+    waiting, seen = [tensor.op for tensor in tensors], set()
+    while waiting:
+        op = waiting.pop()
+        if op.name in seen or op.type.startswith("Placeholder"):
+            continue
+        seen.add(op.name)
+        if _internals.is_stateful(op) or op.control_inputs:
+            return False
+        waiting += [tensor.op for tensor in op.inputs]
+    return True

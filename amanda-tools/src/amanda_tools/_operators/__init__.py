@@ -1,0 +1,1 @@
+"""Facts about operators shared by tools: kinds, weights, signatures, cost, source lines."""

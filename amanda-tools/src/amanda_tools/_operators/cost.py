@@ -1,0 +1,218 @@
+"""Multiply-accumulates of operators of all frameworks, from canonical types and shapes.
+
+A formula gives the multiply-accumulates (MACs) of one execution; one MAC is two
+floating-point operations. What is counted are the products that the
+mathematical definition has: a convolution over a padded border counts as inside,
+a causal attention in full, and none of the additions of a bias.
+
+Sources: the definitions of the operators; for the recurrent cells, Hochreiter &
+Schmidhuber (1997) and Cho et al. (2014) in the form of the frameworks' manuals,
+in which each weight matrix is applied once per step.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+
+import attrs
+
+from amanda_tools._operators.contractions import einsum
+from amanda_tools._operators.signature import Call, Shape
+
+
+@attrs.frozen
+class Formula:
+    """How the multiply-accumulates of an operator follow from shapes.
+
+    Attributes:
+        macs: the function; it raises LookupError where it does not know the form.
+        needs_outputs: whether it looks at the shapes of the outputs.
+    """
+
+    macs: Callable[[Call], int]
+    needs_outputs: bool = False
+
+
+def linear(call: Call) -> int:
+    """``data @ weight``: each element of the data meets each output feature."""
+    if "equation" in call.signature.attributes:
+        return einsum(call)
+    return math.prod(call.data) * call.weight_axes("O")
+
+
+def matmul(call: Call) -> int:
+    """A matrix product with vectors, batches and broadcasting; an addend may come first."""
+    attributes = call.signature.attributes
+    if "equation" in attributes:
+        return einsum(call)
+    left, right = call.given[-2:]
+    left_flip = bool(attributes.get("transpose_a") or attributes.get("adj_x"))
+    right_flip = bool(attributes.get("transpose_b") or attributes.get("adj_y"))
+    *left_batch, rows, shared = _matrix(left, flip=left_flip, is_row=True)
+    *right_batch, _, columns = _matrix(right, flip=right_flip, is_row=False)
+    return math.prod(_broadcast(left_batch, right_batch)) * rows * shared * columns
+
+
+def dot(call: Call) -> int:
+    """The product of two vectors."""
+    return math.prod(call.given[-1])
+
+
+def inner(call: Call) -> int:
+    """The products of all rows of the one with all rows of the other."""
+    left, right = call.given
+    if not left or not right:
+        return math.prod(left) * math.prod(right)
+    return math.prod(left) * math.prod(right) // max(left[-1], 1)
+
+
+def tensordot(call: Call) -> int:
+    """A contraction over pairs of axes."""
+    left, right = call.given[:2]
+    axes: Sequence[int] = call.signature.attributes["dims_self"]
+    shared = math.prod([left[axis] for axis in axes])
+    return math.prod(left) * math.prod(right) // max(shared, 1)
+
+
+def bilinear(call: Call) -> int:
+    """``x1 @ weight``, and that times ``x2``."""
+    first = call.inputs[0] or ()
+    features, _, size = call.weight
+    batch = math.prod(first[:-1])
+    return batch * (math.prod(call.weight) + features * size)
+
+
+def convolution(call: Call) -> int:
+    """Every output element takes one kernel of the channels of its group."""
+    output = next(shape for shape in call.outputs if shape is not None)
+    features = "O" if "O" in call.signature.weight_layout else "CM"
+    return math.prod(output) * math.prod(call.weight) // max(call.weight_axes(features), 1)
+
+
+def transposed_convolution(call: Call) -> int:
+    """Every input element is spread over one kernel of the channels of its group."""
+    features = "I" if "I" in call.signature.weight_layout else "CM"
+    return math.prod(call.data) * math.prod(call.weight) // max(call.weight_axes(features), 1)
+
+
+def general_convolution(call: Call) -> int:
+    """``torch.convolution``, which has the weight in the layout of its direction."""
+    output = next(shape for shape in call.outputs if shape is not None)
+    data, weight = call.given[:2]
+    source = data if call.signature.attributes.get("transposed") else output
+    return math.prod(source) * math.prod(weight) // max(weight[0], 1)
+
+
+def temporal_convolution(call: Call) -> int:
+    """``conv_tbc``: time, batch, channels; the kernel is (width, in, out)."""
+    output = next(shape for shape in call.outputs if shape is not None)
+    weight = call.named("weight")
+    return math.prod(output) * weight[0] * weight[1]
+
+
+def attention(call: Call) -> int:
+    """Scores of all queries with all keys, and their product with the values."""
+    names = call.signature.names
+    if "qkv_weight" in names:
+        return projected_attention(call)
+    query, key, value = (call.named(name) for name in ("query", "key", "value"))
+    batch = math.prod(_broadcast(query[:-2], key[:-2]))
+    return batch * query[-2] * key[-2] * (query[-1] + value[-1])
+
+
+def projected_attention(call: Call) -> int:
+    """Multi-head attention with its four projections in one operator."""
+    source = call.all_named("query") or call.all_named("src")
+    key = (call.all_named("key") or source)[0]
+    *batch, length, width = source[0]
+    size, keys = math.prod(batch), key[-2]
+    projections = size * width * width * (2 * length + 2 * keys)
+    return projections + 2 * size * length * keys * width
+
+
+def encoder_layer(call: Call) -> int:
+    """A transformer encoder layer in one operator: attention and two linear layers."""
+    source = call.named("src")
+    weights: list[Shape] = [call.named("ffn_weight_1"), call.named("ffn_weight_2")]
+    tokens = math.prod(source[:-1])
+    return projected_attention(call) + tokens * sum(map(math.prod, weights))
+
+
+def recurrent(call: Call) -> int:
+    """Each weight matrix of each layer and direction is applied once per step."""
+    data = call.named("input") if "input" in call.signature.names else call.given[0]
+    weights: list[Shape] = [shape for shape in call.all_named("params") if len(shape) == 2]
+    if not weights and call.signature.weight is not None:
+        weights = [call.weight]
+        # A block of cells: x is (time, batch, features), after the sequence length.
+        data = next(shape for shape in call.inputs if shape is not None and len(shape) == 3)
+    if not weights:
+        raise LookupError("no weight matrices")
+    return math.prod(data) // max(data[-1], 1) * sum(map(math.prod, weights))
+
+
+def recurrent_cell(call: Call) -> int:
+    """Each weight matrix is applied once."""
+    weights = call.all_named("w_ih") + call.all_named("w_hh")
+    if not weights:
+        weights = [call.weight]
+    data = call.given[0]
+    return math.prod(data[:-1]) * sum(map(math.prod, weights))
+
+
+def _matrix(shape: Shape, *, flip: bool, is_row: bool) -> Sequence[int]:
+    """The shape of a factor as batch, rows and columns."""
+    if len(shape) == 1:
+        return (1, *shape) if is_row else (*shape, 1)
+    return (*shape[:-2], shape[-1], shape[-2]) if flip else shape
+
+
+def _broadcast(left: Sequence[int], right: Sequence[int]) -> list[int]:
+    size = max(len(left), len(right))
+    pairs = zip(
+        [1] * (size - len(left)) + list(left),
+        [1] * (size - len(right)) + list(right),
+        strict=True,
+    )
+    return [b if a == 1 else a for a, b in pairs]
+
+
+_CONVOLUTION = Formula(convolution, needs_outputs=True)
+_GENERAL = Formula(general_convolution, needs_outputs=True)
+
+FORMULAS: Mapping[str, Formula] = {
+    "linear": Formula(linear),
+    "matmul": Formula(matmul),
+    "linalg_matmul": Formula(matmul),
+    "einsum": Formula(einsum),
+    "addmm": Formula(matmul),
+    "addmv": Formula(matmul),
+    "addbmm": Formula(matmul),
+    "mv": Formula(matmul),
+    "_addmm_activation": Formula(matmul),
+    "dot": Formula(dot),
+    "vdot": Formula(dot),
+    "inner": Formula(inner),
+    "tensordot": Formula(tensordot),
+    "bilinear": Formula(bilinear),
+    "conv": _GENERAL,
+    "_convolution": _GENERAL,
+    "conv1d": _CONVOLUTION,
+    "conv2d": _CONVOLUTION,
+    "conv3d": _CONVOLUTION,
+    "conv_tbc": Formula(temporal_convolution, needs_outputs=True),
+    "conv_transpose1d": Formula(transposed_convolution),
+    "conv_transpose2d": Formula(transposed_convolution),
+    "conv_transpose3d": Formula(transposed_convolution),
+    "attention": Formula(attention),
+    "_transformer_encoder_layer_fwd": Formula(encoder_layer),
+    "rnn": Formula(recurrent),
+    "lstm": Formula(recurrent),
+    "gru": Formula(recurrent),
+    "rnn_tanh_cell": Formula(recurrent_cell),
+    "rnn_relu_cell": Formula(recurrent_cell),
+    "lstm_cell": Formula(recurrent_cell),
+    "gru_cell": Formula(recurrent_cell),
+}
+"""Canonical type to formula."""

@@ -1,0 +1,142 @@
+"""Tables of a page: columns of plain data that the browser sorts, filters and shows."""
+
+from __future__ import annotations
+
+import json
+import math
+import numbers
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import attrs
+
+from amanda.files import plain_data
+
+MAX_ROWS = 50_000
+"""Rows of a table that a page holds; the JSON file of a tool has all."""
+
+_LONGEST = 400
+"""Characters of a cell."""
+
+_AMOUNT = re.compile(r"([-+]?[\d,]*\.?\d+(?:e[-+]?\d+)?)(?: ?([kMGTP]?)([A-Za-z%µ/]*))?(?: .*)?")
+_PREFIXES = {"": 1.0, "k": 1e3, "M": 1e6, "G": 1e9, "T": 1e12, "P": 1e15}
+_SPECIAL = frozenset({"inf", "-inf", "nan"})
+_NOTHING = frozenset({"", "-"})
+
+
+@attrs.frozen(kw_only=True)
+class Grid:
+    """One table of a page.
+
+    Attributes:
+        title: one line.
+        columns: what :func:`column` gives, all of the same length.
+        rows: how many rows it has here.
+        hidden: how many more it would have.
+        is_open: whether it is shown at once and not only when one asks for it.
+        marks: of each row what makes it stand out: "", "bad" or "first"; empty for nothing.
+    """
+
+    title: str
+    columns: Sequence[Mapping[str, Any]]
+    rows: int
+    hidden: int = 0
+    is_open: bool = True
+    marks: Sequence[str] = ()
+
+    def data(self) -> dict[str, Any]:
+        """What the browser gets."""
+        return {"columns": list(self.columns), "rows": self.rows, "marks": list(self.marks)}
+
+
+def grid(
+    title: str,
+    names: Sequence[str],
+    rows: Sequence[Sequence[Any]],
+    *,
+    is_open: bool = True,
+    marks: Sequence[str] = (),
+) -> Grid:
+    """A table of rows, which may be of different lengths."""
+    kept = rows[:MAX_ROWS]
+    columns = [
+        column(str(name), [row[i] if i < len(row) else None for row in kept])
+        for i, name in enumerate(names)
+    ]
+    return Grid(
+        title=title,
+        columns=columns,
+        rows=len(kept),
+        hidden=len(rows) - len(kept),
+        is_open=is_open,
+        marks=marks[:MAX_ROWS],
+    )
+
+
+def records(title: str, rows: Sequence[Mapping[str, Any]], *, is_open: bool = True) -> Grid:
+    """A table of rows that are mappings, with a column for each key that any of them has."""
+    names = list(dict.fromkeys(key for row in rows for key in row))
+    return grid(title, names, [[row.get(name) for name in names] for row in rows], is_open=is_open)
+
+
+def column(name: str, values: Iterable[Any]) -> dict[str, Any]:
+    """A column: its name and values; how they sort; texts that occur often only once.
+
+    It is ``numeric`` if all that is there is numbers, and has ``keys`` to sort by if all that
+    is there is texts that begin with one (``35.1 GFLOP``, ``12.5 %``, ``3 of 8``).
+    """
+    cells = [plain_cell(value) for value in values]
+    there = [cell for cell in cells if cell is not None and cell not in _NOTHING]
+    if there and all(not isinstance(c, str) or c in _SPECIAL for c in there):
+        return {"name": name, "numeric": True, "values": cells}
+    texts = ["" if cell is None else str(cell) for cell in cells]
+    keys = [_amount(text) for text in texts]
+    # Names such as the "0" and "4" of a list's modules are no amounts.
+    is_named = all(text.isdecimal() for text in there if isinstance(text, str))
+    is_amount = (
+        bool(there)
+        and not is_named
+        and all(
+            key is not None or text in _NOTHING or text in _SPECIAL
+            for key, text in zip(keys, texts, strict=True)
+        )
+    )
+    found: dict[str, Any] = {"name": name, "numeric": is_amount}
+    if is_amount:
+        found["keys"] = [
+            text if text in _SPECIAL else key for key, text in zip(keys, texts, strict=True)
+        ]
+    distinct = list(dict.fromkeys(texts))
+    if len(distinct) * 2 < len(texts):
+        numbers = {text: number for number, text in enumerate(distinct)}
+        return {**found, "texts": distinct, "index": [numbers[text] for text in texts]}
+    return {**found, "values": texts}
+
+
+def plain_cell(value: Any) -> Any:
+    """A number, a text or None; NumPy's numbers are numbers, the rest as JSON or text has it."""
+    if value is None:
+        return None
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, numbers.Integral):
+        return int(value)
+    if isinstance(value, numbers.Real):
+        return float(value) if math.isfinite(value) else str(float(value))
+    if isinstance(value, (Mapping, list, tuple, set, frozenset)):
+        text = json.dumps(plain_data(value), default=str, ensure_ascii=False)
+    else:
+        text = str(value)
+    return text if len(text) <= _LONGEST else f"{text[: _LONGEST - 1]}…"
+
+
+def _amount(text: str) -> float | None:
+    """The number that a text begins with, in the unit that follows; None if it is none."""
+    found = _AMOUNT.fullmatch(text)
+    if found is None:
+        return None
+    number, prefix, unit = found.groups()
+    # "12 M" is an amount of something, "3 Generations" is not a number of giga-somethings.
+    factor = _PREFIXES[prefix or ""] if len(unit or "") <= 5 else 1.0
+    return float(number.replace(",", "")) * factor

@@ -1,0 +1,139 @@
+"""The page of a run: what any tool's result has to show, in its own terms or in general ones."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from amanda.results import RunReport, ToolReport
+from amanda_tools._output.report.columns import Grid, grid, plain_cell, records
+from amanda_tools._output.report.document import Document, Section
+from amanda_tools._output.report.graphs import graph_of
+
+_COMMON = frozenset({"tool", "schema", "namespaces", "summary", "ops"})
+"""Keys of a result in the common form that have a place of their own on the page."""
+
+_FEW = 6
+"""A list of at most so many plain values is a figure, and no table."""
+
+_MANY = 24
+"""Of a mapping with more that is no figure, not everything gets a table of its own."""
+
+
+def document_of(report: RunReport) -> Document:
+    """The page of a run."""
+    return Document(
+        title=report.title,
+        facts=report.facts,
+        sections=[_section(tool) for tool in report.tools],
+    )
+
+
+def _section(tool: ToolReport) -> Section:
+    try:
+        return section_of(tool)
+    except Exception as error:
+        # What a result holds may fail when it is looked at; the other tools have their parts.
+        return Section(name=tool.name, about=tool.about, lost=[f"{type(error).__name__}: {error}"])
+
+
+def section_of(tool: ToolReport) -> Section:
+    """What a tool has found; of a tool that nobody knows all that its result holds."""
+    result = tool.result
+    if not isinstance(result, Mapping):
+        result = {} if result is None else {"result": result}
+    has_tables = bool(tool.tables)
+    summary = result.get("summary", {})
+    if not isinstance(summary, Mapping):
+        summary = {"summary": summary}
+    grids = [grid(table.title, table.columns, table.rows) for table in tool.tables if table.columns]
+    facts = {} if has_tables else figures(summary)
+    # What tables show already is there for who asks.
+    grids += tables_of(summary, is_open=not has_tables)
+    grids += _operators(result.get("ops"))
+    rest = {key: value for key, value in result.items() if key not in _COMMON}
+    grids += tables_of(rest, is_open=not has_tables)
+    return Section(
+        name=tool.name,
+        about=tool.about,
+        notes=[table.title for table in tool.tables if not table.columns],
+        facts={**facts, **figures(rest)},
+        charts=tool.charts,
+        grids=grids,
+        graph=graph_of(result),
+        text=tool.text,
+        files=tool.files,
+        lost=tool.lost,
+    )
+
+
+def figures(data: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
+    """What is no table: single values, and a few of them together, by name."""
+    found: dict[str, str] = {}
+    for key, value in data.items():
+        name = f"{prefix}{key}"
+        if isinstance(value, Mapping) and value:
+            if _are_few(list(value.values())):
+                found.update(figures(value, f"{name}: "))
+        elif _is_plain(value):
+            found[name] = "none" if value is None else _text(value)
+        elif isinstance(value, (Mapping, list, tuple)) and _are_few(list(value)):
+            found[name] = ", ".join(map(_text, value)) or "none"
+    return found
+
+
+def tables_of(data: Mapping[str, Any], *, is_open: bool, prefix: str = "") -> Iterator[Grid]:
+    """What is not among the figures: mappings and lists, as tables."""
+    for key, value in data.items():
+        title = f"{prefix}{key}"
+        if isinstance(value, Mapping):
+            yield from _of_mapping(title, value, is_open)
+        elif isinstance(value, (list, tuple)) and not _are_few(value):
+            if all(isinstance(item, Mapping) for item in value):
+                yield records(title, value, is_open=is_open)
+            else:
+                yield grid(title, [str(key)], [[item] for item in value], is_open=is_open)
+
+
+def _of_mapping(title: str, value: Mapping[str, Any], is_open: bool) -> Iterator[Grid]:
+    values = list(value.values())
+    if all(map(_is_plain, values)):
+        if not _are_few(values):
+            yield grid(title, ["", "value"], list(value.items()), is_open=is_open)
+    elif all(isinstance(v, Mapping) for v in values) and (
+        len(values) > _FEW or all(_is_plain(leaf) for v in values for leaf in v.values())
+    ):
+        rows = [{"": name, **item} for name, item in value.items()]
+        yield records(title, rows, is_open=is_open)
+    elif len(values) > _MANY:
+        yield grid(title, ["", "value"], list(value.items()), is_open=is_open)
+    else:
+        if plain := figures(value):
+            yield grid(title, ["", "value"], list(plain.items()), is_open=is_open)
+        yield from tables_of(value, is_open=is_open, prefix=f"{title}: ")
+
+
+def _operators(ops: Any) -> list[Grid]:
+    if not isinstance(ops, (list, tuple)) or not ops:
+        return []
+    if not all(isinstance(op, Mapping) for op in ops):
+        return [grid("operators", ["operator"], [[op] for op in ops])]
+    if len({str(op.get("namespace")) for op in ops}) == 1:
+        # It is told at the head of the page.
+        ops = [{key: value for key, value in op.items() if key != "namespace"} for op in ops]
+    return [records("operators", ops)]
+
+
+def _is_plain(value: Any) -> bool:
+    return not isinstance(value, (Mapping, list, tuple))
+
+
+def _are_few(values: Sequence[Any]) -> bool:
+    return len(values) <= _FEW and all(map(_is_plain, values))
+
+
+def _text(value: Any) -> str:
+    value = plain_cell(value)
+    if isinstance(value, str):
+        return value
+    return f"{value:,}" if isinstance(value, int) else f"{value:,.6g}"

@@ -1,0 +1,1 @@
+"""Timelines shared by tools: events, Chrome traces, memory counters."""

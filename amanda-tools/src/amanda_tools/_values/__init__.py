@@ -1,0 +1,1 @@
+"""Tensor values: figures read from them, arithmetic on them, files of them."""

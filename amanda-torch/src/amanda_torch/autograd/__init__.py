@@ -1,0 +1,1 @@
+"""Additions to the autograd graph: functions, node hooks, substituted tensors."""

@@ -1,0 +1,1 @@
+"""The driver ``torch-graph``: writes routines into the graphs of ``torch.compile``."""

@@ -1,0 +1,401 @@
+"""The driver for PyTorch's graphs: what ``torch.compile`` captures, with routines compiled in.
+
+Opt in, with ``amanda.apply(tool, drivers=["torch-graph"])``: functions and
+modules compiled with ``torch.compile`` then run through a backend that writes
+the tools' routines into Dynamo's graph and hands it on to inductor (or to the
+compiler that ``AMANDA_TORCH_COMPILER`` names, e.g. ``aot_eager``). Routines
+become a part of the compiled code, so they must be marked ``@amanda.traceable``:
+functions of tensors only, the tensors given as keyword arguments. Backward
+operators are made by the compiler and are not seen.
+"""
+
+from __future__ import annotations
+
+import collections
+import itertools
+import os
+import re
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import attrs
+import torch
+from torch import fx
+from torch.utils import _pytree as pytree
+
+from amanda.engine.dispatch import Dispatcher
+from amanda.engine.plan import ActionPlan
+from amanda.errors import CapabilityError
+from amanda.interface.action import Action
+from amanda.namespace import Namespace
+from amanda.state import STATE
+from amanda_torch import _internals
+from amanda_torch.autograd.functions import AmandaSubstitute
+from amanda_torch.operators.calls import TorchCall, tensors_of, with_item
+from amanda_torch.operators.names import Kind, kind_of, name_of, op_view
+from amanda_torch.plugin import TorchGraphDriver
+
+COMPILER_VARIABLE = "AMANDA_TORCH_COMPILER"
+_ROOT = re.compile(r"^L\[['\"]\w+['\"]\](\.|$)|^L__self__(\.|$)")
+_CALL = re.compile(r"@\d+$")
+
+
+class GraphDriver(TorchGraphDriver):
+    """Instruments compiled functions while their graphs are captured."""
+
+    def __init__(self, dispatcher: Dispatcher) -> None:
+        super().__init__(dispatcher)
+        self._stance: Any = None
+        self._backend: Backend | None = None
+
+    @property
+    def namespace(self) -> Namespace:
+        """``pytorch/<major>.<minor>/graph``."""
+        return Namespace(f"pytorch/{'.'.join(torch.__version__.split('.')[:2])}/graph")
+
+    def attach(self) -> None:
+        """Nothing yet: a backend is put in place when a scope is entered."""
+
+    def detach(self) -> None:
+        """Give compiled functions their own backends back."""
+        self._restore()
+        self._backend = None
+
+    def invalidate(self) -> None:
+        """Scopes, switches or recorded actions have changed: compile anew where needed.
+
+        Compiled code is kept per backend, so that code with routines in it is
+        never run outside of its scope.
+        """
+        self._restore()
+        scopes = self.dispatcher.scopes()
+        if not scopes:
+            return
+        if self._backend is None or self._backend.is_outdated(scopes):
+            self._backend = Backend(self.dispatcher, scopes)
+        self._stance = torch.compiler.set_stance("default", force_backend=self._backend)
+
+    def vanilla(self) -> AbstractContextManager[Any]:
+        """Analyses and routines run on symbolic tensors, which nothing notices."""
+        return nullcontext()
+
+    def ad_isolated(self) -> AbstractContextManager[Any]:
+        """``torch.no_grad()``."""
+        return torch.no_grad()
+
+    def is_tensor(self, value: Any) -> bool:
+        """Whether `value` is a ``torch.Tensor``."""
+        return isinstance(value, torch.Tensor)
+
+    def _restore(self) -> None:
+        stance, self._stance = self._stance, None
+        if stance is not None:
+            stance.__exit__(None, None, None)
+
+
+class Backend:
+    """A ``torch.compile`` backend that instruments a graph and hands it on."""
+
+    def __init__(self, dispatcher: Dispatcher, scopes: Sequence[Any]) -> None:
+        self._dispatcher = dispatcher
+        self._scopes = tuple(scopes)
+        self._counts: collections.Counter[str] = collections.Counter()
+        self._starts: dict[Any, collections.Counter[str]] = {}
+
+    def is_outdated(self, scopes: Sequence[Any]) -> bool:
+        """Whether code compiled by this backend is not what these scopes want."""
+        if tuple(scopes) != self._scopes or not STATE.cache:
+            return True
+        return any(record.redo for scope in scopes for record in scope.cache)
+
+    def __call__(self, module: fx.GraphModule, example_inputs: Sequence[Any]) -> Any:
+        """Instrument and compile one captured graph."""
+        frame = _internals.compiled_frame()
+        # A recompilation of a frame gives its operators the ids that they had.
+        self._counts = collections.Counter(self._starts.setdefault(frame, self._counts.copy()))
+        if self._dispatcher.scopes():
+            GraphWriter(self._dispatcher, module, example_inputs, self._counts).write()
+        compiler = os.environ.get(COMPILER_VARIABLE, "inductor")
+        return _internals.lookup_compiler(compiler)(module, example_inputs)
+
+
+class GraphCall(TorchCall):
+    """An operator of a captured graph; its inputs are symbolic."""
+
+    constants: Mapping[int, torch.Tensor] = {}
+
+    def value(self, index: int) -> Any:
+        return self.constants.get(id(self.inputs[index]))
+
+
+@attrs.define
+class _Site:
+    """Where an operator sits in the graph: its node and the nodes of its inputs."""
+
+    node: fx.Node
+    call: GraphCall
+    inputs: list[Any]
+
+
+class GraphWriter:
+    """Writes the actions of all operators of one graph into it."""
+
+    def __init__(
+        self,
+        dispatcher: Dispatcher,
+        module: fx.GraphModule,
+        example_inputs: Sequence[Any],
+        counts: collections.Counter[str],
+    ) -> None:
+        self._dispatcher = dispatcher
+        self._module = module
+        self._graph = module.graph
+        self._counts = counts
+        self._numbers = itertools.count()
+        self._nodes: dict[int, fx.Node] = {}
+        self._constants: dict[int, torch.Tensor] = {}
+        placeholders = [node for node in self._graph.nodes if node.op == "placeholder"]
+        for node, value in zip(placeholders, example_inputs, strict=False):
+            if isinstance(value, torch.Tensor) and (value.is_leaf and _is_registered(node)):
+                self._constants[id(node.meta.get("example_value"))] = value
+
+    def write(self) -> None:
+        """Analyse each operator and write what it needs around it."""
+        for node in list(self._graph.nodes):
+            example = node.meta.get("example_value")
+            if isinstance(example, torch.Tensor):
+                self._nodes.setdefault(id(example), node)
+            func = _function_of(node)
+            if func is not None and tensors_of(example):
+                self._instrument(node, func)
+        self._graph.lint()
+        self._module.recompile()
+
+    def _instrument(self, node: fx.Node, func: Any) -> None:
+        site = self._site(node, func)
+        execution = self._dispatcher.begin(site.call)
+        plan = execution.finish(tensors_of(node.meta["example_value"]))
+        _check_supported(plan)
+        with self._graph.inserting_before(node):
+            for action in plan.before:
+                self._before(site, action)
+            if plan.replace is not None:
+                self._replace(site, plan.replace)
+        outputs = [node]
+        for action in plan.after:
+            outputs = self._after(site, action, outputs)
+
+    def _site(self, node: fx.Node, func: Any) -> _Site:
+        name = name_of(func)
+        path = _module_path(node)
+        prefix = f"compiled.{path}" if path else "compiled"
+        number = self._counts[f"{prefix}/{name}"]
+        self._counts[f"{prefix}/{name}"] += 1
+        args = fx.map_arg(node.args, _example)
+        kwargs = fx.map_arg(node.kwargs, _example)
+        call = GraphCall.of(func, name, f"{prefix}/{name}:{number}", tuple(args), kwargs, path)
+        call.op = op_view(func, name)
+        call.constants = self._constants
+        nodes, node_kwargs = list(node.args), dict(node.kwargs)
+        inputs = [_at(place, nodes, node_kwargs) for place in call.places]
+        return _Site(node, call, inputs)
+
+    # -- the three kinds of actions ---------------------------------------
+
+    def _before(self, site: _Site, action: Action) -> None:
+        for index, new in self._run(action, site.inputs):
+            site.inputs[index] = new
+        self._rebind(site)
+
+    def _replace(self, site: _Site, action: Action) -> None:
+        _check_traceable(action)
+        selected = _selected(action, site.inputs)
+        site.node.op, site.node.target = "call_function", _replacement(action)
+        site.node.args, site.node.kwargs = tuple(selected), self._keywords(action)
+
+    def _after(self, site: _Site, action: Action, outputs: list[fx.Node]) -> list[fx.Node]:
+        if not isinstance(site.node.meta["example_value"], torch.Tensor):
+            raise CapabilityError(
+                f"{action.routine}: op {site.call.op_id} has several outputs, which the torch "
+                "graph driver cannot pass to insert_after_op(); use the driver torch-eager"
+            )
+        last = outputs[-1]
+        with self._graph.inserting_after(last):
+            mark = self._graph.call_function(_nothing)
+        users = [user for user in last.users if user is not mark]
+        with self._graph.inserting_before(mark):
+            changed = self._run(action, [last])
+        self._graph.erase_node(mark)
+        for _, new in changed:
+            for user in users:
+                user.replace_input_with(last, new)
+            return [*outputs, new]
+        return outputs
+
+    def _run(self, action: Action, values: Sequence[Any]) -> list[tuple[int, fx.Node]]:
+        """Write the call of a routine; the positions and nodes of its results."""
+        _check_traceable(action)
+        selected = _selected(action, values)
+        indices = range(len(values)) if action.select is None else action.select
+        examples = [_example(value) for value in selected]
+        wrapper = _routine(self._dispatcher, action)
+        called = self._graph.call_function(wrapper, tuple(selected), self._keywords(action))
+        results = []
+        for position, index in enumerate(indices):
+            if selected[position] is None:
+                continue
+            item = self._graph.call_function(_item, (called, position))
+            item.meta["example_value"] = examples[position]
+            results.append((index, item))
+        return results
+
+    def _keywords(self, action: Action) -> dict[str, Any]:
+        """Keyword arguments as nodes: symbolic tensors, and buffers for real ones."""
+        return pytree.tree_map(self._as_node, dict(action.kwargs))  # type: ignore[no-any-return]
+
+    def _as_node(self, value: Any) -> Any:
+        if not isinstance(value, torch.Tensor):
+            return value
+        if id(value) in self._nodes:
+            return self._nodes[id(value)]
+        name = f"_amanda_{next(self._numbers)}"
+        self._module.register_buffer(name, value)
+        _internals.announce_buffer(self._module, name)
+        return self._graph.get_attr(name)
+
+    def _rebind(self, site: _Site) -> None:
+        """Give the operator the nodes that now stand for its inputs."""
+        args, kwargs = list(site.node.args), dict(site.node.kwargs)
+        for place, value in zip(site.call.places, site.inputs, strict=True):
+            _put(place, args, kwargs, value)
+        site.node.args, site.node.kwargs = tuple(args), kwargs
+
+
+# -- what is written into the graph ---------------------------------------
+
+
+def _routine(dispatcher: Dispatcher, action: Action) -> Callable[..., Any]:
+    """The routine as the compiled graph calls it: always a tuple, gradient straight through."""
+    wanted = None if action.select is None else len(action.select)
+
+    def amanda_routine(*tensors: Any, **kwargs: Any) -> tuple[Any, ...]:
+        if action.differentiable:
+            result = action.func(*tensors, **kwargs)
+        else:
+            with torch.no_grad():
+                result = action.func(*tensors, **kwargs)
+        count = len(tensors) if wanted is None else wanted
+        results = dispatcher.checked(action, result, count) if result is not None else tensors
+        return tuple(
+            _substituted(action, old, new) for old, new in zip(tensors, results, strict=True)
+        )
+
+    return amanda_routine
+
+
+def _substituted(action: Action, old: Any, new: Any) -> Any:
+    if new is None or new is old or old is None or action.differentiable:
+        return old if new is None else new
+    if old.requires_grad and torch.is_grad_enabled():
+        return AmandaSubstitute.apply(old, [new.detach()])
+    return new.detach()
+
+
+def _replacement(action: Action) -> Callable[..., Any]:
+    def amanda_replacement(*tensors: Any, **kwargs: Any) -> Any:
+        return action.func(*tensors, **kwargs)
+
+    return amanda_replacement
+
+
+def _item(results: tuple[Any, ...], position: int) -> Any:
+    return results[position]
+
+
+def _nothing() -> None:
+    """Marks a place in the graph while it is written."""
+
+
+# -- reading the graph ----------------------------------------------------
+
+
+def _function_of(node: fx.Node) -> Any:
+    """What an operator's node calls; None if the node is no operator."""
+    if node.op == "call_method":
+        func = getattr(torch.Tensor, str(node.target), None)
+    elif node.op == "call_function":
+        func = node.target
+        if func is _internals.getitem:
+            source = node.args[0]
+            if not isinstance(source, fx.Node) or not isinstance(_example(source), torch.Tensor):
+                return None
+            func = torch.Tensor.__getitem__
+    else:
+        return None
+    return func if func is not None and kind_of(func) is not Kind.IGNORED else None
+
+
+def _example(value: Any) -> Any:
+    return value.meta.get("example_value") if isinstance(value, fx.Node) else value
+
+
+def _is_registered(node: fx.Node) -> bool:
+    """Whether a placeholder is a parameter or buffer of a module."""
+    name = str(node.target)
+    return "_parameters_" in name or "_buffers_" in name
+
+
+def _module_path(node: fx.Node) -> str:
+    stack: Mapping[str, Any] = node.meta.get("nn_module_stack") or {}
+    if not stack:
+        return ""
+    path = list(stack.values())[-1][0]
+    return _CALL.sub("", _ROOT.sub("", path))
+
+
+def _at(place: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+    """The node (or None) at a place of a call; see ``TorchCall.places``."""
+    if isinstance(place, str):
+        return kwargs.get(place)
+    (where, key), path = place
+    found = args[key] if where == "arg" else kwargs[key]
+    for step in path:
+        found = found[step]
+    return found
+
+
+def _put(place: Any, args: list[Any], kwargs: dict[str, Any], value: Any) -> None:
+    if isinstance(place, str):
+        if value is not None:
+            kwargs[place] = value
+        return
+    (where, key), path = place
+    box: Any = args if where == "arg" else kwargs
+    box[key] = with_item(box[key], path, value)
+
+
+def _selected(action: Action, values: Sequence[Any]) -> list[Any]:
+    return [values[i] for i in (range(len(values)) if action.select is None else action.select)]
+
+
+def _check_traceable(action: Action) -> None:
+    func = getattr(action.func, "__func__", action.func)
+    if not getattr(func, "amanda_traceable", False):
+        raise CapabilityError(
+            f"{action.routine} at op {action.op_id} would be compiled into the graph: mark it "
+            "with @amanda.traceable if it is a function of tensors only, given as keyword "
+            "arguments; else use the driver torch-eager"
+        )
+
+
+def _check_supported(plan: ActionPlan) -> None:
+    gradients = (*plan.before_backward, *plan.after_backward)
+    for action in (*gradients, plan.replace_backward):
+        if action is not None:
+            raise CapabilityError(
+                f"{action.routine}: {action.kind.value}() on op {action.op_id} needs "
+                "Capability.BACKWARD, which the torch graph driver lacks: gradients are made by "
+                "the compiler; use the driver torch-eager, or replace_op() with an "
+                "autograd.Function"
+            )

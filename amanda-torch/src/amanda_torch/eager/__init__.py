@@ -1,0 +1,1 @@
+"""The driver ``torch-eager``: intercepts operators as Python calls them."""

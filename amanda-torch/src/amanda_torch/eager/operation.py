@@ -1,0 +1,285 @@
+"""The operator itself, with what stands in for it, wraps it or supplies its gradient."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+
+from amanda.engine.backward import OpHandle
+from amanda.engine.dispatch import Dispatcher, OpExecution
+from amanda.engine.plan import ActionPlan
+from amanda.errors import CapabilityError, RoutineResultError
+from amanda.interface.action import Action, ActionKind
+from amanda_torch import _internals
+from amanda_torch.autograd.functions import AmandaOperator
+from amanda_torch.autograd.nodes import edge_of, weak
+from amanda_torch.autograd.whole_operator import (
+    WholeOperator,
+    aliases_of,
+    gather_inputs,
+    hook_input_edges,
+    hook_outputs,
+)
+from amanda_torch.operators.calls import TorchCall, tensors_of, with_tensors
+from amanda_torch.operators.names import base_name, is_in_place
+from amanda_torch.operators.parameters import output_count
+
+_STATE = frozenset({"running_mean", "running_var"})
+"""Inputs that operators of normalization change without saying so in their names."""
+
+_VIEWS = frozenset(
+    """__getitem__ view reshape transpose t permute expand expand_as squeeze unsqueeze narrow
+    select slice chunk split split_with_sizes unbind detach flatten unflatten ravel diagonal
+    view_as view_as_real view_as_complex swapaxes swapdims movedim moveaxis as_strided unfold
+    tensor_split hsplit vsplit dsplit alias adjoint T mT H mH real imag contiguous to
+    resolve_conj resolve_neg atleast_1d atleast_2d atleast_3d broadcast_to positive
+    _reshape_alias unsafe_chunk unsafe_split lift_fresh data type_as float double half
+    bfloat16 conj values indices squeeze_copy unsafe_split_with_sizes""".split()
+)
+"""Operators whose result may alias an input: no identity may come between them."""
+
+
+class Operation:
+    """The operator itself, with what stands in for it or wraps it."""
+
+    def __init__(
+        self,
+        dispatcher: Dispatcher,
+        plan: ActionPlan,
+        call: TorchCall,
+        name: str,
+        execution: OpExecution | None,
+        outer: Sequence[Any],
+    ) -> None:
+        self._outer = outer
+        self._dispatcher = dispatcher
+        self._call = call
+        self._execution = execution
+        self.plan = plan
+        self._before = plan
+        self._gathered = False
+        self._values: list[Any] = []
+        self._edges: list[Any] = []
+        self.in_place = is_in_place(name, call.kwargs)
+        self.aliases = self.in_place or base_name(name) in _VIEWS
+        self.records_gradients = torch.is_grad_enabled() and not _internals.in_functorch()
+        self.start = _internals.sequence_number()
+
+    def handle(self) -> OpHandle:
+        """Leads hooks of this execution to the operator's records."""
+        modules = self._call.modules
+        return OpHandle(
+            self.plan.op_id, self._dispatcher.scopes(), weak(self._call.inputs, modules)
+        )
+
+    def run(self, values: list[Any]) -> Any:
+        """Run it on `values`, then the analyses that see its outputs."""
+        plan = self.plan
+        self._values = values
+        if self.records_gradients and self.in_place:
+            # The operator is about to move them.
+            self._edges = [edge_of(value) for value in values]
+            self._call.edges = [edge_of(value) for value in self._call.inputs]
+        on_inputs = self.records_gradients and (plan.after_backward or plan.replace_backward)
+        if on_inputs and self._is_view_in_place(values) and not plan.replace_backward:
+            # Autograd rebuilds the graph of views; computing on a copy keeps the op's own.
+            whole = WholeOperator(self._dispatcher, self.handle(), ActionKind.AFTER_BACKWARD_OP)
+            result = self._in_place_on_substitute(gather_inputs(whole, values))
+            self._gathered = True
+        elif not on_inputs or self.in_place:
+            result = self._vanilla(values)
+        elif self.aliases and sum(v is not None and v.requires_grad for v in values) <= 1:
+            result = self._handed_on(aliases_of(values))
+        elif plan.replace_backward is not None:
+            result = self._with_gradient(values)
+            self._gathered = True
+        else:
+            whole = WholeOperator(self._dispatcher, self.handle(), ActionKind.AFTER_BACKWARD_OP)
+            result = self._handed_on(gather_inputs(whole, values))
+            self._gathered = True
+        if self._execution is not None:
+            self.plan = self._execution.finish(tensors_of(result))
+        return result
+
+    @property
+    def inputs(self) -> Sequence[Any]:
+        """What it has run on."""
+        return self._values
+
+    def _is_view_in_place(self, values: list[Any]) -> bool:
+        """Whether the operator writes into a view (and not into an ``out=`` tensor)."""
+        return (
+            self.in_place
+            and self._call.kwargs.get("out") is None
+            and bool(values)
+            and isinstance(values[0], torch.Tensor)
+            and _internals.is_view(values[0])
+        )
+
+    def _handed_on(self, values: list[Any]) -> Any:
+        """Run on stand-ins; a stand-in that is handed on is what it stands for."""
+        result = self._vanilla(values)
+        outputs = tensors_of(result)
+        origin = {id(new): old for new, old in zip(values, self._values, strict=True)}
+        return with_tensors(result, outputs, [origin.get(id(o), o) for o in outputs])
+
+    def hook_outputs(self, outputs: list[Any]) -> list[Any]:
+        """The routines before the operator's first backward operator."""
+        if not (self.plan.before_backward and self.records_gradients):
+            return outputs
+        whole = WholeOperator(self._dispatcher, self.handle(), ActionKind.BEFORE_BACKWARD_OP)
+        return hook_outputs(whole, outputs, self.start)
+
+    def hook_inputs(self, result: Any) -> None:
+        """Whole-operator actions that could not be prepared before the operator ran.
+
+        Raises:
+            CapabilityError: no single hook sees all input gradients.
+        """
+        plan, before = self.plan, self._before
+        late = [
+            kind
+            for kind, then, now in (
+                (ActionKind.AFTER_BACKWARD_OP, before.after_backward, plan.after_backward),
+                (
+                    ActionKind.REPLACE_BACKWARD_OP,
+                    before.replace_backward,
+                    plan.replace_backward,
+                ),
+            )
+            if now and not (then and self._gathered)
+        ]
+        if not late or not self.records_gradients:
+            return
+        edges = self._edges or [edge_of(value) for value in self._values]
+        if not hook_input_edges(
+            self._dispatcher, self.handle(), late, edges, tensors_of(result), self.start
+        ):
+            raise CapabilityError(
+                f"the input gradients of op {plan.op_id} leave it through several autograd nodes: "
+                f"{late[0].value}() must be recorded before it runs; register the analysis with "
+                "require_outputs=False"
+            )
+
+    def _vanilla(self, values: list[Any]) -> Any:
+        """The operator or its replacement, on the values at hand."""
+        call = self._call
+        if self.plan.replace is not None:
+            return self._replaced(self.plan.replace, values)
+        if all(new is old for new, old in zip(values, call.inputs, strict=True)):
+            return self._call_func(call.args, call.kwargs)
+        if self.in_place and call.kwargs.get("out") is None:
+            return self._in_place_on_substitute(values)
+        args, kwargs = call.rebuilt(values)
+        result = self._call_func(args, kwargs)
+        if call.attributes.get("training") or call.attributes.get("use_input_stats"):
+            for name, old, new in zip(call.names, call.inputs, values, strict=True):
+                if name in _STATE and new is not old:
+                    # The operator has updated the substitute; the model keeps the original.
+                    old.copy_(new)
+        return result
+
+    def _call_func(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        """The operator's own call, which the modes of others see as ever."""
+        _internals.show_modes(self._outer)
+        try:
+            return self._call.func(*args, **kwargs)
+        finally:
+            if self._outer:
+                _internals.hide_modes()
+
+    def _replaced(self, action: Action, values: list[Any]) -> Any:
+        call = self._call
+        result = self._dispatcher.replace(action, values, call)
+        outputs = tensors_of(result)
+        wanted = output_count(call.func, call.op.__name__)
+        if not outputs or (wanted is not None and len(outputs) != wanted):
+            tensors = {None: "tensors", 1: "tensor"}.get(wanted, f"{wanted} tensors")
+            raise RoutineResultError(
+                f"{action.routine} replaces op {self.plan.op_id} and must return its output "
+                f"{tensors}, got {type(result).__name__} with {len(outputs)}"
+            )
+        if self.in_place and call.kwargs.get("out") is None:
+            target = call.inputs[0]
+            if outputs[0] is not target:
+                target.copy_(outputs[0])
+            return target
+        return outputs[0] if wanted == 1 else result
+
+    def _in_place_on_substitute(self, values: list[Any]) -> Any:
+        """Compute with the substitutes, and write the results into the caller's tensors.
+
+        Those are the tensors of the first argument: one, or a list (``_foreach_add_``).
+        """
+        call = self._call
+        targets = sorted(
+            {i for i, place in enumerate(call.places) if place[0] == call.places[0][0]}
+            | set(call.written)
+        )
+        values = list(values)
+        for index in targets:
+            if values[index] is not call.inputs[index]:
+                values[index] = values[index].clone()
+        args, kwargs = call.rebuilt(values)
+        result = self._call_func(args, kwargs)
+        origin = {}
+        for index in targets:
+            if values[index] is not call.inputs[index]:
+                call.inputs[index].copy_(values[index])
+                origin[id(values[index])] = call.inputs[index]
+        outputs = tensors_of(result)
+        return with_tensors(result, outputs, [origin.get(id(o), o) for o in outputs])
+
+    def _with_gradient(self, values: list[Any]) -> Any:
+        """The operator with the tool's vector-Jacobian product beside its own gradient."""
+        result = self._vanilla(values)
+        outputs = tensors_of(result)
+        positions = [i for i, value in enumerate(values) if value is not None]
+        vjp = _Replacement(self._dispatcher, self.handle(), positions, values)
+        new = _internals.apply_function(
+            AmandaOperator, vjp, len(outputs), *outputs, *[values[i] for i in positions]
+        )
+        return with_tensors(result, outputs, list(new))
+
+
+def made_leaf(output: Any, inputs: Sequence[Any]) -> bool:
+    """Whether an operator is a factory that has made `output` a leaf to be trained."""
+    return (
+        output.requires_grad
+        and output.grad_fn is None
+        and all(output is not value for value in inputs)
+    )
+
+
+class _Replacement:
+    """A tool's vector-Jacobian product of a whole operator, in one graph."""
+
+    def __init__(
+        self,
+        dispatcher: Dispatcher,
+        handle: OpHandle,
+        positions: Sequence[int],
+        values: Sequence[Any],
+    ) -> None:
+        self._dispatcher = dispatcher
+        self._handle = handle
+        self._positions = positions
+        self._shapes = [
+            value.shape if value is not None and value.requires_grad else None for value in values
+        ]
+
+    @property
+    def applies(self) -> bool:
+        """Whether its scope is still open and this backward pass is instrumented."""
+        return bool(self._handle.records()) and not self._dispatcher.is_paused()
+
+    def __call__(self, grad_outputs: list[Any]) -> list[Any]:
+        """The gradients of the operator's tensor inputs."""
+        nothing: list[Any] = [None] * len(self._shapes)
+        replacement = WholeOperator(self._dispatcher, self._handle, ActionKind.REPLACE_BACKWARD_OP)
+        gradients = replacement.replace(nothing, grad_outputs, self._shapes)
+        after = WholeOperator(self._dispatcher, self._handle, ActionKind.AFTER_BACKWARD_OP)
+        gradients = after.run(gradients)
+        return [gradients[position] for position in self._positions]

@@ -1,0 +1,233 @@
+"""PyTorch's own tracers record a model as it is: the driver steps aside while they run.
+
+Under a tracer our mode, our module frames and our override checks would be
+recorded or compiled along with the model (``torch.export``, ``make_fx``,
+``torch.fx``, ``torch.jit``); a function compiled with ``torch.compile`` runs
+eagerly instead, so that its operators are seen.
+"""
+
+from __future__ import annotations
+
+import functools
+import sys
+import warnings
+from collections.abc import Callable, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+
+from amanda.errors import CoverageWarning
+from amanda.patching import PatchSet
+from amanda.registry import import_hook
+from amanda.state import STATE
+from amanda_torch import _internals
+from amanda_torch.eager.interceptors import Interceptor
+from amanda_torch.thread.local import LOCAL
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+
+class Tracers:
+    """The patches on PyTorch's tracers and compilers, and on what tells them of our mode."""
+
+    def __init__(self) -> None:
+        self._patches = PatchSet()
+        self._checks = PatchSet()
+        self._watches: list[import_hook.Watch] = []
+        self._said_compiled = False
+
+    def attach(self) -> None:
+        """Patch the tracers that are imported; the others when they are."""
+        self._patch_checks()
+        entries: dict[str, list[tuple[str, Callable[[Any], Any]]]] = {
+            module: [(path, self._suspending) for path in paths]
+            for module, paths in _internals.TRACERS.items()
+        }
+        entries[_internals.COMPILER_MODULE] = [
+            (_internals.COMPILER_CALLBACK, self._uncompiled),
+            (_internals.COMPILED_MODULE_SETUP, _with_vanilla_calls),
+        ]
+        for module, wrappers in entries.items():
+            patch = functools.partial(self._patch, wrappers)
+            if module in sys.modules:
+                patch(module)
+            else:
+                self._watches.append(import_hook.Watch([module], patch))
+
+    def detach(self) -> None:
+        """Undo every patch."""
+        while self._watches:
+            self._watches.pop().close()
+        self._patches.undo()
+        self._checks.undo()
+
+    def _patch(self, wrappers: Sequence[tuple[str, Callable[[Any], Any]]], module: str) -> None:
+        for path, wrapper in wrappers:
+            owner: Any = sys.modules[module]
+            *parents, name = path.split(".")
+            for parent in parents:
+                owner = getattr(owner, parent, None)
+            if hasattr(owner, name):
+                self._patches.wrap(owner, name, wrapper)
+                continue
+            warnings.warn(
+                f"PyTorch {torch.__version__} has no {module}.{path}: under amanda.apply() it "
+                "would record Amanda along with the model; install a newer amanda-torch",
+                CoverageWarning,
+                stacklevel=2,
+            )
+
+    # -- tracing ----------------------------------------------------------
+
+    def _suspending(self, vanilla: Any) -> Any:
+        @functools.wraps(vanilla)
+        def traced(*args: Any, **kwargs: Any) -> Any:
+            with self._suspended():
+                return vanilla(*args, **kwargs)
+
+        return traced
+
+    @contextmanager
+    def _suspended(self) -> Iterator[None]:
+        """The current thread is as if no scope were open."""
+        interceptor = LOCAL.interceptor
+        if interceptor is None:
+            yield
+            return
+        LOCAL.interceptor = None
+        listening = interceptor.is_listening()
+        above = interceptor.exit() if listening else 0
+        self._checks.undo()
+        try:
+            yield
+        finally:
+            self._patch_checks()
+            if listening:
+                interceptor.enter(above)
+            LOCAL.interceptor = interceptor
+
+    # -- compiling --------------------------------------------------------
+
+    def _uncompiled(self, vanilla: Any) -> Any:
+        """Compiled functions run eagerly in covered threads, which is said once."""
+
+        def callback_from_stance(callback: Any) -> Any:
+            interceptor = LOCAL.interceptor
+            if callback in (None, False) or interceptor is None or interceptor.is_quiet():
+                return vanilla(callback)
+            if not any(scope.alive for scope in STATE.scopes):
+                return vanilla(callback)
+            if not self._said_compiled:
+                self._said_compiled = True
+                warnings.warn(
+                    "a function compiled with torch.compile runs eagerly under amanda.apply(), "
+                    "so that its operators are seen",
+                    CoverageWarning,
+                    stacklevel=4,
+                )
+            return None
+
+        return callback_from_stance
+
+    # -- what Python-level functions ask ----------------------------------
+
+    def _patch_checks(self) -> None:
+        if len(self._checks):
+            return
+        self._checks.wrap(torch.overrides, "has_torch_function", _overrides_of_modules)
+        for module in _internals.OVERRIDE_CHECKERS:
+            for name, check in zip(_internals.OVERRIDE_CHECKS, _CHECKS, strict=True):
+                self._checks.wrap(module, name, check)
+
+
+def _with_vanilla_calls(vanilla: Any) -> Any:
+    """A compiled module outlives the scope: what it binds must not be ours."""
+
+    @functools.wraps(vanilla)
+    def initialize(*args: Any, **kwargs: Any) -> Any:
+        ours = vars(nn.Module)["__call__"]
+        nn.Module.__call__ = nn.Module._wrapped_call_impl  # type: ignore[method-assign]
+        try:
+            return vanilla(*args, **kwargs)
+        finally:
+            nn.Module.__call__ = ours  # type: ignore[method-assign]
+
+    return initialize
+
+
+_PLAIN = frozenset(
+    {torch.Tensor, nn.Parameter, nn.Buffer, type(None), int, float, bool, str, tuple, list}
+)
+"""Types that override nothing."""
+
+
+def _overrides_one(vanilla: Any) -> Any:
+    """``has_torch_function_unary`` as if our mode were not there.
+
+    That keeps native fast paths (``nn.MultiheadAttention`` in eval mode asks),
+    and Python-level functions go straight to their leaves.
+    """
+
+    def has_torch_function_unary(relevant_arg: Any) -> bool:
+        interceptor = LOCAL.interceptor
+        if interceptor is None or not interceptor.is_alone():
+            return bool(vanilla(relevant_arg))
+        return type(relevant_arg) not in _PLAIN and _unheard(interceptor, vanilla, relevant_arg)
+
+    return has_torch_function_unary
+
+
+def _overrides_several(vanilla: Any) -> Any:
+    """``has_torch_function_variadic``, likewise."""
+
+    def has_torch_function_variadic(*relevant_args: Any) -> bool:
+        interceptor = LOCAL.interceptor
+        if interceptor is None or not interceptor.is_alone():
+            return bool(vanilla(*relevant_args))
+        if _PLAIN.issuperset(map(type, relevant_args)):
+            return False
+        return _unheard(interceptor, vanilla, *relevant_args)
+
+    return has_torch_function_variadic
+
+
+def _overrides_any(vanilla: Any) -> Any:
+    """``has_torch_function``, likewise."""
+
+    def has_torch_function(relevant_args: Any) -> bool:
+        interceptor = LOCAL.interceptor
+        if interceptor is None or not interceptor.is_alone():
+            return bool(vanilla(relevant_args))
+        return _unheard(interceptor, vanilla, relevant_args)
+
+    return has_torch_function
+
+
+def _overrides_of_modules(vanilla: Any) -> Any:
+    """``torch.overrides.has_torch_function``, by which ``torch.nn`` chooses native fast paths.
+
+    Higher-order operators ask the same function whether to report themselves.
+    """
+    unheard = _overrides_any(vanilla)
+
+    def has_torch_function(relevant_args: Any) -> bool:
+        caller = sys._getframe(1).f_globals.get("__name__")
+        answer = vanilla if caller == _internals.OPERATORS_MODULE else unheard
+        return bool(answer(relevant_args))
+
+    return has_torch_function
+
+
+_CHECKS = (_overrides_any, _overrides_one, _overrides_several)
+
+
+def _unheard(interceptor: Interceptor, check: Any, *args: Any) -> bool:
+    """Ask PyTorch's own check while our mode is off."""
+    interceptor.exit()
+    try:
+        return bool(check(*args))
+    finally:
+        interceptor.enter()

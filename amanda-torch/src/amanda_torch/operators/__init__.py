@@ -1,0 +1,1 @@
+"""Operators of PyTorch as tools see them: names, signatures, flat inputs."""

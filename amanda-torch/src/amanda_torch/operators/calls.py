@@ -1,0 +1,249 @@
+"""One call of an operator of PyTorch, with its tensors laid out flat."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Self
+
+import attrs
+import torch
+from torch import nn
+
+from amanda.interface.calls import OpCall
+from amanda_torch.operators.names import is_constant, op_view
+from amanda_torch.operators.parameters import Slot, layout_of
+
+
+def _has_tensor(value: Any) -> bool:
+    if isinstance(value, torch.Tensor):
+        return True
+    if isinstance(value, (list, tuple)):
+        return any(_has_tensor(item) for item in value)
+    if isinstance(value, dict):
+        return any(_has_tensor(item) for item in value.values())
+    return False
+
+
+def _kind(value: Any) -> str:
+    if isinstance(value, torch.Tensor):
+        return "T"
+    if value is None:
+        return "N"
+    return "L" if _has_tensor(value) else "O"
+
+
+Path = tuple[Any, ...]
+
+
+def _expand(value: Any, path: Path, found: list[tuple[Any, Path]], listed: bool) -> None:
+    """Collect the tensors of a nested argument; None counts within lists of tensors."""
+    if isinstance(value, torch.Tensor) or (value is None and listed):
+        found.append((value, path))
+    elif isinstance(value, (list, tuple)):
+        for index, item in enumerate(value):
+            _expand(item, (*path, index), found, False)
+    elif isinstance(value, dict):
+        for key, item in value.items():
+            _expand(item, (*path, key), found, False)
+
+
+def with_item(container: Any, path: Path, value: Any) -> Any:
+    """A copy of a nested list, tuple or dict with one item replaced."""
+    if not path:
+        return value
+    key, rest = path[0], path[1:]
+    new = with_item(container[key], rest, value)
+    if isinstance(container, dict):
+        return {**container, key: new}
+    items = [*container[:key], new, *container[key + 1 :]]
+    if isinstance(container, list):
+        return items
+    return type(container)(*items) if hasattr(container, "_fields") else tuple(items)
+
+
+@attrs.define(eq=False)
+class TorchCall(OpCall):
+    """One call of an operator, with its tensors laid out flat.
+
+    Attributes:
+        func: what is called.
+        args, kwargs: as the caller passed them.
+        written: positions of the inputs that the operator writes into.
+        places: for each input where it sits: ``(source, path)``, or the
+            keyword of an absent optional tensor.
+        modules: gives the running modules, innermost first.
+        edges: where the inputs' gradients go, noted before an operator that may
+            move them; see ``backward.edge_of``.
+    """
+
+    func: Any = None
+    args: tuple[Any, ...] = ()
+    kwargs: Mapping[str, Any] = attrs.field(factory=dict)
+    places: Sequence[Any] = ()
+    written: Sequence[int] = ()
+    modules: Callable[[], list[nn.Module]] = list
+    edges: list[Any] | None = None
+
+    @classmethod
+    def of(
+        cls,
+        func: Any,
+        name: str,
+        op_id: str,
+        args: tuple[Any, ...],
+        kwargs: Mapping[str, Any],
+        module: str = "",
+        modules: Callable[[], list[nn.Module]] = list,
+        key: Any = None,
+    ) -> Self:
+        """The call ``func(*args, **kwargs)``; `key` stands for `func` where that is a closure."""
+        kinds = "".join([_kind(arg) for arg in args])
+        keywords = tuple((k, _kind(v)) for k, v in kwargs.items() if k != "out")
+        inputs: list[Any] = []
+        names: list[str] = []
+        places: list[Any] = []
+        attributes: dict[str, Any] = {}
+        written: list[int] = []
+        for slot in layout_of(key or func, name, kinds, keywords):
+            start = len(inputs)
+            _fill(slot, args, kwargs, inputs, names, places, attributes)
+            if slot.is_written:
+                written += range(start, len(inputs))
+        return cls(
+            op=op_view(func, name),
+            op_id=op_id,
+            inputs=inputs,
+            names=names,
+            attributes=attributes,
+            module=module,
+            func=func,
+            args=args,
+            kwargs=kwargs,
+            places=places,
+            written=written,
+            modules=modules,
+        )
+
+    def rebuilt(self, values: Sequence[Any]) -> tuple[list[Any], dict[str, Any]]:
+        """The arguments with `values` in place of the inputs."""
+        return _placed(self.args, self.kwargs, self.places, self.inputs, values)
+
+    def value(self, index: int) -> Any:
+        tensor = self.inputs[index]
+        return tensor if is_constant(tensor, self.modules) else None
+
+    def freeze(self) -> Callable[[Sequence[Any]], Any]:
+        empty = [None] * len(self.inputs)
+        marker = [None if tensor is None else _EMPTY for tensor in self.inputs]
+        args, kwargs = _placed(self.args, self.kwargs, self.places, self.inputs, marker)
+        kwargs.pop("out", None)
+        func, places = self.func, tuple(self.places)
+
+        def run(inputs: Sequence[Any]) -> Any:
+            new_args, new_kwargs = _placed(args, kwargs, places, empty, inputs)
+            return func(*new_args, **new_kwargs)
+
+        return run
+
+
+_EMPTY = object()
+
+
+def _fill(
+    slot: Slot,
+    args: tuple[Any, ...],
+    kwargs: Mapping[str, Any],
+    inputs: list[Any],
+    names: list[str],
+    places: list[Any],
+    attributes: dict[str, Any],
+) -> None:
+    """Add what one slot holds to the flat inputs or to the attributes."""
+    source = slot.source
+    if source is None:
+        if not slot.is_tensor:
+            if slot.default is not inspect.Parameter.empty:
+                attributes[slot.name] = slot.default
+        elif slot.default is None:
+            inputs.append(None)
+            names.append(slot.name)
+            places.append(slot.keyword)
+        return
+    if source[0] == "args":
+        attributes[slot.name] = tuple(args[source[1] :])
+        return
+    value = args[source[1]] if source[0] == "arg" else kwargs[source[1]]
+    if value is None and slot.is_tensor:
+        inputs.append(None)
+        names.append(slot.name)
+        places.append((source, ()))
+        return
+    found: list[tuple[Any, Path]] = []
+    _expand(value, (), found, False)
+    for tensor, path in found:
+        inputs.append(tensor)
+        names.append(slot.name)
+        places.append((source, path))
+    if not found and not (slot.is_tensor and isinstance(value, (list, tuple)) and not value):
+        attributes[slot.name] = value
+    elif found and found[0][1]:
+        attributes.update(_rest_of(slot.name, value))
+
+
+def _rest_of(name: str, value: Any) -> dict[str, Any]:
+    """The non-tensor items of a mixed list such as an index, tensors shown as None."""
+    if not isinstance(value, (list, tuple)):
+        return {}
+    plain = [None if _has_tensor(item) else item for item in value]
+    return {name: tuple(plain)} if any(item is not None for item in plain) else {}
+
+
+def _placed(
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+    places: Sequence[Any],
+    old: Sequence[Any],
+    new: Sequence[Any],
+) -> tuple[list[Any], dict[str, Any]]:
+    """The arguments with the items of `new` that differ from `old` put in."""
+    new_args, new_kwargs = list(args), dict(kwargs)
+    for place, before, after in zip(places, old, new, strict=True):
+        if after is before:
+            continue
+        if isinstance(place, str):
+            if after is not _EMPTY:
+                new_kwargs[place] = after
+            continue
+        (where, key), path = place
+        box: Any = new_args if where == "arg" else new_kwargs
+        box[key] = with_item(box[key], path, after)
+    return new_args, new_kwargs
+
+
+# -- results --------------------------------------------------------------
+
+
+def tensors_of(result: Any) -> list[Any]:
+    """The tensors of an operator's result, flat."""
+    if isinstance(result, torch.Tensor):
+        return [result]
+    found: list[tuple[Any, Path]] = []
+    _expand(result, (), found, False)
+    return [tensor for tensor, _ in found]
+
+
+def with_tensors(result: Any, old: Sequence[Any], new: Sequence[Any]) -> Any:
+    """`result` with its tensors replaced, in the structure it has."""
+    if all(a is b for a, b in zip(old, new, strict=True)):
+        return result
+    if isinstance(result, torch.Tensor):
+        return new[0]
+    found: list[tuple[Any, Path]] = []
+    _expand(result, (), found, False)
+    if isinstance(result, tuple) and hasattr(type(result), "n_sequence_fields"):
+        return type(result)(with_tensors(tuple(result), old, new))
+    for (_, path), before, after in zip(found, old, new, strict=True):
+        if after is not before:
+            result = with_item(result, path, after)
+    return result

@@ -1,0 +1,101 @@
+"""Where the tensors of an operator sit in its arguments: found once, read off after that.
+
+:class:`amanda_torch.operators.calls.TorchCall` lays a call out by the operator's schema. A
+model calls an operator in the same form every time, and which of its arguments are
+the flat inputs depends on nothing but the form.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Mapping, Sequence
+from typing import Any, Self
+
+import torch
+
+from amanda_torch.operators.calls import TorchCall
+from amanda_torch.operators.names import is_in_place
+
+
+class Layout:
+    """The places of an operator's inputs in calls of one form.
+
+    A form is what is called, the types of the arguments and the names of the
+    keywords, and the types of the items of lists.
+
+    Attributes:
+        is_in_place: whether the operator writes into its first input or an ``out=`` tensor.
+    """
+
+    __slots__ = ("_func", "_keywords", "_lists", "_pick", "_places", "_types", "is_in_place")
+
+    def __init__(
+        self,
+        func: Any,
+        keywords: tuple[str, ...],
+        flat: Sequence[Any],
+        lists: Sequence[int],
+        places: Sequence[int],
+        is_in_place: bool,
+    ) -> None:
+        self._func = func
+        self._keywords = keywords
+        self._types = tuple(map(type, flat))
+        self._lists = [(index, tuple(map(type, flat[index]))) for index in lists]
+        self._places = places
+        # Most operators have several tensors, among their arguments and none absent.
+        is_simple = len(places) > 1 and not lists and max(places) < len(flat)
+        self._pick = operator.itemgetter(*places) if is_simple else None
+        self.is_in_place = is_in_place
+
+    @classmethod
+    def of(cls, call: TorchCall, name: str, key: Any) -> Self | None:
+        """The layout of calls like this one; None where it takes more to tell them.
+
+        Args:
+            call: the call.
+            name: the operator's name.
+            key: what stands for the operator; the same in all calls of this form.
+        """
+        flat = [*call.args, *call.kwargs.values()]
+        lists = [index for index, value in enumerate(flat) if type(value) in (list, tuple)]
+        nested = [item for index in lists for item in flat[index]]
+        others = [v for i, v in enumerate(flat) if i not in lists and type(v) is not torch.Size]
+        if any(isinstance(value, (list, tuple, dict)) for value in (*others, *nested)):
+            return None
+        starts: dict[int, int] = {}
+        # After the arguments comes what stands for an absent tensor, then the lists' items.
+        end = len(flat) + 1
+        for index in lists:
+            starts[index] = end
+            end += len(flat[index])
+        names = tuple(call.kwargs)
+        places = []
+        for place in call.places:
+            if isinstance(place, str):
+                places.append(len(flat))
+                continue
+            (where, position), path = place
+            index = position if where == "arg" else len(call.args) + names.index(position)
+            places.append(starts[index] + path[0] if path else index)
+        return cls(key, names, flat, lists, places, is_in_place(name, call.kwargs))
+
+    def values(
+        self, key: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+    ) -> list[Any] | None:
+        """The flat inputs of a call, None for an absent one; None if it has another form."""
+        if kwargs or self._keywords:
+            if tuple(kwargs) != self._keywords:
+                return None
+            args = (*args, *kwargs.values())
+        if tuple(map(type, args)) != self._types or (key is not self._func and key != self._func):
+            return None
+        if self._pick is not None:
+            return list(self._pick(args))
+        flat = (*args, None)
+        for index, types in self._lists:
+            items = args[index]
+            if tuple(map(type, items)) != types:
+                return None
+            flat += tuple(items)
+        return [flat[place] for place in self._places]

@@ -1,0 +1,225 @@
+"""The declared parameters of PyTorch's operators, and where a call passed each of them.
+
+PyTorch's own schemas say in which order a C-level operator takes its arguments
+and which of them are tensors; ``torch.overrides`` knows the few without a schema.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import types
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import attrs
+import torch
+
+from amanda_torch import _internals
+from amanda_torch.operators.names import base_name
+
+
+@attrs.frozen
+class Parameter:
+    """One declared parameter of an operator.
+
+    Attributes:
+        name: as tools see it.
+        keyword: the name by which the operator accepts it.
+        is_tensor: whether it is a tensor, an optional tensor or a list of them.
+        default: its default, ``inspect.Parameter.empty`` where there is none.
+        is_written: whether the operator writes into it.
+    """
+
+    name: str
+    keyword: str
+    is_tensor: bool
+    positional: bool = True
+    default: Any = inspect.Parameter.empty
+    is_written: bool = False
+
+
+_PUBLIC_ORDER: Mapping[str, tuple[str, ...]] = {
+    # The leaves take the weight first; torch.nn.functional does not.
+    "embedding": ("input", "weight"),
+    "embedding_bag": ("input", "weight"),
+    # torch.nn.functional takes the running statistics first; its leaf does not.
+    "batch_norm": ("input", "weight", "bias", "running_mean", "running_var"),
+}
+"""Leaves presented in the order of their public function: the leading parameters."""
+
+_RENAMED: Mapping[str, Mapping[str, str]] = {
+    "embedding": {"indices": "input"},
+    "embedding_bag": {"indices": "input"},
+}
+
+_INDEXING: Mapping[str, tuple[Parameter, ...]] = {
+    "__getitem__": (Parameter("input", "self", True), Parameter("index", "index", True)),
+    "__setitem__": (
+        Parameter("input", "self", True),
+        Parameter("index", "index", True),
+        Parameter("value", "value", True),
+    ),
+}
+"""Schemas of the same name belong to TorchScript's lists."""
+
+_ALIASES = {"axis": "dim", "keepdims": "keepdim", "x2": "other", "x1": "self", "x": "self"}
+
+
+def _from_schema(schema: Any, name: str) -> tuple[Parameter, ...]:
+    renamed = _RENAMED.get(base_name(name), {})
+    parameters: list[Parameter] = []
+    for argument in schema.arguments:
+        if argument.is_out:
+            continue
+        public = renamed.get(argument.name, argument.name)
+        first = not parameters and public in ("self", "x", "A", "a")
+        parameters.append(
+            Parameter(
+                name="input" if first else public,
+                keyword=argument.name,
+                is_tensor="Tensor" in str(argument.type),
+                positional=not argument.kwarg_only,
+                default=argument.default_value
+                if argument.has_default_value()
+                else inspect.Parameter.empty,
+                is_written=argument.alias_info is not None and argument.alias_info.is_write,
+            )
+        )
+    return tuple(parameters)
+
+
+def _from_signature(function: Any, *, skip: int = 0) -> tuple[Parameter, ...]:
+    try:
+        declared = list(inspect.signature(function).parameters.values())[skip:]
+    except (TypeError, ValueError):
+        return ()
+    return tuple(
+        Parameter(
+            p.name, p.name, "Tensor" in str(p.annotation), p.kind is not p.KEYWORD_ONLY, p.default
+        )
+        for p in declared
+        if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD) and p.name != "out"
+    )
+
+
+@functools.lru_cache(maxsize=4096)
+def _candidates(func: Any, name: str) -> tuple[tuple[Parameter, ...], ...]:
+    """The parameter lists that `func` may be called with, one per overload."""
+    if isinstance(func, _internals.OpOverload):
+        return (_from_schema(func._schema, name),)
+    if isinstance(func, _internals.OpOverloadPacket):
+        overloads = [getattr(func, o) for o in func.overloads()]
+        return tuple(_from_schema(o._schema, name) for o in overloads)
+    if isinstance(func, type) and issubclass(func, torch.autograd.Function):
+        has_context = func.setup_context is torch.autograd.Function.setup_context
+        return (_from_signature(func.forward, skip=int(has_context)),)
+    if not isinstance(func, types.FunctionType):
+        schemas = [] if name in _INDEXING else _internals.schemas_of(f"aten::{name}")
+        if schemas:
+            return tuple(_from_schema(schema, name) for schema in schemas)
+    else:
+        return (_from_signature(func),)
+    if base_name(name) in _INDEXING:
+        return (_INDEXING[base_name(name)],)
+    dummy = torch.overrides.get_testing_overrides().get(func, func)
+    return (_from_signature(dummy),)
+
+
+@functools.lru_cache(maxsize=4096)
+def output_count(func: Any, name: str) -> int | None:
+    """How many tensors the operator returns; None if that is not declared or varies."""
+    if isinstance(func, _internals.OpOverload):
+        schemas = [func._schema]
+    elif isinstance(func, (types.FunctionType, type, _internals.OpOverloadPacket)):
+        return None
+    else:
+        schemas = _internals.schemas_of(f"aten::{name}")
+    counts = set()
+    for schema in schemas:
+        if any(str(value.type) != "Tensor" for value in schema.returns):
+            return None
+        counts.add(len(schema.returns))
+    return counts.pop() if len(counts) == 1 else None
+
+
+def _mismatch(
+    parameters: Sequence[Parameter], kinds: Sequence[str], keywords: Mapping[str, str]
+) -> int:
+    """How badly a call fits an overload; 0 is a fit."""
+    positional = [p for p in parameters if p.positional]
+    named = {p.keyword: p for p in parameters}
+    wrong = 4 * max(0, len(kinds) - len(positional))
+    for kind, parameter in zip(kinds, positional, strict=False):
+        wrong += (kind in "TL") != parameter.is_tensor and kind != "N"
+    given = {p.keyword for p in positional[: len(kinds)]}
+    for keyword, kind in keywords.items():
+        actual = _keyword(keyword, named)
+        if actual not in named:
+            wrong += 4
+            continue
+        given.add(actual)
+        wrong += (kind in "TL") != named[actual].is_tensor and kind != "N"
+    return wrong + 2 * sum(
+        p.default is inspect.Parameter.empty and p.keyword not in given for p in parameters
+    )
+
+
+def _keyword(keyword: str, named: Mapping[str, Parameter]) -> str:
+    """The declared name for a keyword as the caller wrote it."""
+    if keyword in named:
+        return keyword
+    alias = _ALIASES.get(keyword, keyword)
+    if keyword == "input" or alias == "self":
+        return "self" if "self" in named else next(iter(named), keyword)
+    return alias
+
+
+Source = tuple[str, Any]
+"""``("arg", index)``, ``("args", first index)`` or ``("kwarg", name)``."""
+
+
+@attrs.frozen
+class Slot:
+    """One parameter of one form of call: its name, where the caller passed it, if he did."""
+
+    name: str
+    keyword: str
+    source: Source | None
+    is_tensor: bool
+    default: Any
+    is_written: bool = False
+
+
+@functools.lru_cache(maxsize=4096)
+def layout_of(
+    func: Any, name: str, kinds: str, keywords: tuple[tuple[str, str], ...]
+) -> tuple[Slot, ...]:
+    """The slots of a call of this form, in the order in which tools see them."""
+    best = min(_candidates(func, name), key=lambda ps: _mismatch(ps, kinds, dict(keywords)))
+    named = {p.keyword: p for p in best}
+    positional = [p for p in best if p.positional]
+    sources: dict[str, Source] = {}
+    extra: list[Slot] = []
+    for index in range(len(kinds)):
+        if index < len(positional):
+            sources[positional[index].keyword] = ("arg", index)
+        elif positional and set(kinds[len(positional) - 1 :]) == {"O"}:
+            # Sizes and dimensions may be given one by one: view(2, 3).
+            sources[positional[-1].keyword] = ("args", len(positional) - 1)
+            break
+        else:
+            extra.append(Slot(f"arg{index}", "", ("arg", index), False, None))
+    for keyword, _ in keywords:
+        actual = _keyword(keyword, named)
+        if actual in named and actual not in sources:
+            sources[actual] = ("kwarg", keyword)
+        else:
+            extra.append(Slot(keyword, keyword, ("kwarg", keyword), False, None))
+    slots = [
+        Slot(p.name, p.keyword, sources.get(p.keyword), p.is_tensor, p.default, p.is_written)
+        for p in best
+    ]
+    front = _PUBLIC_ORDER.get(base_name(name), ())
+    slots.sort(key=lambda slot: front.index(slot.name) if slot.name in front else len(front))
+    return tuple(slots + extra)

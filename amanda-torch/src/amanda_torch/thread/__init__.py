@@ -1,0 +1,1 @@
+"""State of one thread: the module stack and the active interceptor."""
