@@ -50,9 +50,9 @@ class Net(nn.Module):
 def compiler(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     """The compiler that needs no C++ compiler, and none of what was compiled before."""
     monkeypatch.setenv("AMANDA_TORCH_COMPILER", "aot_eager")
-    torch._dynamo.reset()
+    torch.compiler.reset()
     yield "aot_eager"
-    torch._dynamo.reset()
+    torch.compiler.reset()
 
 
 @pytest.mark.filterwarnings("ignore:.torch.jit:DeprecationWarning")
@@ -62,7 +62,7 @@ def test_eager_against_compiled(compiler: str) -> None:
     net, x = Net().eval(), torch.rand(3, 4)
     reference = recorded(lambda: net(x))
     plain = torch.compile(net, backend=compiler)(x)
-    torch._dynamo.reset()
+    torch.compiler.reset()
     results: list[torch.Tensor] = []
     compiled = torch.compile(net)
     tool = recorded(lambda: results.append(compiled(x)), "torch-graph", reference=reference)
@@ -73,7 +73,7 @@ def test_eager_against_compiled(compiler: str) -> None:
     }  # fmt: skip
     assert torch.equal(results[0], plain)
     net.factor = 2.02
-    torch._dynamo.reset()
+    torch.compiler.reset()
     changed = recorded(lambda: torch.compile(net)(x), "torch-graph", reference=reference)
     assert changed.summary()["first"]["reference"] == "Net/mul:0"
 
@@ -85,7 +85,7 @@ def test_gradients_pass_what_looks_at_compiled_code(compiler: str) -> None:
     net, x = Net(), torch.rand(3, 4)
     other = copy.deepcopy(net)
     torch.compile(other, backend=compiler)(x)[:, 0].sum().backward()
-    torch._dynamo.reset()
+    torch.compiler.reset()
     tool = StatsTool(tensors=("activations", "weights"))
     with amanda.apply(tool, drivers=["torch-graph"]):
         torch.compile(net)(x)[:, 0].sum().backward()

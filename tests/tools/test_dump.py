@@ -105,7 +105,7 @@ def test_many_tensors_make_several_files(tmp_path: Path) -> None:
             amanda.new_iteration()
 
     tool = dumped(run, shard=1000)
-    assert tool._waiting_bytes < 1000
+    assert tool.waiting_bytes < 1000
     assert len(read(tool, tmp_path)) == 10
     assert len(list(tmp_path.glob("*.safetensors"))) == 4
     # Written a second time, it is the same.

@@ -201,11 +201,11 @@ def square() -> Any:
 
 
 def test_a_replay_gives_the_same_numbers() -> None:
-    """With the generator's state restored the replayed output is that of the model."""
+    """With the generator seeded alike the replayed output is that of the model."""
     net, x = square(), lb.tensor([[1.0, 2.0], [0.5, -3.0]])
-    state = lb.rng_state()
+    lb.manual_seed(7)
     graph, y = traced(everything, net, x)
-    lb.ops._GENERATOR.setstate(state)
+    lb.manual_seed(7)
     (again,) = graph.replay([x], [graph.tensor_of(y)])
     assert again is not y
     assert again.data == y.data

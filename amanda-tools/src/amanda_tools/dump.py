@@ -97,6 +97,7 @@ class DumpTool(WatchingTool[DumpOptions]):
     Attributes:
         entries: what was taken, in order.
         dropped: tensors that were not, for the limits or a type that the format lacks.
+        waiting_bytes: bytes of tensors that are in memory and in no file yet.
     """
 
     name = "dump"
@@ -107,7 +108,7 @@ class DumpTool(WatchingTool[DumpOptions]):
         self.entries: list[Entry] = []
         self.dropped = 0
         self._waiting: dict[str, Any] = {}
-        self._waiting_bytes = 0
+        self.waiting_bytes = 0
         self._bytes = 0
         self._folder: Path | None = None
         self._files = 0
@@ -147,10 +148,10 @@ class DumpTool(WatchingTool[DumpOptions]):
             self._write_shard()
         self._bytes += stored.nbytes
         self._waiting[key] = stored
-        self._waiting_bytes += stored.nbytes
+        self.waiting_bytes += stored.nbytes
         row, place = looks.op.row(), (looks.kind, name, looks.step)
         self.entries.append(Entry(key, self._files, row, *place, shape, dtype, looks.order))
-        if self._waiting_bytes >= self.options.shard:
+        if self.waiting_bytes >= self.options.shard:
             self._write_shard()
 
     def _write_shard(self) -> None:
@@ -162,7 +163,7 @@ class DumpTool(WatchingTool[DumpOptions]):
         write_tensors(self._folder / str(self._files), self._waiting)
         self._files += 1
         self._waiting = {}
-        self._waiting_bytes = 0
+        self.waiting_bytes = 0
 
     # -- result -----------------------------------------------------------
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import inspect
 import os
 import sys
 from collections.abc import Iterator
@@ -21,7 +22,7 @@ def source_line() -> str:
     A file below the current folder is given relative to it. "" if there is no such frame, as
     in a thread of a framework.
     """
-    frame = sys._getframe(1)
+    frame = inspect.currentframe()
     while frame is not None:
         root = str(frame.f_globals.get("__name__", "")).partition(".")[0]
         file = frame.f_code.co_filename

@@ -272,6 +272,11 @@ class Timeline:
         self._take()
         return self._dropped
 
+    @property
+    def buffered(self) -> int:
+        """How many records, of spans and of memory, wait in memory to be written to the disk."""
+        return len(self._buffer) // 4
+
     def records(self) -> Iterator[Span | MemorySample]:
         """Spans and memory samples, in the order in which they ended, from the disk."""
         self._take()

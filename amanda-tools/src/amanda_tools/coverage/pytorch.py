@@ -5,8 +5,8 @@ from __future__ import annotations
 import collections
 import dataclasses
 import functools
+import inspect
 import itertools
-import sys
 import threading
 import types
 import weakref
@@ -275,7 +275,7 @@ def outermost_function() -> types.FrameType | None:
     torch-function mode is called; None if none is running in this thread."""
     codes = _function_codes()
     found: types.FrameType | None = None
-    frame: types.FrameType | None = sys._getframe(1)
+    frame: types.FrameType | None = inspect.currentframe()
     while frame is not None:
         if frame.f_code in codes:
             found = frame

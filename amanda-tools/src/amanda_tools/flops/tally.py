@@ -52,6 +52,11 @@ class Tally(Generic[KeyT]):
         if len(runs) > _FOLD:
             self.totals()
 
+    @property
+    def pending(self) -> int:
+        """How many different shapes wait to become a number."""
+        return len(self._runs)
+
     def totals(self) -> Totals:
         """The sums over all executions."""
         total, runs = self._folded, self._runs

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import zlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import attrs
@@ -47,6 +47,15 @@ def draw_positions(options: InjectOptions, size: int, random: np.random.Generato
     """The elements of a tensor that are hit, in ascending order."""
     count = random.binomial(size, options.rate) if options.rate else options.count
     return np.sort(random.choice(size, min(count, size), replace=False, shuffle=False))
+
+
+def draw_execution(
+    sizes: Mapping[tuple[str, int], int], random: np.random.Generator
+) -> tuple[str, int]:
+    """Draw an (op id, execution) pair with probability proportional to its number of elements."""
+    ends = np.cumsum(list(sizes.values()))
+    chosen = np.searchsorted(ends, random.integers(0, ends[-1]), side="right")
+    return list(sizes)[int(chosen)]
 
 
 def faulty(

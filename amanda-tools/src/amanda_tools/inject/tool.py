@@ -3,21 +3,41 @@
 from __future__ import annotations
 
 import collections
-from collections.abc import Callable, Iterable
+import json
+import math
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import attrs
 import numpy as np
 
+import amanda
 from amanda import OpContext
+from amanda.errors import AmandaError
 from amanda.results import Table
 from amanda.tools.description import OpDescription, describe
 from amanda.tools.mapping import MappingTool
 from amanda_tools._bases.printing import PrintingTool
 from amanda_tools._operators.selection import Selection, Untreatable, weight_of
 from amanda_tools._values.arithmetic import arithmetic_of
-from amanda_tools.inject.campaign import Campaign, run_campaign
-from amanda_tools.inject.faults import Fault, draw_positions, faulty, generator, size_of
+from amanda_tools.inject.campaign import (
+    Campaign,
+    Trial,
+    append_trial,
+    is_same,
+    outcome_of,
+    read_trials,
+    run_once,
+    top_differs,
+)
+from amanda_tools.inject.faults import (
+    Fault,
+    draw_execution,
+    draw_positions,
+    faulty,
+    generator,
+    size_of,
+)
 from amanda_tools.inject.options import InjectOptions
 
 
@@ -99,7 +119,7 @@ class InjectTool(PrintingTool[InjectOptions]):
         self.faults += [Fault(op_id, execution, *change) for change in changes[:room]]
         return changed
 
-    def restart(self, trial: int = 0) -> None:
+    def _restart(self, trial: int = 0) -> None:
         """Forget executions and faults; the same trial then has the same faults again."""
         self._trial = trial
         for found in (self._executions, self._injected, self._sizes):
@@ -137,13 +157,74 @@ class InjectTool(PrintingTool[InjectOptions]):
             AmandaError: the file is of another campaign, no operator was met, or `run`
                 is not deterministic.
         """
-        return run_campaign(self, run, trials, is_wrong, path, progress)
+        expected, places = self._run_without_faults(run)
+        header = {
+            "campaign": "amanda-inject",
+            "options": json.loads(json.dumps(attrs.asdict(self.options))),
+            "elements": sum(places.values()),
+        }
+        done = read_trials(path, header)[:trials]
+        try:
+            with amanda.apply(self):
+                for number in range(len(done), trials):
+                    trial = self._run_trial(run, number, places, expected, is_wrong or top_differs)
+                    done.append(trial)
+                    append_trial(path, trial)
+                    if progress is not None:
+                        progress(number + 1, trials)
+        finally:
+            self._aim(None)
+        return Campaign(done)
 
-    def observe(self) -> dict[tuple[str, int], int]:
-        """Elements by operator and execution since the last :meth:`restart`."""
-        return dict(self._sizes)
+    def _run_without_faults(self, run: Callable[[], Any]) -> tuple[Any, dict[tuple[str, int], int]]:
+        """The output without faults, and the elements of each execution that can be hit."""
+        self._aim(None, armed=False)
+        self._restart()
+        try:
+            with amanda.apply(self):
+                expected = run_once(run)
+                places = dict(self._sizes)
+                again = run_once(run)
+        finally:
+            self._aim(None)
+        if not places:
+            types = ", ".join(self.options.ops)
+            raise AmandaError(f"inject: run() has met no operator of the types {types}")
+        if not is_same(expected, again):
+            raise AmandaError(
+                "inject: run() gives another output when it runs again without any fault; "
+                "seed it, and put layers such as dropout into inference mode"
+            )
+        return expected, places
 
-    def aim(self, target: tuple[str, int] | None, *, armed: bool = True) -> None:
+    def _run_trial(
+        self,
+        run: Callable[[], Any],
+        number: int,
+        places: Mapping[tuple[str, int], int],
+        expected: Any,
+        is_wrong: Callable[[Any, Any], bool],
+    ) -> Trial:
+        target = draw_execution(places, generator(self.options.seed, number, "place"))
+        self._restart(number)
+        self._aim(target)
+        try:
+            found = run_once(run)
+        except Exception as error:
+            # Whatever a fault makes the program raise is an outcome, not a failure of the campaign.
+            outcome = "error"
+            if not self.faults:
+                raise error
+        else:
+            outcome = outcome_of(expected, found, is_wrong)
+        if target not in self._sizes:
+            raise AmandaError(
+                f"inject: trial {number} has not met execution {target[1]} of op {target[0]}, "
+                "which the run without faults had: run() must be deterministic"
+            )
+        return Trial(number, *target, outcome, [_plain(fault) for fault in self.faults])
+
+    def _aim(self, target: tuple[str, int] | None, *, armed: bool = True) -> None:
         """Inject into one execution of one operator only; None for all; nowhere if not armed."""
         self._only, self._is_armed = target, armed
 
@@ -177,3 +258,11 @@ class InjectTool(PrintingTool[InjectOptions]):
         title = f"inject: {sum(self._injected.values())} x {options.fault} in {options.target}"
         yield Table(title, ("op", "executions", "faults"), rows)
         yield from self._selection.tables("inject")
+
+
+def _plain(fault: Fault) -> dict[str, Any]:
+    """A fault as the file has it, which has no infinities."""
+    row = attrs.asdict(fault, filter=lambda field, _: field.name not in ("op", "execution"))
+    return {
+        k: str(v) if isinstance(v, float) and not math.isfinite(v) else v for k, v in row.items()
+    }

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import inspect
 import json
-import sys
 import tempfile
 import threading
 import types
@@ -88,7 +88,7 @@ class TorchRecorder(Recorder):
 
 def is_in_backward() -> bool:
     """Whether this thread is within a backward pass that it has started."""
-    frame: types.FrameType | None = sys._getframe(1)
+    frame: types.FrameType | None = inspect.currentframe()
     while frame is not None:
         if frame.f_code in _BACKWARD:
             return True

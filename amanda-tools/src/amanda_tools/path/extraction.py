@@ -9,6 +9,7 @@ import attrs
 import numpy as np
 
 from amanda_tools._values.numerics import Array
+from amanda_tools.path import weighted_sums as _weighted_sums  # noqa: F401 - registers rules
 from amanda_tools.path.call import Call, NoRule, Wanted
 from amanda_tools.path.paths import Mask, OpPath, Path
 from amanda_tools.path.recording import Execution, Pass

@@ -7,6 +7,7 @@ from collections.abc import Callable, Hashable, Mapping
 from typing import Any
 
 import attrs
+import numpy as np
 
 import amanda
 from amanda import OpContext
@@ -14,9 +15,8 @@ from amanda.errors import AmandaError
 from amanda.tools.description import OpDescription
 from amanda_tools._operators.selection import Weight, shape_of, weakly, weight_of
 from amanda_tools._values.arithmetic import arithmetic_of
-from amanda_tools.prune.global_threshold import GlobalThreshold
 from amanda_tools.prune.options import PruneOptions
-from amanda_tools.prune.rules import Array, rule_of
+from amanda_tools.prune.rules import Array, rule_of, without_smallest
 
 
 @amanda.traceable
@@ -97,6 +97,52 @@ class Schedule:
     def next_due(self, step: int) -> int | None:
         """The step of the mask that follows one made at `step`."""
         return min(step + self.every, self.end) if step < self.end else None
+
+
+class GlobalThreshold:
+    """The smallest weights of all operators together.
+
+    The magnitudes are collected in one iteration, and the masks hold from the
+    next one: when the first operator runs a second time, all have been met. One
+    that is met later is compared with the threshold that was found.
+
+    Attributes:
+        step: of the iteration in which they were collected.
+    """
+
+    def __init__(self) -> None:
+        self.step = 0
+        self._met: set[str] = set()
+        self._scores: dict[PrunedWeight, Array] = {}
+        self._threshold: float | None = None
+
+    def collect(self, op_id: str, weight: PrunedWeight, value: Any) -> bool:
+        """Take in a weight; whether all had been collected before."""
+        if op_id in self._met:
+            return True
+        if weight.mask is None and self._threshold is not None:
+            scores = np.abs(arithmetic_of(value).numpy(value))
+            weight.set(scores > self._threshold, None)
+            return False
+        self._met.add(op_id)
+        if weight not in self._scores:
+            self._scores[weight] = np.abs(arithmetic_of(value).numpy(value))
+            self.step = weight.step
+        return False
+
+    def masks(self, sparsity: float) -> list[tuple[PrunedWeight, Array]]:
+        """The masks of the weights that were collected, which are forgotten."""
+        scores = list(self._scores.items())
+        flat = np.concatenate([part.ravel() for _, part in scores])
+        mask = without_smallest(flat, round(sparsity * flat.size))
+        self._threshold = float(flat[~mask].max(initial=0.0))
+        self._met.clear()
+        self._scores.clear()
+        parts = np.split(mask, np.cumsum([part.size for _, part in scores])[:-1])
+        return [
+            (weight, part.reshape(weight.shape))
+            for (weight, _), part in zip(scores, parts, strict=True)
+        ]
 
 
 class StaticPruning:

@@ -3,22 +3,18 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
 
 import attrs
 import numpy as np
 
 import amanda
 from amanda import OpContext
-from amanda.errors import AmandaError
 from amanda.results import Table
 from amanda.tools.mapping import MappingTool
 from amanda_tools._values.arithmetic import arithmetic_of
-
-if TYPE_CHECKING:
-    from amanda_tools.quantize.quantizers import Quantizer
-    from amanda_tools.quantize.tool import QuantizeTool
+from amanda_tools.quantize.quantizers import Quantizer
 
 
 @attrs.frozen
@@ -93,61 +89,28 @@ class Sensitivity:
         )
 
 
-def sensitivity(
-    tool: QuantizeTool, run: Callable[[], Any], metric: Callable[[Any], float] | None
-) -> Sensitivity:
-    """See :meth:`QuantizeTool.sensitivity`."""
-    if tool.options.method == "qat":
-        raise AmandaError(
-            "quantize: sensitivity is for ranges that are not learned: static, dynamic"
-        )
-    _calibrate(tool, run)
-    measure = MeasuringTool(tool.quantizers)
+def measure_noise(
+    quantizers: Mapping[str, Sequence[Quantizer]], run: Callable[[], Any]
+) -> tuple[Any, dict[str, float]]:
+    """Run a model and compare each quantized operator with itself.
+
+    Args:
+        quantizers: calibrated ones, by op id.
+        run: runs the model.
+
+    Returns:
+        What `run` gave, computed exactly, and by op id the SQNR in decibels.
+    """
+    measure = MeasuringTool(quantizers)
     with amanda.apply(measure):
         output = run()
-    ratios = measure.ratios()
-    found = [
-        OpSensitivity(op.id, op.type, op.module, ratios[op.id])
-        for op in tool.ops.values()
-        if op.id in ratios
-    ]
-    if metric is None:
-        return Sensitivity(sorted(found, key=lambda op: op.sqnr))
-    baseline = float(metric(output))
-    found = [attrs.evolve(op, metric=_metric(tool, op.id, run, metric)) for op in found]
-    return Sensitivity(sorted(found, key=lambda op: (op.metric, op.sqnr)), baseline)
-
-
-def _calibrate(tool: QuantizeTool, run: Callable[[], Any]) -> None:
-    """Run until every operator that is met is calibrated."""
-    with amanda.apply(tool):
-        for _ in range(tool.options.calibration):
-            # Code outside of modules has no iterations of its own.
-            amanda.new_iteration()
-            run()
-    if not tool.quantizers:
-        raise AmandaError(f"quantize: run() meets no op of the types {', '.join(tool.options.ops)}")
-    for op_id, quantizers in tool.quantizers.items():
-        if not all(quantizer.is_ready for quantizer in quantizers):
-            raise AmandaError(f"quantize: run() does not calibrate op {op_id}")
-
-
-def _metric(
-    tool: QuantizeTool, op_id: str, run: Callable[[], Any], metric: Callable[[Any], float]
-) -> float:
-    """The metric with one operator quantized."""
-    tool.focus(op_id)
-    try:
-        with amanda.apply(tool):
-            return float(metric(run()))
-    finally:
-        tool.focus(None)
+    return output, measure.ratios()
 
 
 class MeasuringTool(amanda.Tool):
     """Runs operators with exact and with rounded inputs, and goes on with the exact output."""
 
-    def __init__(self, quantizers: dict[str, list[Quantizer]]) -> None:
+    def __init__(self, quantizers: Mapping[str, Sequence[Quantizer]]) -> None:
         super().__init__()
         self._quantizers = quantizers
         self._powers: dict[str, list[float]] = {}

@@ -29,7 +29,7 @@ from amanda_tools.quantize import files
 from amanda_tools.quantize.numbers import Array, fake_float, fake_quantize
 from amanda_tools.quantize.options import DEFAULT_OPS, QuantizeOptions
 from amanda_tools.quantize.quantizers import Quantizer
-from amanda_tools.quantize.sensitivity import Sensitivity, sensitivity
+from amanda_tools.quantize.sensitivity import OpSensitivity, Sensitivity, measure_noise
 
 if TYPE_CHECKING:
     from amanda_tools.quantize.to_torchao import Exported
@@ -215,17 +215,57 @@ class QuantizeTool(PrintingTool[QuantizeOptions]):
         Raises:
             AmandaError: the tool learns its ranges, or `run` meets no operator.
         """
-        return sensitivity(self, run, metric)
+        if self.options.method == "qat":
+            raise AmandaError(
+                "quantize: sensitivity is for ranges that are not learned: static, dynamic"
+            )
+        self._calibrate(run)
+        output, ratios = measure_noise(self.quantizers, run)
+        found = [
+            OpSensitivity(op.id, op.type, op.module, ratios[op.id])
+            for op in self._ops.values()
+            if op.id in ratios
+        ]
+        if metric is None:
+            return Sensitivity(sorted(found, key=lambda op: op.sqnr))
+        baseline = float(metric(output))
+        found = [attrs.evolve(op, metric=self._metric_of(op.id, run, metric)) for op in found]
+        return Sensitivity(sorted(found, key=lambda op: (op.metric, op.sqnr)), baseline)
 
-    def focus(self, op_id: str | None) -> None:
-        """Quantize one operator only; None for all."""
-        self._only = op_id
-        self.reanalyse()
+    def _calibrate(self, run: Callable[[], Any]) -> None:
+        """Run until every operator that is met is calibrated."""
+        with amanda.apply(self):
+            for _ in range(self.options.calibration):
+                # Code outside of modules has no iterations of its own.
+                amanda.new_iteration()
+                run()
+        if not self.quantizers:
+            types = ", ".join(self.options.ops)
+            raise AmandaError(f"quantize: run() meets no op of the types {types}")
+        for op_id, quantizers in self.quantizers.items():
+            if not all(quantizer.is_ready for quantizer in quantizers):
+                raise AmandaError(f"quantize: run() does not calibrate op {op_id}")
+
+    def _metric_of(
+        self, op_id: str, run: Callable[[], Any], metric: Callable[[Any], float]
+    ) -> float:
+        """The metric with one operator quantized."""
+        self._focus(op_id)
+        try:
+            with amanda.apply(self):
+                return float(metric(run()))
+        finally:
+            self._focus(None)
 
     @property
     def ops(self) -> dict[str, OpDescription]:
         """The quantized operators by id."""
         return dict(self._ops)
+
+    def _focus(self, op_id: str | None) -> None:
+        """Quantize one operator only; None for all."""
+        self._only = op_id
+        self.reanalyse()
 
     def integer_weights(self, run: Callable[[], Any]) -> dict[str, Array]:
         """Op id to the integers that stand for its weight, in the framework's layout.

@@ -175,10 +175,8 @@ def _arithmetic(kind: Any) -> Arithmetic:
     for ancestor in kind.__mro__:
         framework = ancestor.__module__.partition(".")[0]
         if framework in _FRAMEWORKS:
-            module = importlib.import_module(f"amanda_tools.optimization_{framework}")
-            arithmetic: Arithmetic = getattr(module, _FRAMEWORKS[framework])(
-                importlib.import_module(framework)
-            )
+            module = importlib.import_module(f"{__name__}.{_FRAMEWORKS[framework]}")
+            arithmetic: Arithmetic = module.ARITHMETIC
             return arithmetic
     raise TypeError(
         f"the optimization tools cannot compute with {kind.__module__}.{kind.__qualname__}; "
@@ -186,8 +184,5 @@ def _arithmetic(kind: Any) -> Arithmetic:
     )
 
 
-_FRAMEWORKS: dict[str, str] = {
-    "torch": "TorchArithmetic",
-    "tensorflow": "TensorFlowArithmetic",
-}
-"""Top package of a framework to the class of its arithmetic, in ``optimization_<package>.py``."""
+_FRAMEWORKS: dict[str, str] = {"torch": "pytorch", "tensorflow": "tensorflow"}
+"""Top package of a framework to the module of its arithmetic."""

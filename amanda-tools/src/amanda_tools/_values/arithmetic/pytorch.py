@@ -153,3 +153,6 @@ class TorchArithmetic(Arithmetic):
     def top(self, scores: Any, count: int) -> Any:
         order = scores.detach().argsort(dim=-1, descending=True, stable=True)
         return (order.argsort(-1) < count).to(scores.dtype)
+
+
+ARITHMETIC = TorchArithmetic(torch)

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+import tensorflow as tf
 
 from amanda_tools._values.arithmetic import Arithmetic
 
@@ -147,3 +148,6 @@ class TensorFlowArithmetic(Arithmetic):
 
 def _is_short(value: np.ndarray[Any, Any]) -> bool:
     return bool(value.dtype.itemsize < 4)
+
+
+ARITHMETIC = TensorFlowArithmetic(tf)
