@@ -5,14 +5,13 @@ from __future__ import annotations
 import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from importlib import metadata
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
 
+from amanda.registry import distributions, plugins
 from amanda.registry import drivers as driver_registry
-from amanda.registry import plugins
 from amanda.registry.hookspecs import hookimpl
 from amanda.state import ATTACHED, LIVE_SCOPES, STATE
 
@@ -75,7 +74,7 @@ def install(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., None]]:
     """Makes the given entry points the only ones; plugins load again at the next use."""
 
     def installing(*points: FakeEntryPoint) -> None:
-        monkeypatch.setattr(metadata, "entry_points", lambda group: list(points))
+        monkeypatch.setattr(distributions, "entry_points", lambda group: (list(points), []))
         monkeypatch.setattr(driver_registry, "_LOOPBACK", "no.such.module")
         plugins.registry.cache_clear()
 

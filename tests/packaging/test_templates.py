@@ -25,7 +25,7 @@ for size in (2, 3, 2):
 @pytest.fixture(scope="module")
 def environment(tmp_path_factory: pytest.TempPathFactory) -> Environment:
     """amanda-core, amanda-tools and copies of both templates, with what their tests need."""
-    needed = ["attrs", "pluggy", "numpy", "pytest", "hatchling", *OF_TOOLS]
+    needed = ["attrs", "importlib-metadata", "pluggy", "numpy", "pytest", "hatchling", *OF_TOOLS]
     fresh = created(tmp_path_factory.mktemp("templates"), needed)
     for name in NAMES:
         # Built where people build it: in a folder of their own.

@@ -48,9 +48,9 @@ def _listing(command: str, rest: Sequence[str]) -> int:
         print(_HELP)
         return 0
     if command == "--version":
-        from amanda import __version__
+        from amanda.registry import distributions
 
-        print(f"amanda-core {__version__}")
+        print(f"amanda-core {distributions.version('amanda-core')}")
         return 0
     if command in ("tools", "drivers"):
         from amanda.cli import list_installed

@@ -8,12 +8,11 @@ import sys
 import time
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from importlib import metadata
 from typing import Any
 
 from amanda.cli.list_installed import driver_lines
 from amanda.interface.driver import Driver
-from amanda.registry import drivers, plugins
+from amanda.registry import distributions, drivers, plugins
 
 CHECKS = ("check_internals", "self_test")
 """Class methods of a driver that the doctor calls where there are such.
@@ -50,20 +49,13 @@ def main(arguments: Sequence[str]) -> int:
 
 def _versions(problems: list[str]) -> Iterator[str]:
     yield f"python {platform.python_version()} ({sys.executable}) on {platform.platform()}"
-    found = plugins.distribution_versions()
+    found = distributions.amanda_versions()
     for name in sorted(found):
         yield f"{name} {found[name]}"
     if "amanda" in found:
         problems.append(_CLASH)
     for framework in plugins.KNOWN_FRAMEWORKS:
-        yield f"{framework} {_framework_version(framework)}"
-
-
-def _framework_version(framework: str) -> str:
-    """The version of an installed framework, without importing it."""
-    names = metadata.packages_distributions().get(framework, [])
-    versions = {f"{metadata.version(name)} ({name})" for name in names}
-    return ", ".join(sorted(versions)) or "is not installed"
+        yield f"{framework} {', '.join(distributions.providers(framework)) or 'is not installed'}"
 
 
 def _plugin_lines(problems: list[str]) -> Iterator[str]:

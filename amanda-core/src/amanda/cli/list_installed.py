@@ -8,12 +8,12 @@ import inspect
 import warnings
 from collections.abc import Sequence
 
-import amanda
 from amanda.cli import tool_options
 from amanda.cli.results import complain
 from amanda.interface.tool import Tool
 from amanda.registry import drivers, plugins
 from amanda.results import Table
+from amanda.tools import available, load
 from amanda.tools.reporting import plain_text
 
 _ABOUT = {
@@ -38,11 +38,11 @@ def main(command: str, arguments: Sequence[str]) -> int:
 def tool_lines() -> list[str]:
     """The tools: name, distribution, description and options."""
     lines: list[str] = []
-    for name, entry in amanda.tools.available().items():
+    for name, entry in available().items():
         head = f"{name}  ({entry.distribution} {entry.version})"
         try:
             # By its full name it is loaded without a warning about those of the same name.
-            described = _described(amanda.tools.load(entry.full_name))
+            described = _described(load(entry.full_name))
         except plugins.BROKEN as error:
             lines.append(f"{head}  cannot be loaded: {error}")
             continue

@@ -19,10 +19,10 @@ from IPython.core.error import UsageError
 from IPython.core.inputtransformer2 import cell_magic
 from IPython.core.interactiveshell import InteractiveShell
 
-import amanda
 from amanda.cli import program, run, tracebacks
 from amanda.cli.results import Rank, Report
 from amanda.errors import AmandaError
+from amanda.scope.apply import apply
 
 VARIABLE = "_amanda"
 """Holds the tools of the last cell, unless ``--as`` gives another name."""
@@ -113,7 +113,7 @@ class ToolsOfCell:
         self._shell = shell
         self._report = report
         self._variable = variable
-        self._scope = amanda.apply()
+        self._scope = apply()
         self._depth = 0
         self._started = 0.0
         self._handler: tuple[Any, Any] = ((), None)
@@ -127,7 +127,7 @@ class ToolsOfCell:
         """
         shell = self._shell
         tools = {named.name: named.tool for named in self._report.tools}
-        self._scope = amanda.apply(*tools.values(), drivers=drivers)
+        self._scope = apply(*tools.values(), drivers=drivers)
         self._scope.__enter__()
         self._started = time.perf_counter()
         shell.user_ns[self._variable] = tools

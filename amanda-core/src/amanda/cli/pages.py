@@ -18,7 +18,7 @@ import attrs
 from amanda.errors import AmandaError
 from amanda.files import plain_data, replaced
 from amanda.interface.tool import Tool
-from amanda.registry import drivers, plugins
+from amanda.registry import distributions, drivers, plugins
 from amanda.results import Chart, RunReport, Table, ToolReport
 
 ALONE = "amanda-report"
@@ -128,7 +128,7 @@ class Collector:
 
 def versions() -> str:
     """Python, our packages and the imported frameworks."""
-    found = {"Python": platform.python_version(), **plugins.distribution_versions()}
+    found = {"Python": platform.python_version(), **distributions.amanda_versions()}
     frameworks = dict.fromkeys(cls.framework for cls, _ in drivers.registered_drivers())
     for name in frameworks:
         if version := getattr(sys.modules.get(name), "__version__", None):

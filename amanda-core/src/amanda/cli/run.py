@@ -18,13 +18,14 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, TextIO
 
-import amanda
 from amanda.cli import grammar, pages, program, progress, tool_options, tracebacks
 from amanda.cli.results import NamedTool, Rank, Report, complain
 from amanda.cli.selection import Selection
 from amanda.errors import AmandaError
 from amanda.interface.tool import Tool
+from amanda.scope.apply import apply
 from amanda.state import LIVE_SCOPES
+from amanda.tools import load
 
 USAGE = (
     "amanda run [-t TOOL[:key=value,...][,TOOL...]]... [-o DIR] [--html] [--ops A+B] "
@@ -145,7 +146,7 @@ def make_tools(texts: Sequence[str]) -> list[NamedTool]:
     times: collections.Counter[str] = collections.Counter()
     try:
         for spec in grammar.parse(texts):
-            cls = amanda.tools.load(spec.name)
+            cls = load(spec.name)
             arguments = tool_options.convert(cls, spec)
             # The distribution that tells two tools of one name apart is no part of a file's name.
             name = spec.name.rpartition("/")[2]
@@ -204,7 +205,7 @@ class Run:
     def __init__(self, target: program.Program, report: Report) -> None:
         self._target = target
         self.report = report
-        self._scope = amanda.apply()
+        self._scope = apply()
         self.progress: progress.Progress | None = None
         self._process = os.getpid()
         self._started = 0.0
@@ -218,7 +219,7 @@ class Run:
             AmandaError: they cannot be applied.
         """
         tools = (named.tool for named in self.report.tools)
-        self._scope = amanda.apply(*tools, drivers=drivers)
+        self._scope = apply(*tools, drivers=drivers)
         self._scope.__enter__()
         # Tools may keep what they gather in files that weakref.finalize removes, as tempfile
         # does. Its exit function is registered with the first finalizer, here: it comes after

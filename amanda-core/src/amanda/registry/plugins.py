@@ -13,7 +13,6 @@ import os
 import re
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from importlib import metadata
 from typing import Any, cast
 
 import attrs
@@ -21,7 +20,7 @@ import pluggy
 
 from amanda.errors import PluginError, PluginWarning, UnknownNameError, close_matches, described
 from amanda.interface.driver import Driver
-from amanda.registry import hookspecs
+from amanda.registry import distributions, hookspecs
 
 KNOWN_FRAMEWORKS = {"torch": "amanda-torch", "tensorflow": "amanda-tensorflow"}
 """Frameworks for which a driver package is published: module to distribution."""
@@ -104,11 +103,10 @@ class Registry:
     def load(self) -> None:
         """Load every entry point of the group that is not disabled."""
         disabled = set(listed("AMANDA_DISABLE_PLUGINS"))
-        for point in metadata.entry_points(group=hookspecs.PROJECT):
-            dist = point.dist
-            record = PluginRecord(
-                point.name, dist.name if dist else "?", dist.version if dist else "?"
-            )
+        points, unreadable = distributions.entry_points(hookspecs.PROJECT)
+        self._warn(unreadable)
+        for point in points:
+            record = PluginRecord(point.name, *distributions.origin(point.dist))
             self.records.append(record)
             if disabled & {record.name, record.distribution}:
                 record.error = _DISABLED
@@ -122,15 +120,20 @@ class Registry:
 
     def _check_variables(self, disabled: set[str]) -> None:
         known = {name for record in self.records for name in (record.name, record.distribution)}
-        self.mistakes = [
+        mistakes = [
             f"AMANDA_DISABLE_PLUGINS: {_guessed('plugin', name, known)} (amanda doctor lists them)"
             for name in sorted(disabled - known)
         ]
         mode = os.environ.get("AMANDA_PLUGINS", "")
         if mode not in ("", "strict"):
-            self.mistakes.append(f"AMANDA_PLUGINS={mode} means nothing: its one value is strict")
-        for mistake in self.mistakes:
-            warnings.warn(mistake, PluginWarning, stacklevel=3)
+            mistakes.append(f"AMANDA_PLUGINS={mode} means nothing: its one value is strict")
+        self._warn(mistakes)
+
+    def _warn(self, messages: Sequence[str]) -> None:
+        """Warn of what is wrong and ends nothing; ``amanda doctor`` names it again."""
+        self.mistakes += messages
+        for message in messages:
+            warnings.warn(message, PluginWarning, stacklevel=4)
 
     def _register(self, record: PluginRecord) -> None:
         self.manager.register(record.plugin, name=f"{record.distribution}:{record.name}")
@@ -338,9 +341,3 @@ def listed(variable: str) -> Sequence[str]:
     """The items of an environment variable that is a list with commas."""
     text = os.environ.get(variable, "")
     return cast(Sequence[str], [part.strip() for part in text.split(",") if part.strip()])
-
-
-def distribution_versions() -> Mapping[str, str]:
-    """Installed distributions whose name begins with "amanda", and their versions."""
-    found = {d.metadata["Name"]: d.version for d in metadata.distributions()}
-    return {name: version for name, version in found.items() if name and name.startswith("amanda")}
