@@ -13,7 +13,7 @@ import pytest
 from amanda.registry import distributions, plugins
 from amanda.registry import drivers as driver_registry
 from amanda.registry.hookspecs import hookimpl
-from amanda.state import ATTACHED, LIVE_SCOPES, STATE
+from amanda.testing import leftovers
 
 
 @pytest.fixture(autouse=True)
@@ -21,9 +21,7 @@ def _nothing_left() -> Iterator[None]:
     """After a test no scope is open and no driver attached."""
     start, finders = threading.Thread.start, list(sys.meta_path)
     yield
-    assert not LIVE_SCOPES
-    assert not ATTACHED
-    assert STATE.scopes == ()
+    assert leftovers.end() == []
     assert threading.Thread.start is start
     assert sys.meta_path == finders
 

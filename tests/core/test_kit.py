@@ -166,3 +166,48 @@ def test_the_kit_is_documented() -> None:
     assert public > {"tensor", "second_backward", "relu_consumes", "forward"}
     assert public - words == set()
     assert {capability.name for capability in Capability} - words == set()
+
+
+LEAKY = """
+from amanda.testing import DriverContract
+from amanda.testing.loopback import LoopbackDriver
+from amanda.tool import disabled
+from tests.core.loopback_framework import LoopbackFramework
+
+class Stubborn(LoopbackDriver):
+    def detach(self):
+        super().detach()
+        raise RuntimeError("not now")
+
+class TestLeaky(DriverContract):
+    driver_cls = Stubborn
+    framework_cls = LoopbackFramework
+
+    def test_that_leaves_everything_open(self):
+        self.switch = disabled()
+        self.switch.__enter__()
+        for _ in range(2):
+            self.apply(self.probe()).__enter__()
+        self.multiplication().run()
+
+class TestAfterIt(DriverContract):
+    driver_cls = LoopbackDriver
+    framework_cls = LoopbackFramework
+"""
+
+
+def test_a_test_that_leaves_scopes_open_is_one_error(pytester: pytest.Pytester) -> None:
+    """Scopes, drivers and switches that a test leaves are ended, and the error of that test."""
+    path = pytester.makepyfile(test_leaky=LEAKY)
+    tests = ["TestLeaky::test_that_leaves_everything_open", "TestAfterIt"]
+    record = pytester.inline_run(
+        *(f"{path}::{test}" for test in tests), "-q", "-p", "no:randomly", "-k", "not weakened"
+    )
+    passed, _, failed = record.listoutcomes()
+    assert len(passed) > 200
+    (report,) = failed
+    assert (report.when, report.nodeid.split("::")[1:]) == ("teardown", tests[0].split("::"))
+    assert str(report.longrepr) == (
+        "the test left behind: a scope is open, of Probe; a scope is open, of Probe; "
+        "its exit raised RuntimeError('not now'); STATE.enabled is False"
+    )

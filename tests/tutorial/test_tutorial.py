@@ -33,6 +33,7 @@ def test_document(document: str) -> None:
 LINKING = [
     "CONTRIBUTING.md",
     "amanda-core/docs/command-line.md",
+    "amanda-core/docs/contract.md",
     "amanda-core/docs/notebooks.md",
     "amanda-core/docs/publishing.md",
     "amanda-core/docs/subgraph-rewriting.md",

@@ -1,6 +1,7 @@
-"""The contract that every driver keeps, as tests (design section 4).
+"""The contract that every driver keeps, as tests: a class for each subject.
 
-A driver's author makes an adapter of the framework and subclasses the tests::
+``docs/contract.md`` has the rules, numbered as they are cited here. A driver's
+author makes an adapter of the framework and subclasses the tests::
 
     from amanda.testing import DriverContract
 

@@ -1,4 +1,4 @@
-"""Rules 1 to 3: the points, when analyses run, when routines run."""
+"""Contract rules 1 to 3: the points, when analyses run, when routines run."""
 
 from __future__ import annotations
 
@@ -6,11 +6,12 @@ from typing import Any
 
 import pytest
 
-import amanda
 from amanda.errors import PassedPointError, SelectionError
+from amanda.interface.context import OpContext
 from amanda.interface.driver import Capability
 from amanda.testing.contract.base import ContractTests, W, X, nothing, product, times
 from amanda.testing.framework import requires
+from amanda.tool import cache_disabled, cache_enabled, disabled, new_iteration
 
 
 class AnalysisTests(ContractTests):
@@ -65,7 +66,7 @@ class AnalysisTests(ContractTests):
         self.needs_concrete_tensors()
         seen: list[Any] = []
 
-        def look(context: amanda.OpContext) -> None:
+        def look(context: OpContext) -> None:
             seen.extend(
                 self.fw.to_list(t) for t in [*context.get_inputs(), *(context.get_outputs() or ())]
             )
@@ -79,7 +80,7 @@ class AnalysisTests(ContractTests):
         program = self.fw.program(lambda x: self.fw.mul(self.fw.relu(x), weight), X)
         seen: list[Any] = []
 
-        def look(context: amanda.OpContext) -> None:
+        def look(context: OpContext) -> None:
             value = context.get_value(1)
             seen.append((context.get_value(0), None if value is None else self.fw.to_list(value)))
 
@@ -92,7 +93,7 @@ class AnalysisTests(ContractTests):
         with pytest.raises(SelectionError, match=r"(?i)7.*mul.*2 inputs"):
             self.run(self.multiplication(), tool)
 
-    # -- rule 2 -----------------------------------------------------------
+    # -- contract rule 2 ------------------------------------------------------
 
     def test_once_per_op(self) -> None:
         """An analysis runs once per op id, however often the op is executed."""
@@ -101,7 +102,7 @@ class AnalysisTests(ContractTests):
         with self.apply(tool):
             program = self.multiplication()
             for _ in range(3):
-                amanda.new_iteration()
+                new_iteration()
                 program.run()
         assert len(seen) == 1
 
@@ -129,14 +130,14 @@ class AnalysisTests(ContractTests):
         seen: list[str] = []
         tool = self.probe("mul", before=lambda c: seen.append(c.get_op_id()))
         program = self.multiplication()
-        with self.apply(tool), amanda.cache_disabled():
+        with self.apply(tool), cache_disabled():
             for _ in range(3):
-                amanda.new_iteration()
+                new_iteration()
                 program.run()
             uncached = len(seen)
-            with amanda.cache_enabled():
+            with cache_enabled():
                 for _ in range(3):
-                    amanda.new_iteration()
+                    new_iteration()
                     program.run()
         assert uncached == 3
         assert len(seen) == 3
@@ -146,9 +147,9 @@ class AnalysisTests(ContractTests):
         calls: list[int] = []
         tool = self.probe("mul", before=lambda c: c.insert_before_op(lambda *t: calls.append(1)))
         program = self.multiplication()
-        with self.apply(tool), amanda.cache_disabled():
+        with self.apply(tool), cache_disabled():
             for expected in (1, 2, 3):
-                amanda.new_iteration()
+                new_iteration()
                 program.run()
                 assert len(calls) == expected
 
@@ -158,12 +159,12 @@ class AnalysisTests(ContractTests):
         seen: list[str] = []
         calls: list[int] = []
 
-        def analyse(context: amanda.OpContext) -> None:
+        def analyse(context: OpContext) -> None:
             seen.append(context.get_backward_op_id() or "")
             context.insert_before_backward_op(lambda *t: calls.append(1))
 
         program = self.multiplication()
-        with self.apply(self.probe("mul", before_backward=analyse)), amanda.cache_disabled():
+        with self.apply(self.probe("mul", before_backward=analyse)), cache_disabled():
             program.train()
             once = len(seen)
             program.train()
@@ -187,7 +188,7 @@ class AnalysisTests(ContractTests):
         seen: list[str] = []
         calls: list[int] = []
 
-        def analyse(context: amanda.OpContext) -> None:
+        def analyse(context: OpContext) -> None:
             seen.append(context.get_op_id())
             context.insert_before_op(lambda *t, run: calls.append(run), run=len(seen))
 
@@ -197,7 +198,7 @@ class AnalysisTests(ContractTests):
             for again in (False, False, True, False):
                 if again:
                     tool.reanalyse()
-                amanda.new_iteration()
+                new_iteration()
                 program.run()
         assert len(seen) == 2
         assert calls == [1, 1, 2, 2]
@@ -211,7 +212,7 @@ class AnalysisTests(ContractTests):
         with self.apply(one, two):
             program.run()
             one.reanalyse()
-            amanda.new_iteration()
+            new_iteration()
             program.run()
         assert seen == ["one", "two", "one"]
 
@@ -224,7 +225,7 @@ class AnalysisTests(ContractTests):
             program.run()
             met = list(seen)
             tool.reanalyse(met[0])
-            amanda.new_iteration()
+            new_iteration()
             program.run()
         assert seen == [*met, met[0]]
 
@@ -243,13 +244,13 @@ class AnalysisTests(ContractTests):
         assert met > 0
         assert len(seen) == 2 * met
 
-    # -- rule 3 -----------------------------------------------------------
+    # -- contract rule 3 ------------------------------------------------------
 
     def test_forward_routines_run_every_time(self) -> None:
         """Routines around a forward op run at each execution, the first included."""
         calls: list[str] = []
 
-        def analyse(context: amanda.OpContext) -> None:
+        def analyse(context: OpContext) -> None:
             context.insert_before_op(lambda *t: calls.append("before"))
             context.insert_after_op(lambda *t: calls.append("after"))
 
@@ -268,7 +269,7 @@ class AnalysisTests(ContractTests):
         """Routines around a backward op run at each execution, the first included."""
         calls: dict[str, list[str]] = {}
 
-        def analyse(context: amanda.OpContext) -> None:
+        def analyse(context: OpContext) -> None:
             mine = calls.setdefault(context.get_backward_op_id() or "", [])
             context.insert_before_backward_op(lambda *t: mine.append("before"))
             context.insert_after_backward_op(lambda *t: mine.append("after"))
@@ -284,13 +285,13 @@ class AnalysisTests(ContractTests):
         def look(*tensors: Any) -> None:
             seen.append([self.fw.to_list(t) for t in tensors])
 
-        def analyse(context: amanda.OpContext) -> None:
+        def analyse(context: OpContext) -> None:
             context.insert_before_op(look)
             context.insert_after_op(look)
 
         with self.apply(self.probe("mul", before=analyse)):
             self.multiplication().run()
-            amanda.new_iteration()
+            new_iteration()
             self.fw.program(self.fw.mul, times(X, 2.0), W).run()
         twice = times(X, 2.0)
         assert seen == [[X, W], [product(X, W)], [twice, W], [product(twice, W)]]
@@ -324,18 +325,18 @@ class AnalysisTests(ContractTests):
         self.needs_separate_backward()
         calls: list[str] = []
 
-        def whole(context: amanda.OpContext) -> None:
+        def whole(context: OpContext) -> None:
             context.insert_before_backward_op(lambda *t: calls.append("whole op"))
             context.insert_after_backward_op(lambda *t: calls.append("whole op"))
 
-        def single(context: amanda.OpContext) -> None:
+        def single(context: OpContext) -> None:
             context.insert_before_backward_op(lambda *t: calls.append("backward op"))
 
         program = self.fw.program(self.fw.linear, *self.linear_inputs())
         tool = self.probe("linear", before=whole, before_backward=single)
         with self.apply(tool):
             backward = program.forward()
-            with amanda.disabled():
+            with disabled():
                 backward()
             assert calls == []
             program.train()

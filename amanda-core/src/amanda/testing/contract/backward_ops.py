@@ -1,4 +1,4 @@
-"""Rule 8: backward ops and their contexts."""
+"""Contract rule 8: backward ops and their contexts."""
 
 from __future__ import annotations
 
@@ -7,11 +7,12 @@ from typing import Any
 
 import pytest
 
-import amanda
 from amanda.errors import ContextExpiredError, TensorReleased
+from amanda.interface.context import OpContext
 from amanda.interface.driver import Capability
 from amanda.testing.contract.base import ContractTests, W, X, nothing, times
 from amanda.testing.framework import requires
+from amanda.tool import cache_disabled
 
 
 class BackwardOpTests(ContractTests):
@@ -51,7 +52,7 @@ class BackwardOpTests(ContractTests):
             pytest.skip("the framework has no op that accumulates gradients")
         calls: list[int] = []
 
-        def analyse(context: amanda.OpContext) -> None:
+        def analyse(context: OpContext) -> None:
             if self.fw.type_of(context.get_backward_op()) == self.fw.accumulation:
                 context.insert_after_backward_op(lambda *t: calls.append(len(t)))
 
@@ -66,7 +67,7 @@ class BackwardOpTests(ContractTests):
             "linear", before_backward=lambda c: seen.append(str(c.get_backward_op_id()))
         )
         program = self.fw.program(self.fw.linear, *self.linear_inputs())
-        with self.apply(tool), amanda.cache_disabled():
+        with self.apply(tool), cache_disabled():
             program.train()
             program.train()
         half = len(seen) // 2
@@ -79,7 +80,7 @@ class BackwardOpTests(ContractTests):
         """A backward context tells of the backward op and of its forward op."""
         seen: list[Any] = []
 
-        def look(context: amanda.OpContext) -> None:
+        def look(context: OpContext) -> None:
             assert context.is_backward()
             assert not context.is_forward()
             assert context.get_backward_op_id() != context.get_op_id()
@@ -88,7 +89,7 @@ class BackwardOpTests(ContractTests):
 
         forward: list[Any] = []
 
-        def note(context: amanda.OpContext) -> None:
+        def note(context: OpContext) -> None:
             forward.extend([(context.get_op_id(), self.fw.types["split"]), context.get_attrs()])
 
         tool = self.probe("split", before=note, before_backward=look)
@@ -100,7 +101,7 @@ class BackwardOpTests(ContractTests):
         """Gradients consumed are there before the backward op, gradients produced after it."""
         seen: list[Any] = []
 
-        def look(context: amanda.OpContext) -> None:
+        def look(context: OpContext) -> None:
             produced = context.get_grad_inputs()
             seen.append((len(context.get_grad_outputs() or ()), produced is not None))
 
@@ -114,10 +115,10 @@ class BackwardOpTests(ContractTests):
         """Every dict read of a backward context sees the keys of its forward context."""
         seen: list[Any] = []
 
-        def write(context: amanda.OpContext) -> None:
+        def write(context: OpContext) -> None:
             context["mark"] = 1
 
-        def read(context: amanda.OpContext) -> None:
+        def read(context: OpContext) -> None:
             seen.append(
                 [
                     context["mark"],
@@ -140,14 +141,14 @@ class BackwardOpTests(ContractTests):
     @requires(Capability.BACKWARD)
     def test_writes_stay_in_the_child(self) -> None:
         """A write to a backward context does not reach its forward context."""
-        forward: list[amanda.OpContext] = []
-        backward: list[amanda.OpContext] = []
+        forward: list[OpContext] = []
+        backward: list[OpContext] = []
 
-        def overwrite(context: amanda.OpContext) -> None:
+        def overwrite(context: OpContext) -> None:
             backward.append(context)
             context["mark"] = context["own"] = 2
 
-        def write(context: amanda.OpContext) -> None:
+        def write(context: OpContext) -> None:
             forward.append(context)
             context["mark"] = 1
 
@@ -175,7 +176,7 @@ class BackwardOpTests(ContractTests):
         program = self.fw.program(lambda x: self.fw.mul(self.fw.relu(x), weight), X)
         seen: list[Any] = []
 
-        def look(context: amanda.OpContext) -> None:
+        def look(context: OpContext) -> None:
             value = context.get_value(1)
             seen.append((context.get_value(0), None if value is None else self.fw.to_list(value)))
 
@@ -188,7 +189,7 @@ class BackwardOpTests(ContractTests):
         self.needs_separate_backward()
         seen: list[Any] = []
 
-        def look(context: amanda.OpContext) -> None:
+        def look(context: OpContext) -> None:
             inputs = context.get_inputs()
             seen.append([self.fw.to_list(t) for t in inputs[1:]])
             pattern = rf"(?i)input 0 of op .*{op}.*insert_before_op"
@@ -212,7 +213,7 @@ class BackwardOpTests(ContractTests):
     @requires(Capability.BACKWARD)
     def test_backward_context_after_its_analysis(self) -> None:
         """After the analysis the tensors of a backward context are out of reach; the rest stays."""
-        kept: list[amanda.OpContext] = []
+        kept: list[OpContext] = []
         with self.apply(self.probe("mul", before_backward=kept.append)):
             self.multiplication().train()
         context = kept[0]

@@ -1,4 +1,4 @@
-"""Rules 4 and 15: inputs, outputs, selections, and what a context tells."""
+"""Contract rules 4 and 15: inputs, outputs, selections, and what a context tells."""
 
 from __future__ import annotations
 
@@ -7,11 +7,12 @@ from typing import Any
 
 import pytest
 
-import amanda
 from amanda.errors import ContextExpiredError, SelectionError
+from amanda.interface.context import OpContext
 from amanda.interface.driver import Capability
 from amanda.testing.contract.base import ContractTests, W, X
 from amanda.testing.framework import Program, requires
+from amanda.tool import cache_disabled, new_iteration
 from amanda.tools.mapping import MappingTool
 
 
@@ -111,7 +112,7 @@ class ContextTests(ContractTests):
         """inputs= selects by a role that a mapping rule has set."""
         seen: list[Any] = []
 
-        def rule(context: amanda.OpContext) -> None:
+        def rule(context: OpContext) -> None:
             context["weight_index"] = 1
 
         mapping = MappingTool(rules=[[self.namespace().tags[0], rule]])
@@ -139,7 +140,7 @@ class ContextTests(ContractTests):
         """grad_outputs= and grad_out= both select gradients that a backward op consumes."""
         counts: list[int] = []
 
-        def analyse(context: amanda.OpContext) -> None:
+        def analyse(context: OpContext) -> None:
             context.insert_before_backward_op(lambda *t: counts.append(len(t)), **{spelling: [0]})
 
         self.train(self.multiplication(), self.probe("mul", before=analyse))
@@ -151,7 +152,7 @@ class ContextTests(ContractTests):
         """grad_inputs= and grad_in= both select gradients that a backward op produces."""
         seen: list[Any] = []
 
-        def analyse(context: amanda.OpContext) -> None:
+        def analyse(context: OpContext) -> None:
             context.insert_after_backward_op(
                 lambda t: seen.append(self.fw.to_list(t)), **{spelling: [1]}
             )
@@ -165,7 +166,7 @@ class ContextTests(ContractTests):
         seen: list[Any] = []
         name = self.fw.names["mul"][1]
 
-        def analyse(context: amanda.OpContext) -> None:
+        def analyse(context: OpContext) -> None:
             context.insert_after_backward_op(
                 lambda t: seen.append(self.fw.to_list(t)), grad_inputs=[name]
             )
@@ -193,7 +194,7 @@ class ContextTests(ContractTests):
         with pytest.raises(SelectionError, match=rf"(?i)'nose'.*mul.*{name}"):
             self.run(self.multiplication(), tool)
 
-    # -- rule 15 ----------------------------------------------------------
+    # -- contract rule 15 -----------------------------------------------------
 
     def test_unset_key_is_none(self) -> None:
         """A key of the context that no tool has set reads as None."""
@@ -226,7 +227,7 @@ class ContextTests(ContractTests):
         """In a forward context everything that belongs to a backward op is None."""
         seen: list[Any] = []
 
-        def look(context: amanda.OpContext) -> None:
+        def look(context: OpContext) -> None:
             assert context.is_forward()
             assert not context.is_backward()
             seen.extend(
@@ -243,9 +244,9 @@ class ContextTests(ContractTests):
 
     def test_context_after_its_analysis(self) -> None:
         """After the analysis the tensors of a context are out of reach; the rest stays."""
-        kept: list[amanda.OpContext] = []
+        kept: list[OpContext] = []
 
-        def keep(context: amanda.OpContext) -> None:
+        def keep(context: OpContext) -> None:
             context["key"] = "value"
             kept.append(context)
 
@@ -274,9 +275,9 @@ class ContextTests(ContractTests):
         seen: list[str] = []
         tool = self.probe(before=lambda c: seen.append(c.get_op_id()))
         program = self.fw.program(lambda x, w: self.fw.relu(self.fw.mul(x, w)), X, W)
-        with self.apply(tool), amanda.cache_disabled():
+        with self.apply(tool), cache_disabled():
             for _ in range(2):
-                amanda.new_iteration()
+                new_iteration()
                 program.run()
         half = len(seen) // 2
         assert seen[:half] == seen[half:]
@@ -336,7 +337,7 @@ class ContextTests(ContractTests):
         kind, function = self.fw.user_op()
         calls: list[Any] = []
 
-        def analyse(context: amanda.OpContext) -> None:
+        def analyse(context: OpContext) -> None:
             if self.fw.type_of(context.get_op()) == kind:
                 context.insert_before_op(lambda *t: calls.append([self.fw.to_list(x) for x in t]))
 

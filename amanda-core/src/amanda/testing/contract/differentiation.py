@@ -1,4 +1,4 @@
-"""Rule 7: routines are isolated from automatic differentiation, unless told otherwise."""
+"""Contract rule 7: routines are isolated from automatic differentiation, unless told otherwise."""
 
 from __future__ import annotations
 
@@ -7,11 +7,12 @@ from typing import Any
 
 import pytest
 
-import amanda
 from amanda.errors import RoutineResultError
+from amanda.interface.context import OpContext
 from amanda.interface.driver import Capability
 from amanda.testing.contract.base import ONES, ContractTests, W, X, product, times
 from amanda.testing.framework import Probe, Trained, requires
+from amanda.tool import ad_disabled, ad_enabled
 
 
 class DifferentiableProbe(Probe):
@@ -112,13 +113,13 @@ class DifferentiationTests(ContractTests):
     @requires(Capability.AD_IN_ROUTINES)
     def test_ad_enabled(self) -> None:
         """A routine recorded under ad_enabled takes part in AD, and nothing is passed through."""
-        self.check_differentiable(lambda c: self.insert(c, amanda.ad_enabled))
+        self.check_differentiable(lambda c: self.insert(c, ad_enabled))
 
     @requires(Capability.AD_IN_ROUTINES)
     def test_differentiable_tool(self) -> None:
         """The routines of a tool with differentiable = True take part in AD."""
 
-        def analyse(context: amanda.OpContext) -> None:
+        def analyse(context: OpContext) -> None:
             context.insert_before_op(lambda t: self.fw.scale(t, 2.0), inputs=[0])
 
         tool = DifferentiableProbe(self.fw, self.fw.types["mul"], before=analyse)
@@ -130,7 +131,7 @@ class DifferentiationTests(ContractTests):
     @requires(Capability.AD_IN_ROUTINES)
     def test_ad_enabled_around_the_run(self) -> None:
         """ad_enabled counts while the action is recorded, wherever it was entered."""
-        with amanda.ad_enabled():
+        with ad_enabled():
             result = self.train(self.multiplication(), self.doubled_input())
         assert result.gradients == [times(W, 2.0), times(X, 2.0)]
 
@@ -138,18 +139,18 @@ class DifferentiationTests(ContractTests):
     def test_ad_disabled(self) -> None:
         """ad_disabled isolates again, also in a tool with differentiable = True."""
         tool = DifferentiableProbe(
-            self.fw, self.fw.types["mul"], before=lambda c: self.insert(c, amanda.ad_disabled)
+            self.fw, self.fw.types["mul"], before=lambda c: self.insert(c, ad_disabled)
         )
-        with amanda.ad_enabled():
+        with ad_enabled():
             result = self.train(self.multiplication(), tool)
         assert result.gradients == [W, times(X, 2.0)]
 
-    def insert(self, context: amanda.OpContext, scope: Callable[[], Any]) -> None:
+    def insert(self, context: OpContext, scope: Callable[[], Any]) -> None:
         """Record a routine that doubles the first input, within a control scope."""
         with scope():
             context.insert_before_op(lambda t: self.fw.scale(t, 2.0), inputs=[0])
 
-    def check_differentiable(self, analyse: Callable[[amanda.OpContext], None]) -> None:
+    def check_differentiable(self, analyse: Callable[[OpContext], None]) -> None:
         """The gradient goes through the routine's own computation."""
         result = self.train(self.multiplication(), self.probe("mul", before=analyse), times=2)
         assert result.gradients == [times(W, 2.0), times(X, 2.0)]
@@ -158,8 +159,8 @@ class DifferentiationTests(ContractTests):
     def test_differentiable_routine_after(self) -> None:
         """A differentiable routine after the op scales the gradient as it scales the output."""
 
-        def analyse(context: amanda.OpContext) -> None:
-            with amanda.ad_enabled():
+        def analyse(context: OpContext) -> None:
+            with ad_enabled():
                 context.insert_after_op(lambda t: self.fw.scale(t, 4.0))
 
         result = self.train(self.multiplication(), self.probe("mul", before=analyse), times=2)

@@ -1,4 +1,4 @@
-"""Rules 12 to 14: exceptions, what is not seen, traceable routines."""
+"""Contract rules 12 to 14: exceptions, what is not seen, traceable routines."""
 
 from __future__ import annotations
 
@@ -7,10 +7,11 @@ from typing import Any
 
 import pytest
 
-import amanda
+from amanda.interface.context import OpContext
 from amanda.interface.driver import Capability
 from amanda.testing.contract.base import ContractTests, W, X, product, times
 from amanda.testing.framework import requires
+from amanda.tool import new_iteration, traceable
 
 
 class Unlucky(Exception):
@@ -22,7 +23,7 @@ def unlucky(*tensors: Any) -> None:
     raise Unlucky("as planned")
 
 
-Analyse = Callable[[amanda.OpContext], Any]
+Analyse = Callable[[OpContext], Any]
 
 
 class FailureTests(ContractTests):
@@ -76,7 +77,7 @@ class FailureTests(ContractTests):
         attempts: list[int] = []
         calls: list[int] = []
 
-        def analyse(context: amanda.OpContext) -> None:
+        def analyse(context: OpContext) -> None:
             attempts.append(1)
             context.insert_before_op(lambda *t: calls.append(1))
             if len(attempts) == 1:
@@ -86,7 +87,7 @@ class FailureTests(ContractTests):
         with self.apply(self.probe("mul", before=analyse)):
             with pytest.raises(Unlucky):
                 program.run()
-            amanda.new_iteration()
+            new_iteration()
             assert program.run() == [product(X, W)]
         assert len(attempts) == 2
         assert calls == [1]
@@ -103,7 +104,7 @@ class FailureTests(ContractTests):
         with self.apply(tool):
             with pytest.raises(Exception):  # noqa: B017, PT011 - each framework has its own
                 wrong.run()
-            amanda.new_iteration()
+            new_iteration()
             right.run()
         assert seen == ["before", "after"]
 
@@ -123,7 +124,7 @@ class FailureTests(ContractTests):
             with pytest.raises(Unlucky):
                 program.train()
             failing[0] = False
-            amanda.new_iteration()
+            new_iteration()
             assert program.train().gradients == [W, X]
         assert calls == [1]
 
@@ -133,17 +134,17 @@ class FailureTests(ContractTests):
         kept: list[Callable[..., Any]] = []
         self.run(
             self.fw.program(self.fw.split, X),
-            self.probe("split", before=lambda c: kept.append(c._open_call().freeze())),
+            self.probe("split", before=lambda c: kept.append(c.get_function())),
         )
-        outputs = kept[0](self.fw.inputs("split", self.fw.tensor(W)))
+        outputs = kept[0](*self.fw.inputs("split", self.fw.tensor(W)))
         assert [self.fw.to_list(t) for t in outputs] == [[W[0]], [W[1]]]
 
-    # -- rule 14 ----------------------------------------------------------
+    # -- contract rule 14 -----------------------------------------------------
 
     def test_traceable_routine(self) -> None:
         """A traceable routine has the same effect as one that runs at run time."""
 
-        @amanda.traceable
+        @traceable
         def double(tensor: Any) -> Any:
             return self.fw.add(tensor, tensor)
 

@@ -1,13 +1,14 @@
-"""Rule 9: the order of tools."""
+"""Contract rule 9: the order of tools."""
 
 from __future__ import annotations
 
 import pytest
 
-import amanda
 from amanda.errors import DependencyCycleError
+from amanda.interface.context import OpContext
 from amanda.testing.contract.base import ContractTests, W, X, product, times
 from amanda.testing.framework import Probe
+from amanda.tool import new_iteration
 
 
 class OrderTests(ContractTests):
@@ -16,7 +17,7 @@ class OrderTests(ContractTests):
     def tracer(self, name: str, seen: list[str]) -> Probe:
         """A tool that notes when its analysis and its routine run."""
 
-        def analyse(context: amanda.OpContext) -> None:
+        def analyse(context: OpContext) -> None:
             seen.append(f"analysis {name}")
             context.insert_before_op(lambda *t: seen.append(f"routine {name}"))
 
@@ -65,7 +66,7 @@ class OrderTests(ContractTests):
         """A dependency's routine runs first also where a later analysis has recorded it."""
         seen: list[str] = []
 
-        def record(name: str, context: amanda.OpContext) -> None:
+        def record(name: str, context: OpContext) -> None:
             context.insert_after_op(lambda *t: seen.append(name))
 
         first = self.probe("mul", after=lambda c: record("first", c))
@@ -80,7 +81,7 @@ class OrderTests(ContractTests):
         seen: list[str] = []
 
         def tool(name: str, blind: bool) -> Probe:
-            def analyse(context: amanda.OpContext) -> None:
+            def analyse(context: OpContext) -> None:
                 select: list[int] | None = [] if blind else None
                 if point == "before":
                     context.insert_before_op(lambda *t: seen.append(name), inputs=select)
@@ -102,7 +103,7 @@ class OrderTests(ContractTests):
         with self.apply(second):
             program.run()
             first.reanalyse()
-            amanda.new_iteration()
+            new_iteration()
             seen.clear()
             program.run()
         assert seen == ["analysis first", "routine first", "routine second"]

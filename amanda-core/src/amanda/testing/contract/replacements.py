@@ -1,4 +1,4 @@
-"""Rule 6: replacing an op, and its backward ops."""
+"""Contract rule 6: replacing an op, and its backward ops."""
 
 from __future__ import annotations
 
@@ -7,25 +7,24 @@ from typing import Any
 
 import pytest
 
-import amanda
 from amanda.errors import ReplacementConflictError, RoutineResultError
+from amanda.interface.context import OpContext
 from amanda.interface.driver import Capability
 from amanda.testing.contract.base import ONES, ContractTests, W, X, product, times
 from amanda.testing.framework import Trained, requires
+from amanda.tool import Tool
 
 
-class One(amanda.Tool):
+class One(Tool):
     """A tool that calls a method of the context for each op of one type."""
 
-    def __init__(
-        self, is_meant: Callable[[amanda.OpContext], bool], method: str, **kind: bool
-    ) -> None:
+    def __init__(self, is_meant: Callable[[OpContext], bool], method: str, **kind: bool) -> None:
         super().__init__()
         self._is_meant = is_meant
         self._method = method
         self.add_inst_for_op(self.analyse, **kind)
 
-    def analyse(self, context: amanda.OpContext) -> None:
+    def analyse(self, context: OpContext) -> None:
         """Record the replacement."""
         if self._is_meant(context):
             getattr(context, self._method)(_first)
@@ -48,7 +47,7 @@ class ReplacementTests(ContractTests):
         result: Trained = self.train(self.multiplication(), tool, times=2)
         return result
 
-    def is_mul(self, context: amanda.OpContext) -> bool:
+    def is_mul(self, context: OpContext) -> bool:
         """Whether the context belongs to a product."""
         return self.fw.type_of(context.get_op()) == self.fw.types["mul"]
 
@@ -104,7 +103,7 @@ class ReplacementTests(ContractTests):
     def test_routines_around_a_replacement(self) -> None:
         """Routines before and after an op act on its replacement as on the op."""
 
-        def analyse(context: amanda.OpContext) -> None:
+        def analyse(context: OpContext) -> None:
             context.insert_before_op(lambda t: self.fw.scale(t, 2.0), inputs=[0])
             context.replace_op(lambda x, w: self.fw.add(x, x))
             context.insert_after_op(lambda t: self.fw.scale(t, 2.0))
@@ -164,7 +163,7 @@ class ReplacementTests(ContractTests):
         """From a backward analysis, replace_backward_op supplies what the backward op produces."""
         kind = self.fw.backward_types["relu"][0]
 
-        def analyse(context: amanda.OpContext) -> None:
+        def analyse(context: OpContext) -> None:
             if self.fw.type_of(context.get_backward_op()) == kind:
                 context.replace_backward_op(lambda g: self.fw.scale(g, 4.0), grad_outputs=[0])
 
@@ -202,7 +201,7 @@ class ReplacementTests(ContractTests):
     def test_replace_op_and_its_backward(self) -> None:
         """A replaced op has the gradient that replace_backward_op supplies, if there is one."""
 
-        def analyse(context: amanda.OpContext) -> None:
+        def analyse(context: OpContext) -> None:
             context.replace_op(self.fw.add)
             context.replace_backward_op(lambda g: [self.fw.scale(g, 4.0), None])
 

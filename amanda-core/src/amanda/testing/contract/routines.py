@@ -1,4 +1,4 @@
-"""Rule 5: what a routine may return."""
+"""Contract rule 5: what a routine may return."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-import amanda
 from amanda.errors import RoutineResultError
+from amanda.interface.context import OpContext
 from amanda.interface.driver import Capability
 from amanda.testing.contract.base import ContractTests, W, X, nothing, product, times
 from amanda.testing.framework import requires
@@ -119,7 +119,7 @@ class RoutineTests(ContractTests):
     def test_gradients_are_replaced(self) -> None:
         """What a routine before a backward op returns is what the op consumes."""
 
-        def analyse(context: amanda.OpContext) -> None:
+        def analyse(context: OpContext) -> None:
             context.insert_before_backward_op(lambda g: self.fw.scale(g, 2.0), grad_outputs=[0])
 
         tool = self.probe("relu", before_backward=analyse)
@@ -140,7 +140,7 @@ class RoutineTests(ContractTests):
         """What a routine after a backward op returns is what the op has produced."""
         kind = self.fw.backward_types["mul"][0]
 
-        def analyse(context: amanda.OpContext) -> None:
+        def analyse(context: OpContext) -> None:
             if self.fw.type_of(context.get_backward_op()) == kind:
                 context.insert_after_backward_op(lambda *g: [self.fw.scale(t, 2.0) for t in g])
 

@@ -1,4 +1,4 @@
-"""Rule 10: scopes, except for threads and processes."""
+"""Contract rule 10: scopes, except for threads and processes."""
 
 from __future__ import annotations
 
@@ -8,10 +8,11 @@ from typing import Any
 
 import pytest
 
-import amanda
+from amanda.interface.context import OpContext
 from amanda.interface.driver import Capability
 from amanda.testing.contract.base import ContractTests, W, X, times
 from amanda.testing.framework import Probe, requires
+from amanda.tool import disabled, enabled, new_iteration
 
 
 class ScopeTests(ContractTests):
@@ -37,7 +38,7 @@ class ScopeTests(ContractTests):
         program = self.multiplication()
         with self.apply(self.counter(calls, "outer")):
             program.run()
-            amanda.new_iteration()
+            new_iteration()
             self.run(program, self.counter(calls, "inner"))
         assert calls == ["outer", "outer", "inner"]
 
@@ -46,9 +47,9 @@ class ScopeTests(ContractTests):
         calls: list[int] = []
         program = self.multiplication()
         with self.apply(self.counter(calls)):
-            with amanda.disabled():
+            with disabled():
                 program.run()
-                with amanda.enabled():
+                with enabled():
                     program.run()
                 program.run()
             assert calls == [1]
@@ -60,7 +61,7 @@ class ScopeTests(ContractTests):
         calls: list[int] = []
         program = self.multiplication()
         with self.apply(self.counter(calls)):
-            with pytest.raises(KeyError), amanda.disabled():
+            with pytest.raises(KeyError), disabled():
                 raise KeyError
             program.run()
         assert calls == [1]
@@ -88,13 +89,13 @@ class ScopeTests(ContractTests):
         self.needs_separate_backward()
         calls: list[str] = []
 
-        def whole(context: amanda.OpContext) -> None:
+        def whole(context: OpContext) -> None:
             context.insert_before_op(lambda t: self.fw.scale(t, 2.0), inputs=[0])
             context.insert_before_backward_op(lambda *g: calls.append("whole op"))
             context.insert_after_backward_op(lambda *g: calls.append("whole op"))
             context.replace_backward_op(lambda g: calls.append("whole op"))
 
-        def single(context: amanda.OpContext) -> None:
+        def single(context: OpContext) -> None:
             context.insert_before_backward_op(lambda *g: calls.append("backward op"))
 
         with self.apply(self.probe("mul", before=whole, before_backward=single)):
@@ -172,7 +173,7 @@ class ScopeTests(ContractTests):
         def routine(tensor: Any) -> Any:
             return self.fw.mul(self.fw.mul(tensor, tensor), tensor)
 
-        def analyse(context: amanda.OpContext) -> None:
+        def analyse(context: OpContext) -> None:
             seen.append(context.get_op_id())
             self.fw.to_list(self.fw.relu(self.fw.tensor(X)))
             context.insert_after_op(routine)

@@ -1,4 +1,4 @@
-"""Rule 10: threads and processes."""
+"""Contract rule 10: threads and processes."""
 
 from __future__ import annotations
 
@@ -10,10 +10,11 @@ from typing import Any
 
 import pytest
 
-import amanda
+from amanda.interface.context import OpContext
 from amanda.interface.driver import Capability
 from amanda.testing.contract.base import ContractTests, W, X, product
 from amanda.testing.framework import Probe, requires
+from amanda.tool import cache_disabled, disabled
 
 _PATIENCE = 30.0
 
@@ -64,7 +65,7 @@ class ThreadTests(ContractTests):
         calls: list[str] = []
         program = self.multiplication()
         with self.apply(self.thread_counter(calls)):
-            with amanda.disabled():
+            with disabled():
                 thread = threading.Thread(target=program.run)
                 thread.start()
             thread.join()
@@ -151,12 +152,12 @@ class ThreadTests(ContractTests):
             time.sleep(0.002)
             inside.pop()
 
-        def analyse(context: amanda.OpContext) -> None:
+        def analyse(context: OpContext) -> None:
             slow()
             context.insert_before_op(slow)
 
         programs = [self.multiplication() for _ in range(3)]
-        with self.apply(self.probe("mul", before=analyse)), amanda.cache_disabled():
+        with self.apply(self.probe("mul", before=analyse)), cache_disabled():
             threads = [in_thread(lambda p=p: [p.run() for _ in range(4)]) for p in programs]  # type: ignore[misc]
             for thread in threads:
                 thread.join()

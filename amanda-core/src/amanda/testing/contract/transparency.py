@@ -1,4 +1,4 @@
-"""Rule 11: what changes nothing, changes nothing."""
+"""Contract rule 11: a tool that changes nothing has no effect."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-import amanda
+from amanda.interface.context import OpContext
 from amanda.interface.driver import Capability
 from amanda.patching import PatchSet
 from amanda.testing.contract.base import B, ContractTests, W, X, nothing
@@ -42,13 +42,13 @@ class TransparencyTests(ContractTests):
     def identity(self, routine: Callable[..., Any]) -> Probe:
         """A tool with a routine that changes nothing, at each point."""
 
-        def forward(context: amanda.OpContext) -> None:
+        def forward(context: OpContext) -> None:
             context.insert_before_op(routine)
             context.insert_after_op(routine)
             context.insert_before_backward_op(routine)
             context.insert_after_backward_op(routine)
 
-        def backward(context: amanda.OpContext) -> None:
+        def backward(context: OpContext) -> None:
             context.insert_before_backward_op(routine)
             context.insert_after_backward_op(routine)
 
@@ -151,7 +151,7 @@ class TransparencyTests(ContractTests):
         def follow(*tensors: Any) -> None:
             alive.extend(weakref.ref(t) for t in tensors if t is not None)
 
-        def analyse(context: amanda.OpContext) -> None:
+        def analyse(context: OpContext) -> None:
             context.insert_after_op(follow)
             context.insert_before_backward_op(follow)
 

@@ -1,10 +1,10 @@
-"""Rule 8, last part: backward actions of a forward analysis act on the whole operator."""
+"""Contract rule 8: backward actions of a forward analysis act on the whole operator."""
 
 from __future__ import annotations
 
 from typing import Any
 
-import amanda
+from amanda.interface.context import OpContext
 from amanda.interface.driver import Capability
 from amanda.testing.contract.base import ONES, ContractTests, W, X, product, times
 from amanda.testing.framework import requires
@@ -63,7 +63,7 @@ class WholeOpTests(ContractTests):
     def test_changed_gradients_of_the_inputs(self) -> None:
         """What a routine returns for an input's gradient flows on to that input."""
 
-        def analyse(context: amanda.OpContext) -> None:
+        def analyse(context: OpContext) -> None:
             context.insert_after_backward_op(lambda g: self.fw.scale(g, 2.0), grad_inputs=[1])
 
         result = self.train(self.multiplication(), self.probe("mul", before=analyse), times=2)
@@ -74,7 +74,7 @@ class WholeOpTests(ContractTests):
         """Recorded by an after-analysis they act in the backward of that very execution."""
         seen: list[Any] = []
 
-        def analyse(context: amanda.OpContext) -> None:
+        def analyse(context: OpContext) -> None:
             context.insert_before_backward_op(self.look(seen))
             context.insert_after_backward_op(self.look(seen))
 
@@ -101,11 +101,11 @@ class WholeOpTests(ContractTests):
         """They run before the first and after the last backward op of the operator."""
         seen: list[str] = []
 
-        def whole(context: amanda.OpContext) -> None:
+        def whole(context: OpContext) -> None:
             context.insert_before_backward_op(lambda *g: seen.append("first"))
             context.insert_after_backward_op(lambda *g: seen.append("last"))
 
-        def single(context: amanda.OpContext) -> None:
+        def single(context: OpContext) -> None:
             if self.fw.type_of(context.get_backward_op()) != self.fw.accumulation:
                 context.insert_before_backward_op(lambda *g: seen.append("op"))
 
@@ -127,7 +127,7 @@ class WholeOpTests(ContractTests):
         """They act on an in-place operator, which stays one."""
         seen: list[Any] = []
 
-        def analyse(context: amanda.OpContext) -> None:
+        def analyse(context: OpContext) -> None:
             context.insert_before_backward_op(self.look(seen))
             context.insert_after_backward_op(self.look(seen))
 
@@ -146,7 +146,7 @@ class WholeOpTests(ContractTests):
         """They leave gradients of gradients as they are."""
         program = self.fw.program(lambda x: self.fw.mul(self.fw.mul(x, x), x), X)
 
-        def analyse(context: amanda.OpContext) -> None:
+        def analyse(context: OpContext) -> None:
             context.insert_before_backward_op(lambda *g: g)
             context.insert_after_backward_op(lambda *g: g)
 

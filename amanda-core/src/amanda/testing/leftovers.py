@@ -1,0 +1,42 @@
+"""Ends what a test has left open, so that a test that fails does not make others fail.
+
+A fixture of pytest calls it after each test, and makes an error of what it finds::
+
+    yield
+    assert leftovers.end() == []
+"""
+
+from __future__ import annotations
+
+from amanda.scope.inheritance import cover_new_threads
+from amanda.state import ATTACHED, LIVE_SCOPES, STATE, ThreadState
+
+
+def end() -> list[str]:
+    """End open scopes, detach drivers and reset the switches of this thread.
+
+    Returns:
+        One line for each of them; nothing where everything was closed. An exception that a
+        tool or a driver raises while it is ended is a line too.
+    """
+    found: list[str] = []
+    for scope in reversed(tuple(LIVE_SCOPES)):
+        names = ", ".join(type(tool).__name__ for tool in scope.tools) or "no tool"
+        found.append(f"a scope is open, of {names}")
+        try:
+            scope.exit()
+        except Exception as error:
+            found.append(f"its exit raised {error!r}")
+    for cls, driver in tuple(ATTACHED.items()):
+        found.append(f"{cls.name} is attached")
+        del ATTACHED[cls]
+        try:
+            driver.detach()
+        except Exception as error:
+            found.append(f"its detach() raised {error!r}")
+    cover_new_threads(bool(LIVE_SCOPES))
+    for switch, value in vars(ThreadState()).items():
+        if getattr(STATE, switch) != value:
+            found.append(f"STATE.{switch} is {getattr(STATE, switch)!r}")
+            setattr(STATE, switch, value)
+    return found
