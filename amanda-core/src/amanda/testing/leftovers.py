@@ -2,7 +2,7 @@
 
 A fixture of pytest calls it after each test, and makes an error of what it finds::
 
-    yield
+Yield:
     assert leftovers.end() == []
 """
 
