@@ -14,6 +14,7 @@ import pytest
 from amanda.interface.context import OpContext
 from amanda.interface.driver import Capability
 from amanda.patching import PatchSet
+from amanda.testing import watched
 from amanda.testing.contract.base import B, ContractTests, W, X, nothing
 from amanda.testing.framework import Probe, Program, requires
 
@@ -102,7 +103,7 @@ class TransparencyTests(ContractTests):
         """After the scope every patched attribute is the very object that it was before."""
         program = self.network()
         program.run()
-        before = self.snapshot()
+        before = watched.snapshot(self.fw.watched)
         with _patched_attributes() as patched:
             try:
                 with self.apply(self.identity(nothing)):
@@ -114,34 +115,22 @@ class TransparencyTests(ContractTests):
         assert [
             (t, n) for t, n, old in patched if inspect.getattr_static(t, n, _ABSENT) is not old
         ] == []
-        assert self.differences(before, self.snapshot()) == []
+        assert self.changes_since(before) == []
 
     def test_nested_scopes_undo_patches(self) -> None:
         """Scopes that end in the order of their entry leave nothing behind either."""
-        before = self.snapshot()
+        before = watched.snapshot(self.fw.watched)
         first, second = self.apply(self.watcher()), self.apply(self.watcher())
         first.__enter__()
         second.__enter__()
         first.__exit__(None, None, None)
         self.network().run()
         second.__exit__(None, None, None)
-        assert self.differences(before, self.snapshot()) == []
+        assert self.changes_since(before) == []
 
-    def snapshot(self) -> dict[tuple[int, str], Any]:
-        """All attributes of the modules and classes that the adapter watches."""
-        return {
-            (position, name): value
-            for position, target in enumerate(self.fw.watched)
-            for name, value in vars(target).items()
-        }
-
-    def differences(self, before: dict[Any, Any], after: dict[Any, Any]) -> list[Any]:
-        """The attributes that are not the same object."""
-        return [
-            key
-            for key in {**before, **after}
-            if before.get(key, _ABSENT) is not after.get(key, _ABSENT)
-        ]
+    def changes_since(self, before: watched.Snapshot) -> list[str]:
+        """The attributes that the adapter watches and that are not the same object."""
+        return watched.differences(self.fw.watched, before, watched.snapshot(self.fw.watched))
 
     @requires(Capability.BACKWARD)
     def test_tensors_die(self) -> None:

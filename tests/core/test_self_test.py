@@ -1,0 +1,82 @@
+"""The self-test that is made from the kit's adapter: what it finds, and what it says."""
+
+from __future__ import annotations
+
+import pytest
+
+from amanda.interface.driver import Capability
+from amanda.testing import self_test
+from amanda.testing.loopback import LoopbackDriver, ops
+from amanda.testing.loopback.execution import Execution
+from tests.core import broken_backward, broken_forward
+from tests.core.loopback_framework import LoopbackFramework
+
+
+def test_a_sound_driver_has_no_problems() -> None:
+    """Of a driver that works nothing is reported, also where it has no capability at all."""
+    assert self_test.problems(LoopbackDriver, LoopbackFramework) == []
+
+    class Modest(LoopbackDriver):
+        capabilities = frozenset()
+
+    assert self_test.problems(Modest, LoopbackFramework) == []
+
+
+class RaisesInAttach(LoopbackDriver):
+    def attach(self) -> None:
+        raise RuntimeError("no such framework")
+
+
+class SeesNothing(LoopbackDriver):
+    @property
+    def is_active(self) -> bool:
+        return False
+
+
+class IgnoresRoutines(LoopbackDriver):
+    class execution_cls(Execution):
+        def _returned(self, outputs: object) -> object:
+            return self._op.compute(**self._arguments.rebuilt(self._arguments.inputs))
+
+
+class RaisesInDetach(LoopbackDriver):
+    def detach(self) -> None:
+        super().detach()
+        raise RuntimeError("not now")
+
+
+@pytest.mark.parametrize(
+    ("driver", "expected"),
+    [
+        (RaisesInAttach, "under a tool that only looks: RuntimeError: no such framework"),
+        (RaisesInDetach, "under a tool that only looks: RuntimeError: not now"),
+        (SeesNothing, "operator mul was not seen; seen were []"),
+        (IgnoresRoutines, "a run in which a tool doubles a value gives the outputs"),
+        (broken_backward.CutsTheGradient, "a tool doubles a value gives the gradients [None, None]"),
+        (broken_backward.SeesOneBackwardOp, "operator MulBackward was not seen; seen were ['Relu"),
+        (broken_forward.RoundsResults, "the first iteration under a tool that only looks gives"),
+        (broken_forward.CountsForEver, "the ids of two iterations differ: ['/mul:0', "),
+        (broken_forward.ForgetsAPatch, "amanda.testing.loopback.ops.rng_state stays patched"),
+    ],
+    ids=lambda value: getattr(value, "__name__", ""),
+)
+def test_problems_are_named(
+    monkeypatch: pytest.MonkeyPatch, driver: type[LoopbackDriver], expected: str
+) -> None:
+    """A driver that does not work gets a line that says what is wrong."""
+    monkeypatch.setattr(ops, "rng_state", ops.rng_state)  # one of them leaves its patch behind
+    found = self_test.problems(driver, LoopbackFramework)
+    assert [line for line in found if expected in line], found
+
+
+def test_gradients_are_compared_where_the_driver_has_them() -> None:
+    """Without Capability.BACKWARD no backward pass is run."""
+
+    class ForwardOnly(broken_backward.CutsTheGradient):
+        capabilities = LoopbackDriver.capabilities - {Capability.BACKWARD}
+
+    class NoGradients(LoopbackFramework):
+        def backward(self, outputs: object, leaves: object) -> list[object]:
+            raise NotImplementedError
+
+    assert self_test.problems(ForwardOnly, NoGradients) == []
