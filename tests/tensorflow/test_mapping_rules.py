@@ -9,50 +9,61 @@ from collections.abc import Mapping, Sequence
 from types import SimpleNamespace
 from typing import Any
 
-import attrs
 import pytest
 
 from amanda.interface.backward_context import BackwardOpContext
-from amanda.interface.calls import BackwardCall, OpCall
 from amanda.interface.context import OpContext
 from amanda_tensorflow import mapping_rules
 
 
-@attrs.define(eq=False)
-class Call(OpCall):
-    """An operator whose variables and constants have the shapes that are given."""
+class Forward(OpContext):
+    """The context of an operator whose variables and constants have the shapes that are given."""
 
-    shapes: Mapping[int, Sequence[int]] = attrs.field(factory=dict)
+    def __init__(
+        self,
+        kind: str,
+        names: Sequence[str],
+        shapes: Mapping[int, Sequence[int]],
+        attributes: Mapping[str, Any],
+    ) -> None:
+        super().__init__(SimpleNamespace(type=kind, name=kind), f"net/{kind}", "tensorflow/2.21")
+        self.names, self.shapes, self.attributes = names, shapes, attributes
 
-    def value(self, index: int) -> Any:
+    def get_attrs(self) -> dict[str, Any]:
+        return dict(self.attributes)
+
+    def get_input_names(self) -> list[str]:
+        return list(self.names)
+
+    def get_value(self, index: int) -> Any:
         shape = self.shapes.get(index)
         return None if shape is None else SimpleNamespace(shape=tuple(shape))
+
+
+class Backward(BackwardOpContext):
+    """The context of a backward operator whose outputs are the gradients of the named inputs."""
+
+    def __init__(self, parent: OpContext, kind: str, names: Sequence[str]) -> None:
+        op = SimpleNamespace(type=kind, name=kind)
+        super().__init__(parent, op, f"{parent.get_op_id()}/grad/{kind}:0")
+        self.names = names
+
+    def get_grad_input_names(self) -> list[str]:
+        return list(self.names)
 
 
 def forward(
     kind: str, names: str = "", shapes: Mapping[int, Sequence[int]] | None = None, **attributes: Any
 ) -> OpContext:
     """The context of an operator, as the rules leave it."""
-    context = OpContext(SimpleNamespace(type=kind, name=kind), f"net/{kind}", "tensorflow/2.21")
-    listed = names.split() or ["input", "filter"]
-    context._attributes = attributes
-    context._names = listed
-    context._call = Call(
-        op=context.get_op(),
-        op_id=context.get_op_id(),
-        inputs=[object()] * len(listed),
-        names=listed,
-        shapes=shapes or {},
-    )
+    context = Forward(kind, names.split() or ["input", "filter"], shapes or {}, attributes)
     mapping_rules.standard(context)
     return context
 
 
 def backward(parent: OpContext, kind: str, *names: str) -> OpContext:
     """The context of one of its backward operators, likewise."""
-    op = SimpleNamespace(type=kind, name=kind)
-    context = BackwardOpContext(parent, op, f"{parent.get_op_id()}/grad/{kind}:0")
-    context._backward = BackwardCall(op, context.get_backward_op_id(), names)
+    context = Backward(parent, kind, names)
     mapping_rules.standard(context)
     return context
 

@@ -12,9 +12,9 @@ import pytest
 import tensorflow as tf
 from tensorflow.core.protobuf import saved_model_pb2
 from tensorflow.python.eager import context
-from tensorflow.python.ops import script_ops
 
 import amanda
+from amanda_tensorflow import _internals
 from tests.tensorflow import support
 from tests.tensorflow.support import Counter, Identity, Session, Training, Watcher, tf1
 
@@ -197,7 +197,7 @@ def test_savers(tmp_path: Path) -> None:
 def registries() -> tuple[int, int]:
     """The Python functions and the graph functions that the process knows."""
     gc.collect()
-    return script_ops._py_funcs.size(), len(context.context().list_function_names())
+    return _internals.registered_routines(), len(context.context().list_function_names())
 
 
 @pytest.mark.parametrize("placement", support.PLACEMENTS)

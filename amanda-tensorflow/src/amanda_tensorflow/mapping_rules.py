@@ -318,8 +318,7 @@ def _recurrent(kind: str, attributes: Mapping[str, Any]) -> str:
 
 def _roles(context: OpContext, kind: str) -> dict[str, int]:
     """Where a backward operator has the gradients of the input, the weight and the bias."""
-    call = context._backward
-    produced = list(call.names) if call is not None else []
+    produced = context.get_grad_input_names()
     if not any(produced):
         return dict(_GRADIENT_ROLES.get(kind, {}))
     names = context.get_input_names()

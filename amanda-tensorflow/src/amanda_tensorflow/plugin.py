@@ -65,9 +65,9 @@ class TensorFlowDriver(Driver, abc.ABC):
         if sys.modules.get("amanda_tensorflow._internals", _PLACEHOLDER) is not _PLACEHOLDER:
             # A module of ours is what imports TensorFlow; its driver does this when it attaches.
             return
-        from amanda_tensorflow.provenance import records
+        from amanda_tensorflow.gradient_map import recording
 
-        records.install()
+        recording.install()
 
     @classmethod
     def check_internals(cls) -> Sequence[str]:
@@ -78,27 +78,19 @@ class TensorFlowDriver(Driver, abc.ABC):
 
         return [f"TensorFlow has {problem}" for problem in _internals.missing(cls.mode)]
 
+    @classmethod
+    def self_test(cls) -> Sequence[str]:
+        """Run a tiny model under a tool, in this mode; what went wrong, if anything."""
+        return cls.loaded().self_test()
+
 
 class TensorFlowEagerDriver(TensorFlowDriver):
     """TensorFlow running operators at once."""
 
     name = "tensorflow-eager"
     mode = "eager"
+    target = "amanda_tensorflow.eager.driver:EagerDriver"
     capabilities = _COMMON
-
-    @classmethod
-    def create(cls) -> Any:
-        """The driver itself, which imports TensorFlow."""
-        from amanda_tensorflow.eager.driver import EagerDriver
-
-        return super(TensorFlowEagerDriver, EagerDriver).create()
-
-    @classmethod
-    def self_test(cls) -> Sequence[str]:
-        """Look at the operators of a tiny model; what went wrong, if anything."""
-        from amanda_tensorflow.eager.driver import self_test
-
-        return self_test()
 
 
 class TensorFlowFunctionDriver(TensorFlowDriver):
@@ -106,21 +98,8 @@ class TensorFlowFunctionDriver(TensorFlowDriver):
 
     name = "tensorflow-function"
     mode = "function"
+    target = "amanda_tensorflow.function.driver:FunctionDriver"
     capabilities = _COMMON | {Capability.STATIC_GRAPH, Capability.COMPILED}
-
-    @classmethod
-    def create(cls) -> Any:
-        """The driver itself, which imports TensorFlow."""
-        from amanda_tensorflow.function.driver import FunctionDriver
-
-        return super(TensorFlowFunctionDriver, FunctionDriver).create()
-
-    @classmethod
-    def self_test(cls) -> Sequence[str]:
-        """Look at the operators of a tiny function; what went wrong, if anything."""
-        from amanda_tensorflow.function.driver import self_test
-
-        return self_test()
 
 
 class TensorFlowGraphDriver(TensorFlowDriver):
@@ -128,21 +107,8 @@ class TensorFlowGraphDriver(TensorFlowDriver):
 
     name = "tensorflow-graph"
     mode = "graph"
+    target = "amanda_tensorflow.session.driver:SessionDriver"
     capabilities = _COMMON | {Capability.STATIC_GRAPH, Capability.COMPILED}
-
-    @classmethod
-    def create(cls) -> Any:
-        """The driver itself, which imports TensorFlow."""
-        from amanda_tensorflow.session.driver import SessionDriver
-
-        return super(TensorFlowGraphDriver, SessionDriver).create()
-
-    @classmethod
-    def self_test(cls) -> Sequence[str]:
-        """Look at the operators of a tiny graph; what went wrong, if anything."""
-        from amanda_tensorflow.session.driver import self_test
-
-        return self_test()
 
 
 def installed() -> tuple[str, str] | None:

@@ -136,7 +136,7 @@ def test_names_of_products(watched: tuple[int, ...]) -> None:
     tool = Acting(
         "MatMul",
         backward=lambda c: c.insert_after_backward_op(lambda *g: None),
-        after=lambda c: names.append(c._backward.names),  # type: ignore[union-attr]
+        after=lambda c: names.append(c.get_grad_input_names()),
     )
     with apply(tool), tf.GradientTape() as tape:
         sources = [operands[i] for i in watched]
@@ -169,7 +169,7 @@ def test_learned_names() -> None:
     names: list[Any] = []
 
     def look(context: amanda.OpContext) -> None:
-        names.append((context.get_backward_op().type, context._backward.names))  # type: ignore[union-attr]
+        names.append((context.get_backward_op().type, context.get_grad_input_names()))
 
     double = tf.cast(X, tf.float64)
     with apply(Acting("Mul", backward=look)), amanda.cache_disabled():

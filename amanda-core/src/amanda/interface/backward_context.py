@@ -127,6 +127,9 @@ class BackwardOpContext(OpContext):
         self._open_backward()
         return None if self._gradients[1] is None else list(self._gradients[1])
 
+    def get_grad_input_names(self) -> list[str]:
+        return list(self._open_backward().names)
+
     def _open_backward(self) -> BackwardCall:
         if self._backward is None:
             raise ContextExpiredError(

@@ -210,6 +210,14 @@ class OpContext(dict[Any, Any]):
         and in a forward context."""
         return None
 
+    def get_grad_input_names(self) -> list[str]:
+        """The forward input whose gradient each produced gradient is, by its declared name.
+
+        "" where the driver cannot tell, and for a gradient of none of them. Empty in a
+        forward context.
+        """
+        return []
+
     # -- instrumentation --------------------------------------------------
 
     def insert_before_op(self, func: Routine, inputs: Selection = None, **kwargs: Any) -> None:

@@ -145,6 +145,36 @@ def original_op(op: Any) -> Any:
     return op._original_op
 
 
+def create_op_in(graph: Any, kind: str, inputs: Sequence[Any], types: Any, **options: Any) -> Any:
+    """Add an operator to a graph; the operator."""
+    return graph._create_op_internal(kind, inputs, types, **options)
+
+
+def add_function(graph: Any, function: Any) -> None:
+    """Let a graph know a function, and those that it calls."""
+    graph._add_function_recursive(function)
+
+
+def update_input(op: Any, index: int, tensor: Any) -> None:
+    """Let an operator of a graph read another tensor."""
+    op._update_input(index, tensor)
+
+
+def add_control_input(op: Any, before: Any) -> None:
+    """Let an operator of a graph wait for another one."""
+    op._add_control_input(before)
+
+
+def set_device(op: Any, device: str) -> None:
+    """Place an operator of a graph on a device."""
+    op._set_device(device)
+
+
+def is_reference(dtype: Any) -> bool:
+    """Whether tensors of a type are references to variables of TensorFlow 1."""
+    return bool(dtype._is_ref_dtype)
+
+
 def is_stateful(op: Any) -> bool:
     """Whether an operator of a graph does more than give its outputs."""
     return bool(op._is_stateful)

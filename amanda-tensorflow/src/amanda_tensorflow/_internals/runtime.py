@@ -109,6 +109,11 @@ def registered_routine(token: Any) -> Any:
     return script_ops._py_funcs.get(token if isinstance(token, str) else token.decode())
 
 
+def registered_routines() -> int:
+    """How many functions the runtime may call."""
+    return int(script_ops._py_funcs.size())
+
+
 def executing_eagerly() -> bool:
     """Whether operators of the current thread run at once."""
     return bool(context.executing_eagerly())

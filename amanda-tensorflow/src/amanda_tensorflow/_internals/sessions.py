@@ -8,6 +8,7 @@ from typing import Any
 
 from tensorflow.python.client import pywrap_tf_session, session
 
+from amanda_tensorflow._internals.graphs import add_function, create_op_in
 from amanda_tensorflow._internals.runtime import AttrValue, Graph, eager_mode
 
 BaseSession: Any = session.BaseSession
@@ -27,7 +28,7 @@ def shadow_graph(source: Any) -> Any:
     """An empty graph that knows the functions of another one."""
     graph = Graph()
     for function in source._functions.values():
-        graph._add_function_recursive(function)
+        add_function(graph, function)
     return graph
 
 
@@ -110,7 +111,8 @@ def call_node(
     taken.list.type.extend([tensor.dtype.as_datatype_enum for tensor in inputs])
     given.list.type.extend([tensor.dtype.as_datatype_enum for tensor in outputs])
     with graph.as_default(), graph.control_dependencies(None), graph.device(None):
-        node = graph._create_op_internal(
+        node = create_op_in(
+            graph,
             "StatefulPartitionedCall",
             list(inputs),
             [tensor.dtype for tensor in outputs],

@@ -17,20 +17,20 @@ from amanda.patching import PatchSet
 from amanda.registry.import_hook import Watch
 from amanda.state import STATE
 from amanda_tensorflow import _internals
-from amanda_tensorflow.eager.execution import Executor, Vanilla
-from amanda_tensorflow.eager.gradient_runs import Gradients
+from amanda_tensorflow.eager.autodiff import RoutineCall, is_tensor, substitute
+from amanda_tensorflow.eager.backward_ops import MarkedGradients
+from amanda_tensorflow.eager.execution import Vanilla
 from amanda_tensorflow.eager.interception import Operators
-from amanda_tensorflow.eager.marks import Mark
 from amanda_tensorflow.eager.recomputation import (
     beginning_again,
     noting_places,
     recomputing,
 )
-from amanda_tensorflow.eager.routines import RoutineCall, is_tensor, substitute
+from amanda_tensorflow.eager.tape_marks import Mark
 from amanda_tensorflow.eager.thread import LOCAL, Tracker, muted
-from amanda_tensorflow.eager.variables import Values
+from amanda_tensorflow.eager.variable_values import VariableValues
+from amanda_tensorflow.gradient_map import recording
 from amanda_tensorflow.plugin import TensorFlowEagerDriver
-from amanda_tensorflow.provenance import records
 
 _KERAS = ("keras", "tf_keras")
 _LEAF_SUMS = "sums of gradients of variables and other leaves"
@@ -42,8 +42,8 @@ class EagerDriver(TensorFlowEagerDriver):
     def __init__(self, dispatcher: Any) -> None:
         super().__init__(dispatcher)
         self._patches = PatchSet()
-        self._values = Values()
-        self._gradients = Gradients(dispatcher)
+        self._values = VariableValues()
+        self._gradients = MarkedGradients(dispatcher)
         self._trackers: weakref.WeakSet[Tracker] = weakref.WeakSet()
         self._watch: Watch | None = None
         self._operators: Operators | None = None
@@ -62,7 +62,7 @@ class EagerDriver(TensorFlowEagerDriver):
             CapabilityError: this TensorFlow lacks a private symbol; it is named.
         """
         _internals.require("eager")
-        records.install()
+        recording.install()
         try:
             self._patch()
         except BaseException:
@@ -84,7 +84,7 @@ class EagerDriver(TensorFlowEagerDriver):
         patches.wrap(_internals.IMPERATIVE_GRAD, "imperative_grad", self._imperative_grad)
         patches.wrap(_internals.CUSTOM_GRADIENT, "_eager_mode_decorator", noting_places)
         patches.wrap(tf.GradientTape, "watch", beginning_again)
-        records.EAGER.run = self._gradients.run
+        recording.EAGER.run = self._gradients.run
         for name in _KERAS:
             if name in sys.modules:
                 self._patch_keras(name)
@@ -104,8 +104,8 @@ class EagerDriver(TensorFlowEagerDriver):
         if self._watch is not None:
             self._watch.close()
             self._watch = None
-        if records.EAGER.run == self._gradients.run:
-            records.EAGER.run = None
+        if recording.EAGER.run == self._gradients.run:
+            recording.EAGER.run = None
         operators, self._operators = self._operators, None
         if operators is not None:
             operators.leave(self._patches.undo)
@@ -116,7 +116,6 @@ class EagerDriver(TensorFlowEagerDriver):
         """Start to see the current thread's operators."""
         if LOCAL.tracker is None:
             tracker = LOCAL.tracker = Tracker(self.dispatcher)
-            tracker.executor = Executor(self.dispatcher, tracker, self._values)
             self._trackers.add(tracker)
         LOCAL.tracker.replan()
 
@@ -153,12 +152,37 @@ class EagerDriver(TensorFlowEagerDriver):
         return RoutineCall(isolated)
 
     def is_tensor(self, value: Any) -> bool:
-        """See :func:`amanda_tensorflow.eager.routines.is_tensor`."""
+        """See :func:`amanda_tensorflow.eager.autodiff.is_tensor`."""
         return is_tensor(value)
 
     def substitute(self, old: Any, new: Any, action: Action) -> Any:
-        """See :func:`amanda_tensorflow.eager.routines.substitute`."""
+        """See :func:`amanda_tensorflow.eager.autodiff.substitute`."""
         return substitute(old, new, action)
+
+    @classmethod
+    def self_test(cls) -> Sequence[str]:
+        """Mask the weight of a product, and differentiate it; what went wrong, if anything."""
+        seen: list[str] = []
+        mask = tf.constant([[1.0], [0.0]])
+
+        def analyse(context: amanda.OpContext) -> None:
+            if context.get_op().type == "MatMul":
+                seen.append(context.get_op_id())
+                context.insert_before_op(lambda weight: weight * mask, inputs=[1])
+
+        tool = amanda.Tool()
+        tool.add_inst_for_op(analyse)
+        x, weight = tf.constant([[1.0, 2.0]]), tf.constant([[3.0], [4.0]])
+        with amanda.apply(tool, drivers=[TensorFlowEagerDriver]), tf.GradientTape() as tape:
+            tape.watch([x, weight])
+            y = tf.matmul(x, weight)
+        dx, dw = tape.gradient(y, [x, weight])
+        wanted = {"y": (y, [[3.0]]), "dx": (dx, [[3.0, 0.0]]), "dw": (dw, [[1.0], [2.0]])}
+        problems = [] if seen == ["/MatMul:0"] else [f"operators seen: {seen}, not /MatMul:0"]
+        for what, (got, expected) in wanted.items():
+            if got.numpy().tolist() != expected:
+                problems.append(f"{what} is {got.numpy().tolist()}, not {expected}")
+        return problems
 
     # -- tapes ------------------------------------------------------------
 
@@ -240,28 +264,3 @@ def _layer_call(vanilla: Any) -> Any:
             tracker.exit_layer()
 
     return __call__
-
-
-def self_test() -> list[str]:
-    """Run a tiny computation under a tool that masks its weight; what went wrong, if anything."""
-    seen: list[str] = []
-    mask = tf.constant([[1.0], [0.0]])
-
-    def analyse(context: amanda.OpContext) -> None:
-        if context.get_op().type == "MatMul":
-            seen.append(context.get_op_id())
-            context.insert_before_op(lambda weight: weight * mask, inputs=[1])
-
-    tool = amanda.Tool()
-    tool.add_inst_for_op(analyse)
-    x, weight = tf.constant([[1.0, 2.0]]), tf.constant([[3.0], [4.0]])
-    with amanda.apply(tool, drivers=[TensorFlowEagerDriver]), tf.GradientTape() as tape:
-        tape.watch([x, weight])
-        y = tf.matmul(x, weight)
-    dx, dw = tape.gradient(y, [x, weight])
-    wanted = {"y": (y, [[3.0]]), "dx": (dx, [[3.0, 0.0]]), "dw": (dw, [[1.0], [2.0]])}
-    problems = [] if seen == ["/MatMul:0"] else [f"operators seen: {seen}, not /MatMul:0"]
-    for what, (got, expected) in wanted.items():
-        if got.numpy().tolist() != expected:
-            problems.append(f"{what} is {got.numpy().tolist()}, not {expected}")
-    return problems

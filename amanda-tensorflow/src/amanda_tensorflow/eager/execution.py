@@ -14,16 +14,17 @@ from amanda.errors import RoutineResultError, described
 from amanda.interface.action import Action, ActionKind
 from amanda.interface.calls import OpCall
 from amanda_tensorflow import _internals
-from amanda_tensorflow.eager.marks import Claim, Mark, live_actions
-from amanda_tensorflow.eager.routines import (
+from amanda_tensorflow.eager.autodiff import (
     detached,
     is_differentiable,
     is_tensor,
     record,
     run_on_gradients,
 )
+from amanda_tensorflow.eager.tape_marks import Claim, Mark, live_actions
 from amanda_tensorflow.eager.thread import Tracker
-from amanda_tensorflow.eager.variables import Values
+from amanda_tensorflow.eager.variable_values import VariableValues
+from amanda_tensorflow.gradient_map.recording import MARK
 from amanda_tensorflow.operators.types import (
     OpView,
     has_one_output,
@@ -31,8 +32,7 @@ from amanda_tensorflow.operators.types import (
     module_of,
     presented,
 )
-from amanda_tensorflow.operators.views import view_of
-from amanda_tensorflow.provenance.records import MARK
+from amanda_tensorflow.operators.variable_views import view_of
 
 
 @attrs.define(eq=False)
@@ -45,7 +45,7 @@ class Vanilla:
 
 
 @attrs.frozen(eq=False)
-class Request:
+class OpRequest:
     """What TensorFlow asks to be executed, without the inputs.
 
     Attributes:
@@ -100,8 +100,8 @@ class Request:
 class EagerCall(OpCall):
     """What core is told of the operator."""
 
-    request: Request | None = None
-    values: Values | None = None
+    request: OpRequest | None = None
+    values: VariableValues | None = None
 
     def value(self, index: int) -> Any:
         """The value of the variable that input `index` was read from, or is; None for others."""
@@ -121,34 +121,41 @@ class EagerCall(OpCall):
         return () if source is None else view_of(source.steps)
 
     def freeze(self) -> Callable[[Sequence[Any]], Any]:
-        """See :meth:`Request.run`."""
+        """See :meth:`OpRequest.run`."""
         assert self.request is not None
         return self.request.run
 
 
 class Executor:
-    """Runs the operators of one thread that are not plainly vanilla."""
+    """Runs the operators that are not plainly vanilla."""
 
-    def __init__(self, dispatcher: Dispatcher, tracker: Tracker, values: Values) -> None:
+    def __init__(self, dispatcher: Dispatcher, values: VariableValues) -> None:
         self._dispatcher = dispatcher
-        self._tracker = tracker
         self._values = values
 
-    def run_claimed(self, plan: ActionPlan, request: Request, inputs: list[Any]) -> list[Any]:
+    def run_claimed(
+        self, tracker: Tracker, plan: ActionPlan, request: OpRequest, inputs: list[Any]
+    ) -> list[Any]:
         """An operator without actions whose backward operators some tool looks at."""
         outputs = request.execute(inputs)
-        if self._tracker.has_passed(plan.driver_data):
+        if tracker.has_passed(plan.driver_data):
             mark: Mark = plan.driver_data.mark
         else:
-            mark = self._mark(plan, request, inputs)
+            mark = self._mark(tracker, plan, request, inputs)
             mark.outputs = self._values.weak(outputs)
-            self._share(plan, mark)
+            self._share(tracker, plan, mark)
         request.record(inputs, outputs, mark)
-        self._note_owner(request, outputs, mark)
+        self._note_owner(tracker, request, outputs, mark)
         return outputs
 
     def run(
-        self, plan: ActionPlan | None, op_id: str, request: Request, inputs: list[Any], scope: str
+        self,
+        tracker: Tracker,
+        plan: ActionPlan | None,
+        op_id: str,
+        request: OpRequest,
+        inputs: list[Any],
+        scope: str,
     ) -> tuple[list[Any], ActionPlan]:
         """An operator with its analyses and actions.
 
@@ -166,12 +173,12 @@ class Executor:
         values = inputs
         for action in plan.before:
             values = self._dispatcher.run(action, values)
-        mark = None if _internals.no_tape_records() else self._mark(plan, request, inputs)
+        mark = None if _internals.no_tape_records() else self._mark(tracker, plan, request, inputs)
         replacement = None
         if plan.replace is None:
             outputs = request.execute(values)
         else:
-            replacement = Replacement(self._dispatcher, self._tracker, request, plan, mark)
+            replacement = Replacement(self._dispatcher, tracker, request, plan, mark)
             outputs = replacement.run(plan.replace, values)
         if mark is not None:
             mark.outputs = self._values.weak(outputs)
@@ -181,13 +188,13 @@ class Executor:
             outputs = replacement.recorded(plan, mark, outputs)
         elif mark is not None:
             request.record(values, outputs, mark if _is_marked(plan) else None)
-            self._share(plan, mark)
-            self._note_owner(request, outputs, mark)
+            self._share(tracker, plan, mark)
+            self._note_owner(tracker, request, outputs, mark)
         for action in plan.after:
             outputs = self._dispatcher.run(action, outputs)
         return outputs, plan
 
-    def _call(self, op_id: str, request: Request, inputs: list[Any], scope: str) -> EagerCall:
+    def _call(self, op_id: str, request: OpRequest, inputs: list[Any], scope: str) -> EagerCall:
         attributes = request.presented_attributes()
         return EagerCall(
             op=OpView(request.kind, op_id),
@@ -200,22 +207,26 @@ class Executor:
             values=self._values,
         )
 
-    def _mark(self, plan: ActionPlan, request: Request, inputs: Sequence[Any]) -> Mark:
+    def _mark(
+        self, tracker: Tracker, plan: ActionPlan, request: OpRequest, inputs: Sequence[Any]
+    ) -> Mark:
         """What the record of one execution carries."""
         names = input_names(request.kind, len(inputs), request.presented_attributes())
         scopes = self._dispatcher.scopes()
         weak = self._values.weak(inputs)
-        return Mark(plan.op_id, request.kind, names, scopes, weak, self._tracker.generation)
+        return Mark(plan.op_id, request.kind, names, scopes, weak, tracker.generation)
 
-    def _share(self, plan: ActionPlan, mark: Mark) -> None:
+    def _share(self, tracker: Tracker, plan: ActionPlan, mark: Mark) -> None:
         """Let later executions without actions share a mark."""
         if plan.is_claim and plan.driver_data is None:
-            plan.driver_data = Claim(mark, self._tracker.passes)
+            plan.driver_data = Claim(mark, tracker.passes)
 
-    def _note_owner(self, request: Request, outputs: Sequence[Any], mark: Mark) -> None:
+    def _note_owner(
+        self, tracker: Tracker, request: OpRequest, outputs: Sequence[Any], mark: Mark
+    ) -> None:
         """An Identity may be what TensorFlow puts behind a function with a custom gradient."""
         if request.kind == "Identity":
-            self._tracker.note_owner(outputs[0], mark)
+            tracker.note_owner(outputs[0], mark)
 
 
 def _is_marked(plan: ActionPlan) -> bool:
@@ -230,7 +241,7 @@ class Replacement:
         self,
         dispatcher: Dispatcher,
         tracker: Tracker,
-        request: Request,
+        request: OpRequest,
         plan: ActionPlan,
         mark: Mark | None,
     ) -> None:

@@ -17,7 +17,8 @@ from amanda.engine.dispatch import Dispatcher
 from amanda.engine.plan import ActionPlan
 from amanda.state import STATE
 from amanda_tensorflow import _internals
-from amanda_tensorflow.eager.cells import (
+from amanda_tensorflow.eager.execution import Executor, OpRequest, Vanilla
+from amanda_tensorflow.eager.plan_cache import (
     READ,
     READ_AND_UNKNOWN,
     UNKNOWN,
@@ -27,17 +28,16 @@ from amanda_tensorflow.eager.cells import (
     keep_plan,
     plan_in,
 )
-from amanda_tensorflow.eager.execution import Request, Vanilla
-from amanda_tensorflow.eager.marks import Sum
+from amanda_tensorflow.eager.tape_marks import Sum
 from amanda_tensorflow.eager.thread import LOCAL, Tracker
 from amanda_tensorflow.eager.tool_errors import (
     PYTHON_FUNCTIONS,
     call_python,
     retried,
 )
-from amanda_tensorflow.eager.variables import READING, Values
+from amanda_tensorflow.eager.variable_values import READING, VariableValues
+from amanda_tensorflow.gradient_map.recording import MARK
 from amanda_tensorflow.operators.types import is_op
-from amanda_tensorflow.provenance.records import MARK
 
 _BOOKKEEPING = frozenset({"AddN", "Fill", "OnesLike", "ZerosLike"})
 """Operators that a backward pass runs outside of gradient functions."""
@@ -56,10 +56,11 @@ class Operators:
         values: is told of the tensors that are read from variables.
     """
 
-    def __init__(self, dispatcher: Dispatcher, vanilla: Vanilla, values: Values) -> None:
+    def __init__(self, dispatcher: Dispatcher, vanilla: Vanilla, values: VariableValues) -> None:
         self._dispatcher = dispatcher
         self._vanilla = vanilla
         self._values = values
+        self._executor = Executor(dispatcher, values)
         self._hook: Any = None
 
     def leave(self, undo: Callable[[], None]) -> None:
@@ -245,7 +246,7 @@ class Operators:
             if not all(isinstance(value, _internals.EagerTensor) for value in inputs):
                 self._dispatcher.not_seen(_NO_TENSORS)
                 return originals.execute(op_name, num_outputs, inputs, attrs, ctx, name)
-            request = Request(kind, num_outputs, attrs, ctx, name, self._vanilla)
+            request = OpRequest(kind, num_outputs, attrs, ctx, name, self._vanilla)
             if not listening:
                 return self._in_replacement(tracker, request, list(inputs))
             if tracker.run is not None:
@@ -257,7 +258,7 @@ class Operators:
         self._hook = execute
         return execute
 
-    def _in_replacement(self, tracker: Tracker, request: Request, inputs: list[Any]) -> Any:
+    def _in_replacement(self, tracker: Tracker, request: OpRequest, inputs: list[Any]) -> Any:
         """An operator of the function that replaces one: its gradient is the replaced one's."""
         outputs = request.execute(inputs)
         if not _internals.no_tape_records():
@@ -265,7 +266,7 @@ class Operators:
             tracker.note_recorded(outputs)
         return outputs
 
-    def _backward(self, tracker: Tracker, request: Request, inputs: list[Any]) -> Any:
+    def _backward(self, tracker: Tracker, request: OpRequest, inputs: list[Any]) -> Any:
         run = tracker.run
         assert run is not None
         if run.is_vanilla(request.kind):
@@ -283,7 +284,7 @@ class Operators:
         tracker.note_recorded(outputs)
         return outputs
 
-    def _forward(self, tracker: Tracker, request: Request, inputs: list[Any]) -> Any:
+    def _forward(self, tracker: Tracker, request: OpRequest, inputs: list[Any]) -> Any:
         failed = retried()
         if failed is not None:
             raise failed
@@ -292,8 +293,6 @@ class Operators:
         cell = tracker.cell(scope, kind)
         plan = self._plan(tracker, cell, scope, kind)
         number, generation = cell[0], tracker.generation
-        executor = tracker.executor
-        assert executor is not None
         tape = not _internals.no_tape_records()
         if plan is not None and plan.is_blind:
             self._start(tracker, plan, cell)
@@ -302,12 +301,12 @@ class Operators:
         recorded = False
         if plan is None or (plan.has_actions and not plan.is_blind):
             op_id = tracker.op_id(scope, kind, number)
-            outputs, new = executor.run(plan, op_id, request, inputs, scope)
+            outputs, new = self._executor.run(tracker, plan, op_id, request, inputs, scope)
             recorded = True
             if plan is None:
                 self._keep(tracker, cell, number, kind, new, generation)
         elif plan.claims and tape:
-            outputs = executor.run_claimed(plan, request, inputs)
+            outputs = self._executor.run_claimed(tracker, plan, request, inputs)
             recorded = True
         else:
             outputs = request.execute(inputs)

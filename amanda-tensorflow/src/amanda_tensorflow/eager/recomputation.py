@@ -15,7 +15,7 @@ from typing import Any
 from amanda.engine.dispatch import Dispatcher
 from amanda.state import STATE
 from amanda_tensorflow import _internals
-from amanda_tensorflow.eager.marks import Place
+from amanda_tensorflow.eager.tape_marks import Place
 from amanda_tensorflow.eager.thread import LOCAL, Tracker
 
 

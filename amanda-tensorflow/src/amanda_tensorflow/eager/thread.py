@@ -11,21 +11,44 @@ from __future__ import annotations
 import threading
 import warnings
 import weakref
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, Protocol
 
 from amanda.errors import CoverageWarning
 from amanda.state import STATE
-from amanda_tensorflow.eager.cells import OUTSIDE, Cell, Cells
+from amanda_tensorflow.eager.plan_cache import OUTSIDE, Cell, Cells
 
 if TYPE_CHECKING:
     from amanda.engine.dispatch import Dispatcher
-    from amanda_tensorflow.eager.execution import Executor
-    from amanda_tensorflow.eager.gradient_runs import GradientRun
-    from amanda_tensorflow.eager.marks import Claim, Mark, OpGradients, Place
-    from amanda_tensorflow.eager.recomputation import Recomputation
+    from amanda_tensorflow.eager.tape_marks import Claim, Mark, OpGradients, Place
 
 
 _MANY = 10_000
+
+
+class RunningGradient(Protocol):
+    """The gradient function that runs, as the interception of operators uses it."""
+
+    def is_vanilla(self, kind: str) -> bool:
+        """Whether nothing is to be done for the next operator of a type."""
+
+    def cell(self, kind: str) -> Cell:
+        """The cell of a type of backward operators."""
+
+    def execute(
+        self, kind: str, inputs: Sequence[Any], compute: Callable[[list[Any]], list[Any]]
+    ) -> list[Any]:
+        """Run one backward operator with its analyses and routines."""
+
+
+class RunningRecomputation(Protocol):
+    """A recomputation within a backward pass, as the patches of tapes use it."""
+
+    def begin(self, tape: Any) -> None:
+        """The copies of the arguments are watched: the function runs next."""
+
+    def differentiated(self, inner: Any) -> None:
+        """A tape was asked for gradients."""
 
 
 class Tracker:
@@ -51,7 +74,6 @@ class Tracker:
         recorded: a result whose gradient the driver has recorded itself.
         started: cells, by id, and numbers of operators whose routines before them have
             run, and that may have taken the slow path since.
-        executor: runs the operators that are not plainly vanilla.
         recomputation: what is being computed again within the backward pass.
         failures: of each operator that runs a Python function, what a tool has raised in it.
         places: where the functions with a custom gradient that run have begun;
@@ -59,8 +81,7 @@ class Tracker:
     """
 
     def __init__(self, dispatcher: Dispatcher) -> None:
-        self.executor: Executor | None = None
-        self.recomputation: Recomputation | None = None
+        self.recomputation: RunningRecomputation | None = None
         self.failures: list[BaseException | None] = []
         self.places: list[Place | None] = []
         self._dispatcher = dispatcher
@@ -70,7 +91,7 @@ class Tracker:
         self.outdated = True
         self.muted = 0
         self.generation = 0
-        self.run: GradientRun | None = None
+        self.run: RunningGradient | None = None
         self.passes = 0
         self.depth = 0
         self.watches = False
@@ -227,7 +248,7 @@ class Tracker:
             self.new_iteration()
         return left
 
-    def go_to(self, cells: Any, run: GradientRun | None) -> None:
+    def go_to(self, cells: Any, run: RunningGradient | None) -> None:
         """Count the operators that follow in `cells`."""
         self.cells = cells
         self.run = run

@@ -8,6 +8,7 @@ whose function the runtime calls: what that raises becomes an error of the runti
 
 from __future__ import annotations
 
+import inspect
 import sys
 from collections.abc import Callable
 from typing import Any
@@ -31,7 +32,7 @@ def retried() -> BaseException | None:
     error = sys.exception()
     if error is None or not is_of_a_tool(error):
         return None
-    frame: Any = sys._getframe(1)
+    frame: Any = inspect.currentframe()
     for _ in range(_NEAR):
         if frame is None or frame.f_code.co_name == _REFLECTED:
             break

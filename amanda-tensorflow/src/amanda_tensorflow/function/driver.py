@@ -12,13 +12,12 @@ import tensorflow as tf
 import amanda
 from amanda.scope.scope import Scope
 from amanda_tensorflow import _internals
+from amanda_tensorflow.graphs.base_driver import Copy, GraphModeDriver, raise_original
 from amanda_tensorflow.graphs.building import Building
-from amanda_tensorflow.graphs.driver import Copy, GraphModeDriver, raise_original
 from amanda_tensorflow.graphs.instrument import SCOPE, Instrument
-from amanda_tensorflow.graphs.replay import Replay
+from amanda_tensorflow.graphs.replay import Replay, warn_about_xla
 from amanda_tensorflow.graphs.self_test import Doubler
 from amanda_tensorflow.graphs.sites import Site
-from amanda_tensorflow.graphs.tool_errors import warn_about_xla
 from amanda_tensorflow.plugin import TensorFlowFunctionDriver
 
 _DERIVED = re.compile(r"__(backward|forward)_(.+?)(?:_\d+)?$")
@@ -26,7 +25,7 @@ _XLA = ("_XlaMustCompile", "_XlaHasReferenceVars", "_XlaScope")
 
 
 @attrs.frozen(eq=False)
-class Instrumented:
+class FunctionCopy:
     """What runs instead of a vanilla function.
 
     Attributes:
@@ -105,7 +104,7 @@ class FunctionDriver(TensorFlowFunctionDriver, GraphModeDriver):
         instrument.warn(site.ids)
         payload = None
         if building.is_changed:
-            payload = Instrumented(
+            payload = FunctionCopy(
                 _internals.instrumented(function, graph, self._attributes(function, building)),
                 list(graph.external_captures),
             )
@@ -121,6 +120,17 @@ class FunctionDriver(TensorFlowFunctionDriver, GraphModeDriver):
             warn_about_xla(function_name(_internals.graph_of(function)))
             attributes = {k: v for k, v in attributes.items() if k not in _XLA}
         return attributes
+
+    @classmethod
+    def self_test(cls) -> Sequence[str]:
+        """Double the weight of a product in a tiny function, and differentiate it."""
+        tool = Doubler()
+        product = tf.function(lambda x, w: x @ w)
+        x, w = tf.ones([2, 2]), tf.ones([2, 2])
+        with amanda.apply(tool, drivers=[TensorFlowFunctionDriver]), tf.GradientTape() as tape:
+            tape.watch([x, w])
+            y = product(x, w)
+        return tool.problems("a function", [y, *tape.gradient(y, [x, w])])
 
 
 def function_name(graph: Any) -> str:
@@ -141,14 +151,3 @@ def read_variable(handle: Any, dtype: Any) -> Any:
             return _internals.read_variable(handle, dtype)
         except tf.errors.OpError:
             return None
-
-
-def self_test() -> list[str]:
-    """Double the weight of a product in a tiny function, and differentiate it."""
-    tool = Doubler()
-    product = tf.function(lambda x, w: x @ w)
-    x, w = tf.ones([2, 2]), tf.ones([2, 2])
-    with amanda.apply(tool, drivers=[TensorFlowFunctionDriver]), tf.GradientTape() as tape:
-        tape.watch([x, w])
-        y = product(x, w)
-    return tool.problems("a function", [y, *tape.gradient(y, [x, w])])

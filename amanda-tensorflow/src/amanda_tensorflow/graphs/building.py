@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import attrs
 import tensorflow as tf
 
-from amanda.errors import RoutineResultError
-from amanda.interface.action import Action
 from amanda.scope.scope import Scope
-from amanda_tensorflow.graphs.python_nodes import (
-    RunTimeRoutine,
-)
+from amanda_tensorflow import _internals
 from amanda_tensorflow.operators.types import ROUTING, takes_reference
+
+
+class Releasable(Protocol):
+    """Something in the copy that holds a tool until it is released."""
+
+    def release(self) -> None:
+        """Let go of the tool: the scope is over."""
 
 
 @attrs.define(eq=False)
@@ -54,7 +57,7 @@ class Building:
     is_changed: bool = False
     may_change: bool = False
     has_python: bool = False
-    routines: list[RunTimeRoutine] = attrs.field(factory=list)
+    routines: list[Releasable] = attrs.field(factory=list)
 
     def begin(self, kind: str) -> None:
         """Note of which type the operator is that is built next."""
@@ -78,29 +81,30 @@ class Building:
         """The nodes without outputs that were put at this point before (design rule 9)."""
         return [] if self.is_routing else list(self.controls)
 
+    def awaited(self, tensors: list[Any], readers: Iterable[Any] = ()) -> list[Any]:
+        """The tensors, whose readers wait for the nodes without a value.
+
+        Args:
+            readers: the vanilla operators that read them.
+        """
+        valued = [t for t in tensors if has_value(t)]
+        if not self.controls or not valued:
+            return tensors
+        controls = self.take_controls()
+        if not any(op.type in ROUTING for op in readers):
+            for tensor in valued:
+                self.late.setdefault(id(tensor), []).extend(controls)
+            return tensors
+        # What routes values in a version 1 loop or branch does not wait for other things.
+        with tf.control_dependencies(controls):
+            return [_internals.identity(t) if has_value(t) else t for t in tensors]
+
     def take_controls(self) -> list[Any]:
         """The nodes to wait for, which are forgotten."""
         controls, self.controls = self.controls, []
         return controls
 
 
-def is_traceable(action: Action) -> bool:
-    """Whether a routine may be traced into a graph (design rule 14)."""
-    func = action.func
-    return bool(getattr(func, "amanda_traceable", False)) or isinstance(
-        func, tf.types.experimental.PolymorphicFunction
-    )
-
-
-def fitted(action: Action, old: Any, new: Any) -> Any:
-    """`new` in the type of `old`: in a graph all types are settled before it runs.
-
-    Raises:
-        RoutineResultError: the shapes differ.
-    """
-    if not new.shape.is_compatible_with(old.shape):
-        raise RoutineResultError(
-            f"{action.routine} at op {action.op_id} must return tensors of the shapes it got, "
-            f"expected {tuple(old.shape)}, got {tuple(new.shape)}"
-        )
-    return new if new.dtype == old.dtype else tf.cast(new, old.dtype)
+def has_value(tensor: Any) -> bool:
+    """Whether a tensor is there, and is no reference to a variable."""
+    return tensor is not None and not _internals.is_reference(tensor.dtype)

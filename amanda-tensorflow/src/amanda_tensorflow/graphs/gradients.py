@@ -1,4 +1,4 @@
-"""Gradients that a graph holds already: whose they are, and what tools do to them.
+"""GraphGradients that a graph holds already: whose they are, and what tools do to them.
 
 Where forward and backward operators are in one graph, the gradient was built for
 the vanilla operators. While such a graph is replayed, the operators of an
@@ -12,24 +12,16 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import attrs
 import tensorflow as tf
 
 from amanda.engine.backward import replaced_gradients
+from amanda.engine.dispatch import Dispatcher
 from amanda.engine.plan import ActionPlan
 from amanda.errors import CapabilityError
-from amanda_tensorflow.graphs.borrowed_inputs import Borrowers
-from amanda_tensorflow.graphs.derivation import product, through
-from amanda_tensorflow.graphs.sites import (
-    ForwardState,
-    LazyAttributes,
-    Site,
-    value_of,
-)
-from amanda_tensorflow.operators.types import input_names, is_op
-from amanda_tensorflow.provenance.records import (
+from amanda_tensorflow.gradient_map.recording import (
     ForwardOp,
     GradientCall,
     TensorName,
@@ -37,9 +29,18 @@ from amanda_tensorflow.provenance.records import (
     position_in,
     tensor_name,
 )
-
-if TYPE_CHECKING:
-    from amanda_tensorflow.graphs.instrument import Instrument
+from amanda_tensorflow.graphs.building import Building
+from amanda_tensorflow.graphs.op_ids import GraphIds
+from amanda_tensorflow.graphs.replacement_captures import ReplacementCaptures
+from amanda_tensorflow.graphs.sites import (
+    ForwardState,
+    LazyAttributes,
+    ReadVariable,
+    Site,
+    value_of,
+)
+from amanda_tensorflow.graphs.vjp import product, through
+from amanda_tensorflow.operators.types import input_names, is_op
 
 Tensors = list[Any]
 
@@ -95,17 +96,34 @@ class GradientWork:
     inputs: Tensors | None = None
 
 
-class Gradients:
-    """The gradients of one copy."""
+class GraphGradients:
+    """The gradients of one copy.
 
-    def __init__(self, instrument: Instrument) -> None:
-        self._instrument = instrument
-        self._dispatcher = instrument.dispatcher
+    Args:
+        ids: the graphs that have ids.
+        read: gives the value of a variable.
+        rewrite_branches: instruments the loops and branches among the operators that
+            were added to the copy since it had so many.
+    """
+
+    def __init__(
+        self,
+        dispatcher: Dispatcher,
+        building: Building,
+        ids: GraphIds,
+        read: ReadVariable,
+        rewrite_branches: Callable[[int], None],
+    ) -> None:
+        self._dispatcher = dispatcher
+        self._building = building
+        self._ids = ids
+        self._read = read
+        self._rewrite_branches = rewrite_branches
         self._views: dict[GradientCall, ForwardView] = {}
         self._sums: dict[str, GradientCall | None] = {}
         self._targets: dict[GradientCall, Any] = {}
         self._sites: dict[int, Site] = {}
-        self.borrowers = Borrowers(self.of_outputs)
+        self.captures = ReplacementCaptures(self.of_outputs)
 
     def is_dead(self, site: Site, op: Any) -> bool:
         """Whether an operator belongs to a gradient that another one has taken the place of."""
@@ -194,7 +212,7 @@ class Gradients:
         return found
 
     def _known(self, forward: ForwardOp, depth: int) -> ForwardView | None:
-        known = self._instrument.known.find(forward, self._sites)
+        known = self._ids.find(forward, self._sites)
         if known is None or known.site is None:
             return None
         found = self._viewed(known.op_id, depth + known.depth, known.site, known.source)
@@ -209,7 +227,7 @@ class Gradients:
         return ForwardView(op_id, depth, names)
 
     def _tensors(self, site: Site, tensors: Any, new: Tensors | None) -> list[ForwardTensor]:
-        read = self._instrument.read
+        read = self._read
         return [
             ForwardTensor(new[i] if new else None, functools.partial(value_of, site, tensor, read))
             for i, tensor in enumerate(tensors)
@@ -221,7 +239,7 @@ class Gradients:
         graph = forward.graph()
         if graph is None:
             return False
-        if self._instrument.known.is_copy(graph):
+        if self._ids.is_copy(graph):
             return True
         return not is_op(graph.get_operation_by_name(forward.name).type)
 
@@ -354,7 +372,7 @@ class Gradients:
                 gradients = through(segment, gradients)
             for action in view.plan.before_backward if view.plan else ():
                 gradients = self._dispatcher.run(action, gradients)
-            gradients = self._instrument.awaited(gradients)
+            gradients = self._building.awaited(gradients)
         return GradientWork(gradients)
 
     def _finished(self, site: Site, call: GradientCall, work: GradientWork) -> Tensors:
@@ -371,19 +389,19 @@ class Gradients:
         ]
         with tf.name_scope(f"amanda/{call.forward.name}/grad_inputs/"):
             if plan is not None and plan.replace_backward is not None:
-                building = self._instrument.building
+                building = self._building
                 building.template = building.likes = gradients
                 gradients = replaced_gradients(
                     self._dispatcher, plan.replace_backward, work.outputs, gradients
                 )
             elif replaced is not None:
-                before = len(self._instrument.building.graph.get_operations())
+                before = len(self._building.graph.get_operations())
                 gradients = product(*replaced, work.outputs, wanted)
-                gradients = self.borrowers.added(site, call, replaced[0], gradients)
-                self._instrument.rewrite_branches(before)
+                gradients = self.captures.added(site, call, replaced[0], gradients)
+                self._rewrite_branches(before)
             for action in plan.after_backward if plan else ():
                 gradients = self._dispatcher.run(action, gradients)
-            gradients = self._instrument.awaited(gradients)
+            gradients = self._building.awaited(gradients)
             for segment in reversed(state.before if state else ()):
                 gradients = through(segment, gradients)
         return gradients

@@ -4,50 +4,47 @@ from __future__ import annotations
 
 import collections
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Container, Hashable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
+import attrs
 import tensorflow as tf
 
 from amanda.engine.backward import BackwardExecution, OpHandle
 from amanda.engine.dispatch import OpExecution
 from amanda.engine.plan import ActionPlan
-from amanda.errors import CoverageWarning
+from amanda.errors import CapabilityError, CoverageWarning
 from amanda.interface.action import Action
-from amanda.interface.calls import BackwardCall
+from amanda.interface.calls import BackwardCall, OpCall
 from amanda_tensorflow import _internals
-from amanda_tensorflow.graphs.borrowed_inputs import Borrower, borrowed_tensors
+from amanda_tensorflow.gradient_map.recording import GradientCall
+from amanda_tensorflow.gradient_map.recovery import is_plumbing
 from amanda_tensorflow.graphs.building import Building
-from amanda_tensorflow.graphs.gradients import ForwardView, Gradients
-from amanda_tensorflow.graphs.known_graphs import KnownGraphs, KnownOp
-from amanda_tensorflow.graphs.op_calls import (
-    GraphOpCall,
-    has_value,
-    is_ambiguous,
-    readers_of,
-    refuse_unknown_gradients,
-    separate,
-)
-from amanda_tensorflow.graphs.replaced_ops import leave, outputs_of
-from amanda_tensorflow.graphs.routines import GraphDispatcher
+from amanda_tensorflow.graphs.dispatcher import GraphDispatcher
+from amanda_tensorflow.graphs.gradients import ForwardView, GraphGradients
+from amanda_tensorflow.graphs.op_ids import GraphIds, IdentifiedOp
+from amanda_tensorflow.graphs.replacement_captures import ReplacementCapture, captured_tensors
+from amanda_tensorflow.graphs.replacement_gradients import leave, outputs_of
+from amanda_tensorflow.graphs.run_time_routines import is_routable
 from amanda_tensorflow.graphs.sites import (
     ForwardState,
     LazyAttributes,
     ReadVariable,
     Segment,
     Site,
+    value_of,
+    variable_key,
+    variable_view,
 )
 from amanda_tensorflow.operators.types import (
     CONTROL_FLOW,
     DATASET_LOOPS,
-    ROUTING,
     OpView,
     input_names,
     module_of,
+    runner,
 )
-from amanda_tensorflow.provenance.records import GradientCall
-from amanda_tensorflow.provenance.recovery import is_plumbing
 
 Create = Callable[[Sequence[Any], Sequence[Any]], Any]
 """Adds the vanilla operator to the copy, with other inputs and nodes to wait for."""
@@ -56,6 +53,31 @@ AMBIGUOUS = "backward ops built before `import amanda` whose forward op is ambig
 UNOWNED = "backward ops of no forward op in the scope"
 SCOPE = "amanda"
 """Name scope of everything that is inserted into a copy."""
+
+
+@attrs.define(eq=False)
+class GraphOpCall(OpCall):
+    """What core is told of an operator of a graph; its inputs are tensors of the copy."""
+
+    site: Site | None = None
+    source: Any = None
+    read: ReadVariable | None = None
+
+    def value(self, index: int) -> Any:
+        assert self.site is not None
+        assert self.read is not None
+        return value_of(self.site, self.source.inputs[index], self.read)
+
+    def value_key(self, index: int) -> Hashable | None:
+        assert self.site is not None
+        return variable_key(self.site, self.source.inputs[index])
+
+    def value_view(self, index: int) -> tuple[Any, ...]:
+        assert self.site is not None
+        return variable_view(self.site, self.source.inputs[index])
+
+    def freeze(self) -> Callable[[Sequence[Any]], Any]:
+        return runner(self.source)
 
 
 class Instrument:
@@ -72,14 +94,14 @@ class Instrument:
         self,
         dispatcher: GraphDispatcher,
         building: Building,
-        known: KnownGraphs,
+        known: GraphIds,
         read: ReadVariable,
     ) -> None:
         self.dispatcher = dispatcher
         self.building = building
         self.known = known
         self.read = read
-        self.gradients = Gradients(self)
+        self.gradients = GraphGradients(dispatcher, building, known, read, self.rewrite_branches)
         self.op_ids: list[str] = []
         self.ambiguous: list[str] = []
         self.rewrite_op: Callable[[Any], None] | None = None
@@ -238,10 +260,10 @@ class Instrument:
         state.note_used(op, used, outputs)
         is_replaced = plan.replace is not None
         self.building.anchors = [new]
-        final = self.awaited(self._run(state.after, plan.after, outputs), readers_of(op))
+        final = self.building.awaited(self._run(state.after, plan.after, outputs), readers_of(op))
         self._settled(site, op, new, final)
         if not is_replaced:
-            self.known.note(self.building.graph, new, KnownOp(op_id, 0, site, op))
+            self.known.note(self.building.graph, new, IdentifiedOp(op_id, 0, site, op))
 
     def _run(
         self, segments: list[Segment], actions: Sequence[Action], tensors: list[Any]
@@ -264,25 +286,6 @@ class Instrument:
         """What comes next reads `used` in place of `inputs`, and waits for what they wait for."""
         replaced = [old for old, new in zip(inputs, used, strict=True) if old is not new]
         self.building.controls += self.building.late_nodes(replaced)
-
-    def awaited(self, tensors: list[Any], readers: Iterable[Any] = ()) -> list[Any]:
-        """The tensors, whose readers wait for the nodes without a value.
-
-        Args:
-            readers: the vanilla operators that read them.
-        """
-        building = self.building
-        valued = [t for t in tensors if has_value(t)]
-        if not building.controls or not valued:
-            return tensors
-        controls = building.take_controls()
-        if not any(op.type in ROUTING for op in readers):
-            for tensor in valued:
-                building.late.setdefault(id(tensor), []).extend(controls)
-            return tensors
-        # What routes values in a version 1 loop or branch does not wait for other things.
-        with tf.control_dependencies(controls):
-            return [_internals.identity(t) if has_value(t) else t for t in tensors]
 
     def _executed(
         self,
@@ -326,8 +329,8 @@ class Instrument:
         made = self.building.graph.get_operations()[before:]
         outputs = [_internals.identity(t) for t in outputs]
         state.replaced = given, outputs
-        borrowed = borrowed_tensors(made, given)
-        self.gradients.borrowers.note(Borrower(site, op.name, outputs, borrowed))
+        borrowed = captured_tensors(made, given)
+        self.gradients.captures.note(ReplacementCapture(site, op.name, outputs, borrowed))
         if self.building.needs_gradient:
             outputs = leave(self.dispatcher, self.building, state, borrowed)
         return outputs[0].op, outputs
@@ -371,10 +374,10 @@ class Instrument:
         if after:
             self.building.anchors = [new]
             self.building.template = self.building.likes = outputs
-            final = self.awaited(execution.after(outputs, used), readers_of(op))
+            final = self.building.awaited(execution.after(outputs, used), readers_of(op))
         state.note_used(op, used, outputs)
         self._settled(site, op, new, final)
-        known = KnownOp(forward.op_id, forward.depth, site, op)
+        known = IdentifiedOp(forward.op_id, forward.depth, site, op)
         self.known.note(self.building.graph, new, known)
 
     def _execution(
@@ -395,3 +398,43 @@ class Instrument:
         """Count a backward operator whose forward operator is not known."""
         if any(scope.analyses_backward() for scope in self.building.scopes):
             self.dispatcher.not_seen(why)
+
+
+def separate(tensors: Sequence[Any], only: Container[int] | None = None) -> list[Any]:
+    """Copies of tensors (`only` of those at some positions), so that one that is given twice
+    has two gradients."""
+    return [
+        _internals.identity(t) if is_routable(t) and (only is None or i in only) else t
+        for i, t in enumerate(tensors)
+    ]
+
+
+def refuse_unknown_gradients(site: Site, op: Any, plan: ActionPlan) -> None:
+    """Refuse what needs to know the gradients of an operator that were built too early.
+
+    Raises:
+        CapabilityError: a tool acts on them.
+    """
+    whole = [*plan.before_backward, *plan.after_backward]
+    whole += [action for action in (plan.replace_backward, plan.replace) if action is not None]
+    whole += [action for action in (*plan.before, *plan.after) if action.differentiable]
+    if whole and any(call.forward.name == op.name for call in site.log.calls):
+        raise CapabilityError(
+            f"{whole[0].routine} acts on the gradient of op {whole[0].op_id}, which was built "
+            "before `import amanda`, so that it is not known exactly; import amanda before the "
+            "function is traced or the gradient is added to the graph"
+        )
+
+
+def is_ambiguous(site: Site, op: Any, inputs: Sequence[Any]) -> bool:
+    """Whether the operator's gradient cannot be told which of its inputs it reads: one
+    tensor was given twice, and is not the same twice any more. It is derived anew then."""
+    seen: dict[int, Any] = {}
+    if not any(seen.setdefault(id(t), n) is not n for t, n in zip(op.inputs, inputs, strict=True)):
+        return False
+    return any(call.forward.name == op.name for call in site.log.calls)
+
+
+def readers_of(op: Any) -> Iterator[Any]:
+    """The operators that read the outputs of a vanilla operator."""
+    return (reader for tensor in op.outputs for reader in tensor.consumers())

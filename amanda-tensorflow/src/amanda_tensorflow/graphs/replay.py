@@ -11,19 +11,19 @@ vanilla graph is only read.
 from __future__ import annotations
 
 import itertools
+import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import attrs
 import tensorflow as tf
 
+from amanda.errors import CapabilityError, CoverageWarning
 from amanda_tensorflow import _internals
 from amanda_tensorflow.graphs.building import Building
-from amanda_tensorflow.graphs.instrument import Instrument
-from amanda_tensorflow.graphs.op_calls import refuse_captures, separate
-from amanda_tensorflow.graphs.replay_order import ordered
+from amanda_tensorflow.graphs.instrument import Instrument, separate
 from amanda_tensorflow.graphs.sites import ForwardState, Site
-from amanda_tensorflow.graphs.tool_errors import warn_about_xla
+from amanda_tensorflow.graphs.topological_order import ordered
 from amanda_tensorflow.operators.types import (
     CALLS,
     CONTROL_FLOW,
@@ -99,7 +99,7 @@ class Replay:
                 else:
                     self._add(site, op, late)
             for op, index, tensor in late:
-                site.ops[op.name]._update_input(index, site.tensors[id(tensor)])
+                _internals.update_input(site.ops[op.name], index, site.tensors[id(tensor)])
 
     def final(self, site: Site, tensor: Any) -> Any:
         """A vanilla tensor's place in the copy, for those outside of it."""
@@ -170,7 +170,8 @@ class Replay:
         if changes is not None:
             kind, attributes = changes(kind, attributes)
         with graph.control_dependencies(None), graph.control_dependencies([*controls, *waits]):
-            new = graph._create_op_internal(
+            new = _internals.create_op_in(
+                graph,
                 kind,
                 list(inputs),
                 [tensor.dtype for tensor in op.outputs],
@@ -182,7 +183,7 @@ class Replay:
             )
         device = op.device or site.device
         if device:
-            new._set_device(device)
+            _internals.set_device(new, device)
         for old, tensor in zip(op.outputs, new.outputs, strict=True):
             if old.dtype in UNROUTABLE:
                 _internals.copy_handle_data(old, tensor)
@@ -223,7 +224,7 @@ class Replay:
         if start is not None:
             for new in self._graph.get_operations()[before:]:
                 if not new.inputs and not new.control_inputs:
-                    new._add_control_input(start)
+                    _internals.add_control_input(new, start)
         outputs = [self.final(inner, tensor) for tensor in callee.graph.outputs[: len(op.outputs)]]
         ends = [new for o in callee.graph.control_outputs for new in inner.controls(o)]
         done = self._node(f"{site.prefix}{op.name}/amanda/done", [*ends, *(t.op for t in outputs)])
@@ -307,12 +308,12 @@ class Replay:
         graph, building = instrument.building.graph, instrument.building
         with instrument.building_copy():
             Replay(graph, instrument).function(inner)
-        refuse_captures(graph)
+        _refuse_captures(graph)
         name = f"amanda_{next(_UNIQUE)}_{inner.graph.name}"
         function = _internals.function_from_graph(
             name, graph, dict(attributes), function_type=callee.function_type
         )
-        self._graph._add_function_recursive(function)
+        _internals.add_function(self._graph, function)
         _internals.keep_alive(self._graph, (function, graph))
         self._instrument.building.absorb(building)
         return Branch(function, graph, building)
@@ -342,6 +343,21 @@ class Branch:
     building: Building
 
 
+def _refuse_captures(graph: Any) -> None:
+    """A body has the inputs that its operator gives it, and no others.
+
+    Raises:
+        CapabilityError: a traced routine uses a tensor from outside of the body.
+    """
+    if graph.external_captures:
+        names = ", ".join(str(t.name if hasattr(t, "name") else t) for t in graph.external_captures)
+        raise CapabilityError(
+            f"a traceable routine in the loop or branch {graph.name} uses tensors from "
+            f"outside of it ({names:.120}); let it use constants (numpy arrays), or leave out "
+            "@amanda.traceable"
+        )
+
+
 def _labels(attribute: str, count: int) -> list[str]:
     return [attribute] if count == 1 else [f"{attribute}{index}" for index in range(count)]
 
@@ -353,6 +369,16 @@ def _is_compatible(new: Any, old: Any) -> bool:
 def _reference_types(op: Any) -> list[Any] | None:
     """The types of inputs that are references to variables, where there are any."""
     types = [tensor.dtype for tensor in op.inputs]
-    if not any(kind._is_ref_dtype for kind in types):
+    if not any(_internals.is_reference(kind) for kind in types):
         return None
     return _internals.input_types(op)
+
+
+def warn_about_xla(name: str) -> None:
+    """Say once that a function runs without XLA."""
+    warnings.warn(
+        f"{name} is compiled with XLA, which cannot run Python routines: under this scope it runs "
+        "without XLA; mark the routines @amanda.traceable to keep it",
+        CoverageWarning,
+        stacklevel=4,
+    )

@@ -11,9 +11,7 @@ import tensorflow as tf
 
 from amanda.engine.plan import ActionPlan
 from amanda_tensorflow import _internals
-from amanda_tensorflow.operators.types import attributes_of, named_with_type
-from amanda_tensorflow.operators.views import VIEWS, Step, step_of
-from amanda_tensorflow.provenance.records import (
+from amanda_tensorflow.gradient_map.recording import (
     ForwardOp,
     GradientCall,
     GradientLog,
@@ -21,7 +19,9 @@ from amanda_tensorflow.provenance.records import (
     is_older,
     log_of,
 )
-from amanda_tensorflow.provenance.recovery import completed
+from amanda_tensorflow.gradient_map.recovery import completed
+from amanda_tensorflow.operators.types import attributes_of, named_with_type
+from amanda_tensorflow.operators.variable_views import VIEWS, Step, step_of
 
 _LOOK_THROUGH = frozenset(
     {"Identity", "Cast", "ReadVariableOp", "Enter", "RefEnter", "EnsureShape"}

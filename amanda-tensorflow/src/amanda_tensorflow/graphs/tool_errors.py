@@ -11,9 +11,6 @@ import collections
 import itertools
 import re
 import threading
-import warnings
-
-from amanda.errors import CoverageWarning
 
 _KEY = re.compile(r"amanda-failure-(\d+)")
 _KEPT = 16
@@ -51,13 +48,3 @@ class Failures:
 
 
 FAILURES = Failures()
-
-
-def warn_about_xla(name: str) -> None:
-    """Say once that a function runs without XLA."""
-    warnings.warn(
-        f"{name} is compiled with XLA, which cannot run Python routines: under this scope it runs "
-        "without XLA; mark the routines @amanda.traceable to keep it",
-        CoverageWarning,
-        stacklevel=4,
-    )

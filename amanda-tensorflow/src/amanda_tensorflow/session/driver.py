@@ -18,16 +18,16 @@ import amanda
 from amanda.scope.scope import Scope
 from amanda.state import STATE
 from amanda_tensorflow import _internals
+from amanda_tensorflow.graphs.base_driver import Copy, GraphModeDriver, raise_original
 from amanda_tensorflow.graphs.building import Building
-from amanda_tensorflow.graphs.driver import Copy, GraphModeDriver, raise_original
 from amanda_tensorflow.graphs.instrument import Instrument
 from amanda_tensorflow.graphs.replay import Replay
-from amanda_tensorflow.graphs.replay_order import ordered
 from amanda_tensorflow.graphs.self_test import Doubler
 from amanda_tensorflow.graphs.sites import Site
+from amanda_tensorflow.graphs.topological_order import ordered
 from amanda_tensorflow.plugin import TensorFlowGraphDriver
-from amanda_tensorflow.session.in_users_graph import Inline, needs_inline
-from amanda_tensorflow.session.requests import Request
+from amanda_tensorflow.session.runs import SessionRun
+from amanda_tensorflow.session.stateful_runs import InlineFunction, needs_inline
 from amanda_tensorflow.session.variables import (
     ShadowVariables,
     VanillaVariables,
@@ -38,7 +38,7 @@ Run = Callable[[Any, Any], Any]
 """Runs a request; called with handles of the run's options and of its metadata."""
 
 
-class Instrumented:
+class SessionCopies:
     """The instrumented copies of one session's graph for some scopes.
 
     Most runs use one copy in a session of its own, the shadow; a run that needs
@@ -50,7 +50,7 @@ class Instrumented:
         self._user = session
         self._vanilla = VanillaVariables(session)
         self._ids = driver.known.ids_of(session.graph, "graph", {})
-        self._known: dict[tuple[Any, ...], Inline | Request] = {}
+        self._known: dict[tuple[Any, ...], InlineFunction | SessionRun] = {}
         self.op_ids: list[str] = []
         self.graph = _internals.shadow_graph(session.graph)
         self.building = Building(self.graph, scopes, needs_gradient=False)
@@ -79,7 +79,7 @@ class Instrumented:
 
     # -- while a request is prepared --------------------------------------
 
-    def prepare(self, request: Request) -> Run | None:
+    def prepare(self, request: SessionRun) -> Run | None:
         """What runs a request; None if the vanilla graph does."""
         key = (request.key, _internals.own_version(self._user.graph))
         known = self._known.get(key)
@@ -89,7 +89,7 @@ class Instrumented:
             known = self._known[key] = (
                 self._made_inline(request) if is_inline else self._added(request)
             )
-        if isinstance(known, Request):
+        if isinstance(known, SessionRun):
             if not self.building.is_changed:
                 return None
             translated = known.fed_like(request)
@@ -99,7 +99,7 @@ class Instrumented:
         inlined = known.translated(request)
         return lambda options, metadata: self._run_inline(inlined, options, metadata)
 
-    def _added(self, request: Request) -> Request:
+    def _added(self, request: SessionRun) -> SessionRun:
         """The request in terms of the shadow, to which what it needs is added."""
         roots = [op for op in request.roots() if op.name not in self._site.ops]
         with self._instrument.building_copy():
@@ -109,18 +109,18 @@ class Instrumented:
                 self._instrument.warn(self._ids)
             return self._translated(request)
 
-    def _translated(self, request: Request) -> Request:
+    def _translated(self, request: SessionRun) -> SessionRun:
         site, final = self._site, self._replay.final
         with self.graph.as_default():
             fetches = [final(site, tensor) for tensor in request.fetches]
             targets = [new for op in request.targets for new in site.controls(op)]
-            return Request(
+            return SessionRun(
                 [(final(site, tensor), value) for tensor, value in request.feeds],
                 fetches,
                 [*targets, *self.building.late_nodes(fetches)],
             )
 
-    def _made_inline(self, request: Request) -> Inline:
+    def _made_inline(self, request: SessionRun) -> InlineFunction:
         """The function for a request, whose node is in the user's graph if it is needed."""
         site = Site(self._user.graph, self._ids, fetched=request.fetches)
         scopes, found = self.building.scopes, []
@@ -129,7 +129,7 @@ class Instrumented:
             found.append(Building(graph, scopes, needs_gradient=False))
             return self._making(graph, found[0])
 
-        inline = Inline(self._user, site, make)
+        inline = InlineFunction(self._user, site, make)
         inline.build(request)
         if found[0].is_changed:
             # Its routines live and end with those of the shadow.
@@ -139,7 +139,7 @@ class Instrumented:
 
     # -- running ----------------------------------------------------------
 
-    def _run(self, request: Request, options: Any, metadata: Any) -> Any:
+    def _run(self, request: SessionRun, options: Any, metadata: Any) -> Any:
         """Run a request that is in terms of the shadow."""
         if self._session is None:
             self._session = _internals.shadow_session(
@@ -151,7 +151,7 @@ class Instrumented:
             self._session, request.fetches, request.targets, request.feeds, options, metadata
         )
 
-    def _run_inline(self, request: Request, options: Any, metadata: Any) -> Any:
+    def _run_inline(self, request: SessionRun, options: Any, metadata: Any) -> Any:
         """Run a request that is in terms of the user's graph."""
         self.leave()
         return _internals.run_vanilla(
@@ -206,7 +206,7 @@ class SessionDriver(TensorFlowGraphDriver, GraphModeDriver):
             scopes = self.dispatcher.scopes()
             ready = None
             if scopes:
-                request = Request.of(session, feeds, fetches, targets)
+                request = SessionRun.of(session, feeds, fetches, targets)
                 ready = self._prepared(session, scopes, request)
             if ready is None:
                 if not STATE.paused:
@@ -229,15 +229,15 @@ class SessionDriver(TensorFlowGraphDriver, GraphModeDriver):
 
         return run
 
-    def _prepared(self, session: Any, scopes: tuple[Scope, ...], request: Request) -> Run | None:
+    def _prepared(self, session: Any, scopes: tuple[Scope, ...], request: SessionRun) -> Run | None:
         """What runs a request under some scopes; None if the vanilla graph does."""
         with self.lock:
             copy = self.found(session, scopes)
             if copy is None:
                 self._leave(session)
-                made = Instrumented(self, session, scopes)
+                made = SessionCopies(self, session, scopes)
                 copy = Copy.of(scopes, made.building, made, self.generation)
-            instrumented: Instrumented = copy.payload
+            instrumented: SessionCopies = copy.payload
             with copy.growing(scopes):
                 ready = instrumented.prepare(request)
             copy.remember(instrumented.op_ids)
@@ -246,21 +246,21 @@ class SessionDriver(TensorFlowGraphDriver, GraphModeDriver):
                 self._leave(session, besides=instrumented)
             return ready
 
-    def _leave(self, session: Any, besides: Instrumented | None = None) -> None:
+    def _leave(self, session: Any, besides: SessionCopies | None = None) -> None:
         """Bring a session's variables back from its shadows."""
         with self.lock:
             for copy in self.copies.get(session, ()):
                 if copy.payload is not besides:
                     copy.payload.leave()
 
-
-def self_test() -> list[str]:
-    """Double the weight of a product in a tiny graph that holds its gradient."""
-    tool = Doubler()
-    with tf.Graph().as_default() as graph:
-        x, w = tf.ones([2, 2]), tf.ones([2, 2])
-        y = x @ w
-        wanted = [y, *tf.gradients(y, [x, w])]
-    scope = amanda.apply(tool, drivers=[TensorFlowGraphDriver])
-    with tf.compat.v1.Session(graph=graph) as session, scope:
-        return tool.problems("a session", session.run(wanted))
+    @classmethod
+    def self_test(cls) -> Sequence[str]:
+        """Double the weight of a product in a tiny graph that holds its gradient."""
+        tool = Doubler()
+        with tf.Graph().as_default() as graph:
+            x, w = tf.ones([2, 2]), tf.ones([2, 2])
+            y = x @ w
+            wanted = [y, *tf.gradients(y, [x, w])]
+        scope = amanda.apply(tool, drivers=[TensorFlowGraphDriver])
+        with tf.compat.v1.Session(graph=graph) as session, scope:
+            return tool.problems("a session", session.run(wanted))

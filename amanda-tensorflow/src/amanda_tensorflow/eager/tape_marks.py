@@ -12,7 +12,7 @@ from amanda.engine.backward import OpHandle
 from amanda.engine.dispatch import Dispatcher
 from amanda.interface.action import Action, ActionKind
 from amanda.scope.scope import Scope
-from amanda_tensorflow.eager.cells import Cells
+from amanda_tensorflow.eager.plan_cache import Cells
 
 
 def gone() -> None:

@@ -15,7 +15,7 @@ Tensors = list[Any]
 
 
 def through(segment: Segment, gradients: Tensors) -> Tensors:
-    """Gradients of what a differentiable routine has given, as those of what it was given."""
+    """GraphGradients of what a differentiable routine has given, as those of what it was given."""
     changed = list(gradients)
     known = [i for i in segment.positions if i < len(gradients) and gradients[i] is not None]
     if not known:

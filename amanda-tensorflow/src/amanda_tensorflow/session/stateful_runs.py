@@ -17,9 +17,9 @@ from amanda.errors import CapabilityError
 from amanda_tensorflow import _internals
 from amanda_tensorflow.graphs.instrument import Instrument
 from amanda_tensorflow.graphs.replay import Replay
-from amanda_tensorflow.graphs.replay_order import ordered
 from amanda_tensorflow.graphs.sites import Site
-from amanda_tensorflow.session.requests import Request
+from amanda_tensorflow.graphs.topological_order import ordered
+from amanda_tensorflow.session.runs import SessionRun
 from amanda_tensorflow.session.variables import VARIABLES
 
 NODE = "amanda/run"
@@ -48,7 +48,7 @@ def keeps_state(op: Any) -> bool:
     """Whether an operator makes state that belongs to a session and is no variable."""
     if op.inputs or op.type in VARIABLES or not op.outputs or not _internals.is_stateful(op):
         return False
-    return all(t.dtype == tf.resource or t.dtype._is_ref_dtype for t in op.outputs)
+    return all(t.dtype == tf.resource or _internals.is_reference(t.dtype) for t in op.outputs)
 
 
 def needs_inline(operations: Sequence[Any]) -> bool:
@@ -63,7 +63,7 @@ def needs_inline(operations: Sequence[Any]) -> bool:
     return bool(kinds & RANDOM) and bool(kinds & _READS) and "VariableV2" not in kinds
 
 
-class Inline:
+class InlineFunction:
     """The instrumented function of one request.
 
     Args:
@@ -77,14 +77,14 @@ class Inline:
         self._site = site
         self.function = _internals.FuncGraph("amanda_inline")
         for known in _internals.functions_of(session.graph):
-            self.function._add_function_recursive(known)
+            _internals.add_function(self.function, known)
         self.instrument = make(self.function)
         self._replay = Replay(self.function, self.instrument)
         self._inputs: list[Any] = []
         self._node: Any = None
         self._outputs: dict[int, Any] = {}
 
-    def build(self, request: Request) -> None:
+    def build(self, request: SessionRun) -> None:
         """Replay what a request needs.
 
         Raises:
@@ -108,7 +108,7 @@ class Inline:
 
     def _enter(self, tensor: Any) -> None:
         """Make a tensor of the user's graph an input of the function."""
-        if tensor.dtype._is_ref_dtype:
+        if _internals.is_reference(tensor.dtype):
             raise CapabilityError(
                 f"this run needs both {tensor.op.name}, a variable of TensorFlow 1's reference "
                 "kind, and tables, iterators or queues, which cannot be instrumented together; "
@@ -121,7 +121,7 @@ class Inline:
         self._inputs.append(tensor)
         self._site.tensors[id(tensor)] = inner
 
-    def _leave(self, request: Request) -> None:
+    def _leave(self, request: SessionRun) -> None:
         """Make what is fetched the outputs of the function, and what is run its side effects."""
         inside = [t for t in request.fetches if not self._is_outside(t)]
         unique = list({id(tensor): tensor for tensor in inside}.values())
@@ -146,7 +146,7 @@ class Inline:
         name = _internals.unique_function_name("amanda_inline")
         function = _internals.function_from_graph(name, self.function, {})
         with _internals.unfinalized(self._graph):
-            self._graph._add_function_recursive(function)
+            _internals.add_function(self._graph, function)
             self._node = _internals.call_node(
                 self._graph, NODE, function, self._inputs, self.function.outputs
             )
@@ -154,10 +154,10 @@ class Inline:
         outputs = zip(self._fetched, self._node.outputs, strict=True)
         self._outputs = {id(tensor): output for tensor, output in outputs}
 
-    def translated(self, request: Request) -> Request:
+    def translated(self, request: SessionRun) -> SessionRun:
         """A request in terms of the node."""
         outside = [op for op in request.targets if self._site.ops.get(op.name, True) is None]
-        return Request(
+        return SessionRun(
             request.feeds,
             [self._outputs.get(id(tensor), tensor) for tensor in request.fetches],
             [*outside, self._node],

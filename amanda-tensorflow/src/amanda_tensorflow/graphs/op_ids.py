@@ -10,12 +10,12 @@ from typing import Any
 import attrs
 
 from amanda_tensorflow import _internals
+from amanda_tensorflow.gradient_map.recording import ForwardOp
 from amanda_tensorflow.graphs.sites import Site
-from amanda_tensorflow.provenance.records import ForwardOp
 
 
 @attrs.frozen(eq=False)
-class KnownOp:
+class IdentifiedOp:
     """A forward operator, or an operator of its gradient, of a graph that was run before.
 
     Attributes:
@@ -31,18 +31,18 @@ class KnownOp:
 
 
 @attrs.define(eq=False)
-class _Known:
-    """What is known of one vanilla graph: see :meth:`KnownGraphs.ids_of`."""
+class _KnownGraph:
+    """What is known of one vanilla graph: see :meth:`GraphIds.ids_of`."""
 
     ids: str = ""
     captured: Mapping[int, Any] = attrs.field(factory=dict)
 
 
-class KnownGraphs:
+class GraphIds:
     """Ids by graph. Vanilla graphs are held weakly; a copy remembers its operators itself."""
 
     def __init__(self) -> None:
-        self._graphs: weakref.WeakKeyDictionary[Any, _Known] = weakref.WeakKeyDictionary()
+        self._graphs: weakref.WeakKeyDictionary[Any, _KnownGraph] = weakref.WeakKeyDictionary()
         self._names: collections.Counter[str] = collections.Counter()
 
     def ids_of(self, graph: Any, name: str, captured: Mapping[int, Any]) -> str:
@@ -56,15 +56,15 @@ class KnownGraphs:
         if known is None:
             count = self._names[name]
             self._names[name] += 1
-            known = self._graphs[graph] = _Known(f"{name}@{count}" if count else name)
+            known = self._graphs[graph] = _KnownGraph(f"{name}@{count}" if count else name)
         known.captured = captured
         return known.ids
 
     def add_body(self, graph: Any, ids: str) -> None:
         """Note a vanilla body or branch; a gradient that was built before refers to it."""
-        self._graphs[graph] = _Known(ids)
+        self._graphs[graph] = _KnownGraph(ids)
 
-    def note(self, graph: Any, op: Any, what: KnownOp) -> None:
+    def note(self, graph: Any, op: Any, what: IdentifiedOp) -> None:
         """Note an operator of an instrumented copy."""
         _internals.known_ops(graph, make=True)[op.name] = what
 
@@ -72,7 +72,7 @@ class KnownGraphs:
         """Whether a graph is an instrumented copy: what has no id in it was inserted."""
         return _internals.known_ops(graph) is not None
 
-    def find(self, forward: ForwardOp, sites: dict[int, Site]) -> KnownOp | None:
+    def find(self, forward: ForwardOp, sites: dict[int, Site]) -> IdentifiedOp | None:
         """An operator of a graph that was run before; None if it is not known.
 
         Args:
@@ -82,7 +82,7 @@ class KnownGraphs:
         if graph is None:
             # It was let go of.
             return None
-        ops: dict[str, KnownOp] | None = _internals.known_ops(graph)
+        ops: dict[str, IdentifiedOp] | None = _internals.known_ops(graph)
         if ops is not None:
             return ops.get(forward.name)
         known = self._graphs.get(graph)
@@ -97,4 +97,4 @@ class KnownGraphs:
         if root.graph() is not graph:
             return None
         source = site.named(root.name)
-        return KnownOp(site.op_id(source), depth, site, source)
+        return IdentifiedOp(site.op_id(source), depth, site, source)

@@ -21,11 +21,12 @@ from amanda.engine.dispatch import Dispatcher
 from amanda.interface.action import Action, ActionKind
 from amanda.interface.calls import OpCall
 from amanda_tensorflow import _internals
-from amanda_tensorflow.graphs.building import Building, fitted, is_traceable
-from amanda_tensorflow.graphs.python_nodes import (
+from amanda_tensorflow.graphs.building import Building
+from amanda_tensorflow.graphs.run_time_routines import (
     STRAIGHT_THROUGH,
     ReplacementRoutine,
     RunTimeRoutine,
+    fitted,
 )
 
 
@@ -111,3 +112,11 @@ class GraphDispatcher(Dispatcher):
             return new
         with building.graph.gradient_override_map({"IdentityN": STRAIGHT_THROUGH}):
             return _internals.identity_n([new, old])[0]
+
+
+def is_traceable(action: Action) -> bool:
+    """Whether a routine may be traced into a graph (design rule 14)."""
+    func = action.func
+    return bool(getattr(func, "amanda_traceable", False)) or isinstance(
+        func, tf.types.experimental.PolymorphicFunction
+    )

@@ -18,10 +18,10 @@ from amanda.engine.dispatch import Dispatcher
 from amanda.interface.action import ActionKind
 from amanda.interface.calls import BackwardCall
 from amanda_tensorflow import _internals
-from amanda_tensorflow.eager.cells import Cell, Cells, keep_plan
+from amanda_tensorflow.eager.autodiff import run_on_gradients
 from amanda_tensorflow.eager.gradient_names import gradient_names, learned_names
-from amanda_tensorflow.eager.marks import Mark, OpGradients, _AnyScope
-from amanda_tensorflow.eager.routines import run_on_gradients
+from amanda_tensorflow.eager.plan_cache import Cell, Cells, keep_plan
+from amanda_tensorflow.eager.tape_marks import Mark, OpGradients, _AnyScope
 from amanda_tensorflow.eager.thread import LOCAL, Tracker, muted
 from amanda_tensorflow.operators.types import OpView, is_op
 
@@ -130,7 +130,7 @@ class GradientRun:
         self._produced = {}
 
 
-class Gradients:
+class MarkedGradients:
     """Runs the gradient functions of marked records."""
 
     def __init__(self, dispatcher: Dispatcher) -> None:

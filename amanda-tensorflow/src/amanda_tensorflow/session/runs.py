@@ -11,7 +11,7 @@ from amanda_tensorflow import _internals
 
 
 @attrs.frozen(eq=False)
-class Request:
+class SessionRun:
     """What a run asks for, in terms of one graph.
 
     Attributes:
@@ -25,7 +25,7 @@ class Request:
     targets: Sequence[Any]
 
     @classmethod
-    def of(cls, session: Any, feeds: Any, fetches: Any, targets: Any) -> Request:
+    def of(cls, session: Any, feeds: Any, fetches: Any, targets: Any) -> SessionRun:
         """The request that a session was given in handles of the runtime."""
         graph = session.graph
         return cls(
@@ -43,11 +43,11 @@ class Request:
             tuple(op.name for op in self.targets),
         )
 
-    def fed_like(self, other: Request) -> Request:
+    def fed_like(self, other: SessionRun) -> SessionRun:
         """This request with the values that another one feeds, in the same order."""
         pairs = zip(self.feeds, other.feeds, strict=True)
         feeds = [(tensor, value) for (tensor, _), (_, value) in pairs]
-        return Request(feeds, self.fetches, self.targets)
+        return SessionRun(feeds, self.fetches, self.targets)
 
     def roots(self) -> list[Any]:
         """The operators that have to be there."""

@@ -6,11 +6,12 @@ import threading
 import weakref
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import Any, Self
+from typing import Any
 
 import attrs
 import tensorflow as tf
 
+from amanda.engine.dispatch import Dispatcher
 from amanda.engine.records import OpRecord
 from amanda.interface.action import Action
 from amanda.namespace import Namespace
@@ -18,12 +19,12 @@ from amanda.patching import PatchSet
 from amanda.scope.scope import Scope
 from amanda.state import STATE
 from amanda_tensorflow import _internals
+from amanda_tensorflow.gradient_map import recording
 from amanda_tensorflow.graphs.building import Building
-from amanda_tensorflow.graphs.known_graphs import KnownGraphs
-from amanda_tensorflow.graphs.routines import GraphDispatcher
+from amanda_tensorflow.graphs.dispatcher import GraphDispatcher
+from amanda_tensorflow.graphs.op_ids import GraphIds
 from amanda_tensorflow.graphs.tool_errors import FAILURES
 from amanda_tensorflow.plugin import TensorFlowDriver
-from amanda_tensorflow.provenance import records
 
 
 @attrs.define(eq=False)
@@ -105,22 +106,17 @@ class Copy:
 class GraphModeDriver(TensorFlowDriver):
     """A driver that runs instrumented copies of graphs."""
 
-    def __init__(self, dispatcher: Any) -> None:
-        super().__init__(dispatcher)
-        self.dispatcher: GraphDispatcher = dispatcher
-        self.known = KnownGraphs()
+    def __init__(self, dispatcher: Dispatcher) -> None:
+        # Core's dispatcher runs routines at once; in a graph they are inserted instead.
+        inserting = GraphDispatcher()
+        inserting.bind(self)
+        super().__init__(inserting)
+        self.dispatcher: GraphDispatcher = inserting
+        self.known = GraphIds()
         self.patches = PatchSet()
         self.lock = threading.RLock()
         self.generation = 0
         self.copies: weakref.WeakKeyDictionary[Any, list[Copy]] = weakref.WeakKeyDictionary()
-
-    @classmethod
-    def create(cls) -> Self:
-        """A driver whose routines are inserted into graphs."""
-        dispatcher = GraphDispatcher()
-        driver = cls(dispatcher)
-        dispatcher.bind(driver)
-        return driver
 
     @property
     def namespace(self) -> Namespace:
@@ -137,7 +133,7 @@ class GraphModeDriver(TensorFlowDriver):
             CapabilityError: this TensorFlow lacks a private symbol; it is named.
         """
         _internals.require(self.mode)
-        records.install()
+        recording.install()
         try:
             self.patch()
         except BaseException:

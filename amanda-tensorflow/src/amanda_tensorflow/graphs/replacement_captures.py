@@ -14,12 +14,12 @@ from typing import Any
 import attrs
 import tensorflow as tf
 
-from amanda_tensorflow.graphs.derivation import Tensors, derived, is_zeros
+from amanda_tensorflow.gradient_map.recording import GradientCall
 from amanda_tensorflow.graphs.sites import Site
-from amanda_tensorflow.provenance.records import GradientCall
+from amanda_tensorflow.graphs.vjp import Tensors, derived, is_zeros
 
 
-def borrowed_tensors(made: Sequence[Any], given: Sequence[Any]) -> list[Any]:
+def captured_tensors(made: Sequence[Any], given: Sequence[Any]) -> list[Any]:
     """The tensors that new operators read and that are neither given nor theirs, each once.
 
     Args:
@@ -37,7 +37,7 @@ def borrowed_tensors(made: Sequence[Any], given: Sequence[Any]) -> list[Any]:
 
 
 @attrs.frozen(eq=False)
-class Borrower:
+class ReplacementCapture:
     """A replaced operator that uses tensors which others were given.
 
     Attributes:
@@ -63,8 +63,8 @@ class Borrower:
         return earlier[-1] if earlier else None
 
 
-class Borrowers:
-    """The borrowers of one copy.
+class ReplacementCaptures:
+    """The captures of one copy.
 
     Args:
         of_outputs: the gradients of the outputs of a gradient call's operator.
@@ -72,20 +72,20 @@ class Borrowers:
 
     def __init__(self, of_outputs: Callable[[Site, GradientCall], Tensors]) -> None:
         self._of_outputs = of_outputs
-        self._known: list[Borrower] = []
+        self._known: list[ReplacementCapture] = []
 
-    def note(self, borrower: Borrower) -> None:
+    def note(self, borrower: ReplacementCapture) -> None:
         """Note a replacement that has borrowed something."""
         if borrower.tensors:
             self._known.append(borrower)
 
     def added(self, site: Site, call: GradientCall, given: Tensors, found: Tensors) -> Tensors:
-        """The gradients of what an operator was given, with those that borrowers have for it.
+        """The gradients of what an operator was given, with those that captures have for it.
 
         Args:
             call: the operator's gradient call.
             given: its tensors, each of which stands for itself alone.
-            found: their gradients without borrowers; None where they are not wanted.
+            found: their gradients without captures; None where they are not wanted.
         """
         result = list(found)
         for borrower in self._known:

@@ -6,12 +6,12 @@ import collections
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from amanda_tensorflow.graphs.sites import Site
-from amanda_tensorflow.provenance.records import (
+from amanda_tensorflow.gradient_map.recording import (
     GradientCall,
     TensorName,
     tensor_name,
 )
+from amanda_tensorflow.graphs.sites import Site
 
 _BACK_EDGES = {"Merge": "NextIteration", "RefMerge": "RefNextIteration"}
 

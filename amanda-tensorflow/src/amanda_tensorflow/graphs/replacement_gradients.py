@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import attrs
 import tensorflow as tf
@@ -19,11 +19,9 @@ from amanda.errors import RoutineResultError, described
 from amanda.interface.action import Action
 from amanda.scope.scope import Scope
 from amanda_tensorflow import _internals
-
-if TYPE_CHECKING:
-    from amanda_tensorflow.graphs.building import Building
-    from amanda_tensorflow.graphs.routines import GraphDispatcher
-    from amanda_tensorflow.graphs.sites import ForwardState
+from amanda_tensorflow.graphs.building import Building
+from amanda_tensorflow.graphs.dispatcher import GraphDispatcher
+from amanda_tensorflow.graphs.sites import ForwardState
 
 REPLACED = "AmandaReplacedOp"
 
@@ -98,8 +96,6 @@ def is_differentiable(tensor: Any) -> bool:
 
 def _replaced(op: Any, *gradients: Any) -> list[Any]:
     """The gradients of a replaced operator's inputs; its outputs pass none on."""
-    from amanda_tensorflow.graphs.building import Building
-
     found: ReplacedOp = _internals.annotation(op.graph, op.name)
     outputs, inputs = list(op.inputs)[: found.count], list(op.inputs)[found.count :]
     borrowed = [inputs.pop() for _ in range(found.borrowed)][::-1]

@@ -17,7 +17,7 @@ import tensorflow as tf
 
 from amanda_tensorflow import _internals
 from amanda_tensorflow.eager.thread import muted
-from amanda_tensorflow.operators.views import VIEWS, Step, step_of
+from amanda_tensorflow.operators.variable_views import VIEWS, Step, step_of
 
 READING = frozenset({"ReadVariableOp", "Identity", "Cast"}) | VIEWS
 """Operators whose output may be the value of a variable."""
@@ -63,7 +63,7 @@ class _Known(weakref.ref[Any]):
     source: Source
 
 
-class Values:
+class VariableValues:
     """The tensors that were read from variables, as long as they live."""
 
     def __init__(self) -> None:

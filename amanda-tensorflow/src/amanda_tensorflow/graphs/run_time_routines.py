@@ -4,23 +4,21 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import attrs
 import tensorflow as tf
 
 from amanda.engine.backward import replaced_gradients
+from amanda.engine.dispatch import Dispatcher
 from amanda.errors import CapabilityError, RoutineResultError, described
 from amanda.interface.action import Action, ActionKind
 from amanda.state import STATE
 from amanda.tool import Tool
 from amanda_tensorflow import _internals
+from amanda_tensorflow.graphs.building import Building
 from amanda_tensorflow.graphs.tool_errors import FAILURES
 from amanda_tensorflow.operators.types import UNROUTABLE
-
-if TYPE_CHECKING:
-    from amanda_tensorflow.graphs.building import Building
-    from amanda_tensorflow.graphs.routines import GraphDispatcher
 
 STRAIGHT_THROUGH = "AmandaStraightThrough"
 DIFFERENTIABLE = "AmandaDifferentiableRoutine"
@@ -58,7 +56,7 @@ tf.RegisterGradient(DIFFERENTIABLE)(_differentiated)
 
 def is_reference(tensor: Any) -> bool:
     """Whether a tensor is a reference to a variable of TensorFlow 1."""
-    return bool(tensor.dtype._is_ref_dtype)
+    return _internals.is_reference(tensor.dtype)
 
 
 def is_routable(tensor: Any) -> bool:
@@ -153,7 +151,7 @@ class RunTimeRoutine(PythonNode):
 
     def __init__(
         self,
-        dispatcher: GraphDispatcher,
+        dispatcher: Dispatcher,
         action: Action,
         selected: Sequence[Any],
         building: Building,
@@ -277,8 +275,6 @@ class RunTimeRoutine(PythonNode):
         """
         if new is old:
             return old
-        from amanda_tensorflow.graphs.building import fitted
-
         return fitted(self._action, old, new)
 
     def _refuse_others(self, selected: Sequence[Any], new: Sequence[Any]) -> None:
@@ -380,3 +376,17 @@ def _symbolic_keywords(action: Action, graph: Any) -> list[str]:
             )
         names.append(name)
     return names
+
+
+def fitted(action: Action, old: Any, new: Any) -> Any:
+    """`new` in the type of `old`: in a graph all types are settled before it runs.
+
+    Raises:
+        RoutineResultError: the shapes differ.
+    """
+    if not new.shape.is_compatible_with(old.shape):
+        raise RoutineResultError(
+            f"{action.routine} at op {action.op_id} must return tensors of the shapes it got, "
+            f"expected {tuple(old.shape)}, got {tuple(new.shape)}"
+        )
+    return new if new.dtype == old.dtype else tf.cast(new, old.dtype)

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from amanda_tensorflow import _internals
-from amanda_tensorflow.provenance.records import (
+from amanda_tensorflow.gradient_map.recording import (
     ForwardOp,
     GradientCall,
     GradientLog,
