@@ -1,25 +1,66 @@
-"""Backward operators: what a driver's gradient hooks call, and what leads them to it."""
+"""Backward operators: their routines in the right order, found through past executions.
+
+A driver that finds the backward operators of an operator by itself makes a
+:class:`BackwardExecution` for each, with the :class:`OpHandle` of the forward execution, and calls
+:meth:`BackwardExecution.run` in the place of the backward operator. Routines on the gradients of
+the operator as a whole are those of :class:`OperatorGradients`. :func:`run_backward` does all of it
+where the gradient of an operator is one function.
+"""
 
 from __future__ import annotations
 
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from amanda.engine.plan import only_one
+from amanda.engine.plan import find_replacement
 from amanda.engine.records import OpRecord
 from amanda.errors import RoutineResultError, described
 from amanda.interface.action import Action, ActionKind, InstPoint
-from amanda.state import STATE, TOOL_LOCK
+from amanda.state import STATE, TOOL_LOCK, LiveScope
 
 if TYPE_CHECKING:
     from amanda.engine.dispatch import Dispatcher
     from amanda.interface.calls import BackwardCall
-    from amanda.scope.scope import Scope
+
+Gradients = list[Any]
+"""Gradients of several tensors in order; None where there is none."""
+
+
+class PastTensor:
+    """A forward tensor as a backward analysis reads it: gone when nobody else holds it.
+
+    A tensor that takes no weak reference, such as a NumPy scalar, is gone at once.
+
+    Args:
+        tensor: the tensor.
+        current_value: gives the value of a parameter, buffer or constant; None for others.
+    """
+
+    __slots__ = ("_current_value", "_reference")
+
+    def __init__(self, tensor: Any, current_value: Callable[[Any], Any]) -> None:
+        self._current_value = current_value
+        try:
+            self._reference: Callable[[], Any] = weakref.ref(tensor)
+        except TypeError:
+            self._reference = _gone
+
+    def __call__(self) -> Any:
+        return self._reference()
+
+    def constant(self) -> Any:
+        """The current value of a parameter, buffer or constant; None for other tensors."""
+        tensor = self._reference()
+        return None if tensor is None else self._current_value(tensor)
+
+
+def _gone() -> None:
+    return None
 
 
 class OpHandle:
-    """Leads from the hooks of a past execution to what is recorded of its operator.
+    """Leads from the hooks of a past execution to the records of its operator.
 
     It holds scopes and tensors weakly, so that a graph that outlives the scope
     keeps nothing alive and runs vanilla.
@@ -34,7 +75,7 @@ class OpHandle:
     def __init__(
         self,
         op_id: str,
-        scopes: Sequence[Scope],
+        scopes: Sequence[LiveScope],
         inputs: Sequence[Any] = (),
         outputs: Sequence[Any] = (),
     ) -> None:
@@ -43,7 +84,7 @@ class OpHandle:
         self.inputs = inputs
         self.outputs = outputs
 
-    def records(self) -> list[tuple[Scope, OpRecord]]:
+    def records(self) -> list[tuple[LiveScope, OpRecord]]:
         """The operator's records in the scopes that have not ended."""
         found = []
         for reference in self.scopes:
@@ -54,9 +95,13 @@ class OpHandle:
                     found.append((scope, record))
         return found
 
+    def actions(self, kind: ActionKind) -> list[Action]:
+        """The actions on the operator as a whole, of the scopes that have not ended."""
+        return [action for _, record in self.records() for action in record.actions(kind)]
+
 
 class BackwardExecution:
-    """Executions of one backward operator: what a driver's gradient hooks call."""
+    """Executions of one backward operator."""
 
     __slots__ = ("_dispatcher", "_handle", "call")
 
@@ -65,43 +110,78 @@ class BackwardExecution:
         self._handle = handle
         self.call = call
 
+    def is_live(self) -> bool:
+        """Whether a scope that saw the forward operator has not ended."""
+        return bool(self._handle.records())
+
     def needed(self) -> tuple[bool, bool]:
-        """Whether something is to be done before and after the backward operator."""
+        """Whether there are routines or analyses before and after the backward operator."""
         before, after, _ = backward_needs(self._handle, self.call.op_id)
         return before, after
 
-    def before(self, grad_outputs: list[Any]) -> list[Any]:
+    def run(self, grad_outputs: Gradients, vanilla: Callable[[Gradients], Sequence[Any]]) -> Any:
+        """Run the backward operator, or its replacement, between its routines.
+
+        Args:
+            grad_outputs: the gradients that it consumes.
+            vanilla: the framework's own backward operator, not run if it is replaced.
+
+        Returns:
+            The gradients that it produces.
+        """
+        if self._dispatcher.is_paused() or not any(self.needed()):
+            return vanilla(grad_outputs)
+        before = InstPoint.BEFORE_BACKWARD_OP
+        children = self._children(before, grad_outputs, None)
+        grad_outputs = self._routines(children, ActionKind.BEFORE_BACKWARD_OP, grad_outputs)
+        replacement = find_replacement(children, ActionKind.REPLACE_BACKWARD_OP)
+        if replacement is None or not self.call.names:
+            return self.after(list(vanilla(grad_outputs)), grad_outputs)
+        nothing = [None] * len(self.call.names)
+        grad_inputs = replaced_gradients(self._dispatcher, replacement, grad_outputs, nothing)
+        children = self._children(InstPoint.AFTER_BACKWARD_OP, grad_outputs, grad_inputs)
+        return self._routines(children, ActionKind.AFTER_BACKWARD_OP, grad_inputs)
+
+    def before(self, grad_outputs: Gradients) -> Gradients:
         """Analyses and routines before the backward op; the gradients it consumes."""
         if self._dispatcher.is_paused():
             return grad_outputs
         children = self._children(InstPoint.BEFORE_BACKWARD_OP, grad_outputs, None)
-        for child in children:
-            for action in child.actions(ActionKind.BEFORE_BACKWARD_OP):
-                grad_outputs = self._dispatcher.run(action, grad_outputs)
-        return grad_outputs
+        return self._routines(children, ActionKind.BEFORE_BACKWARD_OP, grad_outputs)
 
-    def after(self, grad_inputs: list[Any], grad_outputs: list[Any]) -> list[Any]:
-        """Analyses and routines after the backward op; the gradients it produces."""
+    def after(self, grad_inputs: Gradients, grad_outputs: Gradients) -> Gradients:
+        """Analyses and routines after the backward op; the gradients it produces.
+
+        A replacement of the backward operator supplies them instead of `grad_inputs`.
+        """
         if self._dispatcher.is_paused():
             return grad_inputs
         children = self._children(InstPoint.AFTER_BACKWARD_OP, grad_outputs, grad_inputs)
-        replacement = only_one(children, ActionKind.REPLACE_BACKWARD_OP)
+        replacement = find_replacement(children, ActionKind.REPLACE_BACKWARD_OP)
         if replacement is not None:
             grad_inputs = replaced_gradients(
                 self._dispatcher, replacement, grad_outputs, grad_inputs
             )
+        return self._routines(children, ActionKind.AFTER_BACKWARD_OP, grad_inputs)
+
+    def _routines(
+        self, children: Sequence[OpRecord], kind: ActionKind, gradients: Gradients
+    ) -> Gradients:
         for child in children:
-            for action in child.actions(ActionKind.AFTER_BACKWARD_OP):
-                grad_inputs = self._dispatcher.run(action, grad_inputs)
-        return grad_inputs
+            for action in child.actions(kind):
+                gradients = self._dispatcher.run(action, gradients)
+        return gradients
 
     def _children(
-        self, point: InstPoint, grad_outputs: list[Any], grad_inputs: list[Any] | None
+        self, point: InstPoint, grad_outputs: Gradients, grad_inputs: Gradients | None
     ) -> list[OpRecord]:
+        """The backward operator's records, analysed at `point`, one for each live scope."""
         records = self._handle.records()
         known = [record.children.get(self.call.op_id) for _, record in records]
         if STATE.cache and not any(c is None or c.pending(point) for c in known):
             return known  # type: ignore[return-value]
+        unboxed = self._dispatcher.unboxed
+        shown = (unboxed(grad_outputs), None if grad_inputs is None else unboxed(grad_inputs))
         children = []
         with TOOL_LOCK:
             for scope, record in records:
@@ -111,36 +191,96 @@ class BackwardExecution:
                 )
                 fresh = first and not STATE.cache
                 child = record.child(self.call.op, self.call.op_id, fresh=fresh)
-                self._analyse(scope, record, child, point, (grad_outputs, grad_inputs))
+                self._analyse(scope, record, child, point, shown)
                 children.append(child)
         return children
 
     def _analyse(
         self,
-        scope: Scope,
+        scope: LiveScope,
         record: OpRecord,
         child: OpRecord,
         point: InstPoint,
-        gradients: tuple[list[Any], list[Any] | None],
+        gradients: tuple[Sequence[Any], Sequence[Any] | None],
     ) -> None:
         if not child.pending(point):
             return
         only = child.redo.get(point) if point in child.analysed else None
-        context = child.context
-        context._backward = self.call
-        context._gradients = gradients
+        child.state.backward, child.state.gradients = self.call, gradients
         try:
             self._dispatcher.analyse(scope, child, point, only)
         except BaseException:
             record.children.pop(self.call.op_id, None)
             raise
         finally:
-            context._backward = None
-            context._gradients = (None, None)
+            child.state.backward, child.state.gradients = None, (None, None)
+
+
+class OperatorGradients:
+    """The routines on the gradients of an operator as a whole (contract rule 8).
+
+    Forward analyses record them: before routines see the gradients of the operator's outputs,
+    after routines those of its inputs, and a replacement supplies its whole vector-Jacobian
+    product. They enclose the routines of the single backward operators.
+    """
+
+    __slots__ = ("_dispatcher", "_handle")
+
+    def __init__(self, dispatcher: Dispatcher, handle: OpHandle) -> None:
+        self._dispatcher = dispatcher
+        self._handle = handle
+
+    def before(self, grad_outputs: Gradients) -> Gradients:
+        """Run the routines on the gradients of the outputs."""
+        return self._run(ActionKind.BEFORE_BACKWARD_OP, grad_outputs)
+
+    def after(self, grad_inputs: Gradients) -> Gradients:
+        """Run the routines on the gradients of the inputs."""
+        return self._run(ActionKind.AFTER_BACKWARD_OP, grad_inputs)
+
+    def replaced(self, grad_outputs: Gradients, count: int) -> Gradients | None:
+        """The gradients of the `count` inputs that a replacement supplies; None without one."""
+        if self._dispatcher.is_paused():
+            return None
+        for action in self._handle.actions(ActionKind.REPLACE_BACKWARD_OP):
+            return replaced_gradients(self._dispatcher, action, grad_outputs, [None] * count)
+        return None
+
+    def _run(self, kind: ActionKind, gradients: Gradients) -> Gradients:
+        if not self._dispatcher.is_paused():
+            for action in self._handle.actions(kind):
+                gradients = self._dispatcher.run(action, gradients)
+        return gradients
+
+
+def run_backward(
+    dispatcher: Dispatcher,
+    handle: OpHandle,
+    call: BackwardCall,
+    grad_outputs: Gradients,
+    vjp: Callable[[Gradients], Sequence[Any]],
+) -> Gradients:
+    """The gradient of an operator whose only backward operator is `vjp`, under all routines.
+
+    In this order: whole-operator routines before; the whole operator's replacement or else the
+    backward operator between its own routines; whole-operator routines after.
+
+    Args:
+        call: the backward operator; its names give the number of the inputs.
+        grad_outputs: the gradients of the outputs.
+        vjp: the framework's own gradients of the inputs from those of the outputs.
+    """
+    whole = OperatorGradients(dispatcher, handle)
+    grad_outputs = whole.before(grad_outputs)
+    grad_inputs = whole.replaced(grad_outputs, len(call.names))
+    if grad_inputs is None:
+        execution = BackwardExecution(dispatcher, handle, call)
+        grad_inputs = list(execution.run(grad_outputs, vjp))
+    return whole.after(grad_inputs)
 
 
 def backward_needs(handle: OpHandle, backward_id: str) -> tuple[bool, bool, bool]:
-    """What a backward operator that is about to run wants of its driver.
+    """What a backward operator that is about to run asks of its driver.
 
     Returns:
         Whether there is something to do before it, after it, and whether some

@@ -1,17 +1,20 @@
-"""The dispatcher: what a driver calls on the path of an operator.
+"""The dispatcher: the side of core that a driver calls for each operator.
 
-A driver meets an operator, forms its id, and asks for the plan::
+A driver of a framework that runs operators at once extends
+:class:`amanda.engine.eager.EagerDriver` and needs nothing of this module. The others meet an
+operator, form its id and ask for its plan::
 
-    plan = dispatcher.plan(op_id)
+    scopes = dispatcher.scopes()
+    plan = dispatcher.plan(op_id, scopes)
     if plan is None:                                  # not analysed yet
-        execution = dispatcher.begin(OpCall(op, op_id, inputs))
+        execution = dispatcher.begin(OpCall(op, op_id, inputs), scopes)
         plan = execution.plan
-    if not plan: run the operator as if Amanda were not there
+    if not plan: run the operator vanilla
 
-and otherwise runs ``plan.before`` on the inputs, the operator (or
-``plan.replace``), ``execution.finish(outputs)`` if there is an execution, and
-``plan.after`` on the outputs, all with :meth:`Dispatcher.run`. Backward
-operators go through :class:`amanda.engine.backward.BackwardExecution`.
+and otherwise run ``plan.before`` on the inputs, the operator (or ``plan.replace``),
+``execution.finish(outputs)`` if there is an execution, and ``plan.after`` on the outputs, all
+with :meth:`Dispatcher.run`. Backward operators go through
+:class:`amanda.engine.backward.BackwardExecution`.
 """
 
 from __future__ import annotations
@@ -21,20 +24,19 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any
 
-from amanda.engine.plan import EMPTY_PLAN, ActionPlan, compiled
+from amanda.engine.plan import EMPTY_PLAN, ActionPlan, compile_plan
 from amanda.engine.records import OpRecord
 from amanda.errors import RoutineResultError, SelectionError, described
-from amanda.interface.action import Action, InstPoint
+from amanda.interface.action import Action, InstPoint, Owner
 from amanda.interface.context import OpContext
-from amanda.state import ATTACHED, STATE, TOOL_LOCK
+from amanda.interface.driver import Driver
+from amanda.interface.tool import Tool
+from amanda.state import ATTACHED, STATE, TOOL_LOCK, LiveScope
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from amanda.interface.calls import OpCall
-    from amanda.interface.driver import Driver
-    from amanda.interface.tool import Tool
-    from amanda.scope.scope import Scope
 
 
 _NOTHING = nullcontext()
@@ -58,10 +60,12 @@ class Dispatcher:
     def __init__(self) -> None:
         self._driver: Driver | None = None
         self._quiet = 0
+        self._unboxes = False
 
     def bind(self, driver: Driver) -> None:
         """Tell which driver this dispatcher serves."""
         self._driver = driver
+        self._unboxes = type(driver).unbox is not Driver.unbox
 
     @property
     def driver(self) -> Driver:
@@ -71,7 +75,7 @@ class Dispatcher:
 
     # -- scopes -----------------------------------------------------------
 
-    def scopes(self) -> tuple[Scope, ...]:
+    def scopes(self) -> tuple[LiveScope, ...]:
         """The scopes that instrument the current thread's operators right now."""
         state = STATE
         if state.paused or not state.enabled:
@@ -112,9 +116,13 @@ class Dispatcher:
 
     # -- forward operators ------------------------------------------------
 
-    def plan(self, op_id: str) -> ActionPlan | None:
-        """The plan of an operator; None if some scope has yet to analyse it."""
-        scopes = self.scopes()
+    def plan(self, op_id: str, scopes: Sequence[LiveScope] | None = None) -> ActionPlan | None:
+        """The plan of an operator; None if some scope has yet to analyse it.
+
+        Args:
+            scopes: the answer of :meth:`scopes`, if the driver has asked already.
+        """
+        scopes = self.scopes() if scopes is None else scopes
         if not scopes:
             return EMPTY_PLAN
         if not STATE.cache:
@@ -125,15 +133,18 @@ class Dispatcher:
             if record is None or not record.complete:
                 return None
             records.append(record)
-        return compiled(op_id, scopes, tuple(records))
+        return compile_plan(op_id, scopes, tuple(records))
 
-    def begin(self, call: OpCall) -> OpExecution:
+    def begin(self, call: OpCall, scopes: Sequence[LiveScope] | None = None) -> OpExecution:
         """Analyse an operator that is about to run, where that is still to be done.
+
+        Args:
+            scopes: the answer of :meth:`scopes`, if the driver has asked already.
 
         Raises:
             ReplacementConflictError: two scopes replace the operator.
         """
-        return OpExecution(self, call)
+        return OpExecution(self, call, self.scopes() if scopes is None else scopes)
 
     # -- routines ---------------------------------------------------------
 
@@ -144,35 +155,58 @@ class Dispatcher:
 
         Raises:
             SelectionError: a selected position does not exist.
-            RoutineResultError: the routine returned something unusable (rule 5).
+            RoutineResultError: the routine returned something unusable (contract rule 5).
         """
         selected: Sequence[Any] = ()
         if action.select != ():
             indices = range(len(values)) if action.select is None else action.select
             selected = self._selected(action, values, indices)
-        result = self.call(action, selected)
-        return values if result is None else self.put(action, values, selected, result)
+        isolated = self._unboxes and not action.differentiable
+        shown = self.unboxed(selected) if isolated else selected
+        result = self.call(action, shown)
+        return values if result is None else self.put(action, values, selected, result, shown)
 
     def put(
-        self, action: Action, values: list[Any], selected: Sequence[Any], result: Any
+        self,
+        action: Action,
+        values: list[Any],
+        selected: Sequence[Any],
+        result: Any,
+        shown: Sequence[Any] | None = None,
     ) -> list[Any]:
-        """`values` with what a routine has returned for those `selected` of them put in.
+        """`values` with the result of a routine in the selected positions.
 
         Returns `values` itself when nothing is changed.
 
+        Args:
+            selected: the values that the action selects.
+            result: the routine's result.
+            shown: the form in which the routine got them, if it is another one.
+
         Raises:
-            RoutineResultError: the routine returned something unusable (rule 5).
+            RoutineResultError: the routine returned something unusable (contract rule 5).
         """
         indices = range(len(values)) if action.select is None else action.select
         changed = None
-        for index, old, new in zip(
-            indices, selected, self.checked(action, result, len(selected)), strict=True
+        for index, old, given, new in zip(
+            indices,
+            selected,
+            selected if shown is None else shown,
+            self.checked(action, result, len(selected)),
+            strict=True,
         ):
-            if new is None or new is old:
+            if new is None or new is given:
                 continue
             changed = list(values) if changed is None else changed
             changed[index] = self.driver.substitute(old, new, action)
         return values if changed is None else changed
+
+    def unboxed(self, values: Sequence[Any]) -> Sequence[Any]:
+        """Tensors as code outside of AD sees them (:meth:`Driver.unbox`)."""
+        if not self._unboxes:
+            return values
+        unbox = self.driver.unbox
+        return [None if value is None else unbox(value) for value in values]
 
     def replace(self, action: Action, values: list[Any], call: OpCall | None = None) -> Any:
         """Run the replacement of an operator; it takes part in AD as the operator would.
@@ -189,6 +223,23 @@ class Dispatcher:
             return self._call(action, selected, isolated=False)
         finally:
             state.call = outer
+
+    def replaced_outputs(
+        self, action: Action, values: list[Any], call: OpCall | None = None
+    ) -> list[Any]:
+        """Run the replacement of an operator; its output tensors as a flat list.
+
+        Raises:
+            RoutineResultError: it returned something else than one or more tensors.
+        """
+        result = self.replace(action, values, call)
+        outputs = list(result) if isinstance(result, (list, tuple)) else [result]
+        if not outputs or not all(map(self.driver.is_tensor, outputs)):
+            raise RoutineResultError(
+                f"{action.routine} replaces op {action.op_id} and must return its output tensors, "
+                f"got {described(result)}"
+            )
+        return outputs
 
     def call(self, action: Action, selected: Sequence[Any]) -> Any:
         """Call a routine, isolated from AD unless it is differentiable."""
@@ -236,10 +287,10 @@ class Dispatcher:
             ) from None
 
     def checked(self, action: Action, result: Any, count: int) -> Sequence[Any]:
-        """What a routine returned for `count` selected tensors, as a sequence of them.
+        """The result of a routine for `count` selected tensors, as a sequence of tensors.
 
         Raises:
-            RoutineResultError: it is nothing that rule 5 allows.
+            RoutineResultError: contract rule 5 does not allow it.
         """
         is_tensor = self.driver.is_tensor
         if count == 1 and is_tensor(result):
@@ -260,16 +311,15 @@ class Dispatcher:
     # -- analyses ---------------------------------------------------------
 
     def analyse(
-        self, scope: Scope, record: OpRecord, point: InstPoint, only: set[Tool] | None
+        self, scope: LiveScope, record: OpRecord, point: InstPoint, only: set[Owner] | None
     ) -> None:
         """Run the analysis routines of one point (of `only` these tools)."""
-        context = record.context
         tools = [t for t in scope.tools if only is None or t in only or not t.analyses(point)]
         if any(tool.analyses(point) for tool in tools):
-            state = STATE
+            state = record.state
             start = time.perf_counter()
-            state.paused += 1
-            context._point = point
+            STATE.paused += 1
+            state.point = point
             try:
                 with (
                     TOOL_LOCK,
@@ -277,23 +327,25 @@ class Dispatcher:
                     self.driver.vanilla(),
                     self.driver.ad_isolated(),
                 ):
-                    self._run_analyses(tools, context, point)
+                    self._run_analyses(tools, record, point)
             finally:
-                context._point = context._tool = None
-                state.paused -= 1
+                state.point = state.tool = None
+                STATE.paused -= 1
                 charge((scope,), time.perf_counter() - start)
             record.sort(scope.tools)
         record.analysed.add(point)
         record.redo.pop(point, None)
 
-    def _run_analyses(self, tools: list[Tool], context: OpContext, point: InstPoint) -> None:
+    def _run_analyses(self, tools: list[Tool], record: OpRecord, point: InstPoint) -> None:
+        context, state = record.context, record.state
+
         def step(tool: Tool, routine: Callable[[OpContext], Any]) -> None:
-            context._tool = tool
+            state.tool = tool
             try:
                 routine(context)
             except BaseException as error:
                 name = f"{type(tool).__name__}.{getattr(routine, '__name__', routine)}"
-                note(error, name, context.get_backward_op_id() or context.get_op_id())
+                note(error, name, state.where)
                 raise
 
         for tool in tools:
@@ -311,54 +363,66 @@ class OpExecution:
         plan: the operator's plan, complete once :meth:`finish` has returned.
     """
 
-    def __init__(self, dispatcher: Dispatcher, call: OpCall) -> None:
+    def __init__(self, dispatcher: Dispatcher, call: OpCall, scopes: Sequence[LiveScope]) -> None:
         self._dispatcher = dispatcher
         self._call = call
-        self._scopes = dispatcher.scopes()
+        self._scopes = scopes
         self._records: list[OpRecord] = []
         with TOOL_LOCK:
             for scope in self._scopes:
                 self._records.append(self._before(scope))
-        self.plan = compiled(call.op_id, self._scopes, tuple(self._records))
+        self.plan = compile_plan(call.op_id, self._scopes, tuple(self._records))
+
+    def sees_outputs(self) -> bool:
+        """Whether an analysis of the outputs, which may record further actions, is to run."""
+        return any(scope.analyses_at(InstPoint.AFTER_FORWARD_OP) for scope in self._scopes)
 
     def finish(self, outputs: Sequence[Any]) -> ActionPlan:
         """Run the analyses that see the outputs; returns the completed plan."""
+        shown = self._dispatcher.unboxed(outputs)
+        sees_outputs = self.sees_outputs()
         with TOOL_LOCK:
             for scope, record in zip(self._scopes, self._records, strict=True):
-                self._analyse(scope, record, InstPoint.AFTER_FORWARD_OP, outputs)
-        self.plan = compiled(self._call.op_id, self._scopes, tuple(self._records))
+                self._analyse(scope, record, InstPoint.AFTER_FORWARD_OP, shown)
+        if sees_outputs:
+            self.plan = compile_plan(self._call.op_id, self._scopes, tuple(self._records))
         return self.plan
 
-    def _before(self, scope: Scope) -> OpRecord:
+    def _before(self, scope: LiveScope) -> OpRecord:
         call = self._call
-        record = scope.cache.get(call.op_id)
+        record: OpRecord | None = scope.cache.get(call.op_id)
         if record is None or not STATE.cache:
-            record = OpRecord(OpContext(call.op, call.op_id, self._dispatcher.driver.namespace))
-            record.context._attributes = call.attributes
-            record.context._names = call.names
-            record.context._module = call.module
+            record = OpRecord.of_call(call, self._dispatcher.driver.namespace)
             scope.cache.put(call.op_id, record)
         self._analyse(scope, record, InstPoint.BEFORE_FORWARD_OP, None)
         return record
 
     def _analyse(
-        self, scope: Scope, record: OpRecord, point: InstPoint, outputs: Sequence[Any] | None
+        self, scope: LiveScope, record: OpRecord, point: InstPoint, outputs: Sequence[Any] | None
     ) -> None:
         if not record.pending(point):
             return
         only = record.redo.get(point) if point in record.analysed else None
-        record.context._call = self._call
-        record.context._outputs = outputs
+        record.state.call, record.state.outputs = self._call, outputs
         try:
             self._dispatcher.analyse(scope, record, point, only)
         except BaseException:
             scope.cache.discard(self._call.op_id, record)
             raise
         finally:
-            record.context._call = record.context._outputs = None
+            record.state.call = record.state.outputs = None
 
 
-def charge(scopes: Sequence[Scope], seconds: float) -> None:
+def create_driver(cls: type[Driver]) -> Driver:
+    """A new driver of a registered class, with a dispatcher of its own; it is not attached."""
+    loaded = cls.loaded()
+    dispatcher = (loaded.dispatcher_class or Dispatcher)()
+    driver = loaded(dispatcher)
+    dispatcher.bind(driver)
+    return driver
+
+
+def charge(scopes: Sequence[LiveScope], seconds: float) -> None:
     """Add to the time that the tools of these scopes have taken."""
     for scope in scopes:
         scope.statistics.tool_seconds += seconds

@@ -3,23 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import attrs
 
 from amanda.engine.records import OpRecord
 from amanda.interface.action import Action, ActionKind, InstPoint
 from amanda.interface.context import replaced_twice
-from amanda.state import STATE
-
-if TYPE_CHECKING:
-    from amanda.scope.scope import Scope
-if TYPE_CHECKING:
-    from amanda.scope.scope import Scope
-if TYPE_CHECKING:
-    pass
-if TYPE_CHECKING:
-    from amanda.engine.records import OpRecord
+from amanda.state import STATE, LiveScope
 
 
 @attrs.define(eq=False)
@@ -36,15 +27,16 @@ class ActionPlan:
         before_backward, after_backward: routines on the whole operator's
             output gradients and input gradients.
         replace_backward: the whole operator's vector-Jacobian product, if any.
-        claims: whether some tool analyses backward ops, so that the driver has
+        claims: whether some tool analyses backward operators, so that the driver has
             to find those of this operator.
-        driver_data: for the driver, e.g. what it has learned of the operator.
+        driver_data: free for the driver, e.g. facts that it has learned of the operator.
         has_actions: whether any action is planned, backward claims aside.
         is_blind: whether no action looks at a tensor: counters and timers.
-        is_around: whether all there is are routines around the forward op, which look
-            at tensors.
+        is_around: whether all actions are routines around the forward op that look at
+            tensors.
+        acts_on_gradients: whether an action acts on the gradients of the whole operator.
         is_isolated: whether no routine around the forward op takes part in AD.
-        is_claim: whether there is nothing but backward ops to find.
+        is_claim: whether there is no action, only backward operators to find.
     """
 
     op_id: str
@@ -58,24 +50,20 @@ class ActionPlan:
     claims: bool = False
     driver_data: Any = None
     has_actions: bool = attrs.field(init=False, default=False)
+    acts_on_gradients: bool = attrs.field(init=False, default=False)
     is_blind: bool = attrs.field(init=False, default=False)
     is_around: bool = attrs.field(init=False, default=False)
     is_isolated: bool = attrs.field(init=False, default=False)
     is_claim: bool = attrs.field(init=False, default=False)
 
     def __attrs_post_init__(self) -> None:
-        self.has_actions = bool(
-            self.before
-            or self.after
-            or self.replace
-            or self.before_backward
-            or self.after_backward
-            or self.replace_backward
+        self.acts_on_gradients = bool(
+            self.before_backward or self.after_backward or self.replace_backward
         )
-        self.is_claim = self.claims and not self.has_actions
         around = (*self.before, *self.after)
-        gradients = self.before_backward or self.after_backward or self.replace_backward
-        only_around = bool(around) and not (self.replace or gradients)
+        self.has_actions = bool(around or self.replace or self.acts_on_gradients)
+        self.is_claim = self.claims and not self.has_actions
+        only_around = bool(around) and not (self.replace or self.acts_on_gradients)
         self.is_blind = only_around and all(action.select == () for action in around)
         self.is_around = only_around and not self.is_blind
         self.is_isolated = not any(action.differentiable for action in around)
@@ -87,15 +75,21 @@ class ActionPlan:
 EMPTY_PLAN = ActionPlan("")
 
 
-def only_one(records: Sequence[OpRecord], kind: ActionKind) -> Action | None:
-    """The one replacement among the records, if any."""
+def find_replacement(records: Sequence[OpRecord], kind: ActionKind) -> Action | None:
+    """The one replacement among the records, None if there is none.
+
+    Raises:
+        ReplacementConflictError: there are two.
+    """
     actions = [action for record in records for action in record.actions(kind)]
     if len(actions) > 1:
         raise replaced_twice(actions[0], actions[1])
     return actions[0] if actions else None
 
 
-def compiled(op_id: str, scopes: Sequence[Scope], records: tuple[OpRecord, ...]) -> ActionPlan:
+def compile_plan(
+    op_id: str, scopes: Sequence[LiveScope], records: tuple[OpRecord, ...]
+) -> ActionPlan:
     """The plan that the records of one operator add up to.
 
     Raises:
@@ -110,10 +104,10 @@ def compiled(op_id: str, scopes: Sequence[Scope], records: tuple[OpRecord, ...])
         records=records,
         before=all_of(ActionKind.BEFORE_OP),
         after=all_of(ActionKind.AFTER_OP),
-        replace=only_one(records, ActionKind.REPLACE_OP),
+        replace=find_replacement(records, ActionKind.REPLACE_OP),
         before_backward=all_of(ActionKind.BEFORE_BACKWARD_OP),
         after_backward=all_of(ActionKind.AFTER_BACKWARD_OP),
-        replace_backward=only_one(records, ActionKind.REPLACE_BACKWARD_OP),
+        replace_backward=find_replacement(records, ActionKind.REPLACE_BACKWARD_OP),
         claims=any(scope.analyses_backward() for scope in scopes),
     )
 
@@ -124,7 +118,7 @@ def backward_is_settled(plan: ActionPlan, backward_ids: Sequence[str]) -> bool:
     A driver may then stop to look for them while the operator's gradient
     graph has the same form.
     """
-    if plan.before_backward or plan.after_backward or plan.replace_backward:
+    if plan.acts_on_gradients:
         return False
     return STATE.cache and all(
         backward_id in record.children

@@ -3,60 +3,67 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from amanda.interface.action import ActionKind, InstPoint
+from amanda.interface.action import Action, ActionKind, InstPoint, Owner
 from amanda.interface.backward_context import BackwardOpContext
-from amanda.interface.context import OpContext
-
-if TYPE_CHECKING:
-    from amanda.interface.tool import Tool
+from amanda.interface.calls import OpCall
+from amanda.interface.context import OpContext, OpState
 
 
 class OpRecord:
     """What one scope knows of one forward or backward operator.
 
     Attributes:
-        context: the operator's context, with the recorded actions.
+        context: the context that its analyses are given.
+        state: the engine's side of the context, with the recorded actions.
         analysed: points whose analyses have run.
         redo: tools whose analyses have to run again, by point.
         children: records of the operator's backward operators, by id.
     """
 
-    __slots__ = ("analysed", "children", "context", "redo")
+    __slots__ = ("analysed", "children", "context", "redo", "state")
 
-    def __init__(self, context: OpContext) -> None:
+    def __init__(self, context: OpContext, state: OpState) -> None:
         self.context = context
+        self.state = state
         self.analysed: set[InstPoint] = set()
-        self.redo: dict[InstPoint, set[Tool]] = {}
+        self.redo: dict[InstPoint, set[Owner]] = {}
         self.children: dict[str, OpRecord] = {}
+
+    @classmethod
+    def of_call(cls, call: OpCall, namespace: str) -> OpRecord:
+        """A new record of the forward operator that `call` executes."""
+        state = OpState.of_call(call)
+        return cls(OpContext(state, namespace), state)
 
     def child(self, op: Any, op_id: str, *, fresh: bool) -> OpRecord:
         """The record of a backward operator; `fresh` discards an earlier one."""
         record = self.children.get(op_id)
         if record is None or fresh:
-            record = OpRecord(BackwardOpContext(self.context, op, op_id))
+            state = self.state.of_backward(op, op_id)
+            record = OpRecord(BackwardOpContext(self.context, state), state)
             self.children[op_id] = record
         return record
 
     @property
     def has_actions(self) -> bool:
         """Whether any action is recorded for this very operator."""
-        return any(self.context._actions.values())
+        return any(self.state.actions.values())
 
-    def drop(self, tool: Tool) -> None:
+    def drop(self, tool: Owner) -> None:
         """Forget what `tool` has recorded; its analyses run again when next met."""
-        for kind, actions in self.context._actions.items():
-            self.context._actions[kind] = [a for a in actions if a.tool is not tool]
+        for kind, actions in self.state.actions.items():
+            self.state.actions[kind] = [a for a in actions if a.tool is not tool]
         for point in self.analysed:
             self.redo.setdefault(point, set()).add(tool)
 
-    def sort(self, tools: Sequence[Tool]) -> None:
+    def sort(self, tools: Sequence[Owner]) -> None:
         """Bring the actions into the order of `tools`, whenever they were recorded."""
         rank = {id(tool): position for position, tool in enumerate(tools)}
-        for kind, actions in self.context._actions.items():
+        for kind, actions in self.state.actions.items():
             # A new list: another thread may be reading the old one.
-            self.context._actions[kind] = sorted(actions, key=lambda a: rank[id(a.tool)])
+            self.state.actions[kind] = sorted(actions, key=lambda a: rank[id(a.tool)])
 
     @property
     def complete(self) -> bool:
@@ -70,9 +77,9 @@ class OpRecord:
         """Whether an analysis of `point` has yet to run."""
         return point not in self.analysed or bool(self.redo.get(point))
 
-    def actions(self, kind: ActionKind) -> list[Any]:
+    def actions(self, kind: ActionKind) -> list[Action]:
         """The recorded actions of one kind, in order."""
-        return self.context._actions.get(kind, [])
+        return self.state.actions.get(kind, [])
 
 
 class ActionCache:
@@ -100,7 +107,7 @@ class ActionCache:
         if self._records.get(op_id) is record:
             del self._records[op_id]
 
-    def drop(self, tool: Tool, op_id: str | None) -> None:
+    def drop(self, tool: Owner, op_id: str | None) -> None:
         """Forget what `tool` has recorded, for one operator or for all of them."""
         for forward_id, record in tuple(self._records.items()):
             if op_id in (None, forward_id):

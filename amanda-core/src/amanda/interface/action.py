@@ -4,12 +4,9 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import attrs
-
-if TYPE_CHECKING:
-    from amanda.interface.tool import Tool
 
 
 class InstPoint(enum.Enum):
@@ -64,6 +61,14 @@ _SELECTS = {
 }
 
 
+class Owner(Protocol):
+    """The part of a tool that its actions use."""
+
+    @property
+    def differentiable(self) -> bool:
+        """Whether its routines take part in AD by default."""
+
+
 @attrs.frozen(eq=False)
 class Action:
     """One instrumentation routine, recorded by an analysis routine for one operator.
@@ -79,7 +84,7 @@ class Action:
     """
 
     kind: ActionKind
-    tool: Tool
+    tool: Owner
     func: Callable[..., Any]
     select: tuple[int, ...] | None
     kwargs: Mapping[str, Any]

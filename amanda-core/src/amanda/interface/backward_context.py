@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from amanda.errors import ContextExpiredError, TensorReleased
+from amanda.errors import TensorReleased
 from amanda.interface.action import ActionKind
-from amanda.interface.context import OpContext
-
-if TYPE_CHECKING:
-    from amanda.interface.calls import BackwardCall
+from amanda.interface.context import OpContext, OpState
 
 
 class ReleasableTensors(Sequence[Any]):
@@ -49,15 +46,11 @@ class BackwardOpContext(OpContext):
     Reads of the mapping see the parent's keys; writes stay here.
     """
 
-    __slots__ = ("_backward_op", "_backward_op_id", "_parent")
+    __slots__ = ("_parent",)
 
-    def __init__(self, parent: OpContext, op: Any, op_id: str) -> None:
-        super().__init__(parent.get_op(), parent.get_op_id(), parent.namespace)
+    def __init__(self, parent: OpContext, state: OpState) -> None:
+        super().__init__(state, parent.namespace)
         self._parent = parent
-        self._backward_op = op
-        self._backward_op_id = op_id
-        self._attributes = parent._attributes
-        self._module = parent._module
 
     def __missing__(self, key: Any) -> Any:
         return self._parent[key]
@@ -95,13 +88,13 @@ class BackwardOpContext(OpContext):
         return self._parent.get_input_names()
 
     def get_inputs(self) -> Sequence[Any]:
-        return ReleasableTensors(self._op_id, "input", self._open_backward().inputs)
+        return ReleasableTensors(self._state.op_id, "input", self._state.open_backward().inputs)
 
     def get_outputs(self) -> Sequence[Any]:
-        return ReleasableTensors(self._op_id, "output", self._open_backward().outputs)
+        return ReleasableTensors(self._state.op_id, "output", self._state.open_backward().outputs)
 
     def get_value(self, index: int) -> Any:
-        call = self._open_backward()
+        call = self._state.open_backward()
         names = self.get_input_names()
         entry = call.inputs[self._position(index, names, len(call.inputs), "inputs")]
         return entry.constant() if hasattr(entry, "constant") else None
@@ -114,34 +107,23 @@ class BackwardOpContext(OpContext):
         return ()
 
     def get_backward_op(self) -> Any:
-        return self._backward_op
+        return self._state.backward_op
 
-    def get_backward_op_id(self) -> str:
-        return self._backward_op_id
+    def get_backward_op_id(self) -> str | None:
+        return self._state.backward_op_id
 
     def get_grad_outputs(self) -> Sequence[Any] | None:
-        self._open_backward()
-        return None if self._gradients[0] is None else list(self._gradients[0])
+        self._state.open_backward()
+        return None if self._state.gradients[0] is None else list(self._state.gradients[0])
 
     def get_grad_inputs(self) -> Sequence[Any] | None:
-        self._open_backward()
-        return None if self._gradients[1] is None else list(self._gradients[1])
-
-    def get_grad_input_names(self) -> list[str]:
-        return list(self._open_backward().names)
-
-    def _open_backward(self) -> BackwardCall:
-        if self._backward is None:
-            raise ContextExpiredError(
-                f"the tensors of op {self._backward_op_id} can be read only while its analysis "
-                "routine runs; select them for an instrumentation routine instead"
-            )
-        return self._backward
+        self._state.open_backward()
+        return None if self._state.gradients[1] is None else list(self._state.gradients[1])
 
     def _selectable(self, kind: ActionKind) -> tuple[list[str], int | None]:
-        grad_outputs, grad_inputs = self._gradients
+        grad_outputs, grad_inputs = self._state.gradients
         if kind is ActionKind.AFTER_BACKWARD_OP:
-            names = list(self._backward.names) if self._backward else []
+            names = list(self._state.backward.names) if self._state.backward else []
             return names, None if grad_inputs is None else len(grad_inputs)
         return [], None if grad_outputs is None else len(grad_outputs)
 

@@ -1,4 +1,8 @@
-"""What a driver tells about one execution of an operator."""
+"""One execution of an operator, as a driver describes it to core.
+
+A driver of a framework whose operators are Python functions makes a :class:`BoundCall`, which
+knows names, attributes and how to run the operator again; others fill an :class:`OpCall`.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +12,7 @@ from typing import Any
 import attrs
 
 from amanda.errors import CapabilityError
+from amanda.interface.binding import Arguments
 from amanda.state import STATE
 
 
@@ -19,7 +24,7 @@ class OpCall:
 
     Attributes:
         op: the framework's own operator or a thin view of it.
-        op_id: the operator's id (design section 6).
+        op_id: the operator's id: readable, equal across iterations and processes.
         inputs: the flat list of input tensors; None for an absent optional one.
         names: the declared name of each input, "" where there is none.
         attributes: the operator's non-tensor arguments by name.
@@ -39,12 +44,12 @@ class OpCall:
         return None
 
     def value_key(self, index: int) -> Hashable | None:
-        """What tells the variable behind input `index` from all others; None where
+        """A key that tells the variable behind input `index` from all others; None where
         :meth:`value` gives the parameter itself, or nothing."""
         return None
 
     def value_view(self, index: int) -> Hashable:
-        """What tells one view of a variable (reshaped, transposed) from another."""
+        """A key that tells one view of a variable (reshaped, transposed) from another."""
         return ()
 
     def freeze(self) -> Callable[[Sequence[Any]], Any]:
@@ -62,6 +67,34 @@ class OpCall:
 
 
 @attrs.define(eq=False)
+class BoundCall(OpCall):
+    """The call of an operator that is a Python function, bound by its signature.
+
+    Attributes:
+        arguments: the bound arguments; `inputs`, `names` and `attributes` come from them.
+        function: runs the vanilla operator on the framework's own arguments.
+        current_value: the value of an input that is a parameter, buffer, variable or
+            constant; None for other tensors.
+    """
+
+    arguments: Arguments = attrs.field(kw_only=True)
+    function: Callable[..., Any] = attrs.field(kw_only=True)
+    current_value: Callable[[Any], Any] = attrs.field(kw_only=True)
+
+    def run(self, inputs: Sequence[Any]) -> Any:
+        """Run the vanilla operator on flat inputs."""
+        return self.arguments.call(self.function, inputs)
+
+    def value(self, index: int) -> Any:
+        tensor = self.inputs[index]
+        return None if tensor is None else self.current_value(tensor)
+
+    def freeze(self) -> Callable[[Sequence[Any]], Any]:
+        arguments, function = self.arguments.without_tensors(), self.function
+        return lambda inputs: arguments.call(function, inputs)
+
+
+@attrs.define(eq=False)
 class BackwardCall:
     """One backward operator about to be executed.
 
@@ -70,7 +103,7 @@ class BackwardCall:
         op_id: id of the backward operator.
         names: name of the forward input whose gradient each output of the
             backward operator is; "" where it is none of them.
-        inputs, outputs: what is left of the forward operator's tensors; a
+        inputs, outputs: the forward operator's tensors, as far as they are alive; a
             callable entry is asked for the tensor when it is read.
     """
 
@@ -79,6 +112,17 @@ class BackwardCall:
     names: Sequence[str] = ()
     inputs: Sequence[Any] = ()
     outputs: Sequence[Any] = ()
+
+
+@attrs.frozen
+class NamedOp:
+    """The view of an operator that has nothing but a name.
+
+    ``get_op()`` and ``get_backward_op()`` give it where the framework's own object would keep
+    tensors or a graph alive.
+    """
+
+    __name__: str
 
 
 class OpFunction:
@@ -90,16 +134,20 @@ class OpFunction:
     """
 
     def __init__(self, op_id: str, run: Callable[[Sequence[Any]], Any]) -> None:
-        # What error messages call a routine.
+        # Error messages call a routine by this name.
         self.__name__ = self.__qualname__ = "function"
         self._op_id = op_id
         self._run = run
 
     def __call__(self, *inputs: Any) -> Any:
-        return self.now()._run(inputs)
+        return self.now().run(inputs)
+
+    def run(self, inputs: Sequence[Any]) -> Any:
+        """Run the operator with the attributes that this function holds."""
+        return self._run(inputs)
 
     def now(self) -> OpFunction:
-        """The same with the attributes that are in force: within a replacement those of
+        """The function with the attributes that are in force: within a replacement those of
         the execution that is replaced. They stay, also after the replacement has run."""
         call = STATE.call
         if call is None or call.op_id != self._op_id:

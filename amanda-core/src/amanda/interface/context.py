@@ -11,14 +11,13 @@ from amanda.errors import (
     ReplacementConflictError,
     SelectionError,
 )
-from amanda.interface.action import Action, ActionKind, InstPoint
+from amanda.interface.action import Action, ActionKind, InstPoint, Owner
 from amanda.interface.calls import OpFunction
 from amanda.namespace import Namespace
 from amanda.state import STATE
 
 if TYPE_CHECKING:
     from amanda.interface.calls import BackwardCall, OpCall
-    from amanda.interface.tool import Tool
 
 Selection = int | str | Sequence[int | str] | None
 Routine = Callable[..., Any]
@@ -33,6 +32,111 @@ _LATE: Mapping[InstPoint, frozenset[ActionKind]] = {
 }
 
 
+class OpState:
+    """The engine's side of a context: what an :class:`OpContext` shows of its operator.
+
+    The engine fills it before an analysis runs and clears the tensors afterwards.
+
+    Attributes:
+        op, op_id: the forward operator and its id.
+        backward_op, backward_op_id: the backward operator and its id, None in a forward context.
+        attributes: the forward operator's non-tensor arguments by name.
+        names: the declared name of each forward input.
+        module: path of the module that runs the operator.
+        actions: the recorded actions by kind, in running order.
+        call: the running execution of the forward operator, None outside of its analyses.
+        outputs: its outputs, None before it has run.
+        backward: the running execution of the backward operator, None outside of its analyses.
+        gradients: the gradients that it consumes and those that it produces.
+        point: the point whose analyses run, None if none do.
+        tool: the tool whose analysis runs.
+    """
+
+    __slots__ = (
+        "actions",
+        "attributes",
+        "backward",
+        "backward_op",
+        "backward_op_id",
+        "call",
+        "gradients",
+        "module",
+        "names",
+        "op",
+        "op_id",
+        "outputs",
+        "point",
+        "tool",
+    )
+
+    def __init__(self, op: Any, op_id: str) -> None:
+        self.op = op
+        self.op_id = op_id
+        self.backward_op: Any = None
+        self.backward_op_id: str | None = None
+        self.attributes: Mapping[str, Any] = {}
+        self.names: Sequence[str] = ()
+        self.module = ""
+        self.actions: dict[ActionKind, list[Action]] = {}
+        self.call: OpCall | None = None
+        self.outputs: Sequence[Any] | None = None
+        self.backward: BackwardCall | None = None
+        self.gradients: tuple[Sequence[Any] | None, Sequence[Any] | None] = (None, None)
+        self.point: InstPoint | None = None
+        self.tool: Owner | None = None
+
+    @classmethod
+    def of_call(cls, call: OpCall) -> OpState:
+        """The state of the operator that `call` executes."""
+        state = cls(call.op, call.op_id)
+        state.attributes, state.names, state.module = call.attributes, call.names, call.module
+        return state
+
+    def of_backward(self, op: Any, op_id: str) -> OpState:
+        """The state of a backward operator of this forward operator."""
+        state = OpState(self.op, self.op_id)
+        state.attributes, state.module = self.attributes, self.module
+        state.backward_op, state.backward_op_id = op, op_id
+        return state
+
+    @property
+    def where(self) -> str:
+        """Id of the operator that is analysed, for messages."""
+        return self.backward_op_id or self.op_id
+
+    @property
+    def blame(self) -> str:
+        """The tool whose analysis runs, as messages begin; "" outside of an analysis."""
+        return f"{type(self.tool).__name__}: " if self.tool is not None else ""
+
+    def open_call(self) -> OpCall:
+        """The running execution.
+
+        Raises:
+            ContextExpiredError: no analysis of this operator is running.
+        """
+        if self.call is None:
+            raise _expired(self.op_id)
+        return self.call
+
+    def open_backward(self) -> BackwardCall:
+        """The running execution of the backward operator.
+
+        Raises:
+            ContextExpiredError: no analysis of this backward operator is running.
+        """
+        if self.backward is None:
+            raise _expired(self.where)
+        return self.backward
+
+
+def _expired(op_id: str) -> ContextExpiredError:
+    return ContextExpiredError(
+        f"the tensors of op {op_id} can be read only while its analysis routine runs; select "
+        "them for an instrumentation routine instead"
+    )
+
+
 class OpContext(dict[Any, Any]):
     """What a tool sees of one operator, and what it can do to it.
 
@@ -44,38 +148,12 @@ class OpContext(dict[Any, Any]):
         namespace: where the operator runs, e.g. ``pytorch/2.13/eager``.
     """
 
-    __slots__ = (
-        "__weakref__",
-        "_actions",
-        "_attributes",
-        "_backward",
-        "_call",
-        "_gradients",
-        "_module",
-        "_names",
-        "_op",
-        "_op_id",
-        "_outputs",
-        "_point",
-        "_tool",
-        "namespace",
-    )
+    __slots__ = ("__weakref__", "_state", "namespace")
 
-    def __init__(self, op: Any, op_id: str, namespace: str) -> None:
+    def __init__(self, state: OpState, namespace: str) -> None:
         super().__init__()
         self.namespace = Namespace(namespace)
-        self._op = op
-        self._op_id = op_id
-        self._attributes: Mapping[str, Any] = {}
-        self._names: Sequence[str] = ()
-        self._module = ""
-        self._actions: dict[ActionKind, list[Action]] = {}
-        self._call: OpCall | None = None
-        self._outputs: Sequence[Any] | None = None
-        self._backward: BackwardCall | None = None
-        self._gradients: tuple[Sequence[Any] | None, Sequence[Any] | None] = (None, None)
-        self._point: InstPoint | None = None
-        self._tool: Tool | None = None
+        self._state = state
 
     # -- the mapping ------------------------------------------------------
 
@@ -83,9 +161,7 @@ class OpContext(dict[Any, Any]):
         return None
 
     def __repr__(self) -> str:
-        return (
-            f"<{type(self).__name__} of {self.get_backward_op_id() or self._op_id}: {dict(self)!r}>"
-        )
+        return f"<{type(self).__name__} of {self._state.where}: {dict(self)!r}>"
 
     def __hash__(self) -> int:  # type: ignore[override]
         return id(self)
@@ -108,23 +184,23 @@ class OpContext(dict[Any, Any]):
 
     def get_op(self) -> Any:
         """The forward operator, as its framework represents it."""
-        return self._op
+        return self._state.op
 
     def get_op_id(self) -> str:
         """The forward operator's id."""
-        return self._op_id
+        return self._state.op_id
 
     def get_attrs(self) -> dict[str, Any]:
         """The forward operator's non-tensor arguments, name to value."""
-        return dict(self._attributes)
+        return dict(self._state.attributes)
 
     def get_module(self) -> str:
         """Path of the module that runs the operator (``layer1.0.conv1``), or ""."""
-        return self._module
+        return self._state.module
 
     def get_input_names(self) -> list[str]:
         """The declared name of each forward input, "" where it has none."""
-        return list(self._names)
+        return list(self._state.names)
 
     def get_inputs(self) -> Sequence[Any]:
         """The forward input tensors, flat; None for an absent optional one.
@@ -132,7 +208,7 @@ class OpContext(dict[Any, Any]):
         Raises:
             ContextExpiredError: no analysis of this operator is running.
         """
-        return list(self._open_call().inputs)
+        return list(self._state.open_call().inputs)
 
     def get_outputs(self) -> Sequence[Any] | None:
         """The forward output tensors; None before the operator has run.
@@ -140,8 +216,8 @@ class OpContext(dict[Any, Any]):
         Raises:
             ContextExpiredError: no analysis of this operator is running.
         """
-        self._open_call()
-        return None if self._outputs is None else list(self._outputs)
+        self._state.open_call()
+        return None if self._state.outputs is None else list(self._state.outputs)
 
     def get_value(self, index: int) -> Any:
         """The current value of input `index` if it is a parameter, a registered
@@ -151,7 +227,7 @@ class OpContext(dict[Any, Any]):
             SelectionError: the operator has no such input.
             ContextExpiredError: no analysis of this operator is running.
         """
-        call = self._open_call()
+        call = self._state.open_call()
         return call.value(self._position(index, list(call.names), len(call.inputs), "inputs"))
 
     def get_value_key(self, index: int) -> Hashable | None:
@@ -164,7 +240,7 @@ class OpContext(dict[Any, Any]):
             SelectionError: the operator has no such input.
             ContextExpiredError: no analysis of this operator is running.
         """
-        call = self._open_call()
+        call = self._state.open_call()
         return call.value_key(self._position(index, list(call.names), len(call.inputs), "inputs"))
 
     def get_value_view(self, index: int) -> Hashable:
@@ -177,7 +253,7 @@ class OpContext(dict[Any, Any]):
             SelectionError: the operator has no such input.
             ContextExpiredError: no analysis of this operator is running.
         """
-        call = self._open_call()
+        call = self._state.open_call()
         return call.value_view(self._position(index, list(call.names), len(call.inputs), "inputs"))
 
     def get_function(self) -> Routine:
@@ -190,7 +266,7 @@ class OpContext(dict[Any, Any]):
             CapabilityError: the driver cannot run a single operator again.
             ContextExpiredError: no analysis of this operator is running.
         """
-        call = self._open_call()
+        call = self._state.open_call()
         return OpFunction(call.op_id, call.freeze())
 
     def get_backward_op(self) -> Any:
@@ -289,19 +365,11 @@ class OpContext(dict[Any, Any]):
 
     # -- used by the dispatcher -------------------------------------------
 
-    def _open_call(self) -> OpCall:
-        if self._call is None:
-            raise ContextExpiredError(
-                f"the tensors of op {self._op_id} can be read only while its analysis "
-                "routine runs; select them for an instrumentation routine instead"
-            )
-        return self._call
-
     def _selectable(self, kind: ActionKind) -> tuple[list[str], int | None]:
         """Names of what an action of this kind selects from, and how many there are."""
         if kind.selects == "inputs" or kind is ActionKind.AFTER_BACKWARD_OP:
-            return list(self._names), len(self._names) or None
-        outputs = self._outputs
+            return list(self._state.names), len(self._state.names) or None
+        outputs = self._state.outputs
         if outputs is None:
             return [], None
         names = ["output"] if len(outputs) == 1 else [f"output{i}" for i in range(len(outputs))]
@@ -312,7 +380,7 @@ class OpContext(dict[Any, Any]):
         return self[f"{name}_index"] if kind in ("inputs", "grad_inputs") else None
 
     def _position(self, item: int | str, names: list[str], count: int | None, kind: str) -> int:
-        where = f"op {self.get_backward_op_id() or self._op_id}"
+        where = f"op {self._state.where}"
         known = f"{count} {kind}" if count is not None else f"an unknown number of {kind}"
         named = [name for name in names if name]
         known += f" ({', '.join(named)})" if named else ""
@@ -325,12 +393,9 @@ class OpContext(dict[Any, Any]):
             return index
         if count is not None and not -count <= item < count:
             raise SelectionError(
-                f"{self._blame()}{kind}=[{item}] is out of range at {where}, which has {known}"
+                f"{self._state.blame}{kind}=[{item}] is out of range at {where}, which has {known}"
             )
         return item + count if item < 0 and count is not None else item
-
-    def _blame(self) -> str:
-        return f"{type(self._tool).__name__}: " if self._tool is not None else ""
 
     def _select(self, kind: ActionKind, selection: Selection) -> tuple[int, ...] | None:
         if selection is None:
@@ -340,8 +405,8 @@ class OpContext(dict[Any, Any]):
             isinstance(item, (int, str)) and not isinstance(item, bool) for item in items
         ):
             raise SelectionError(
-                f"{self._blame()}{kind.selects}={selection!r:.60} at op "
-                f"{self.get_backward_op_id() or self._op_id}: positions (int) or names (str) "
+                f"{self._state.blame}{kind.selects}={selection!r:.60} at op "
+                f"{self._state.where}: positions (int) or names (str) "
                 "are selected, one or a list of them"
             )
         names, count = self._selectable(kind)
@@ -350,41 +415,41 @@ class OpContext(dict[Any, Any]):
     def _record(
         self, kind: ActionKind, func: Routine, selection: Selection, kwargs: dict[str, Any]
     ) -> None:
-        where = self.get_backward_op_id() or self._op_id
-        if self._point is None or self._tool is None:
+        where = self._state.where
+        if self._state.point is None or self._state.tool is None:
             raise ContextExpiredError(
                 f"{kind.value}() on op {where} outside of an analysis routine: actions can be "
                 "recorded only while an analysis of this operator runs"
             )
         if not callable(func):
             raise TypeError(
-                f"{self._blame()}{kind.value}() on op {where} needs a function, got {func!r}"
+                f"{self._state.blame}{kind.value}() on op {where} needs a function, got {func!r}"
             )
-        if kind in _LATE[self._point]:
+        if kind in _LATE[self._state.point]:
             raise PassedPointError(
-                f"{self._blame()}{kind.value}() on op {where} comes too late: its point has "
-                f"passed in an analysis at {self._point.value}; register the analysis with "
+                f"{self._state.blame}{kind.value}() on op {where} comes too late: its point has "
+                f"passed in an analysis at {self._state.point.value}; register the analysis with "
                 "require_outputs=False" + self._forward_hint(kind)
             )
         ad = STATE.ad
         action = Action(
             kind=kind,
-            tool=self._tool,
+            tool=self._state.tool,
             func=func,
             select=self._select(kind, selection),
             kwargs=kwargs,
-            differentiable=self._tool.differentiable if ad is None else ad,
+            differentiable=self._state.tool.differentiable if ad is None else ad,
             op_id=where,
         )
-        actions = self._actions.setdefault(kind, [])
+        actions = self._state.actions.setdefault(kind, [])
         if actions and kind in (ActionKind.REPLACE_OP, ActionKind.REPLACE_BACKWARD_OP):
             raise replaced_twice(actions[0], action)
         actions.append(action)
 
     def _forward_hint(self, kind: ActionKind) -> str:
-        assert self._point is not None
+        assert self._state.point is not None
         forward = kind in (ActionKind.BEFORE_OP, ActionKind.AFTER_OP, ActionKind.REPLACE_OP)
-        return " and backward=False" if self._point.is_backward and forward else ""
+        return " and backward=False" if self._state.point.is_backward and forward else ""
 
 
 def replaced_twice(first: Action, second: Action) -> ReplacementConflictError:

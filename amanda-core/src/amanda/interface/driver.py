@@ -1,4 +1,8 @@
-"""The interface between Amanda and a driver (design section 5)."""
+"""The interface between Amanda and a driver.
+
+A driver of a framework that runs operators at once extends
+:class:`amanda.engine.eager.EagerDriver`, which implements most of it.
+"""
 
 from __future__ import annotations
 
@@ -7,15 +11,12 @@ import enum
 import importlib
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import TYPE_CHECKING, Any, ClassVar, Self
+from typing import Any, ClassVar, Self
 
 from amanda.interface.action import Action
 from amanda.namespace import Namespace
 
-if TYPE_CHECKING:
-    from amanda.engine.dispatch import Dispatcher
-
-INTERFACE_VERSION = 1
+INTERFACE_VERSION = 2
 """Version of this interface; core refuses drivers written for another one."""
 
 
@@ -54,6 +55,13 @@ class Driver(abc.ABC):
         opt_in: used only when it is asked for by name.
         interface_version: the :data:`INTERFACE_VERSION` it was written for.
         capabilities: what it can do.
+        target: ``"module:Class"`` of the driver itself, where the registered class only
+            declares it, so that listing drivers imports no framework.
+        adapter: ``"module:Class"`` of the framework's adapter for the contract kit, of which
+            the default self-test is made; "" if there is none.
+        dispatcher_class: a subclass of :class:`amanda.engine.dispatch.Dispatcher`, for drivers
+            that insert routines into graphs; None for the ordinary one.
+        dispatcher: core's side of this driver.
     """
 
     name: ClassVar[str]
@@ -64,28 +72,20 @@ class Driver(abc.ABC):
     interface_version: ClassVar[int]
     capabilities: ClassVar[frozenset[Capability]] = frozenset()
     target: ClassVar[str] = ""
+    adapter: ClassVar[str] = ""
+    dispatcher_class: ClassVar[type | None] = None
 
-    def __init__(self, dispatcher: Dispatcher) -> None:
+    def __init__(self, dispatcher: Any) -> None:
         self.dispatcher = dispatcher
 
     @classmethod
     def loaded(cls) -> type[Self]:
-        """The class that runs, which imports the framework: what ``target`` names, or this one."""
-        if not cls.target or cls.target not in vars(cls).values():
+        """The class of the driver itself, which imports the framework: ``target`` or this one."""
+        if not vars(cls).get("target"):
             return cls
         module, _, name = cls.target.partition(":")
         found: type[Self] = getattr(importlib.import_module(module), name)
         return found
-
-    @classmethod
-    def create(cls) -> Self:
-        """A driver with a dispatcher of its own."""
-        from amanda.engine.dispatch import Dispatcher
-
-        dispatcher = Dispatcher()
-        driver = cls.loaded()(dispatcher)
-        dispatcher.bind(driver)
-        return driver
 
     @classmethod
     def reason_unusable(cls) -> str:
@@ -153,11 +153,19 @@ class Driver(abc.ABC):
     def routine(
         self, action: Action, selected: Sequence[Any], isolated: bool
     ) -> AbstractContextManager[Any]:
-        """What a routine runs in: vanilla, and isolated from AD if it asks for that.
+        """The context of a routine: vanilla, and isolated from AD if it asks for that.
 
         A driver overrides it to be faster, or to look at `selected` afterwards.
         """
         return self._routine(isolated)
+
+    def unbox(self, value: Any) -> Any:
+        """The form in which analyses and isolated routines see a tensor.
+
+        For frameworks that have no ``no_grad``: differentiation wraps a value there, and code
+        outside of AD works on the value itself. The default is the tensor.
+        """
+        return value
 
     def is_tensor(self, value: Any) -> bool:
         """Whether `value` is a tensor of the framework."""
@@ -169,6 +177,6 @@ class Driver(abc.ABC):
         """The tensor to use where a routine returned `new` in place of `old`.
 
         A driver with AD passes the gradient straight through to `old` unless
-        the action is differentiable (design rule 7).
+        the action is differentiable (contract rule 7).
         """
         return new

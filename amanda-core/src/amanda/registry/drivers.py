@@ -9,6 +9,7 @@ from collections.abc import Sequence
 
 import attrs
 
+from amanda.engine.dispatch import create_driver
 from amanda.errors import NoDriverError, PluginWarning
 from amanda.interface.driver import INTERFACE_VERSION, Driver
 from amanda.registry import import_hook, plugins
@@ -157,7 +158,7 @@ def attached(
 
 def _attached(cls: type[Driver]) -> Driver:
     """A new driver that is attached; nothing is left of one that fails."""
-    driver = cls.create()
+    driver = create_driver(cls)
     try:
         driver.attach()
     except BaseException:

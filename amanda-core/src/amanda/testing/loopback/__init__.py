@@ -2,7 +2,7 @@
 
 The framework knows nothing of Amanda: tensors and automatic differentiation
 (`tape.py`), operators (`ops.py`) and modules (`nn.py`). The driver
-(`driver.py`, `execution.py`, `op_ids.py`) is the one to copy for a new framework.
+(`driver.py`) is complete: modules, operators in place, gradients of gradients.
 """
 
 from amanda.testing.loopback import nn, ops

@@ -1,177 +1,169 @@
-"""The driver of the toy framework: where it is patched, and what each patch does."""
+"""The driver of the toy framework: where it is patched, and the job of each patch."""
 
 from __future__ import annotations
 
-import threading
 import weakref
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
-from typing import TYPE_CHECKING, Any, ClassVar
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from typing import Any, ClassVar
 
-from amanda.engine.backward import BackwardExecution
-from amanda.errors import RoutineResultError
-from amanda.interface.driver import Capability, Driver
-from amanda.namespace import Namespace
-from amanda.patching import PatchSet
+from amanda.driver import (
+    BackwardExecution,
+    Capability,
+    EagerDriver,
+    Namespace,
+    OperatorRun,
+    PatchSet,
+)
 from amanda.testing.loopback import nn, ops, tape
-from amanda.testing.loopback.execution import Claim, DriverNode, Execution
-from amanda.testing.loopback.op_ids import OpIds
-from amanda.testing.loopback.tape import Node, Tensor
+from amanda.testing.loopback.tape import AccumulateGrad, Buffer, Node, Parameter, Tensor
 
-if TYPE_CHECKING:
-    from amanda.engine.dispatch import Dispatcher
-    from amanda.interface.action import Action
+Gradients = list["Tensor | None"]
 
 
-class _Thread(threading.local):
-    vanilla: int = 0
-    graph_runs: int = 0
+class DriverNode(Node):
+    """A node of the gradient graph that the driver has put there: no backward operator."""
+
+    __slots__ = ()
 
 
-class LoopbackDriver(Driver):
+class LoopbackDriver(EagerDriver):
     """Instruments the toy framework of :mod:`amanda.testing.loopback`.
 
-    Four functions of the framework are replaced while it is attached: the one
-    that runs an operator, the one that runs a backward operator, the call of a
-    module (for ids) and the run of a gradient graph (its end is the end of an
-    iteration).
+    Five functions of the framework are replaced while it is attached: the one that runs an
+    operator, the constructor and the run of a node of the gradient graph, the call of a module
+    (for ids) and the run of a gradient graph (its end is the end of an iteration).
 
     Attributes:
-        claims: which operator a node of the gradient graph belongs to.
-        ids: forms operator ids.
-        execution_cls: runs one operator with its plan.
+        claims: the backward operator that a node of the gradient graph is.
     """
 
-    execution_cls: ClassVar[type[Execution]] = Execution
     name: ClassVar[str] = "loopback"
     framework: ClassVar[str] = "amanda.testing.loopback"
-    interface_version: ClassVar[int] = 1
+    interface_version: ClassVar[int] = 2
     capabilities: ClassVar[frozenset[Capability]] = frozenset(Capability) - {
         Capability.STATIC_GRAPH,
         Capability.COMPILED,
     }
 
-    def __init__(self, dispatcher: Dispatcher) -> None:
+    def __init__(self, dispatcher: Any) -> None:
         super().__init__(dispatcher)
-        self.claims: weakref.WeakKeyDictionary[Node, Claim] = weakref.WeakKeyDictionary()
-        self.ids = OpIds()
-        self._patches = PatchSet()
-        self._thread = _Thread()
+        self.claims: weakref.WeakKeyDictionary[Node, BackwardExecution] = (
+            weakref.WeakKeyDictionary()
+        )
 
     @property
     def namespace(self) -> Namespace:
         return Namespace("loopback/1.0/eager")
 
-    # -- life cycle -------------------------------------------------------
+    def patch(self, patches: PatchSet) -> None:
+        patches.wrap(ops, "execute", self._executing)
+        patches.wrap(Node, "__init__", self._recording_node)
+        patches.wrap(Node, "run", self._running_node)
+        patches.wrap(nn.Module, "__call__", self._calling_module)
+        patches.wrap(tape, "run_graph", self._running_graph)
 
-    def attach(self) -> None:
-        try:
-            self._patches.wrap(ops, "execute", self._executing)
-            self._patches.wrap(Node, "run", self._running_backward_op)
-            self._patches.wrap(nn.Module, "__call__", self._calling_module)
-            self._patches.wrap(tape, "run_graph", self._running_graph)
-        except BaseException:
-            self.detach()
-            raise
-
-    def detach(self) -> None:
-        self._patches.undo()
-
-    def exit_thread(self) -> None:
-        self.ids.forget()
-
-    def new_iteration(self) -> None:
-        self.ids.restart()
-
-    # -- for the dispatcher -----------------------------------------------
-
-    @contextmanager
-    def vanilla(self) -> Iterator[None]:
-        self._thread.vanilla += 1
-        try:
-            yield
-        finally:
-            self._thread.vanilla -= 1
-
-    def ad_isolated(self) -> AbstractContextManager[Any]:
-        return tape.no_grad()  # type: ignore[no-any-return]
+    # -- the framework's tensors ------------------------------------------
 
     def is_tensor(self, value: Any) -> bool:
         return isinstance(value, Tensor)
 
-    def substitute(self, old: Tensor | None, new: Tensor, action: Action) -> Tensor:
-        """`new`, whose gradient passes straight through to `old` (design rule 7).
+    def current_value(self, tensor: Tensor) -> Tensor | None:
+        return tensor.alias() if isinstance(tensor, (Parameter, Buffer)) else None
 
-        Raises:
-            RoutineResultError: the shapes differ.
-        """
-        if old is None or action.differentiable:
-            return new
-        if new.shape != old.shape:
-            raise RoutineResultError(
-                f"{action.routine} at op {action.op_id} must return tensors of the shapes it "
-                f"got, expected {old.shape}, got {new.shape}; record it under "
-                "amanda.ad_enabled() if the gradient is to follow the new shape"
-            )
-        value = new.alias()
-        if old.requires_grad and tape.grad_enabled():
-            node = DriverNode("StraightThrough", [old.edge()], lambda grads: grads)
-            tape.attach(node, [value])
-        return value
+    def ad_isolated(self) -> AbstractContextManager[Any]:
+        return tape.no_grad()  # type: ignore[no-any-return]
 
-    # -- the four patches -------------------------------------------------
+    def wants_gradient(self, tensor: Tensor) -> bool:
+        return tensor.requires_grad and tape.grad_enabled()
 
-    @property
-    def is_active(self) -> bool:
-        """Whether the current thread's operators are instrumented."""
-        return not self._thread.vanilla and bool(self.dispatcher.scopes())
+    def with_vjp(
+        self,
+        outputs: list[Any],
+        inputs: list[Any],
+        vjp: Callable[[Gradients], Gradients],
+    ) -> list[Any]:
+        edges = [tensor.edge() for tensor in inputs]
+        node = DriverNode("Amanda", edges, vjp, (), len(outputs))
+        values = [tensor.alias() for tensor in outputs]
+        tape.attach(node, values)
+        return values
 
-    @property
-    def is_wanted_backward(self) -> bool:
-        """Whether a tool would see the backward operators that the current thread runs."""
-        scopes = () if self._thread.vanilla else self.dispatcher.scopes()
-        return any(scope.analyses_backward() for scope in scopes)
+    # -- the patches ------------------------------------------------------
 
     def _executing(self, vanilla: Callable[..., Any]) -> Callable[..., Any]:
         def execute(op: ops.Op, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
             if not self.is_active:
                 return vanilla(op, args, kwargs)
-            return self.execution_cls(self, op, args, kwargs).run()
+            tensors = [name for name in op.signature.parameters if op.takes_tensor(name)]
+            signature = self.signature(op, tensors, op.signature)
+            if not op.inplace:
+                return self.run_operator(op, op.__name__, signature, args, kwargs, op.compute)
+            return self._run_inplace(op, signature, args, kwargs)
 
         return execute
 
-    def _running_backward_op(self, vanilla: Callable[..., Any]) -> Callable[..., Any]:
-        def run(node: Node, grads: list[Any]) -> list[Any]:
-            claim = self.claims.get(node)
-            if claim is None:
-                if not isinstance(node, DriverNode) and self.is_wanted_backward:
-                    self.dispatcher.not_seen("backward ops of no forward op in the scope")
-                return vanilla(node, grads)  # type: ignore[no-any-return]
-            execution = BackwardExecution(self.dispatcher, claim.handle, claim.call)
-            if self.dispatcher.is_paused() or not any(execution.needed()):
-                return vanilla(node, grads)  # type: ignore[no-any-return]
-            grads = execution.before(grads)
-            return execution.after(vanilla(node, grads), grads)
+    def _run_inplace(self, op: ops.Op, signature: Any, args: Sequence[Any], kwargs: Any) -> Any:
+        """Run an operator that changes its first argument, which stays the result."""
+        target = args[0] if args else next(iter(kwargs.values()))
+
+        def compute(first: Tensor, *rest: Any) -> Any:
+            # The value that a routine has returned must not be changed in place.
+            return op.compute(first if first is target else _copied(first), *rest)
+
+        result = self.run_operator(op, op.__name__, signature, args, kwargs, compute)
+        if result is not target:
+            target.become(result)
+        return target
+
+    def _recording_node(self, vanilla: Callable[..., None]) -> Callable[..., None]:
+        def init(node: Node, name: str, edges: list[Any], *args: Any, **kwargs: Any) -> None:
+            vanilla(node, name, edges, *args, **kwargs)
+            operator = self.thread.operator
+            if operator is not None and not isinstance(node, AccumulateGrad):
+                names = operator.names_by(Tensor.edge)
+                told = ["" if edge is None else names.get(edge, "") for edge in edges]
+                self.claims[node] = operator.claim(name, told)
+
+        return init
+
+    def claim_nodes(self, operator: OperatorRun, outputs: list[Any]) -> None:
+        """A leaf's accumulation belongs to the first operator of the iteration that uses it."""
+        for tensor in operator.inputs:
+            edge = None if tensor is None else tensor.edge()
+            while edge is not None and isinstance(edge[0], DriverNode):
+                edge = edge[0].edges[edge[1]]  # to the tensor that the driver has substituted
+            if edge is not None and isinstance(edge[0], AccumulateGrad):
+                claimed = self.claims.get(edge[0])
+                if claimed is None or not claimed.is_live():
+                    self.claims[edge[0]] = operator.claim(edge[0].name, [])
+
+    def _running_node(self, vanilla: Callable[..., Any]) -> Callable[..., Any]:
+        def run(node: Node, grads: Gradients) -> Any:
+            if isinstance(node, DriverNode):
+                return vanilla(node, grads)
+            claimed = self.claims.get(node)
+            return self.run_backward_operator(claimed, grads, lambda grads: vanilla(node, grads))
 
         return run
 
     def _calling_module(self, vanilla: Callable[..., Any]) -> Callable[..., Any]:
         def call(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
-            if not self.is_active:
-                return vanilla(module, *args, **kwargs)
-            with self.ids.within(module):
+            with self.module_call(module, module.named_modules):
                 return vanilla(module, *args, **kwargs)
 
         return call
 
     def _running_graph(self, vanilla: Callable[..., Any]) -> Callable[..., Any]:
         def run_graph(*args: Any, **kwargs: Any) -> Any:
-            self._thread.graph_runs += 1
-            try:
+            with self.backward_pass():
                 return vanilla(*args, **kwargs)
-            finally:
-                self._thread.graph_runs -= 1
-                if not self._thread.graph_runs:
-                    self.ids.restart()
 
         return run_graph
+
+
+def _copied(source: Tensor) -> Tensor:
+    """A tensor of the same value and the same place in the graph, in memory of its own."""
+    copy = Tensor(list(source.data), source.shape)
+    copy.requires_grad, copy.node, copy.index = source.requires_grad, source.node, source.index
+    return copy

@@ -1,14 +1,21 @@
-"""Operator ids of the loopback driver (design section 6)."""
+"""Operator ids of eager drivers: readable, and equal across iterations and processes.
+
+An id is ``<class of the outermost module>.<module path>/<operator>:<k>``, where k counts the
+operators of that name within the module call. Code outside of modules has no prefix, and is
+counted within an iteration. The second instance of a class is ``Net@1``, the second call of a
+module within the outermost one ``path#1``.
+"""
 
 from __future__ import annotations
 
 import collections
 import threading
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from typing import Any
 
-from amanda.testing.loopback.nn import Module
+NamedModules = Callable[[], Iterable[tuple[str, Any]]]
 
 
 class _Call:
@@ -21,11 +28,7 @@ class _Call:
 
 
 class OpIds(threading.local):
-    """Forms the ids of the operators that one thread runs.
-
-    An id is ``<outermost module's class>.<module path>/<operator>:<k>``, where k
-    counts the operators of that name within the module call.
-    """
+    """Forms the ids of the operators that one thread runs."""
 
     def __init__(self) -> None:
         self.forget()
@@ -35,7 +38,7 @@ class OpIds(threading.local):
         self.restart()
         self._calls: list[_Call] = []
         self._root = ""
-        self._instances: weakref.WeakKeyDictionary[Module, str] = weakref.WeakKeyDictionary()
+        self._instances: weakref.WeakKeyDictionary[Any, str] = weakref.WeakKeyDictionary()
         self._classes: collections.Counter[str] = collections.Counter()
         self._paths: dict[int, str] = {}
         self._entries: collections.Counter[str] = collections.Counter()
@@ -43,7 +46,7 @@ class OpIds(threading.local):
     def restart(self) -> None:
         """Restart the counters of code outside of modules: a new iteration."""
         self._outside = _Call()
-        self._met: weakref.WeakSet[Module] = weakref.WeakSet()
+        self._met: weakref.WeakSet[Any] = weakref.WeakSet()
 
     @property
     def module(self) -> str:
@@ -58,23 +61,29 @@ class OpIds(threading.local):
         return f"{call.prefix}/{op_name}:{count}"
 
     @contextmanager
-    def within(self, module: Module) -> Iterator[None]:
-        """A call of `module`: operators in it are counted on their own."""
+    def within(self, module: Any, named_modules: NamedModules) -> Iterator[None]:
+        """A call of `module`: operators in it are counted on their own.
+
+        Args:
+            module: hashable and weakly referenceable.
+            named_modules: path and module of `module` ("") and of all modules below it; asked
+                where `module` is the outermost one.
+        """
         calls = self._calls  # a scope may end within the call
-        calls.append(self._inner(module) if calls else self._outermost(module))
+        calls.append(self._inner(module) if calls else self._outermost(module, named_modules))
         try:
             yield
         finally:
             calls.pop()
 
-    def _outermost(self, module: Module) -> _Call:
+    def _outermost(self, module: Any, named_modules: NamedModules) -> _Call:
         # A model that comes round again begins a new iteration; another one does not.
         if module in self._met:
             self.restart()
         self._met.add(module)
         self._entries.clear()
         self._paths = {}
-        for path, child in module.named_modules():
+        for path, child in named_modules():
             self._paths.setdefault(id(child), path)
         if module not in self._instances:
             name = type(module).__name__
@@ -84,7 +93,7 @@ class OpIds(threading.local):
         self._root = self._instances[module]
         return _Call(self._root)
 
-    def _inner(self, module: Module) -> _Call:
+    def _inner(self, module: Any) -> _Call:
         path = self._paths.get(id(module))
         if path is None:  # not an attribute of any module of this model
             path = f"{self._calls[-1].path}.{type(module).__name__}".lstrip(".")

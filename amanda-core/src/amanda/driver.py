@@ -1,0 +1,50 @@
+"""The names that drivers are written with, in one place (docs/writing-a-driver.md).
+
+``EagerDriver`` is the base class for a framework that runs operators at once; ``Driver`` the
+interface for all others, on a ``Dispatcher``.
+"""
+
+from amanda.engine.backward import (
+    BackwardExecution,
+    OperatorGradients,
+    OpHandle,
+    PastTensor,
+    run_backward,
+)
+from amanda.engine.dispatch import Dispatcher
+from amanda.engine.eager import EagerDriver, OperatorRun
+from amanda.engine.op_ids import OpIds
+from amanda.engine.plan import ActionPlan
+from amanda.interface.action import Action, ActionKind, InstPoint
+from amanda.interface.binding import Arguments, Signature
+from amanda.interface.calls import BackwardCall, BoundCall, NamedOp, OpCall
+from amanda.interface.driver import INTERFACE_VERSION, Capability, Driver
+from amanda.namespace import Namespace
+from amanda.patching import PatchSet
+
+__all__ = [
+    "INTERFACE_VERSION",
+    "Action",
+    "ActionKind",
+    "ActionPlan",
+    "Arguments",
+    "BackwardCall",
+    "BackwardExecution",
+    "BoundCall",
+    "Capability",
+    "Dispatcher",
+    "Driver",
+    "EagerDriver",
+    "InstPoint",
+    "Namespace",
+    "NamedOp",
+    "OpCall",
+    "OpHandle",
+    "OpIds",
+    "OperatorGradients",
+    "OperatorRun",
+    "PastTensor",
+    "PatchSet",
+    "Signature",
+    "run_backward",
+]

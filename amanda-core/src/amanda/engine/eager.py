@@ -1,0 +1,511 @@
+"""The base class of drivers for frameworks that run operators at once.
+
+A driver of such a framework replaces the function that runs an operator, and hands each call on::
+
+    class ToyDriver(EagerDriver):
+        def patch(self, patches):
+            patches.wrap(toy, "execute", self.executing)
+
+        def executing(self, vanilla):
+            def execute(op, *args, **kwargs):
+                if not self.is_active:
+                    return vanilla(op, *args, **kwargs)
+                return self.run_operator(op, op.name, self.signature(op), args, kwargs, ...)
+            return execute
+
+Plans, analyses, the order of routines, checks of their results, ids, isolation, past tensors and
+thread-local state are done here. With ``Capability.BACKWARD`` the driver adds
+:meth:`EagerDriver.with_vjp`, and either :meth:`EagerDriver.differentiate` (functional
+differentiation: the gradient of an operator is a function) or, where the framework has a tape,
+claims its nodes by :meth:`OperatorRun.claim` and runs them by
+:meth:`EagerDriver.run_backward_operator`.
+"""
+
+from __future__ import annotations
+
+import collections
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any, ClassVar
+
+from amanda.engine.backward import (
+    BackwardExecution,
+    Gradients,
+    OperatorGradients,
+    OpHandle,
+    PastTensor,
+    run_backward,
+)
+from amanda.engine.dispatch import Dispatcher, OpExecution
+from amanda.engine.op_ids import OpIds
+from amanda.engine.plan import ActionPlan
+from amanda.errors import RoutineResultError
+from amanda.interface.action import Action
+from amanda.interface.binding import Arguments, Signature
+from amanda.interface.calls import BackwardCall, BoundCall, NamedOp
+from amanda.interface.driver import Driver
+from amanda.patching import PatchSet
+
+Tensors = list[Any]
+"""Flat tensors of an operator; None for an absent optional one."""
+
+Rebuild = Callable[[Tensors], Any]
+Differentiate = Callable[..., tuple[Tensors, Callable[[Gradients], Gradients]]]
+
+
+class DriverThread(threading.local):
+    """State of one thread in an eager driver.
+
+    Attributes:
+        vanilla: depth of code that is not instrumented.
+        backward: depth of backward passes.
+        operator: the operator that computes now, None outside of one.
+    """
+
+    vanilla: int = 0
+    backward: int = 0
+    operator: OperatorRun | None = None
+
+
+class EagerDriver(Driver):
+    """A driver of a framework that runs operators at once.
+
+    Subclasses replace functions of the framework in :meth:`patch`.
+
+    Attributes:
+        ids: forms operator ids; counters are thread-local.
+        thread: state of the current thread.
+    """
+
+    def __init__(self, dispatcher: Dispatcher) -> None:
+        super().__init__(dispatcher)
+        self.dispatcher: Dispatcher = dispatcher
+        self.ids = OpIds()
+        self.thread = DriverThread()
+        self._patches = PatchSet()
+        self._signatures: dict[Any, Signature] = {}
+
+    # -- to be provided by a driver ---------------------------------------
+
+    def patch(self, patches: PatchSet) -> None:
+        """Replace functions of the framework, all through `patches`, which undoes it."""
+        raise NotImplementedError
+
+    def current_value(self, tensor: Any) -> Any:
+        """The value of a parameter, buffer, variable or constant; None for other tensors."""
+        return None
+
+    def shape_of(self, tensor: Any) -> Any:
+        """The shape of a tensor, to be kept where its gradient passes straight through."""
+        return tensor.shape
+
+    def wants_gradient(self, tensor: Any) -> bool:
+        """Whether operators on `tensor` are recorded for differentiation now."""
+        return False
+
+    def with_vjp(
+        self, outputs: Tensors, inputs: Tensors, vjp: Callable[[Gradients], Gradients]
+    ) -> Tensors:
+        """Tensors with the values of `outputs` whose gradients go through `vjp` to `inputs`.
+
+        Needed with ``Capability.BACKWARD``.
+
+        Args:
+            outputs: one or more tensors.
+            inputs: one or more tensors that want a gradient.
+            vjp: to be called in a backward pass with the gradients of all outputs (None where
+                there is none); gives one gradient for each input (None: none goes there).
+        """
+        raise NotImplementedError(f"{self.name} has no with_vjp()")
+
+    differentiate: ClassVar[Differentiate | None] = None
+    """``differentiate(self, function, inputs)``, for functional differentiation.
+
+    Gives the outputs of ``function(inputs)``, a flat list, apart from any graph, and their
+    vector-Jacobian product: a function from the gradients of the outputs (None where there is
+    none) to those of the inputs. An operator then has one backward operator."""
+
+    def claim_nodes(self, operator: OperatorRun, outputs: Tensors) -> None:
+        """Claim backward operators that are found in the graph of `outputs`.
+
+        Called when an operator has run and tools look at its backward operators; for nodes
+        that are not met when the framework makes them.
+        """
+
+    # -- life cycle -------------------------------------------------------
+
+    def attach(self) -> None:
+        """Apply :meth:`patch`; on an exception nothing stays patched."""
+        try:
+            self.patch(self._patches)
+        except BaseException:
+            self.detach()
+            raise
+
+    def detach(self) -> None:
+        """Undo every patch."""
+        self._patches.undo()
+
+    def exit_thread(self) -> None:
+        """The next scope of this thread counts anew."""
+        self.ids.forget()
+
+    def new_iteration(self) -> None:
+        """Restart the counters of ids in this thread."""
+        self.ids.restart()
+
+    @contextmanager
+    def vanilla(self) -> Iterator[None]:
+        """Within it, this thread's operators are not instrumented."""
+        thread = self.thread
+        thread.vanilla += 1
+        try:
+            yield
+        finally:
+            thread.vanilla -= 1
+
+    # -- for patches ------------------------------------------------------
+
+    @property
+    def is_active(self) -> bool:
+        """Whether the operators of this thread are instrumented."""
+        thread = self.thread
+        return not (thread.vanilla or thread.backward) and bool(self.dispatcher.scopes())
+
+    def signature(
+        self, function: Any, tensors: Sequence[str] | None = None, known: Any = None
+    ) -> Signature:
+        """The declared parameters of an operator, remembered by `function`.
+
+        Args:
+            function: the operator, hashable.
+            tensors: the parameters that take tensors, if that is known.
+            known: the signature or the function that has it, if it is not `function`.
+        """
+        signature = self._signatures.get(function)
+        if signature is None:
+            declared = function if known is None else known
+            signature = Signature(declared, self.is_tensor, tensors)
+            self._signatures[function] = signature
+        return signature
+
+    def run_operator(
+        self,
+        op: Any,
+        name: str,
+        signature: Signature,
+        args: Sequence[Any],
+        kwargs: Mapping[str, Any],
+        function: Callable[..., Any],
+    ) -> Any:
+        """Run an operator under its plan.
+
+        Args:
+            op: what ``get_op()`` gives to tools.
+            name: its name, for ids.
+            signature: binds `args` and `kwargs`.
+            function: the vanilla operator, called with such arguments.
+
+        Returns:
+            The result of `function`, its tensors as the routines have left them.
+        """
+        return OperatorRun(self, op, name, signature.bind(args, kwargs), function).run()
+
+    @contextmanager
+    def module_call(self, module: Any, named_modules: Callable[[], Any]) -> Iterator[None]:
+        """A call of a module, whose path is part of the ids of its operators."""
+        if not self.is_active:
+            yield
+            return
+        with self.ids.within(module, named_modules):
+            yield
+
+    @contextmanager
+    def backward_pass(self) -> Iterator[None]:
+        """A backward pass: its operators are no forward operators, its end ends an iteration."""
+        thread = self.thread
+        thread.backward += 1
+        try:
+            yield
+        finally:
+            thread.backward -= 1
+            if not thread.backward:
+                self.new_iteration()
+
+    def run_backward_operator(
+        self,
+        claimed: BackwardExecution | None,
+        grad_outputs: Gradients,
+        vanilla: Callable[[Gradients], Sequence[Any]],
+    ) -> Any:
+        """Run a backward operator under its routines.
+
+        Args:
+            claimed: from :meth:`OperatorRun.claim`; without it the operator runs vanilla, and is counted as
+                not seen if tools look at backward operators.
+            vanilla: the framework's own backward operator.
+        """
+        if claimed is not None:
+            return claimed.run(grad_outputs, self.unseen(vanilla))
+        scopes = () if self.thread.vanilla else self.dispatcher.scopes()
+        if any(scope.analyses_backward() for scope in scopes):
+            self.dispatcher.not_seen("backward ops of no forward op in the scope")
+        return vanilla(grad_outputs)
+
+    def substitute(self, old: Any, new: Any, action: Action) -> Any:
+        """`new`, whose gradient passes straight through to `old` (contract rule 7).
+
+        Raises:
+            RoutineResultError: the shapes differ.
+        """
+        if old is None or action.differentiable:
+            return new
+        if self.shape_of(new) != self.shape_of(old):
+            raise RoutineResultError(
+                f"{action.routine} at op {action.op_id} must return tensors of the shapes it "
+                f"got, expected {self.shape_of(old)}, got {self.shape_of(new)}; record it under "
+                "amanda.ad_enabled() if the gradient is to follow the new shape"
+            )
+        value = self.unbox(new)
+        if not self.wants_gradient(old):
+            return value
+        return self.with_vjp([value], [old], list)[0]
+
+    def unseen(self, vanilla: Callable[[Gradients], Sequence[Any]]) -> Callable[[Gradients], Any]:
+        """`vanilla`, whose own operators are not instrumented."""
+
+        def run(gradients: Gradients) -> Any:
+            with self.vanilla():
+                return vanilla(gradients)
+
+        return run
+
+
+class OperatorRun:
+    """One forward operator that runs under its plan.
+
+    Attributes:
+        inputs: the flat inputs that the operator computes with.
+        names: the declared name of each input.
+    """
+
+    def __init__(
+        self,
+        driver: EagerDriver,
+        op: Any,
+        name: str,
+        arguments: Arguments,
+        function: Callable[..., Any],
+    ) -> None:
+        self._driver = driver
+        self._dispatcher = driver.dispatcher
+        self._scopes = driver.dispatcher.scopes()
+        self._name = name
+        self._counts: collections.Counter[str] = collections.Counter()
+        self._rebuild = _single_or_tuple
+        self.inputs = arguments.inputs
+        self.names = arguments.names
+        self._call = BoundCall(
+            op=op,
+            op_id=driver.ids.next(name),
+            inputs=self._dispatcher.unboxed(arguments.inputs),
+            names=arguments.names,
+            attributes=arguments.attributes,
+            module=driver.ids.module,
+            arguments=arguments,
+            function=function,
+            current_value=driver.current_value,
+        )
+        past = [self._past(tensor) for tensor in self._call.inputs]
+        self._handle = OpHandle(self._call.op_id, self._scopes, past, [])
+
+    def run(self) -> Any:
+        """The operator's result as the user gets it."""
+        dispatcher = self._dispatcher
+        plan = dispatcher.plan(self._call.op_id, self._scopes)
+        analysis: OpExecution | None = None
+        if plan is None:
+            analysis = dispatcher.begin(self._call, self._scopes)
+            plan = analysis.plan
+        for action in plan.before:
+            self.inputs = dispatcher.run(action, self.inputs)
+        # An analysis that sees the outputs may yet record actions on gradients.
+        acts = plan.acts_on_gradients or (analysis is not None and analysis.sees_outputs())
+        if self._driver.differentiate is not None and (acts or plan.claims):
+            outputs, plan = self._run_differentiated(plan, analysis)
+        else:
+            outputs, plan = self._run_recorded(plan, analysis, acts)
+        for action in plan.after:
+            outputs = dispatcher.run(action, outputs)
+        return self._rebuild(outputs)
+
+    def claim(self, name: str, input_names: Sequence[str]) -> BackwardExecution:
+        """A backward operator of this operator, to be kept with its node.
+
+        Args:
+            name: the kind of the backward operator.
+            input_names: name of the forward input of each of its gradients; "" where unknown.
+        """
+        return BackwardExecution(
+            self._dispatcher, self._handle, self._backward_call(name, input_names)
+        )
+
+    def names_by(self, key: Callable[[Any], Any]) -> dict[Any, str]:
+        """The names of the inputs by a key of the tensors, such as their place in the graph."""
+        names: dict[Any, str] = {}
+        for name, tensor in zip(self.names, self.inputs, strict=True):
+            if tensor is not None:
+                names.setdefault(key(tensor), name)
+        return names
+
+    # -- the operator itself ----------------------------------------------
+
+    def _compute(self, plan: ActionPlan, inputs: Tensors) -> Tensors:
+        """The flat outputs of the operator or its replacement."""
+        if plan.replace is not None:
+            return self._dispatcher.replaced_outputs(plan.replace, inputs, self._call)
+        with self._driver.vanilla():
+            outputs, self._rebuild = _flat(self._call.run(inputs), self._driver.is_tensor)
+        return outputs
+
+    def _run_recorded(
+        self, plan: ActionPlan, analysis: OpExecution | None, acts: bool
+    ) -> tuple[Tensors, ActionPlan]:
+        """Run the operator where the framework records its backward operators."""
+        gradients = OperatorGradients(self._dispatcher, self._handle)
+        if acts:
+            self.inputs = self._passing(self.inputs, gradients.after)
+        thread = self._driver.thread
+        outer, thread.operator = thread.operator, self if plan.claims else None
+        try:
+            outputs = self._compute(plan, self.inputs)
+        finally:
+            thread.operator = outer
+        plan = self._finish(plan, analysis, outputs)
+        if plan.claims:
+            self._driver.claim_nodes(self, outputs)
+        if plan.replace_backward is not None:
+            outputs = self._with_replaced_gradients(gradients, outputs)
+        elif plan.before_backward:
+            outputs = self._passing(outputs, gradients.before)
+        return outputs, plan
+
+    def _run_differentiated(
+        self, plan: ActionPlan, analysis: OpExecution | None
+    ) -> tuple[Tensors, ActionPlan]:
+        """Run the operator with its vector-Jacobian product as its only backward operator."""
+        driver, inputs, run = self._driver, self.inputs, plan
+        if not any(tensor is not None and driver.wants_gradient(tensor) for tensor in inputs):
+            outputs = self._compute(plan, inputs)
+            return outputs, self._finish(plan, analysis, outputs)
+        assert driver.differentiate is not None
+        outputs, vjp = driver.differentiate(lambda inputs: self._compute(run, inputs), inputs)
+        plan = self._finish(plan, analysis, outputs)
+        call = self._backward_call(f"{self._name}_backward", self.names)
+        vanilla = driver.unseen(vjp)
+
+        def backward(gradients: Gradients) -> Gradients:
+            return run_backward(self._dispatcher, self._handle, call, gradients, vanilla)
+
+        return self._connected(outputs, inputs, backward), plan
+
+    def _finish(
+        self, plan: ActionPlan, analysis: OpExecution | None, outputs: Tensors
+    ) -> ActionPlan:
+        """The complete plan, when the outputs are there."""
+        shown = self._dispatcher.unboxed(outputs)
+        # The backward calls hold this very list.
+        self._handle.outputs += [self._past(tensor) for tensor in shown]  # type: ignore[operator]
+        return plan if analysis is None else analysis.finish(outputs)
+
+    def _past(self, tensor: Any) -> PastTensor | None:
+        return None if tensor is None else PastTensor(tensor, self._driver.current_value)
+
+    # -- gradients --------------------------------------------------------
+
+    def _backward_call(self, name: str, input_names: Sequence[str]) -> BackwardCall:
+        count = self._counts[name]
+        self._counts[name] += 1
+        return BackwardCall(
+            op=NamedOp(name),
+            op_id=f"{self._call.op_id}/grad/{name}:{count}",
+            names=input_names,
+            inputs=self._handle.inputs,
+            outputs=self._handle.outputs,
+        )
+
+    def _passing(self, tensors: Tensors, function: Callable[[Gradients], Gradients]) -> Tensors:
+        """`tensors`, with their gradients going through `function`."""
+        wants = self._driver.wants_gradient
+        wanted = [i for i, tensor in enumerate(tensors) if tensor is not None and wants(tensor)]
+        if not wanted:
+            return tensors
+
+        def vjp(gradients: Gradients) -> Gradients:
+            spread: Gradients = [None] * len(tensors)
+            for position, gradient in zip(wanted, gradients, strict=True):
+                spread[position] = gradient
+            passed = function(spread)
+            return [passed[position] for position in wanted]
+
+        sources = [tensors[position] for position in wanted]
+        passing = list(tensors)
+        for position, tensor in zip(
+            wanted, self._driver.with_vjp(sources, sources, vjp), strict=True
+        ):
+            passing[position] = tensor
+        return passing
+
+    def _with_replaced_gradients(self, gradients: OperatorGradients, outputs: Tensors) -> Tensors:
+        """`outputs` whose gradients go past the operator's own backward operators to its inputs.
+
+        In a backward pass after the scope they go to the operator's own, as without Amanda.
+        """
+        count = len(self.inputs)
+
+        def function(grad_outputs: Gradients) -> Gradients:
+            grad_outputs = gradients.before(grad_outputs)
+            supplied = gradients.replaced(grad_outputs, count)
+            if supplied is None:
+                return [*grad_outputs, *[None] * count]
+            return [*[None] * len(grad_outputs), *supplied]
+
+        return self._connected(outputs, [*outputs, *self.inputs], function)
+
+    def _connected(
+        self, outputs: Tensors, sources: Tensors, vjp: Callable[[Gradients], Gradients]
+    ) -> Tensors:
+        """`outputs` whose gradients go through `vjp` to those of `sources` that want one."""
+        wants = self._driver.wants_gradient
+        wanted = [i for i, tensor in enumerate(sources) if tensor is not None and wants(tensor)]
+        if not wanted or not outputs:
+            return outputs
+
+        def selected(gradients: Gradients) -> Gradients:
+            passed = vjp(gradients)
+            return [passed[position] for position in wanted]
+
+        return self._driver.with_vjp(outputs, [sources[i] for i in wanted], selected)
+
+
+def _flat(result: Any, is_tensor: Callable[[Any], bool]) -> tuple[Tensors, Rebuild]:
+    """The tensors of an operator's result, and a function that puts others in their place."""
+    if result is not None and is_tensor(result):
+        return [result], lambda outputs: outputs[0]
+    if not isinstance(result, (list, tuple)):
+        return [], lambda outputs: result
+    kind = type(result)
+    items = [None if item is not None and is_tensor(item) else item for item in result]
+    positions = [i for i, item in enumerate(result) if item is not None and is_tensor(item)]
+
+    def rebuild(outputs: Tensors) -> Any:
+        for position, output in zip(positions, outputs, strict=True):
+            items[position] = output
+        return kind(*items) if hasattr(kind, "_make") else kind(items)
+
+    return [result[position] for position in positions], rebuild
+
+
+def _single_or_tuple(outputs: Tensors) -> Any:
+    return outputs[0] if len(outputs) == 1 else tuple(outputs)
