@@ -5,11 +5,10 @@ from __future__ import annotations
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
-from amanda.engine.backward import OpHandle
-from amanda.engine.dispatch import Dispatcher
+from amanda.driver import Dispatcher, OperatorRun, PastTensor
 from amanda.interface.action import Action
-from amanda.testing.loopback import LoopbackDriver, Tensor, tape
-from amanda.testing.loopback.execution import DriverNode, Execution, WeakTensor
+from amanda.testing.loopback import LoopbackDriver, tape
+from amanda.testing.loopback.driver import DriverNode
 from tests.core.faults import fault
 
 # -- differentiation ----------------------------------------------------------
@@ -66,9 +65,8 @@ class AcceptsAnyShape(LoopbackDriver):
 class LosesInPlaceChanges(LoopbackDriver):
     """An in-place op changes what it was given, whatever that is."""
 
-    class execution_cls(Execution):
-        def _returned(self, outputs: Any) -> Any:
-            return outputs[0] if len(outputs) == 1 else tuple(outputs)
+    def _run_inplace(self, op: Any, signature: Any, args: Any, kwargs: Any) -> Any:
+        return self.run_operator(op, op.__name__, signature, args, kwargs, op.compute)
 
 
 # -- backward ops -------------------------------------------------------------
@@ -78,60 +76,52 @@ class LosesInPlaceChanges(LoopbackDriver):
 class MissesAccumulation(LoopbackDriver):
     """Gradient accumulation is no backward op for it."""
 
-    class execution_cls(Execution):
-        def _claim(self, handle: OpHandle, inputs: Any, outputs: Any, first: int) -> None:
-            super()._claim(handle, inputs, outputs, first)
-            for node in list(self._driver.claims):
-                if isinstance(node, tape.AccumulateGrad):
-                    del self._driver.claims[node]
+    def claim_nodes(self, operator: OperatorRun, outputs: Any) -> None:
+        pass
 
 
 @fault("test_all_backward_ops")
 class SeesOneBackwardOp(LoopbackDriver):
     """It sees the last node of the gradient graph and no other."""
 
-    class execution_cls(Execution):
-        def _claim(self, handle: OpHandle, inputs: Any, outputs: Any, first: int) -> None:
-            super()._claim(handle, inputs, outputs, first)
-            for node in list(self._driver.claims):
-                if node is not outputs[0].node:
-                    del self._driver.claims[node]
+    def claim_nodes(self, operator: OperatorRun, outputs: Any) -> None:
+        super().claim_nodes(operator, outputs)
+        for node in list(self.claims):
+            if node is not outputs[0].node:
+                del self.claims[node]
 
 
 @fault("test_gradients_of_the_inputs", "test_changed_gradients_of_the_inputs")
 class IgnoresInputGradients(LoopbackDriver):
     """Routines on the gradients of an operator's inputs never run."""
 
-    class execution_cls(Execution):
-        def _with_input_gradients(self, handle: OpHandle, inputs: Any) -> Any:
-            return inputs
+    class operator_class(OperatorRun):
+        def _run_recorded(self, plan: Any, analysis: Any, acts: bool) -> Any:
+            return super()._run_recorded(plan, analysis, False)
 
 
 @fault("test_recorded_after_the_op")
 class ForgetsLateActions(LoopbackDriver):
     """What an after-analysis records for the backward does not reach the first one."""
 
-    class execution_cls(Execution):
-        def _is_analysed_after(self) -> bool:
-            return False
+    class operator_class(OperatorRun):
+        def _run_recorded(self, plan: Any, analysis: Any, acts: bool) -> Any:
+            return super()._run_recorded(plan, analysis, plan.acts_on_gradients)
 
 
 @fault("test_released_tensor")
 class HoldsTensors(LoopbackDriver):
     """It keeps the forward tensors for a backward analysis."""
 
-    class execution_cls(Execution):
-        def _handle(self) -> OpHandle:
-            handle = super()._handle()
-            kept = self._arguments.inputs
-            handle.inputs = [t if t is None else _Strong(t) for t in kept]
-            return handle
+    class operator_class(OperatorRun):
+        def _past(self, tensor: Any) -> Any:
+            return None if tensor is None else _Strong(tensor, self._driver.current_value)
 
 
-class _Strong(WeakTensor):
-    def __init__(self, source: Tensor) -> None:
-        super().__init__(source)
-        self._kept = source
+class _Strong(PastTensor):
+    def __init__(self, tensor: Any, current_value: Any) -> None:
+        super().__init__(tensor, current_value)
+        self._kept = tensor
 
 
 @fault("test_tensors_die")
@@ -147,19 +137,15 @@ class HoldsTheGraph(LoopbackDriver):
 class KeepsSilent(LoopbackDriver):
     """It does not say what it has not seen."""
 
-    @classmethod
-    def create(cls) -> Any:
-        driver = super().create()
-        driver.dispatcher.not_seen = lambda reason, count=1: None
-        return driver
+    def __init__(self, dispatcher: Dispatcher) -> None:
+        super().__init__(dispatcher)
+        dispatcher.not_seen = lambda reason, count=1: None  # type: ignore[method-assign]
 
 
 @fault("test_no_backward_routine_under_disabled")
 class IgnoresDisabled(LoopbackDriver):
     """A backward under disabled() is instrumented."""
 
-    @classmethod
-    def create(cls) -> Any:
-        driver = super().create()
-        driver.dispatcher.is_paused = lambda: False
-        return driver
+    def __init__(self, dispatcher: Dispatcher) -> None:
+        super().__init__(dispatcher)
+        dispatcher.is_paused = lambda: False  # type: ignore[method-assign]

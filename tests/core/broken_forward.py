@@ -6,10 +6,9 @@ import functools
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
-from amanda.engine.dispatch import Dispatcher
+from amanda.driver import Dispatcher, OperatorRun
 from amanda.state import LIVE_SCOPES, STATE
 from amanda.testing.loopback import LoopbackDriver, Tensor, no_grad, ops, tape
-from amanda.testing.loopback.execution import Execution
 from tests.core.faults import fault
 
 # -- ids ----------------------------------------------------------------------
@@ -41,7 +40,7 @@ class IgnoresModules(LoopbackDriver):
 
     def __init__(self, dispatcher: Dispatcher) -> None:
         super().__init__(dispatcher)
-        self.ids.within = lambda module: nullcontext()  # type: ignore[method-assign,assignment]
+        self.ids.within = lambda *_: nullcontext()  # type: ignore[method-assign,assignment]
 
 
 # -- inputs -------------------------------------------------------------------
@@ -51,51 +50,46 @@ class IgnoresModules(LoopbackDriver):
 class TakesKeywordsAsTheyCome(LoopbackDriver):
     """Inputs come in the order of the call."""
 
-    class execution_cls(Execution):
-        def __init__(self, driver: Any, op: Any, args: Any, kwargs: Any) -> None:
-            super().__init__(driver, op, args, kwargs)
-            named = [(k, v) for k, v in kwargs.items() if isinstance(v, Tensor)]
-            if named:
-                self._arguments.inputs[-len(named) :] = [value for _, value in named]
-                self._arguments.names[-len(named) :] = [name for name, _ in named]
+    def run_operator(
+        self, op: Any, name: str, signature: Any, args: Any, kwargs: Any, function: Any
+    ) -> Any:
+        arguments = signature.bind(args, kwargs)
+        named = [(k, v) for k, v in kwargs.items() if isinstance(v, Tensor)]
+        if named:
+            arguments.inputs[-len(named) :] = [value for _, value in named]
+            arguments.names[-len(named) :] = [name for name, _ in named]
+        return self.operator_class(self, op, name, arguments, function).run()
 
 
 @fault("test_absent_optional_input", "test_input_names")
 class DropsAbsentInputs(LoopbackDriver):
     """Absent optional inputs do not count."""
 
-    class execution_cls(Execution):
-        def __init__(self, driver: Any, op: Any, args: Any, kwargs: Any) -> None:
-            super().__init__(driver, op, args, kwargs)
-            kept = [
-                (t, n)
-                for t, n in zip(self._arguments.inputs, self._arguments.names, strict=True)
-                if t is not None
-            ]
-            self._arguments.inputs = [t for t, _ in kept]
-            self._arguments.names = [n for _, n in kept]
+    class operator_class(OperatorRun):
+        def __init__(self, driver: Any, op: Any, name: str, arguments: Any, function: Any) -> None:
+            pairs = zip(arguments.inputs, arguments.names, strict=True)
+            kept = [(t, n) for t, n in pairs if t is not None]
+            arguments.inputs[:] = [t for t, _ in kept]
+            arguments.names[:] = [n for _, n in kept]
+            super().__init__(driver, op, name, arguments, function)
 
 
 @fault("test_value_of_a_parameter")
 class KnowsNoParameters(LoopbackDriver):
     """It never knows a value."""
 
-    class execution_cls(Execution):
-        def _call(self) -> Any:
-            call = super()._call()
-            call.inputs = [t if t is None else t.alias() for t in call.inputs]
-            return call
+    def current_value(self, tensor: Any) -> None:
+        return None
 
 
 @fault("test_attributes")
 class HidesAttributes(LoopbackDriver):
     """It tells no attributes."""
 
-    class execution_cls(Execution):
-        def _call(self) -> Any:
-            call = super()._call()
-            call.attributes = {}
-            return call
+    class operator_class(OperatorRun):
+        def __init__(self, *args: Any) -> None:
+            super().__init__(*args)
+            self._call.attributes = {}
 
 
 # -- routines -----------------------------------------------------------------
@@ -107,12 +101,12 @@ class HidesAttributes(LoopbackDriver):
 class SkipsTheFirstExecution(LoopbackDriver):
     """Routines run from the second execution of an op on."""
 
-    class execution_cls(Execution):
+    class operator_class(OperatorRun):
         def run(self) -> Any:
-            if self._dispatcher.plan(self._id) is not None:
+            if self._dispatcher.plan(self._call.op_id) is not None:
                 return super().run()
-            analysis = self._dispatcher.begin(self._call())
-            result = self._op.compute(**self._arguments.rebuilt(self._arguments.inputs))
+            analysis = self._dispatcher.begin(self._call)
+            result = self._call.run(self.inputs)
             analysis.finish([result])
             return result
 
@@ -121,30 +115,33 @@ class SkipsTheFirstExecution(LoopbackDriver):
 class SwallowsErrors(LoopbackDriver):
     """Errors of routines do not reach the user."""
 
-    class execution_cls(Execution):
+    class operator_class(OperatorRun):
         def run(self) -> Any:
+            given = self.inputs
             try:
                 return super().run()
             except Exception:
-                return self._op.compute(**self._arguments.rebuilt(self._arguments.inputs))
+                return self._call.run(given)
 
 
 @fault("test_replacement_takes_part_in_ad")
 class ReplacesWithoutGradient(LoopbackDriver):
     """A replaced op has no gradient."""
 
-    class execution_cls(Execution):
-        def _replaced(self, plan: Any, inputs: Any) -> Any:
-            with no_grad():
-                return super()._replaced(plan, inputs)
+    class operator_class(OperatorRun):
+        def _compute(self, plan: Any, inputs: Any) -> Any:
+            with no_grad() if plan.replace else nullcontext():
+                return super()._compute(plan, inputs)
 
 
 @fault("test_wrong_return_of_a_replacement")
 class AcceptsAnyReplacement(LoopbackDriver):
     """It does not look at what a replacement returns."""
 
-    class execution_cls(Execution):
-        def _replaced(self, plan: Any, inputs: Any) -> Any:
+    class operator_class(OperatorRun):
+        def _compute(self, plan: Any, inputs: Any) -> Any:
+            if plan.replace is None:
+                return super()._compute(plan, inputs)
             result = self._dispatcher.replace(plan.replace, inputs)
             return [tape.tensor(0.0) if result is None else result]
 
@@ -153,11 +150,9 @@ class AcceptsAnyReplacement(LoopbackDriver):
 class InstrumentsTools(LoopbackDriver):
     """The tools' own ops are ops like others."""
 
-    @classmethod
-    def create(cls) -> Any:
-        driver = super().create()
-        driver.dispatcher.scopes = lambda: tuple(s for s in STATE.scopes if s.alive)
-        return driver
+    def __init__(self, dispatcher: Dispatcher) -> None:
+        super().__init__(dispatcher)
+        dispatcher.scopes = lambda: tuple(s for s in STATE.scopes if s.alive)  # type: ignore[method-assign]
 
     def vanilla(self) -> AbstractContextManager[Any]:
         return nullcontext()
@@ -179,22 +174,20 @@ class ForgetsAPatch(LoopbackDriver):
 class CoversAllThreads(LoopbackDriver):
     """Every thread is instrumented."""
 
-    @classmethod
-    def create(cls) -> Any:
-        driver = super().create()
-        driver.dispatcher.scopes = lambda: () if STATE.paused else tuple(LIVE_SCOPES)
-        return driver
+    def __init__(self, dispatcher: Dispatcher) -> None:
+        super().__init__(dispatcher)
+        dispatcher.scopes = lambda: () if STATE.paused else tuple(LIVE_SCOPES)  # type: ignore[method-assign]
 
 
 @fault("test_suspended_generator")
 class InstrumentsTheCaller(LoopbackDriver):
     """A suspended generator's scope covers whoever runs meanwhile."""
 
-    @classmethod
-    def create(cls) -> Any:
-        driver = super().create()
-        driver.dispatcher.scopes = lambda: () if STATE.paused or not STATE.enabled else STATE.scopes
-        return driver
+    def __init__(self, dispatcher: Dispatcher) -> None:
+        super().__init__(dispatcher)
+        dispatcher.scopes = (  # type: ignore[method-assign]
+            lambda: () if STATE.paused or not STATE.enabled else STATE.scopes
+        )
 
 
 # -- transparency -------------------------------------------------------------
@@ -204,7 +197,7 @@ class InstrumentsTheCaller(LoopbackDriver):
 class RoundsResults(LoopbackDriver):
     """Results differ in the last places."""
 
-    class execution_cls(Execution):
+    class operator_class(OperatorRun):
         def run(self) -> Any:
             result = super().run()
             if isinstance(result, Tensor):
@@ -216,7 +209,7 @@ class RoundsResults(LoopbackDriver):
 class DrawsRandomNumbers(LoopbackDriver):
     """It draws from the user's random numbers."""
 
-    class execution_cls(Execution):
+    class operator_class(OperatorRun):
         def run(self) -> Any:
             ops._GENERATOR.random()
             return super().run()
@@ -228,10 +221,10 @@ class RemembersPlans(LoopbackDriver):
 
     seen: list[Any] = []  # noqa: RUF012 - that is the fault
 
-    class execution_cls(Execution):
+    class operator_class(OperatorRun):
         def run(self) -> Any:
             result = super().run()
-            RemembersPlans.seen.append(self._dispatcher.plan(self._id))
+            RemembersPlans.seen.append(self._dispatcher.plan(self._call.op_id))
             return result
 
 

@@ -10,21 +10,22 @@ from hypothesis import strategies as st
 
 from amanda.errors import ContextExpiredError, TensorReleased
 from amanda.interface.backward_context import BackwardOpContext, ReleasableTensors
-from amanda.interface.context import OpContext
+from amanda.interface.context import OpContext, OpState
 
 KEYS = st.dictionaries(st.sampled_from("abcd"), st.integers(), max_size=4)
 
 
 def forward(**keys: Any) -> OpContext:
     """A forward context with some keys."""
-    context = OpContext(print, "/add:0", "loopback/1/eager")
+    context = OpContext(OpState(print, "/add:0"), "loopback/1/eager")
     context.update(keys)
     return context
 
 
 def backward(parent: OpContext, **keys: Any) -> BackwardOpContext:
     """A backward context with some keys of its own."""
-    context = BackwardOpContext(parent, print, "/add:0/grad/AddBackward:0")
+    state = OpState(print, "/add:0").of_backward(print, "/add:0/grad/AddBackward:0")
+    context = BackwardOpContext(parent, state)
     for key, value in keys.items():
         context[key] = value
     return context

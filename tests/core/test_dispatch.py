@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 import amanda
-from amanda.engine.dispatch import Dispatcher
+from amanda.engine.dispatch import Dispatcher, create_driver
 from amanda.engine.plan import EMPTY_PLAN, ActionPlan, backward_is_settled
 from amanda.engine.records import ActionCache, OpRecord
 from amanda.errors import CapabilityError, SelectionError
@@ -36,9 +36,14 @@ def call(op_id: str = "/add:0", inputs: Sequence[Any] = ()) -> OpCall:
     return OpCall(lb.add, op_id, inputs, ["input"] * len(inputs))
 
 
+def record_of(op_id: str) -> OpRecord:
+    """A new record of a forward operator."""
+    return OpRecord.of_call(OpCall(print, op_id, []), "x")
+
+
 def test_plan_outside_of_a_scope() -> None:
     """Outside of every scope the plan of an op is the empty one."""
-    assert lb.LoopbackDriver.create().dispatcher.plan("/add:0") is EMPTY_PLAN
+    assert create_driver(lb.LoopbackDriver).dispatcher.plan("/add:0") is EMPTY_PLAN
 
 
 def test_plan_of_an_unknown_op() -> None:
@@ -142,7 +147,7 @@ def test_cache_drops_by_tool_and_op() -> None:
     """Dropping a tool's records marks its points, for one op or its backward op or all."""
     cache, mine = ActionCache(), amanda.Tool()
     for op_id in ("/add:0", "/mul:0"):
-        record = OpRecord(OpContext(print, op_id, "x"))
+        record = record_of(op_id)
         record.analysed.add(InstPoint.BEFORE_FORWARD_OP)
         record.child(print, f"{op_id}/grad/X:0", fresh=False).analysed.add(
             InstPoint.BEFORE_BACKWARD_OP
@@ -167,7 +172,7 @@ def test_cache_drops_by_tool_and_op() -> None:
 def test_cache_discards_only_the_same_record() -> None:
     """Discarding a record that was replaced meanwhile does nothing."""
     cache = ActionCache()
-    old, new = (OpRecord(OpContext(print, "/add:0", "x")) for _ in range(2))
+    old, new = (record_of("/add:0") for _ in range(2))
     cache.put("/add:0", new)
     cache.discard("/add:0", old)
     assert cache.get("/add:0") is new
@@ -207,7 +212,7 @@ def test_backward_with_actions_is_not_settled() -> None:
 
 def test_quiet_backward() -> None:
     """Threads without a scope of their own follow a backward pass that is announced as quiet."""
-    own = lb.LoopbackDriver.create().dispatcher
+    own = create_driver(lb.LoopbackDriver).dispatcher
     with own.quiet_backward():
         assert own.is_paused()
     assert not own.is_paused()

@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import amanda
+from amanda.driver import Signature
 from amanda.testing import loopback as lb
-from amanda.testing.loopback.execution import Arguments
 
 NUMBERS = st.floats(-4, 4).map(lambda x: round(x, 2))
 MATRICES = st.lists(st.lists(NUMBERS, min_size=2, max_size=2), min_size=2, max_size=2)
@@ -149,11 +149,13 @@ def test_flattening(a: Any, b: Any, group: list[Any], flag: int, positional: int
     values = {"a": a, "b": b, "group": group, "flag": flag}
     args = list(values.values())[:positional]
     kwargs = dict(reversed(list(values.items())[positional:]))
-    found = Arguments.of(mixed, args, kwargs)
+    signature = Signature(mixed.signature, lambda v: isinstance(v, lb.Tensor), ["a", "b", "group"])
+    found = signature.bind(args, kwargs)
     assert [id(t) for t in found.inputs] == [id(t) for t in (a, b, *group)]
     assert found.names == ["a", "b", *["group"] * len(group)]
     assert found.attributes == {"flag": flag}
-    rebuilt = found.rebuilt(found.inputs)
+    args, kwargs = found.rebuild(found.inputs)
+    rebuilt = mixed.signature.bind(*args, **kwargs).arguments
     assert {name: id(v) for name, v in rebuilt.items() if name != "group"} == {
         name: id(v) for name, v in values.items() if name != "group"
     }

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from amanda.interface.backward_context import BackwardOpContext
-from amanda.interface.context import OpContext
+from amanda.interface.context import OpContext, OpState
 from amanda_tensorflow import mapping_rules
 
 
@@ -26,7 +26,8 @@ class Forward(OpContext):
         shapes: Mapping[int, Sequence[int]],
         attributes: Mapping[str, Any],
     ) -> None:
-        super().__init__(SimpleNamespace(type=kind, name=kind), f"net/{kind}", "tensorflow/2.21")
+        op = SimpleNamespace(type=kind, name=kind)
+        super().__init__(OpState(op, f"net/{kind}"), "tensorflow/2.21")
         self.names, self.shapes, self.attributes = names, shapes, attributes
 
     def get_attrs(self) -> dict[str, Any]:
@@ -45,7 +46,8 @@ class Backward(BackwardOpContext):
 
     def __init__(self, parent: OpContext, kind: str, names: Sequence[str]) -> None:
         op = SimpleNamespace(type=kind, name=kind)
-        super().__init__(parent, op, f"{parent.get_op_id()}/grad/{kind}:0")
+        state = OpState(parent.get_op(), parent.get_op_id())
+        super().__init__(parent, state.of_backward(op, f"{state.op_id}/grad/{kind}:0"))
         self.names = names
 
     def get_grad_input_names(self) -> list[str]:

@@ -8,12 +8,12 @@ import weakref
 from typing import Any
 
 import pytest
+from amanda.testing.loopback.execution import LoopbackCall
 
 import amanda
 from amanda.errors import CapabilityError, TensorReleased
 from amanda.interface.calls import OpCall
 from amanda.testing import loopback as lb
-from amanda.testing.loopback.execution import LoopbackCall
 from amanda.tools.graph import Edge, Graph
 from amanda.tools.graph_tracing import GraphTracingTool
 

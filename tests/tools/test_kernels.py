@@ -16,6 +16,7 @@ import torch
 from torch import nn
 
 import amanda
+from amanda.engine.dispatch import create_driver
 from amanda.errors import CapabilityError
 from amanda.testing import loopback as lb
 from amanda_tools.kernels import KernelsTool, timeline
@@ -180,7 +181,7 @@ def test_drivers_without_a_profiler() -> None:
     # One whose framework is imported while the program runs does not end it.
     late = KernelsTool()
     late.enter_scope([])
-    late.enter_scope([lb.LoopbackDriver.create()])
+    late.enter_scope([create_driver(lb.LoopbackDriver)])
     late.exit_scope()
 
 

@@ -77,6 +77,9 @@ class LiveScope(Protocol):
     def analyses_backward(self) -> bool:
         """Whether any tool analyses backward operators."""
 
+    def exit(self) -> None:
+        """End the scope."""
+
     def abandon(self) -> None:
         """End the scope in a forked child."""
 
@@ -111,10 +114,10 @@ STATE = ThreadState()
 TOOL_LOCK = threading.RLock()
 """Held while a tool's code runs, so that it never runs in two threads at once."""
 
-ATTACHED: dict[type[AttachedDriver], Any] = {}
+ATTACHED: dict[type[Any], Any] = {}
 """Attached drivers by class: one instance serves all scopes."""
 
-FAILED: dict[type[AttachedDriver], str] = {}
+FAILED: dict[type[Any], str] = {}
 """Drivers that could not be attached in this process, and the reason for each."""
 
 LIVE_SCOPES: list[LiveScope] = []

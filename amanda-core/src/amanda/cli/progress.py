@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from amanda.patching import PatchSet
-from amanda.scope.scope import Scope
+from amanda.state import LiveScope
 
 FIRST, EVERY = 3.0, 1.0
 """Seconds until the line is on a terminal, and between its updates."""
@@ -34,7 +34,7 @@ _RUNNING: list[Progress] = []
 """What has to sleep through a fork: hooks of forks cannot be taken back."""
 
 
-def of_terminal(scope: Scope, wanted: bool | None) -> Progress | None:
+def of_terminal(scope: LiveScope, wanted: bool | None) -> Progress | None:
     """What tells how far a run is.
 
     Args:
@@ -64,7 +64,11 @@ class Progress:
     """
 
     def __init__(
-        self, scope: Scope, descriptor: int, first: float = PLAIN_EVERY, every: float = PLAIN_EVERY
+        self,
+        scope: LiveScope,
+        descriptor: int,
+        first: float = PLAIN_EVERY,
+        every: float = PLAIN_EVERY,
     ) -> None:
         self._scope = scope
         self._descriptor = descriptor
@@ -143,7 +147,7 @@ class TerminalProgress(Progress):
     """Keeps one line at the end of what the program has written to the terminal."""
 
     def __init__(
-        self, scope: Scope, descriptor: int, first: float = FIRST, every: float = EVERY
+        self, scope: LiveScope, descriptor: int, first: float = FIRST, every: float = EVERY
     ) -> None:
         super().__init__(scope, descriptor, first, every)
         # Reentrant: a signal's handler may print while a print is being looked at.

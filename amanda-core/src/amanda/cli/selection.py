@@ -106,11 +106,12 @@ class _Selected:
         selection = self._selection
         if not selection.matches(context):
             return
-        known = {kind: len(context._actions.get(kind, ())) for kind in _GATED}
+        recorded = context._state.actions  # noqa: SLF001
+        known = {kind: len(recorded.get(kind, ())) for kind in _GATED}
         self._analysis(context)
         if selection.every == 1 and not selection.skip:
             return
         for kind in _GATED:
-            actions = context._actions.get(kind, [])
+            actions = recorded.get(kind, [])
             for i in range(known[kind], len(actions)):
                 actions[i] = attrs.evolve(actions[i], func=selection.gated(actions[i].func))

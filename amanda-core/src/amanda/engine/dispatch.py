@@ -81,7 +81,7 @@ class Dispatcher:
         if state.paused or not state.enabled:
             return ()
         driver = self._driver
-        return tuple(scope for scope in state.scopes if scope.covers(driver))  # type: ignore[arg-type]
+        return tuple(scope for scope in state.scopes if scope.covers(driver))
 
     def is_cacheable(self) -> bool:
         """Whether a plan stays right until the driver's ``invalidate()`` is called."""

@@ -68,220 +68,6 @@ class DriverThread(threading.local):
     operator: OperatorRun | None = None
 
 
-class EagerDriver(Driver):
-    """A driver of a framework that runs operators at once.
-
-    Subclasses replace functions of the framework in :meth:`patch`.
-
-    Attributes:
-        ids: forms operator ids; counters are thread-local.
-        thread: state of the current thread.
-    """
-
-    def __init__(self, dispatcher: Dispatcher) -> None:
-        super().__init__(dispatcher)
-        self.dispatcher: Dispatcher = dispatcher
-        self.ids = OpIds()
-        self.thread = DriverThread()
-        self._patches = PatchSet()
-        self._signatures: dict[Any, Signature] = {}
-
-    # -- to be provided by a driver ---------------------------------------
-
-    def patch(self, patches: PatchSet) -> None:
-        """Replace functions of the framework, all through `patches`, which undoes it."""
-        raise NotImplementedError
-
-    def current_value(self, tensor: Any) -> Any:
-        """The value of a parameter, buffer, variable or constant; None for other tensors."""
-        return None
-
-    def shape_of(self, tensor: Any) -> Any:
-        """The shape of a tensor, to be kept where its gradient passes straight through."""
-        return tensor.shape
-
-    def wants_gradient(self, tensor: Any) -> bool:
-        """Whether operators on `tensor` are recorded for differentiation now."""
-        return False
-
-    def with_vjp(
-        self, outputs: Tensors, inputs: Tensors, vjp: Callable[[Gradients], Gradients]
-    ) -> Tensors:
-        """Tensors with the values of `outputs` whose gradients go through `vjp` to `inputs`.
-
-        Needed with ``Capability.BACKWARD``.
-
-        Args:
-            outputs: one or more tensors.
-            inputs: one or more tensors that want a gradient.
-            vjp: to be called in a backward pass with the gradients of all outputs (None where
-                there is none); gives one gradient for each input (None: none goes there).
-        """
-        raise NotImplementedError(f"{self.name} has no with_vjp()")
-
-    differentiate: ClassVar[Differentiate | None] = None
-    """``differentiate(self, function, inputs)``, for functional differentiation.
-
-    Gives the outputs of ``function(inputs)``, a flat list, apart from any graph, and their
-    vector-Jacobian product: a function from the gradients of the outputs (None where there is
-    none) to those of the inputs. An operator then has one backward operator."""
-
-    def claim_nodes(self, operator: OperatorRun, outputs: Tensors) -> None:
-        """Claim backward operators that are found in the graph of `outputs`.
-
-        Called when an operator has run and tools look at its backward operators; for nodes
-        that are not met when the framework makes them.
-        """
-
-    # -- life cycle -------------------------------------------------------
-
-    def attach(self) -> None:
-        """Apply :meth:`patch`; on an exception nothing stays patched."""
-        try:
-            self.patch(self._patches)
-        except BaseException:
-            self.detach()
-            raise
-
-    def detach(self) -> None:
-        """Undo every patch."""
-        self._patches.undo()
-
-    def exit_thread(self) -> None:
-        """The next scope of this thread counts anew."""
-        self.ids.forget()
-
-    def new_iteration(self) -> None:
-        """Restart the counters of ids in this thread."""
-        self.ids.restart()
-
-    @contextmanager
-    def vanilla(self) -> Iterator[None]:
-        """Within it, this thread's operators are not instrumented."""
-        thread = self.thread
-        thread.vanilla += 1
-        try:
-            yield
-        finally:
-            thread.vanilla -= 1
-
-    # -- for patches ------------------------------------------------------
-
-    @property
-    def is_active(self) -> bool:
-        """Whether the operators of this thread are instrumented."""
-        thread = self.thread
-        return not (thread.vanilla or thread.backward) and bool(self.dispatcher.scopes())
-
-    def signature(
-        self, function: Any, tensors: Sequence[str] | None = None, known: Any = None
-    ) -> Signature:
-        """The declared parameters of an operator, remembered by `function`.
-
-        Args:
-            function: the operator, hashable.
-            tensors: the parameters that take tensors, if that is known.
-            known: the signature or the function that has it, if it is not `function`.
-        """
-        signature = self._signatures.get(function)
-        if signature is None:
-            declared = function if known is None else known
-            signature = Signature(declared, self.is_tensor, tensors)
-            self._signatures[function] = signature
-        return signature
-
-    def run_operator(
-        self,
-        op: Any,
-        name: str,
-        signature: Signature,
-        args: Sequence[Any],
-        kwargs: Mapping[str, Any],
-        function: Callable[..., Any],
-    ) -> Any:
-        """Run an operator under its plan.
-
-        Args:
-            op: what ``get_op()`` gives to tools.
-            name: its name, for ids.
-            signature: binds `args` and `kwargs`.
-            function: the vanilla operator, called with such arguments.
-
-        Returns:
-            The result of `function`, its tensors as the routines have left them.
-        """
-        return OperatorRun(self, op, name, signature.bind(args, kwargs), function).run()
-
-    @contextmanager
-    def module_call(self, module: Any, named_modules: Callable[[], Any]) -> Iterator[None]:
-        """A call of a module, whose path is part of the ids of its operators."""
-        if not self.is_active:
-            yield
-            return
-        with self.ids.within(module, named_modules):
-            yield
-
-    @contextmanager
-    def backward_pass(self) -> Iterator[None]:
-        """A backward pass: its operators are no forward operators, its end ends an iteration."""
-        thread = self.thread
-        thread.backward += 1
-        try:
-            yield
-        finally:
-            thread.backward -= 1
-            if not thread.backward:
-                self.new_iteration()
-
-    def run_backward_operator(
-        self,
-        claimed: BackwardExecution | None,
-        grad_outputs: Gradients,
-        vanilla: Callable[[Gradients], Sequence[Any]],
-    ) -> Any:
-        """Run a backward operator under its routines.
-
-        Args:
-            claimed: from :meth:`OperatorRun.claim`; without it the operator runs vanilla, and is counted as
-                not seen if tools look at backward operators.
-            vanilla: the framework's own backward operator.
-        """
-        if claimed is not None:
-            return claimed.run(grad_outputs, self.unseen(vanilla))
-        scopes = () if self.thread.vanilla else self.dispatcher.scopes()
-        if any(scope.analyses_backward() for scope in scopes):
-            self.dispatcher.not_seen("backward ops of no forward op in the scope")
-        return vanilla(grad_outputs)
-
-    def substitute(self, old: Any, new: Any, action: Action) -> Any:
-        """`new`, whose gradient passes straight through to `old` (contract rule 7).
-
-        Raises:
-            RoutineResultError: the shapes differ.
-        """
-        if old is None or action.differentiable:
-            return new
-        if self.shape_of(new) != self.shape_of(old):
-            raise RoutineResultError(
-                f"{action.routine} at op {action.op_id} must return tensors of the shapes it "
-                f"got, expected {self.shape_of(old)}, got {self.shape_of(new)}; record it under "
-                "amanda.ad_enabled() if the gradient is to follow the new shape"
-            )
-        value = self.unbox(new)
-        if not self.wants_gradient(old):
-            return value
-        return self.with_vjp([value], [old], list)[0]
-
-    def unseen(self, vanilla: Callable[[Gradients], Sequence[Any]]) -> Callable[[Gradients], Any]:
-        """`vanilla`, whose own operators are not instrumented."""
-
-        def run(gradients: Gradients) -> Any:
-            with self.vanilla():
-                return vanilla(gradients)
-
-        return run
-
-
 class OperatorRun:
     """One forward operator that runs under its plan.
 
@@ -303,7 +89,7 @@ class OperatorRun:
         self._scopes = driver.dispatcher.scopes()
         self._name = name
         self._counts: collections.Counter[str] = collections.Counter()
-        self._rebuild = _single_or_tuple
+        self._rebuild: Rebuild = _single_or_tuple
         self.inputs = arguments.inputs
         self.names = arguments.names
         self._call = BoundCall(
@@ -489,20 +275,239 @@ class OperatorRun:
         return self._driver.with_vjp(outputs, [sources[i] for i in wanted], selected)
 
 
+class EagerDriver(Driver):
+    """A driver of a framework that runs operators at once.
+
+    Subclasses replace functions of the framework in :meth:`patch`.
+
+    Attributes:
+        operator_class: runs one operator under its plan; a driver may extend it.
+        ids: forms operator ids; counters are thread-local.
+        thread: state of the current thread.
+    """
+
+    operator_class: ClassVar[type[OperatorRun]] = OperatorRun
+
+    def __init__(self, dispatcher: Dispatcher) -> None:
+        super().__init__(dispatcher)
+        self.dispatcher: Dispatcher = dispatcher
+        self.ids = OpIds()
+        self.thread = DriverThread()
+        self._patches = PatchSet()
+        self._signatures: dict[Any, Signature] = {}
+
+    # -- to be provided by a driver ---------------------------------------
+
+    def patch(self, patches: PatchSet) -> None:
+        """Replace functions of the framework, all through `patches`, which undoes it."""
+        raise NotImplementedError
+
+    def current_value(self, tensor: Any) -> Any:
+        """The value of a parameter, buffer, variable or constant; None for other tensors."""
+        return None
+
+    def shape_of(self, tensor: Any) -> Any:
+        """The shape of a tensor, to be kept where its gradient passes straight through."""
+        return tensor.shape
+
+    def wants_gradient(self, tensor: Any) -> bool:
+        """Whether operators on `tensor` are recorded for differentiation now."""
+        return False
+
+    def with_vjp(
+        self, outputs: Tensors, inputs: Tensors, vjp: Callable[[Gradients], Gradients]
+    ) -> Tensors:
+        """Tensors with the values of `outputs` whose gradients go through `vjp` to `inputs`.
+
+        Needed with ``Capability.BACKWARD``.
+
+        Args:
+            outputs: one or more tensors.
+            inputs: one or more tensors that want a gradient.
+            vjp: to be called in a backward pass with the gradients of all outputs (None where
+                there is none); gives one gradient for each input (None: none goes there).
+        """
+        raise NotImplementedError(f"{self.name} has no with_vjp()")
+
+    differentiate: ClassVar[Differentiate | None] = None
+    """``differentiate(self, function, inputs)``, for functional differentiation.
+
+    Gives the outputs of ``function(inputs)``, a flat list, apart from any graph, and their
+    vector-Jacobian product: a function from the gradients of the outputs (None where there is
+    none) to those of the inputs. An operator then has one backward operator."""
+
+    def claim_nodes(self, operator: OperatorRun, outputs: Tensors) -> None:
+        """Claim backward operators that are found in the graph of `outputs`.
+
+        Called when an operator has run and tools look at its backward operators; for nodes
+        that are not met when the framework makes them.
+        """
+
+    # -- life cycle -------------------------------------------------------
+
+    def attach(self) -> None:
+        """Apply :meth:`patch`; on an exception nothing stays patched."""
+        try:
+            self.patch(self._patches)
+        except BaseException:
+            self.detach()
+            raise
+
+    def detach(self) -> None:
+        """Undo every patch."""
+        self._patches.undo()
+
+    def exit_thread(self) -> None:
+        """The next scope of this thread counts anew."""
+        self.ids.forget()
+
+    def new_iteration(self) -> None:
+        """Restart the counters of ids in this thread."""
+        self.ids.restart()
+
+    @contextmanager
+    def vanilla(self) -> Iterator[None]:
+        """Within it, this thread's operators are not instrumented."""
+        thread = self.thread
+        thread.vanilla += 1
+        try:
+            yield
+        finally:
+            thread.vanilla -= 1
+
+    # -- for patches ------------------------------------------------------
+
+    @property
+    def is_active(self) -> bool:
+        """Whether the operators of this thread are instrumented."""
+        thread = self.thread
+        return not (thread.vanilla or thread.backward) and bool(self.dispatcher.scopes())
+
+    def signature(
+        self, function: Any, tensors: Sequence[str] | None = None, known: Any = None
+    ) -> Signature:
+        """The declared parameters of an operator, remembered by `function`.
+
+        Args:
+            function: the operator, hashable.
+            tensors: the parameters that take tensors, if that is known.
+            known: the signature or the function that has it, if it is not `function`.
+        """
+        signature = self._signatures.get(function)
+        if signature is None:
+            declared = function if known is None else known
+            signature = Signature(declared, self.is_tensor, tensors)
+            self._signatures[function] = signature
+        return signature
+
+    def run_operator(
+        self,
+        op: Any,
+        name: str,
+        signature: Signature,
+        args: Sequence[Any],
+        kwargs: Mapping[str, Any],
+        function: Callable[..., Any],
+    ) -> Any:
+        """Run an operator under its plan.
+
+        Args:
+            op: what ``get_op()`` gives to tools.
+            name: its name, for ids.
+            signature: binds `args` and `kwargs`.
+            function: the vanilla operator, called with such arguments.
+
+        Returns:
+            The result of `function`, its tensors as the routines have left them.
+        """
+        arguments = signature.bind(args, kwargs)
+        return self.operator_class(self, op, name, arguments, function).run()
+
+    @contextmanager
+    def module_call(self, module: Any, named_modules: Callable[[], Any]) -> Iterator[None]:
+        """A call of a module, whose path is part of the ids of its operators."""
+        if not self.is_active:
+            yield
+            return
+        with self.ids.within(module, named_modules):
+            yield
+
+    @contextmanager
+    def backward_pass(self) -> Iterator[None]:
+        """A backward pass: its operators are no forward operators, its end ends an iteration."""
+        thread = self.thread
+        thread.backward += 1
+        try:
+            yield
+        finally:
+            thread.backward -= 1
+            if not thread.backward:
+                self.new_iteration()
+
+    def run_backward_operator(
+        self,
+        claimed: BackwardExecution | None,
+        grad_outputs: Gradients,
+        vanilla: Callable[[Gradients], Sequence[Any]],
+    ) -> Any:
+        """Run a backward operator under its routines.
+
+        Args:
+            claimed: from :meth:`OperatorRun.claim`; without it the operator runs vanilla, and
+                is counted as not seen if tools look at backward operators.
+            vanilla: the framework's own backward operator.
+        """
+        if claimed is not None:
+            return claimed.run(grad_outputs, self.unseen(vanilla))
+        scopes = () if self.thread.vanilla else self.dispatcher.scopes()
+        if any(scope.analyses_backward() for scope in scopes):
+            self.dispatcher.not_seen("backward ops of no forward op in the scope")
+        return vanilla(grad_outputs)
+
+    def substitute(self, old: Any, new: Any, action: Action) -> Any:
+        """`new`, whose gradient passes straight through to `old` (contract rule 7).
+
+        Raises:
+            RoutineResultError: the shapes differ.
+        """
+        if old is None or action.differentiable:
+            return new
+        if self.shape_of(new) != self.shape_of(old):
+            raise RoutineResultError(
+                f"{action.routine} at op {action.op_id} must return tensors of the shapes it "
+                f"got, expected {self.shape_of(old)}, got {self.shape_of(new)}; record it under "
+                "amanda.ad_enabled() if the gradient is to follow the new shape"
+            )
+        value = self.unbox(new)
+        if not self.wants_gradient(old):
+            return value
+        return self.with_vjp([value], [old], list)[0]
+
+    def unseen(self, vanilla: Callable[[Gradients], Sequence[Any]]) -> Callable[[Gradients], Any]:
+        """`vanilla`, whose own operators are not instrumented."""
+
+        def run(gradients: Gradients) -> Any:
+            with self.vanilla():
+                return vanilla(gradients)
+
+        return run
+
+
 def _flat(result: Any, is_tensor: Callable[[Any], bool]) -> tuple[Tensors, Rebuild]:
     """The tensors of an operator's result, and a function that puts others in their place."""
     if result is not None and is_tensor(result):
         return [result], lambda outputs: outputs[0]
     if not isinstance(result, (list, tuple)):
         return [], lambda outputs: result
-    kind = type(result)
-    items = [None if item is not None and is_tensor(item) else item for item in result]
+    kind: Any = type(result)
+    items: list[Any] = [None if item is not None and is_tensor(item) else item for item in result]
     positions = [i for i, item in enumerate(result) if item is not None and is_tensor(item)]
 
     def rebuild(outputs: Tensors) -> Any:
         for position, output in zip(positions, outputs, strict=True):
             items[position] = output
-        return kind(*items) if hasattr(kind, "_make") else kind(items)
+        filled: Any = kind(*items) if hasattr(kind, "_make") else kind(items)
+        return filled
 
     return [result[position] for position in positions], rebuild
 

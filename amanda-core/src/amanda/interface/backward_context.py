@@ -120,10 +120,13 @@ class BackwardOpContext(OpContext):
         self._state.open_backward()
         return None if self._state.gradients[1] is None else list(self._state.gradients[1])
 
+    def get_grad_input_names(self) -> list[str]:
+        return list(self._state.backward.names) if self._state.backward is not None else []
+
     def _selectable(self, kind: ActionKind) -> tuple[list[str], int | None]:
         grad_outputs, grad_inputs = self._state.gradients
         if kind is ActionKind.AFTER_BACKWARD_OP:
-            names = list(self._state.backward.names) if self._state.backward else []
+            names = self.get_grad_input_names()
             return names, None if grad_inputs is None else len(grad_inputs)
         return [], None if grad_outputs is None else len(grad_outputs)
 

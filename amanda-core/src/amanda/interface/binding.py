@@ -124,11 +124,12 @@ class Signature:
         """
         binding = _Binding(self)
         if self._signature is None:
-            positional = tuple(binding.slot("", value) for value in args)
-            return binding.arguments(positional, {n: binding.slot(n, v) for n, v in kwargs.items()})
+            given = tuple(binding.slot("", value) for value in args)
+            return binding.arguments(given, {n: binding.slot(n, v) for n, v in kwargs.items()})
         bound = self._signature.bind(*args, **kwargs)
         bound.apply_defaults()
-        positional, keywords = (), {}
+        positional: tuple[Any, ...] = ()
+        keywords: dict[str, Any] = {}
         for name, value in bound.arguments.items():
             kind = self._signature.parameters[name].kind
             if kind in _POSITIONAL:

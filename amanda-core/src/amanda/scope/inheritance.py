@@ -6,6 +6,7 @@ import os
 import threading
 from typing import TYPE_CHECKING, Any
 
+from amanda._internals import reset_lock
 from amanda.patching import PatchSet
 from amanda.state import ATTACHED, LIVE_SCOPES, STATE, TOOL_LOCK
 
@@ -64,7 +65,7 @@ def _inherit(thread: threading.Thread) -> None:
 def _vanilla_child() -> None:
     """Leave a forked child without instrumentation."""
     # Another thread of the parent may have held it, and does not exist here.
-    TOOL_LOCK._at_fork_reinit()  # type: ignore[attr-defined]
+    reset_lock(TOOL_LOCK)
     STATE.scopes = ()
     STATE.paused = 0
     for scope in LIVE_SCOPES:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import collections
 import contextlib
 import inspect
-import sys
 from collections.abc import Iterator, Sequence
 from types import FrameType
 from typing import TYPE_CHECKING
@@ -235,4 +234,7 @@ def _is_contextlib(frame: FrameType) -> bool:
 
 def caller_frame(depth: int) -> FrameType | None:
     """The frame `depth` levels above the function that calls this."""
-    return sys._getframe(depth + 1)
+    frame = inspect.currentframe()
+    for _ in range(depth + 1):
+        frame = frame.f_back if frame is not None else None
+    return frame

@@ -323,7 +323,7 @@ class Graph:
             for position, tensor in enumerate(outputs)
         )
         try:
-            self._frozen[op.id] = context._open_call().freeze()
+            self._frozen[op.id] = context.get_function().run
         except CapabilityError as error:
             self._frozen[op.id] = error
         self._ops[op.id] = op

@@ -160,6 +160,11 @@ class _Mode(threading.local):
 _mode = _Mode()
 
 
+def grad_enabled() -> bool:
+    """Whether operators leave nodes in this thread."""
+    return _mode.enabled
+
+
 @contextlib.contextmanager
 def no_grad() -> Iterator[None]:
     """Within it, operators leave no nodes."""

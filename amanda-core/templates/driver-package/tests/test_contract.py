@@ -3,7 +3,7 @@
 from amanda.testing import DriverContract
 
 from amanda_minigrad.plugin import MinigradDriver
-from framework import Minigrad
+from amanda_minigrad.adapter import Minigrad
 
 
 class TestMinigradDriver(DriverContract):

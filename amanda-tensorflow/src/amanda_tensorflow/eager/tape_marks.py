@@ -11,7 +11,7 @@ import attrs
 from amanda.engine.backward import OpHandle
 from amanda.engine.dispatch import Dispatcher
 from amanda.interface.action import Action, ActionKind
-from amanda.scope.scope import Scope
+from amanda.state import LiveScope
 from amanda_tensorflow.eager.plan_cache import Cells
 
 
@@ -38,7 +38,7 @@ class Mark(OpHandle):
         op_id: str,
         kind: str,
         names: Sequence[str],
-        scopes: Sequence[Scope],
+        scopes: Sequence[LiveScope],
         inputs: Sequence[Any],
         generation: int,
     ) -> None:

@@ -10,7 +10,7 @@ import attrs
 import tensorflow as tf
 
 import amanda
-from amanda.scope.scope import Scope
+from amanda.state import LiveScope
 from amanda_tensorflow import _internals
 from amanda_tensorflow.graphs.base_driver import Copy, GraphModeDriver, raise_original
 from amanda_tensorflow.graphs.building import Building
@@ -77,7 +77,7 @@ class FunctionDriver(TensorFlowFunctionDriver, GraphModeDriver):
     def _copied(
         self,
         function: Any,
-        scopes: tuple[Scope, ...],
+        scopes: tuple[LiveScope, ...],
         given: Sequence[Any],
         captured: Sequence[Any],
     ) -> Copy:

@@ -16,7 +16,7 @@ from amanda.engine.records import OpRecord
 from amanda.interface.action import Action
 from amanda.namespace import Namespace
 from amanda.patching import PatchSet
-from amanda.scope.scope import Scope
+from amanda.state import LiveScope
 from amanda.state import STATE
 from amanda_tensorflow import _internals
 from amanda_tensorflow.gradient_map import recording
@@ -39,21 +39,21 @@ class Copy:
         generation: when it was last found to be up to date.
     """
 
-    scopes: tuple[weakref.ref[Scope], ...]
+    scopes: tuple[weakref.ref[LiveScope], ...]
     building: Building
     payload: Any
     generation: int
-    _records: list[tuple[weakref.ref[Scope], str, OpRecord]] = attrs.field(factory=list)
+    _records: list[tuple[weakref.ref[LiveScope], str, OpRecord]] = attrs.field(factory=list)
     _noted: int = 0
 
     @classmethod
-    def of(cls, scopes: Sequence[Scope], building: Building, payload: Any, generation: int) -> Copy:
+    def of(cls, scopes: Sequence[LiveScope], building: Building, payload: Any, generation: int) -> Copy:
         """The copy for some scopes, which it holds weakly."""
         building.scopes = ()
         return cls(tuple(weakref.ref(s) for s in scopes), building, payload, generation)
 
     @contextmanager
-    def growing(self, scopes: tuple[Scope, ...]) -> Iterator[None]:
+    def growing(self, scopes: tuple[LiveScope, ...]) -> Iterator[None]:
         """Within it, more is added to it."""
         self.building.scopes = scopes
         try:
@@ -74,7 +74,7 @@ class Copy:
                 if record is not None:
                     self._records.append((reference, op_id, record))
 
-    def is_for(self, scopes: Sequence[Scope]) -> bool:
+    def is_for(self, scopes: Sequence[LiveScope]) -> bool:
         """Whether it was made for exactly these scopes."""
         return len(scopes) == len(self.scopes) and all(
             reference() is scope for reference, scope in zip(self.scopes, scopes, strict=True)
@@ -180,7 +180,7 @@ class GraphModeDriver(TensorFlowDriver):
 
     # -- copies -----------------------------------------------------------
 
-    def found(self, key: Any, scopes: Sequence[Scope]) -> Copy | None:
+    def found(self, key: Any, scopes: Sequence[LiveScope]) -> Copy | None:
         """The copy for an object and some scopes, if there is one that is up to date."""
         if not STATE.cache:
             return None
@@ -194,7 +194,7 @@ class GraphModeDriver(TensorFlowDriver):
                     return copy
         return None
 
-    def keep(self, key: Any, copy: Copy, scopes: Sequence[Scope]) -> None:
+    def keep(self, key: Any, copy: Copy, scopes: Sequence[LiveScope]) -> None:
         """Keep a copy for later runs, in place of one that is out of date."""
         copies = self.copies.setdefault(key, [])
         for other in [other for other in copies if other.is_for(scopes) and other is not copy]:

@@ -8,7 +8,7 @@ from typing import Any, Protocol
 import attrs
 import tensorflow as tf
 
-from amanda.scope.scope import Scope
+from amanda.state import LiveScope
 from amanda_tensorflow import _internals
 from amanda_tensorflow.operators.types import ROUTING, takes_reference
 
@@ -45,7 +45,7 @@ class Building:
     """
 
     graph: Any
-    scopes: tuple[Scope, ...]
+    scopes: tuple[LiveScope, ...]
     needs_gradient: bool
     anchors: Sequence[Any] = ()
     controls: list[Any] = attrs.field(factory=list)

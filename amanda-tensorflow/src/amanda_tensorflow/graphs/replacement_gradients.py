@@ -17,7 +17,7 @@ import tensorflow as tf
 from amanda.engine.backward import replaced_gradients
 from amanda.errors import RoutineResultError, described
 from amanda.interface.action import Action
-from amanda.scope.scope import Scope
+from amanda.state import LiveScope
 from amanda_tensorflow import _internals
 from amanda_tensorflow.graphs.building import Building
 from amanda_tensorflow.graphs.dispatcher import GraphDispatcher
@@ -41,7 +41,7 @@ class ReplacedOp:
     """
 
     dispatcher: GraphDispatcher
-    scopes: tuple[weakref.ref[Scope], ...]
+    scopes: tuple[weakref.ref[LiveScope], ...]
     op_id: str
     count: int
     positions: tuple[int, ...]

@@ -15,7 +15,7 @@ from typing import Any
 import tensorflow as tf
 
 import amanda
-from amanda.scope.scope import Scope
+from amanda.state import LiveScope
 from amanda.state import STATE
 from amanda_tensorflow import _internals
 from amanda_tensorflow.graphs.base_driver import Copy, GraphModeDriver, raise_original
@@ -45,7 +45,7 @@ class SessionCopies:
     state of another kind than variables has a function in the user's session.
     """
 
-    def __init__(self, driver: SessionDriver, session: Any, scopes: tuple[Scope, ...]) -> None:
+    def __init__(self, driver: SessionDriver, session: Any, scopes: tuple[LiveScope, ...]) -> None:
         self._driver = driver
         self._user = session
         self._vanilla = VanillaVariables(session)
@@ -229,7 +229,7 @@ class SessionDriver(TensorFlowGraphDriver, GraphModeDriver):
 
         return run
 
-    def _prepared(self, session: Any, scopes: tuple[Scope, ...], request: SessionRun) -> Run | None:
+    def _prepared(self, session: Any, scopes: tuple[LiveScope, ...], request: SessionRun) -> Run | None:
         """What runs a request under some scopes; None if the vanilla graph does."""
         with self.lock:
             copy = self.found(session, scopes)

@@ -30,7 +30,7 @@ from amanda_torch.operators.names import Kind, kind_of, name_of
 from amanda_torch.thread.modules import Cell, Labels, Tracker
 
 if TYPE_CHECKING:
-    from amanda.scope.scope import Scope
+    from amanda.state import LiveScope
 
 _MANY = 10_000
 _OVERRIDING_NOTHING = frozenset({torch.Tensor, torch.nn.Parameter, torch.nn.Buffer})
@@ -58,7 +58,7 @@ class Interceptor(Tracker, abc.ABC):
         self.executor = Executor(dispatcher, self)
         self._dispatcher = dispatcher
         self._active: tuple[Any, ...] = ()
-        self._entered: weakref.WeakKeyDictionary[Scope, int] = weakref.WeakKeyDictionary()
+        self._entered: weakref.WeakKeyDictionary[LiveScope, int] = weakref.WeakKeyDictionary()
 
     @abc.abstractmethod
     def enter(self, above: int = 0) -> None:

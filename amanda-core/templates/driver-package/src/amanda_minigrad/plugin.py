@@ -1,71 +1,48 @@
-"""What the package registers. It is loaded with every use of Amanda: it imports no framework."""
+"""What the entry point loads: it says which driver there is, and imports no framework."""
 
 from __future__ import annotations
 
-import abc
 import importlib.util
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import amanda
-from amanda.interface.driver import Capability, Driver
+from amanda.driver import INTERFACE_VERSION, Capability, EagerDriver
 
 
-class MinigradDriver(Driver, abc.ABC):
-    """minigrad; what can be said of the driver without importing the framework."""
+class MinigradDriver(EagerDriver):
+    """Declares the driver of minigrad, which is in ``driver.py``."""
 
     name = "minigrad-eager"
     framework = "minigrad"
-    # A number, not amanda.interface.driver.INTERFACE_VERSION: it says what this code was written for.
-    interface_version = 1
-    # The contract kit skips the tests of what is not here, and says so.
-    capabilities = frozenset(
-        {
-            Capability.BACKWARD,
-            Capability.REPLACE_OP,
-            Capability.REPLACE_BACKWARD_OP,
-            Capability.AD_IN_ROUTINES,
-            Capability.USER_OPS,
-            Capability.THREADS,
-            Capability.REPLAY,
-        }
-    )
-
-    @classmethod
-    def create(cls) -> Any:
-        """The driver itself, which imports the framework."""
-        from amanda_minigrad.driver import EagerDriver
-
-        return super(MinigradDriver, EagerDriver).create()
+    mode = "eager"
+    interface_version = INTERFACE_VERSION
+    target = "amanda_minigrad.driver:MinigradEagerDriver"
+    adapter = "amanda_minigrad.adapter:Minigrad"
+    capabilities = frozenset(Capability) - {
+        Capability.COMPILED,
+        Capability.IN_PLACE,
+        Capability.MODULES,
+        Capability.SECOND_ORDER,
+        Capability.STATIC_GRAPH,
+    }
 
     @classmethod
     def reason_unusable(cls) -> str:
         """Why there is nothing to instrument; "" if there is."""
-        if importlib.util.find_spec("minigrad") is None:
-            return "minigrad is not installed"
-        return ""
+        return "" if importlib.util.find_spec("minigrad") else "minigrad is not installed"
 
     @classmethod
     def check_internals(cls) -> Sequence[str]:
-        """What the driver patches and this minigrad has not; for ``amanda doctor``."""
+        """The names that the driver patches and this minigrad lacks; for ``amanda doctor``."""
         import minigrad
 
-        return [
-            f"minigrad has no {name}"
-            for name in ("execute", "run_graph", "Node")
-            if not hasattr(minigrad, name)
-        ]
-
-    @classmethod
-    def self_test(cls) -> Sequence[str]:
-        """What goes wrong with one operator; for ``amanda doctor``."""
-        from amanda_minigrad.self_test import problems
-
-        return problems(cls)
+        patched = ("execute", "run_graph", "Node")
+        return [f"minigrad has no {name}" for name in patched if not hasattr(minigrad, name)]
 
 
 def standard(context: amanda.OpContext) -> None:
-    """Translate an operator into the words that tools for all frameworks know."""
+    """Translate an operator into the vocabulary of tools for all frameworks."""
     name = context.get_op().__name__
     context["op_type"] = name
     if name == "linear":
@@ -76,7 +53,7 @@ def standard(context: amanda.OpContext) -> None:
 
 
 @amanda.hookimpl
-def amanda_register_drivers() -> Sequence[type[Driver]]:
+def amanda_register_drivers() -> Sequence[type[amanda.Driver]]:
     """The driver."""
     return [MinigradDriver]
 

@@ -1,4 +1,4 @@
-"""What the contract kit has to be told of minigrad. It knows nothing of Amanda's driver."""
+"""The adapter of minigrad for the contract kit and the self-test: calls of minigrad only."""
 
 from __future__ import annotations
 

@@ -1,0 +1,14 @@
+"""Private symbols of CPython; the only module of core that uses any."""
+
+from __future__ import annotations
+
+from typing import Any
+
+
+def reset_lock(lock: Any) -> None:
+    """Release a lock in a forked child, where the thread that held it does not exist.
+
+    ``threading`` has no public way: its own locks are reset by this method, which
+    ``threading.RLock`` has since Python 3.9.
+    """
+    lock._at_fork_reinit()
