@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from amanda.interface.driver import Capability
+from amanda.driver import Capability, OperatorRun
 from amanda.testing import self_test
 from amanda.testing.loopback import LoopbackDriver, ops
-from amanda.testing.loopback.execution import Execution
 from tests.core import broken_backward, broken_forward
 from tests.core.loopback_framework import LoopbackFramework
 
@@ -34,9 +33,11 @@ class SeesNothing(LoopbackDriver):
 
 
 class IgnoresRoutines(LoopbackDriver):
-    class execution_cls(Execution):
-        def _returned(self, outputs: object) -> object:
-            return self._op.compute(**self._arguments.rebuilt(self._arguments.inputs))
+    class operator_class(OperatorRun):
+        def run(self) -> object:
+            given = self.inputs
+            super().run()
+            return self._call.run(given)
 
 
 class RaisesInDetach(LoopbackDriver):

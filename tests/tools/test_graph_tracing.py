@@ -8,11 +8,10 @@ import weakref
 from typing import Any
 
 import pytest
-from amanda.testing.loopback.execution import LoopbackCall
 
 import amanda
 from amanda.errors import CapabilityError, TensorReleased
-from amanda.interface.calls import OpCall
+from amanda.interface.calls import BoundCall, OpCall
 from amanda.testing import loopback as lb
 from amanda.tools.graph import Edge, Graph
 from amanda.tools.graph_tracing import GraphTracingTool
@@ -254,7 +253,7 @@ def test_a_replay_says_what_it_lacks() -> None:
 
 def test_a_driver_without_replay_can_be_traced(monkeypatch: pytest.MonkeyPatch) -> None:
     """Tracing works where a single operator cannot be run again; the replay says so."""
-    monkeypatch.setattr(LoopbackCall, "freeze", OpCall.freeze)
+    monkeypatch.setattr(BoundCall, "freeze", OpCall.freeze)
     x = lb.tensor([1.0])
     graph, _ = traced(lb.relu, x)
     with pytest.raises(CapabilityError, match="cannot run a single operator again"):

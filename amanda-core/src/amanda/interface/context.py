@@ -256,7 +256,7 @@ class OpContext(dict[Any, Any]):
         call = self._state.open_call()
         return call.value_view(self._position(index, list(call.names), len(call.inputs), "inputs"))
 
-    def get_function(self) -> Routine:
+    def get_function(self) -> OpFunction:
         """A function of the operator's flat inputs that runs it with the attributes it has.
 
         A replacement calls it for the operator itself: then the attributes are those of

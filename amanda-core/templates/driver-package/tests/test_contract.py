@@ -2,8 +2,8 @@
 
 from amanda.testing import DriverContract
 
-from amanda_minigrad.plugin import MinigradDriver
 from amanda_minigrad.adapter import Minigrad
+from amanda_minigrad.plugin import MinigradDriver
 
 
 class TestMinigradDriver(DriverContract):

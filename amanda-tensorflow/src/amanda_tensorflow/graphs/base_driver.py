@@ -11,13 +11,11 @@ from typing import Any
 import attrs
 import tensorflow as tf
 
-from amanda.engine.dispatch import Dispatcher
 from amanda.engine.records import OpRecord
 from amanda.interface.action import Action
 from amanda.namespace import Namespace
 from amanda.patching import PatchSet
-from amanda.state import LiveScope
-from amanda.state import STATE
+from amanda.state import STATE, LiveScope
 from amanda_tensorflow import _internals
 from amanda_tensorflow.gradient_map import recording
 from amanda_tensorflow.graphs.building import Building
@@ -47,7 +45,9 @@ class Copy:
     _noted: int = 0
 
     @classmethod
-    def of(cls, scopes: Sequence[LiveScope], building: Building, payload: Any, generation: int) -> Copy:
+    def of(
+        cls, scopes: Sequence[LiveScope], building: Building, payload: Any, generation: int
+    ) -> Copy:
         """The copy for some scopes, which it holds weakly."""
         building.scopes = ()
         return cls(tuple(weakref.ref(s) for s in scopes), building, payload, generation)
@@ -106,12 +106,12 @@ class Copy:
 class GraphModeDriver(TensorFlowDriver):
     """A driver that runs instrumented copies of graphs."""
 
-    def __init__(self, dispatcher: Dispatcher) -> None:
-        # Core's dispatcher runs routines at once; in a graph they are inserted instead.
-        inserting = GraphDispatcher()
-        inserting.bind(self)
-        super().__init__(inserting)
-        self.dispatcher: GraphDispatcher = inserting
+    # Core's own dispatcher runs routines at once; in a graph they are inserted instead.
+    dispatcher_class = GraphDispatcher
+
+    def __init__(self, dispatcher: GraphDispatcher) -> None:
+        super().__init__(dispatcher)
+        self.dispatcher: GraphDispatcher = dispatcher
         self.known = GraphIds()
         self.patches = PatchSet()
         self.lock = threading.RLock()

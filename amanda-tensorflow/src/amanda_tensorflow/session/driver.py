@@ -15,8 +15,7 @@ from typing import Any
 import tensorflow as tf
 
 import amanda
-from amanda.state import LiveScope
-from amanda.state import STATE
+from amanda.state import STATE, LiveScope
 from amanda_tensorflow import _internals
 from amanda_tensorflow.graphs.base_driver import Copy, GraphModeDriver, raise_original
 from amanda_tensorflow.graphs.building import Building
@@ -229,7 +228,9 @@ class SessionDriver(TensorFlowGraphDriver, GraphModeDriver):
 
         return run
 
-    def _prepared(self, session: Any, scopes: tuple[LiveScope, ...], request: SessionRun) -> Run | None:
+    def _prepared(
+        self, session: Any, scopes: tuple[LiveScope, ...], request: SessionRun
+    ) -> Run | None:
         """What runs a request under some scopes; None if the vanilla graph does."""
         with self.lock:
             copy = self.found(session, scopes)
