@@ -1,57 +1,139 @@
-"""A ledger of replaced attributes that is undone exactly, in reverse order."""
+"""Replaced attributes of a framework, put back exactly.
+
+A driver replaces attributes in ``attach()`` and puts them back in ``detach()``::
+
+    patches = PatchSet()
+    patches.wrap(framework, "execute", lambda vanilla: instrumented(vanilla))
+    patches.set(framework.Tensor, "backward", own_backward)
+    ...
+    patches.undo()
+"""
 
 from __future__ import annotations
 
+import contextlib
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
-_ABSENT = object()
+import attrs
+
+_ABSENT: Any = object()
 
 
 class PatchSet:
-    """Replaces attributes of modules, classes and objects and puts them back.
+    """Replaces attributes of modules, classes, functions and other objects, and puts them back.
 
-    Class attributes are read from ``__dict__``, so that descriptors
-    (static and class methods) come back as they were, and an attribute that
-    a class only inherited is removed again.
+    An attribute of a class is read from the class's own ``__dict__``, so that static and class
+    methods come back as the descriptors that they are, and an attribute that was only inherited
+    is removed again. An attribute that is kept by a data descriptor of the object's type, such as
+    ``__code__`` of a function, a slot or a property with a setter, is read and put back through
+    the descriptor.
     """
 
     def __init__(self) -> None:
-        self._ledger: list[tuple[Any, str, Any]] = []
+        self._replaced: list[_Replaced] = []
 
     def __len__(self) -> int:
-        return len(self._ledger)
+        return len(self._replaced)
 
     def set(self, target: Any, name: str, value: Any, *, create: bool = False) -> None:
         """Set ``target.name`` to `value`.
 
         Args:
+            target: a module, class, function or other object.
+            name: the attribute.
+            value: what it is to be until :meth:`undo`.
             create: allow an attribute that `target` does not have yet.
 
         Raises:
-            AttributeError: there is no such attribute and `create` is not given.
+            AttributeError: there is no such attribute and `create` is not given, or it cannot
+                be set.
         """
-        if not create and not hasattr(target, name):
+        replaced = _Replaced.read(target, name)
+        if replaced.value is _ABSENT and not create:
             raise AttributeError(f"{target!r} has no attribute {name!r} to patch")
-        old = vars(target).get(name, _ABSENT) if inspect.isclass(target) else None
-        if not inspect.isclass(target):
-            own = getattr(target, "__dict__", None)
-            old = own.get(name, _ABSENT) if own is not None else getattr(target, name, _ABSENT)
-        self._ledger.append((target, name, old))
         setattr(target, name, value)
+        if not replaced.was_own and name in _own(target):
+            # It shadows an attribute of the type, or one that is computed.
+            replaced = _Replaced(target, name, _ABSENT)
+        self._replaced.append(replaced)
 
     def wrap(self, target: Any, name: str, wrapper: Callable[[Any], Any]) -> Any:
-        """Replace ``target.name`` by ``wrapper(vanilla)``; returns the vanilla one."""
-        vanilla = inspect.getattr_static(target, name)
+        """Replace ``target.name`` by ``wrapper(vanilla)``.
+
+        Args:
+            target: a module, class, function or other object.
+            name: the attribute.
+            wrapper: gets the attribute as it is, of a class as its ``__dict__`` holds it;
+                returns what takes its place.
+
+        Returns:
+            The vanilla attribute.
+
+        Raises:
+            AttributeError: there is no such attribute, or it cannot be set.
+        """
+        vanilla = _ABSENT
+        if not _is_described(target, name):
+            vanilla = inspect.getattr_static(target, name, _ABSENT)
+        if vanilla is _ABSENT:
+            vanilla = getattr(target, name)
         self.set(target, name, wrapper(vanilla))
         return vanilla
 
     def undo(self) -> None:
-        """Put every attribute back; harmless when called twice."""
-        while self._ledger:
-            target, name, old = self._ledger.pop()
-            if old is _ABSENT:
-                delattr(target, name)
-            else:
-                setattr(target, name, old)
+        """Put every attribute back, the last one first; harmless when called twice.
+
+        Raises:
+            Exception: an attribute cannot be put back; all others have been.
+        """
+        replaced, self._replaced = self._replaced, []
+        with contextlib.ExitStack() as stack:
+            for one in replaced:
+                stack.callback(one.restore)
+
+
+@attrs.frozen(eq=False)
+class _Replaced:
+    """An attribute as it was.
+
+    Attributes:
+        target, name: the attribute.
+        value: what it was; ``_ABSENT`` where it has to be deleted.
+        was_own: whether it was in the object's own ``__dict__``.
+    """
+
+    target: Any
+    name: str
+    value: Any
+    was_own: bool = False
+
+    @classmethod
+    def read(cls, target: Any, name: str) -> _Replaced:
+        own = _own(target)
+        # Before it is read: reading __annotations__ of a class that has none creates them.
+        was_own = name in own
+        if was_own and (inspect.isclass(target) or not _is_described(target, name)):
+            return cls(target, name, own[name], was_own)
+        return cls(target, name, getattr(target, name, _ABSENT), was_own)
+
+    def restore(self) -> None:
+        if self.value is _ABSENT:
+            delattr(self.target, self.name)
+        else:
+            setattr(self.target, self.name, self.value)
+
+
+def _own(target: Any) -> Mapping[str, Any]:
+    """The object's own ``__dict__``; empty for an object with slots only."""
+    own: Mapping[str, Any] = getattr(target, "__dict__", {})
+    return own
+
+
+def _is_described(target: Any, name: str) -> bool:
+    """Whether a data descriptor of the object's type keeps the attribute."""
+    for cls in type(target).__mro__:
+        if name in vars(cls):
+            return inspect.isdatadescriptor(vars(cls)[name])
+    return False
