@@ -8,7 +8,9 @@ What these variables say and nothing knows is a warning.
 
 from __future__ import annotations
 
+import difflib
 import functools
+import inspect
 import os
 import re
 import warnings
@@ -30,6 +32,12 @@ OURS = ("amanda-core", "amanda-tools", *KNOWN_FRAMEWORKS.values())
 
 BROKEN = (Exception, SystemExit)
 """What the code of a plugin may raise without stopping anything but itself."""
+
+HOOKS = tuple(name for name in vars(hookspecs) if name.startswith(f"{hookspecs.PROJECT}_"))
+"""The names of the hooks."""
+
+_LIKE_A_HOOK = 0.85
+"""How much a function's name is like a hook's, from 0 to 1, for it to be taken for a mistake."""
 
 _DISABLED = "disabled by AMANDA_DISABLE_PLUGINS"
 _TOOL_NAME = re.compile(r"[A-Za-z_][\w.-]*")
@@ -136,12 +144,35 @@ class Registry:
             warnings.warn(message, PluginWarning, stacklevel=4)
 
     def _register(self, record: PluginRecord) -> None:
+        self._check_hooks(record)
         self.manager.register(record.plugin, name=f"{record.distribution}:{record.name}")
         self.manager.check_pending()
         # What is wrong must be found here, not in the middle of a run.
         record.drivers = _drivers_of(self.call(record, "amanda_register_drivers"))
         record.tools = _tools_of(self.call(record, "amanda_register_tools"))
         record.rules = _rules_of(self.call(record, "amanda_register_mapping_rules"))
+
+    def _check_hooks(self, record: PluginRecord) -> None:
+        """See that the functions that look like hooks are hooks.
+
+        Raises:
+            TypeError: one is marked as a hook that does not exist, or there is no plugin at all.
+        """
+        if record.plugin is None:
+            raise TypeError("the entry point names None, which is no plugin")
+        for name in dir(record.plugin):
+            options = self.manager.parse_hookimpl_opts(record.plugin, name)
+            if options is None:
+                if _looks_like_hook(record.plugin, name):
+                    self._warn([f"plugin {record.title}: {_unmarked(name)}"])
+                continue
+            hook = options.get("specname") or name
+            if hook in HOOKS:
+                continue
+            said = f"{name}() is marked with @amanda.hookimpl, but {_no_hook(hook)}"
+            if not options.get("optionalhook"):
+                raise TypeError(said)
+            self._warn([f"plugin {record.title}: {said}"])
 
     def _failed(self, record: PluginRecord, error: BaseException) -> None:
         name = f"{record.distribution}:{record.name}"
@@ -167,6 +198,28 @@ class Registry:
     def loaded(self) -> Iterable[PluginRecord]:
         """The records of the plugins that are loaded."""
         return (record for record in self.records if record.plugin is not None)
+
+
+def _looks_like_hook(plugin: Any, name: str) -> bool:
+    """Whether an attribute without the marker is a function with the name of a hook, or nearly."""
+    value = inspect.getattr_static(plugin, name)
+    if getattr(value, "__module__", None) == hookspecs.__name__:
+        # The specification of a hook, imported to be looked at.
+        return False
+    is_function = inspect.isroutine(value) or isinstance(value, (staticmethod, classmethod))
+    likeness = difflib.get_close_matches(name, HOOKS, cutoff=_LIKE_A_HOOK)
+    return is_function and (name.startswith("amanda_register_") or bool(likeness))
+
+
+def _unmarked(name: str) -> str:
+    also = "" if name in HOOKS else f", and {_no_hook(name)}"
+    return f"{name}() is not marked with @amanda.hookimpl, so that it is never called{also}"
+
+
+def _no_hook(name: str) -> str:
+    return (
+        f"there is no hook {name}{close_matches(name, HOOKS) or ' (see amanda.registry.hookspecs)'}"
+    )
 
 
 def _drivers_of(answer: Any) -> tuple[type[Driver], ...]:
