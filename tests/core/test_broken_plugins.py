@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import importlib
+import os
 import sys
+import threading
+import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import ModuleType
@@ -16,7 +19,7 @@ from amanda.cli import doctor, list_installed
 from amanda.errors import NoDriverError, PluginError, PluginWarning
 from amanda.interface.driver import INTERFACE_VERSION
 from amanda.registry import drivers, plugins
-from amanda.state import ATTACHED, FAILED
+from amanda.state import ATTACHED, FAILED, LIVE_SCOPES
 from tests.core.conftest import FakeEntryPoint, plugin
 from tests.core.test_plugins import FRAMEWORK, FakeDriver, attached, driver
 
@@ -199,6 +202,12 @@ def failing_to_attach(error: BaseException) -> Any:
     return attach
 
 
+def drivers_in_use() -> list[str]:
+    """The names of the drivers of the one scope."""
+    [scope] = LIVE_SCOPES
+    return [used.name for used in scope.drivers]
+
+
 def undone(self: FakeDriver) -> None:
     """``detach`` of that driver."""
     self.attached.remove("half")
@@ -274,17 +283,165 @@ def test_a_driver_that_fails_when_its_framework_comes(
     sys.modules.pop(name)
 
 
-def test_a_driver_that_fails_to_detach(install: Install) -> None:
-    """The others are detached all the same; then its error reaches the user."""
+@pytest.mark.parametrize("error", [OSError("stuck"), SystemExit(2)])
+def test_a_driver_that_fails_to_detach(install: Install, error: BaseException) -> None:
+    """The others are detached all the same; it is a warning, and the driver is not used again."""
     gone: list[str] = []
     first = driver("first", mode="one", detach=lambda self: gone.append("first"))
-    broken = driver("broken", mode="two", detach=raising(OSError("stuck")))
+    broken = driver("broken", mode="two", detach=raising(error))
     last = driver("last", mode="three", detach=lambda self: gone.append("last"))
     install(FakeEntryPoint("one", plugin(drivers=[first, broken, last])))
-    with pytest.raises(OSError, match="stuck"):
-        attached()
+    said = rf"driver broken of dist-one is left out: its detach\(\) has failed: .*{error}"
+    with pytest.warns(PluginWarning, match=said) as caught:
+        assert attached() == ["first", "broken", "last"]
+    assert len(caught) == 1
     assert gone == ["last", "first"]
     assert not ATTACHED
+    assert attached() == ["first", "last"]
+
+
+@pytest.mark.parametrize("step", ["attach", "enter_thread", "exit_thread", "detach", "invalidate"])
+def test_a_driver_that_was_asked_for_ends_the_run(
+    install: Install, step: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its own error reaches the user, also with AMANDA_PLUGINS=strict; nothing is left of it."""
+    gone: list[str] = []
+    broken = sick(**{step: raising(OSError("no way"))})
+    other = driver("other", mode="two", detach=lambda self: gone.append("other"))
+    install(FakeEntryPoint("bad", plugin(drivers=[other, broken])))
+    with pytest.raises(OSError, match="no way"):
+        attached(drivers=["other", "sick"])
+    assert gone == ["other"]
+    assert not ATTACHED
+    monkeypatch.setenv("AMANDA_PLUGINS", "strict")
+    with pytest.raises(OSError, match="no way"):
+        attached()
+    assert not ATTACHED
+
+
+NO_NAMESPACE = [
+    (property(raising(OSError("no version"))), "OSError: no version"),
+    (None, "TypeError: its namespace is None, which is no Namespace"),
+]
+
+
+@pytest.mark.parametrize(("namespace", "said"), NO_NAMESPACE)
+def test_a_driver_without_a_namespace(install: Install, namespace: Any, said: str) -> None:
+    """It is asked for when the driver is attached, not at the first operator."""
+    broken = sick(namespace=namespace, detach=lambda self: self.attached.remove("sick"))
+    install(FakeEntryPoint("bad", plugin(drivers=[broken])), GOOD)
+    with pytest.warns(PluginWarning, match=f"sick of dist-bad .*: {said}; fake is used instead"):
+        assert attached() == ["fake"]
+
+
+def test_a_driver_that_cannot_be_invalidated(install: Install) -> None:
+    """It would work with plans that are out of date: another one is attached in its place."""
+    broken = sick(invalidate=raising(OSError("no way")), detach=lambda self: None)
+    install(FakeEntryPoint("bad", plugin(drivers=[broken])), GOOD)
+    with pytest.warns(PluginWarning, match=r"sick of dist-bad .*no way; fake is used instead"):
+        assert attached()[-1] == "fake"
+
+
+def test_a_driver_that_cannot_enter_a_thread(install: Install) -> None:
+    """The scope goes on without it, and detaches it at its end."""
+    left: list[str] = []
+    broken = sick(
+        mode="graph",
+        enter_thread=raising(OSError("no way")),
+        exit_thread=lambda self: left.append("thread"),
+        detach=lambda self: left.append("framework"),
+    )
+    install(FakeEntryPoint("bad", plugin(drivers=[broken])), GOOD)
+    said = r"driver sick of dist-bad is left out: its enter_thread\(\) has failed: OSError: no way"
+    scope = amanda.apply(amanda.Tool())
+    with pytest.warns(PluginWarning, match=said):
+        scope.__enter__()
+    assert drivers_in_use() == ["fake"]
+    assert left == ["thread"]
+    scope.__exit__(None, None, None)
+    assert left == ["thread", "framework"]
+
+
+def test_the_only_driver_cannot_enter_a_thread(install: Install) -> None:
+    """Nothing would be instrumented: that is an error, and nothing stays attached."""
+    gone: list[str] = []
+    broken = sick(
+        enter_thread=raising(OSError("no way")), detach=lambda self: gone.append("detached")
+    )
+    install(FakeEntryPoint("bad", plugin(drivers=[broken])))
+    said = r"sick: its enter_thread\(\) has failed: OSError: no way"
+    with pytest.warns(PluginWarning), pytest.raises(NoDriverError, match=said):
+        attached()
+    assert gone == ["detached"]
+
+
+@amanda.apply(amanda.Tool())
+def run_in_thread(done: list[int]) -> None:
+    """Append to a list in a thread that inherits a scope."""
+    thread = threading.Thread(target=done.append, args=(1,))
+    thread.start()
+    thread.join()
+
+
+@pytest.mark.parametrize("step", ["enter_thread", "exit_thread"])
+def test_a_driver_that_fails_in_another_thread(install: Install, step: str) -> None:
+    """What the thread is there for is done."""
+    done: list[int] = []
+
+    def fail(self: FakeDriver) -> None:
+        if threading.current_thread() is not threading.main_thread():
+            raise OSError("no way")
+
+    install(FakeEntryPoint("bad", plugin(drivers=[sick(**{step: fail})])))
+    with pytest.warns(PluginWarning, match=rf"sick of dist-bad .*{step}\(\) .*no way") as caught:
+        run_in_thread(done)
+    assert done == [1]
+    assert len(caught) == 1
+
+
+def test_a_driver_that_fails_at_a_new_iteration(install: Install) -> None:
+    """The program's loop goes on, and the other drivers are told."""
+    told: list[str] = []
+    broken = sick(mode="graph", new_iteration=raising(OSError("no way")))
+    other = driver("other", new_iteration=lambda self: told.append("other"))
+    install(FakeEntryPoint("bad", plugin(drivers=[broken, other])))
+    said = r"sick of dist-bad .*new_iteration\(\) .*no way"
+    with amanda.apply(amanda.Tool()), pytest.warns(PluginWarning, match=said):
+        amanda.new_iteration()
+    assert told == ["other"]
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="there are no forks on this system")
+def test_a_driver_that_fails_in_a_forked_child(install: Install) -> None:
+    """The others are detached there, and the child goes on."""
+    gone: list[str] = []
+    broken = sick(mode="graph", detach=raising(OSError("no way")))
+    other = driver("other", detach=lambda self: gone.append("other"))
+    install(FakeEntryPoint("bad", plugin(drivers=[broken, other])))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        with amanda.apply(amanda.Tool()):
+            child = os.fork()
+            if not child:
+                os._exit(0 if (gone, ATTACHED) == (["other"], {}) else 1)
+            assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+
+
+def test_a_driver_that_cannot_enter_when_its_framework_comes(
+    install: Install, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The user's import goes on, and the scope without the driver."""
+    name = "fake_framework_that_comes_later"
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / f"{name}.py").write_text("value = 1\n")
+    broken = sick(framework=name, enter_thread=raising(OSError("no way")))
+    install(FakeEntryPoint("bad", plugin(drivers=[broken])), GOOD)
+    with amanda.apply(amanda.Tool()):
+        with pytest.warns(PluginWarning, match="sick .*no way"):
+            module = importlib.import_module(name)
+        assert module.value == 1
+        assert drivers_in_use() == ["fake"]
+    sys.modules.pop(name)
 
 
 @pytest.mark.parametrize("error", [OSError("no moon"), SystemExit(2)])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from types import ModuleType
 from typing import Any
 
@@ -14,6 +14,7 @@ import amanda
 from amanda.errors import NoDriverError, PluginError, PluginWarning, UnknownNameError
 from amanda.interface.driver import INTERFACE_VERSION, Driver
 from amanda.registry import drivers, hookspecs, plugins
+from amanda.state import FAILED
 from amanda.testing.loopback import LoopbackDriver
 from tests.core.conftest import FakeEntryPoint, plugin
 
@@ -51,6 +52,12 @@ def driver(name: str, **attributes: Any) -> type[FakeDriver]:
 @pytest.fixture(autouse=True)
 def _no_driver_is_attached() -> None:
     FakeDriver.attached.clear()
+
+
+@pytest.fixture(autouse=True)
+def _no_driver_has_failed() -> Iterator[None]:
+    yield
+    FAILED.clear()
 
 
 @pytest.fixture
@@ -128,13 +135,17 @@ def test_unusable_driver(install: Install) -> None:
 
 @pytest.mark.usefixtures("framework")
 def test_driver_whose_check_fails(install: Install) -> None:
-    """A driver whose own check raises counts as unusable."""
+    """A driver whose own check raises counts as unusable, with one warning."""
 
     def check(cls: type[Driver]) -> str:
         raise OSError("no moon")
 
     broken = driver("broken", reason_unusable=classmethod(check))
     install(FakeEntryPoint("one", plugin(drivers=[broken, FakeDriver])))
+    said = "driver broken of dist-one is left out: its check failed with OSError: no moon"
+    with pytest.warns(PluginWarning, match=said) as caught:
+        assert attached() == ["fake"]
+    assert len(caught) == 1
     assert attached() == ["fake"]
     reasons = {entry.cls.name: entry.reason for entry in drivers.drivers()}
     assert reasons["broken"] == "its check failed with OSError: no moon"

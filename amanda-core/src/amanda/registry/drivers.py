@@ -1,4 +1,14 @@
-"""The choice of drivers: which can be used, which are, and why the others are not."""
+"""The choice of drivers: which can be used, which are used, and why the others are not.
+
+A scope asks which drivers to attach and attaches them::
+
+    choice = drivers.select(requested)
+    for cls in choice.ready:
+        drivers.attach(cls, requested)
+
+A driver that nobody has asked for by name never ends a run: whatever it raises in the steps of its
+life cycle is a warning that names it and its distribution (:func:`attach`, :func:`attempt`).
+"""
 
 from __future__ import annotations
 
@@ -12,7 +22,7 @@ import attrs
 from amanda.engine.dispatch import create_driver
 from amanda.errors import NoDriverError, PluginWarning
 from amanda.interface.driver import INTERFACE_VERSION, Driver
-from amanda.registry import import_hook, plugins
+from amanda.registry import distributions, import_hook, plugins
 from amanda.registry.plugins import BROKEN
 from amanda.state import ATTACHED, FAILED
 
@@ -25,7 +35,13 @@ _LOOPBACK = "amanda.testing.loopback"
 
 @attrs.frozen
 class DriverEntry:
-    """One registered driver, where it comes from and why it is not used ("" if it is)."""
+    """One registered driver.
+
+    Attributes:
+        cls: its class.
+        distribution: the distribution that registers it.
+        reason: why it is not used; "" if it is.
+    """
 
     cls: type[Driver]
     distribution: str
@@ -33,8 +49,13 @@ class DriverEntry:
 
 
 @attrs.frozen
-class Selection:
-    """Drivers to attach now, and frameworks to wait for."""
+class DriverChoice:
+    """The drivers that a scope uses.
+
+    Attributes:
+        ready: drivers to attach now.
+        pending: frameworks whose drivers are attached once the framework is imported.
+    """
 
     ready: tuple[type[Driver], ...]
     pending: tuple[str, ...]
@@ -51,22 +72,22 @@ def registered_drivers() -> list[tuple[type[Driver], str]]:
 def drivers() -> list[DriverEntry]:
     """All registered drivers and, for each, why it would not be used."""
     entries = []
-    winners = _winners([cls for cls, _ in registered_drivers()])
+    used = _highest_priorities([cls for cls, _ in registered_drivers()])
     for cls, distribution in registered_drivers():
         reason = unusable(cls)
         if not reason and cls.opt_in:
             reason = "used only when asked for by name"
-        elif not reason and cls not in winners:
-            winner = next(w for w in winners if _slot(w) == _slot(cls))
-            reason = f"{winner.name} has a higher priority ({winner.priority} > {cls.priority})"
-            if winner.priority == cls.priority:
-                reason = f"{winner.name} was registered first, with the same priority"
+        elif not reason and cls not in used:
+            rival = next(other for other in used if _mode(other) == _mode(cls))
+            reason = f"{rival.name} has a higher priority ({rival.priority} > {cls.priority})"
+            if rival.priority == cls.priority:
+                reason = f"{rival.name} was registered first, with the same priority"
         entries.append(DriverEntry(cls, distribution, reason))
     return entries
 
 
-def select(requested: Sequence[str | type[Driver]] | None) -> Selection:
-    """The drivers that a scope uses.
+def select(requested: Sequence[str | type[Driver]] | None) -> DriverChoice:
+    """Choose the drivers of a scope.
 
     Args:
         requested: driver names or classes; None for ``AMANDA_DRIVERS`` or the defaults.
@@ -75,12 +96,12 @@ def select(requested: Sequence[str | type[Driver]] | None) -> Selection:
         NoDriverError: nothing can be instrumented; the message says what to install.
         UnknownNameError: a requested driver does not exist.
     """
-    chosen = _chosen(requested)
+    chosen = _choose(requested)
     ready = tuple(cls for cls in chosen if cls.framework in sys.modules)
     explicit = is_explicit(requested)
     awaited = [c.framework for c in chosen if c not in ready]
     if not explicit:
-        # Also those that nothing covers, to say so when they are imported.
+        # Also the frameworks without a driver, for the warning when one of them is imported.
         awaited += [name for name in plugins.KNOWN_FRAMEWORKS if name not in sys.modules]
     pending = tuple(dict.fromkeys(awaited))
     uncovered = [] if explicit else _uncovered(ready)
@@ -90,7 +111,7 @@ def select(requested: Sequence[str | type[Driver]] | None) -> Selection:
         raise NoDriverError("drivers=[] selects no driver" if explicit else _nothing_usable())
     for reason in uncovered:
         warnings.warn(reason, PluginWarning, stacklevel=4)
-    return Selection(ready, pending)
+    return DriverChoice(ready, pending)
 
 
 def is_explicit(requested: Sequence[str | type[Driver]] | None) -> bool:
@@ -114,21 +135,28 @@ def drivers_for(
 ) -> list[type[Driver]]:
     """The chosen drivers of one framework, which has just been imported.
 
-    Warns if it is a known one that nothing covers.
+    Warns if it is one of ``KNOWN_FRAMEWORKS`` and no driver covers it.
     """
-    found = [cls for cls in _chosen(requested) if cls.framework == framework]
+    found = [cls for cls in _choose(requested) if cls.framework == framework]
     if not found:
         for reason in _uncovered([], only=framework):
             warnings.warn(reason, PluginWarning, stacklevel=2)
     return found
 
 
-def attached(
+# -- life cycle ---------------------------------------------------------------
+
+
+def attach(
     cls: type[Driver], requested: Sequence[str | type[Driver]] | None
 ) -> type[Driver] | None:
-    """See that a driver is attached: `cls`, or else the next one for its framework and mode.
+    """Attach a driver, or else the next one for its framework and mode.
 
-    One that fails is a warning, and is not tried again in this process.
+    A driver that fails is a warning, and is not tried again in this process.
+
+    Args:
+        cls: the driver; nothing is done if it is attached already.
+        requested: the drivers that the user has asked for, as in :func:`select`.
 
     Returns:
         The class under which the driver is in ``ATTACHED``; None if all fail.
@@ -142,30 +170,74 @@ def attached(
         if cls in ATTACHED:
             return cls
         try:
-            ATTACHED[cls] = _attached(cls)
+            ATTACHED[cls] = _new(cls)
             return cls
         except BROKEN as error:
             if is_explicit(requested) or plugins.is_strict():
                 raise
             FAILED[cls] = f"it could not be attached: {type(error).__name__}: {error}"
-        candidates = [rival for rival in _chosen(None) if _slot(rival) == _slot(cls)]
-        then = f"; {candidates[0].name} is used instead" if candidates else ""
-        origin = dict(registered_drivers()).get(cls, "?")
-        message = f"driver {cls.name} of {origin} is left out: {FAILED[cls]}{then}"
-        warnings.warn(message, PluginWarning, stacklevel=4)
+        candidates = [rival for rival in _choose(None) if _mode(rival) == _mode(cls)]
+        _warn_of_failure(cls, f"; {candidates[0].name} is used instead" if candidates else "")
     return None
 
 
-def _attached(cls: type[Driver]) -> Driver:
+def _new(cls: type[Driver]) -> Driver:
     """A new driver that is attached; nothing is left of one that fails."""
     driver = create_driver(cls)
     try:
         driver.attach()
+        # Asked here, and not at the first operator: there it would end the program.
+        if not isinstance(driver.namespace, str):
+            raise TypeError(f"its namespace is {driver.namespace!r}, which is no Namespace")
+        driver.invalidate()
     except BaseException:
         with contextlib.suppress(*BROKEN):
             driver.detach()
         raise
     return driver
+
+
+def attempt(
+    driver: Driver, step: str, requested: Sequence[str | type[Driver]] | None = None
+) -> bool:
+    """Call one step of a driver's life cycle; a failure does not end the run.
+
+    It is a warning, and the driver is not attached again in this process.
+
+    Args:
+        driver: a driver that has been attached.
+        step: the method, such as ``"detach"``. It takes no arguments.
+        requested: the drivers that the user has asked for, as in :func:`select`.
+
+    Returns:
+        Whether the method has returned.
+
+    Raises:
+        Exception: it fails, and the user has asked for the driver, or for strict plugins.
+    """
+    try:
+        getattr(driver, step)()
+    except BROKEN as error:
+        if is_explicit(requested) or plugins.is_strict():
+            raise
+        cls = _declared_class(driver)
+        FAILED[cls] = f"its {step}() has failed: {type(error).__name__}: {error}"
+        _warn_of_failure(cls)
+        return False
+    return True
+
+
+def _declared_class(driver: Driver) -> type[Driver]:
+    """The class that a plugin registers: that of the driver itself, or a base of it."""
+    registered = {cls for cls, _ in registered_drivers()}
+    return next((cls for cls in type(driver).__mro__ if cls in registered), type(driver))
+
+
+def _warn_of_failure(cls: type[Driver], then: str = "") -> None:
+    """Warn of a driver in ``FAILED``."""
+    origin = dict(registered_drivers()).get(cls, distributions.UNKNOWN)
+    message = f"driver {cls.name} of {origin} is left out: {FAILED[cls]}{then}"
+    warnings.warn(message, PluginWarning, stacklevel=5)
 
 
 def watch_imports() -> None:
@@ -197,8 +269,14 @@ def framework_imported(framework: str) -> None:
             )
 
 
+# -- choice -------------------------------------------------------------------
+
+
 def unusable(cls: type[Driver]) -> str:
-    """Why a driver cannot be used; "" if it can."""
+    """Why a driver cannot be used; "" if it can.
+
+    A check of the driver that raises is a warning, and is not asked again in this process.
+    """
     if cls.interface_version != INTERFACE_VERSION:
         newer = cls.interface_version > INTERFACE_VERSION
         update = "update amanda-core" if newer else "update the package that provides it"
@@ -211,23 +289,26 @@ def unusable(cls: type[Driver]) -> str:
     try:
         return cls.reason_unusable() or ""
     except BROKEN as error:
-        return f"its check failed with {type(error).__name__}: {error}"
+        FAILED[cls] = f"its check failed with {type(error).__name__}: {error}"
+        _warn_of_failure(cls)
+        return FAILED[cls]
 
 
-def _chosen(requested: Sequence[str | type[Driver]] | None) -> list[type[Driver]]:
+def _choose(requested: Sequence[str | type[Driver]] | None) -> list[type[Driver]]:
+    """The classes of the requested drivers, or the default ones, imported or not."""
     wanted: Sequence[str | type[Driver]] = (
         requested if requested is not None else plugins.listed("AMANDA_DRIVERS")
     )
     if requested is None and not wanted:
-        return _winners([cls for cls, _ in registered_drivers() if not cls.opt_in])
-    chosen = [_named(item) if isinstance(item, str) else item for item in wanted]
+        return _highest_priorities([cls for cls, _ in registered_drivers() if not cls.opt_in])
+    chosen = [_find(item) if isinstance(item, str) else item for item in wanted]
     for cls in chosen:
         if reason := unusable(cls):
             raise NoDriverError(f"driver {cls.name} cannot be used: {reason}")
     return list(dict.fromkeys(chosen))
 
 
-def _named(name: str) -> type[Driver]:
+def _find(name: str) -> type[Driver]:
     """The driver of a name, or of a full one, ``<distribution>/<name>``."""
     available = registered_drivers()
     for cls, distribution in available:
@@ -237,19 +318,20 @@ def _named(name: str) -> type[Driver]:
     raise plugins.unknown("driver", name, known, "amanda drivers lists them all")
 
 
-def _winners(classes: Sequence[type[Driver]]) -> list[type[Driver]]:
+def _highest_priorities(classes: Sequence[type[Driver]]) -> list[type[Driver]]:
     """Of the usable drivers of each framework and mode, the one of highest priority."""
     best: dict[tuple[str, str], type[Driver]] = {}
     for cls in classes:
         if cls.opt_in or unusable(cls):
             continue
-        rival = best.get(_slot(cls))
+        rival = best.get(_mode(cls))
         if rival is None or cls.priority > rival.priority:
-            best[_slot(cls)] = cls
+            best[_mode(cls)] = cls
     return list(best.values())
 
 
-def _slot(cls: type[Driver]) -> tuple[str, str]:
+def _mode(cls: type[Driver]) -> tuple[str, str]:
+    """The framework and the execution mode, for which one driver is used."""
     return cls.framework, cls.mode
 
 

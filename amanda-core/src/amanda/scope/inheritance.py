@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import threading
 from typing import TYPE_CHECKING, Any
 
 from amanda._internals import reset_lock
 from amanda.patching import PatchSet
+from amanda.registry import drivers
 from amanda.state import ATTACHED, LIVE_SCOPES, STATE, TOOL_LOCK
 
 if TYPE_CHECKING:
@@ -47,17 +49,17 @@ def _inherit(thread: threading.Thread) -> None:
             vars(thread)["run"] = own
         state = STATE
         live = tuple(scope for scope in scopes if scope.alive)
-        drivers = list(dict.fromkeys(driver for scope in live for driver in scope.drivers))
+        attached = list(dict.fromkeys(driver for scope in live for driver in scope.drivers))
         state.scopes = live
         state.enabled, state.cache, state.ad = switches
-        for driver in drivers:
-            driver.enter_thread()
+        for driver in attached:
+            drivers.attempt(driver, "enter_thread")
         try:
             run()
         finally:
             state.scopes = ()
-            for driver in drivers:
-                driver.exit_thread()
+            for driver in attached:
+                drivers.attempt(driver, "exit_thread")
 
     vars(thread)["run"] = covered
 
@@ -72,10 +74,12 @@ def _vanilla_child() -> None:
         scope.abandon()
     LIVE_SCOPES.clear()
     cover_new_threads(False)
-    for driver in ATTACHED.values():
-        driver.exit_thread()
-        driver.detach()
-    ATTACHED.clear()
+    with contextlib.ExitStack() as stack:
+        # Last of all, and whatever a driver raises.
+        stack.callback(ATTACHED.clear)
+        for driver in ATTACHED.values():
+            stack.callback(drivers.attempt, driver, "detach")
+            stack.callback(drivers.attempt, driver, "exit_thread")
 
 
 if hasattr(os, "register_at_fork"):

@@ -15,6 +15,7 @@ from amanda.engine.records import ActionCache
 from amanda.errors import NoDriverError
 from amanda.interface.action import InstPoint
 from amanda.registry import drivers, import_hook
+from amanda.registry.plugins import BROKEN
 from amanda.scope import inheritance
 from amanda.state import ATTACHED, LIVE_SCOPES, STATE, invalidate
 
@@ -90,20 +91,19 @@ class Scope:
         Raises:
             NoDriverError: no imported framework has a usable driver.
         """
-        selection = drivers.select(self.requested)
+        choice = drivers.select(self.requested)
         self._bound = suspendable_frame(caller)
         self.alive = True
         LIVE_SCOPES.append(self)
         try:
-            self._attach(selection.ready)
-            if selection.ready and not self.drivers:
-                reasons = (f"{cls.name}: {drivers.unusable(cls)}" for cls in selection.ready)
-                raise NoDriverError("; ".join(reasons))
+            self._attach(choice.ready)
+            self._check_drivers(choice.ready)
             self._begin_tools(self.drivers)
             inheritance.cover_new_threads(True)
             self._cover_thread()
-            if selection.pending:
-                self._watch = import_hook.Watch(selection.pending, self._framework_imported)
+            self._check_drivers(choice.ready)
+            if choice.pending:
+                self._watch = import_hook.Watch(choice.pending, self._framework_imported)
         except BaseException:
             self.exit()
             raise
@@ -136,7 +136,7 @@ class Scope:
             stack.callback(invalidate)
             for driver in self.drivers:
                 if not any(driver in scope.drivers for scope in state.scopes):
-                    stack.callback(driver.exit_thread)
+                    stack.callback(drivers.attempt, driver, "exit_thread", self.requested)
 
     def _begin_tools(self, attached: Sequence[Driver]) -> None:
         with _paused():
@@ -155,7 +155,7 @@ class Scope:
         known = len(self.drivers)
         for cls in classes:
             # The next one in rank stands in for one that cannot be attached.
-            if used := drivers.attached(cls, self.requested):
+            if used := drivers.attach(cls, self.requested):
                 self._classes.append(used)
                 self.drivers.append(ATTACHED[used])
         return self.drivers[known:]
@@ -169,14 +169,31 @@ class Scope:
                 driver = ATTACHED[cls]
                 if not any(driver in scope.drivers for scope in LIVE_SCOPES):
                     del ATTACHED[cls]
-                    stack.callback(driver.detach)
+                    stack.callback(drivers.attempt, driver, "detach", self.requested)
 
     def _cover_thread(self) -> None:
         state = STATE
         state.scopes = (*state.scopes, self)
-        for driver in self.drivers:
-            driver.enter_thread()
+        for driver in tuple(self.drivers):
+            self._enter_thread(driver)
         invalidate()
+
+    def _enter_thread(self, driver: Driver) -> None:
+        """Let a driver cover the current thread; one that fails is used no longer."""
+        if not drivers.attempt(driver, "enter_thread", self.requested):
+            self.drivers.remove(driver)
+            with contextlib.suppress(*BROKEN):
+                driver.exit_thread()
+
+    def _check_drivers(self, chosen: Sequence[type[Driver]]) -> None:
+        """See that one of the drivers that were chosen is in use.
+
+        Raises:
+            NoDriverError: all of them have failed.
+        """
+        if chosen and not self.drivers:
+            reasons = (f"{cls.name}: {drivers.unusable(cls)}" for cls in chosen)
+            raise NoDriverError("; ".join(reasons))
 
     def _framework_imported(self, framework: str) -> None:
         """A framework was imported inside the scope: attach its drivers now."""
@@ -186,7 +203,7 @@ class Scope:
         self._begin_tools(attached)
         for driver in attached:
             if self in STATE.scopes:
-                driver.enter_thread()
+                self._enter_thread(driver)
         invalidate()
 
     def _summarise(self) -> None:

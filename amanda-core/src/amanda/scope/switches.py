@@ -6,6 +6,7 @@ import contextlib
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
+from amanda.registry import drivers
 from amanda.state import ATTACHED, STATE, invalidate
 
 if TYPE_CHECKING:
@@ -58,7 +59,7 @@ def ad_disabled() -> contextlib.AbstractContextManager[None]:
 def new_iteration() -> None:
     """Restart the counters of operator ids in the current thread."""
     for driver in tuple(ATTACHED.values()):
-        driver.new_iteration()
+        drivers.attempt(driver, "new_iteration")
 
 
 @contextlib.contextmanager
