@@ -210,6 +210,6 @@ def test_mistakes_in_the_variables_are_warnings(amanda: Command) -> None:
         "AMANDA_PLUGINS=bogus means nothing: its one value is strict",
     ):
         assert f"amanda: warning: {text}" in run.stderr
-    doctor = amanda("doctor", AMANDA_PLUGINS="bogus")
+    doctor = amanda("doctor", **{**ALONE, "AMANDA_PLUGINS": "bogus"})
     assert doctor.returncode == 1
     assert "1 problem(s)\n  AMANDA_PLUGINS=bogus means nothing" in doctor.stdout

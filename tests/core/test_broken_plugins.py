@@ -20,6 +20,7 @@ from amanda.errors import NoDriverError, PluginError, PluginWarning
 from amanda.interface.driver import INTERFACE_VERSION
 from amanda.registry import drivers, plugins
 from amanda.state import ATTACHED, FAILED, LIVE_SCOPES
+from amanda.testing import self_test
 from tests.core.conftest import FakeEntryPoint, plugin
 from tests.core.test_plugins import FRAMEWORK, FakeDriver, attached, driver
 
@@ -485,7 +486,26 @@ def test_two_drivers_of_one_name(install: Install) -> None:
 # -- doctor -------------------------------------------------------------------
 
 
-def test_the_doctor_survives_all_of_it(install: Install, capsys: Any) -> None:
+CHECKED = {
+    "self_test": classmethod(lambda cls: []),
+    "check_internals": classmethod(lambda cls: []),
+}
+
+
+def doctored(capsys: pytest.CaptureFixture[str]) -> tuple[list[str], list[str]]:
+    """The lines of the doctor's checks, without the seconds, and the problems; status checked."""
+    status = doctor.main([])
+    checks, _, rest = capsys.readouterr().out.partition("\nchecks\n")[2].partition("problem(s)\n")
+    problems = [line.strip() for line in rest.splitlines()]
+    lines = [line for line in checks.splitlines() if line.startswith("  ")]
+    assert status == (1 if problems else 0)
+    assert bool(problems) == ("all is well" not in checks)
+    return [line.strip().partition(" (")[0] for line in lines], problems
+
+
+def test_the_doctor_survives_all_of_it(
+    install: Install, capsys: pytest.CaptureFixture[str]
+) -> None:
     """Each problem is named once, and the other checks are made."""
     reporting = answering("amanda_report_header", raising(ValueError("no line")))
     checked = driver(
@@ -498,13 +518,151 @@ def test_the_doctor_survives_all_of_it(install: Install, capsys: Any) -> None:
         FakeEntryPoint("bad", SystemExit(3)),
         FakeEntryPoint("mute", reporting),
         FakeEntryPoint("ill", plugin(drivers=[checked])),
-        GOOD,
+        FakeEntryPoint("good", plugin(drivers=[driver("well", **CHECKED)])),
     )
-    assert doctor.main([]) == 1
-    problems = capsys.readouterr().out.partition(" problem(s)\n")[2].splitlines()
-    assert [problem.strip() for problem in problems] == [
+    _, problems = doctored(capsys)
+    assert problems == [
         "plugin bad (dist-bad 1.2) is not loaded: SystemExit: 3",
         "plugin mute (dist-mute 1.2) cannot report: ValueError: no line",
         "checked check_internals: SystemExit: 2",
         "checked self_test: 3",
     ]
+
+
+def test_the_doctor_attaches_each_driver_once(
+    install: Install, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As a scope does, one that is used only when asked for included; and detaches it."""
+    steps: list[str] = []
+
+    def noting(step: str) -> Callable[[Any], None]:
+        return lambda self: steps.append(f"{step} {self.name}")
+
+    names = ("attach", "enter_thread", "exit_thread", "detach")
+    methods = {name: noting(name) for name in names}
+    one = driver("one", **CHECKED, **methods)
+    shy = driver("shy", opt_in=True, **CHECKED, **methods)
+    install(FakeEntryPoint("good", plugin(drivers=[one, shy])))
+    lines, problems = doctored(capsys)
+    assert steps == [f"{step} {name}" for name in ("one", "shy") for step in names]
+    assert problems == []
+    assert lines == [
+        f"{name}: {outcome}"
+        for name in ("one", "shy")
+        for outcome in (
+            "reason_unusable is not implemented",
+            "check_internals passed",
+            "attach passed",
+            "self_test passed",
+        )
+    ]
+
+
+def test_the_doctor_tells_which_checks_there_are(
+    install: Install, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A driver without any check of its own is a problem; one check is enough."""
+    none = driver("none")
+    usable = driver("usable", mode="b", reason_unusable=classmethod(lambda cls: ""))
+    internals = driver("internals", mode="c", check_internals=CHECKED["check_internals"])
+    test = driver("test", mode="d", self_test=CHECKED["self_test"])
+    install(FakeEntryPoint("one", plugin(drivers=[none, usable, internals, test])))
+    lines, problems = doctored(capsys)
+    unchecked = "has neither check_internals() nor self_test(), so that nothing tells whether"
+    assert problems == [f"{name} {unchecked} it works" for name in ("none", "usable")]
+    found = {line for line in lines if "is not implemented" not in line and "attach" not in line}
+    assert found == {
+        "usable: reason_unusable passed",
+        "internals: check_internals passed",
+        "test: self_test passed",
+    }
+    assert len(lines) == 16
+
+
+def test_the_doctor_makes_a_self_test_of_the_adapter(
+    install: Install, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A driver that names its adapter for the contract kit is tested with it."""
+    asked: list[Any] = []
+
+    def problems_of(driver_cls: Any, framework_cls: Any) -> list[str]:
+        asked.append((driver_cls, framework_cls))
+        return ["two is not two"]
+
+    monkeypatch.setattr(self_test, "problems", problems_of)
+    adapted = driver("adapted", adapter=f"{__name__}:FakeDriver")
+    lost = driver("lost", mode="b", adapter="no_such_module:Adapter")
+    install(FakeEntryPoint("one", plugin(drivers=[adapted, lost])))
+    _, problems = doctored(capsys)
+    assert asked == [(adapted, FakeDriver)]
+    assert problems == [
+        "adapted self_test: two is not two",
+        "lost self_test: ModuleNotFoundError: No module named 'no_such_module'",
+    ]
+
+
+class Running(FakeDriver):
+    """What a declared driver names as the class that runs."""
+
+    name = "declared"
+
+    @classmethod
+    def self_test(cls) -> list[str]:
+        return ["of the class that runs"]
+
+
+def test_the_doctor_looks_at_the_class_that_runs(
+    install: Install, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A check may be implemented there; if it cannot be imported, that is a problem once."""
+    declared = driver("declared", target=f"{__name__}:Running", **CHECKED)
+    del declared.self_test  # type: ignore[attr-defined]
+    lost = driver("lost", mode="b", target="no_such_module:Driver", **CHECKED)
+    install(FakeEntryPoint("one", plugin(drivers=[declared, lost])))
+    _, problems = doctored(capsys)
+    assert problems == [
+        "declared self_test: of the class that runs",
+        "lost attach: ModuleNotFoundError: No module named 'no_such_module'",
+    ]
+
+
+@pytest.mark.parametrize("step", ["attach", "enter_thread", "exit_thread", "detach"])
+def test_the_doctor_finds_a_driver_that_fails(
+    install: Install, capsys: pytest.CaptureFixture[str], step: str
+) -> None:
+    """Each step that a scope needs is a problem if it raises; the other drivers are checked."""
+    broken = driver("broken", **{**CHECKED, step: raising(OSError("no way"))})
+    install(FakeEntryPoint("one", plugin(drivers=[broken, driver("well", mode="b", **CHECKED)])))
+    lines, problems = doctored(capsys)
+    assert problems == ["broken attach: OSError: no way"]
+    assert "well: attach passed" in lines
+    assert not ATTACHED
+
+
+def test_the_doctor_finds_drivers_that_cannot_work(
+    install: Install, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """An abstract one, one whose check raises, one for another interface, one without framework."""
+    unfinished = type("Unfinished", (amanda.Driver,), {**vars(driver("x")), **CHECKED})
+    unfinished.name, unfinished.framework, unfinished.mode = "unfinished", FRAMEWORK, "b"
+    unfinished.interface_version = INTERFACE_VERSION
+    failing = driver("failing", mode="c", reason_unusable=classmethod(raising(OSError("no moon"))))
+    old = driver("old", mode="d", interface_version=0)
+    apart = driver("apart", mode="e", framework="no_such_framework", **CHECKED)
+    install(FakeEntryPoint("one", plugin(drivers=[unfinished, failing, old, apart])))
+    _, problems = doctored(capsys)
+    assert [problem.partition(" (")[0][:60] for problem in problems] == [
+        "unfinished attach: TypeError: Can't instantiate abstract cla",
+        "failing is left out: its check failed with OSError: no moon",
+        "old is left out: it was written for driver interface 0, and ",
+        "apart attach: ModuleNotFoundError: No module named 'no_such_",
+    ]
+
+
+def test_the_doctor_is_content_without_a_framework(
+    install: Install, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A driver that says why it cannot be used is left out, and is no problem."""
+    absent = driver("absent", reason_unusable=classmethod(lambda cls: "it is not installed"))
+    install(FakeEntryPoint("one", plugin(drivers=[absent])))
+    assert doctored(capsys) == (["absent: left out"], [])

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import argparse
+import importlib
+import inspect
 import platform
 import sys
 import time
@@ -11,14 +13,13 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 from amanda.cli.list_installed import driver_lines
-from amanda.interface.driver import Driver
+from amanda.interface.driver import INTERFACE_VERSION, Driver
 from amanda.registry import distributions, drivers, plugins
+from amanda.scope.apply import apply
+from amanda.state import FAILED
 
-CHECKS = ("check_internals", "self_test")
-"""Class methods of a driver that the doctor calls where there are such.
-
-Each returns the problems that it found, one line each; none means that all is well.
-"""
+Check = Callable[[], Any]
+"""Returns the problems that it finds, one line each; raising counts as a problem, too."""
 
 _CLASH = (
     "the distribution named 'amanda' is an unrelated project and overwrites files of "
@@ -30,7 +31,8 @@ def main(arguments: Sequence[str]) -> int:
     """Run the command; returns 1 if something is wrong, else 0."""
     parser = argparse.ArgumentParser(
         prog="amanda doctor",
-        description="Check the installation: versions, plugins, drivers and a self-test of each.",
+        description="Check the installation: versions and plugins; attach each driver once, and "
+        "make its own checks.",
     )
     parser.parse_args(arguments)
     problems: list[str] = []
@@ -77,16 +79,98 @@ def _driver_lines(problems: list[str]) -> Iterable[str]:
 
 def _checks(problems: list[str]) -> Iterator[str]:
     for entry in drivers.drivers():
-        if reason := drivers.unusable(entry.cls):
-            yield f"{entry.cls.name}: left out ({reason})"
+        reason = drivers.unusable(entry.cls)
+        if not reason:
+            yield from check_driver(entry.cls, problems)
             continue
-        for name in CHECKS:
-            check = getattr(entry.cls, name, None)
-            if check is not None:
-                yield _checked(entry.cls, name, check, problems)
+        yield f"{entry.cls.name}: left out ({reason})"
+        # Where nothing is wrong but its framework is missing, there is nothing to mend.
+        if entry.cls in FAILED or entry.cls.interface_version != INTERFACE_VERSION:
+            problems.append(f"{entry.cls.name} is left out: {reason}")
 
 
-def _checked(cls: type[Driver], name: str, check: Callable[[], Any], problems: list[str]) -> str:
+def check_driver(cls: type[Driver], problems: list[str]) -> Iterator[str]:
+    """Make all checks of a driver, and attach it once.
+
+    Args:
+        cls: a driver that can be used.
+        problems: what goes wrong is appended, one line each.
+
+    Yields:
+        One line for each check: what it found, or that the driver does not have it.
+    """
+    # The choice of drivers has asked for the reason: there is none.
+    asked = "passed" if _is_implemented(cls, "reason_unusable") else "is not implemented"
+    yield f"{cls.name}: reason_unusable {asked}"
+    # Before anything else: importing the driver may need the symbols that it looks for.
+    check_internals = _implementation(cls, "check_internals")
+    yield _outcome(cls, "check_internals", check_internals, problems)
+    yield _outcome(cls, "attach", lambda: _attach(cls), problems)
+    self_test = _self_test(cls)
+    yield _outcome(cls, "self_test", self_test, problems)
+    if check_internals is None and self_test is None:
+        problems.append(
+            f"{cls.name} has neither check_internals() nor self_test(), so that nothing tells "
+            "whether it works"
+        )
+
+
+def _implementation(cls: type[Driver], name: str) -> Check | None:
+    """A check that a driver implements, of the class that a plugin registers or the one that runs.
+
+    None if both inherit it from Driver.
+    """
+    owner = cls if _is_implemented(cls, name) else _loaded(cls)
+    if not _is_implemented(owner, name):
+        return None
+    check: Check = getattr(owner, name)
+    return check
+
+
+def _is_implemented(cls: type[Driver], name: str) -> bool:
+    return inspect.getattr_static(cls, name) is not inspect.getattr_static(Driver, name)
+
+
+def _loaded(cls: type[Driver]) -> type[Driver]:
+    try:
+        return cls.loaded()
+    except plugins.BROKEN:
+        # The attempt to attach the driver will tell.
+        return cls
+
+
+def _self_test(cls: type[Driver]) -> Check | None:
+    """The self-test that a driver implements, or the one of its adapter for the contract kit."""
+    own = _implementation(cls, "self_test")
+    adapter = getattr(_loaded(cls), "adapter", "")
+    if own is not None or not adapter:
+        return own
+
+    def test() -> Sequence[str]:
+        # Imported here: the kit is not needed for a driver that tests itself.
+        from amanda.testing import self_test
+
+        module, _, name = adapter.partition(":")
+        return self_test.problems(cls, getattr(importlib.import_module(module), name))
+
+    return test
+
+
+def _attach(cls: type[Driver]) -> Sequence[str]:
+    """Attach a driver as a scope does, and detach it.
+
+    Raises:
+        Exception: its framework cannot be imported, or a step of the driver fails.
+    """
+    importlib.import_module(cls.framework)
+    with apply(drivers=[cls]):
+        return ()
+
+
+def _outcome(cls: type[Driver], name: str, check: Check | None, problems: list[str]) -> str:
+    """Make a check; the line that tells what it found."""
+    if check is None:
+        return f"{cls.name}: {name} is not implemented"
     start = time.perf_counter()
     try:
         found = check() or ()
