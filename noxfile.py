@@ -98,4 +98,4 @@ def benchmarks(session: nox.Session) -> None:
     os.chdir(ROOT)
     _python(session, "-m", "tests.benchmarks.overhead", *session.posargs)
     if not session.posargs:
-        _python(session, "-m", "tests.benchmarks.tensorflow")
+        _python(session, "-m", "tests.benchmarks.overhead_tensorflow")

@@ -81,10 +81,10 @@ def bert_base() -> Built:
     return transformers.BertModel(transformers.BertConfig()), _tokens()
 
 
-def gpt2(batch: int = 2, tokens: int = 8) -> Built:
-    """GPT-2 with four layers of width 64: bound by launches, not by arithmetic."""
+def gpt2(batch: int = 2, tokens: int = 8, layers: int = 4) -> Built:
+    """GPT-2 with layers of width 64: bound by launches, not by arithmetic."""
     config = transformers.GPT2Config(
-        n_layer=4,
+        n_layer=layers,
         n_head=4,
         n_embd=64,
         vocab_size=VOCABULARY,

@@ -19,7 +19,10 @@ import torch
 from torch import nn
 
 import amanda
-from tests.benchmarks.cases import CASES, Step, WatchBoth
+from tests.benchmarks.cases_torch import WORKLOADS
+from tests.benchmarks.overhead import BOUNDS
+from tests.benchmarks.timing import Step
+from tests.benchmarks.watching import Watch
 
 STEPS = 3
 SCOPES = 5
@@ -67,7 +70,7 @@ class Usage:
 
 def _scope(model: nn.Module, step: Step) -> Usage:
     """Some steps in a scope of their own; the memory in use before it ends."""
-    with amanda.apply(WatchBoth()):
+    with amanda.apply(Watch(backward=True)):
         for _ in range(STEPS):
             step()
         model.zero_grad(set_to_none=True)
@@ -76,7 +79,7 @@ def _scope(model: nn.Module, step: Step) -> Usage:
 
 def measure(name: str) -> dict[str, Usage]:
     """Usage before, in and after several scopes over one case; two more warm up."""
-    model, step = CASES[name].step()
+    model, step = WORKLOADS[name].start()
     for _ in range(2):
         _scope(model, step)
     usages = {"before": Usage.now()}
@@ -90,7 +93,7 @@ def main() -> int:
     """Measure all cases."""
     torch.set_num_threads(1)
     tracemalloc.start()
-    for name in CASES:
+    for name in BOUNDS:
         print(f"{name:24} {'tensors':>8} {'tensor MiB':>12} {'Python MiB':>12} {'RSS MiB':>12}")
         for label, usage in measure(name).items():
             print(usage.row(label))

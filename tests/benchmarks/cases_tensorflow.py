@@ -1,11 +1,11 @@
-"""What the benchmark of the TensorFlow drivers runs, and what it runs it under."""
+"""ResNet-50 in the modes of TensorFlow, and the tools and peers that it is benchmarked under."""
 
 from __future__ import annotations
 
 import abc
 import functools
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import attrs
@@ -14,9 +14,10 @@ import numpy as np
 import tensorflow as tf
 
 import amanda
+from tests.benchmarks.timing import Comparison, Program, Step
+from tests.benchmarks.watching import Watch
 
 tf1 = tf.compat.v1
-Step = Callable[[], Any]
 Model = Any
 
 RATE = 1e-4
@@ -140,22 +141,10 @@ def one_thread() -> Any:
     return tf1.ConfigProto(intra_op_parallelism_threads=1, inter_op_parallelism_threads=1)
 
 
-MODES: dict[str, type[Mode]] = {"session": Session, "function": Function, "eager": Eager}
+MODES: Mapping[str, type[Mode]] = {"session": Session, "function": Function, "eager": Eager}
 
 
 # -- the tools ----------------------------------------------------------------
-
-
-class Watch(amanda.Tool):
-    """Analyses every operator, forward and backward, and instruments none."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.add_inst_for_op(self.analyse)
-        self.add_inst_for_op(self.analyse, backward=True)
-
-    def analyse(self, context: amanda.OpContext) -> None:
-        """Look, and do nothing."""
 
 
 CONVOLUTIONS = ("Conv2D", "Conv2DBackpropInput", "Conv2DBackpropFilter")
@@ -249,53 +238,29 @@ def check_numerics() -> Iterator[None]:
         tf.debugging.disable_check_numerics()
 
 
-# -- the contestants ----------------------------------------------------------
-
-VANILLA = "vanilla"
-BY_HAND = "mask written into the model"
-PEER = "tf.debugging.enable_check_numerics"
+# -- the comparisons ----------------------------------------------------------
 
 
-@attrs.frozen
-class Contestant:
-    """What is compared with what.
+def comparisons(mode: Mode, *, eager: bool) -> list[Comparison]:
+    """Tools and peers on one mode.
 
-    Attributes:
-        scope: it runs within this.
-        baseline: the program that it is compared with: vanilla or :data:`BY_HAND`.
-        program: the program that runs: vanilla, :data:`BY_HAND` or :data:`PEER`.
-        bound: the ratio that the project wants to keep, given a mode; None if there is none.
+    Args:
+        eager: the mode is eager, and its bound is the wider one.
     """
+    vanilla = Program(mode.step())
+    by_hand = Program(mode.step(by_hand=True))
+    with check_numerics():
+        checked = Program(mode.step(), check_numerics)
 
-    scope: Callable[[], AbstractContextManager[Any]] = nullcontext
-    baseline: str = VANILLA
-    program: str = VANILLA
-    bound: Callable[[str], float | None] = lambda mode: None
+    def under(tool: Callable[[], amanda.Tool]) -> Program:
+        return Program(vanilla.step, lambda: amanda.apply(tool()))
 
-
-CONTESTANTS = {
-    VANILLA: Contestant(),
-    "amanda, nothing instrumented": Contestant(
-        lambda: amanda.apply(Watch()), bound=lambda mode: 1.08 if mode == "eager" else 1.02
-    ),
-    "amanda, Python counter on convolutions": Contestant(
-        lambda: amanda.apply(Count()), bound=lambda mode: 1.07
-    ),
-    BY_HAND: Contestant(program=BY_HAND),
-    "amanda, traced mask (to the hand-written)": Contestant(
-        lambda: amanda.apply(Mask()), baseline=BY_HAND, bound=lambda mode: 1.1
-    ),
-    "amanda, CheckNumerics, traced": Contestant(lambda: amanda.apply(CheckNumerics())),
-    PEER: Contestant(check_numerics, program=PEER),
-}
-
-
-def programs(mode: Mode, names: Sequence[str]) -> dict[str, Step]:
-    """The programs that some contestants need."""
-    wanted = {p for name in names for p in attrs.astuple(CONTESTANTS[name])[1:3]}
-    made = {}
-    for name in (VANILLA, BY_HAND, PEER):
-        if name in wanted:
-            with check_numerics() if name == PEER else nullcontext():
-                made[name] = mode.step(by_hand=name == BY_HAND)
-    return made
+    idle = under(lambda: Watch(backward=True))
+    return [
+        Comparison("amanda, nothing instrumented", idle, vanilla, 1.08 if eager else 1.02),
+        Comparison("amanda, Python counter on convolutions", under(Count), vanilla, 1.07),
+        Comparison("mask written into the model", by_hand, vanilla),
+        Comparison("amanda, traced mask (to the hand-written)", under(Mask), by_hand, 1.1),
+        Comparison("amanda, CheckNumerics, traced", under(CheckNumerics), vanilla),
+        Comparison("peer: tf.debugging.enable_check_numerics", checked, vanilla),
+    ]

@@ -1,24 +1,15 @@
-"""The benchmarks of the optimization tools run; times are asserted nowhere."""
+"""The benchmark of accuracy runs, and the documented table is its own."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from tests.benchmarks import accuracy, cache, lines
+from tests.benchmarks import accuracy
 
 ROOT = Path(__file__).parents[2]
-
-
-@pytest.fixture(autouse=True)
-def _same_threads() -> Iterator[None]:
-    torch = pytest.importorskip("torch")
-    threads = torch.get_num_threads()
-    yield
-    torch.set_num_threads(threads)
 
 
 @pytest.mark.parametrize(
@@ -54,33 +45,3 @@ def test_the_page_has_the_table() -> None:
     assert [row[0] for row in rows[2:]] == ["dense", *[m.name for m in accuracy.METHODS]]
     for row, method in zip(rows[3:], accuracy.METHODS, strict=True):
         assert sum("→" in cell for cell in row) == 2 * len(method.models)
-
-
-@pytest.mark.parametrize("mode", cache.MODES)
-def test_cache(mode: str, capsys: pytest.CaptureFixture[str]) -> None:
-    """A row for each tool, with the times that its ratio is made of."""
-    pytest.importorskip({"eager": "torch", "function": "tensorflow"}[mode])
-    arguments = ["--mode", mode, "--tool", "count", "--tool", "prune", "--rounds", "1"]
-    assert cache.main([*arguments, "--runs", "1"]) == 0
-    printed = capsys.readouterr().out
-    rows = {line.split()[0]: line.split()[1:] for line in printed.splitlines() if " ms" in line}
-    assert list(rows) == ["count", "prune"]
-    assert all(float(number) > 0 for row in rows.values() for number in row if number != "ms")
-    assert "on average" in printed
-
-
-def test_lines(capsys: pytest.CaptureFixture[str]) -> None:
-    """Each row of the paper's Table 4, and whole tools, with at least one line each."""
-    assert lines.main() == 0
-    printed = capsys.readouterr().out
-    for entry in (*lines.TABLE_4, *lines.OTHERS):
-        assert entry.name in printed
-        assert all(lines.files_of(name) for name in entry.modules)
-        assert entry.lines() > 0
-
-
-def test_only_code_is_counted(tmp_path: Path) -> None:
-    """Documentation, comments and empty lines are no code; a call over two lines is two."""
-    path = tmp_path / "example.py"
-    path.write_text('"""Says."""\n\n# Why.\nx = max(\n    1, 2)  # both\n"""More."""\n')
-    assert lines.code_lines(path) == 2

@@ -1,0 +1,170 @@
+"""What the benchmarks of time have in common on the command line: options, tables, files.
+
+A benchmark names its cases, and makes the comparisons of one when it is that case's turn::
+
+    options = command.parser(__doc__, CASES).parse_args(arguments)
+    rows = command.run(CASES, options)
+    return command.exit_code(rows, options)
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import sys
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from tests.benchmarks.timing import CONFIDENCE, Comparison, Row, Schedule, measure
+
+Cases = Mapping[str, Callable[[], Sequence[Comparison]]]
+"""Names of cases, and functions that make their models and comparisons."""
+
+WIDTH = 150
+"""Columns of a table that is not printed to a terminal."""
+
+CLOCKS = {"processor": time.process_time, "wall": time.perf_counter}
+
+
+def parser(doc: str | None, cases: Iterable[str]) -> argparse.ArgumentParser:
+    """The options that all benchmarks of time take.
+
+    Args:
+        doc: the docstring of the benchmark's module.
+        cases: the names of its cases.
+    """
+    standard = Schedule()
+    made = argparse.ArgumentParser(
+        description=doc, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    made.add_argument("--case", action="append", choices=list(cases), help="only this; repeatable")
+    made.add_argument(
+        "--only", action="append", metavar="TEXT",
+        help="only rows whose name has this; repeatable",
+    )  # fmt: skip
+    made.add_argument(
+        "--rounds", type=int, default=standard.rounds,
+        help="blocks of each row, with a block of the baseline before and after "
+        "(default %(default)s)",
+    )  # fmt: skip
+    made.add_argument(
+        "--seconds", type=float, default=standard.seconds,
+        help="of timed runs in a block; one run at least (default %(default)s)",
+    )  # fmt: skip
+    made.add_argument(
+        "--clock", choices=CLOCKS, default="processor",
+        help="processor (default): time that this process spent on processors; wall: needed "
+        "where the work is on an accelerator, wrong on a machine that does other work",
+    )  # fmt: skip
+    made.add_argument(
+        "--quick", action="store_true",
+        help="two rounds of one run: shows that the benchmark works, and concludes nothing",
+    )  # fmt: skip
+    made.add_argument(
+        "--strict", action="store_true",
+        help="exit with 1 if nothing can be concluded from a row",
+    )  # fmt: skip
+    made.add_argument("-o", "--output", type=Path, help="write the rows to this file, as JSON")
+    return made
+
+
+def run(cases: Cases, options: argparse.Namespace, **extra: Any) -> list[dict[str, Any]]:
+    """Measure the chosen cases, print a table of each, and write the file.
+
+    Args:
+        options: of :func:`parser`.
+        extra: more entries of the file.
+
+    Returns:
+        The rows as plain data: :meth:`Row.data`, the case's name as ``case``, and as ``share`` how
+        much of a processor this process had: less than 1 if others had some of it.
+
+    Raises:
+        SystemExit: no row of a case is wanted.
+    """
+    schedule = _schedule(options)
+    console = Console(width=None if sys.stdout.isatty() else WIDTH)
+    about = environment()
+    console.print(" · ".join(f"{key} {value}" for key, value in about.items()), highlight=False)
+    found: list[dict[str, Any]] = []
+    for name in options.case or cases:
+        wanted = _wanted(cases[name](), options.only)
+        wall, processor = time.perf_counter(), time.process_time()
+        rows = measure(wanted, schedule)
+        share = (time.process_time() - processor) / (time.perf_counter() - wall)
+        console.print(_table(name, rows, share))
+        found += [{"case": name, "share": share, **row.data()} for row in rows]
+    unsure = sum(1 for row in found if row["doubt"])
+    if unsure:
+        # On a line of its own, after everything: tables are long.
+        console.print(f"NOTHING CAN BE CONCLUDED from {unsure} of {len(found)} rows.", style="bold")
+    if options.output is not None:
+        settings = {"rounds": schedule.rounds, "seconds": schedule.seconds, "clock": options.clock}
+        report = {"environment": about, "settings": settings, "rows": found, **extra}
+        options.output.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
+    return found
+
+
+def exit_code(rows: Sequence[Mapping[str, Any]], options: argparse.Namespace) -> int:
+    """0, or 1 under ``--strict`` if nothing can be concluded from a row or there is none."""
+    return int(options.strict and (not rows or any(row["doubt"] for row in rows)))
+
+
+def environment() -> dict[str, Any]:
+    """What the figures depend on."""
+    frameworks = {
+        name: metadata.version(name) for name in ("torch", "tensorflow") if name in sys.modules
+    }
+    return {
+        "python": platform.python_version(),
+        **frameworks,
+        "machine": f"{platform.machine()}, {os.cpu_count()} processors, 1 thread used",
+        "load": round(os.getloadavg()[0], 2),
+    }
+
+
+def _schedule(options: argparse.Namespace) -> Schedule:
+    clock = CLOCKS[options.clock]
+    if options.quick:
+        return Schedule(rounds=2, seconds=0, warm_up=1, clock=clock)
+    return Schedule(rounds=options.rounds, seconds=options.seconds, clock=clock)
+
+
+def _wanted(comparisons: Sequence[Comparison], only: Sequence[str] | None) -> list[Comparison]:
+    found = [c for c in comparisons if not only or any(part in c.name for part in only)]
+    if not found:
+        names = ", ".join(repr(c.name) for c in comparisons)
+        raise SystemExit(f"--only {only}: no row has this in its name; there are {names}")
+    return found
+
+
+def _table(case: str, rows: Sequence[Row], share: float) -> Table:
+    table = Table(
+        title=f"\n{case}", title_justify="left", title_style="bold", box=None, pad_edge=False,
+        caption=f"{share:.0%} of a processor was ours", caption_justify="left",
+    )  # fmt: skip
+    table.add_column("ratio to the baseline", no_wrap=True)
+    for title in ("median", f"{CONFIDENCE:.0%} interval", "minimum", "control", "bound", "ms"):
+        table.add_column(title, justify="right", no_wrap=True)
+    table.add_column("conclusion")
+    for row in rows:
+        table.add_row(
+            row.name,
+            f"{row.median:.3f}",
+            str(row.interval),
+            f"{row.minimum:.3f}",
+            str(row.control),
+            "" if row.bound is None else f"{row.bound:.3f}",
+            f"{row.milliseconds:.3f}",
+            row.conclusion,
+            style="yellow" if row.doubt else None,
+        )
+    return table
