@@ -145,6 +145,7 @@ INTERCEPTORS: Mapping[str, Scope] = {
 CHECKERS: Mapping[str, Scope] = {
     **FLOP_COUNTER,
     "peer: NaN check in a DispatchMode": lambda model: _NanCheck(),
-    "peer: detect_anomaly": lambda model: torch.autograd.detect_anomaly(check_nan=True),
+    # Not the class that the row is named after, which warns each time that it is slow.
+    "peer: detect_anomaly": lambda model: torch.autograd.set_detect_anomaly(True, check_nan=True),
 }
 """What else counts operations or looks for NaN."""

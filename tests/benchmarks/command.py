@@ -16,7 +16,6 @@ import platform
 import sys
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -66,7 +65,7 @@ def parser(doc: str | None, cases: Iterable[str]) -> argparse.ArgumentParser:
     )  # fmt: skip
     made.add_argument(
         "--quick", action="store_true",
-        help="two rounds of one run: shows that the benchmark works, and concludes nothing",
+        help="one round, one run a block: shows that the benchmark works, and concludes nothing",
     )  # fmt: skip
     made.add_argument(
         "--strict", action="store_true",
@@ -120,8 +119,11 @@ def exit_code(rows: Sequence[Mapping[str, Any]], options: argparse.Namespace) ->
 
 def environment() -> dict[str, Any]:
     """What the figures depend on."""
+    # Not the distribution's version: TensorFlow's goes by several names.
     frameworks = {
-        name: metadata.version(name) for name in ("torch", "tensorflow") if name in sys.modules
+        name: str(sys.modules[name].__version__)
+        for name in ("torch", "tensorflow")
+        if name in sys.modules
     }
     return {
         "python": platform.python_version(),
@@ -134,7 +136,7 @@ def environment() -> dict[str, Any]:
 def _schedule(options: argparse.Namespace) -> Schedule:
     clock = CLOCKS[options.clock]
     if options.quick:
-        return Schedule(rounds=2, seconds=0, warm_up=1, clock=clock)
+        return Schedule(rounds=1, seconds=0, warm_up=1, clock=clock)
     return Schedule(rounds=options.rounds, seconds=options.seconds, clock=clock)
 
 

@@ -247,7 +247,7 @@ def test_the_control_widens_the_interval() -> None:
 def test_few_rounds_conclude_nothing(rounds: int) -> None:
     """However clear their ratios."""
     row = row_of(3, 0.001, rounds=rounds)
-    assert row.doubt == f"{rounds} rounds, {timing.FEWEST_ROUNDS} are needed"
+    assert row.doubt == f"rounds: {rounds}, at least {timing.FEWEST_ROUNDS} are needed"
 
 
 def test_a_row_as_data_has_what_follows_from_it() -> None:

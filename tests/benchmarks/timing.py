@@ -202,7 +202,7 @@ class Row:
         itself by 2 %, although a difference of 0.5 % could not be seen.
         """
         if self.rounds < FEWEST_ROUNDS:
-            return f"{self.rounds} rounds, {FEWEST_ROUNDS} are needed"
+            return f"rounds: {self.rounds}, at least {FEWEST_ROUNDS} are needed"
         asked = 1.0 if self.bound is None else self.bound
         if asked not in self.widened:
             return ""
