@@ -1,16 +1,22 @@
-"""The command ``amanda`` in a process of its own, with an outside package installed."""
+"""The command ``amanda`` in a process of its own, with external tools and a driver installed."""
 
 from __future__ import annotations
 
 import os
 import subprocess
 import sys
+import textwrap
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-EXAMPLE = Path(__file__).parents[1] / "packaging" / "external_package" / "src"
+ROOT = Path(__file__).parents[2]
+TOOLS = ROOT / "tests" / "packaging" / "external_package" / "src"
+"""``amanda_example``: two tools in a package of somebody else."""
+
+DRIVER = ROOT / "amanda-core" / "templates" / "driver-package" / "src"
+"""``minigrad``, a small framework, and ``amanda_minigrad``, its driver."""
 
 Command = Callable[..., "subprocess.CompletedProcess[str]"]
 
@@ -35,15 +41,45 @@ def other_package(folder: Path, tools: str, plugin: str) -> Path:
     return site
 
 
+def driver_package(folder: Path, name: str, declared: str, running: str = "pass") -> None:
+    """Write a package with a variant of minigrad's driver as installed, ``amanda-<name>``.
+
+    Args:
+        folder: a folder for ``PYTHONPATH``.
+        name: of the driver.
+        declared: body of the class that the plugin registers.
+        running: body of the class that runs.
+    """
+    (folder / f"{name}_plugin.py").write_text(
+        "from amanda import hookimpl\n"
+        "from amanda_minigrad.plugin import MinigradDriver\n"
+        "class Declared(MinigradDriver):\n"
+        f"    name, target = {name!r}, '{name}_driver:Running'\n"
+        f"{textwrap.indent(declared, '    ')}\n"
+        "@hookimpl\n"
+        "def amanda_register_drivers():\n"
+        "    return [Declared]\n"
+    )
+    (folder / f"{name}_driver.py").write_text(
+        "from amanda.driver import Namespace\n"
+        "from amanda_minigrad.driver import MinigradEagerDriver\n"
+        f"from {name}_plugin import Declared\n"
+        "class Running(Declared, MinigradEagerDriver):\n"
+        f"{textwrap.indent(running, '    ')}\n"
+    )
+    install(folder, f"amanda-{name}", f"{name} = {name}_plugin")
+
+
 @pytest.fixture(scope="session")
 def environment(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    """Environment variables that make the example package look installed.
+    """Environment variables that make the example and the driver template look installed.
 
-    How it really installs is a test of its own, in tests/packaging.
+    How they really install is tested in tests/packaging.
     """
     folder = tmp_path_factory.mktemp("site")
     install(folder, "amanda-example", "example = amanda_example.plugin")
-    path = os.pathsep.join([str(folder), str(EXAMPLE), os.environ.get("PYTHONPATH", "")])
+    install(folder, "amanda-minigrad", "minigrad = amanda_minigrad.plugin")
+    path = os.pathsep.join([str(folder), str(TOOLS), str(DRIVER), os.environ.get("PYTHONPATH", "")])
     inherited = {k: v for k, v in os.environ.items() if not k.startswith("AMANDA")}
     return {**inherited, "PYTHONPATH": path.rstrip(os.pathsep)}
 

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.cli.conftest import Command, install
+from tests.cli.conftest import Command, driver_package, install
 
-TOY = "import toyframework as toy\na = toy.Number(2)\ntoy.add(a, a)\nprint('program')\n"
+MINIGRAD = "import minigrad as mg\na = mg.Tensor(2)\nmg.add(a, a)\nprint('program')\n"
 
 TOOLS = '''
 import amanda
@@ -107,7 +107,7 @@ def test_a_tool_that_fails_at_the_end_loses_only_what_failed(
     site: Path, amanda: Command, tmp_path: Path
 ) -> None:
     """Its other results and those of the other tools are given; the exit status stays."""
-    (tmp_path / "program.py").write_text(TOY)
+    (tmp_path / "program.py").write_text(MINIGRAD)
     words = [word for options in ENDINGS for word in ("-t", f"sick:{options}")]
     run = amanda("run", *words, "-t", "count", "-o", "out", "program.py", PYTHONPATH=str(site))
     assert run.returncode == 0
@@ -126,7 +126,7 @@ def test_a_tool_that_fails_at_the_end_loses_only_what_failed(
 
 def test_a_result_that_has_no_end_is_lost(site: Path, amanda: Command, tmp_path: Path) -> None:
     """No half file stays, and the others are written."""
-    (tmp_path / "program.py").write_text(TOY)
+    (tmp_path / "program.py").write_text(MINIGRAD)
     words = ["-t", "endless,count", "-o", "out", "program.py"]
     run = amanda("run", *words, PYTHONPATH=str(site))
     assert run.returncode == 0
@@ -138,7 +138,7 @@ def test_of_two_tools_of_one_name_the_full_name_tells_which(
     site: Path, amanda: Command, tmp_path: Path
 ) -> None:
     """The short name is that of the first package, with a warning; files carry the short name."""
-    (tmp_path / "program.py").write_text(TOY)
+    (tmp_path / "program.py").write_text(MINIGRAD)
     words = ["-t", "plain,my-tools/plain", "-o", "out", "program.py"]
     run = amanda("run", *words, PYTHONPATH=str(site))
     assert run.returncode == 0
@@ -157,7 +157,7 @@ def test_of_two_tools_of_one_name_the_full_name_tells_which(
 def test_a_plugin_that_exits_is_a_warning(site: Path, amanda: Command, tmp_path: Path) -> None:
     """Neither a run nor a list ends with it."""
     install(site, "amanda-leaving", "leaving = leaving_plugin")
-    (tmp_path / "program.py").write_text(TOY)
+    (tmp_path / "program.py").write_text(MINIGRAD)
     for words in (["run", "-t", "count", "program.py"], ["tools"], ["drivers"]):
         run = amanda(*words, PYTHONPATH=str(site))
         assert run.returncode == 0
@@ -168,34 +168,23 @@ def test_a_plugin_that_exits_is_a_warning(site: Path, amanda: Command, tmp_path:
     )
     assert doctor.returncode == 1
     assert "plugin leaving (amanda-leaving 1.0) is not loaded: SystemExit: leaving" in doctor.stdout
-    assert "toy: self_test passed" in doctor.stdout
+    assert "minigrad-eager: self_test passed" in doctor.stdout
 
 
 def test_a_driver_that_cannot_be_attached_leaves_the_program_alone(
     site: Path, amanda: Command, tmp_path: Path
 ) -> None:
     """The next one is used; without any the program runs vanilla, and the last line says so."""
-    (site / "stuck_plugin.py").write_text(
-        "from amanda import hookimpl\n"
-        "from amanda_example.driver import ToyDriver\n"
-        "class Stuck(ToyDriver):\n"
-        "    name, priority = 'stuck', 1\n"
-        "    def attach(self):\n"
-        "        super().attach()\n"
-        "        raise OSError('no way')\n"
-        "@hookimpl\n"
-        "def amanda_register_drivers():\n"
-        "    return [Stuck]\n"
-    )
-    install(site, "amanda-stuck", "stuck = stuck_plugin")
-    (tmp_path / "program.py").write_text(TOY)
+    failing = "def attach(self):\n    super().attach()\n    raise OSError('no way')\n"
+    driver_package(site, "stuck", "priority = 1", failing)
+    (tmp_path / "program.py").write_text(MINIGRAD)
     said = "PluginWarning: driver stuck of amanda-stuck is left out: it could not be attached: "
     run = amanda("run", "-t", "count", "program.py", PYTHONPATH=str(site))
     assert run.returncode == 0
-    assert f"{said}OSError: no way; toy is used instead" in run.stderr
+    assert f"{said}OSError: no way; minigrad-eager is used instead" in run.stderr
     assert "amanda: 1 ops seen" in run.stdout
-    alone = {"AMANDA_DISABLE_PLUGINS": "amanda-example,amanda-torch,amanda-tensorflow"}
+    alone = {"AMANDA_DISABLE_PLUGINS": "amanda-minigrad,amanda-torch,amanda-tensorflow"}
     run = amanda("run", "-t", "count", "program.py", PYTHONPATH=str(site), **alone)
     assert (run.returncode, run.stdout.splitlines()[0]) == (0, "program")
     assert f"{said}OSError: no way\n" in run.stderr
-    assert "not seen: everything of toyframework, for want of a driver" in run.stdout
+    assert "not seen: everything of minigrad, for want of a driver" in run.stdout

@@ -14,7 +14,7 @@ from tests.cli.conftest import Command, install, other_package
 
 Script = Callable[..., Path]
 
-TOY = "import toyframework as toy\na = toy.Number(2)\nb = toy.mul(toy.add(a, a), a)\n"
+MINIGRAD = "import minigrad as mg\na = mg.Tensor(2)\nb = mg.mul(mg.add(a, a), a)\n"
 
 TOOLS = '''
 import amanda
@@ -72,9 +72,9 @@ def amanda_render_report(report):
 
 
 @pytest.fixture
-def toy(script: Script) -> str:
-    """A program with two operators of the toy framework."""
-    return str(script(TOY))
+def program(script: Script) -> str:
+    """A program with two operators of minigrad."""
+    return str(script(MINIGRAD))
 
 
 @pytest.fixture
@@ -99,14 +99,19 @@ def column(table: dict[str, Any], name: str) -> Any:
     return found.get("values") or [found["texts"][i] for i in found["index"]]
 
 
-def test_the_page_stands_with_the_results(amanda: Command, toy: str, tmp_path: Path) -> None:
+def test_the_page_stands_with_the_results(amanda: Command, program: str, tmp_path: Path) -> None:
     """It tells of the run, and has each tool's tables with all operators."""
-    run = amanda("run", "-t", "count,largest", "-o", "out", "--html", toy, "x y")
+    run = amanda("run", "-t", "count,largest", "-o", "out", "--html", program, "x y")
     assert (run.returncode, run.stderr) == (0, "")
     assert f"wrote count.json, largest.json, report.html in {tmp_path / 'out'}\n" in run.stdout
     page = (tmp_path / "out/report.html").read_text()
-    assert f"amanda run -t count,largest -o out --html {toy} &#39;x y&#39;" in page
-    for fact in ("toy/1.0/eager", "2 ops seen (2 forward, 0 backward)", "normally", "amanda-core"):
+    assert f"amanda run -t count,largest -o out --html {program} &#39;x y&#39;" in page
+    for fact in (
+        "minigrad/0.1/eager",
+        "2 ops seen (2 forward, 0 backward)",
+        "normally",
+        "amanda-core",
+    ):
         assert fact in page
     found = tables(page)
     assert column(found["largest outputs"], "largest") == [4, 8]
@@ -120,18 +125,18 @@ def test_without_a_folder_it_stands_where_one_is(
     amanda: Command, script: Script, tmp_path: Path
 ) -> None:
     """In the folder of the command, wherever the program goes, and nothing else is written."""
-    path = script(TOY + "import os\nos.mkdir('elsewhere')\nos.chdir('elsewhere')\n")
+    path = script(MINIGRAD + "import os\nos.mkdir('elsewhere')\nos.chdir('elsewhere')\n")
     run = amanda("run", "-t", "largest", "--html", str(path))
     assert f"amanda: wrote amanda-report.html in {tmp_path}\n" in run.stdout
     names = {entry.name for entry in tmp_path.iterdir()} - {"__pycache__"}
     assert names == {"program.py", "elsewhere", "amanda-report.html"}
 
 
-def test_each_rank_has_a_page(amanda: Command, toy: str, tmp_path: Path) -> None:
+def test_each_rank_has_a_page(amanda: Command, program: str, tmp_path: Path) -> None:
     """Under ``torchrun`` names end in the rank, which the page tells."""
-    amanda("run", "-t", "largest", "--html", "-o", "out", toy, RANK="1", WORLD_SIZE="2")
+    amanda("run", "-t", "largest", "--html", "-o", "out", program, RANK="1", WORLD_SIZE="2")
     assert "1 of 2" in (tmp_path / "out/report-rank1.html").read_text()
-    amanda("run", "-t", "largest", "--html", toy, RANK="1", WORLD_SIZE="2")
+    amanda("run", "-t", "largest", "--html", program, RANK="1", WORLD_SIZE="2")
     assert (tmp_path / "amanda-report-rank1.html").exists()
 
 
@@ -147,15 +152,15 @@ def test_a_program_that_fails_has_a_page(
     ending: str, told: str, amanda: Command, script: Script, tmp_path: Path
 ) -> None:
     """It tells how the program ended."""
-    amanda("run", "-t", "largest", "--html", str(script(TOY + ending)))
+    amanda("run", "-t", "largest", "--html", str(script(MINIGRAD + ending)))
     assert f"<dd>{told}</dd>" in (tmp_path / "amanda-report.html").read_text()
 
 
 def test_a_tool_that_nobody_knows_is_shown_in_general_terms(
-    other: str, amanda: Command, toy: str, tmp_path: Path
+    other: str, amanda: Command, program: str, tmp_path: Path
 ) -> None:
     """Figures, lists and mappings become figures and tables; text stays text."""
-    run = amanda("run", "-t", "plain,silent,log", "--html", toy, PYTHONPATH=other)
+    run = amanda("run", "-t", "plain,silent,log", "--html", program, PYTHONPATH=other)
     assert run.stderr == ""
     page = (tmp_path / "amanda-report.html").read_text()
     assert "Is nothing but a class." in page
@@ -176,10 +181,10 @@ def test_a_tool_that_nobody_knows_is_shown_in_general_terms(
 
 
 def test_what_a_tool_cannot_give_is_told_on_the_page(
-    other: str, amanda: Command, toy: str, tmp_path: Path
+    other: str, amanda: Command, program: str, tmp_path: Path
 ) -> None:
     """The other tools have their parts."""
-    run = amanda("run", "-t", "broken,largest", "--html", toy, PYTHONPATH=other)
+    run = amanda("run", "-t", "broken,largest", "--html", program, PYTHONPATH=other)
     assert run.returncode == 0
     assert "a result of broken is lost: RuntimeError: nothing to say" in run.stderr
     page = (tmp_path / "amanda-report.html").read_text()
@@ -189,10 +194,10 @@ def test_what_a_tool_cannot_give_is_told_on_the_page(
 
 
 def test_without_a_plugin_that_draws_the_program_does_not_start(
-    amanda: Command, toy: str, tmp_path: Path
+    amanda: Command, program: str, tmp_path: Path
 ) -> None:
     """The message says what to install, or that it is disabled."""
-    run = amanda("run", "-t", "log", "--html", toy, AMANDA_DISABLE_PLUGINS="amanda-tools")
+    run = amanda("run", "-t", "log", "--html", program, AMANDA_DISABLE_PLUGINS="amanda-tools")
     assert (run.returncode, run.stdout) == (2, "")
     assert run.stderr == (
         "amanda: error: --html: no plugin draws pages "
@@ -202,32 +207,32 @@ def test_without_a_plugin_that_draws_the_program_does_not_start(
 
 
 def test_a_page_that_cannot_be_written_is_said_before_the_program_starts(
-    amanda: Command, toy: str, tmp_path: Path
+    amanda: Command, program: str, tmp_path: Path
 ) -> None:
     """A folder in its place is an error."""
     (tmp_path / "amanda-report.html").mkdir()
-    run = amanda("run", "-t", "log", "--html", toy)
+    run = amanda("run", "-t", "log", "--html", program)
     assert (run.returncode, run.stdout) == (2, "")
     assert "amanda-report.html is a folder; remove it" in run.stderr
 
 
-def test_another_plugin_may_draw(amanda: Command, toy: str, tmp_path: Path) -> None:
+def test_another_plugin_may_draw(amanda: Command, program: str, tmp_path: Path) -> None:
     """The hook gets plain data; what it gives is the page."""
     folder = tmp_path / "site"
     folder.mkdir()
     (folder / "own_renderer.py").write_text(RENDERER)
     install(folder, "amanda-own", "own = own_renderer")
     amanda(
-        *("run", "-t", "log", "--html", toy),
+        *("run", "-t", "log", "--html", program),
         PYTHONPATH=str(folder),
         AMANDA_DISABLE_PLUGINS="amanda-tools",
     )
     page = (tmp_path / "amanda-report.html").read_text()
-    assert page == f"amanda run: log; ['log']; amanda run -t log --html {toy}"
+    assert page == f"amanda run: log; ['log']; amanda run -t log --html {program}"
 
 
 def test_a_renderer_that_fails_loses_the_page_only(
-    amanda: Command, toy: str, tmp_path: Path
+    amanda: Command, program: str, tmp_path: Path
 ) -> None:
     """The loss is named, and the exit status is the program's."""
     folder = tmp_path / "site"
@@ -236,7 +241,7 @@ def test_a_renderer_that_fails_loses_the_page_only(
     (folder / "own_renderer.py").write_text(broken)
     install(folder, "amanda-own", "own = own_renderer")
     run = amanda(
-        *("run", "-t", "largest", "--html", "-o", "out", toy),
+        *("run", "-t", "largest", "--html", "-o", "out", program),
         PYTHONPATH=str(folder),
         AMANDA_DISABLE_PLUGINS="amanda-tools",
     )

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.cli.conftest import Command, install
+from tests.cli.conftest import Command, driver_package, install
 
 ALONE = {"AMANDA_DISABLE_PLUGINS": "amanda-tools,amanda-torch,amanda-tensorflow"}
-"""Leaves the example as the only plugin."""
+"""Leaves the example and the driver of minigrad as the only plugins."""
 
 
 @pytest.fixture
@@ -55,38 +55,23 @@ def test_a_tool_that_cannot_be_loaded_is_listed_with_the_reason(
 def test_drivers_are_listed_with_their_use(amanda: Command) -> None:
     """Name, framework, mode, priority, distribution, and whether the driver is used."""
     rows = [line.split() for line in amanda("drivers", **ALONE).stdout.splitlines()]
-    assert ["toy", "toyframework", "eager", "0", "amanda-example", "used"] in rows
+    assert ["minigrad-eager", "minigrad", "eager", "0", "amanda-minigrad", "used"] in rows
 
 
 def test_of_two_drivers_for_one_mode_the_loser_is_told_why(amanda: Command, site: Path) -> None:
     """The list names the winner; ``--driver`` chooses the other one."""
-    (site / "rival_plugin.py").write_text(
-        "from amanda import hookimpl\n"
-        "from amanda_example.driver import ToyDriver\n"
-        "class Rival(ToyDriver):\n"
-        "    name = 'rival'\n"
-        "    priority = 1\n"
-        "    namespace = 'rival/1.0/eager'\n"
-        "class Broken(ToyDriver):\n"
-        "    name = 'broken'\n"
-        "    mode = 'graph'\n"
-        "    @classmethod\n"
-        "    def reason_unusable(cls):\n"
-        "        return 'the moon is full'\n"
-        "@hookimpl\n"
-        "def amanda_register_drivers():\n"
-        "    return [Rival, Broken]\n"
-    )
-    (site / "program.py").write_text("import toyframework as t\na = t.Number(1)\nt.add(a, a)\n")
-    install(site, "amanda-rival", "rival = rival_plugin")
+    reason = "@classmethod\ndef reason_unusable(cls):\n    return 'the moon is full'\n"
+    driver_package(site, "rival", "priority = 1", "namespace = Namespace('rival/0.1/eager')")
+    driver_package(site, "broken", f"mode = 'graph'\n{reason}")
+    (site / "program.py").write_text("import minigrad as mg\na = mg.Tensor(1)\nmg.add(a, a)\n")
     listed = amanda("drivers", PYTHONPATH=str(site), **ALONE).stdout
-    assert "amanda-example  rival has a higher priority (1 > 0)\n" in listed
-    assert "amanda-rival    the moon is full\n" in listed
-    for words, namespace in (([], "rival"), (["--driver", "toy"], "toy")):
+    assert "amanda-minigrad  rival has a higher priority (1 > 0)\n" in listed
+    assert "amanda-broken    the moon is full\n" in listed
+    for words, namespace in (([], "rival"), (["--driver", "minigrad-eager"], "minigrad")):
         program = str(site / "program.py")
         amanda("run", *words, "-t", "largest", "-o", "out", program, PYTHONPATH=str(site), **ALONE)
         result = (site.parent / "out/largest.json").read_text()
-        assert f'"namespaces": [\n  "{namespace}/1.0/eager"\n ]' in result
+        assert f'"namespaces": [\n  "{namespace}/0.1/eager"\n ]' in result
 
 
 def test_doctor_finds_nothing_wrong(amanda: Command) -> None:
@@ -98,7 +83,8 @@ def test_doctor_finds_nothing_wrong(amanda: Command) -> None:
         "  amanda-example 1.0\n",
         "  example (amanda-example 1.0): loaded\n",
         "  the example is installed\n",
-        "  toy: self_test passed (0.0 s)\n",
+        "  minigrad-eager: attach passed (",
+        "  minigrad-eager: self_test passed (",
         "all is well\n",
     ):
         assert line in run.stdout
@@ -106,22 +92,17 @@ def test_doctor_finds_nothing_wrong(amanda: Command) -> None:
 
 def test_doctor_names_what_is_wrong(amanda: Command, site: Path) -> None:
     """A broken plugin, a failed self-test and the unrelated distribution give status 1."""
-    (site / "sick_plugin.py").write_text(
-        "from amanda import hookimpl\n"
-        "from amanda_example.driver import ToyDriver\n"
-        "class Sick(ToyDriver):\n"
-        "    name, mode = 'sick', 'graph'\n"
-        "    @classmethod\n"
-        "    def self_test(cls):\n"
-        "        return ['outputs differ']\n"
-        "    @classmethod\n"
-        "    def check_internals(cls):\n"
-        "        raise AttributeError('no execute')\n"
-        "@hookimpl\n"
-        "def amanda_register_drivers():\n"
-        "    return [Sick]\n"
+    driver_package(
+        site,
+        "sick",
+        "mode = 'graph'\n"
+        "@classmethod\n"
+        "def self_test(cls):\n"
+        "    return ['outputs differ']\n"
+        "@classmethod\n"
+        "def check_internals(cls):\n"
+        "    raise AttributeError('no execute')\n",
     )
-    install(site, "amanda-sick", "sick = sick_plugin")
     install(site, "amanda-bad", "bad = no_such_module")
     install(site, "amanda", "")
     run = amanda("doctor", PYTHONPATH=str(site), **ALONE)
@@ -141,7 +122,7 @@ def test_doctor_names_what_is_wrong(amanda: Command, site: Path) -> None:
 def test_core_alone_needs_no_rich(amanda: Command, site: Path) -> None:
     """Without rich everything works but the tools that print with it."""
     (site / "rich.py").write_text("raise ImportError('rich is not here')\n")
-    (site / "program.py").write_text("import toyframework as t\na = t.Number(1)\nt.add(a, a)\n")
+    (site / "program.py").write_text("import minigrad as mg\na = mg.Tensor(1)\nmg.add(a, a)\n")
     where = {"PYTHONPATH": str(site), **ALONE}
     for command in ("tools", "drivers", "doctor", "--help", "--version"):
         assert amanda(command, **where).returncode == 0

@@ -18,6 +18,10 @@ Script = Callable[..., Path]
 
 QUICK = """
 import os
+# minigrad needs NumPy, whose import takes longer than the first line waits; its threads would
+# be counted below.
+os.environ["OPENBLAS_NUM_THREADS"] = "1"
+import numpy
 # Registered first it runs last.
 os.register_at_fork(before=lambda: print(len(os.listdir("/proc/self/task")), "thread"))
 from amanda.cli import progress
@@ -26,7 +30,7 @@ progress.Progress.__init__.__defaults__ = (0.2, 0.1)
 """
 """What makes progress quick, as a ``sitecustomize``: seconds are long for a test."""
 
-TOY = "import time, toyframework as toy\na = toy.Number(2)\n_ = toy.mul(toy.add(a, a), a)\n"
+MINIGRAD = "import time, minigrad as mg\na = mg.Tensor(2)\n_ = mg.mul(mg.add(a, a), a)\n"
 LINE = "amanda: 0:00, 2 ops seen (2 forward, 0 backward), tools take 0%"
 ERASE = "\r\x1b[K"
 
@@ -93,7 +97,7 @@ Run = Callable[..., "tuple[str, int]"]
 
 def test_a_line_comes_and_goes_without_a_trace(on_terminal: Run, script: Script) -> None:
     """It is updated, taken away before the program prints, and gone at the end."""
-    path = script(TOY + "print('one')\ntime.sleep(0.6)\nprint('two')\ntime.sleep(0.6)\n")
+    path = script(MINIGRAD + "print('one')\ntime.sleep(0.6)\nprint('two')\ntime.sleep(0.6)\n")
     shown, status = on_terminal("-t", "log", str(path))
     assert status == 0
     assert shown.count(ERASE + LINE) >= 4
@@ -103,7 +107,9 @@ def test_a_line_comes_and_goes_without_a_trace(on_terminal: Run, script: Script)
 
 def test_a_terminal_that_the_program_uses_is_left_to_it(on_terminal: Run, script: Script) -> None:
     """No line while the program has begun one: a progress bar, a prompt."""
-    path = script(TOY + "print('50%', end='', flush=True)\ntime.sleep(0.6)\nprint('\\rdone')\n")
+    path = script(
+        MINIGRAD + "print('50%', end='', flush=True)\ntime.sleep(0.6)\nprint('\\rdone')\n"
+    )
     shown, _ = on_terminal(str(path))
     assert shown.startswith("50%\rdone\n")
 
@@ -111,7 +117,7 @@ def test_a_terminal_that_the_program_uses_is_left_to_it(on_terminal: Run, script
 def test_streams_threads_and_signals_are_as_without_it(on_terminal: Run, script: Script) -> None:
     """No thread to wait for, no handler, the same random numbers; streams are put back."""
     path = script(
-        TOY + "import atexit, random, signal, sys, threading\n"
+        MINIGRAD + "import atexit, random, signal, sys, threading\n"
         "time.sleep(0.4)\n"
         "print(threading.enumerate() == [threading.main_thread()], threading.active_count())\n"
         "print(signal.getsignal(signal.SIGALRM) is signal.SIG_DFL, signal.getitimer(0))\n"
@@ -128,7 +134,7 @@ def test_streams_threads_and_signals_are_as_without_it(on_terminal: Run, script:
 def test_forked_children_are_quiet(on_terminal: Run, script: Script) -> None:
     """The line is the parent's; no thread of ours is there when it forks."""
     path = script(
-        TOY + "import os, sys\n"
+        MINIGRAD + "import os, sys\n"
         "time.sleep(0.5)\n"
         "if not os.fork():\n"
         "    print('child', 'write' in vars(sys.stdout))\n"
@@ -155,7 +161,7 @@ def test_the_exit_status_is_the_programs(
     ending: str, status: int, on_terminal: Run, script: Script
 ) -> None:
     """The line is gone however the program ends."""
-    path = script(TOY + f"import os, threading\ntime.sleep(0.4)\n{ending}\n")
+    path = script(MINIGRAD + f"import os, threading\ntime.sleep(0.4)\n{ending}\n")
     shown, found = on_terminal(str(path))
     assert found == status
     assert LINE in shown
@@ -170,7 +176,7 @@ def test_there_is_none(
     words: list[str], variables: dict[str, str], on_terminal: Run, script: Script
 ) -> None:
     """Not if it is not wanted, on a terminal that cannot erase, and of the first rank only."""
-    path = script(TOY + "time.sleep(0.5)\nprint('end')\n")
+    path = script(MINIGRAD + "time.sleep(0.5)\nprint('end')\n")
     shown, _ = on_terminal(*words, str(path), **variables)
     assert shown.startswith("end\n")
 
@@ -179,7 +185,7 @@ def test_where_stderr_is_no_terminal_lines_come_if_asked_for(
     amanda: Command, quick: str, script: Script
 ) -> None:
     """They are whole lines on stderr; without ``--progress`` there are none."""
-    path = str(script(TOY + "time.sleep(0.5)\n"))
+    path = str(script(MINIGRAD + "time.sleep(0.5)\n"))
     asked = amanda("run", "--progress", path, PYTHONPATH=quick)
     assert set(timeless(asked.stderr).splitlines()) == {LINE}
     assert len(asked.stderr.splitlines()) >= 2

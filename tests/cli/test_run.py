@@ -12,11 +12,11 @@ from typing import Any
 
 import pytest
 
-from tests.cli.conftest import Command, install, other_package
+from tests.cli.conftest import Command, driver_package, install, other_package
 
 Script = Callable[..., Path]
 
-TOY = "import toyframework as toy\na = toy.Number(2)\nb = toy.mul(toy.add(a, a), a)\n"
+MINIGRAD = "import minigrad as mg\na = mg.Tensor(2)\nb = mg.mul(mg.add(a, a), a)\n"
 
 LAST_LINE = re.compile(
     r"amanda: 2 ops seen \(2 forward, 0 backward\), 2 instrumented; not seen: nothing known; "
@@ -29,16 +29,16 @@ def read(path: Path) -> Any:
 
 
 @pytest.fixture
-def toy(script: Script) -> str:
-    """A program with two operators of the toy framework."""
-    return str(script(TOY + "print('program')\n"))
+def program(script: Script) -> str:
+    """A program with two operators of minigrad."""
+    return str(script(MINIGRAD + "print('program')\n"))
 
 
 def test_the_program_prints_first_then_the_tools_then_the_last_line(
-    amanda: Command, toy: str
+    amanda: Command, program: str
 ) -> None:
     """The summary comes on stdout when the program has ended; the last line is one line."""
-    run = amanda("run", "-t", "largest:digits=0,log:prefix=seen", toy)
+    run = amanda("run", "-t", "largest:digits=0,log:prefix=seen", program)
     lines = run.stdout.splitlines()
     assert lines[0] == "program"
     assert lines[1] == "largest outputs"
@@ -47,13 +47,15 @@ def test_the_program_prints_first_then_the_tools_then_the_last_line(
     assert (run.stderr, run.returncode) == ("", 0)
 
 
-def test_results_are_written_as_the_same_dict(amanda: Command, toy: str, tmp_path: Path) -> None:
+def test_results_are_written_as_the_same_dict(
+    amanda: Command, program: str, tmp_path: Path
+) -> None:
     """``-o DIR`` writes DIR/<tool>.json in the common form, and says so."""
-    run = amanda("run", "-t", "largest:ops=mul", "-o", "new/out", toy)
+    run = amanda("run", "-t", "largest:ops=mul", "-o", "new/out", program)
     assert read(tmp_path / "new/out/largest.json") == {
         "tool": "largest",
         "schema": 1,
-        "namespaces": ["toy/1.0/eager"],
+        "namespaces": ["minigrad/0.1/eager"],
         "summary": {"largest": 8},
         "ops": [
             {
@@ -62,7 +64,7 @@ def test_results_are_written_as_the_same_dict(amanda: Command, toy: str, tmp_pat
                 "name": "mul",
                 "direction": "forward",
                 "module": "",
-                "namespace": "toy/1.0/eager",
+                "namespace": "minigrad/0.1/eager",
                 "largest": 8,
             }
         ],
@@ -70,15 +72,17 @@ def test_results_are_written_as_the_same_dict(amanda: Command, toy: str, tmp_pat
     assert f"amanda: wrote largest.json in {tmp_path / 'new/out'}\n" in run.stdout
 
 
-def test_nothing_is_written_without_being_asked(amanda: Command, toy: str, tmp_path: Path) -> None:
+def test_nothing_is_written_without_being_asked(
+    amanda: Command, program: str, tmp_path: Path
+) -> None:
     """Without ``-o`` no file appears."""
-    amanda("run", "-t", "largest", toy)
+    amanda("run", "-t", "largest", program)
     assert [p.name for p in tmp_path.iterdir() if p.name != "__pycache__"] == ["program.py"]
 
 
-def test_one_tool_can_be_used_twice(amanda: Command, toy: str, tmp_path: Path) -> None:
+def test_one_tool_can_be_used_twice(amanda: Command, program: str, tmp_path: Path) -> None:
     """The second one of a name has a number."""
-    amanda("run", "-t", "largest:ops=mul", "-t", "largest:ops=add", "-o", "out", toy)
+    amanda("run", "-t", "largest:ops=mul", "-t", "largest:ops=add", "-o", "out", program)
     assert sorted(path.name for path in (tmp_path / "out").iterdir()) == [
         "largest-2.json",
         "largest.json",
@@ -90,7 +94,7 @@ def test_the_folder_is_where_the_command_was_given(
     amanda: Command, script: Script, tmp_path: Path
 ) -> None:
     """A program that changes the current folder does not move the results."""
-    path = script(TOY + "import os\nos.mkdir('elsewhere')\nos.chdir('elsewhere')\n")
+    path = script(MINIGRAD + "import os\nos.mkdir('elsewhere')\nos.chdir('elsewhere')\n")
     amanda("run", "-t", "largest", "-o", "out", str(path))
     assert (tmp_path / "out/largest.json").exists()
 
@@ -112,7 +116,7 @@ def test_results_are_kept_however_the_program_ends(
     ending: str, amanda: Command, script: Script, tmp_path: Path
 ) -> None:
     """An error, an exit, an interrupt, a signal or a forked child loses and changes nothing."""
-    path = script(TOY + ending)
+    path = script(MINIGRAD + ending)
     run = amanda("run", "-t", "largest", "-o", "out", str(path))
     assert read(tmp_path / "out/largest.json")["summary"] == {"largest": 8}
     if "stdout" not in ending:
@@ -124,9 +128,9 @@ def test_operators_of_threads_and_exit_functions_count(
 ) -> None:
     """The run is over when the program's threads and exit functions are."""
     path = script(
-        TOY + "import atexit, threading, time\n"
-        "atexit.register(toy.add, a, a)\n"
-        "threading.Thread(target=lambda: time.sleep(0.1) or toy.mul(a, b)).start()\n"
+        MINIGRAD + "import atexit, threading, time\n"
+        "atexit.register(mg.add, a, a)\n"
+        "threading.Thread(target=lambda: time.sleep(0.1) or mg.mul(a, b)).start()\n"
     )
     amanda("run", "-t", "largest", "-o", "out", str(path))
     assert read(tmp_path / "out/largest.json")["summary"] == {"largest": 16}
@@ -134,19 +138,22 @@ def test_operators_of_threads_and_exit_functions_count(
 
 @pytest.mark.parametrize("rank", [0, 1])
 def test_each_rank_writes_and_the_first_one_prints(
-    rank: int, amanda: Command, toy: str, tmp_path: Path
+    rank: int, amanda: Command, program: str, tmp_path: Path
 ) -> None:
     """Under ``torchrun`` files carry the rank, and only rank 0 prints the summary."""
     run = amanda(
-        "run", "-t", "largest", "-o", "out", toy, RANK=str(rank), WORLD_SIZE="2", LOCAL_RANK="0"
+        "run", "-t", "largest", "-o", "out", program, RANK=str(rank), WORLD_SIZE="2", LOCAL_RANK="0"
     )
     assert [path.name for path in (tmp_path / "out").iterdir()] == [f"largest-rank{rank}.json"]
     assert ("amanda: 2 ops seen" in run.stdout) == (rank == 0)
 
 
-def test_a_run_without_tools_tells_what_it_saw(amanda: Command, toy: str) -> None:
+def test_a_run_without_tools_tells_what_it_saw(amanda: Command, program: str) -> None:
     """No tool is needed for the last line."""
-    assert "amanda: 2 ops seen (2 forward, 0 backward), 0 instrumented" in amanda("run", toy).stdout
+    assert (
+        "amanda: 2 ops seen (2 forward, 0 backward), 0 instrumented"
+        in amanda("run", program).stdout
+    )
 
 
 def test_a_program_without_a_framework_is_reported(amanda: Command, script: Script) -> None:
@@ -168,16 +175,16 @@ def test_a_program_without_a_framework_is_reported(amanda: Command, script: Scri
         (["-t", "largest:digit=1"], "see: amanda tools"),
         (["-t", "largest:digits=x"], "digits=x of tool largest is not of the form digits=integer"),
         (["-t", "digits=1"], "no tool comes before it"),
-        (["--driver", "tory"], "no driver named 'tory'; did you mean toy?"),
+        (["--driver", "minigrad"], "no driver named 'minigrad'; did you mean minigrad-eager?"),
         (["-o", "program.py/out"], "cannot write to the output folder program.py/out: Not a dir"),
         (["-o", "/proc/out"], "cannot write to the output folder /proc/out"),
     ],
 )
 def test_wrong_usage_is_said_before_the_program_starts(
-    words: list[str], said: str, amanda: Command, toy: str
+    words: list[str], said: str, amanda: Command, program: str
 ) -> None:
     """An unknown name, a bad value or a folder that cannot be written ends with status 2."""
-    run = amanda("run", *words, toy)
+    run = amanda("run", *words, program)
     assert (run.returncode, run.stdout) == (2, "")
     assert run.stderr.startswith("amanda: error: ")
     assert said in run.stderr
@@ -195,7 +202,7 @@ def test_results_that_cannot_be_written_at_the_end_are_named(
     amanda: Command, script: Script
 ) -> None:
     """The program goes on, the loss is reported, and the exit status is the program's."""
-    path = script(TOY + "import os\nos.rmdir('out')\nopen('out', 'w').close()\n")
+    path = script(MINIGRAD + "import os\nos.rmdir('out')\nopen('out', 'w').close()\n")
     run = amanda("run", "-t", "largest,log", "-o", "out", str(path))
     assert run.returncode == 0
     assert "amanda: a result of largest is lost: NotADirectoryError" in run.stderr
@@ -205,7 +212,7 @@ def test_results_that_cannot_be_written_at_the_end_are_named(
 def test_a_full_disk_loses_only_the_file(amanda: Command, script: Script, tmp_path: Path) -> None:
     """A write that fails half-way leaves no half file, and the summary is still printed."""
     path = script(
-        TOY + "import resource, signal\n"
+        MINIGRAD + "import resource, signal\n"
         "signal.signal(signal.SIGXFSZ, signal.SIG_IGN)\n"
         "resource.setrlimit(resource.RLIMIT_FSIZE, (100, 100))\n"
     )
@@ -220,7 +227,7 @@ def test_a_reader_that_goes_away_is_no_error(
     environment: dict[str, str], script: Script, tmp_path: Path
 ) -> None:
     """``amanda run ... | head`` ends quietly with the program's exit status."""
-    path = script(TOY)
+    path = script(MINIGRAD)
     command = f"{sys.executable} -m amanda run -t log {path} | true; exit ${{PIPESTATUS[0]}}"
     run = subprocess.run(
         ["bash", "-c", command], env=environment, cwd=tmp_path, capture_output=True, check=False
@@ -232,7 +239,7 @@ def test_a_reader_that_goes_away_is_no_error_for_tools_that_print_with_rich(
     environment: dict[str, str], script: Script, tmp_path: Path
 ) -> None:
     """rich would end Python by a ``SystemExit`` of its own."""
-    path = script(TOY)
+    path = script(MINIGRAD)
     command = f"{sys.executable} -m amanda run -t count {path} | true; exit ${{PIPESTATUS[0]}}"
     run = subprocess.run(
         ["bash", "-c", command], env=environment, cwd=tmp_path, capture_output=True, check=False
@@ -284,33 +291,37 @@ def other(tmp_path: Path) -> str:
     return str(folder)
 
 
-def test_a_tool_needs_no_base_class(other: str, amanda: Command, toy: str, tmp_path: Path) -> None:
+def test_a_tool_needs_no_base_class(
+    other: str, amanda: Command, program: str, tmp_path: Path
+) -> None:
     """A tool that only has ``result()`` is written, and its summary printed."""
-    run = amanda("run", "-t", "plain", "-o", "out", toy, PYTHONPATH=other)
+    run = amanda("run", "-t", "plain", "-o", "out", program, PYTHONPATH=other)
     assert read(tmp_path / "out/plain.json") == {"summary": {"answer": 42, "limit": "inf"}}
     assert re.search(r"^plain$[\s\S]*^  answer\s+42$", run.stdout, re.MULTILINE)
 
 
 def test_a_tool_that_fails_at_the_end_does_not_spoil_the_others(
-    other: str, amanda: Command, toy: str, tmp_path: Path
+    other: str, amanda: Command, program: str, tmp_path: Path
 ) -> None:
     """Its loss is named, the other results are there, and the exit status is the program's."""
-    run = amanda("run", "-t", "broken,plain", "-o", "out", toy, PYTHONPATH=other)
+    run = amanda("run", "-t", "broken,plain", "-o", "out", program, PYTHONPATH=other)
     assert run.returncode == 0
     assert "a result of broken is lost: RuntimeError: nothing to say" in run.stderr
     assert (tmp_path / "out/plain.json").exists()
 
 
-def test_a_value_that_a_tool_refuses_is_wrong_usage(other: str, amanda: Command, toy: str) -> None:
+def test_a_value_that_a_tool_refuses_is_wrong_usage(
+    other: str, amanda: Command, program: str
+) -> None:
     """What a constructor raises is shown without a traceback."""
-    run = amanda("run", "-t", "refusing:level=0", toy, PYTHONPATH=other)
+    run = amanda("run", "-t", "refusing:level=0", program, PYTHONPATH=other)
     assert run.returncode == 2
     assert "error: tool refusing: level must be at least 1; see: amanda tools" in run.stderr
 
 
-def test_a_broken_plugin_is_a_warning(other: str, amanda: Command, toy: str) -> None:
+def test_a_broken_plugin_is_a_warning(other: str, amanda: Command, program: str) -> None:
     """The run goes on, with one warning that names distribution and exception."""
-    run = amanda("run", "-t", "plain", toy, PYTHONPATH=other)
+    run = amanda("run", "-t", "plain", program, PYTHONPATH=other)
     assert run.returncode == 0
     assert run.stderr == (
         "amanda: warning: amanda plugin 'bad' (amanda-bad 1.0) is not loaded: "
@@ -319,35 +330,24 @@ def test_a_broken_plugin_is_a_warning(other: str, amanda: Command, toy: str) -> 
 
 
 def test_a_tool_that_is_registered_and_not_there_is_named(
-    other: str, amanda: Command, toy: str
+    other: str, amanda: Command, program: str
 ) -> None:
     """A broken registration is an error that names the package."""
-    run = amanda("run", "-t", "gone", toy, PYTHONPATH=other)
+    run = amanda("run", "-t", "gone", program, PYTHONPATH=other)
     assert run.returncode == 2
     assert "tool 'gone' of amanda-other is registered as other_tools:Gone" in run.stderr
 
 
 def test_drivers_that_cannot_be_used_are_named_with_their_reasons(
-    amanda: Command, toy: str, tmp_path: Path
+    amanda: Command, program: str, tmp_path: Path
 ) -> None:
     """Where no installed driver can be used the program does not start."""
     folder = tmp_path / "site"
     folder.mkdir()
-    (folder / "sad_plugin.py").write_text(
-        "from amanda import hookimpl\n"
-        "from amanda_example.driver import ToyDriver\n"
-        "class Sad(ToyDriver):\n"
-        "    name = 'sad'\n"
-        "    @classmethod\n"
-        "    def reason_unusable(cls):\n"
-        "        return 'the moon is full'\n"
-        "@hookimpl\n"
-        "def amanda_register_drivers():\n"
-        "    return [Sad]\n"
-    )
-    install(folder, "amanda-sad", "sad = sad_plugin")
-    others = "amanda-example,amanda-torch,amanda-tensorflow"
-    run = amanda("run", toy, PYTHONPATH=str(folder), AMANDA_DISABLE_PLUGINS=others)
+    reason = "@classmethod\ndef reason_unusable(cls):\n    return 'the moon is full'\n"
+    driver_package(folder, "sad", reason)
+    others = "amanda-minigrad,amanda-torch,amanda-tensorflow"
+    run = amanda("run", program, PYTHONPATH=str(folder), AMANDA_DISABLE_PLUGINS=others)
     assert (run.returncode, run.stdout) == (2, "")
     assert run.stderr == (
         "amanda: error: no installed driver can be used (sad: the moon is full; "
@@ -360,20 +360,20 @@ def test_drivers_that_cannot_be_used_are_named_with_their_reasons(
 
 
 def test_the_traceback_of_a_routine_shows_the_tool_and_nothing_of_amanda(
-    amanda: Command, toy: str
+    amanda: Command, program: str
 ) -> None:
     """The user's line, the tool's line and the note are there; Amanda's frames are not."""
-    run = amanda("run", "-t", "log:fail=mul", toy)
+    run = amanda("run", "-t", "log:fail=mul", program)
     assert run.returncode == 1
-    assert re.findall(r'File ".*/(\w+)\.py"', run.stderr) == ["program", "toyframework", "tools"]
+    assert re.findall(r'File ".*/(\w+)\.py"', run.stderr) == ["program", "minigrad", "tools"]
     assert run.stderr.endswith(
         "ValueError: cannot log mul\namanda: raised in LogTool.log at op /mul:0\n"
     )
 
 
-def test_all_frames_are_shown_on_demand(amanda: Command, toy: str) -> None:
+def test_all_frames_are_shown_on_demand(amanda: Command, program: str) -> None:
     """``AMANDA_TRACEBACK=full`` keeps the frames of Amanda."""
-    run = amanda("run", "-t", "log:fail=mul", toy, AMANDA_TRACEBACK="full")
+    run = amanda("run", "-t", "log:fail=mul", program, AMANDA_TRACEBACK="full")
     assert "dispatch.py" in run.stderr
 
 
@@ -381,7 +381,7 @@ def test_an_error_of_the_program_inside_of_an_operator_shows_only_the_program(
     amanda: Command, python: Command, script: Script
 ) -> None:
     """The traceback through an instrumented operator is that of the program alone."""
-    path = str(script(TOY + "toy.add(a, None)\n"))
+    path = str(script(MINIGRAD + "mg.add(a, None)\n"))
     alone, under = python(path), amanda("run", "-t", "log", path)
     assert under.stderr == alone.stderr
     assert under.returncode == alone.returncode == 1

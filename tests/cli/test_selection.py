@@ -121,10 +121,10 @@ def test_an_error_names_the_routine() -> None:
     assert any("Broken.break_it at op /relu:0" in note for note in caught.value.__notes__)
 
 
-TOY = """
-import toyframework as toy
-a = toy.Number(2)
-toy.mul(toy.add(a, a), a)
+MINIGRAD = """
+import minigrad as mg
+a = mg.Tensor(2)
+mg.mul(mg.add(a, a), a)
 """
 
 
@@ -133,7 +133,7 @@ def test_on_the_command_line(amanda: Command, script: Script, tmp_path: Path) ->
 
     def rows_of(*selection: str) -> list[list[str]]:
         words = ["-t", "count:ops=add+mul,largest", "-o", "out", *selection]
-        run = amanda("run", *words, str(script(TOY)))
+        run = amanda("run", *words, str(script(MINIGRAD)))
         assert run.returncode == 0, run.stderr
         results = [tmp_path / f"out/{name}.json" for name in ("count", "largest")]
         return [[row["type"] for row in json.loads(r.read_text())["ops"]] for r in results]
@@ -142,7 +142,7 @@ def test_on_the_command_line(amanda: Command, script: Script, tmp_path: Path) ->
     assert rows_of("--ops", "mul") == [["mul"], ["mul"]]
     # Each operator runs once only; the analysis of the counter lists it with no execution.
     assert rows_of("--skip=1") == [["add", "mul"], []]
-    words = ["--ops", "add+mull", "--modules", "nobody.*", str(script(TOY))]
+    words = ["--ops", "add+mull", "--modules", "nobody.*", str(script(MINIGRAD))]
     mistaken = amanda("run", "-t", "count", *words)
     assert mistaken.returncode == 0
     complaint = "amanda: warning: {} fits no operator that the tools have met"

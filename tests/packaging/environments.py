@@ -16,6 +16,7 @@ from packaging.requirements import Requirement
 
 ROOT = Path(__file__).parents[2]
 EXTERNAL = Path(__file__).parent / "external_package"
+DRIVER_TEMPLATE = ROOT / "amanda-core" / "templates" / "driver-package"
 OURS = re.compile(r"amanda[-_]")
 
 
@@ -62,11 +63,11 @@ def install(environment: Environment, *arguments: str) -> None:
 
 
 def built(folder: Path) -> Path:
-    """A folder with the wheels of our packages and of the external one."""
+    """A folder with the wheels of our packages, the external one and the driver template."""
     packages = [ROOT / name for name in ("amanda-core", "amanda-torch", "amanda-tools")]
     pip = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--no-build-isolation"]
     done = subprocess.run(
-        [*pip, "--wheel-dir", str(folder), *map(str, [*packages, EXTERNAL])],
+        [*pip, "--wheel-dir", str(folder), *map(str, [*packages, EXTERNAL, DRIVER_TEMPLATE])],
         capture_output=True,
         text=True,
         check=False,

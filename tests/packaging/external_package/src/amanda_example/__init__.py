@@ -1,1 +1,1 @@
-"""A tool and a driver for Amanda, from outside of its repository."""
+"""Two tools for Amanda, in a package of somebody else."""

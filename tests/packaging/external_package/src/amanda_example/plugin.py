@@ -1,15 +1,8 @@
 """What the package registers. Imports no framework."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
-from amanda import Driver, hookimpl
-from amanda_example.driver import ToyDriver
-
-
-@hookimpl
-def amanda_register_drivers() -> Sequence[type[Driver]]:
-    """The driver of the toy framework."""
-    return [ToyDriver]
+from amanda import hookimpl
 
 
 @hookimpl

@@ -47,7 +47,8 @@ class LargestTool(ReportingTool[LargestOptions]):
     def look(self, output: Any, row: dict[str, Any]) -> None:
         """Remember the largest output so far."""
         row = self.found.setdefault(row["id"], row)
-        row["largest"] = max(row.get("largest", output.value), output.value)
+        value = float(output.data.max())
+        row["largest"] = max(row.get("largest", value), value)
 
     def op_rows(self) -> list[dict[str, Any]]:
         digits = self.options.digits
