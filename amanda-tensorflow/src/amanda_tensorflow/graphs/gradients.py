@@ -196,7 +196,7 @@ class GraphGradients:
         while True:
             there = here.site_of(forward.graph())
             if there is None:
-                return self._known(forward, depth)
+                return self._known(site, forward, depth)
             if forward.name not in there.log.owners:
                 break
             forward, depth, here = there.log.owners[forward.name].forward, depth + 1, there
@@ -211,15 +211,20 @@ class GraphGradients:
         found.outputs = self._tensors(there, op.outputs, state.outputs)
         return found
 
-    def _known(self, forward: ForwardOp, depth: int) -> ForwardView | None:
+    def _known(self, site: Site, forward: ForwardOp, depth: int) -> ForwardView | None:
+        graph = forward.graph()
         known = self._ids.find(forward, self._sites)
-        if known is None or known.site is None:
+        if known is None or known.site is None or graph is None:
             return None
         found = self._viewed(known.op_id, depth + known.depth, known.site, known.source)
         if found.depth == 1:
             found.plan = self._dispatcher.plan(known.op_id)
-        found.inputs = self._tensors(known.site, known.source.inputs, None)
-        found.outputs = self._tensors(known.site, known.source.outputs, None)
+        op = graph.get_operation_by_name(forward.name)
+        inputs, outputs = known.source.inputs, known.source.outputs
+        found.inputs = self._tensors(known.site, inputs, _captured(site, op.inputs, len(inputs)))
+        found.outputs = self._tensors(
+            known.site, outputs, _captured(site, op.outputs, len(outputs))
+        )
         return found
 
     def _viewed(self, op_id: str, depth: int, site: Site, op: Any) -> ForwardView:
@@ -420,3 +425,17 @@ def _is_changed(view: ForwardView) -> bool:
     if plan and (plan.before_backward or plan.after_backward or plan.replace_backward):
         return True
     return state is not None and bool(state.before or state.after or state.replaced)
+
+
+def _captured(site: Site, tensors: Sequence[Any], count: int) -> Tensors | None:
+    """The tensors of a forward graph as the backward function at `site` has captured them.
+
+    Args:
+        tensors: those of an operator of the forward graph.
+        count: of the tensors that are wanted; None if the operator has others, as one that
+            stands in for a replaced operator may.
+    """
+    if len(tensors) != count:
+        return None
+    inner = {id(outer): site.tensors.get(id(tensor)) for outer, tensor in site.captures}
+    return [inner.get(id(tensor)) for tensor in tensors]

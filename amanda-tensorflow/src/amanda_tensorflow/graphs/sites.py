@@ -148,11 +148,15 @@ class Site:
             for name in call.grad_inputs:
                 if name is not None:
                     self.producers.setdefault(name, []).append(call)
-        captures = self.graph.captures if hasattr(self.graph, "captures") else ()
-        self.externals = {id(inner): outer for outer, inner in captures}
+        self.externals = {id(inner): outer for outer, inner in self.captures}
         self.is_backward = self.is_gradient or any(
             call.forward.graph() is not self.graph for call in self.log.calls
         )
+
+    @property
+    def captures(self) -> Sequence[tuple[Any, Any]]:
+        """Pairs of a tensor from outside that the graph uses, and its placeholder in it."""
+        return getattr(self.graph, "captures", ())
 
     @property
     def outputs(self) -> Sequence[Any]:
