@@ -5,7 +5,15 @@ from __future__ import annotations
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
-from amanda.driver import Dispatcher, OperatorRun, PastTensor
+from amanda.driver import (
+    Dispatcher,
+    NamedOp,
+    OpCall,
+    OperatorGradients,
+    OperatorRun,
+    PastTensor,
+    PatchSet,
+)
 from amanda.interface.action import Action
 from amanda.testing.loopback import LoopbackDriver, tape
 from amanda.testing.loopback.driver import DriverNode
@@ -149,3 +157,89 @@ class IgnoresDisabled(LoopbackDriver):
     def __init__(self, dispatcher: Dispatcher) -> None:
         super().__init__(dispatcher)
         dispatcher.is_paused = lambda: False  # type: ignore[method-assign]
+
+
+@fault("test_backward_ops_are_no_forward_ops", "test_recorded_backward_ops_are_no_forward_ops")
+class TakesBackwardForForward(LoopbackDriver):
+    """A backward op is a forward op for it too."""
+
+    def patch(self, patches: PatchSet) -> None:
+        super().patch(patches)
+        patches.wrap(tape.Node, "run", self._analysing)
+
+    def _analysing(self, vanilla: Any) -> Any:
+        def run(node: tape.Node, grads: Any) -> Any:
+            if self.dispatcher.scopes() and not isinstance(node, DriverNode):
+                call = OpCall(NamedOp(node.name), self.ids.next(node.name), grads)
+                self.dispatcher.begin(call).finish(grads)
+            return vanilla(node, grads)
+
+        return run
+
+
+@fault("test_backward_ops_of_the_user_are_no_forward_ops")
+class InstrumentsBackwardPasses(LoopbackDriver):
+    """The operators that run in a backward pass are forward ops for it."""
+
+    @property
+    def is_active(self) -> bool:
+        return not self.thread.vanilla and bool(self.dispatcher.scopes())
+
+
+@fault("test_forward_outputs_still_held", "test_several_forward_outputs_still_held")
+class ForgetsOutputs(LoopbackDriver):
+    """A backward context has no forward outputs."""
+
+    class operator_class(OperatorRun):
+        def _finish(self, plan: Any, analysis: Any, outputs: Any) -> Any:
+            plan = super()._finish(plan, analysis, outputs)
+            self._handle.outputs.clear()  # type: ignore[attr-defined]
+            return plan
+
+
+@fault(
+    "test_a_replacement_of_several_ops", "test_changed_gradients_of_a_replacement_of_several_ops"
+)
+class DifferentiatesTheLastOperator(LoopbackDriver):
+    """The gradients of a replacement's inputs are those of its last operator's."""
+
+    class operator_class(OperatorRun):
+        def _run_recorded(self, plan: Any, analysis: Any, acts: bool) -> Any:
+            if plan.replace is None:
+                return super()._run_recorded(plan, analysis, acts)
+            outputs, plan = super()._run_recorded(plan, analysis, False)
+            node = outputs[0].node
+            whole = OperatorGradients(self._dispatcher, self._handle)
+            last = DriverNode("Last", node.edges, lambda grads: whole.after(list(node.run(grads))))
+            outputs = [outputs[0].alias()]
+            tape.attach(last, outputs)
+            return outputs, plan
+
+
+@fault("test_around_backward_ops", "test_they_see_what_routines_of_backward_ops_return")
+class EndsTheWholeOperatorTooEarly(LoopbackDriver):
+    """Routines after the whole operator run before those after its last backward op."""
+
+    class operator_class(OperatorRun):
+        def _run_recorded(self, plan: Any, analysis: Any, acts: bool) -> Any:
+            # Without what sees the gradients of the inputs when all backward ops have run.
+            return super()._run_recorded(plan, analysis, False)
+
+        def claim(self, name: str, input_names: Any) -> Any:
+            claimed = super().claim(name, input_names)
+            self._driver.whole[claimed] = OperatorGradients(self._dispatcher, self._handle)  # type: ignore[attr-defined]
+            return claimed
+
+    def __init__(self, dispatcher: Dispatcher) -> None:
+        super().__init__(dispatcher)
+        self.whole: dict[Any, OperatorGradients] = {}
+
+    def run_backward_operator(self, claimed: Any, grad_outputs: Any, vanilla: Any) -> Any:
+        whole = self.whole.get(claimed)
+        if whole is None:
+            return super().run_backward_operator(claimed, grad_outputs, vanilla)
+
+        def run(grads: Any) -> Any:
+            return whole.after(list(vanilla(grads)))
+
+        return super().run_backward_operator(claimed, grad_outputs, run)

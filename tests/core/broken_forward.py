@@ -3,10 +3,16 @@
 from __future__ import annotations
 
 import functools
-from contextlib import AbstractContextManager, nullcontext
+import gc
+import weakref
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from types import SimpleNamespace
 from typing import Any
 
-from amanda.driver import Dispatcher, OperatorRun
+import attrs
+
+from amanda.driver import BoundCall, Dispatcher, OperatorRun, OpIds
 from amanda.state import LIVE_SCOPES, STATE
 from amanda.testing.loopback import LoopbackDriver, Tensor, no_grad, ops, tape
 from tests.core.faults import fault
@@ -211,7 +217,7 @@ class DrawsRandomNumbers(LoopbackDriver):
 
     class operator_class(OperatorRun):
         def run(self) -> Any:
-            ops._GENERATOR.random()
+            ops.GENERATOR.random()
             return super().run()
 
 
@@ -234,4 +240,102 @@ class RemembersModels(LoopbackDriver):
 
     def __init__(self, dispatcher: Dispatcher) -> None:
         super().__init__(dispatcher)
-        self.ids._instances = {}  # type: ignore[assignment]
+        self.models: list[Any] = []
+
+    def module_call(self, module: Any, named_modules: Any) -> Any:
+        self.models.append(module)
+        return super().module_call(module, named_modules)
+
+
+@fault("test_tensors_without_weak_references", "test_tensors_without_dimensions")
+class RefersWeaklyToAll(LoopbackDriver):
+    """It takes for granted that every tensor takes a weak reference."""
+
+    class operator_class(OperatorRun):
+        def _past(self, tensor: Any) -> Any:
+            return None if tensor is None else weakref.ref(tensor)
+
+
+# -- replacements, functions of operators, user's operators --------------------
+
+
+@fault("test_function_has_the_attributes_of_its_execution")
+class ReplaysTheFirstCall(LoopbackDriver):
+    """A replacement sees the attributes of the first execution in all later ones."""
+
+    class operator_class(OperatorRun):
+        def _compute(self, plan: Any, inputs: Any) -> Any:
+            if plan.replace is None:
+                return super()._compute(plan, inputs)
+            return list(self._dispatcher.replace(plan.replace, inputs))
+
+
+@fault("test_a_function_of_an_op_keeps_no_tensor")
+class FreezesWithTensors(LoopbackDriver):
+    """The function of an operator holds the call with its inputs."""
+
+    class operator_class(OperatorRun):
+        def __init__(self, *args: Any) -> None:
+            super().__init__(*args)
+            self._call = _KeepingCall(**attrs.asdict(self._call, recurse=False))
+
+
+class _KeepingCall(BoundCall):
+    def freeze(self) -> Any:
+        return self.run
+
+
+@fault("test_ops_of_the_user_inside_the_scope")
+class KnowsTheOperatorsOfItsStart(LoopbackDriver):
+    """It sees the operators that were there when it was attached."""
+
+    def attach(self) -> None:
+        self.known = [item for item in gc.get_objects() if isinstance(item, ops.Op)]
+        super().attach()
+
+    def run_operator(self, op: Any, name: str, *args: Any) -> Any:
+        if any(op is known for known in self.known):
+            return super().run_operator(op, name, *args)
+        _, args, kwargs, _ = args
+        return op.compute(*args, **kwargs)
+
+
+# -- threads ------------------------------------------------------------------
+
+
+@fault("test_ids_of_a_thread", "test_ids_across_a_backward_of_another_thread")
+class CountsForAllThreads(LoopbackDriver):
+    """Its counters are shared by all threads."""
+
+    def __init__(self, dispatcher: Dispatcher) -> None:
+        super().__init__(dispatcher)
+        members = {k: v for k, v in vars(OpIds).items() if k not in ("__dict__", "__weakref__")}
+        self.ids = type("SharedIds", (), members)()
+
+
+@fault("test_each_thread_is_vanilla_on_its_own")
+class IsVanillaInAllThreads(LoopbackDriver):
+    """Where one thread runs vanilla, all do."""
+
+    def __init__(self, dispatcher: Dispatcher) -> None:
+        super().__init__(dispatcher)
+        shared = SimpleNamespace(vanilla=0, backward=0, operator=None)
+        self.thread = shared  # type: ignore[assignment]
+
+
+@fault("test_each_thread_is_isolated_on_its_own")
+class IsolatesAllThreads(LoopbackDriver):
+    """Where one thread is isolated from AD, all are."""
+
+    isolated = 0
+
+    @contextmanager
+    def ad_isolated(self) -> Iterator[None]:
+        self.isolated += 1
+        with no_grad():
+            yield
+        self.isolated -= 1
+
+    def run_operator(self, *args: Any) -> Any:
+        with no_grad() if self.isolated else nullcontext():
+            return super().run_operator(*args)

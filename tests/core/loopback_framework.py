@@ -61,6 +61,9 @@ class LoopbackFramework(EagerFramework):
     def leaf(self, values: Values) -> Any:
         return lb.tensor(values, requires_grad=True)
 
+    def unreferenceable(self, value: float) -> Any:
+        return lb.tensor(value)
+
     def to_list(self, tensor: Any) -> Any:
         return tensor.tolist()
 
@@ -82,6 +85,13 @@ class LoopbackFramework(EagerFramework):
         return Model(weight, calls)
 
     def user_op(self) -> tuple[str, Build]:
+        @lb.op
+        def twice(input: lb.Tensor) -> lb.Tensor:
+            """An operator that the framework does not have; its gradient calls one that it has."""
+            output = lb.add(lb.detach(input), lb.detach(input))
+            lb.record("TwiceBackward", [input], [output], lambda g: [lb.add(g[0], g[0])])
+            return output
+
         return "twice", twice
 
     def seed(self) -> None:
@@ -89,9 +99,3 @@ class LoopbackFramework(EagerFramework):
 
     def rng_state(self) -> Any:
         return lb.rng_state()
-
-
-@lb.op
-def twice(input: lb.Tensor) -> lb.Tensor:
-    """An operator that the framework does not have, made of one that it has."""
-    return lb.add(input, input)

@@ -79,8 +79,8 @@ class TensorFlowFramework(Framework):
     def cat(self, tensors: Sequence[Any]) -> Any:
         return tf.concat(list(tensors), 0)
 
-    def split(self, tensor: Any) -> Sequence[Any]:
-        return tf.split(tensor, 2)
+    def split(self, tensor: Any, sections: int = 2) -> Sequence[Any]:
+        return tf.split(tensor, sections)
 
     def inputs(self, op: str, *tensors: Any) -> list[Any]:
         axis = tf.constant(0)

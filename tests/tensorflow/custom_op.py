@@ -16,6 +16,11 @@ TYPE = "AmandaTwice"
 _SOURCE = Path(__file__).with_name("custom_op.cc")
 
 
+@tf.RegisterGradient(TYPE)
+def _gradient(op: Any, gradient: Any) -> Any:
+    return gradient + gradient
+
+
 @functools.cache
 def twice() -> Any:
     """The operator's function: twice its input, in double precision."""

@@ -170,7 +170,7 @@ def test_no_tensor_is_kept_alive() -> None:
     tool = GraphTracingTool()
     with amanda.apply(tool):
         y = net(x)
-        z = lb.sum(y)
+        z = lb.relu(y)
         z.backward()
     alive = [weakref.ref(tensor) for tensor in (x, y, z, net.parameters()[0])]
     del net, x, y, z
@@ -285,3 +285,30 @@ def test_the_graph_is_a_networkx_graph_on_demand() -> None:
     assert isinstance(found, networkx.MultiDiGraph)
     assert found.nodes["/mul:0"]["op"] is graph.op("/mul:0")
     assert list(found.edges(data=True)) == [("/relu:0", "/mul:0", {"output": 0, "input": 1})]
+
+
+def scalars() -> int:
+    """How many tensors without dimensions there are."""
+    gc.collect()
+    return sum(type(item) is lb.tape.Scalar for item in gc.get_objects())
+
+
+def test_tensors_without_weak_references() -> None:
+    """Tensors that take no weak reference are followed, and held no longer than the scope."""
+    before = scalars()
+    x = lb.tensor(2.0)
+    with pytest.raises(TypeError):
+        weakref.ref(x)
+    tool = GraphTracingTool()
+    graph = tool.graph
+    with amanda.apply(tool):
+        for _ in range(3):
+            y = lb.relu(lb.mul(x, x))
+            amanda.new_iteration()
+        assert graph.inputs == [graph.tensor_of(x)]
+        assert graph.outputs == [graph.tensor_of(y)]
+        assert scalars() == before + len(graph.tensors) == before + 3
+    assert scalars() == before + 2  # x and y
+    assert graph.edges == [Edge("/mul:0", 0, "/relu:0", 0)]
+    (again,) = graph.replay([lb.tensor(3.0)])
+    assert again.tolist() == 9.0

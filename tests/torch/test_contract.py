@@ -68,8 +68,8 @@ class TorchFramework(EagerFramework):
     linear = staticmethod(nn.functional.linear)
     cat = staticmethod(torch.cat)
 
-    def split(self, tensor: Any) -> Sequence[Any]:
-        return torch.chunk(tensor, 2)
+    def split(self, tensor: Any, sections: int = 2) -> Sequence[Any]:
+        return torch.chunk(tensor, sections)
 
     def add_inplace(self, tensor: Any, other: Any) -> Any:
         return tensor.add_(other)
@@ -120,6 +120,17 @@ class TorchFramework(EagerFramework):
         return Model(weight, calls)
 
     def user_op(self) -> tuple[str, Build]:
+        class Twice(torch.autograd.Function):
+            """An operator that PyTorch does not have, made of one that it has."""
+
+            @staticmethod
+            def forward(ctx: Any, tensor: torch.Tensor) -> torch.Tensor:
+                return tensor + tensor
+
+            @staticmethod
+            def backward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:
+                return gradient + gradient
+
         return "Twice", Twice.apply
 
     def seed(self) -> None:
@@ -127,18 +138,6 @@ class TorchFramework(EagerFramework):
 
     def rng_state(self) -> Any:
         return torch.get_rng_state().tolist()
-
-
-class Twice(torch.autograd.Function):
-    """An operator that PyTorch does not have, made of one that it has."""
-
-    @staticmethod
-    def forward(ctx: Any, tensor: torch.Tensor) -> torch.Tensor:
-        return tensor + tensor
-
-    @staticmethod
-    def backward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:
-        return gradient + gradient
 
 
 class TestTorchEagerDriver(DriverContract):

@@ -8,6 +8,7 @@ one that builds graphs extends :class:`Framework` and supplies its own programs.
 from __future__ import annotations
 
 import abc
+import weakref
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar, TypeVar
 
@@ -81,6 +82,7 @@ class Framework(abc.ABC):
             first is the gradient.
         forgetful: ``add`` or ``relu``, whose gradient needs no input.
         forks: whether the framework works in a forked child of a process that has used it.
+        has_parameters: whether the framework tells a parameter or variable from other tensors.
         watched: modules and classes that a driver may patch.
     """
 
@@ -92,6 +94,7 @@ class Framework(abc.ABC):
     relu_consumes: ClassVar[int] = 1
     forgetful: ClassVar[str] = "add"
     forks: ClassVar[bool] = True
+    has_parameters: ClassVar[bool] = True
     watched: ClassVar[Sequence[object]] = ()
 
     # -- tensors ----------------------------------------------------------
@@ -107,6 +110,19 @@ class Framework(abc.ABC):
     @abc.abstractmethod
     def to_list(self, tensor: Any) -> Any:
         """A run-time tensor's numbers as nested lists; None for a symbolic one's."""
+
+    def unreferenceable(self, value: float) -> Any:
+        """A constant without dimensions that takes no weak reference, as NumPy's scalars are;
+        None if all tensors of the framework take weak references."""
+        return None
+
+    def reference(self, tensor: Any) -> Callable[[], Any]:
+        """A function that gives `tensor`, or None once it has died.
+
+        Overridden where the tensors that routines get take no weak reference: it then
+        refers to something that lives as long as the tensor, such as its buffer.
+        """
+        return weakref.ref(tensor)
 
     def type_of(self, op: Any) -> str:
         """The type of an operator or backward operator."""
@@ -145,8 +161,8 @@ class Framework(abc.ABC):
         """The framework's concatenation of a list of tensors along the first dimension."""
 
     @abc.abstractmethod
-    def split(self, tensor: Any) -> Sequence[Any]:
-        """Both halves of a tensor along its first dimension, by one operator."""
+    def split(self, tensor: Any, sections: int = 2) -> Sequence[Any]:
+        """Equal parts of a tensor along its first dimension, by one operator."""
 
     def add_inplace(self, tensor: Any, other: Any) -> Any:
         """Add to a tensor in place; only needed with ``Capability.IN_PLACE``."""

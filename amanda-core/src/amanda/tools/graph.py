@@ -94,7 +94,8 @@ class Graph:
         self._ops: dict[str, TracedOp] = {}
         self._tensors: list[TracedTensor] = []
         self._sources: dict[int, Callable[[], Any]] = {}
-        self._bound: dict[int, tuple[_Reference, TracedTensor]] = {}
+        self._bound: dict[int, tuple[_Reference | _Held, TracedTensor]] = {}
+        self._held: dict[int, _Held] = {}
         self._frozen: dict[str, Callable[[Sequence[Any]], Any] | CapabilityError] = {}
 
     def __len__(self) -> int:
@@ -257,7 +258,7 @@ class Graph:
         if isinstance(run, CapabilityError):
             raise run
         arguments = [None if t is None else self._value(op, t, values) for t in op.inputs]
-        produced = [leaf for leaf in _leaves(run(arguments)) if not isinstance(leaf, _SCALARS)]
+        produced = [leaf for leaf in _leaves(run(arguments)) if type(leaf) not in _SCALARS]
         expected = [t for t in op.outputs if t is not None]
         if expected and len(produced) != len(expected):
             raise AmandaError(
@@ -345,12 +346,27 @@ class Graph:
         self._tensors.append(tensor)
         return tensor
 
-    def _bind(self, tensor: Any, known: TracedTensor) -> _Reference:
-        reference = _Reference(tensor, self._forget)
+    def release(self) -> None:
+        """Let go of the tensors that take no weak reference; called when tracing ends."""
+        for reference in self._held.values():
+            self._forget(reference)
+            reference.tensor = None
+        self._held.clear()
+
+    def _bind(self, tensor: Any, known: TracedTensor) -> _Reference | _Held:
+        reference: _Reference | _Held
+        try:
+            reference = _Reference(tensor, self._forget)
+        except TypeError:
+            # Such as a scalar of NumPy. It is held, or another object could get its id.
+            reference = _Held(tensor)
+            if earlier := self._held.get(known.index):
+                self._forget(earlier)
+            self._held[known.index] = reference
         self._bound[reference.key] = (reference, known)
         return reference
 
-    def _forget(self, reference: _Reference) -> None:
+    def _forget(self, reference: _Reference | _Held) -> None:
         """A tensor is gone: its id will be that of another one."""
         entry = self._bound.get(reference.key)
         if entry is not None and entry[0] is reference:
@@ -368,6 +384,19 @@ class _Reference(weakref.ref[Any]):
         reference = super().__new__(cls, tensor, callback)
         reference.key = id(tensor)
         return reference
+
+
+class _Held:
+    """The reference to a tensor that takes no weak reference."""
+
+    __slots__ = ("key", "tensor")
+
+    def __init__(self, tensor: Any) -> None:
+        self.key = id(tensor)
+        self.tensor = tensor
+
+    def __call__(self) -> Any:
+        return self.tensor
 
 
 def _leaves(value: Any) -> Iterator[Any]:

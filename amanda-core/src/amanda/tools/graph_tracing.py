@@ -10,7 +10,8 @@ A tool that depends on :class:`GraphTracingTool` finds the graph in
         print(op.id, op.type, op.module)
     (again,) = tracing.graph.replay([x])
 
-The graph holds no tensor, only weak references to them.
+The graph holds tensors weakly; one that takes no weak reference, such as a NumPy scalar, it
+holds until the scope ends.
 """
 
 from __future__ import annotations
@@ -56,6 +57,9 @@ class GraphTracingTool(Tool):
         self.depends_on(MappingTool.standard())
         self.add_inst_for_op(self._trace, require_outputs=True)
         self.add_inst_for_op(self._trace_backward, backward=True)
+
+    def exit_scope(self) -> None:
+        self.graph.release()
 
     def before_analyses(self, context: OpContext) -> None:
         context["graph"] = self.graph

@@ -76,7 +76,7 @@ class AnalysisTests(ContractTests):
 
     def test_value_of_a_parameter(self) -> None:
         """get_value gives the value of an input that is a parameter, None for a computed one."""
-        weight = self.fw.parameter(W)
+        weight = self.parameter(W)
         program = self.fw.program(lambda x: self.fw.mul(self.fw.relu(x), weight), X)
         seen: list[Any] = []
 

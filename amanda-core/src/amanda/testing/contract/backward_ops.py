@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -35,6 +36,48 @@ class BackwardOpTests(ContractTests):
         seen = self.types_of(self.fw.program(getattr(self.fw, op), *values), op)
         accumulations = [self.fw.accumulation] * len(values) if self.fw.accumulation else []
         assert sorted(seen) == sorted([*self.fw.backward_types[op], *accumulations])
+
+    @requires(Capability.BACKWARD)
+    def test_backward_ops_are_no_forward_ops(self) -> None:
+        """No op that runs in a backward pass is taken for a forward op."""
+        program = self.fw.program(
+            lambda x, w, *b: self.fw.relu(self.fw.mul(self.fw.linear(x, w, *b), x)),
+            *self.linear_inputs(),
+        )
+        assert self.forward_ids(program.train) == self.forward_ids(program.run)
+
+    @requires(Capability.SECOND_ORDER)
+    def test_recorded_backward_ops_are_no_forward_ops(self) -> None:
+        """No op of a backward pass that is itself differentiated is taken for a forward op."""
+        program = self.fw.program(lambda x: self.fw.mul(self.fw.mul(x, x), x), X)
+        assert self.forward_ids(program.second_gradients) == self.forward_ids(program.run)
+
+    @requires(Capability.BACKWARD, Capability.USER_OPS)
+    def test_backward_ops_of_the_user_are_no_forward_ops(self) -> None:
+        """The operators that the gradient of a user's operator calls are no forward ops."""
+        _, function = self.fw.user_op()
+        program = self.fw.program(function, X)
+        assert self.forward_ids(program.train) == self.forward_ids(program.run)
+
+    def forward_ids(self, run: Callable[[], Any]) -> set[str]:
+        """The ids of the forward ops in a run, of types that the adapter names.
+
+        (An adapter may use others for its own work, such as a tensor of ones.)
+        """
+        fw = self.fw
+        types = {
+            *fw.types.values(),
+            *(kind for kinds in fw.backward_types.values() for kind in kinds),
+        }
+        seen: set[str] = set()
+
+        def note(context: OpContext) -> None:
+            if fw.type_of(context.get_op()) in types:
+                seen.add(context.get_op_id())
+
+        with self.apply(self.probe(before=note)):
+            run()
+        return seen
 
     @requires(Capability.BACKWARD)
     def test_owner_of_an_accumulation(self) -> None:
@@ -170,9 +213,36 @@ class BackwardOpTests(ContractTests):
         assert seen[0] == [X, W]
 
     @requires(Capability.BACKWARD)
+    def test_forward_outputs_still_held(self) -> None:
+        """A backward analysis reads the forward outputs that the user or autograd still holds."""
+        seen: list[Any] = []
+        tool = self.probe("relu", before_backward=lambda c: seen.append(self.outputs_of(c)))
+        self.train(self.fw.program(self.fw.relu, X), tool)
+        assert seen
+        # Symbolic tensors have no values.
+        symbolic = Capability.STATIC_GRAPH in self.driver_cls.capabilities
+        assert seen[0] == ([None] if symbolic else [[[1.0, 0.0], [3.0, 4.0]]])
+
+    @requires(Capability.BACKWARD)
+    def test_several_forward_outputs_still_held(self) -> None:
+        """A backward analysis reads all forward outputs of an op that has several."""
+        self.needs_separate_backward()
+        seen: list[Any] = []
+        tool = self.probe("split", before_backward=lambda c: seen.append(self.outputs_of(c)))
+        self.train(self.fw.program(self.fw.split, X), tool)
+        assert seen
+        assert seen[0] == [[X[0]], [X[1]]]
+
+    def outputs_of(self, context: OpContext) -> list[Any]:
+        """The values of an operator's outputs."""
+        outputs = context.get_outputs()
+        assert outputs is not None
+        return [self.fw.to_list(t) for t in outputs]
+
+    @requires(Capability.BACKWARD)
     def test_value_in_a_backward_context(self) -> None:
         """get_value gives a parameter's value in a backward context too."""
-        weight = self.fw.parameter(W)
+        weight = self.parameter(W)
         program = self.fw.program(lambda x: self.fw.mul(self.fw.relu(x), weight), X)
         seen: list[Any] = []
 

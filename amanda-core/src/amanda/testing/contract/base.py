@@ -99,6 +99,12 @@ class ContractTests:
             results = [program.train() for _ in range(times)]
         return results[-1]
 
+    def parameter(self, values: Any) -> Any:
+        """A parameter; the test is skipped where the framework does not tell one."""
+        if not self.fw.has_parameters:
+            pytest.skip("the framework has no parameters")
+        return self.fw.parameter(values)
+
     def needs_separate_backward(self) -> None:
         """Skip where forward and backward are one graph that runs as a whole."""
         if Capability.STATIC_GRAPH in self.driver_cls.capabilities:

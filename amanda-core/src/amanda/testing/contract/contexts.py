@@ -11,7 +11,7 @@ from amanda.errors import ContextExpiredError, SelectionError
 from amanda.interface.context import OpContext
 from amanda.interface.driver import Capability
 from amanda.testing.contract.base import ContractTests, W, X
-from amanda.testing.framework import Program, requires
+from amanda.testing.framework import Probe, Program, requires
 from amanda.tool import cache_disabled, new_iteration
 from amanda.tools.mapping import MappingTool
 
@@ -334,12 +334,31 @@ class ContextTests(ContractTests):
     @requires(Capability.USER_OPS)
     def test_ops_of_the_user(self) -> None:
         """An operator that the user has defined is seen and can be instrumented."""
+        seen: list[Any] = []
         kind, function = self.fw.user_op()
-        calls: list[Any] = []
+        program = self.fw.program(function, X)
+        self.run(program, self.noting_inputs([kind], seen))
+        assert seen == [[X]]
+
+    @requires(Capability.USER_OPS)
+    def test_ops_of_the_user_inside_the_scope(self) -> None:
+        """An operator that the user defines inside of the scope is seen likewise."""
+        seen: list[Any] = []
+        types: list[str] = []
+        with self.apply(self.noting_inputs(types, seen)):
+            kind, function = self.fw.user_op()
+            types.append(kind)
+            self.fw.program(function, X).run()
+        assert seen == [[X]]
+
+    def noting_inputs(self, types: list[str], seen: list[Any]) -> Probe:
+        """A tool that notes the inputs of each execution of an operator of some types."""
+
+        def note(*tensors: Any) -> None:
+            seen.append([self.fw.to_list(t) for t in tensors])
 
         def analyse(context: OpContext) -> None:
-            if self.fw.type_of(context.get_op()) == kind:
-                context.insert_before_op(lambda *t: calls.append([self.fw.to_list(x) for x in t]))
+            if self.fw.type_of(context.get_op()) in types:
+                context.insert_before_op(note)
 
-        self.run(self.fw.program(function, X), self.probe(before=analyse))
-        assert calls == [[X]]
+        return self.probe(before=analyse)

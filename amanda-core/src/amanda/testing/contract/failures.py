@@ -128,17 +128,6 @@ class FailureTests(ContractTests):
             assert program.train().gradients == [W, X]
         assert calls == [1]
 
-    @requires(Capability.REPLAY)
-    def test_an_op_can_be_run_again(self) -> None:
-        """What graph tracing keeps of an op runs it again on other tensors."""
-        kept: list[Callable[..., Any]] = []
-        self.run(
-            self.fw.program(self.fw.split, X),
-            self.probe("split", before=lambda c: kept.append(c.get_function())),
-        )
-        outputs = kept[0](*self.fw.inputs("split", self.fw.tensor(W)))
-        assert [self.fw.to_list(t) for t in outputs] == [[W[0]], [W[1]]]
-
     # -- contract rule 14 -----------------------------------------------------
 
     def test_traceable_routine(self) -> None:

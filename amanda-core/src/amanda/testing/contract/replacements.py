@@ -12,7 +12,7 @@ from amanda.interface.context import OpContext
 from amanda.interface.driver import Capability
 from amanda.testing.contract.base import ONES, ContractTests, W, X, product, times
 from amanda.testing.framework import Trained, requires
-from amanda.tool import Tool
+from amanda.tool import Tool, new_iteration
 
 
 class One(Tool):
@@ -109,6 +109,29 @@ class ReplacementTests(ContractTests):
             context.insert_after_op(lambda t: self.fw.scale(t, 2.0))
 
         assert self.run(self.multiplication(), self.probe("mul", before=analyse)) == [times(X, 8.0)]
+
+    @requires(Capability.REPLAY)
+    def test_an_op_can_be_run_again(self) -> None:
+        """get_function() gives a function that runs the op on other tensors."""
+        kept: list[Callable[..., Any]] = []
+        tool = self.probe("split", before=lambda c: kept.append(c.get_function()))
+        self.run(self.fw.program(self.fw.split, X), tool)
+        outputs = kept[0](*self.fw.inputs("split", self.fw.tensor(W)))
+        assert [self.fw.to_list(t) for t in outputs] == [[W[0]], [W[1]]]
+
+    @requires(Capability.REPLACE_OP, Capability.REPLAY)
+    def test_function_has_the_attributes_of_its_execution(self) -> None:
+        """A replacement by get_function() runs the op with the attributes of the execution that
+        it replaces, also in executions after the first one."""
+        tool = self.probe("split", before=lambda c: c.replace_op(c.get_function()))
+        rows = [[float(number)] for number in range(6)]
+        parts: list[int] = []
+        with self.apply(tool):
+            for sections in (2, 3, 6):
+                program = self.fw.program(lambda x, n=sections: self.fw.split(x, n), rows)
+                parts.append(len(program.run()))
+                new_iteration()
+        assert parts == [2, 3, 6]
 
     @requires(Capability.REPLACE_OP)
     def test_wrong_return_of_a_replacement(self) -> None:

@@ -6,15 +6,17 @@ import os
 import threading
 import time
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from typing import Any
 
 import pytest
 
 from amanda.interface.context import OpContext
 from amanda.interface.driver import Capability
+from amanda.state import ATTACHED
 from amanda.testing.contract.base import ContractTests, W, X, product
 from amanda.testing.framework import Probe, requires
-from amanda.tool import cache_disabled, disabled
+from amanda.tool import cache_disabled, disabled, new_iteration, vanilla
 
 _PATIENCE = 30.0
 
@@ -138,6 +140,86 @@ class ThreadTests(ContractTests):
         thread.join()
         assert results == [[W, X]]
         assert set(calls) == {1, 2}
+
+    @requires(Capability.THREADS)
+    def test_ids_of_a_thread(self) -> None:
+        """Each thread counts its operators on its own, whatever runs in others meanwhile."""
+        seen: dict[str, list[str]] = {}
+
+        def note(context: OpContext) -> None:
+            seen.setdefault(thread_name[0], []).append(context.get_op_id())
+
+        thread_name = ["main"]
+        program = self.multiplication()
+        with self.apply(self.probe("mul", before=note)), cache_disabled():
+            program.run()
+            for thread_name[0] in ("one", "two"):
+                in_thread(program.run).join()
+            thread_name[0] = "main"
+            program.run()
+        assert seen["one"] == seen["two"] == seen["main"][:1]
+        assert len(seen["main"]) == 2
+
+    @requires(Capability.THREADS, Capability.BACKWARD)
+    def test_ids_across_a_backward_of_another_thread(self) -> None:
+        """A backward pass ends the iteration of its own thread and of no other."""
+        self.needs_separate_backward()
+        seen: list[str] = []
+
+        def note(context: OpContext) -> None:
+            if threading.current_thread() is threading.main_thread():
+                seen.append(context.get_op_id())
+
+        program, other = self.multiplication(), self.multiplication()
+        with self.apply(self.probe("mul", before=note)), cache_disabled():
+            for interrupted in (False, True):
+                new_iteration()
+                program.run()
+                if interrupted:
+                    in_thread(other.train).join()
+                program.run()
+        assert len(set(seen[:2])) == 2
+        assert seen[2:] == seen[:2]
+
+    @requires(Capability.THREADS)
+    def test_each_thread_is_vanilla_on_its_own(self) -> None:
+        """While one thread runs vanilla, the operators of another are instrumented."""
+        calls: list[str] = []
+        with self.apply(self.thread_counter(calls)):
+            program = self.multiplication()
+            result = self.in_another_thread(program.run, vanilla)
+        assert result == [product(X, W)]
+        assert len(calls) == 1
+
+    @requires(Capability.THREADS, Capability.BACKWARD)
+    def test_each_thread_is_isolated_on_its_own(self) -> None:
+        """While one thread runs isolated from AD, another one computes gradients."""
+        with self.apply(self.thread_counter([])):
+            driver = ATTACHED[self.driver_cls]
+            program = self.multiplication()
+            result = self.in_another_thread(program.train, driver.ad_isolated)
+        assert result.gradients == [W, X]
+
+    def in_another_thread(
+        self, work: Callable[[], Any], meanwhile: Callable[[], AbstractContextManager[Any]]
+    ) -> Any:
+        """What `work` returns in a thread, while this thread is in a with-block."""
+        results: list[Any] = []
+        entered, finished = threading.Event(), threading.Event()
+
+        def run() -> None:
+            assert entered.wait(_PATIENCE)
+            try:
+                results.append(work())
+            finally:
+                finished.set()
+
+        thread = in_thread(run)
+        with meanwhile():
+            entered.set()
+            assert finished.wait(_PATIENCE)
+        thread.join()
+        return results[0]
 
     @requires(Capability.THREADS)
     def test_tools_never_run_concurrently(self) -> None:

@@ -16,7 +16,9 @@ from amanda.interface.driver import Capability
 from amanda.patching import PatchSet
 from amanda.testing import watched
 from amanda.testing.contract.base import B, ContractTests, W, X, nothing
-from amanda.testing.framework import Probe, Program, requires
+from amanda.testing.framework import Probe, Program, Trained, requires
+from amanda.tool import Tool
+from amanda.tools.graph_tracing import GraphTracingTool
 
 _ABSENT = object()
 
@@ -135,10 +137,10 @@ class TransparencyTests(ContractTests):
     @requires(Capability.BACKWARD)
     def test_tensors_die(self) -> None:
         """A tensor of the model dies when the model lets go of it, without garbage collection."""
-        alive: list[weakref.ref[Any]] = []
+        alive: list[Callable[[], Any]] = []
 
         def follow(*tensors: Any) -> None:
-            alive.extend(weakref.ref(t) for t in tensors if t is not None)
+            alive.extend(self.fw.reference(t) for t in tensors if t is not None)
 
         def analyse(context: OpContext) -> None:
             context.insert_after_op(follow)
@@ -155,11 +157,11 @@ class TransparencyTests(ContractTests):
     @requires(Capability.BACKWARD)
     def test_substituted_tensors_die(self) -> None:
         """What routines return dies with the computation too."""
-        alive: list[weakref.ref[Any]] = []
+        alive: list[Callable[[], Any]] = []
 
         def double(tensor: Any) -> Any:
             result = self.fw.scale(tensor, 2.0)
-            alive.append(weakref.ref(result))
+            alive.append(self.fw.reference(result))
             return result
 
         tool = self.probe("mul", before=lambda c: c.insert_after_op(double))
@@ -169,6 +171,68 @@ class TransparencyTests(ContractTests):
             program.train()
             assert len(alive) == 1
             assert alive[0]() is None
+
+    @requires(Capability.REPLAY)
+    def test_a_function_of_an_op_keeps_no_tensor(self) -> None:
+        """The function that get_function() gives keeps no tensor of the execution alive."""
+        self.needs_concrete_tensors()
+        kept: list[Callable[..., Any]] = []
+        alive: list[Callable[[], Any]] = []
+
+        def keep(context: OpContext) -> None:
+            kept.append(context.get_function())
+            alive.append(self.fw.reference(context.get_inputs()[self.data_input("split")]))
+
+        program = self.fw.program(lambda x, w: self.fw.split(self.fw.mul(x, w)), X, W)
+        with _no_collection():
+            self.run(program, self.probe("split", before=keep))
+            assert len(kept) == 1
+            assert [reference() for reference in alive] == [None]
+
+    # -- tensors of which a framework promises little -------------------------
+
+    @pytest.mark.parametrize("tool", ["watcher", "identity", "tracer"])
+    def test_tensors_without_dimensions(self, tool: str) -> None:
+        """Tensors without dimensions run like others, also if they have a class of their own."""
+        program = self.fw.program(lambda x, w: self.fw.add(self.fw.mul(x, w), x), 3.0, 2.0)
+        self.check_transparent(program, tool)
+
+    @pytest.mark.parametrize("tool", ["watcher", "identity", "tracer"])
+    def test_tensors_without_weak_references(self, tool: str) -> None:
+        """Tensors that take no weak reference run like others."""
+        constant = self.fw.unreferenceable(2.0)
+        if constant is None:
+            pytest.skip("all tensors of the framework take weak references")
+        with pytest.raises(TypeError):
+            weakref.ref(constant)
+        program = self.fw.program(lambda x: self.fw.relu(self.fw.mul(x, constant)), 3.0)
+        self.check_transparent(program, tool)
+
+    def check_transparent(self, program: Program, tool: str) -> None:
+        """Under one of the tools that change nothing, a program gives the results of vanilla."""
+        tools: dict[str, Callable[[], Tool]] = {
+            "watcher": self.watcher,
+            "identity": lambda: self.identity(nothing),
+            "tracer": GraphTracingTool,
+        }
+        has_backward = Capability.BACKWARD in self.driver_cls.capabilities
+        run = program.train if has_backward else program.run
+        expected = run()
+        with self.apply(tools[tool]()):
+            assert run() == run() == expected
+        assert run() == expected
+
+    @requires(Capability.BACKWARD)
+    def test_substituted_tensors_without_dimensions(self) -> None:
+        """The gradient of a substituted tensor without dimensions passes straight through."""
+        program = self.fw.program(self.fw.mul, 3.0, 2.0)
+
+        def analyse(context: OpContext) -> None:
+            context.insert_before_op(lambda t: self.fw.scale(t, 2.0), inputs=[0])
+            context.insert_after_backward_op(lambda *g: g)
+
+        result = self.train(program, self.probe("mul", before=analyse), times=2)
+        assert result == Trained([12.0], [2.0, 6.0])
 
     def test_tools_die(self) -> None:
         """Nothing keeps a tool alive after its scope."""

@@ -98,7 +98,8 @@ class WholeOpTests(ContractTests):
 
     @requires(Capability.BACKWARD)
     def test_around_backward_ops(self) -> None:
-        """They run before the first and after the last backward op of the operator."""
+        """They run before the first and after the last backward op of the operator, and the
+        routines of each backward op before and after it."""
         seen: list[str] = []
 
         def whole(context: OpContext) -> None:
@@ -106,13 +107,68 @@ class WholeOpTests(ContractTests):
             context.insert_after_backward_op(lambda *g: seen.append("last"))
 
         def single(context: OpContext) -> None:
-            if self.fw.type_of(context.get_backward_op()) != self.fw.accumulation:
-                context.insert_before_backward_op(lambda *g: seen.append("op"))
+            kind = self.fw.type_of(context.get_backward_op())
+            if kind != self.fw.accumulation:
+                name = context.get_backward_op_id()
+                context.insert_before_backward_op(lambda *g: seen.append(f"before {name}"))
+                context.insert_after_backward_op(lambda *g: seen.append(f"after {name}"))
 
         tool = self.probe("linear", before=whole, before_backward=single)
         self.train(self.fw.program(self.fw.linear, *self.linear_inputs()), tool)
-        ops = len(self.fw.backward_types["linear"])
-        assert seen == ["first", *["op"] * ops, "last"]
+        assert (seen[0], seen[-1]) == ("first", "last")
+        before = [entry for entry in seen if entry.startswith("before ")]
+        assert len(before) == len(self.fw.backward_types["linear"])
+        assert len(seen) == 2 * len(before) + 2
+        for entry in before:
+            assert seen.index(entry) < seen.index(entry.replace("before", "after"))
+
+    @requires(Capability.BACKWARD)
+    def test_they_see_what_routines_of_backward_ops_return(self) -> None:
+        """Routines of backward ops get the gradients that a routine on the whole operator has
+        returned before them, and one after them gets what they have returned."""
+        kind = self.fw.backward_types["relu"][0]
+        seen: list[Any] = []
+
+        def whole(context: OpContext) -> None:
+            context.insert_before_backward_op(lambda g: self.fw.scale(g, 2.0))
+            context.insert_after_backward_op(self.look(seen))
+
+        def single(context: OpContext) -> None:
+            if self.fw.type_of(context.get_backward_op()) == kind:
+                context.insert_before_backward_op(self.look(seen), grad_outputs=[0])
+                context.insert_after_backward_op(lambda g: self.fw.scale(g, 4.0))
+
+        tool = self.probe("relu", before=whole, before_backward=single)
+        self.train(self.fw.program(self.fw.relu, X), tool)
+        positive = [[1.0, 0.0], [1.0, 1.0]]
+        assert seen == [[times(ONES, 2.0)], [times(positive, 8.0)]]
+
+    @requires(Capability.BACKWARD, Capability.REPLACE_OP)
+    def test_a_replacement_of_several_ops(self) -> None:
+        """They act on all operators of a replacement as on one: each runs once, with the
+        gradients of its outputs and the sums of those of its inputs."""
+        seen: list[Any] = []
+
+        def analyse(context: OpContext) -> None:
+            context.replace_op(lambda x, w: self.fw.add(self.fw.mul(x, x), w))
+            context.insert_before_backward_op(self.look(seen))
+            context.insert_after_backward_op(self.look(seen))
+
+        result = self.train(self.multiplication(), self.probe("mul", before=analyse), times=2)
+        assert result.gradients == [times(X, 2.0), ONES]
+        assert seen == [[ONES], [times(X, 2.0), ONES]] * 2
+
+    @requires(Capability.BACKWARD, Capability.REPLACE_OP)
+    def test_changed_gradients_of_a_replacement_of_several_ops(self) -> None:
+        """What they return for a replacement's gradients reaches all of its operators."""
+
+        def analyse(context: OpContext) -> None:
+            context.replace_op(lambda x, w: self.fw.add(self.fw.mul(x, x), w))
+            context.insert_before_backward_op(lambda g: self.fw.scale(g, 2.0))
+            context.insert_after_backward_op(lambda g: self.fw.scale(g, 4.0), grad_inputs=[0])
+
+        result = self.train(self.multiplication(), self.probe("mul", before=analyse), times=2)
+        assert result.gradients == [times(X, 16.0), times(ONES, 2.0)]
 
     @requires(Capability.BACKWARD)
     def test_an_op_with_several_outputs(self) -> None:

@@ -15,7 +15,8 @@ from typing import Any
 
 from amanda.testing.loopback.tape import Tensor, record
 
-_GENERATOR = random.Random(0)
+GENERATOR = random.Random(0)
+"""Where ``dropout`` draws its random numbers."""
 
 
 class Op:
@@ -117,7 +118,7 @@ def relu(input: Tensor) -> Tensor:
 def dropout(input: Tensor, p: float = 0.5) -> Tensor:
     """Set a random share `p` of the numbers to zero and scale the others up."""
     scale = 1.0 / (1.0 - p)
-    mask = _elementwise(lambda _: scale * (_GENERATOR.random() >= p), input)
+    mask = _elementwise(lambda _: scale * (GENERATOR.random() >= p), input)
     out = _elementwise(lambda x, m: x * m, input, mask)
     record("DropoutBackward", [input], [out], lambda grads, m: [mul.compute(grads[0], m)], [mask])
     return out
@@ -250,12 +251,12 @@ def add_(input: Tensor, other: Tensor | float) -> Tensor:
 
 def manual_seed(seed: int) -> None:
     """Restart the random numbers of ``dropout``."""
-    _GENERATOR.seed(seed)
+    GENERATOR.seed(seed)
 
 
 def rng_state() -> Any:
     """The state of the random number generator."""
-    return _GENERATOR.getstate()
+    return GENERATOR.getstate()
 
 
 __all__ = [

@@ -24,6 +24,9 @@ _MODE = _GradMode()
 class Tensor:
     """A flat list of numbers with a shape of up to two dimensions.
 
+    As little is promised of tensors as frameworks promise: they cannot be hashed, and those
+    without dimensions take no weak references, as the scalars of NumPy.
+
     Attributes:
         data: the numbers, row by row.
         shape: sizes of the dimensions; ``()`` for a single number.
@@ -35,7 +38,6 @@ class Tensor:
     """
 
     __slots__ = (
-        "__weakref__",
         "_accumulator",
         "data",
         "grad",
@@ -45,6 +47,15 @@ class Tensor:
         "shape",
         "version",
     )
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def __new__(
+        cls, data: list[float], shape: tuple[int, ...], requires_grad: bool = False
+    ) -> Tensor:
+        """A tensor of `cls`, or of the class that goes with the shape."""
+        by_shape = Array if shape else Scalar
+        return object.__new__(by_shape if cls is Tensor else cls)
 
     def __init__(
         self, data: list[float], shape: tuple[int, ...], requires_grad: bool = False
@@ -105,13 +116,25 @@ class Tensor:
         return accumulator, 0
 
 
-class Parameter(Tensor):
+class Array(Tensor):
+    """A tensor that takes weak references."""
+
+    __slots__ = ("__weakref__",)
+
+
+class Scalar(Tensor):
+    """A tensor without dimensions: it takes no weak references."""
+
+    __slots__ = ()
+
+
+class Parameter(Array):
     """A leaf that is trained."""
 
     __slots__ = ()
 
 
-class Buffer(Tensor):
+class Buffer(Array):
     """State of a module that is not trained."""
 
     __slots__ = ()

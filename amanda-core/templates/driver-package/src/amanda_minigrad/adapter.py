@@ -10,12 +10,6 @@ from amanda.testing.framework import Build, EagerFramework
 import minigrad
 
 
-@minigrad.Operator
-def twice(x):
-    """An operator of the user's."""
-    return 2 * x, lambda grads: [2 * grads[0]]
-
-
 class Minigrad(EagerFramework):
     """The adapter."""
 
@@ -49,8 +43,8 @@ class Minigrad(EagerFramework):
     def cat(self, tensors: Sequence[Any]) -> Any:
         return minigrad.cat(*tensors)
 
-    def split(self, tensor: Any) -> Sequence[Any]:
-        return minigrad.split(tensor, sections=2)
+    def split(self, tensor: Any, sections: int = 2) -> Sequence[Any]:
+        return minigrad.split(tensor, sections=sections)
 
     def dropout(self, tensor: Any) -> Any:
         return minigrad.dropout(tensor, rate=0.5)
@@ -66,6 +60,10 @@ class Minigrad(EagerFramework):
         raise NotImplementedError("minigrad has no gradients of gradients")
 
     def user_op(self) -> tuple[str, Build]:
+        @minigrad.Operator
+        def twice(x):
+            return 2 * x, lambda grads: [2 * grads[0]]
+
         return "twice", twice
 
     def seed(self) -> None:
