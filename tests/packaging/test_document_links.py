@@ -1,0 +1,67 @@
+"""What documents point to exists: files, headings, modules and their names."""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import re
+from pathlib import Path
+
+import pytest
+
+from tests.packaging.environments import ROOT
+
+_LINK = re.compile(r"\]\(([^)]+)\)")
+_NAME = re.compile(r"\bamanda(?:_tools)?(?:\.\w+)+\b")
+_CODE = re.compile(r"^```.*?^```$", re.MULTILINE | re.DOTALL)
+
+
+def _documents() -> list[str]:
+    found = [*ROOT.glob("*.md"), *ROOT.glob("amanda-*/**/*.md")]
+    return sorted(str(path.relative_to(ROOT)) for path in found)
+
+
+def _anchors(path: Path) -> set[str]:
+    """What GitHub calls the headings of a document."""
+    text = _CODE.sub("", path.read_text(encoding="utf-8"))
+    headings = re.findall(r"^#+ (.+)$", text, re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+@functools.cache
+def _exists(name: str) -> bool:
+    """Whether a dotted name is a module, or an attribute of one."""
+    parts = name.split(".")
+    for end in range(len(parts), 0, -1):
+        try:
+            found = importlib.import_module(".".join(parts[:end]))
+        except ModuleNotFoundError:
+            continue
+        try:
+            functools.reduce(getattr, parts[end:], found)
+        except AttributeError:
+            return False
+        return True
+    return False
+
+
+@pytest.mark.parametrize("document", _documents())
+def test_links_lead_somewhere(document: str) -> None:
+    """Every relative link is to a file, and to a heading in it if it names one."""
+    path = ROOT / document
+    broken = []
+    for link in _LINK.findall(_CODE.sub("", path.read_text(encoding="utf-8"))):
+        target, _, anchor = re.sub(r"\s+", " ", link).replace(" ", "").partition("#")
+        if re.match(r"\w+:", target):
+            continue
+        file = (path.parent / target) if target else path
+        if not file.exists() or (anchor and anchor not in _anchors(file)):
+            broken.append(link)
+    assert not broken
+
+
+@pytest.mark.parametrize("document", _documents())
+def test_names_are_those_of_the_code(document: str) -> None:
+    """Every dotted name of amanda or amanda_tools can be imported, also after files have moved."""
+    text = (ROOT / document).read_text(encoding="utf-8")
+    assert not [name for name in sorted(set(_NAME.findall(text))) if not _exists(name)]
