@@ -329,6 +329,10 @@ class EagerDriver(Driver):
         """
         raise NotImplementedError(f"{self.name} has no with_vjp()")
 
+    def straight_through(self, value: Any, old: Any) -> Any:
+        """`value` with a gradient that passes unchanged to `old`, which it stands in for."""
+        return self.with_vjp([value], [old], list)[0] if self.wants_gradient(old) else value
+
     differentiate: ClassVar[Differentiate | None] = None
     """``differentiate(self, function, inputs)``, for functional differentiation.
 
@@ -478,10 +482,7 @@ class EagerDriver(Driver):
                 f"got, expected {self.shape_of(old)}, got {self.shape_of(new)}; record it under "
                 "amanda.ad_enabled() if the gradient is to follow the new shape"
             )
-        value = self.unbox(new)
-        if not self.wants_gradient(old):
-            return value
-        return self.with_vjp([value], [old], list)[0]
+        return self.straight_through(self.unbox(new), old)
 
     def unseen(self, vanilla: Callable[[Gradients], Sequence[Any]]) -> Callable[[Gradients], Any]:
         """`vanilla`, whose own operators are not instrumented."""

@@ -7,14 +7,17 @@ optional tensors. Tools see flat inputs in the order of the declared parameters:
     arguments = signature.bind(args, kwargs)
     arguments.inputs        # tensors, lists expanded in place; None for an absent optional one
     arguments.names         # the parameter of each input
-    arguments.attributes    # all other arguments by name
+    arguments.attributes    # all other arguments by name, defaults included
     function(*args, **kwargs) == arguments.call(function, arguments.inputs)
+
+The call with other inputs has the form of the caller's: what was positional stays positional,
+what was a keyword stays one, and defaults are not spelled out.
 """
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 import attrs
@@ -22,21 +25,26 @@ import attrs
 _POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
 
 
-_TENSOR = object()
-"""Stands for one tensor in a tensor-free argument."""
+@attrs.frozen
+class _Tensor:
+    """Stands for the input `index` in a tensor-free argument."""
+
+    index: int
+
+    def filled(self, inputs: Sequence[Any]) -> Any:
+        return inputs[self.index]
 
 
 @attrs.frozen
 class _Nested:
     """A tensor-free list, tuple or dictionary in which tensors stood."""
 
-    kind: type
+    kind: Any
     items: tuple[Any, ...]
     keys: tuple[Any, ...] | None = None
 
-    def filled(self, rest: Iterator[Any]) -> Any:
-        """The collection with the next tensors of `rest`."""
-        items = [_filled(item, rest) for item in self.items]
+    def filled(self, inputs: Sequence[Any]) -> Any:
+        items = [_filled(item, inputs) for item in self.items]
         if self.keys is not None:
             return self.kind(zip(self.keys, items, strict=True))
         if hasattr(self.kind, "_make"):  # a named tuple takes its items one by one
@@ -58,8 +66,9 @@ class Arguments:
     inputs: list[Any]
     names: list[str]
     attributes: Mapping[str, Any]
-    _positional: tuple[Any, ...]
+    _positional: Sequence[Any]
     _keywords: Mapping[str, Any]
+    _absent: Mapping[str, Any]
 
     def without_tensors(self) -> Arguments:
         """The same arguments with no tensor, to be kept and called with other inputs."""
@@ -69,28 +78,19 @@ class Arguments:
         """Positional and keyword arguments of a call with other tensors.
 
         Args:
-            inputs: as many as `names`.
+            inputs: as many as `names`. A tensor for an optional input that the caller left out
+                becomes a keyword.
         """
-        rest = iter(inputs)
-        positional: list[Any] = []
-        for value in self._positional:
-            if isinstance(value, _VarPositional):
-                positional += [_filled(item, rest) for item in value.items]
-            else:
-                positional.append(_filled(value, rest))
-        return positional, {name: _filled(v, rest) for name, v in self._keywords.items()}
+        keywords = {name: _filled(value, inputs) for name, value in self._keywords.items()}
+        for name, value in self._absent.items():
+            if (tensor := _filled(value, inputs)) is not None:
+                keywords[name] = tensor
+        return [_filled(value, inputs) for value in self._positional], keywords
 
     def call(self, function: Callable[..., Any], inputs: Sequence[Any]) -> Any:
         """Call `function` with other tensors in the place of those of this call."""
         args, kwargs = self.rebuild(inputs)
         return function(*args, **kwargs)
-
-
-@attrs.frozen
-class _VarPositional:
-    """The arguments that ``*args`` of the signature takes."""
-
-    items: tuple[Any, ...]
 
 
 class Signature:
@@ -122,25 +122,16 @@ class Signature:
         Raises:
             TypeError: they do not fit the signature.
         """
-        binding = _Binding(self)
+        binding = _Binding(self, len(args), kwargs)
         if self._signature is None:
-            given = tuple(binding.slot("", value) for value in args)
-            return binding.arguments(given, {n: binding.slot(n, v) for n, v in kwargs.items()})
+            binding.positional += [binding.tensor_free("", value) for value in args]
+            binding.take_keywords(kwargs)
+            return binding.arguments()
         bound = self._signature.bind(*args, **kwargs)
         bound.apply_defaults()
-        positional: tuple[Any, ...] = ()
-        keywords: dict[str, Any] = {}
         for name, value in bound.arguments.items():
-            kind = self._signature.parameters[name].kind
-            if kind in _POSITIONAL:
-                positional += (binding.slot(name, value),)
-            elif kind is inspect.Parameter.VAR_POSITIONAL:
-                positional += (_VarPositional(binding.slots(name, value)),)
-            elif kind is inspect.Parameter.VAR_KEYWORD:
-                keywords |= {n: binding.slot(n, v) for n, v in value.items()}
-            else:
-                keywords[name] = binding.slot(name, value)
-        return binding.arguments(positional, keywords)
+            binding.take(name, self._signature.parameters[name].kind, value)
+        return binding.arguments()
 
     def is_tensor(self, value: Any) -> bool:
         """Whether an argument is a tensor."""
@@ -154,38 +145,73 @@ class Signature:
 
 
 class _Binding:
-    """Collects the inputs and attributes of one call."""
+    """Collects the inputs and attributes of one call, parameter by parameter.
 
-    def __init__(self, signature: Signature) -> None:
+    Attributes:
+        positional: the tensor-free positional arguments.
+    """
+
+    def __init__(self, signature: Signature, count: int, given: Mapping[str, Any]) -> None:
+        self.positional: list[Any] = []
         self._signature = signature
+        self._count = count
+        self._given = given
         self._inputs: list[Any] = []
         self._names: list[str] = []
         self._attributes: dict[str, Any] = {}
+        self._keywords: dict[str, Any] = {}
+        self._absent: dict[str, Any] = {}
 
-    def slot(self, name: str, value: Any) -> Any:
+    def take(self, name: str, kind: Any, value: Any) -> None:
+        """Take the value of one parameter."""
+        if kind is inspect.Parameter.VAR_KEYWORD:
+            self.take_keywords(value)
+        elif kind is inspect.Parameter.VAR_POSITIONAL:
+            self.positional += self._tensor_free_items(name, value)
+        elif kind in _POSITIONAL and len(self.positional) < self._count:
+            self.positional.append(self.tensor_free(name, value))
+        elif name in self._given:
+            self._keywords[name] = self.tensor_free(name, value)
+        elif isinstance(slot := self.tensor_free(name, value), _Tensor):
+            self._absent[name] = slot
+
+    def take_keywords(self, values: Mapping[str, Any]) -> None:
+        """Take undeclared keyword arguments."""
+        for name, value in values.items():
+            self._keywords[name] = self.tensor_free(name, value)
+
+    def tensor_free(self, name: str, value: Any) -> Any:
         """The tensor-free form of one argument; its tensors join the inputs."""
         takes_tensor = self._signature.takes_tensor(name, value)
         is_list = isinstance(value, (list, tuple))
         if self._holds_tensor(value) or (takes_tensor and (value is None or is_list)):
-            return self._without_tensors(name, value)
+            return self._extracted(name, value)
         self._attributes[name or f"argument{len(self._attributes)}"] = value
         return value
 
-    def slots(self, name: str, values: tuple[Any, ...]) -> tuple[Any, ...]:
+    def arguments(self) -> Arguments:
+        """The bound arguments."""
+        return Arguments(
+            self._inputs,
+            self._names,
+            self._attributes,
+            self.positional,
+            self._keywords,
+            self._absent,
+        )
+
+    def _tensor_free_items(self, name: str, values: tuple[Any, ...]) -> list[Any]:
         """The tensor-free form of the arguments that ``*args`` takes."""
         if not any(map(self._holds_tensor, values)):
             if values:
                 self._attributes[name] = values
-            return values
-        return tuple(
-            self._without_tensors(name, value)
+            return list(values)
+        return [
+            self._extracted(name, value)
             if self._holds_tensor(value) or value is None
-            else self.slot(f"{name}[{position}]", value)
+            else self.tensor_free(f"{name}[{position}]", value)
             for position, value in enumerate(values)
-        )
-
-    def arguments(self, positional: tuple[Any, ...], keywords: Mapping[str, Any]) -> Arguments:
-        return Arguments(self._inputs, self._names, self._attributes, positional, keywords)
+        ]
 
     def _holds_tensor(self, value: Any) -> bool:
         if isinstance(value, (list, tuple)):
@@ -194,25 +220,24 @@ class _Binding:
             return any(map(self._holds_tensor, value.values()))
         return self._signature.is_tensor(value)
 
-    def _without_tensors(self, name: str, value: Any) -> Any:
+    def _extracted(self, name: str, value: Any) -> Any:
+        """`value` with slots in the place of its tensors, which join the inputs."""
         if value is None or self._signature.is_tensor(value):
             self._inputs.append(value)
             self._names.append(name)
-            return _TENSOR
+            return _Tensor(len(self._inputs) - 1)
         if isinstance(value, (list, tuple)):
-            items = tuple(self._without_tensors(name, item) for item in value)
+            items = tuple(self._extracted(name, item) for item in value)
             return _Nested(type(value), items)
         if isinstance(value, dict) and self._holds_tensor(value):
-            items = tuple(self._without_tensors(name, item) for item in value.values())
+            items = tuple(self._extracted(name, item) for item in value.values())
             return _Nested(type(value), items, tuple(value))
         return value
 
 
-def _filled(value: Any, rest: Iterator[Any]) -> Any:
-    """An argument with the next tensors of `rest` where tensors stood."""
-    if value is _TENSOR:
-        return next(rest)
-    return value.filled(rest) if isinstance(value, _Nested) else value
+def _filled(value: Any, inputs: Sequence[Any]) -> Any:
+    """An argument with `inputs` in its slots."""
+    return value.filled(inputs) if isinstance(value, (_Tensor, _Nested)) else value
 
 
 def _signature_of(function: Any) -> inspect.Signature | None:

@@ -1,0 +1,117 @@
+"""The adapter of autograd for the contract kit and the self-test: calls of autograd only."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, ClassVar
+
+import autograd.numpy as anp
+import numpy as np
+from amanda.testing.framework import Build, Framework, Program, Trained
+from autograd import core, tracer
+from autograd.extend import defvjp, primitive, vspace
+from autograd.builtins import tuple as tuple_
+
+
+@primitive
+def relu(x):
+    """The positive part."""
+    return x * (x > 0)
+
+
+defvjp(relu, lambda ans, x: lambda g: g * (x > 0))
+
+
+@primitive
+def linear(x, weight, bias=None):
+    """A weight row for each output, and a bias."""
+    return x @ weight.T + (0.0 if bias is None else bias)
+
+
+defvjp(
+    linear,
+    lambda ans, x, weight, bias=None: lambda g: anp.dot(g, weight),
+    lambda ans, x, weight, bias=None: lambda g: anp.dot(g.T, x),
+    lambda ans, x, weight, bias=None: lambda g: anp.sum(g, axis=0),
+)
+
+
+class Run(Program):
+    """A function that is called, and differentiated with respect to all its inputs."""
+
+    def __init__(self, build: Build, values: Sequence[Any]) -> None:
+        self._build = build
+        self._values = tuple(np.array(value, dtype=float) for value in values)
+
+    def run(self) -> list[Any]:
+        return [np.asarray(output).tolist() for output in self._outputs(self._values)]
+
+    def train(self) -> Trained:
+        outputs, backward = self._traced()
+        return Trained(outputs, backward())
+
+    def second_gradients(self) -> list[Any]:
+        raise NotImplementedError("the driver does not see gradients of gradients")
+
+    def forward(self) -> Callable[[], list[Any]]:
+        return self._traced()[1]
+
+    def _traced(self) -> tuple[list[Any], Callable[[], list[Any]]]:
+        vjp, outputs = core.make_vjp(lambda values: tuple_(self._outputs(values)), self._values)
+
+        def backward() -> list[Any]:
+            return [g.tolist() for g in vjp(tuple(vspace(output).ones() for output in outputs))]
+
+        return [output.tolist() for output in outputs], backward
+
+    def _outputs(self, values: Any) -> list[Any]:
+        result = self._build(*[values[i] for i in range(len(self._values))])
+        return list(result) if isinstance(result, (list, tuple)) else [result]
+
+
+class Autograd(Framework):
+    """The adapter."""
+
+    types: ClassVar[Mapping[str, str]] = {
+        **{name: name for name in ("add", "relu", "linear", "split")},
+        **{"mul": "multiply", "cat": "concatenate_args"},
+    }
+    names: ClassVar[Mapping[str, Sequence[str]]] = {
+        "mul": ["x1", "x2"],
+        "linear": ["x", "weight", "bias"],
+    }
+    attributes: ClassVar[Mapping[str, Any]] = {"indices_or_sections": 2}
+    backward_types: ClassVar[Mapping[str, Sequence[str]]] = {
+        "mul": ["multiply_backward"],
+        "relu": ["relu_backward"],
+        "linear": ["linear_backward"],
+    }
+    watched = (tracer, core, relu, linear, anp.add)
+
+    add, mul, relu, linear = anp.add, anp.multiply, relu, linear
+
+    def tensor(self, values: Any) -> Any:
+        return np.array(values, dtype=float)
+
+    def parameter(self, values: Any) -> Any:
+        return np.array(values, dtype=float)
+
+    def to_list(self, tensor: Any) -> Any:
+        return tracer.getval(tensor).tolist()
+
+    def cat(self, tensors: Sequence[Any]) -> Any:
+        return anp.concatenate(tensors)
+
+    def split(self, tensor: Any) -> Sequence[Any]:
+        return list(anp.split(tensor, 2))
+
+    def program(self, build: Build, *values: Any) -> Program:
+        return Run(build, values)
+
+    def user_op(self) -> tuple[str, Build]:
+        @primitive
+        def twice(x):
+            return 2 * x
+
+        defvjp(twice, lambda ans, x: lambda g: 2 * g)
+        return "twice", twice

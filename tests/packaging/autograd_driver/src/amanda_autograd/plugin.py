@@ -1,0 +1,51 @@
+"""The declaration of the driver; it imports no framework."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Sequence
+
+import amanda
+from amanda.driver import INTERFACE_VERSION, Capability, EagerDriver
+
+
+class AutogradDriver(EagerDriver):
+    """Declares the driver of autograd, which is in ``driver.py``."""
+
+    name = "autograd-eager"
+    framework = "autograd"
+    mode = "eager"
+    interface_version = INTERFACE_VERSION
+    target = "amanda_autograd.driver:AutogradEagerDriver"
+    adapter = "amanda_autograd.adapter:Autograd"
+    capabilities = frozenset(
+        {
+            Capability.BACKWARD,
+            Capability.REPLACE_OP,
+            Capability.REPLACE_BACKWARD_OP,
+            Capability.AD_IN_ROUTINES,
+            Capability.USER_OPS,
+            Capability.THREADS,
+            Capability.REPLAY,
+        }
+    )
+
+    @classmethod
+    def reason_unusable(cls) -> str:
+        """Why there is nothing to instrument; "" if there is."""
+        return "" if importlib.util.find_spec("autograd") else "autograd is not installed"
+
+    @classmethod
+    def check_internals(cls) -> Sequence[str]:
+        """What the driver relies on and this autograd lacks; for ``amanda doctor``."""
+        from amanda_autograd.driver import HOOK, PRIMITIVE
+
+        if PRIMITIVE.co_freevars != HOOK.co_freevars:
+            return [f"primitives have other free variables: {PRIMITIVE.co_freevars}"]
+        return []
+
+
+@amanda.hookimpl
+def amanda_register_drivers() -> Sequence[type[amanda.Driver]]:
+    """The driver."""
+    return [AutogradDriver]
