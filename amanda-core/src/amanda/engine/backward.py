@@ -257,8 +257,8 @@ def run_backward(
     dispatcher: Dispatcher,
     handle: OpHandle,
     call: BackwardCall,
-    grad_outputs: Gradients,
     vjp: Callable[[Gradients], Sequence[Any]],
+    grad_outputs: Gradients,
 ) -> Gradients:
     """The gradient of an operator whose only backward operator is `vjp`, under all routines.
 
@@ -267,8 +267,8 @@ def run_backward(
 
     Args:
         call: the backward operator; its names give the number of the inputs.
-        grad_outputs: the gradients of the outputs.
         vjp: the framework's own gradients of the inputs from those of the outputs.
+        grad_outputs: the gradients of the outputs.
     """
     whole = OperatorGradients(dispatcher, handle)
     grad_outputs = whole.before(grad_outputs)

@@ -24,6 +24,7 @@ claims its nodes by :meth:`OperatorRun.claim` and runs them by
 from __future__ import annotations
 
 import collections
+import functools
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -181,19 +182,18 @@ class OperatorRun:
         self, plan: ActionPlan, analysis: OpExecution | None
     ) -> tuple[Tensors, ActionPlan]:
         """Run the operator with its vector-Jacobian product as its only backward operator."""
-        driver, inputs, run = self._driver, self.inputs, plan
+        driver, inputs = self._driver, self.inputs
         if not any(tensor is not None and driver.wants_gradient(tensor) for tensor in inputs):
             outputs = self._compute(plan, inputs)
             return outputs, self._finish(plan, analysis, outputs)
         assert driver.differentiate is not None
-        outputs, vjp = driver.differentiate(lambda inputs: self._compute(run, inputs), inputs)
+        compute = functools.partial(self._compute, plan)
+        outputs, vjp = driver.differentiate(compute, inputs)
         plan = self._finish(plan, analysis, outputs)
         call = self._backward_call(f"{self._name}_backward", self.names)
-        vanilla = driver.unseen(vjp)
-
-        def backward(gradients: Gradients) -> Gradients:
-            return run_backward(self._dispatcher, self._handle, call, gradients, vanilla)
-
+        backward = functools.partial(
+            run_backward, self._dispatcher, self._handle, call, driver.unseen(vjp)
+        )
         return self._connected(outputs, inputs, backward), plan
 
     def _finish(
@@ -228,8 +228,10 @@ class OperatorRun:
         if not wanted:
             return tensors
 
+        count = len(tensors)  # the closure stays with the graph and must hold no tensor
+
         def vjp(gradients: Gradients) -> Gradients:
-            spread: Gradients = [None] * len(tensors)
+            spread: Gradients = [None] * count
             for position, gradient in zip(wanted, gradients, strict=True):
                 spread[position] = gradient
             passed = function(spread)
@@ -463,10 +465,14 @@ class EagerDriver(Driver):
         """
         if claimed is not None:
             return claimed.run(grad_outputs, self.unseen(vanilla))
+        self.count_unclaimed()
+        return vanilla(grad_outputs)
+
+    def count_unclaimed(self) -> None:
+        """Count a backward operator that runs vanilla as not seen, if tools look at them."""
         scopes = () if self.thread.vanilla else self.dispatcher.scopes()
         if any(scope.analyses_backward() for scope in scopes):
             self.dispatcher.not_seen("backward ops of no forward op in the scope")
-        return vanilla(grad_outputs)
 
     def substitute(self, old: Any, new: Any, action: Action) -> Any:
         """`new`, whose gradient passes straight through to `old` (contract rule 7).

@@ -1,9 +1,9 @@
 """The driver keeps Amanda's contract."""
 
-from amanda.testing import DriverContract
-
 from amanda_autograd.adapter import Autograd
 from amanda_autograd.plugin import AutogradDriver
+
+from amanda.testing import DriverContract
 
 
 class TestAutogradDriver(DriverContract):

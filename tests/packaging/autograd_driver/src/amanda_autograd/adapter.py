@@ -7,10 +7,11 @@ from typing import Any, ClassVar
 
 import autograd.numpy as anp
 import numpy as np
-from amanda.testing.framework import Build, Framework, Program, Trained
 from autograd import core, tracer
-from autograd.extend import defvjp, primitive, vspace
 from autograd.builtins import tuple as tuple_
+from autograd.extend import defvjp, primitive, vspace
+
+from amanda.testing.framework import Build, Framework, Program, Trained
 
 
 @primitive
@@ -23,17 +24,25 @@ defvjp(relu, lambda ans, x: lambda g: g * (x > 0))
 
 
 @primitive
-def linear(x, weight, bias=None):
-    """A weight row for each output, and a bias."""
-    return x @ weight.T + (0.0 if bias is None else bias)
+def linear(x, weight):
+    """A weight row for each output."""
+    return x @ weight.T
 
 
 defvjp(
     linear,
-    lambda ans, x, weight, bias=None: lambda g: anp.dot(g, weight),
-    lambda ans, x, weight, bias=None: lambda g: anp.dot(g.T, x),
-    lambda ans, x, weight, bias=None: lambda g: anp.sum(g, axis=0),
+    lambda ans, x, weight: lambda g: anp.dot(g, weight),
+    lambda ans, x, weight: lambda g: anp.dot(g.T, x),
 )
+
+
+@primitive
+def dropout(x):
+    """Without half of the elements, at random."""
+    return x * (np.random.random(x.shape) < 0.5)
+
+
+defvjp(dropout, lambda ans, x: lambda g: g * (ans != 0))
 
 
 class Run(Program):
@@ -73,12 +82,13 @@ class Autograd(Framework):
     """The adapter."""
 
     types: ClassVar[Mapping[str, str]] = {
-        **{name: name for name in ("add", "relu", "linear", "split")},
-        **{"mul": "multiply", "cat": "concatenate_args"},
+        **{name: name for name in ("add", "relu", "linear", "split", "dropout")},
+        "mul": "multiply",
+        "cat": "concatenate_args",
     }
     names: ClassVar[Mapping[str, Sequence[str]]] = {
         "mul": ["x1", "x2"],
-        "linear": ["x", "weight", "bias"],
+        "linear": ["x", "weight"],
     }
     attributes: ClassVar[Mapping[str, Any]] = {"indices_or_sections": 2}
     backward_types: ClassVar[Mapping[str, Sequence[str]]] = {
@@ -86,9 +96,11 @@ class Autograd(Framework):
         "relu": ["relu_backward"],
         "linear": ["linear_backward"],
     }
+    has_parameters = False
     watched = (tracer, core, relu, linear, anp.add)
 
-    add, mul, relu, linear = anp.add, anp.multiply, relu, linear
+    add, mul = staticmethod(anp.add), staticmethod(anp.multiply)
+    relu, dropout = staticmethod(relu), staticmethod(dropout)
 
     def tensor(self, values: Any) -> Any:
         return np.array(values, dtype=float)
@@ -99,6 +111,10 @@ class Autograd(Framework):
     def to_list(self, tensor: Any) -> Any:
         return tracer.getval(tensor).tolist()
 
+    def linear(self, x: Any, weight: Any, bias: Any = None) -> Any:
+        product = linear(x, weight)
+        return product if bias is None else anp.add(product, bias)
+
     def cat(self, tensors: Sequence[Any]) -> Any:
         return anp.concatenate(tensors)
 
@@ -107,6 +123,12 @@ class Autograd(Framework):
 
     def program(self, build: Build, *values: Any) -> Program:
         return Run(build, values)
+
+    def seed(self) -> None:
+        np.random.seed(7)
+
+    def rng_state(self) -> Any:
+        return np.random.get_state()[1].tolist()
 
     def user_op(self) -> tuple[str, Build]:
         @primitive

@@ -14,13 +14,15 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import numpy as np
-from amanda.driver import Namespace, PatchSet
 from autograd import core, tracer
 from autograd.builtins import SequenceBox
 from autograd.builtins import tuple as tuple_
 from autograd.extend import Box, VJPNode, defjvp, defvjp, defvjp_argnums, primitive, vspace
 from autograd.numpy.numpy_boxes import ArrayBox
+from autograd.util import toposort
 
+from amanda.driver import Namespace, PatchSet
+from amanda_autograd._internals import PRIMITIVE, is_outermost, node_in
 from amanda_autograd.plugin import AutogradDriver
 
 Vjp = Callable[[list[Any]], list[Any]]
@@ -39,7 +41,6 @@ def _hook(f_raw: Any, f_wrapped: Any, is_ufunc: Any) -> Any:
 
 
 HOOK: types.CodeType = _hook(None, None, None).__code__
-PRIMITIVE: types.CodeType = np.sum and tracer.primitive(abs).__code__
 
 
 def vanilla(operator: Any) -> Callable[..., Any]:
@@ -48,6 +49,20 @@ def vanilla(operator: Any) -> Callable[..., Any]:
     function = types.FunctionType(code, scope, operator.__name__, None, operator.__closure__)
     function.__kwdefaults__ = operator.__kwdefaults__
     return function
+
+
+class Known(functools.partial):  # type: ignore[type-arg]
+    """The vector-Jacobian product of a node that is no backward operator of the user's."""
+
+
+def is_operator(operator: Any) -> bool:
+    """Whether a primitive is an operator of tensors, and not one of containers or of ours."""
+    return operator.fun.__module__ not in ("autograd.builtins", "autograd.core", __name__)
+
+
+def joined(outputs: Sequence[Any]) -> Any:
+    """A single output by itself, for autograd keeps the items of its containers alive."""
+    return outputs[0] if len(outputs) == 1 else tuple_(outputs)
 
 
 @primitive
@@ -62,14 +77,20 @@ defjvp(straight, lambda g, ans, value, old: g, argnums=[1])
 
 @primitive
 def through(vjp: Vjp, outputs: Sequence[Any], *inputs: Any) -> Any:
-    """`outputs`, whose gradients go through `vjp` to `inputs`."""
-    return tuple(outputs)
+    """`outputs`, a single one by itself, whose gradients go through `vjp` to `inputs`."""
+    return joined(outputs)
 
 
 def _through_vjp(argnums: Sequence[int], ans: Any, args: Any, kwargs: Any) -> Any:
+    # The closure stays with the graph and must hold none of the arguments.
+    vjp, spaces, single = args[0], [vspace(args[i]) for i in argnums], len(args[1]) == 1
+
     def backward(gradients: Any) -> list[Any]:
-        passed = dict(enumerate(args[0](list(gradients)), start=2))
-        return [vspace(args[i]).zeros() if passed[i] is None else passed[i] for i in argnums]
+        passed = vjp([gradients] if single else list(gradients))
+        return [
+            space.zeros() if passed[i - 2] is None else passed[i - 2]
+            for i, space in zip(argnums, spaces, strict=True)
+        ]
 
     return backward
 
@@ -97,6 +118,7 @@ class AutogradEagerDriver(AutogradDriver):
         for operator in list(tracer.trace_primitives_map.values()):
             patches.set(operator, "__code__", HOOK)
         patches.wrap(tracer, "wraps", lambda wraps: functools.partial(self._wraps, patches, wraps))
+        patches.wrap(VJPNode, "__init__", self._recording)
         patches.wrap(core, "backward_pass", self._passing_backward)
 
     def _wraps(self, patches: PatchSet, wraps: Any, function: Any, **kwargs: Any) -> Any:
@@ -109,16 +131,27 @@ class AutogradEagerDriver(AutogradDriver):
 
         return decorate
 
+    def _recording(self, init: Any) -> Any:
+        def recorded(node: VJPNode, value: Any, operator: Any, *rest: Any) -> None:
+            init(node, value, operator, *rest)
+            if not is_operator(operator) or operator is through:
+                node.vjp = Known(node.vjp)
+
+        return recorded
+
     def _passing_backward(self, backward_pass: Any) -> Any:
-        def run(*args: Any) -> Any:
+        def run(gradient: Any, end: Any) -> Any:
+            for node in toposort(end):
+                if node.parents and not isinstance(node.vjp, Known):
+                    self.count_unclaimed()
             with self.backward_pass():
-                return backward_pass(*args)
+                return backward_pass(gradient, end)
 
         return run
 
     def intercepted(self, operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """A call of an operator."""
-        if not self.is_active or operator in (straight, through):
+        if not self.is_active or not is_operator(operator):
             return vanilla(operator)(*args, **kwargs)
         dispatched = kwargs.pop("called_by_autograd_dispatcher", False)
 
@@ -146,13 +179,13 @@ class AutogradEagerDriver(AutogradDriver):
 
     def wants_gradient(self, tensor: Any) -> bool:
         """Whether it is in the box of a backward pass to come, and of no outer one."""
-        boxed = isinstance(tensor, Box) and isinstance(tensor._node, VJPNode)
-        return boxed and not isinstance(tensor._value, Box)
+        return isinstance(tensor, Box) and is_outermost(tensor)
 
     def with_vjp(self, outputs: list[Any], inputs: list[Any], vjp: Vjp) -> list[Any]:
         """Boxes of `outputs` behind an operator of our own."""
         with self.vanilla():
-            return list(through(vjp, [self.unbox(output) for output in outputs], *inputs))
+            result = through(vjp, [self.unbox(output) for output in outputs], *inputs)
+            return [result] if len(outputs) == 1 else list(result)
 
     def straight_through(self, value: Any, old: Any) -> Any:
         """`value` with the gradient of `old`, in every kind of differentiation."""
@@ -163,27 +196,34 @@ class AutogradEagerDriver(AutogradDriver):
         self, function: Callable[[list[Any]], list[Any]], inputs: list[Any]
     ) -> tuple[list[Any], Vjp]:
         """Trace `function` by itself."""
-        wanted = [i for i, x in enumerate(inputs) if x is not None and self.wants_gradient(x)]
-        values = tuple(self.unbox(inputs[i]) for i in wanted)
-        root, top, given = VJPNode.new_root(), tracer.trace_stack.top, list(inputs)
+        found: dict[int, Any] = {}
+        top, given, count = tracer.trace_stack.top, list(inputs), len(inputs)
         try:
-            with tracer.trace_stack.new_trace() as trace, self.vanilla():
-                boxes = tracer.new_box(values, trace, root)
-                for position, index in enumerate(wanted):
-                    given[index] = boxes[position]
-            outputs = function(given)
-            with self.vanilla():
-                result = tuple_(outputs)
+            with tracer.trace_stack.new_trace() as trace:
+                for i, tensor in enumerate(inputs):
+                    if tensor is not None and self.wants_gradient(tensor):
+                        leaf = VJPNode.new_root()
+                        leaf.vjp = Known(_collect, found, i)
+                        given[i] = tracer.new_box(self.unbox(tensor), trace, leaf)
+                outputs = function(given)
+                with self.vanilla():
+                    result = joined(outputs)
         finally:
             tracer.trace_stack.top = top
+        end = node_in(result, trace) if isinstance(result, Box) else None
+        spaces = [vspace(self.unbox(output)) for output in outputs]
 
         def vjp(gradients: list[Any]) -> list[Any]:
-            passed: list[Any] = [None] * len(inputs)
-            if isinstance(result, Box) and result._trace == trace:
-                zeros = [vspace(value).zeros() for value in result._value]
-                told = [z if g is None else g for g, z in zip(gradients, zeros, strict=True)]
-                for i, gradient in zip(wanted, core.backward_pass(tuple(told), result._node)):
-                    passed[i] = gradient
-            return passed
+            if end is None:
+                return [None] * count
+            told = zip(gradients, spaces, strict=True)
+            core.backward_pass(joined([s.zeros() if g is None else g for g, s in told]), end)
+            return [found.pop(i, None) for i in range(count)]
 
         return [self.unbox(output) for output in outputs], vjp
+
+
+def _collect(found: dict[int, Any], position: int, gradient: Any) -> tuple[()]:
+    """Ends a trace: the gradient of the input at `position`."""
+    found[position] = gradient
+    return ()
