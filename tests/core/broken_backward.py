@@ -132,7 +132,7 @@ class _Strong(PastTensor):
         self._kept = tensor
 
 
-@fault("test_tensors_die")
+@fault("test_an_abandoned_graph_dies")
 class HoldsTheGraph(LoopbackDriver):
     """It holds the nodes of the gradient graph for as long as it is attached."""
 

@@ -17,7 +17,7 @@ from amanda.patching import PatchSet
 from amanda.testing import watched
 from amanda.testing.contract.base import B, ContractTests, W, X, nothing
 from amanda.testing.framework import Probe, Program, Trained, requires
-from amanda.tool import Tool
+from amanda.tool import Tool, new_iteration
 from amanda.tools.graph_tracing import GraphTracingTool
 
 _ABSENT = object()
@@ -151,6 +151,25 @@ class TransparencyTests(ContractTests):
         with _no_collection(), self.apply(self.probe(before=analyse), self.watcher()):
             for _ in range(2):
                 program.train()
+                assert alive
+                assert [r() for r in alive if r() is not None] == []
+
+    @requires(Capability.BACKWARD)
+    def test_an_abandoned_graph_dies(self) -> None:
+        """The tensors of a forward pass that no backward pass follows die with its outputs."""
+        self.needs_separate_backward()
+        alive: list[weakref.ref[Any]] = []
+
+        def follow(*tensors: Any) -> None:
+            alive.extend(weakref.ref(t) for t in tensors if t is not None)
+
+        program = self.network()
+        tool = self.probe(before=lambda c: c.insert_after_op(follow))
+        program.forward()
+        with _no_collection(), self.apply(tool, self.watcher()):
+            for _ in range(2):
+                program.forward()
+                new_iteration()
                 assert alive
                 assert [r() for r in alive if r() is not None] == []
 

@@ -1,9 +1,10 @@
-"""The declaration of the driver; it imports no framework."""
+"""The declaration of the driver and its mapping rules; it imports no framework."""
 
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import amanda
 from amanda.driver import INTERFACE_VERSION, Capability, EagerDriver
@@ -44,6 +45,18 @@ class AutogradDriver(EagerDriver):
         if PRIMITIVE.co_freevars != HOOK.co_freevars:
             return [f"primitives have other free variables: {PRIMITIVE.co_freevars}"]
         return []
+
+
+def standard(context: amanda.OpContext) -> None:
+    """Give NumPy's operators the names that tools for all frameworks know."""
+    name = context.get_op().__name__
+    context["op_type"] = {"dot": "matmul", "multiply": "mul", "subtract": "sub"}.get(name, name)
+
+
+@amanda.hookimpl
+def amanda_register_mapping_rules() -> Mapping[str, Sequence[Any]]:
+    """Rules for the contexts of its namespace."""
+    return {"autograd": [standard]}
 
 
 @amanda.hookimpl
