@@ -72,7 +72,8 @@ class Tensor:
         self._accumulator: weakref.ref[AccumulateGrad] | None = None
 
     def __repr__(self) -> str:
-        return f"{type(self).__name__}({self.tolist()}{', requires_grad=True' if self.requires_grad else ''})"
+        gradient = ", requires_grad=True" if self.requires_grad else ""
+        return f"{type(self).__name__}({self.tolist()}{gradient})"
 
     def tolist(self) -> Any:
         """The numbers as nested lists."""
