@@ -11,6 +11,8 @@ from typing import Any, ClassVar
 
 import amanda
 from amanda.interface.driver import INTERFACE_VERSION, Capability, Driver
+from amanda.namespace import Namespace
+from amanda.patching import PatchSet
 from amanda_tensorflow import mapping_rules
 
 MINIMUM = (2, 16)
@@ -42,7 +44,11 @@ _COMMON = frozenset(
 
 
 class TensorFlowDriver(Driver, abc.ABC):
-    """What the drivers of all modes of TensorFlow have in common."""
+    """The drivers of all modes of TensorFlow; what can be said of them without importing it.
+
+    Attributes:
+        patches: the patches that are in place while the driver is attached.
+    """
 
     framework: ClassVar[str] = "tensorflow"
     interface_version: ClassVar[int] = INTERFACE_VERSION
@@ -58,6 +64,41 @@ class TensorFlowDriver(Driver, abc.ABC):
         if release < MINIMUM:
             return f"it needs tensorflow>=2.16, and {name} {version} is installed"
         return ""
+
+    def __init__(self, dispatcher: Any) -> None:
+        super().__init__(dispatcher)
+        self.patches = PatchSet()
+
+    def attach(self) -> None:
+        """Put the patches in place; on an exception none of them stays.
+
+        Raises:
+            CapabilityError: this TensorFlow lacks a private symbol; it is named.
+        """
+        from amanda_tensorflow import _internals
+        from amanda_tensorflow.gradient_map import recording
+
+        _internals.require(self.mode)
+        recording.install()
+        try:
+            self.patch(self.patches)
+        except BaseException:
+            self.detach()
+            raise
+
+    def patch(self, patches: PatchSet) -> None:
+        """Replace functions of TensorFlow through `patches`."""
+        raise NotImplementedError
+
+    def detach(self) -> None:
+        """Undo every patch."""
+        self.patches.undo()
+
+    @property
+    def namespace(self) -> Namespace:
+        """``tensorflow/2.21/eager``: the version that runs, and the mode."""
+        version = ".".join(sys.modules["tensorflow"].__version__.split(".")[:2])
+        return Namespace(f"tensorflow/{version}/{self.mode}")
 
     @classmethod
     def framework_imported(cls) -> None:

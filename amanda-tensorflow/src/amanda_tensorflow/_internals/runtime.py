@@ -87,6 +87,8 @@ add_n: Any = gen_math_ops.add_n
 
 context_of_process: Any = context.context
 
+executing_eagerly: Any = context.executing_eagerly
+
 no_tape_records: Any = pywrap_tfe.TFE_Py_TapeSetIsEmpty
 
 recording_is_stopped: Any = pywrap_tfe.TFE_Py_TapeSetIsStopped
@@ -112,11 +114,6 @@ def registered_routine(token: Any) -> Any:
 def registered_routines() -> int:
     """How many functions the runtime may call."""
     return int(script_ops._py_funcs.size())
-
-
-def executing_eagerly() -> bool:
-    """Whether operators of the current thread run at once."""
-    return bool(context.executing_eagerly())
 
 
 def eager_mode() -> AbstractContextManager[Any]:

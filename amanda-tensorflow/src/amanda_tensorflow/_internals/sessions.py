@@ -14,9 +14,12 @@ from amanda_tensorflow._internals.runtime import AttrValue, Graph, eager_mode
 BaseSession: Any = session.BaseSession
 
 
+operation_name: Any = pywrap_tf_session.TF_OperationName
+
+
 def operation_of(graph: Any, handle: Any) -> Any:
     """The operator of a graph that a handle of the runtime stands for."""
-    return graph.get_operation_by_name(pywrap_tf_session.TF_OperationName(handle))
+    return graph.get_operation_by_name(operation_name(handle))
 
 
 def tensor_of(graph: Any, output: Any) -> Any:

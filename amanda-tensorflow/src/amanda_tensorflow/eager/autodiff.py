@@ -1,4 +1,8 @@
-"""Routines and the tapes: isolation, straight-through, gradients of replaced operators."""
+"""Eager routines and automatic differentiation: isolation, and the straight-through gradient.
+
+A routine runs while no tape records. A tensor that it returns in place of another gets a record of
+ours, by which its gradient passes to that other tensor unchanged (contract rule 7).
+"""
 
 from __future__ import annotations
 
@@ -14,21 +18,22 @@ from amanda_tensorflow.eager.thread import LOCAL, muted
 from amanda_tensorflow.operators.types import UNROUTABLE
 
 _GRADIENTS = frozenset({ActionKind.BEFORE_BACKWARD_OP, ActionKind.AFTER_BACKWARD_OP})
+"""Actions whose routines are given gradients."""
 
 
 class RoutineCall:
-    """Around a routine: vanilla, and isolated from AD if it asks for that."""
+    """The context in which core calls a routine; core itself makes the thread vanilla.
 
-    __slots__ = ("_isolated", "_restarts", "_tracker")
+    Args:
+        isolated: whether no tape records within it.
+    """
+
+    __slots__ = ("_isolated", "_restarts")
 
     def __init__(self, isolated: bool) -> None:
         self._isolated = isolated
 
     def __enter__(self) -> None:
-        tracker = self._tracker = LOCAL.tracker
-        if tracker is not None:
-            tracker.muted += 1
-            tracker.stale = True
         self._restarts = self._isolated and not _internals.recording_is_stopped()
         if self._restarts:
             _internals.stop_recording_here()
@@ -36,29 +41,28 @@ class RoutineCall:
     def __exit__(self, kind: object, error: BaseException | None, _: object) -> None:
         if self._restarts:
             _internals.restart_recording_here()
-        tracker = self._tracker
-        if tracker is not None:
-            tracker.muted -= 1
-            if error is not None and tracker.failures:
+        if error is not None:
+            tracker = LOCAL.tracker
+            if tracker is not None and tracker.failures:
                 tracker.failures[-1] = error
 
 
 def is_tensor(value: Any) -> bool:
-    """Whether `value` is a tensor or, as gradients may be, the slices of one."""
+    """Whether `value` is a tensor, or slices of one (the form that some gradients have)."""
     return isinstance(value, (_internals.EagerTensor, tf.IndexedSlices))
 
 
 def is_differentiable(tensor: Any) -> bool:
-    """Whether a tensor's type is one that gradients are computed for."""
+    """Whether gradients are computed for tensors of this type."""
     dtype = tensor.dtype
     return bool(dtype.is_floating or dtype.is_complex)
 
 
 def substitute(old: Any, new: Any, action: Action) -> Any:
-    """What stands for `new` where a routine returned it in place of `old`.
+    """The tensor to go on with where a routine returned `new` in place of `old`.
 
-    The gradient passes straight through to `old`, of any order, unless the
-    routine takes part in differentiation.
+    Its gradient passes straight through to `old`, of any order, unless the routine takes part in
+    differentiation.
 
     Raises:
         RoutineResultError: the shapes differ, or `old` stands for state.
@@ -84,7 +88,8 @@ def substitute(old: Any, new: Any, action: Action) -> Any:
             new = tf.cast(new, old.dtype)
     if _internals.no_tape_records():
         return new
-    # What the tape knows under this tensor's name must be this use of it alone.
+    # The routine may have returned a tensor that the program uses elsewhere, too. The record must
+    # hold for this use of it alone.
     new = detached(new)
     if is_differentiable(old) and is_differentiable(new):
         _straight_through(old, new)
@@ -92,12 +97,13 @@ def substitute(old: Any, new: Any, action: Action) -> Any:
 
 
 def detached(tensor: Any) -> Any:
-    """A tensor of the same value that no tape has met."""
+    """A tensor of the same value that no tape knows."""
     with muted(), _internals.stop_recording():
         return _internals.identity(tensor)
 
 
 def _straight_through(old: Any, new: Any) -> None:
+    """Record that the gradient of `new` is that of `old`, cast if their types differ."""
     dtype, new_dtype = old.dtype, new.dtype
     if dtype == new_dtype:
         record("AmandaStraightThrough", [new], [old], lambda gradient: [gradient])
@@ -121,18 +127,18 @@ def record(
     backward: Callable[..., Sequence[Any]],
     forward: Callable[..., Sequence[Any]] | None = None,
 ) -> None:
-    """Tell the tapes of this thread that `outputs` were computed of `inputs`.
+    """Let the tapes of this thread record that `outputs` were computed from `inputs`.
 
     Args:
-        backward: from the gradients of the outputs to those of the inputs.
-        forward: from the tangents of the inputs to those of the outputs; None if
-            that is `backward` transposed.
+        backward: maps the gradients of the outputs to those of the inputs.
+        forward: maps the tangents of the inputs to those of the outputs; None to transpose
+            `backward`.
     """
     _internals.record_on_tapes(name, list(outputs), list(inputs), backward, forward)
 
 
 def densified(values: Sequence[Any], actions: Sequence[Action]) -> list[Any]:
-    """Gradients as routines get them: slices that some routine selects in their dense form."""
+    """Gradients with those that are slices made dense, where a routine selects them."""
     values = list(values)
     for index, value in enumerate(values):
         if isinstance(value, tf.IndexedSlices) and any(

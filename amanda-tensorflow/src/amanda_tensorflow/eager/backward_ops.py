@@ -1,10 +1,9 @@
-"""Backward operators of eager execution: what runs while a gradient function runs.
+"""Backward operators of eager execution: the operators that run within a gradient function.
 
-A record of the tape carries a mark that says which execution of which operator
-it belongs to. When the tape calls the record's gradient function, the operators
-that run in it are the backward operators of the mark's operator, one to many.
-Marks hold scopes and tensors weakly, so that a tape which outlives its scope
-keeps nothing alive and runs vanilla.
+A record on a tape carries a mark of the execution that it belongs to. When the tape calls the
+record's gradient function, the operators that run in it are the backward operators of the mark's
+operator, one to many; their ids continue its id: ``/MatMul:0/grad/MatMul:1``. Marks refer to scopes
+and tensors weakly, so that a tape that outlives its scope keeps nothing alive and runs vanilla.
 """
 
 from __future__ import annotations
@@ -15,69 +14,131 @@ from typing import Any
 
 from amanda.engine.backward import BackwardExecution, replaced_gradients
 from amanda.engine.dispatch import Dispatcher
-from amanda.interface.action import ActionKind
+from amanda.engine.plan import ActionPlan, compile_plan
+from amanda.interface.action import ActionKind, InstPoint
 from amanda.interface.calls import BackwardCall
+from amanda.state import STATE
 from amanda_tensorflow import _internals
 from amanda_tensorflow.eager.autodiff import run_on_gradients
 from amanda_tensorflow.eager.gradient_names import gradient_names, learned_names
-from amanda_tensorflow.eager.plan_cache import Cell, Cells, keep_plan
-from amanda_tensorflow.eager.tape_marks import Mark, OpGradients, _AnyScope
+from amanda_tensorflow.eager.plan_cache import (
+    AnyScope,
+    Cell,
+    Cells,
+    SlowPath,
+    entry_of,
+    keep,
+)
+from amanda_tensorflow.eager.tape_marks import Mark, OpGradients
 from amanda_tensorflow.eager.thread import LOCAL, Tracker, muted
 from amanda_tensorflow.operators.types import OpView, is_op
 
 Call = Callable[[Sequence[Any]], Any]
+"""Calls a gradient function with the gradients of the outputs; gives those of the inputs."""
+
+_POINTS = (InstPoint.BEFORE_BACKWARD_OP, InstPoint.AFTER_BACKWARD_OP)
 
 
 class GradientRun:
-    """One call of a gradient function."""
+    """One call of a gradient function, and the backward operators that run in it.
+
+    Attributes:
+        cells: their cells.
+        scopes: the same for every name scope.
+        produced: the outputs of those that did not run vanilla, by type and number.
+    """
 
     def __init__(self, dispatcher: Dispatcher, tracker: Tracker, mark: Mark) -> None:
         self._dispatcher = dispatcher
         self._tracker = tracker
         self._mark = mark
-        self._keeps = mark.generation == tracker.generation
         known = tracker.gradients.get(mark.op_id)
         if known is None:
             known = tracker.gradients[mark.op_id] = OpGradients()
         self._known = known
-        # Of another generation: its scopes may be others than what is known is about.
-        self.scopes = known.scopes if self._keeps else _AnyScope({})
-        self.cells: Cells = self.scopes.cells
-        self._restart()
         self._generation = tracker.generation
-        self._produced: dict[tuple[str, int], Sequence[Any]] = {}
-
-    def _restart(self) -> None:
-        """Count from zero, but on and on in the gradient functions of one replacement."""
-        known = self._known
-        this = None if self._mark.whole else (weakref.ref(self._mark), self._tracker.passes)
+        # Entries are about the scopes that apply now; those of the mark may be others.
+        self._keeps = mark.generation == tracker.generation
+        self.scopes = known.scopes if self._keeps else AnyScope({})
+        self.cells: Cells = self.scopes.cells
+        # The gradient functions of the operators of one replacement are numbered together.
+        this = None if mark.whole else (weakref.ref(mark), tracker.passes)
         last, known.last = known.last, this
         if this is None or this != last:
             for cell in self.cells.values():
                 cell[0] = 0
+        self.produced: dict[tuple[str, int], Sequence[Any]] = {}
 
     # -- one backward operator --------------------------------------------
 
     def cell(self, kind: str) -> Cell:
-        """The cell of a type of backward operators."""
+        """The cell of a type of backward operators, made if there is none."""
         cell = self.cells.get(kind)
         if cell is None:
             cell = self.cells[kind] = [0]
         return cell
 
     def is_vanilla(self, kind: str) -> bool:
-        """Whether nothing is to be done for the next operator of a type."""
+        """Whether the next operator of a type has neither actions nor analyses to run."""
         if not is_op(kind):
             return True
         cell = self.cell(kind)
-        if any(self.execution(kind, cell[0]).needed()):
+        if type(entry_of(cell)) is SlowPath or any(self._execution(kind, cell[0]).needed()):
             return False
-        if self._keeps and self._tracker.keeps_plans(self._generation):
-            keep_plan(cell, cell[0] + 1, None)
+        self._keep(cell, cell[0], None)
         return True
 
-    def execution(self, kind: str, number: int) -> BackwardExecution:
-        """An execution of a backward operator."""
+    def execute(
+        self, kind: str, inputs: Sequence[Any], compute: Callable[[list[Any]], list[Any]]
+    ) -> list[Any]:
+        """Run the next operator of a type with its analyses and routines.
+
+        Args:
+            compute: runs the operator itself on the gradients that it consumes.
+
+        Returns:
+            The gradients that it produces.
+        """
+        cell = self.cell(kind)
+        entry, number = entry_of(cell), cell[0]
+        cell[0] = number + 1
+        values = list(inputs)
+        if type(entry) is SlowPath:
+            return self._run_planned(entry.plan, (kind, number), values, compute)
+        execution = self._execution(kind, number)
+        if not execution.call.names:
+            mark = self._mark
+            alive = [source() for source in mark.inputs]
+            execution.call.names = gradient_names(mark.kind, kind, values, alive, mark.names)
+        values = execution.before(values)
+        outputs = compute(values)
+        self.produced[kind, number] = outputs
+        outputs = execution.after(outputs, values)
+        plan = self._plan(execution.call.op_id)
+        if plan is not None:
+            self._keep(cell, number, SlowPath(plan) if plan.has_actions else None)
+        return outputs
+
+    def _run_planned(
+        self,
+        plan: ActionPlan,
+        key: tuple[str, int],
+        values: list[Any],
+        compute: Callable[[list[Any]], list[Any]],
+    ) -> list[Any]:
+        """Run the operator of this type and number, whose analyses have all run."""
+        run = self._dispatcher.run
+        for action in plan.before_backward:
+            values = run(action, values)
+        outputs = self.produced[key] = compute(values)
+        if plan.replace_backward is not None:
+            outputs = replaced_gradients(self._dispatcher, plan.replace_backward, values, outputs)
+        for action in plan.after_backward:
+            outputs = run(action, outputs)
+        return outputs
+
+    def _execution(self, kind: str, number: int) -> BackwardExecution:
+        """An execution of the operator of a type and a number."""
         mark = self._mark
         backward_id = f"{mark.op_id}/grad/{kind}:{number}"
         call = BackwardCall(
@@ -89,26 +150,28 @@ class GradientRun:
         )
         return BackwardExecution(self._dispatcher, mark, call)
 
-    def execute(
-        self, kind: str, inputs: Sequence[Any], compute: Callable[[list[Any]], list[Any]]
-    ) -> list[Any]:
-        """Run one backward operator with its analyses and routines."""
-        cell = self.cell(kind)
-        number = cell[0]
-        cell[0] = number + 1
-        execution = self.execution(kind, number)
-        values = list(inputs)
-        if not execution.call.names:
-            mark = self._mark
-            alive = [source() for source in mark.inputs]
-            execution.call.names = gradient_names(mark.kind, kind, values, alive, mark.names)
-        values = execution.before(values)
-        outputs = compute(values)
-        self._produced[kind, number] = outputs
-        return execution.after(outputs, values)
+    def _plan(self, backward_id: str) -> ActionPlan | None:
+        """The plan of a backward operator; None if some analysis of it has yet to run."""
+        if not STATE.cache:
+            return None
+        records = self._mark.records()
+        children = [record.children.get(backward_id) for _, record in records]
+        found = tuple(child for child in children if child is not None)
+        if len(found) < len(children) or any(c.pending(p) for c in found for p in _POINTS):
+            return None
+        return compile_plan(backward_id, [scope for scope, _ in records], found)
+
+    def _keep(self, cell: Cell, number: int, entry: Any) -> None:
+        if self._keeps and self._tracker.keeps_plans(self._generation):
+            keep(cell, number, entry)
+
+    # -- the whole function -----------------------------------------------
 
     def sum(self, gradient: Any) -> Any:
-        """A gradient given to the function; if it is a sum, the sum is a backward operator."""
+        """A gradient that the function is given.
+
+        If the tape has made it by adding several, the sum is a backward operator, too.
+        """
         entry = self._tracker.sums.pop(id(gradient), None)
         if entry is None or entry.result() is not gradient:
             return gradient
@@ -123,11 +186,10 @@ class GradientRun:
         return self.execute("AddN", terms, compute)[0]
 
     def learn(self, results: Any) -> None:
-        """Note which of the function's results its operators have produced."""
-        if self._produced and len(self._known.names) < len(self._produced):
+        """Note which of the function's results each of its operators has produced."""
+        if len(self._known.names) < len(self.produced):
             listed = results if isinstance(results, (list, tuple)) else [results]
-            self._known.names = learned_names(listed, self._produced, self._mark.names)
-        self._produced = {}
+            self._known.names = learned_names(listed, self.produced, self._mark.names)
 
 
 class MarkedGradients:
@@ -140,7 +202,7 @@ class MarkedGradients:
         """Run a gradient function, with the routines on the whole operator around it.
 
         Args:
-            mark: what the record carries.
+            mark: the mark that the record carries.
             call: calls the function.
             out_grads: the gradients of the operator's outputs.
 
@@ -151,15 +213,15 @@ class MarkedGradients:
             return call(out_grads)
         tracker = LOCAL.tracker
         if mark.shared and tracker is not None and tracker.is_current(mark):
-            run = GradientRun(self._dispatcher, tracker, mark)
-            if tracker.sums:
-                out_grads = [run.sum(gradient) for gradient in out_grads]
-            return self._called(tracker, run, call, out_grads)
+            # Nothing is done to the operator as a whole, or executions would not share a mark.
+            return self._called(
+                tracker, GradientRun(self._dispatcher, tracker, mark), call, out_grads
+            )
         if not mark.records():
             return call(out_grads)
         if tracker is not None:
             return call(out_grads) if tracker.muted else self._run(tracker, mark, call, out_grads)
-        # A thread that no scope covers: the backward op follows its forward op.
+        # A thread that no scope covers runs the backward pass: the scopes of the forward apply.
         LOCAL.tracker = tracker = Tracker(self._dispatcher)
         tracker.outdated = False
         tracker.generation = -1
@@ -170,10 +232,10 @@ class MarkedGradients:
 
     def _run(self, tracker: Tracker, mark: Mark, call: Call, out_grads: Sequence[Any]) -> Any:
         run = GradientRun(self._dispatcher, tracker, mark)
-        if tracker.sums:
-            out_grads = [run.sum(gradient) for gradient in out_grads]
         if not mark.whole or not any(record.has_actions for _, record in mark.records()):
             return self._called(tracker, run, call, out_grads)
+        if tracker.sums:
+            out_grads = [run.sum(gradient) for gradient in out_grads]
         before = mark.actions(ActionKind.BEFORE_BACKWARD_OP)
         out_grads = run_on_gradients(self._dispatcher.run, before, out_grads)
         replacements = mark.actions(ActionKind.REPLACE_BACKWARD_OP)
@@ -193,11 +255,15 @@ class MarkedGradients:
     def _called(
         self, tracker: Tracker, run: GradientRun, call: Call, out_grads: Sequence[Any]
     ) -> Any:
+        """The results of the function, whose operators are counted as those of `run`."""
+        if tracker.sums:
+            out_grads = [run.sum(gradient) for gradient in out_grads]
         outer = tracker.cells, tracker.run
         tracker.go_to(run.scopes, run)
         try:
             results = call(out_grads)
         finally:
             tracker.go_to(*outer)
-        run.learn(results)
+        if run.produced:
+            run.learn(results)
         return results

@@ -1,4 +1,8 @@
-"""The driver for TensorFlow's eager execution: where it is patched, and what each patch does."""
+"""The driver ``tensorflow-eager``: the patches that it puts in place while it is attached.
+
+Operators pass two places (:mod:`amanda_tensorflow.eager.interception`); tapes and Keras layers
+pass those that are patched here.
+"""
 
 from __future__ import annotations
 
@@ -12,15 +16,14 @@ import tensorflow as tf
 
 import amanda
 from amanda.interface.action import Action
-from amanda.namespace import Namespace
 from amanda.patching import PatchSet
 from amanda.registry.import_hook import Watch
 from amanda.state import STATE
 from amanda_tensorflow import _internals
 from amanda_tensorflow.eager.autodiff import RoutineCall, is_tensor, substitute
 from amanda_tensorflow.eager.backward_ops import MarkedGradients
-from amanda_tensorflow.eager.execution import Vanilla
-from amanda_tensorflow.eager.interception import Operators
+from amanda_tensorflow.eager.interception import Interception
+from amanda_tensorflow.eager.op_request import Vanilla
 from amanda_tensorflow.eager.recomputation import (
     beginning_again,
     noting_places,
@@ -33,6 +36,7 @@ from amanda_tensorflow.gradient_map import recording
 from amanda_tensorflow.plugin import TensorFlowEagerDriver
 
 _KERAS = ("keras", "tf_keras")
+"""Packages whose layers begin iterations: Keras 3, and Keras 2 under its later name."""
 _LEAF_SUMS = "sums of gradients of variables and other leaves"
 
 
@@ -41,44 +45,24 @@ class EagerDriver(TensorFlowEagerDriver):
 
     def __init__(self, dispatcher: Any) -> None:
         super().__init__(dispatcher)
-        self._patches = PatchSet()
         self._values = VariableValues()
         self._gradients = MarkedGradients(dispatcher)
         self._trackers: weakref.WeakSet[Tracker] = weakref.WeakSet()
         self._watch: Watch | None = None
-        self._operators: Operators | None = None
-
-    @property
-    def namespace(self) -> Namespace:
-        """``tensorflow/<major>.<minor>/eager``."""
-        return Namespace(f"tensorflow/{'.'.join(tf.__version__.split('.')[:2])}/eager")
+        self._interception: Interception | None = None
 
     # -- life cycle -------------------------------------------------------
 
-    def attach(self) -> None:
-        """Patch the two places that all operators pass, and those that tapes pass.
-
-        Raises:
-            CapabilityError: this TensorFlow lacks a private symbol; it is named.
-        """
-        _internals.require("eager")
-        recording.install()
-        try:
-            self._patch()
-        except BaseException:
-            self.detach()
-            raise
-
-    def _patch(self) -> None:
-        patches = self._patches
+    def patch(self, patches: PatchSet) -> None:
+        """Patch TensorFlow, and Keras if it is imported or as soon as it is."""
         vanilla = Vanilla(
             _internals.PYWRAP.TFE_Py_FastPathExecute,
             _internals.EXECUTE.execute,
             _internals.EXECUTE.record_gradient,
         )
-        operators = self._operators = Operators(self.dispatcher, vanilla, self._values)
-        patches.wrap(_internals.PYWRAP, "TFE_Py_FastPathExecute", operators.fast_path)
-        patches.wrap(_internals.EXECUTE, "execute", operators.execute)
+        interception = self._interception = Interception(self.dispatcher, vanilla, self._values)
+        patches.wrap(_internals.PYWRAP, "TFE_Py_FastPathExecute", interception.fast_path)
+        patches.wrap(_internals.EXECUTE, "execute", interception.execute)
         patches.wrap(_internals.EXECUTE, "record_gradient", _record_gradient)
         patches.wrap(_internals.RECORD, "record_operation", self._record_operation)
         patches.wrap(_internals.IMPERATIVE_GRAD, "imperative_grad", self._imperative_grad)
@@ -93,11 +77,11 @@ class EagerDriver(TensorFlowEagerDriver):
             self._watch = Watch(missing, self._patch_keras)
 
     def _patch_keras(self, name: str) -> None:
-        """Notice the calls of layers of a Keras that is imported."""
+        """Patch the calls of layers, in a Keras that is imported."""
         layers = getattr(sys.modules[name], "layers", None)
         layer = getattr(layers, "Layer", None)
         if layer is not None:
-            self._patches.wrap(layer, "__call__", _layer_call)
+            self.patches.wrap(layer, "__call__", _layer_call)
 
     def detach(self) -> None:
         """Undo every patch."""
@@ -106,21 +90,21 @@ class EagerDriver(TensorFlowEagerDriver):
             self._watch = None
         if recording.EAGER.run == self._gradients.run:
             recording.EAGER.run = None
-        operators, self._operators = self._operators, None
-        if operators is not None:
-            operators.leave(self._patches.undo)
-        self._patches.undo()
+        interception, self._interception = self._interception, None
+        if interception is not None:
+            interception.leave(self.patches.undo)
+        super().detach()
         self._values.clear()
 
     def enter_thread(self) -> None:
-        """Start to see the current thread's operators."""
+        """Give the current thread a tracker."""
         if LOCAL.tracker is None:
             tracker = LOCAL.tracker = Tracker(self.dispatcher)
             self._trackers.add(tracker)
         LOCAL.tracker.replan()
 
     def exit_thread(self) -> None:
-        """Stop to see them."""
+        """Take it away."""
         tracker, LOCAL.tracker = LOCAL.tracker, None
         if tracker is not None:
             tracker.clear()
@@ -133,7 +117,7 @@ class EagerDriver(TensorFlowEagerDriver):
     def new_iteration(self) -> None:
         """Restart the operator ids' counters of the current thread."""
         if LOCAL.tracker is not None:
-            LOCAL.tracker.new_iteration()
+            LOCAL.tracker.ids.new_iteration()
 
     # -- routines ---------------------------------------------------------
 
@@ -148,7 +132,7 @@ class EagerDriver(TensorFlowEagerDriver):
     def routine(
         self, action: Action, selected: Sequence[Any], isolated: bool
     ) -> AbstractContextManager[Any]:
-        """Both of the above in one."""
+        """:class:`~amanda_tensorflow.eager.autodiff.RoutineCall`; core pauses the thread itself."""
         return RoutineCall(isolated)
 
     def is_tensor(self, value: Any) -> bool:
@@ -161,7 +145,7 @@ class EagerDriver(TensorFlowEagerDriver):
 
     @classmethod
     def self_test(cls) -> Sequence[str]:
-        """Mask the weight of a product, and differentiate it; what went wrong, if anything."""
+        """Mask the weight of a product, and differentiate it. Returns what went wrong."""
         seen: list[str] = []
         mask = tf.constant([[1.0], [0.0]])
 
@@ -187,7 +171,10 @@ class EagerDriver(TensorFlowEagerDriver):
     # -- tapes ------------------------------------------------------------
 
     def _record_operation(self, vanilla: Any) -> Any:
-        """A function with a custom gradient ends with a record for the outputs of Identities."""
+        """The patch of ``record.record_operation``.
+
+        A function with a custom gradient ends with a call of it, for outputs of Identities.
+        """
 
         def record_operation(
             op_type: Any,
@@ -211,7 +198,11 @@ class EagerDriver(TensorFlowEagerDriver):
         return record_operation
 
     def _owned(self, mark: Mark, inputs: int, function: Callable[..., Any]) -> Callable[..., Any]:
-        """A custom gradient function, whose operators are backward operators of `mark`'s."""
+        """A custom gradient function whose operators are backward operators of `mark`'s operator.
+
+        Args:
+            inputs: how many inputs the record has.
+        """
         owner = mark.with_inputs(inputs)
         run = self._gradients.run
 
@@ -221,7 +212,7 @@ class EagerDriver(TensorFlowEagerDriver):
         return backward_function
 
     def _imperative_grad(self, vanilla: Any) -> Any:
-        """Every backward pass of eager execution comes through here."""
+        """The patch of ``imperative_grad.imperative_grad``, which runs every backward pass."""
 
         def imperative_grad(tape: Any, *args: Any, **kwargs: Any) -> Any:
             tracker = LOCAL.tracker
@@ -241,7 +232,11 @@ class EagerDriver(TensorFlowEagerDriver):
 
 
 def _record_gradient(vanilla: Any) -> Any:
-    """What the driver has recorded itself is not recorded twice."""
+    """The patch of ``execute.record_gradient``.
+
+    TensorFlow's generated functions call it after the slow path, which has recorded the operator
+    already if it did not run vanilla.
+    """
 
     def record_gradient(op_name: Any, inputs: Any, attrs: Any, outputs: Any) -> Any:
         tracker = LOCAL.tracker
@@ -253,14 +248,16 @@ def _record_gradient(vanilla: Any) -> Any:
 
 
 def _layer_call(vanilla: Any) -> Any:
+    """The patch of ``Layer.__call__``."""
+
     def __call__(layer: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: N807
         tracker = LOCAL.tracker
         if tracker is None or tracker.muted or STATE.paused:
             return vanilla(layer, *args, **kwargs)
-        tracker.enter_layer(layer)
+        tracker.ids.enter_layer(layer)
         try:
             return vanilla(layer, *args, **kwargs)
         finally:
-            tracker.exit_layer()
+            tracker.ids.exit_layer()
 
     return __call__

@@ -1,13 +1,13 @@
-"""Which gradient an output of a backward operator is.
+"""Names of gradients: the forward input whose gradient an output of a backward operator is.
 
-TensorFlow does not say it. Three sources are used, in this order, and what none
-of them tells has no name:
+TensorFlow does not record it. Three sources are used, in this order; an output that none of them
+identifies has no name:
 
-1. what was seen in an earlier run of the same operator's gradient function: its
-   results, compared by identity with the outputs of the backward operators;
-2. the types of the forward and of the backward operator, where these alone tell;
-3. for products of matrices, the forward input that the backward operator
-   consumes: the gradient of a factor is computed of the other one.
+1. an earlier run of the same operator's gradient function: its results, compared by identity with
+   the outputs of the backward operators;
+2. the types of the forward and of the backward operator, where these determine it;
+3. for products of matrices, the forward input that the backward operator consumes: the gradient of
+   one factor is computed from the other.
 """
 
 from __future__ import annotations
@@ -36,6 +36,7 @@ _OF_FIRST = {
     "LRN": "LRNGrad",
     "MirrorPad": "MirrorPadGrad",
 }
+"""By forward type, the backward type whose output is the gradient of the first input."""
 
 _POSITIONS: Mapping[tuple[str, str], Sequence[int]] = {
     **dict.fromkeys(_OF_FIRST.items(), (0,)),
@@ -52,7 +53,7 @@ _POSITIONS: Mapping[tuple[str, str], Sequence[int]] = {
     ("FusedBatchNormV2", "FusedBatchNormGradV2"): (0, 1, 2),
     ("FusedBatchNormV3", "FusedBatchNormGradV3"): (0, 1, 2),
 }
-"""Forward and backward type to the forward input whose gradient each output is."""
+"""By forward and backward type, the forward input whose gradient each output is."""
 
 
 def gradient_names(
@@ -62,12 +63,12 @@ def gradient_names(
     inputs: Sequence[Any],
     names: Sequence[str],
 ) -> list[str]:
-    """What types and inputs tell of a backward operator's outputs.
+    """The names of a backward operator's outputs, from its type and its inputs.
 
     Args:
         forward, backward: types of the forward and of the backward operator.
         consumed: inputs of the backward operator.
-        inputs: the forward operator's inputs that are still alive; None for others.
+        inputs: the forward operator's inputs; None for those that are gone.
         names: declared names of the forward operator's inputs.
     """
     positions = _POSITIONS.get((forward, backward), ())
@@ -77,7 +78,7 @@ def gradient_names(
 
 
 def _other_factor(consumed: Sequence[Any], inputs: Sequence[Any]) -> Sequence[int]:
-    """The factor whose gradient a product is, that consumes the other factor."""
+    """The position of the factor whose gradient a product is: it consumes the other factor."""
     left, right = inputs
     uses = [any(value is factor for value in consumed if value is not None) for factor in inputs]
     if (left is None and right is None) or uses[0] == uses[1] or not _is_plain(left, right):
@@ -86,7 +87,7 @@ def _other_factor(consumed: Sequence[Any], inputs: Sequence[Any]) -> Sequence[in
 
 
 def _is_plain(left: Any, right: Any) -> bool:
-    """Whether no sum over broadcast dimensions follows, as far as it can be told."""
+    """Whether no sum over broadcast dimensions follows, as far as the shapes show."""
     if left is None or right is None:
         return bool((left if right is None else right).shape.rank == 2)
     return bool(left.shape[:-2] == right.shape[:-2])
@@ -97,11 +98,11 @@ def learned_names(
     produced: Mapping[tuple[str, int], Sequence[Any]],
     names: Sequence[str],
 ) -> dict[tuple[str, int], list[str]]:
-    """What the results of a gradient function tell of the operators that it ran.
+    """The names of all backward operators' outputs, from the results of a gradient function.
 
     Args:
         results: the gradient of each forward input.
-        produced: type and number of a backward operator to its outputs.
+        produced: by type and number of a backward operator, its outputs.
         names: declared names of the forward operator's inputs.
     """
     where = {id(result): name for result, name in zip(results, names, strict=False)}

@@ -1,86 +1,108 @@
-"""Cells: what is remembered of one operator at one place of the program."""
+"""The plans of eager operators, kept beside the counters that make their ids.
+
+``cells[scope][kind]`` is ``[count, entry, entry, ...]``: how many operators of that type have run
+in that name scope in this iteration, and what is remembered of each of them. The entry of operator
+number k is at ``k + 1``. An operator without actions thus costs two dictionary lookups, and needs
+no id::
+
+    cell = cells[scope][kind]
+    entry = cell[cell[0] + 1]      # IndexError: met for the first time
+    cell[0] += 1
+
+An entry is one of:
+
+* None: the operator runs vanilla;
+* :data:`READ`: it runs vanilla, and the driver notes which variable its output was read from;
+* a :class:`SlowPath`: it takes the slow path, with its plan;
+* an :class:`~amanda.engine.plan.ActionPlan`: it can stay on the fast path, because its routines
+  look at no tensor, or because only its backward operators are of interest;
+* :data:`UNKNOWN` or :data:`READ_AND_UNKNOWN`: its plan has to be asked for.
+"""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from amanda.engine.plan import EMPTY_PLAN, ActionPlan
 
-if TYPE_CHECKING:
-    pass
-
-
 Cell = list[Any]
-"""``[count, plan, plan, ...]`` of one op type within one name scope. The plan of the
-operator of number k is at ``k + 1``: None where nothing at all is to be done, and
-:data:`READ` where the values of variables are to be followed and nothing else."""
-
+"""The count of the operators of one type in one name scope, followed by their entries."""
 
 Cells = dict[str, Cell]
-
+"""The cells of one name scope, by operator type."""
 
 UNKNOWN: Any = ActionPlan("not analysed yet")
-"""Stands in a cell for a plan that has to be asked for."""
-
+"""Entry of an operator whose plan has to be asked for."""
 
 READ: Any = ActionPlan("reads a variable")
-"""Stands in a cell for the empty plan of an operator that may read a variable."""
-
+"""Entry of an operator without actions whose output may be the value of a variable."""
 
 READ_AND_UNKNOWN: Any = ActionPlan("not analysed yet, reads a variable")
-"""Stands in a cell for a plan that has to be asked for, of an operator that has to fall back."""
+"""Entry of an operator whose plan has to be asked for and that was passed a variable."""
 
 
-class FallingBack:
-    """Holds in a cell the plan of an operator that always takes the slow path.
+class SlowPath:
+    """Entry of an operator that always takes the slow path.
 
-    Its caller passes it a variable: on the fast path the runtime would read that
-    without notice, and the reading is an operator like any other.
+    There its inputs are tensors and its attributes are named, whatever the caller passed.
+    Operators with routines that look at tensors need that. So does an operator that is passed a
+    variable, with actions or without: on the fast path the runtime would read the variable in C,
+    and that reading, an operator like any other, would not be seen.
+
+    Attributes:
+        plan: the operator's plan.
     """
 
     __slots__ = ("plan",)
-
-    is_claim = False
 
     def __init__(self, plan: ActionPlan) -> None:
         self.plan = plan
 
 
-_NOTHING: Any = {}
-"""No cells at all: every operator is looked at."""
-
-
-def plan_in(cell: Cell) -> Any:
-    """What a cell knows of the plan of its next operator; :data:`UNKNOWN` if nothing."""
-    position = cell[0] + 1
-    plan = cell[position] if position < len(cell) else UNKNOWN
-    if plan is None or plan is READ:
+def plan_of(entry: Any) -> Any:
+    """The plan that an entry stands for; :data:`UNKNOWN` if it has to be asked for."""
+    if entry is None or entry is READ:
         return EMPTY_PLAN
-    if plan is READ_AND_UNKNOWN:
+    if entry is READ_AND_UNKNOWN:
         return UNKNOWN
-    return plan.plan if type(plan) is FallingBack else plan
+    return entry.plan if type(entry) is SlowPath else entry
 
 
-def falls_back(cell: Cell) -> bool:
-    """Whether the next operator of a cell always takes the slow path."""
+def entry_of(cell: Cell) -> Any:
+    """The entry of the next operator of a cell; :data:`UNKNOWN` if there is none."""
     position = cell[0] + 1
-    known = cell[position] if position < len(cell) else None
-    return known is READ_AND_UNKNOWN or type(known) is FallingBack
+    return cell[position] if position < len(cell) else UNKNOWN
 
 
-def keep_plan(cell: Cell, position: int, plan: Any) -> None:
-    """Let a cell know the plan of an operator."""
+def keep(cell: Cell, number: int, entry: Any) -> None:
+    """Set the entry of the operator of this number."""
+    position = number + 1
     if position >= len(cell):
         cell.extend([UNKNOWN] * (position + 1 - len(cell)))
-    cell[position] = plan
+    cell[position] = entry
 
 
-class _Outside(dict[str, Cells]):
-    """The cells of operators that are neither forward operators nor in a gradient function."""
+_MOST_SCOPES = 64
+"""How many name scopes :class:`AnyScope` remembers, in case a program makes ever new ones."""
+
+
+class AnyScope(dict[str, Cells]):
+    """The same cells for every name scope: ids of backward operators have no scope.
+
+    Args:
+        cells: these cells.
+    """
+
+    def __init__(self, cells: Cells) -> None:
+        super().__init__()
+        self.cells = cells
 
     def __missing__(self, scope: str) -> Cells:
-        cells: Cells = _NOTHING
-        return cells
+        if len(self) >= _MOST_SCOPES:
+            self.clear()
+        self[scope] = self.cells
+        return self.cells
 
 
-OUTSIDE: Any = _Outside()
+OUTSIDE: Any = AnyScope({})
+"""Cells without any entry, for operators of a backward pass that no gradient function runs."""

@@ -1,10 +1,10 @@
-"""``tf.recompute_grad``: what is computed again in the backward pass meets its first ids.
+"""``tf.recompute_grad``: operators that the backward pass computes again keep their ids.
 
-The function runs once in the forward pass, where no tape records it, and again in
-its gradient function, this time under a tape of its own. The tools must act on
-both runs alike, or the gradients would be those of another function. In its
-gradient function TensorFlow opens a tape, lets it watch copies of the arguments,
-calls the function, and asks that tape for the gradients.
+The function runs once in the forward pass, where no tape records it, and again in its gradient
+function, under a tape of its own. Tools must act on both runs alike, or the gradients would be
+those of another function. In its gradient function TensorFlow opens a tape, lets it watch copies
+of the arguments, calls the function, and asks the tape for the gradients (observed in 2.16 to
+2.21): the recomputation begins with ``watch`` and ends with the request for gradients.
 """
 
 from __future__ import annotations
@@ -20,7 +20,11 @@ from amanda_tensorflow.eager.thread import LOCAL, Tracker
 
 
 class Recomputation:
-    """A function's second run."""
+    """The second run of a function, within a backward pass.
+
+    Args:
+        place: where the first run began.
+    """
 
     def __init__(self, tracker: Tracker, place: Place) -> None:
         self._tracker = tracker
@@ -29,7 +33,7 @@ class Recomputation:
         self._outer: tuple[Any, ...] | None = None
 
     def begin(self, tape: Any) -> None:
-        """The copies of the arguments are watched: what comes now is the function."""
+        """`tape` watches the copies of the arguments: the function runs next."""
         if self._tape is not None:
             return
         self._tape = tape
@@ -37,37 +41,37 @@ class Recomputation:
         self._outer = (
             context,
             context.scope_name,
-            tracker.counters(),
+            tracker.ids.counters(),
             (tracker.cells, tracker.run),
             tracker.depth,
-            tracker.layers,
+            tracker.ids.nesting,
         )
         context.scope_name = self._place.scope
-        tracker.set_counters(self._place.counters)
-        tracker.go_to(tracker.forward, None)
-        # It is no backward pass, and the layers in it are none that begins an iteration.
+        tracker.ids.set_counters(self._place.counters)
+        # Its operators are forward ones, and its layers begin no iteration.
         tracker.depth = 0
-        tracker.layers = 1
+        tracker.ids.nesting = 1
+        tracker.go_to(tracker.ids.cells, None)
 
     def differentiated(self, inner: Any) -> None:
-        """A tape was asked for gradients: if it was the function's own, it has run."""
+        """A tape was asked for gradients; if it was the recomputation's, that has ended."""
         if _internals.is_tape_of(inner, self._tape):
             self.end()
 
     def end(self) -> None:
-        """Go back to where it was in the backward pass; harmless when called twice."""
+        """Go back to where the backward pass was; harmless when called twice."""
         if self._outer is None:
             return
         tracker = self._tracker
-        context, scope, counters, way_back, tracker.depth, tracker.layers = self._outer
+        context, scope, counters, way_back, tracker.depth, tracker.ids.nesting = self._outer
         self._outer = None
         context.scope_name = scope
-        tracker.set_counters(counters)
+        tracker.ids.set_counters(counters)
         tracker.go_to(*way_back)
 
 
 def noting_places(vanilla: Any) -> Any:
-    """Note where a function with a custom gradient begins, if it will run again."""
+    """The patch of ``custom_gradient._eager_mode_decorator``: notes where a function begins."""
 
     def _eager_mode_decorator(f: Any, args: Any, kwargs: Any) -> Any:
         tracker = LOCAL.tracker
@@ -76,7 +80,7 @@ def noting_places(vanilla: Any) -> Any:
         place = None
         if _internals.is_recomputed(f):
             scope = _internals.context_of_process().scope_name
-            place = Place(scope, tracker.counters())
+            place = Place(scope, tracker.ids.counters())
         tracker.places.append(place)
         try:
             return vanilla(f, args, kwargs)
@@ -89,7 +93,7 @@ def noting_places(vanilla: Any) -> Any:
 def recomputing(
     dispatcher: Dispatcher, place: Place, function: Callable[..., Any]
 ) -> Callable[..., Any]:
-    """The gradient function of a function that it runs again."""
+    """A gradient function that runs the function of `place` again."""
 
     def backward_function(*out_grads: Any) -> Any:
         tracker = LOCAL.tracker
@@ -107,7 +111,7 @@ def recomputing(
 
 
 def beginning_again(vanilla: Any) -> Any:
-    """``tf.GradientTape.watch``, after which a recomputation begins."""
+    """The patch of ``tf.GradientTape.watch``, after which a recomputation begins."""
 
     def watch(tape: Any, tensor: Any) -> Any:
         result = vanilla(tape, tensor)

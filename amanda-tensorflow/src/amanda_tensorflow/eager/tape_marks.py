@@ -1,4 +1,9 @@
-"""Marks on tensors and gradient records that lead a gradient to its forward operator."""
+"""Marks: what a tape's record of an operator carries, so that its gradient finds the operator.
+
+TensorFlow hands the attributes of a recorded operator to its gradient function, also one that the
+operator does not have. The driver adds one, ``_amanda``, whose value is a :class:`Mark`
+(:mod:`amanda_tensorflow.gradient_map.recording` takes it out again).
+"""
 
 from __future__ import annotations
 
@@ -12,23 +17,23 @@ from amanda.engine.backward import OpHandle
 from amanda.engine.dispatch import Dispatcher
 from amanda.interface.action import Action, ActionKind
 from amanda.state import LiveScope
-from amanda_tensorflow.eager.plan_cache import Cells
+from amanda_tensorflow.eager.plan_cache import AnyScope, Cells
 
 
-def gone() -> None:
-    """Stands for a tensor that nobody holds."""
+def released() -> None:
+    """Stand-in for a weak reference to a forward tensor that is not kept."""
 
 
 class Mark(OpHandle):
-    """What a record of the tape carries: the execution that it belongs to.
+    """The execution of a forward operator that a record on a tape belongs to.
 
     Attributes:
         kind: the forward operator's type.
         names: declared names of its inputs.
-        generation: the thread's generation of plans when it ran.
-        whole: whether the record is the whole operator's; False for the
-            operators of a replacement, of which each has a record.
-        shared: whether it is that of several executions, of an operator without actions.
+        generation: the thread's generation of plans when the operator ran.
+        whole: True for the record of the whole operator; False for the record of one of
+            the operators that a replacement of it runs.
+        shared: True for the mark of all later executions of an operator without actions.
     """
 
     __slots__ = ("__weakref__", "generation", "kind", "names", "shared", "whole")
@@ -50,24 +55,20 @@ class Mark(OpHandle):
         self.shared = False
 
     def with_inputs(self, count: int) -> Mark:
-        """The same operator, for records with so many inputs; it knows of no tensor."""
-        mark = Mark(self.op_id, self.kind, self.names, (), [gone] * count, self.generation)
+        """A mark of the same operator for a record with `count` inputs; it refers to no tensor."""
+        mark = Mark(self.op_id, self.kind, self.names, (), [released] * count, self.generation)
         mark.scopes = self.scopes
         return mark
 
-    def actions(self, kind: ActionKind) -> list[Action]:
-        """The actions of one kind on the whole operator, in the scopes that are open."""
-        return [action for _, record in self.records() for action in record.actions(kind)]
-
 
 class Claim:
-    """What marks the executions of one operator; kept with its plan.
+    """How executions of an operator without actions are marked; kept in its plan.
 
-    The first executions have a mark each, by which a backward analysis finds
-    their tensors. From the next backward pass on, all share one.
+    In the first iteration each execution has a mark of its own, through which backward analyses
+    find its tensors. From the next backward pass on, all executions share one mark.
 
     Attributes:
-        mark: the mark that is shared; it knows of no tensor.
+        mark: the shared mark; it refers to no tensor.
         passes: how many backward passes had begun when the operator was first marked.
     """
 
@@ -80,43 +81,39 @@ class Claim:
 
 
 def live_actions(dispatcher: Dispatcher, mark: Mark, kind: ActionKind) -> list[Action]:
-    """The actions of one kind that apply to a backward pass running now."""
+    """The whole-operator actions of one kind; none while the thread is paused or disabled."""
     return [] if dispatcher.is_paused() else mark.actions(kind)
 
 
-class _AnyScope(dict[str, Cells]):
-    """Cells that do not depend on the name scope."""
-
-    def __init__(self, cells: Cells) -> None:
-        super().__init__()
-        self.cells = cells
-
-    def __missing__(self, scope: str) -> Cells:
-        return self.cells
-
-
 class OpGradients:
-    """What one thread knows of the backward operators of one forward operator.
+    """What one thread remembers of the backward operators of one forward operator.
 
     Attributes:
-        cells: type to cell; a plan of None says that nothing is to be done.
-        scopes: the same for all name scopes.
-        names: names of outputs that earlier runs have told.
-        last: the execution whose gradient functions were counted last, and its pass.
+        cells: the cells of its backward operators.
+        scopes: the same cells for every name scope.
+        names: by type and number of a backward operator, the forward input whose gradient each
+            of its outputs is, as an earlier run has shown.
+        last: of a replaced operator, the mark and the backward pass that its backward operators
+            were numbered for last.
     """
 
     __slots__ = ("cells", "last", "names", "scopes")
 
     def __init__(self) -> None:
         self.cells: Cells = {}
-        self.scopes = _AnyScope(self.cells)
+        self.scopes = AnyScope(self.cells)
         self.names: dict[tuple[str, int], list[str]] = {}
         self.last: tuple[Any, int] | None = None
 
 
 @attrs.frozen(eq=False)
 class Sum:
-    """A sum of gradients that waits for the operator whose output gradient it is."""
+    """A sum of gradients, kept until the operator whose output gradient it is gets it.
+
+    Attributes:
+        result: weak reference to the sum.
+        terms: the gradients that were added.
+    """
 
     result: weakref.ref[Any]
     terms: list[Any]
@@ -124,7 +121,7 @@ class Sum:
 
 @attrs.frozen(eq=False)
 class Place:
-    """Where a function ran for the first time.
+    """Where a function of ``tf.recompute_grad`` ran in the forward pass.
 
     Attributes:
         scope: the name scope.

@@ -1,9 +1,9 @@
-"""Exceptions of tools on their way through TensorFlow's Python and its runtime.
+"""Exceptions of tools that TensorFlow would change or lose on their way to the user.
 
-Two places would not let them pass as they are. Python's binary operators, which
-TensorFlow tries in their reflected form after a TypeError or a ValueError: the
-operator would run again, and what it raised first be lost. And ``tf.py_function``,
-whose function the runtime calls: what that raises becomes an error of the runtime.
+* After a TypeError or a ValueError in ``x + y``, TensorFlow tries the reflected operator: it would
+  run the operator again, under another id, and lose the exception. :func:`retried` finds it.
+* What a function raises that ``tf.py_function`` calls becomes an error of TensorFlow's runtime
+  (UnknownError in 2.16 to 2.21). :func:`call_python` raises the exception itself.
 """
 
 from __future__ import annotations
@@ -15,20 +15,23 @@ from typing import Any
 
 from amanda_tensorflow.eager.thread import Tracker
 
-PYTHON_FUNCTIONS = frozenset({"EagerPyFunc", "PyFunc", "PyFuncStateless"})
-"""Operators that call Python functions."""
-
 _REFLECTED = "r_binary_op_wrapper"
+"""The function of ``tensorflow.python.framework.override_binary_operator`` that tries again."""
+
 _NEAR = 24
+"""How many frames above an operator to look for it: more than the wrappers of Keras add."""
 
 
 def is_of_a_tool(error: BaseException | None) -> bool:
-    """Whether an exception was raised by a tool."""
+    """Whether an exception was raised by a tool: core has added a note to it."""
     return any(note.startswith("amanda: ") for note in getattr(error, "__notes__", ()))
 
 
 def retried() -> BaseException | None:
-    """A tool's exception after which TensorFlow tries the operator again, reflected."""
+    """The tool's exception after which TensorFlow tries the current operator reflected.
+
+    None if the operator is no such second attempt.
+    """
     error = sys.exception()
     if error is None or not is_of_a_tool(error):
         return None
@@ -41,7 +44,7 @@ def retried() -> BaseException | None:
 
 
 def call_python(tracker: Tracker, call: Callable[[], Any]) -> Any:
-    """Run an operator that calls a Python function; a tool's exception in it comes out of it."""
+    """Run an operator that calls a Python function; raises what a tool has raised in it."""
     tracker.failures.append(None)
     try:
         return call()

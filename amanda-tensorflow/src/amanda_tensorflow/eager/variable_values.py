@@ -1,8 +1,8 @@
-"""Which tensors of eager execution were read from a variable.
+"""``context.get_value`` in eager execution: which tensors were read from a variable.
 
-Reading a variable is an operator, and its output a tensor like any other. The
-driver notes these outputs, and what a cast, an identity or another view makes of them, so that
-``context.get_value`` can tell a parameter from a computed tensor.
+Reading a variable is an operator, whose output is a tensor like any other. The driver notes these
+outputs, and what casts, identities, reshapes and transpositions make of them, so that a parameter
+can be told from a computed tensor.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class Source:
 
     Attributes:
         handle: weak reference to the variable's handle.
-        steps: what has become of the value on its way.
+        steps: the casts, reshapes and transpositions between the variable and the tensor.
     """
 
     handle: weakref.ref[Any]
@@ -37,12 +37,12 @@ class Source:
 
     @property
     def key(self) -> int | None:
-        """What tells the variable from others; None if it is gone."""
+        """A number that no other variable of the process has; None if the variable is gone."""
         handle = self.handle()
         return None if handle is None else _internals.handle_key(handle)
 
     def read(self) -> Any:
-        """The current value; None if the variable is gone."""
+        """The variable's current value after the steps; None if the variable is gone."""
         handle = self.handle()
         dtype = None if handle is None else _internals.variable_dtype(handle)
         if dtype is None:
@@ -54,8 +54,13 @@ class Source:
         return value
 
 
-class _Known(weakref.ref[Any]):
-    """A tensor that was read from a variable."""
+class _ReadTensor(weakref.ref[Any]):
+    """Weak reference to a tensor that was read from a variable.
+
+    Attributes:
+        key: the ``id`` of the tensor.
+        source: the variable.
+    """
 
     __slots__ = ("key", "source")
 
@@ -63,13 +68,34 @@ class _Known(weakref.ref[Any]):
     source: Source
 
 
+class WeakTensor(weakref.ref[Any]):
+    """A forward tensor as a backward context gets it: called, it gives the tensor or None.
+
+    Attributes:
+        source: the variable that the tensor was read from, if any.
+    """
+
+    __slots__ = ("source",)
+
+    source: Source | None
+
+    def constant(self) -> Any:
+        """The value of the variable that the tensor was read from, or is; else None."""
+        tensor = self()
+        if self.source is not None:
+            return self.source.read() if tensor is None else tensor
+        if tensor is not None and tensor.dtype == tf.resource:
+            return Source(self).read()
+        return None
+
+
 class VariableValues:
     """The tensors that were read from variables, as long as they live."""
 
     def __init__(self) -> None:
-        self._known: dict[int, _Known] = {}
+        self._known: dict[int, _ReadTensor] = {}
 
-        def died(known: _Known, known_tensors: dict[int, _Known] = self._known) -> None:
+        def died(known: _ReadTensor, known_tensors: dict[int, _ReadTensor] = self._known) -> None:
             known_tensors.pop(known.key, None)
 
         self._died: Any = died
@@ -91,13 +117,13 @@ class VariableValues:
             step = step_of(kind, origin, result, lambda: np.asarray(inputs[1]).tolist())
         if step is not None:
             source = attrs.evolve(source, steps=(*source.steps, step))
-        new = _Known(result, self._died)
+        new = _ReadTensor(result, self._died)
         new.key = id(result)
         new.source = source
         self._known[new.key] = new
 
     def source_of(self, tensor: Any) -> Source | None:
-        """The variable that a tensor was read from, or is the handle of; None if there is none."""
+        """The variable that a tensor was read from or is the handle of; None if there is none."""
         known = self._known.get(id(tensor))
         if known is not None:
             return known.source
@@ -113,32 +139,15 @@ class VariableValues:
         return source.read() if tensor.dtype == tf.resource else tensor
 
     def weak(self, tensors: Sequence[Any]) -> list[WeakTensor]:
-        """Weak stand-ins for tensors."""
-        known = self._known
-        return [WeakTensor(tensor, known.get(id(tensor))) for tensor in tensors]
+        """Weak references to tensors, each with the variable that it was read from."""
+        found = []
+        for tensor in tensors:
+            weak = WeakTensor(tensor)
+            known = self._known.get(id(tensor))
+            weak.source = None if known is None else known.source
+            found.append(weak)
+        return found
 
     def clear(self) -> None:
         """Forget everything."""
         self._known.clear()
-
-
-class WeakTensor:
-    """A forward tensor as a backward context finds it: called, it gives the tensor or None."""
-
-    __slots__ = ("_ref", "_source")
-
-    def __init__(self, tensor: Any, known: _Known | None) -> None:
-        self._ref = weakref.ref(tensor)
-        self._source = None if known is None else known.source
-
-    def __call__(self) -> Any:
-        return self._ref()
-
-    def constant(self) -> Any:
-        """The value of the variable that it was read from, or is; None for other tensors."""
-        tensor = self._ref()
-        if self._source is not None:
-            return self._source.read() if tensor is None else tensor
-        if tensor is not None and tensor.dtype == tf.resource:
-            return Source(self._ref).read()
-        return None

@@ -1,4 +1,4 @@
-"""The driver for ``tf.function``: instrumented copies of traced functions."""
+"""The driver ``tensorflow-function``: runs instrumented copies of traced functions."""
 
 from __future__ import annotations
 
@@ -10,10 +10,12 @@ import attrs
 import tensorflow as tf
 
 import amanda
+from amanda.patching import PatchSet
 from amanda.state import LiveScope
 from amanda_tensorflow import _internals
-from amanda_tensorflow.graphs.base_driver import Copy, GraphModeDriver, raise_original
+from amanda_tensorflow.graphs.base_driver import GraphModeDriver, raise_original
 from amanda_tensorflow.graphs.building import Building
+from amanda_tensorflow.graphs.copies import Copy
 from amanda_tensorflow.graphs.instrument import SCOPE, Instrument
 from amanda_tensorflow.graphs.replay import Replay, warn_about_xla
 from amanda_tensorflow.graphs.self_test import Doubler
@@ -21,16 +23,19 @@ from amanda_tensorflow.graphs.sites import Site
 from amanda_tensorflow.plugin import TensorFlowFunctionDriver
 
 _DERIVED = re.compile(r"__(backward|forward)_(.+?)(?:_\d+)?$")
+"""A function that TensorFlow derives for a gradient, and the original's name in its name."""
+
 _XLA = ("_XlaMustCompile", "_XlaHasReferenceVars", "_XlaScope")
+"""Attributes of functions that ask for XLA."""
 
 
 @attrs.frozen(eq=False)
 class FunctionCopy:
-    """What runs instead of a vanilla function.
+    """The function that runs instead of a vanilla one.
 
     Attributes:
-        function: the copy.
-        captures: tensors that traced routines use, which follow the vanilla inputs.
+        function: the concrete function of the copy.
+        captures: tensors that traced routines use; they follow the vanilla inputs.
     """
 
     function: Any
@@ -40,29 +45,27 @@ class FunctionCopy:
 class FunctionDriver(TensorFlowFunctionDriver, GraphModeDriver):
     """Runs instrumented copies of functions in place of the vanilla ones.
 
-    A function that was traced before is instrumented at its first call under a
-    scope, without being traced again, and is vanilla afterwards. Functions of
-    gradients come the same way.
+    A function is instrumented at its first call under a scope, without being traced again, and is
+    vanilla afterwards. The functions that compute gradients are called in the same way, and are
+    instrumented likewise.
     """
 
-    def patch(self) -> None:
-        self.patches.wrap(_internals.ConcreteFunction, "_call_flat", self._calling)
+    def patch(self, patches: PatchSet) -> None:
+        patches.wrap(_internals.ConcreteFunction, "_call_flat", self._calling)
 
     def _calling(self, vanilla: Callable[..., Any]) -> Callable[..., Any]:
+        """The patch of ``ConcreteFunction._call_flat``, which runs every concrete function."""
+        find, scopes_now = self.copies.find, self.dispatcher.scopes
+
         def call_flat(function: Any, tensor_inputs: Any, captured_inputs: Any) -> Any:
-            scopes = self.dispatcher.scopes()
-            if (
-                not scopes
-                or not _internals.executing_eagerly()
-                or _internals.is_instrumented(function)
-            ):
+            scopes = scopes_now()
+            if not scopes or not _internals.executing_eagerly():
                 return vanilla(function, tensor_inputs, captured_inputs)
-            copy = self.found(function, scopes)
+            copy = find(function, scopes)
             if copy is None:
-                with self.lock:
-                    copy = self.found(function, scopes)
-                    if copy is None:
-                        copy = self._copied(function, scopes, tensor_inputs, captured_inputs)
+                if _internals.is_instrumented(function):
+                    return vanilla(function, tensor_inputs, captured_inputs)
+                copy = self._copied(function, scopes, tensor_inputs, captured_inputs)
             ready = copy.payload
             if ready is None:
                 return vanilla(function, tensor_inputs, captured_inputs)
@@ -81,13 +84,30 @@ class FunctionDriver(TensorFlowFunctionDriver, GraphModeDriver):
         given: Sequence[Any],
         captured: Sequence[Any],
     ) -> Copy:
-        """A new instrumented copy of a function; it is kept for later calls."""
-        # What an analysis drops while the copy is made makes it out of date.
-        generation = self.generation
+        """The instrumented copy of a function, made now unless another thread has just done so."""
+        with self.lock:
+            copy = self.copies.find(function, scopes)
+            return copy or self._made(function, scopes, given, captured)
+
+    def _made(
+        self,
+        function: Any,
+        scopes: tuple[LiveScope, ...],
+        given: Sequence[Any],
+        captured: Sequence[Any],
+    ) -> Copy:
+        """A new instrumented copy, which is kept for later calls.
+
+        Args:
+            given: the tensors that the function is called with.
+            captured: the tensors that it captures.
+        """
+        # Read first: what an analysis drops while the copy is made makes it out of date.
+        generation = self.copies.generation
         source = _internals.graph_of(function)
         graph = _internals.FuncGraph(f"{source.name}_{SCOPE}")
         building = Building(graph, scopes, needs_gradient=True)
-        instrument = Instrument(self.dispatcher, building, self.known, read_variable)
+        instrument = Instrument(self.dispatcher, building, self.ids, read_variable)
         concrete = {
             id(tensor): value
             for tensor, value in zip(source.inputs, [*given, *captured], strict=True)
@@ -96,12 +116,11 @@ class FunctionDriver(TensorFlowFunctionDriver, GraphModeDriver):
         }
         inputs = source.inputs[len(given) :]
         concrete |= {id(tensor): value for tensor, value in zip(inputs, captured, strict=True)}
-        site = Site(
-            source, self.known.ids_of(source, function_name(source), concrete), captured=concrete
-        )
+        ids = self.ids.ids_of(source, function_name(source), concrete)
+        site = Site(source, ids, captured=concrete)
         with instrument.building_copy():
             Replay(graph, instrument).function(site, _internals.output_count(function))
-        instrument.warn(site.ids)
+        instrument.warn(ids)
         payload = None
         if building.is_changed:
             payload = FunctionCopy(
@@ -110,7 +129,7 @@ class FunctionDriver(TensorFlowFunctionDriver, GraphModeDriver):
             )
         copy = Copy.of(scopes, building, payload, generation)
         copy.remember(list(instrument.op_ids))
-        self.keep(function, copy, scopes)
+        self.copies.keep(function, copy, scopes)
         return copy
 
     def _attributes(self, function: Any, building: Building) -> dict[str, Any]:
@@ -134,7 +153,7 @@ class FunctionDriver(TensorFlowFunctionDriver, GraphModeDriver):
 
 
 def function_name(graph: Any) -> str:
-    """A function's name as ids show it, without the counter that TensorFlow puts in."""
+    """A function's name in ids, without the counter that TensorFlow adds to it."""
     derived = _DERIVED.match(graph.name)
     if derived:
         return f"{derived[2]}.{derived[1]}"
@@ -142,7 +161,11 @@ def function_name(graph: Any) -> str:
 
 
 def read_variable(handle: Any, dtype: Any) -> Any:
-    """The value of the variable that a resource handle stands for; None if it has none."""
+    """The value of the variable that a resource handle stands for; None if it has none.
+
+    Args:
+        dtype: its type; None to ask the handle.
+    """
     with _internals.eager_mode(), _internals.stop_recording():
         dtype = dtype or _internals.handle_dtype(handle)
         if dtype is None:

@@ -172,6 +172,17 @@ def _gradient_function(
     forward_pass_name_scope: Any,
 ) -> Any:
     """TensorFlow's function of the same name; the call is noted, or the eager driver's."""
+    if not attr_tuple or MARK not in attr_tuple[::2]:
+        return _internals.vanilla_gradient_function(
+            op_name,
+            attr_tuple,
+            num_inputs,
+            inputs,
+            outputs,
+            out_grads,
+            skip_input_indices,
+            forward_pass_name_scope,
+        )
     own_attrs, mark = unmarked(attr_tuple)
 
     def call(gradients: Sequence[Any]) -> Any:
@@ -186,8 +197,6 @@ def _gradient_function(
             forward_pass_name_scope,
         )
 
-    if mark is None:
-        return call(out_grads)
     if isinstance(mark, ForwardOp):
         return _noted(mark, call, out_grads)
     if EAGER.run is not None and _internals.executing_eagerly():

@@ -86,7 +86,7 @@ class Instrument:
     Args:
         dispatcher: core's side of the driver.
         building: the copy.
-        known: the graphs that have ids.
+        ids: the ids of the graphs that have been met.
         read: gives the value of a variable.
     """
 
@@ -94,14 +94,14 @@ class Instrument:
         self,
         dispatcher: GraphDispatcher,
         building: Building,
-        known: GraphIds,
+        ids: GraphIds,
         read: ReadVariable,
     ) -> None:
         self.dispatcher = dispatcher
         self.building = building
-        self.known = known
+        self.ids = ids
         self.read = read
-        self.gradients = GraphGradients(dispatcher, building, known, read, self.rewrite_branches)
+        self.gradients = GraphGradients(dispatcher, building, ids, read, self.rewrite_branches)
         self.op_ids: list[str] = []
         self.ambiguous: list[str] = []
         self.rewrite_op: Callable[[Any], None] | None = None
@@ -132,7 +132,7 @@ class Instrument:
         call = site.log.owners.get(op.name)
         ids = f"{site.ids}/{op.name}"
         # A gradient may refer to it from another function.
-        self.known.add_body(graph, ids)
+        self.ids.add_body(graph, ids)
         forward = None
         if call is not None:
             outer = site.site_of(call.forward.graph())
@@ -166,16 +166,16 @@ class Instrument:
             passed = index < len(source.outputs) and source.outputs[index] is placeholder
             if not is_loop or tensor.dtype == tf.resource or passed:
                 inner.sources[id(placeholder)] = (site, tensor)
-        self.known.add_body(source, inner.ids)
+        self.ids.add_body(source, inner.ids)
         building = Building(graph, self.building.scopes, needs_gradient=True)
-        instrument = Instrument(self.dispatcher, building, self.known, self.read)
+        instrument = Instrument(self.dispatcher, building, self.ids, self.read)
         instrument.op_ids = self.op_ids
         return inner, instrument
 
     def gradient_branch(self, source: Any, graph: Any) -> tuple[Site, Instrument]:
         """The site of a body of a gradient that was derived in the copy."""
         building = Building(graph, self.building.scopes, needs_gradient=True)
-        instrument = Instrument(self.dispatcher, building, self.known, self.read)
+        instrument = Instrument(self.dispatcher, building, self.ids, self.read)
         instrument.op_ids = self.op_ids
         return Site(source, ids=source.name, is_gradient=True), instrument
 
@@ -263,7 +263,7 @@ class Instrument:
         final = self.building.awaited(self._run(state.after, plan.after, outputs), readers_of(op))
         self._settled(site, op, new, final)
         if not is_replaced:
-            self.known.note(self.building.graph, new, IdentifiedOp(op_id, 0, site, op))
+            self.ids.note(self.building.graph, new, IdentifiedOp(op_id, 0, site, op))
 
     def _run(
         self, segments: list[Segment], actions: Sequence[Action], tensors: list[Any]
@@ -378,7 +378,7 @@ class Instrument:
         state.note_used(op, used, outputs)
         self._settled(site, op, new, final)
         known = IdentifiedOp(forward.op_id, forward.depth, site, op)
-        self.known.note(self.building.graph, new, known)
+        self.ids.note(self.building.graph, new, known)
 
     def _execution(
         self, op: Any, call: GradientCall, forward: ForwardView, backward_id: str

@@ -69,6 +69,9 @@ CONTROL_FLOW = frozenset(
 """Types that run functions as bodies and branches, which are instrumented instead of them.
 A loop over a dataset in a function becomes the last two."""
 
+NOT_OPS = STRUCTURAL | CALLS | CONTROL_FLOW
+"""Types that are no operators to tools."""
+
 DATASET_LOOPS = frozenset({"ReduceDataset", "ScanDataset"})
 """Those of them that take a dataset, state and further arguments."""
 
@@ -121,7 +124,7 @@ def named_with_type(name: str, kind: str) -> str:
 
 def is_op(kind: str) -> bool:
     """Whether an operator of a graph is one to tools."""
-    return kind not in STRUCTURAL and kind not in CALLS and kind not in CONTROL_FLOW
+    return kind not in NOT_OPS
 
 
 def module_of(name: str) -> str:

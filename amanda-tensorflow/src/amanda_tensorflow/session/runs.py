@@ -1,23 +1,36 @@
-"""What a session is asked to run."""
+"""One run of a session: what is fed, fetched and executed."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import attrs
 
 from amanda_tensorflow import _internals
 
+Key = tuple[Any, ...]
+"""Identifies runs of one graph that differ in the fed values only."""
+
+
+def key_of(feeds: Iterable[Any], fetches: Iterable[Any], targets: Iterable[Any]) -> Key:
+    """The key of a run that is given in handles of the runtime."""
+    name = _internals.operation_name
+    return (
+        tuple([(name(output.oper), output.index) for output in feeds]),
+        tuple([(name(output.oper), output.index) for output in fetches]),
+        tuple(map(name, targets)),
+    )
+
 
 @attrs.frozen(eq=False)
 class SessionRun:
-    """What a run asks for, in terms of one graph.
+    """One run, in terms of the operators and tensors of one graph.
 
     Attributes:
         feeds: pairs of a tensor and its value.
-        fetches: tensors.
-        targets: operators to run.
+        fetches: the tensors whose values are returned.
+        targets: the operators that are executed besides.
     """
 
     feeds: Sequence[tuple[Any, Any]]
@@ -25,31 +38,22 @@ class SessionRun:
     targets: Sequence[Any]
 
     @classmethod
-    def of(cls, session: Any, feeds: Any, fetches: Any, targets: Any) -> SessionRun:
-        """The request that a session was given in handles of the runtime."""
-        graph = session.graph
+    def of(
+        cls, graph: Any, feeds: Mapping[Any, Any], fetches: Sequence[Any], targets: Sequence[Any]
+    ) -> SessionRun:
+        """The run of a graph that is given in handles of the runtime."""
         return cls(
             [(_internals.tensor_of(graph, output), value) for output, value in feeds.items()],
             [_internals.tensor_of(graph, output) for output in fetches],
             [_internals.operation_of(graph, target) for target in targets],
         )
 
-    @property
-    def key(self) -> tuple[Any, ...]:
-        """What tells it from other requests of the same graph, the values aside."""
-        return (
-            tuple(tensor.name for tensor, _ in self.feeds),
-            tuple(tensor.name for tensor in self.fetches),
-            tuple(op.name for op in self.targets),
-        )
-
-    def fed_like(self, other: SessionRun) -> SessionRun:
-        """This request with the values that another one feeds, in the same order."""
-        pairs = zip(self.feeds, other.feeds, strict=True)
-        feeds = [(tensor, value) for (tensor, _), (_, value) in pairs]
+    def fed(self, values: Iterable[Any]) -> SessionRun:
+        """This run with other values, in the order of its feeds."""
+        feeds = [(tensor, value) for (tensor, _), value in zip(self.feeds, values, strict=True)]
         return SessionRun(feeds, self.fetches, self.targets)
 
     def roots(self) -> list[Any]:
-        """The operators that have to be there."""
+        """The operators that it needs, without those that these need in turn."""
         tensors = [*self.fetches, *(tensor for tensor, _ in self.feeds)]
         return [*dict.fromkeys(tensor.op for tensor in tensors), *self.targets]

@@ -1,9 +1,9 @@
-"""Session runs whose state cannot be copied: an instrumented function in the user's own session.
+"""Session runs that need state other than variables: they run a function in the user's session.
 
-Tables, iterators, queues and generators of random numbers belong to a session.
-What is instrumented becomes one function, which one node per request calls in
-the user's graph; what makes or draws from such state stays where it is. The node
-is left out of whatever is written of the graph.
+Tables, iterators, queues and random generators belong to a session and cannot be copied to the
+shadow. The operators that tools act on become one function instead, which one node per run calls in
+the user's graph; operators that make such state, or draw from it, stay where they are. The node is
+left out of whatever is written of the graph.
 """
 
 from __future__ import annotations
@@ -42,6 +42,7 @@ RANDOM = frozenset(
 """Operators that keep the state of a random generator in the session that runs them."""
 
 _READS = frozenset({"ReadVariableOp", "ResourceGather", "ResourceGatherNd"})
+"""Operators that read a resource variable."""
 
 
 def keeps_state(op: Any) -> bool:
@@ -54,8 +55,9 @@ def keeps_state(op: Any) -> bool:
 def needs_inline(operations: Sequence[Any]) -> bool:
     """Whether some operators of a graph have to run in the user's own session.
 
-    Random operators count only where variables are read as well: a run that gives
-    variables their first values draws the same numbers in a session of its own.
+    Random operators count only where variables are read as well. A run that initializes variables
+    draws in the shadow the numbers that it would have drawn in the user's session: both start with
+    the state of the seeds.
     """
     if any(keeps_state(op) for op in operations):
         return True
@@ -64,12 +66,16 @@ def needs_inline(operations: Sequence[Any]) -> bool:
 
 
 class InlineFunction:
-    """The instrumented function of one request.
+    """The instrumented function of one run, and the node in the user's graph that calls it.
 
     Args:
         session: the user's session.
         site: where its graph is replayed.
-        make: gives what creates the operators of a graph.
+        make: gives the instrument that creates the operators of a graph.
+
+    Attributes:
+        function: the function's graph.
+        run: the run in terms of the node, once that is inserted.
     """
 
     def __init__(self, session: Any, site: Site, make: Callable[[Any], Instrument]) -> None:
@@ -78,33 +84,36 @@ class InlineFunction:
         self.function = _internals.FuncGraph("amanda_inline")
         for known in _internals.functions_of(session.graph):
             _internals.add_function(self.function, known)
-        self.instrument = make(self.function)
-        self._replay = Replay(self.function, self.instrument)
+        self._instrument = make(self.function)
+        self._replay = Replay(self.function, self._instrument)
         self._inputs: list[Any] = []
-        self._node: Any = None
-        self._outputs: dict[int, Any] = {}
+        self._vanilla: SessionRun | None = None
+        self._fetched: list[Any] = []
+        self.run = SessionRun((), (), ())
+        self.is_inserted = False
 
-    def build(self, request: SessionRun) -> None:
-        """Replay what a request needs.
+    def build(self, run: SessionRun) -> None:
+        """Replay the operators that a run needs into the function.
 
         Raises:
-            CapabilityError: a variable of TensorFlow 1's reference kind is in the way.
+            CapabilityError: it needs a variable of TensorFlow 1's reference kind.
         """
         site = self._site
+        self._vanilla = run
         outside = [op for op in self._graph.get_operations() if _stays(op)]
         for op in outside:
             site.ops[op.name] = None
-        site.fed = {id(tensor) for tensor, _ in request.feeds}
-        order = ordered(site, request.roots())
+        site.fed = {id(tensor) for tensor, _ in run.feeds}
+        order = ordered(site, run.roots())
         for op in order:
             for tensor in op.inputs:
                 if id(tensor) not in site.tensors and (
                     tensor.op.name in site.ops or id(tensor) in site.fed
                 ):
                     self._enter(tensor)
-        with self.instrument.building_copy():
-            self._replay.body(site, [op for op in request.roots() if op.name not in site.ops])
-            self._leave(request)
+        with self._instrument.building_copy():
+            self._replay.body(site, [op for op in run.roots() if op.name not in site.ops])
+            self._leave(run)
 
     def _enter(self, tensor: Any) -> None:
         """Make a tensor of the user's graph an input of the function."""
@@ -121,25 +130,21 @@ class InlineFunction:
         self._inputs.append(tensor)
         self._site.tensors[id(tensor)] = inner
 
-    def _leave(self, request: SessionRun) -> None:
-        """Make what is fetched the outputs of the function, and what is run its side effects."""
-        inside = [t for t in request.fetches if not self._is_outside(t)]
+    def _leave(self, run: SessionRun) -> None:
+        """Make the fetches outputs of the function, and the targets its side effects."""
+        inside = [t for t in run.fetches if not self._is_outside(t)]
         unique = list({id(tensor): tensor for tensor in inside}.values())
         with self.function.as_default():
             self.function.outputs = [self._replay.final(self._site, tensor) for tensor in unique]
         self._fetched = unique
-        ends = [new for op in request.targets for new in self._site.controls(op)]
-        ends += self.instrument.building.late_nodes(self.function.outputs)
+        ends = [new for op in run.targets for new in self._site.controls(op)]
+        ends += self._instrument.building.late_nodes(self.function.outputs)
         self.function.control_outputs = list(dict.fromkeys(ends))
 
     def _is_outside(self, tensor: Any) -> bool:
+        """Whether a tensor is fed, or computed by an operator that stays in the user's graph."""
         fed = id(tensor) in self._site.fed
         return fed or self._site.ops.get(tensor.op.name, True) is None
-
-    @property
-    def is_inserted(self) -> bool:
-        """Whether the user's graph has the node."""
-        return self._node is not None
 
     def insert(self) -> None:
         """Add the node that calls the function to the user's graph."""
@@ -147,25 +152,29 @@ class InlineFunction:
         function = _internals.function_from_graph(name, self.function, {})
         with _internals.unfinalized(self._graph):
             _internals.add_function(self._graph, function)
-            self._node = _internals.call_node(
+            node = _internals.call_node(
                 self._graph, NODE, function, self._inputs, self.function.outputs
             )
         _internals.hide(self._graph, NODE, "amanda_")
-        outputs = zip(self._fetched, self._node.outputs, strict=True)
-        self._outputs = {id(tensor): output for tensor, output in outputs}
+        outputs = zip(self._fetched, node.outputs, strict=True)
+        self.run = self._translated(node, {id(tensor): output for tensor, output in outputs})
+        self.is_inserted = True
 
-    def translated(self, request: SessionRun) -> SessionRun:
-        """A request in terms of the node."""
-        outside = [op for op in request.targets if self._site.ops.get(op.name, True) is None]
-        return SessionRun(
-            request.feeds,
-            [self._outputs.get(id(tensor), tensor) for tensor in request.fetches],
-            [*outside, self._node],
-        )
+    def _translated(self, node: Any, outputs: dict[int, Any]) -> SessionRun:
+        """The run in terms of the node.
+
+        Args:
+            outputs: the node's outputs, by ``id`` of the vanilla tensor.
+        """
+        run = self._vanilla
+        assert run is not None
+        outside = [op for op in run.targets if self._site.ops.get(op.name, True) is None]
+        fetches = [outputs.get(id(tensor), tensor) for tensor in run.fetches]
+        return SessionRun(run.feeds, fetches, [*outside, node])
 
 
 def _stays(op: Any) -> bool:
-    """Whether an operator is run in the user's graph, as it is."""
+    """Whether an operator runs in the user's graph, as it is."""
     if op.type in VARIABLES or op.type.startswith("Placeholder") or keeps_state(op):
         return True
     return op.type in RANDOM and _is_simple(op.inputs)

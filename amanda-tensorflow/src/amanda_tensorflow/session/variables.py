@@ -1,4 +1,4 @@
-"""The variables of a graph: where to read and to write them, and copying their values."""
+"""Copying the values of variables between the user's session and the shadow."""
 
 from __future__ import annotations
 
@@ -12,21 +12,26 @@ import tensorflow as tf
 from amanda_tensorflow import _internals
 
 VARIABLES = frozenset({"VarHandleOp", "VariableV2", "Variable"})
+"""Types of operators that make a variable."""
+
 _REFERENCES = frozenset({"VariableV2", "Variable"})
+"""Those of TensorFlow 1's reference kind."""
+
 _CHECKS = frozenset({"VarIsInitializedOp", "IsVariableInitialized"})
+"""Types of operators that tell whether a variable has a value."""
 
 
 @attrs.frozen(eq=False)
 class VariableOps:
     """The operators of a user's graph by which one of its variables is read and written.
 
-    Nothing is added to the graph.
+    Only operators that are there already: nothing is added to the graph.
 
     Attributes:
-        op: what makes the variable.
-        read: the tensor that has its value, None if there is none.
-        assign: its initializer; its second input is fed to write a value.
-        is_initialized: the tensor that says whether it has a value, or None.
+        op: the operator that makes the variable.
+        read: the tensor of its value, or None.
+        assign: its initializer, or None; a value is written by feeding the second input.
+        is_initialized: the tensor that tells whether it has a value, or None.
     """
 
     op: Any
@@ -36,7 +41,7 @@ class VariableOps:
 
     @classmethod
     def of(cls, op: Any) -> VariableOps:
-        """Those of the variable that `op` makes."""
+        """The operators for the variable that `op` makes."""
         read = assign = check = None
         is_reference = op.type in _REFERENCES
         reads = "Identity" if is_reference else "ReadVariableOp"
@@ -47,7 +52,7 @@ class VariableOps:
             elif kind == ("Assign" if is_reference else "AssignVariableOp") and assign is None:
                 assign = consumer
             elif kind == reads and (read is None or read.op.control_inputs):
-                # One that waits for others, such as for a step of an optimizer, would run them.
+                # A read that waits for other operators, such as a training step, would run them.
                 read = consumer.outputs[0]
         if is_reference and read is None:
             read = op.outputs[0]
@@ -55,14 +60,14 @@ class VariableOps:
 
 
 class VanillaVariables:
-    """The variables of a user's session, reached by operators that its graph has anyway."""
+    """The variables of a user's session, read and written by operators of the user's graph."""
 
     def __init__(self, session: Any) -> None:
         self._session = session
         self._known: dict[str, VariableOps] = {}
 
     def ops(self, name: str) -> VariableOps:
-        """The operators of the variable that the operator of this name makes."""
+        """The operators for the variable that the operator of this name makes."""
         found = self._known.get(name)
         if found is None or found.assign is None or found.read is None:
             op = self._session.graph.get_operation_by_name(name)
@@ -70,7 +75,7 @@ class VanillaVariables:
         return found
 
     def read(self, names: Iterable[str]) -> dict[str, np.ndarray]:
-        """The values of those that have one and can be read."""
+        """The values of the variables that have one and can be read, by name."""
         found = {name: self.ops(name) for name in names}
         readable = {name: v for name, v in found.items() if v.read is not None}
         asked = {name: v for name, v in readable.items() if v.is_initialized is not None}
@@ -82,6 +87,7 @@ class VanillaVariables:
         values = _internals.run_vanilla(self._session, [readable[name].read for name in sure])
         result = dict(zip(sure, values, strict=True))
         for name in readable.keys() - asked.keys():
+            # Whether it has a value can be found out only by reading it, one at a time.
             try:
                 (result[name],) = _internals.run_vanilla(self._session, [readable[name].read])
             except tf.errors.FailedPreconditionError:
@@ -89,7 +95,7 @@ class VanillaVariables:
         return result
 
     def write(self, values: dict[str, np.ndarray]) -> None:
-        """Give variables their values."""
+        """Set variables; those without an initializer are left out."""
         pairs = [(self.ops(name).assign, value) for name, value in values.items()]
         known = [(assign, value) for assign, value in pairs if assign is not None]
         _internals.run_vanilla(
@@ -100,20 +106,52 @@ class VanillaVariables:
         )
 
 
+@attrs.frozen(eq=False)
+class _Access:
+    """The operators that are added to a shadow for one variable.
+
+    Attributes:
+        is_initialized: the tensor that tells whether it has a value.
+        value: the tensor of its value.
+        fed: the placeholder of the value to write.
+        assign: the operator that writes it.
+    """
+
+    is_initialized: Any
+    value: Any
+    fed: Any
+    assign: Any
+
+    @classmethod
+    def of(cls, op: Any) -> _Access:
+        """Add the operators for the variable that `op` makes to the current graph."""
+        handle, dtype = op.outputs[0], op.get_attr("dtype")
+        fed = tf.compat.v1.placeholder(dtype, None, name="amanda/state")
+        if op.type in _REFERENCES:
+            assign = tf.raw_ops.Assign(ref=handle, value=fed, validate_shape=False)
+            check = tf.raw_ops.IsVariableInitialized(ref=handle)
+            return cls(check, tf.raw_ops.Identity(input=handle), fed, assign.op)
+        return cls(
+            tf.raw_ops.VarIsInitializedOp(resource=handle),
+            tf.raw_ops.ReadVariableOp(resource=handle, dtype=dtype),
+            fed,
+            tf.raw_ops.AssignVariableOp(resource=handle, value=fed),
+        )
+
+
 class ShadowVariables:
-    """The variables of a copy, reached by operators that are added to it.
+    """The variables of a shadow, read and written by operators that are added to it.
 
     Args:
-        session: the copy's own session.
+        session: the shadow's session.
     """
 
     def __init__(self, session: Any) -> None:
         self._session = session
-        self._slots: dict[str, tuple[Any, Any, Any, Any]] = {}
+        self._accesses: dict[str, _Access] = {}
 
-    def _slot(self, name: str) -> tuple[Any, Any, Any, Any]:
-        """Of one variable: whether it has a value, the value, a placeholder, what writes that."""
-        if name not in self._slots:
+    def _access(self, name: str) -> _Access:
+        if name not in self._accesses:
             graph = self._session.graph
             op = graph.get_operation_by_name(name)
             with (
@@ -121,47 +159,29 @@ class ShadowVariables:
                 graph.control_dependencies(None),
                 tf.name_scope("amanda/state"),
             ):
-                self._slots[name] = _slot(op)
-        return self._slots[name]
+                self._accesses[name] = _Access.of(op)
+        return self._accesses[name]
 
     def read(self, names: Iterable[str]) -> dict[str, np.ndarray]:
-        """The values of those that have one."""
-        names = list(names)
-        answers = _internals.run_vanilla(self._session, [self._slot(name)[0] for name in names])
-        full = [name for name, answer in zip(names, answers, strict=True) if answer]
-        values = _internals.run_vanilla(self._session, [self._slot(name)[1] for name in full])
+        """The values of the variables that have one, by name."""
+        found = {name: self._access(name) for name in names}
+        checks = [access.is_initialized for access in found.values()]
+        answers = _internals.run_vanilla(self._session, checks)
+        full = [name for name, answer in zip(found, answers, strict=True) if answer]
+        values = _internals.run_vanilla(self._session, [found[name].value for name in full])
         return dict(zip(full, values, strict=True))
 
     def write(self, values: dict[str, np.ndarray]) -> None:
-        """Give variables their values."""
-        slots = {name: self._slot(name) for name in values}
+        """Set variables."""
+        found = {name: self._access(name) for name in values}
         _internals.run_vanilla(
             self._session,
             (),
-            [slot[3] for slot in slots.values()],
-            [(slot[2], values[name]) for name, slot in slots.items()],
+            [access.assign for access in found.values()],
+            [(access.fed, values[name]) for name, access in found.items()],
         )
-
-
-def _slot(op: Any) -> tuple[Any, Any, Any, Any]:
-    handle, dtype = op.outputs[0], op.get_attr("dtype")
-    value = tf.compat.v1.placeholder(dtype, None, name="amanda/state")
-    if op.type in _REFERENCES:
-        assign = tf.raw_ops.Assign(ref=handle, value=value, validate_shape=False)
-        return (
-            tf.raw_ops.IsVariableInitialized(ref=handle),
-            tf.raw_ops.Identity(input=handle),
-            value,
-            assign.op,
-        )
-    return (
-        tf.raw_ops.VarIsInitializedOp(resource=handle),
-        tf.raw_ops.ReadVariableOp(resource=handle, dtype=dtype),
-        value,
-        tf.raw_ops.AssignVariableOp(resource=handle, value=value),
-    )
 
 
 def variables_in(ops: Sequence[Any]) -> list[str]:
-    """The names of those of some operators that make variables."""
+    """The names of the operators among `ops` that make variables."""
     return [op.name for op in ops if op.type in VARIABLES]

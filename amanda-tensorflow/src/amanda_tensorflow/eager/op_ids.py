@@ -1,0 +1,116 @@
+"""Ids of eager operators, ``<name scope><type>:<k>``, and the iterations that they count in.
+
+``net/c1/Conv2D:0`` is the first ``Conv2D`` of an iteration within the name scope ``net/c1/``, and
+``/MatMul:1`` the second ``MatMul`` outside of all name scopes. A new iteration begins when an
+outermost Keras layer or ``tf.function`` is called again, when an outermost backward pass ends, and
+at ``amanda.new_iteration()``.
+"""
+
+from __future__ import annotations
+
+import warnings
+import weakref
+from typing import Any
+
+from amanda.errors import CoverageWarning
+from amanda_tensorflow.eager.plan_cache import Cell, Cells
+
+_MANY = 10_000
+"""After so many operators of one type outside of layers, iterations seem to have no end."""
+
+
+class EagerOpIds:
+    """The counters of one thread's forward operators.
+
+    Attributes:
+        cells: the cells of forward operators, by name scope and type.
+        nesting: how many calls of layers and backward passes run within each other; only an
+            outermost one begins an iteration.
+        started: cells (by ``id``) and numbers of operators whose routines have run on the fast
+            path and must not run again if the operator is executed on the slow path after all.
+    """
+
+    def __init__(self) -> None:
+        self.cells: dict[str, Cells] = {}
+        self.nesting = 0
+        self.started: set[tuple[int, int]] = set()
+        self._layers: dict[int, weakref.ref[Any]] = {}
+        self._functions: set[str] = set()
+
+    def cell(self, scope: str, kind: str) -> Cell:
+        """The cell of a type of operators in a name scope, made if there is none."""
+        cells = self.cells.get(scope)
+        if cells is None:
+            cells = self.cells[scope] = {}
+        cell = cells.get(kind)
+        if cell is None:
+            cell = cells[kind] = [0]
+        return cell
+
+    def op_id(self, scope: str, kind: str, number: int) -> str:
+        """The id of an operator.
+
+        Warns (CoverageWarning) if the iteration has too many operators to be one.
+        """
+        if number == _MANY and not scope:
+            warnings.warn(
+                f"{_MANY} {kind} operators outside of layers without an end of an iteration: "
+                "each has an id and actions of its own; call amanda.new_iteration() in the loop",
+                CoverageWarning,
+                stacklevel=5,
+            )
+        return f"{scope or '/'}{kind}:{number}"
+
+    # -- iterations -------------------------------------------------------
+
+    def new_iteration(self) -> None:
+        """Restart the counters."""
+        for cells in self.cells.values():
+            for cell in cells.values():
+                cell[0] = 0
+        self._layers.clear()
+        self._functions.clear()
+        self.started.clear()
+
+    def enter_layer(self, layer: Any) -> None:
+        """A Keras layer is called; an outermost one that comes round begins an iteration."""
+        if not self.nesting:
+            known = self._layers.get(id(layer))
+            if known is not None and known() is layer:
+                self.new_iteration()
+            self._layers[id(layer)] = weakref.ref(layer)
+        self.nesting += 1
+
+    def exit_layer(self) -> None:
+        """The layer's call has ended."""
+        self.nesting -= 1
+
+    def enter_function(self, name: str) -> None:
+        """A graph function is called; an outermost one that comes round begins an iteration."""
+        if not self.nesting:
+            if name in self._functions:
+                self.new_iteration()
+            self._functions.add(name)
+
+    # -- recomputation ----------------------------------------------------
+
+    def counters(self) -> dict[str, dict[str, int]]:
+        """A snapshot of the counters, by name scope and type."""
+        return {
+            scope: {kind: cell[0] for kind, cell in cells.items()}
+            for scope, cells in self.cells.items()
+        }
+
+    def set_counters(self, snapshot: dict[str, dict[str, int]]) -> None:
+        """Go back to a snapshot; counters that are not in it restart."""
+        for scope, cells in self.cells.items():
+            counts = snapshot.get(scope, {})
+            for kind, cell in cells.items():
+                cell[0] = counts.get(kind, 0)
+
+    def clear(self) -> None:
+        """Forget everything."""
+        self.cells.clear()
+        self._layers.clear()
+        self._functions.clear()
+        self.started.clear()

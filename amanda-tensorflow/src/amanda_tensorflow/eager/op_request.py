@@ -1,0 +1,145 @@
+"""A request of TensorFlow to run one eager operator, and the same as core is told of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Sequence
+from typing import Any
+
+import attrs
+
+from amanda.interface.calls import OpCall
+from amanda_tensorflow import _internals
+from amanda_tensorflow.eager.tape_marks import Mark
+from amanda_tensorflow.eager.variable_values import VariableValues
+from amanda_tensorflow.gradient_map.recording import MARK
+from amanda_tensorflow.operators.types import (
+    OpView,
+    has_one_output,
+    input_names,
+    module_of,
+    presented,
+)
+from amanda_tensorflow.operators.variable_views import view_of
+
+
+@attrs.define(eq=False)
+class Vanilla:
+    """TensorFlow's own functions, as they were when the driver was attached.
+
+    ``execute`` changes if TensorFlow replaces it meanwhile (``op_callbacks`` does).
+    """
+
+    fast_path: Callable[..., Any]
+    execute: Callable[..., Any]
+    record_gradient: Callable[..., Any]
+
+
+@attrs.frozen(eq=False)
+class OpRequest:
+    """One operator that TensorFlow asks ``execute`` to run, without its inputs.
+
+    Attributes:
+        kind: the operator's type.
+        count: how many outputs it has.
+        attributes: names and values of its attributes, in turn; None if it has none.
+        context: TensorFlow's context.
+        name: the name that the caller gave.
+        vanilla: TensorFlow's functions.
+    """
+
+    kind: str
+    count: int
+    attributes: tuple[Any, ...] | None
+    context: Any
+    name: str | None
+    vanilla: Vanilla
+
+    def execute(self, inputs: Sequence[Any]) -> list[Any]:
+        """Run the operator; no tape records it. Returns its outputs."""
+        result: list[Any] = self.vanilla.execute(
+            self.kind.encode(),
+            self.count,
+            list(inputs),
+            self.attributes,
+            self.context,
+            self.name,
+        )
+        return result
+
+    def record(self, inputs: Sequence[Any], outputs: Sequence[Any], mark: Mark | None) -> None:
+        """Let the tapes record an execution, under `mark` if there is one."""
+        attributes = self.attributes
+        if mark is not None:
+            attributes = (*(attributes or ()), MARK, mark)
+        self.vanilla.record_gradient(self.kind, list(inputs), attributes, list(outputs))
+
+    def execute_recorded(self, inputs: Sequence[Any]) -> list[Any]:
+        """Run the operator, recorded by the tapes of this thread. Returns its outputs."""
+        outputs = self.execute(inputs)
+        if not _internals.no_tape_records():
+            self.record(inputs, outputs, None)
+        return outputs
+
+    def run(self, inputs: Sequence[Any]) -> Any:
+        """Run and record the operator; returns its output, or the list if it declares several."""
+        outputs = self.execute_recorded(inputs)
+        return outputs[0] if has_one_output(self.kind) else outputs
+
+    def presented_attributes(self) -> dict[str, Any]:
+        """The attributes by name, as tools see them."""
+        flat = self.attributes or ()
+        return presented(self.kind, zip(flat[::2], flat[1::2], strict=True))
+
+    def input_names(self, count: int) -> list[str]:
+        """The declared name of each of `count` inputs."""
+        flat = self.attributes or ()
+        return input_names(self.kind, count, dict(zip(flat[::2], flat[1::2], strict=True)))
+
+    def call(self, op_id: str, inputs: list[Any], scope: str, values: VariableValues) -> EagerCall:
+        """The operator as core is told of it.
+
+        Args:
+            scope: the name scope that it runs in.
+            values: the tensors that were read from variables.
+        """
+        attributes = self.presented_attributes()
+        return EagerCall(
+            op=OpView(self.kind, op_id),
+            op_id=op_id,
+            inputs=inputs,
+            names=input_names(self.kind, len(inputs), attributes),
+            attributes=attributes,
+            module=module_of(scope),
+            request=self,
+            values=values,
+        )
+
+
+@attrs.define(eq=False)
+class EagerCall(OpCall):
+    """An eager operator that is about to run."""
+
+    request: OpRequest | None = None
+    values: VariableValues | None = None
+
+    def value(self, index: int) -> Any:
+        """The value of the variable that input `index` was read from, or is; else None."""
+        assert self.values is not None
+        return self.values.of(self.inputs[index])
+
+    def value_key(self, index: int) -> Hashable | None:
+        """The number of that variable's handle; None for other inputs."""
+        assert self.values is not None
+        source = self.values.source_of(self.inputs[index])
+        return None if source is None else source.key
+
+    def value_view(self, index: int) -> tuple[Any, ...]:
+        """The reshapes and transpositions between that variable and input `index`."""
+        assert self.values is not None
+        source = self.values.source_of(self.inputs[index])
+        return () if source is None else view_of(source.steps)
+
+    def freeze(self) -> Callable[[Sequence[Any]], Any]:
+        """See :meth:`OpRequest.run`."""
+        assert self.request is not None
+        return self.request.run

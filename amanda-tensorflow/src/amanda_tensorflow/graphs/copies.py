@@ -1,0 +1,149 @@
+"""Instrumented copies: for which scopes each was made, and whether it is still up to date."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import attrs
+
+from amanda.engine.records import OpRecord
+from amanda.state import STATE, LiveScope
+from amanda_tensorflow.graphs.building import Building
+
+
+@attrs.define(eq=False)
+class Copy:
+    """The instrumented copy of a graph for some scopes.
+
+    Attributes:
+        scopes: weak references to these scopes, outermost first.
+        building: what was inserted; its graph is the copy.
+        payload: what the driver runs. A function driver has None where nothing is inserted:
+            the vanilla function runs.
+        generation: the generation of :class:`Copies` in which it was last found up to date.
+    """
+
+    scopes: tuple[weakref.ref[LiveScope], ...]
+    building: Building
+    payload: Any
+    generation: int
+    _records: list[tuple[weakref.ref[LiveScope], str, OpRecord]] = attrs.field(factory=list)
+    _noted: int = 0
+
+    @classmethod
+    def of(
+        cls, scopes: Sequence[LiveScope], building: Building, payload: Any, generation: int
+    ) -> Copy:
+        """The copy for some scopes, which it does not keep alive."""
+        building.scopes = ()
+        return cls(tuple(weakref.ref(s) for s in scopes), building, payload, generation)
+
+    @contextmanager
+    def growing(self, scopes: tuple[LiveScope, ...]) -> Iterator[None]:
+        """Within it, operators are added to the copy, for the scopes that it was made for."""
+        self.building.scopes = scopes
+        try:
+            yield
+        finally:
+            self.building.scopes = ()
+
+    def remember(self, op_ids: Sequence[str]) -> None:
+        """Note the records of the operators in the copy, by which it is found out of date."""
+        if len(op_ids) == self._noted:
+            return
+        self._noted = len(op_ids)
+        self._records.clear()
+        for reference in self.scopes:
+            scope = reference()
+            for op_id in op_ids:
+                record = scope.cache.get(op_id) if scope is not None else None
+                if record is not None:
+                    self._records.append((reference, op_id, record))
+
+    def is_for(self, scopes: Sequence[LiveScope]) -> bool:
+        """Whether it was made for exactly these scopes."""
+        if len(scopes) != len(self.scopes):
+            return False
+        for reference, scope in zip(self.scopes, scopes, strict=True):
+            if reference() is not scope:
+                return False
+        return True
+
+    def is_dead(self) -> bool:
+        """Whether one of its scopes has ended."""
+        found = [reference() for reference in self.scopes]
+        return any(scope is None or not scope.alive for scope in found)
+
+    def is_current(self) -> bool:
+        """Whether all that its analyses have recorded still holds."""
+        for reference, op_id, record in self._records:
+            scope = reference()
+            if scope is None or scope.cache.get(op_id) is not record or not record.complete:
+                return False
+            if any(child.redo for child in record.children.values()):
+                return False
+        return True
+
+    def release(self) -> None:
+        """Let go of the tools; what outlives the scope runs without them."""
+        for routine in self.building.routines:
+            routine.release()
+        if hasattr(self.payload, "close"):
+            self.payload.close()
+
+
+class Copies:
+    """The copies of one driver, by vanilla function or session, which it does not keep alive.
+
+    Attributes:
+        generation: counts how often copies may have become out of date; they are checked then.
+    """
+
+    def __init__(self) -> None:
+        self.generation = 0
+        self._known: weakref.WeakKeyDictionary[Any, list[Copy]] = weakref.WeakKeyDictionary()
+
+    def of(self, key: Any) -> Sequence[Copy]:
+        """All copies of a function or a session."""
+        return self._known.get(key, ())
+
+    def find(self, key: Any, scopes: Sequence[LiveScope]) -> Copy | None:
+        """The copy for some scopes, if there is one that is up to date."""
+        if not STATE.cache:
+            return None
+        for copy in self._known.get(key, ()):
+            if copy.is_for(scopes):
+                # Read first: what is invalidated meanwhile is looked at again next time.
+                generation = self.generation
+                if copy.generation == generation:
+                    return copy
+                if copy.is_current():
+                    copy.generation = generation
+                    return copy
+        return None
+
+    def keep(self, key: Any, copy: Copy, scopes: Sequence[LiveScope]) -> None:
+        """Keep a copy for later runs, in place of one that is out of date."""
+        copies = self._known.setdefault(key, [])
+        for other in [other for other in copies if other.is_for(scopes) and other is not copy]:
+            copies.remove(other)
+            other.release()
+        if copy not in copies:
+            copies.append(copy)
+
+    def drop_dead(self) -> None:
+        """Drop the copies whose scopes have ended."""
+        for copies in self._known.values():
+            for copy in [copy for copy in copies if copy.is_dead()]:
+                copies.remove(copy)
+                copy.release()
+
+    def release(self) -> None:
+        """Let go of all copies."""
+        for copies in self._known.values():
+            for copy in copies:
+                copy.release()
+        self._known.clear()

@@ -1,0 +1,215 @@
+"""The instrumented copies of one session's graph, and the runs that they are made for.
+
+Most runs use one copy, which a session of its own runs, the shadow. It grows with what the program
+runs: a run adds the operators that it needs. As long as no tool has anything to do in them, the
+vanilla graph runs. After that the shadow runs, and the variables move there; they move back when
+the program runs outside of the scope, and when the scope ends. A run that needs state of another
+kind than variables becomes a function in the user's session
+(:mod:`amanda_tensorflow.session.stateful_runs`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from amanda.state import LiveScope
+from amanda_tensorflow import _internals
+from amanda_tensorflow.graphs.building import Building
+from amanda_tensorflow.graphs.dispatcher import GraphDispatcher
+from amanda_tensorflow.graphs.instrument import Instrument
+from amanda_tensorflow.graphs.op_ids import GraphIds
+from amanda_tensorflow.graphs.replay import Replay
+from amanda_tensorflow.graphs.sites import Site
+from amanda_tensorflow.graphs.topological_order import ordered
+from amanda_tensorflow.session.runs import Key, SessionRun
+from amanda_tensorflow.session.stateful_runs import InlineFunction, needs_inline
+from amanda_tensorflow.session.variables import (
+    ShadowVariables,
+    VanillaVariables,
+    variables_in,
+)
+
+Prepared = SessionRun | InlineFunction
+"""A run in terms of the shadow, or the function for it in the user's session."""
+
+
+class SessionCopies:
+    """The instrumented copies of one session's graph for some scopes.
+
+    Attributes:
+        graph: the shadow's graph.
+        building: what was inserted there.
+        op_ids: the ids of the operators in all copies.
+    """
+
+    def __init__(
+        self,
+        dispatcher: GraphDispatcher,
+        ids: GraphIds,
+        session: Any,
+        scopes: tuple[LiveScope, ...],
+    ) -> None:
+        self._dispatcher = dispatcher
+        self._graph_ids = ids
+        self._user = session
+        self._vanilla = VanillaVariables(session)
+        self._ids = ids.ids_of(session.graph, "graph", {})
+        self._prepared: dict[tuple[Key, int], Prepared] = {}
+        self.op_ids: list[str] = []
+        self.graph = _internals.shadow_graph(session.graph)
+        self.building = Building(self.graph, scopes, needs_gradient=False)
+        self._instrument = self._making(self.graph, self.building)
+        self._replay = Replay(self.graph, self._instrument)
+        self._site = Site(session.graph, self._ids)
+        self._session: Any = None
+        self._variables: ShadowVariables | None = None
+        self._here: set[str] = set()
+        self._size = 0
+
+    def _making(self, graph: Any, building: Building) -> Instrument:
+        """Creates the operators of a copy."""
+        read = self._read_variable
+        instrument = Instrument(self._dispatcher, building, self._graph_ids, read)
+        instrument.op_ids = self.op_ids
+        return instrument
+
+    def _read_variable(self, op: Any, dtype: Any) -> Any:
+        """The value of a variable of the user's session; None if it has none."""
+        if isinstance(op, _internals.EagerTensor):
+            return None
+        self.leave([op.name])
+        value = self._vanilla.read([op.name]).get(op.name)
+        with _internals.eager_mode():
+            return None if value is None else tf.constant(value)
+
+    # -- while a run is prepared ------------------------------------------
+
+    def prepared(self, key: Key) -> Prepared | None:
+        """What was prepared for a run, unless the user has added to the graph since."""
+        return self._prepared.get((key, _internals.own_version(self._user.graph)))
+
+    def prepare(self, key: Key, run: SessionRun) -> Prepared:
+        """Make what runs instead of a run of the user's graph."""
+        # Read first: an inline function adds a node to the graph, which is not the user's.
+        version = _internals.own_version(self._user.graph)
+        operations = ordered(Site(self._user.graph, self._ids), run.roots())
+        made = self._inlined(run) if needs_inline(operations) else self._added(run)
+        self._prepared[key, version] = made
+        return made
+
+    def _added(self, run: SessionRun) -> SessionRun:
+        """The run in terms of the shadow, to which the operators that it needs are added."""
+        roots = [op for op in run.roots() if op.name not in self._site.ops]
+        with self._instrument.building_copy():
+            if roots:
+                self._site.refresh(run.fetches)
+                self._replay.body(self._site, roots)
+                self._instrument.warn(self._ids)
+            return self._translated(run)
+
+    def _translated(self, run: SessionRun) -> SessionRun:
+        site, final = self._site, self._replay.final
+        with self.graph.as_default():
+            fetches = [final(site, tensor) for tensor in run.fetches]
+            targets = [new for op in run.targets for new in site.controls(op)]
+            return SessionRun(
+                [(final(site, tensor), value) for tensor, value in run.feeds],
+                fetches,
+                [*targets, *self.building.late_nodes(fetches)],
+            )
+
+    def _inlined(self, run: SessionRun) -> InlineFunction:
+        """The function for a run; the user's graph gets a node for it if tools act in it."""
+        site = Site(self._user.graph, self._ids, fetched=run.fetches)
+        scopes, found = self.building.scopes, []
+
+        def make(graph: Any) -> Instrument:
+            found.append(Building(graph, scopes, needs_gradient=False))
+            return self._making(graph, found[0])
+
+        inline = InlineFunction(self._user, site, make)
+        inline.build(run)
+        if found[0].is_changed:
+            # Its routines live and end with those of the shadow.
+            self.building.routines += found[0].routines
+            inline.insert()
+        return inline
+
+    # -- running ----------------------------------------------------------
+
+    def runner(self, prepared: Prepared, values: Sequence[Any]) -> Callable[[Any, Any], Any] | None:
+        """What runs a prepared run; None if the vanilla graph does.
+
+        Args:
+            values: the values to feed.
+
+        Returns:
+            A function of the runtime's handles of the run's options and of its metadata.
+        """
+        if isinstance(prepared, SessionRun):
+            if not self.building.is_changed:
+                return None
+            return lambda options, metadata: self._run(prepared.fed(values), options, metadata)
+        if not prepared.is_inserted:
+            return None
+        return lambda options, metadata: self._run_inline(prepared, values, options, metadata)
+
+    def _run(self, run: SessionRun, options: Any, metadata: Any) -> Any:
+        """Execute a run that is in terms of the shadow."""
+        if self._session is None:
+            self._session = _internals.shadow_session(
+                self.graph, _internals.session_config(self._user)
+            )
+            self._variables = ShadowVariables(self._session)
+        self._enter()
+        return _internals.run_vanilla(
+            self._session, run.fetches, run.targets, run.feeds, options, metadata
+        )
+
+    def _run_inline(
+        self, inline: InlineFunction, values: Sequence[Any], options: Any, metadata: Any
+    ) -> Any:
+        """Execute a run by its function in the user's graph."""
+        self.leave()
+        run = inline.run.fed(values)
+        return _internals.run_vanilla(
+            self._user, run.fetches, run.targets, run.feeds, options, metadata
+        )
+
+    def _enter(self) -> None:
+        """Copy the variables that the shadow has got since the last run from the user's session."""
+        assert self._variables is not None
+        operations = self.graph.get_operations()
+        if len(operations) == self._size:
+            return
+        new = [n for n in variables_in(operations[self._size :]) if n not in self._here]
+        self._size = len(operations)
+        if new:
+            self._variables.write(self._vanilla.read(new))
+            # Writing adds operators of ours, which make no variables.
+            self._size = len(self.graph.get_operations())
+            self._here.update(new)
+
+    def leave(self, only: Sequence[str] | None = None) -> None:
+        """Copy variables back to the user's session.
+
+        Args:
+            only: the names of some variables, which stay in the shadow, too; None to move all.
+        """
+        names = self._here if only is None else self._here.intersection(only)
+        if names and self._variables is not None:
+            self._vanilla.write(self._variables.read(names))
+        if only is None:
+            self._here.clear()
+            self._size = 0
+
+    def close(self) -> None:
+        """Move all variables back, and end the shadow."""
+        if not _internals.is_closed(self._user):
+            self.leave()
+        if self._session is not None:
+            self._session.close()
+            self._session = None

@@ -1,0 +1,183 @@
+"""How many calls of our own Python functions one operator costs in the steady state.
+
+Counted are the frames whose code lies in one of the Amanda packages, from the second iteration on,
+in the thread that runs the model. Each bound is the count that was reached, so that a detour on the
+path of every operator is noticed. Python 3.12 and later inline comprehensions: there the counts are
+lower.
+"""
+
+from __future__ import annotations
+
+import collections
+import functools
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import pytest
+import tensorflow as tf
+
+import amanda
+
+SOURCES = tuple(
+    str(Path(sys.modules[name].__file__ or "").parent) + "/"
+    for name in ("amanda", "amanda_tensorflow.plugin")
+)
+WARM_UP = 4
+"""Iterations until no analysis runs any more and no plan is asked for."""
+
+X = tf.ones([2, 2])
+W = tf.ones([2, 2])
+
+
+@contextmanager
+def counted() -> Iterator[collections.Counter[str]]:
+    """Counts the calls of functions of Amanda's, by file and name, in the current thread."""
+    calls: collections.Counter[str] = collections.Counter()
+
+    def profile(frame: FrameType, event: str, _: Any) -> None:
+        code = frame.f_code
+        if event == "call" and code.co_filename.startswith(SOURCES):
+            calls[f"{Path(code.co_filename).name} {code.co_name}"] += 1
+
+    before = sys.getprofile()
+    sys.setprofile(profile)
+    try:
+        yield calls
+    finally:
+        sys.setprofile(before)
+
+
+class Counting(amanda.Tool):
+    """Runs a routine before each product of matrices, on one of its inputs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.executed = 0
+        self.add_inst_for_op(self.analyse)
+
+    def analyse(self, context: amanda.OpContext) -> None:
+        if context.get_op().type == "MatMul":
+            context.insert_before_op(self.count, inputs=[0])
+
+    def count(self, *tensors: Any) -> None:
+        self.executed += 1
+
+
+class CountingBackward(Counting):
+    """Runs a routine after each backward operator of a product of matrices."""
+
+    def __init__(self) -> None:
+        amanda.Tool.__init__(self)
+        self.executed = 0
+        self.add_inst_for_op(self.analyse_backward, backward=True)
+
+    def analyse_backward(self, context: amanda.OpContext) -> None:
+        if context.get_backward_op().type == "MatMul":
+            context.insert_after_backward_op(self.count)
+
+
+class Looking(amanda.Tool):
+    """Analyses all operators, and does nothing to them."""
+
+    def __init__(self, backward: bool) -> None:
+        super().__init__()
+        self.executed = 0
+        self.add_inst_for_op(lambda context: None, backward=backward)
+
+
+def forward(products: int) -> None:
+    """An eager forward pass of so many products."""
+    y = X
+    for _ in range(products):
+        y = tf.linalg.matmul(y, W)
+
+
+def training(products: int) -> None:
+    """An eager forward and backward pass of so many products."""
+    with tf.GradientTape() as tape:
+        tape.watch(X)
+        y = X
+        for _ in range(products):
+            y = tf.linalg.matmul(y, W)
+    tape.gradient(y, X)
+
+
+@tf.function
+def compiled(x: Any) -> Any:
+    return tf.linalg.matmul(x, W)
+
+
+def calls_of_functions(calls: int) -> None:
+    """So many calls of a graph function."""
+    for _ in range(calls):
+        compiled(X)
+
+
+@functools.cache
+def session_and_product() -> tuple[Any, Any]:
+    """A session, and a product in its graph."""
+    with tf.Graph().as_default() as graph:
+        product = tf.linalg.matmul(tf.ones([2, 2]), tf.ones([2, 2]))
+    return tf.compat.v1.Session(graph=graph), product
+
+
+def runs_of_a_session(runs: int) -> None:
+    """So many runs of a session."""
+    session, product = session_and_product()
+    for _ in range(runs):
+        session.run(product)
+
+
+def per_execution(
+    make: Callable[[], Any], step: Callable[[int], None], routines: int
+) -> tuple[float, str]:
+    """What one more operator of a step costs, and by which functions.
+
+    Args:
+        routines: how many routines run for one operator.
+    """
+    counts = []
+    for size in (2, 6):
+        tool = make()
+        with amanda.apply(tool):
+            for _ in range(WARM_UP):
+                step(size)
+                amanda.new_iteration()
+            before = tool.executed
+            with counted() as calls:
+                step(size)
+        assert tool.executed - before == routines * size
+        counts.append(calls)
+    more = {name: (n - counts[0][name]) / 4 for name, n in counts[1].items()}
+    listed = "\n".join(f"{n:6.2f} {name}" for name, n in sorted(more.items(), key=lambda i: -i[1]))
+    return sum(more.values()), listed
+
+
+CASES: dict[str, tuple[Callable[[], Any], Callable[[int], None], int, int]] = {
+    "an eager operator, a routine": (Counting, forward, 1, 19),
+    "an eager operator, no action": (lambda: Looking(False), forward, 0, 1),
+    "forward and backward, a routine before the operator": (Counting, training, 1, 28),
+    "forward and backward, a routine after the backward operator": (
+        CountingBackward,
+        training,
+        1,
+        36,
+    ),
+    "forward and backward, no action": (lambda: Looking(True), training, 0, 12),
+    "a graph function, a routine": (Counting, calls_of_functions, 1, 10),
+    "a graph function, no action": (lambda: Looking(False), calls_of_functions, 0, 10),
+    "a run of a session, a routine": (Counting, runs_of_a_session, 1, 26),
+}
+"""Tool, step, routines per operator, and the bound."""
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_steady_state(case: str) -> None:
+    """From the second iteration on, nothing is asked twice on the path of an operator."""
+    make, step, routines, bound = CASES[case]
+    found, listed = per_execution(make, step, routines)
+    assert found <= bound, f"{case}: {found} calls, bound {bound}\n{listed}"
