@@ -54,6 +54,7 @@ class LiveScope(Protocol):
         alive: False once the scope has ended.
         cache: records of the operators that its tools have analysed.
         tools: its tools in the order in which they act.
+        op_filter: restricts its tools to some operators and executions; None for no filter.
         drivers: the attached drivers that it uses.
         statistics: figures about the run under it.
     """
@@ -61,6 +62,7 @@ class LiveScope(Protocol):
     alive: bool
     cache: Any
     tools: tuple[Any, ...]
+    op_filter: Any
     drivers: list[Any]
     statistics: Any
 

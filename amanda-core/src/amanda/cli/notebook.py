@@ -127,7 +127,8 @@ class ToolsOfCell:
         """
         shell = self._shell
         tools = {named.name: named.tool for named in self._report.tools}
-        self._scope = apply(*tools.values(), drivers=drivers)
+        op_filter = self._report.op_filter or None
+        self._scope = apply(*tools.values(), drivers=drivers, op_filter=op_filter)
         self._scope.__enter__()
         self._started = time.perf_counter()
         shell.user_ns[self._variable] = tools

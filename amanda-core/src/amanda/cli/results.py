@@ -11,13 +11,13 @@ from typing import Any, TextIO
 import attrs
 
 from amanda.cli import pages
-from amanda.cli.selection import Selection
 from amanda.files import write_json
 from amanda.interface.tool import Tool
 from amanda.registry import drivers, plugins
 from amanda.results import RunReport, Table
 from amanda.scope.scope import Statistics
 from amanda.state import FAILED, STATE
+from amanda.tools.op_filter import OpFilter
 from amanda.tools.reporting import plain_text
 
 
@@ -66,7 +66,7 @@ class Report:
         rank: of several processes only the first prints.
         out: where summaries go.
         page: where the page goes; None for none.
-        selection: what the tools were restricted to.
+        op_filter: restricts the tools to some operators and executions; empty for no filter.
         facts: what the page says of the run, beside what happened under the scope.
         complain: says that a result is lost.
         written: the files written.
@@ -77,7 +77,7 @@ class Report:
     rank: Rank
     out: TextIO
     page: Path | None = None
-    selection: Selection = attrs.field(factory=Selection)
+    op_filter: OpFilter = attrs.field(factory=OpFilter)
     facts: dict[str, str] = attrs.field(factory=dict)
     complain: Callable[[str], None] = complain
     written: list[Path] = attrs.field(factory=list)
@@ -98,7 +98,9 @@ class Report:
             if self.rank.number == 0:
                 self._print(statistics, seconds)
                 # Where nothing ran at all, that is what there is to say.
-                for option in self.selection.unmet() if self.tools and statistics.ops_seen else ():
+                for option in (
+                    self.op_filter.unmatched() if self.tools and statistics.ops_seen else ()
+                ):
                     self.complain(f"warning: {option} fits no operator that the tools have met")
         finally:
             STATE.paused -= 1

@@ -20,12 +20,12 @@ from typing import Any, TextIO
 
 from amanda.cli import grammar, pages, program, progress, tool_options, tracebacks
 from amanda.cli.results import NamedTool, Rank, Report, complain
-from amanda.cli.selection import Selection
 from amanda.errors import AmandaError
 from amanda.interface.tool import Tool
 from amanda.scope.apply import apply
 from amanda.state import LIVE_SCOPES
 from amanda.tools import load
+from amanda.tools.op_filter import OpFilter
 
 USAGE = (
     "amanda run [-t TOOL[:key=value,...][,TOOL...]]... [-o DIR] [--html] [--ops A+B] "
@@ -122,8 +122,7 @@ def report_of(given: argparse.Namespace) -> Report:
         AmandaError: a tool's package is broken.
     """
     tools = make_tools(given.tool)
-    selection = selection_of(given)
-    selection.restrict(*(named.tool for named in tools))
+    op_filter = op_filter_of(given)
     check_folder(given.output)
     # The program may change the current folder.
     folder = None if given.output is None else given.output.absolute()
@@ -132,7 +131,7 @@ def report_of(given: argparse.Namespace) -> Report:
     if page is not None:
         pages.check_page(page)
         check_folder(page.parent)
-    return Report(tools, folder, rank, sys.stdout, page, selection)
+    return Report(tools, folder, rank, sys.stdout, page, op_filter)
 
 
 def make_tools(texts: Sequence[str]) -> list[NamedTool]:
@@ -158,8 +157,8 @@ def make_tools(texts: Sequence[str]) -> list[NamedTool]:
     return made
 
 
-def selection_of(given: argparse.Namespace) -> Selection:
-    """What the options common to all tools select.
+def op_filter_of(given: argparse.Namespace) -> OpFilter:
+    """The filter that the options common to all tools ask for.
 
     Raises:
         UsageError: a number cannot be.
@@ -167,7 +166,7 @@ def selection_of(given: argparse.Namespace) -> Selection:
     if given.every < 1 or given.skip < 0:
         raise UsageError("--every takes a number from 1, --skip one from 0")
     ops, modules = (tuple(grammar.split_list(text)) for text in (given.ops, given.modules))
-    return Selection(ops, modules, given.every, given.skip)
+    return OpFilter(ops, modules, given.every, given.skip)
 
 
 def _made(name: str, cls: type[Tool], arguments: dict[str, Any]) -> Tool:
@@ -219,7 +218,7 @@ class Run:
             AmandaError: they cannot be applied.
         """
         tools = (named.tool for named in self.report.tools)
-        self._scope = apply(*tools, drivers=drivers)
+        self._scope = apply(*tools, drivers=drivers, op_filter=self.report.op_filter or None)
         self._scope.__enter__()
         # Tools may keep what they gather in files that weakref.finalize removes, as tempfile
         # does. Its exit function is registered with the first finalizer, here: it comes after

@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Any
 from amanda.engine.plan import EMPTY_PLAN, ActionPlan, compile_plan
 from amanda.engine.records import OpRecord
 from amanda.errors import RoutineResultError, SelectionError, described
-from amanda.interface.action import Action, InstPoint, Owner
+from amanda.interface.action import Action, Filter, InstPoint, Owner
 from amanda.interface.context import OpContext
 from amanda.interface.driver import Driver
 from amanda.interface.tool import Tool
@@ -327,7 +327,7 @@ class Dispatcher:
                     self.driver.vanilla(),
                     self.driver.ad_isolated(),
                 ):
-                    self._run_analyses(tools, record, point)
+                    self._run_analyses(tools, record, point, scope.op_filter)
             finally:
                 state.point = state.tool = None
                 STATE.paused -= 1
@@ -336,7 +336,9 @@ class Dispatcher:
         record.analysed.add(point)
         record.redo.pop(point, None)
 
-    def _run_analyses(self, tools: list[Tool], record: OpRecord, point: InstPoint) -> None:
+    def _run_analyses(
+        self, tools: list[Tool], record: OpRecord, point: InstPoint, op_filter: Filter | None
+    ) -> None:
         context, state = record.context, record.state
 
         def step(tool: Tool, routine: Callable[[OpContext], Any]) -> None:
@@ -350,10 +352,15 @@ class Dispatcher:
 
         for tool in tools:
             step(tool, tool.before_analyses)
-            for routine in tool.analyses(point):
-                step(tool, routine)
+            routines = tool.analyses(point)
+            # Asked where the first tool has an analysis: the mapping rules have run by then.
+            if routines and record.is_selected(op_filter):
+                for routine in routines:
+                    step(tool, routine)
         for tool in tools:
             step(tool, tool.after_analyses)
+        if op_filter is not None:
+            record.restrict(op_filter)
 
 
 class OpExecution:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from amanda.interface.action import Action, ActionKind, InstPoint, Owner
+from amanda.interface.action import Action, ActionKind, Filter, InstPoint, Owner
 from amanda.interface.backward_context import BackwardOpContext
 from amanda.interface.calls import OpCall
 from amanda.interface.context import OpContext, OpState
@@ -22,7 +22,7 @@ class OpRecord:
         children: records of the operator's backward operators, by id.
     """
 
-    __slots__ = ("analysed", "children", "context", "redo", "state")
+    __slots__ = ("_is_selected", "analysed", "children", "context", "redo", "state")
 
     def __init__(self, context: OpContext, state: OpState) -> None:
         self.context = context
@@ -30,6 +30,7 @@ class OpRecord:
         self.analysed: set[InstPoint] = set()
         self.redo: dict[InstPoint, set[Owner]] = {}
         self.children: dict[str, OpRecord] = {}
+        self._is_selected: bool | None = None
 
     @classmethod
     def of_call(cls, call: OpCall, namespace: str) -> OpRecord:
@@ -50,6 +51,17 @@ class OpRecord:
     def has_actions(self) -> bool:
         """Whether any action is recorded for this very operator."""
         return any(self.state.actions.values())
+
+    def is_selected(self, op_filter: Filter | None) -> bool:
+        """Whether the scope's filter lets its tools see the operator."""
+        if self._is_selected is None:
+            self._is_selected = op_filter is None or op_filter.selects(self.context)
+        return self._is_selected
+
+    def restrict(self, op_filter: Filter) -> None:
+        """Restrict the recorded actions to the executions that the scope's filter selects."""
+        for kind, actions in self.state.actions.items():
+            self.state.actions[kind] = [op_filter.restrict(action) for action in actions]
 
     def drop(self, tool: Owner) -> None:
         """Forget what `tool` has recorded; its analyses run again when next met."""

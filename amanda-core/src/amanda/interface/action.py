@@ -69,6 +69,23 @@ class Owner(Protocol):
         """Whether its routines take part in AD by default."""
 
 
+class Filter(Protocol):
+    """Restricts the tools of a scope; :class:`amanda.tools.op_filter.OpFilter` is one."""
+
+    @property
+    def dependencies(self) -> tuple[Any, ...]:
+        """Tools that act first in a scope with this filter."""
+
+    def selects(self, context: Any) -> bool:
+        """Whether the tools' analyses see an operator; asked once for each record of one."""
+
+    def restrict(self, action: Action) -> Action:
+        """An action that tools have recorded, restricted to the selected executions.
+
+        An action that is restricted already is returned as it is.
+        """
+
+
 @attrs.frozen(eq=False)
 class Action:
     """One instrumentation routine, recorded by an analysis routine for one operator.

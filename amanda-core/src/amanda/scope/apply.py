@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 if TYPE_CHECKING:
     from types import TracebackType
 
+    from amanda.interface.action import Filter
     from amanda.interface.driver import Driver
 
 
@@ -28,6 +29,8 @@ class apply(contextlib.ContextDecorator):  # noqa: N801 - part of the paper's AP
     Args:
         tools: tools, in the order in which they act; dependencies are added.
         drivers: names or classes of the drivers to use instead of the default.
+        op_filter: restricts the tools to some operators and some of their executions, see
+            :class:`amanda.tools.op_filter.OpFilter`.
 
     Raises:
         TypeError: something else than a tool is given.
@@ -35,12 +38,18 @@ class apply(contextlib.ContextDecorator):  # noqa: N801 - part of the paper's AP
         NoDriverError: (on entry) nothing can be instrumented.
     """
 
-    def __init__(self, *tools: Tool, drivers: Sequence[str | type[Driver]] | None = None) -> None:
+    def __init__(
+        self,
+        *tools: Tool,
+        drivers: Sequence[str | type[Driver]] | None = None,
+        op_filter: Filter | None = None,
+    ) -> None:
         for tool in tools:
             check_tool(tool, "amanda.apply()")
         if isinstance(drivers, str):
             raise TypeError(f"drivers={drivers!r} must be a list of driver names: [{drivers!r}]")
-        self._tools = ordered(tools)
+        self._tools = ordered([*(op_filter.dependencies if op_filter else ()), *tools])
+        self._filter = op_filter
         self._drivers = drivers
         self._scopes: list[Scope] = []
         self._statistics: Statistics | None = None
@@ -64,7 +73,7 @@ class apply(contextlib.ContextDecorator):  # noqa: N801 - part of the paper's AP
         return super().__call__(func)
 
     def __enter__(self) -> apply:
-        scope = Scope(self._tools, self._drivers)
+        scope = Scope(self._tools, self._drivers, self._filter)
         scope.enter(caller_frame(1))
         self._scopes.append(scope)
         return self

@@ -13,7 +13,7 @@ import attrs
 
 from amanda.engine.records import ActionCache
 from amanda.errors import NoDriverError
-from amanda.interface.action import InstPoint
+from amanda.interface.action import Filter, InstPoint
 from amanda.registry import drivers, import_hook
 from amanda.registry.plugins import BROKEN
 from amanda.scope import inheritance
@@ -50,9 +50,13 @@ class Scope:
     """The tools of one ``apply`` block and what their analyses have recorded."""
 
     def __init__(
-        self, tools: tuple[Tool, ...], requested: Sequence[str | type[Driver]] | None
+        self,
+        tools: tuple[Tool, ...],
+        requested: Sequence[str | type[Driver]] | None,
+        op_filter: Filter | None = None,
     ) -> None:
         self.tools = tools
+        self.op_filter = op_filter
         self.requested = requested
         self.cache = ActionCache()
         self.statistics = Statistics()

@@ -1,4 +1,4 @@
-"""``--ops``, ``--modules``, ``--every`` and ``--skip``: one selection for all tools."""
+"""``--ops``, ``--modules``, ``--every`` and ``--skip``: one filter for all tools."""
 
 from __future__ import annotations
 
@@ -11,21 +11,21 @@ import pytest
 
 import amanda
 from amanda import OpContext, Tool
-from amanda.cli.selection import Selection
 from amanda.testing import loopback as lb
 from amanda.tools.graph_tracing import GraphTracingTool
+from amanda.tools.mapping import MappingTool
+from amanda.tools.op_filter import OpFilter
 from amanda_tools.count import CountTool
 from tests.cli.conftest import Command
 
 Script = Callable[..., Path]
 
 
-def counted(selection: Selection, times: int = 1) -> dict[str, int]:
+def counted(op_filter: OpFilter, times: int = 1) -> dict[str, int]:
     """Executions that a counter sees of a net with two layers, by id."""
     net = lb.Sequential(lb.Linear([[1.0]]), lb.Sequential(lb.Linear([[2.0]])))
     tool = CountTool()
-    selection.restrict(tool)
-    with amanda.apply(tool):
+    with amanda.apply(tool, op_filter=op_filter):
         for _ in range(times):
             lb.relu(net(lb.tensor([[2.0]]))).backward()
     return {row["id"]: row["executions"] for row in tool.op_rows()}
@@ -33,19 +33,19 @@ def counted(selection: Selection, times: int = 1) -> dict[str, int]:
 
 def test_types_select_both_passes() -> None:
     """A type selects its operators and their backward operators; a name of its own too."""
-    found = counted(Selection(ops=("linear",)))
+    found = counted(OpFilter(ops=("linear",)))
     assert {i.partition("/grad")[0] for i in found} == {
         "Sequential.0/linear:0", "Sequential.1.0/linear:0",
     }  # fmt: skip
     assert len(found) > 2
-    assert list(counted(Selection(ops=("ReluBackward",)))) == ["/relu:0/grad/ReluBackward:0"]
+    assert list(counted(OpFilter(ops=("ReluBackward",)))) == ["/relu:0/grad/ReluBackward:0"]
 
 
 def test_modules_are_patterns() -> None:
     """A pattern of paths; what runs outside of modules has no path."""
-    found = counted(Selection(modules=("1.*",)))
+    found = counted(OpFilter(modules=("1.*",)))
     assert {i.partition("/grad")[0] for i in found} == {"Sequential.1.0/linear:0"}
-    assert not counted(Selection(modules=("1.*",), ops=("relu",)))
+    assert not counted(OpFilter(modules=("1.*",), ops=("relu",)))
 
 
 @pytest.mark.parametrize(
@@ -53,7 +53,7 @@ def test_modules_are_patterns() -> None:
 )
 def test_executions_are_selected(every: int, skip: int, times: int, seen: int) -> None:
     """Each N-th execution after the first ones, of both passes alike."""
-    found = counted(Selection(every=every, skip=skip), times)
+    found = counted(OpFilter(every=every, skip=skip), times)
     assert set(found.values()) == {seen}
 
 
@@ -71,33 +71,107 @@ def test_a_routine_that_is_left_out_changes_nothing() -> None:
             if context.get_op().__name__ == "sum":
                 context.replace_op(lambda x: x)
 
-    tool = Negate()
-    Selection(skip=1).restrict(tool)
     seen: list[Any] = []
-    with amanda.apply(tool):
+    with amanda.apply(Negate(), op_filter=OpFilter(skip=1)):
         for _ in range(2):
             seen.append((lb.relu(lb.tensor([3.0])).data, lb.sum(lb.tensor([1.0, 2.0])).data))
             amanda.new_iteration()
     assert seen == [([3.0], [1.0, 2.0]), ([-3.0], [1.0, 2.0])]
 
 
-def test_what_a_tool_depends_on_is_restricted_too() -> None:
-    """Once, although two tools depend on it."""
+def test_tools_that_others_depend_on_are_restricted_too() -> None:
+    """All tools of the scope are, whoever has brought them."""
     tracing, first, second = GraphTracingTool(), Tool(), Tool()
     first.depends_on(tracing)
     second.depends_on(tracing)
-    Selection(ops=("relu",)).restrict(first, second)
-    with amanda.apply(first, second):
+    with amanda.apply(first, second, op_filter=OpFilter(ops=("relu",))):
         lb.sum(lb.relu(lb.tensor([1.0])))
     assert [op.id for op in tracing.graph.ops] == ["/relu:0"]
 
 
-def test_no_selection_leaves_tools_alone() -> None:
-    """Without any option a tool is what it was."""
+def test_a_filter_belongs_to_its_scope() -> None:
+    """The same tool sees everything in another scope, without a trace of the filter."""
     tool = CountTool()
-    before = dict(vars(tool)["_analyses"])
-    Selection().restrict(tool)
-    assert vars(tool)["_analyses"] == before
+    before = dict(vars(tool))
+    for op_filter in (OpFilter(ops=("relu",)), OpFilter(), None):
+        with amanda.apply(tool, op_filter=op_filter):
+            lb.sum(lb.relu(lb.tensor([1.0])))
+            amanda.new_iteration()
+    found = {row["id"]: row["executions"] for row in tool.op_rows()}
+    assert found == {"/relu:0": 3, "/sum:0": 2}
+    assert vars(tool).keys() == before.keys()
+    assert vars(tool)["_analyses"] == before["_analyses"]
+
+
+def test_a_filter_knows_the_types_of_all_tools() -> None:
+    """Types come from the mapping rules, also for tools that do not depend on them."""
+
+    class Renaming(MappingTool):
+        @classmethod
+        def standard(cls) -> MappingTool:
+            return cls([["loopback", rename]])
+
+    def rename(context: OpContext) -> None:
+        context["op_type"] = {"relu": "rectify"}.get(context.get_op().__name__)
+
+    class Filter(OpFilter):
+        @property
+        def dependencies(self) -> tuple[Tool, ...]:
+            return (Renaming.standard(),)
+
+    seen: list[str] = []
+    tool = Tool()
+    tool.add_inst_for_op(lambda context: seen.append(context.get_op_id()))
+    with amanda.apply(tool, op_filter=Filter(ops=("rectify",))):
+        lb.sum(lb.relu(lb.tensor([1.0])))
+    assert seen == ["/relu:0"]
+
+
+def test_an_operator_is_asked_about_once() -> None:
+    """However many tools and points there are; once for each of its backward operators."""
+    asked: list[str] = []
+
+    class Asking(OpFilter):
+        def selects(self, context: OpContext) -> bool:
+            asked.append(context.get_backward_op_id() or context.get_op_id())
+            return super().selects(context)
+
+    tools = [CountTool(), CountTool(), GraphTracingTool()]
+    with amanda.apply(*tools, op_filter=Asking(ops=("relu", "sum"))):
+        for _ in range(2):
+            lb.sum(lb.relu(lb.tensor([1.0], requires_grad=True))).backward()
+            tools[0].reanalyse()
+    assert len(asked) == len(set(asked)) > 2
+
+
+def test_reanalysed_routines_count_anew() -> None:
+    """A tool's routines that are recorded again are restricted again, those of others once."""
+    first, second = Counting(), Counting()
+    with amanda.apply(first, second, op_filter=OpFilter(skip=1)):
+        for _ in range(3):
+            lb.relu(lb.tensor([1.0]))
+            amanda.new_iteration()
+            first.reanalyse()
+    assert (first.runs, second.runs) == (0, 2)
+
+
+class Counting(Tool):
+    """Counts executions of its routine."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.runs = 0
+        self.add_inst_for_op(lambda context: context.insert_before_op(self.count, inputs=[]))
+
+    def count(self) -> None:
+        self.runs += 1
+
+
+@pytest.mark.parametrize("wrong", [{"every": 0}, {"skip": -1}])
+def test_wrong_numbers(wrong: dict[str, int]) -> None:
+    """Neither less than every execution nor a negative number of them."""
+    with pytest.raises(ValueError, match=f"'{next(iter(wrong))}' must be >="):
+        OpFilter(**wrong)
 
 
 def test_an_error_names_the_routine() -> None:
@@ -114,9 +188,11 @@ def test_an_error_names_the_routine() -> None:
         def break_it(self, *inputs: Any) -> None:
             raise RuntimeError("broken")
 
-    tool = Broken()
-    Selection(every=2).restrict(tool)
-    with amanda.apply(tool), pytest.raises(RuntimeError, match="broken") as caught:
+    op_filter = OpFilter(every=2)
+    with (
+        amanda.apply(Broken(), op_filter=op_filter),
+        pytest.raises(RuntimeError, match="broken") as caught,
+    ):
         lb.relu(lb.tensor([1.0]))
     assert any("Broken.break_it at op /relu:0" in note for note in caught.value.__notes__)
 

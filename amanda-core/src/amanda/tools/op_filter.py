@@ -1,0 +1,100 @@
+"""A filter for all tools of a scope: which operators they see, at which executions they act.
+
+It is what ``--ops``, ``--modules``, ``--every`` and ``--skip`` of ``amanda run`` are made of::
+
+    with amanda.apply(tool, op_filter=OpFilter(modules=["layer1.*"], skip=10)):
+        train(model)
+"""
+
+from __future__ import annotations
+
+import fnmatch
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import attrs
+
+from amanda.interface.action import Action, ActionKind
+from amanda.interface.context import OpContext
+from amanda.interface.tool import Tool
+from amanda.tools.description import describe, op_name
+from amanda.tools.mapping import MappingTool
+
+_REPLACING = (ActionKind.REPLACE_OP, ActionKind.REPLACE_BACKWARD_OP)
+"""Actions that are never left out of an execution: a model is not to change its operators."""
+
+
+@attrs.frozen
+class OpFilter:
+    """Restricts the tools of a scope to some operators and to some of their executions.
+
+    Analysis routines do not see the other operators. Routines do not run at the other
+    executions, which each operator counts by itself; a replacement acts at all of them. Mapping
+    rules, and other tools that prepare the context, see everything.
+
+    Args:
+        ops: types or names of operators, ``["conv2d", "linear"]``; a backward operator is also
+            selected by those of its forward operator. Empty for all.
+        modules: patterns of module paths, ``["layer1.*"]``. Empty for all.
+        every: routines run at each N-th execution of an operator.
+        skip: routines do not run at the first N executions of an operator.
+
+    Raises:
+        ValueError: `every` is less than 1, or `skip` less than 0.
+    """
+
+    ops: Sequence[str] = ()
+    modules: Sequence[str] = ()
+    every: int = attrs.field(default=1, validator=attrs.validators.ge(1))
+    skip: int = attrs.field(default=0, validator=attrs.validators.ge(0))
+    _matched: set[str] = attrs.field(factory=set, init=False, eq=False, repr=False)
+
+    def __bool__(self) -> bool:
+        return bool(self.ops or self.modules or self.every > 1 or self.skip)
+
+    @property
+    def dependencies(self) -> tuple[Tool, ...]:
+        """The tools that a scope with this filter needs: the mapping rules, which name types."""
+        return (MappingTool.standard(),) if self.ops else ()
+
+    def selects(self, context: OpContext) -> bool:
+        """Whether the tools see an operator."""
+        op = describe(context)
+        forward = (str(context["op_type"] or ""), op_name(context.get_op()))
+        modules = [p for p in self.modules if fnmatch.fnmatchcase(op.module, p)]
+        ops = [name for name in self.ops if name in forward or op.is_selected((name,))]
+        self._matched.update(modules, ops)
+        return bool(modules or not self.modules) and bool(ops or not self.ops)
+
+    def restrict(self, action: Action) -> Action:
+        """The action with a routine that runs at the selected executions only."""
+        if self.every == 1 and not self.skip:
+            return action
+        if action.kind in _REPLACING or getattr(action.func, "amanda_restricted", False):
+            return action
+        return attrs.evolve(action, func=self._restricted(action.func))
+
+    def _restricted(self, routine: Callable[..., Any]) -> Callable[..., Any]:
+        execution = -1
+
+        @functools.wraps(routine)
+        def restricted(*arguments: Any, **named: Any) -> Any:
+            nonlocal execution
+            execution += 1
+            if execution < self.skip or (execution - self.skip) % self.every:
+                return None
+            return routine(*arguments, **named)
+
+        restricted.amanda_restricted = True  # type: ignore[attr-defined]
+        return restricted
+
+    def unmatched(self) -> list[str]:
+        """The names and patterns that have selected no operator, as ``"--ops con2d"``."""
+        given = {"--ops": self.ops, "--modules": self.modules}
+        return [
+            f"{option} {name}"
+            for option, names in given.items()
+            for name in names
+            if name not in self._matched
+        ]
