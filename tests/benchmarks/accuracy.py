@@ -1,11 +1,11 @@
-"""What pruning and quantization cost in accuracy, on real data.
+"""Accuracy on real data under pruning and quantization.
 
     python -m tests.benchmarks.accuracy
     python -m tests.benchmarks.accuracy --framework torch --model transformer
     python -m tests.benchmarks.accuracy --output accuracy
 
 Scikit-learn's handwritten digits, a small residual net and a small transformer, on PyTorch and
-on TensorFlow: dense, under each method of ``prune`` and ``quantize`` as it is, and after some
+on TensorFlow: dense, under each method of ``prune`` and ``quantize`` at once, and after some
 epochs of training under the tool. The table is printed; ``--output NAME`` writes ``NAME.md`` and
 ``NAME.json``. A network and a seed give the same figures on one machine with one thread.
 """
@@ -36,7 +36,7 @@ class Method:
         name: as the table calls it.
         tool: its short name.
         options: of the tool.
-        models: the models that have something for it.
+        models: the models that have operators for it.
     """
 
     name: str
@@ -53,7 +53,7 @@ METHODS = (
     Method(
         "prune: tile-wise, 60 %",
         "prune",
-        # Whole outputs go: of the last layer they would be classes.
+        # Whole outputs are pruned: in the last layer they would be classes.
         {"method": "tile", "sparsity": 0.6, "tile": 16, "exclude": ["*head*"]},
     ),
     Method("prune: channels, 50 %", "prune", {"method": "channel"}, _NET),
@@ -84,7 +84,7 @@ class Result:
     """Accuracies of one network under one method.
 
     Attributes:
-        framework, model, method: what it is.
+        framework, model, method: their names in the table.
         ops: how many operators the method acts on.
         before: with the weights of the dense network; None for the dense network.
         after: after training under the tool, of the dense network after training.
@@ -99,12 +99,13 @@ class Result:
 
 
 def measure(network: Any, method: Method, dense: Any, *, epochs: int, rate: float = 1e-3) -> Result:
-    """One method on a trained network, which stays as it is.
+    """Measure one method on a copy of a trained network.
 
     Args:
         network: the module of a framework's networks.
         dense: the trained network.
         epochs: of training under the tool.
+        rate: the learning rate of that training.
     """
     subject = dense.copy()
     tool = amanda.tools.load(method.tool)(**method.options)
@@ -121,7 +122,7 @@ def measure(network: Any, method: Method, dense: Any, *, epochs: int, rate: floa
 def run(
     framework: str, model: str, methods: Sequence[Method], *, epochs: int, tuning: int
 ) -> Iterable[Result]:
-    """The dense network, trained, and then all methods on copies of it."""
+    """Train the dense network, and measure all methods on copies of it."""
     network = importlib.import_module(f"tests.benchmarks.{FRAMEWORKS[framework]}")
     dense = network.Network(model)
     dense.train(epochs, 3e-3)
@@ -132,7 +133,7 @@ def run(
 
 
 def markdown(results: Sequence[Result]) -> str:
-    """The table: methods by networks, accuracy before and after training under the tool."""
+    """Format the table: methods by networks, accuracy in percent before and after training."""
     networks = list(dict.fromkeys((r.framework, r.model) for r in results))
     order = ["dense", *[method.name for method in METHODS]]
     methods = sorted({result.method for result in results}, key=order.index)

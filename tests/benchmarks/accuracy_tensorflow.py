@@ -19,7 +19,8 @@ def residual_net(channels: int = 16) -> keras.Model:
         return layers.Conv2D(channels, 3, padding="same", **options)(x)
 
     def norm(x: Any) -> Any:
-        # PyTorch's defaults: with Keras's the statistics are those of long ago.
+        # PyTorch's defaults. With Keras's momentum of 0.99 the statistics of so short a training
+        # lag behind the weights.
         return layers.BatchNormalization(momentum=0.9, epsilon=1e-5)(x)
 
     inputs = keras.Input((8, 8))
@@ -53,7 +54,7 @@ class Layer(layers.Layer):
 
 
 class Places(layers.Layer):
-    """Adds something learned to each token."""
+    """Adds a learned position embedding to each token."""
 
     def build(self, shape: Any) -> None:
         start = keras.initializers.RandomNormal(stddev=1 / 8)
@@ -64,7 +65,7 @@ class Places(layers.Layer):
 
 
 def transformer(width: int = 32, heads: int = 4) -> keras.Model:
-    """The rows of an image are the tokens."""
+    """A classifier whose tokens are the rows of an image."""
     inputs = keras.Input((8, 8))
     x = Places()(layers.Dense(width)(inputs))
     for _ in range(2):
@@ -80,7 +81,7 @@ MODELS: dict[str, Callable[[], keras.Model]] = {
 
 
 class Network:
-    """A network, trained and tested.
+    """A network with its training and its test.
 
     Args:
         name: of the model.
@@ -102,15 +103,19 @@ class Network:
         return Network(self.name, self.model.get_weights())
 
     def warm_up(self) -> None:
-        """Run once without training: calibrates, and makes the gates."""
+        """Run once without training, so that a tool calibrates and creates its parameters."""
         self.model(digits().train[:256], training=False)
 
     def train(self, epochs: int, rate: float, more: Callable[[], Iterable[Any]] = list) -> None:
-        """Train with Adam: from the beginning in a graph, what is trained already eagerly,
-        since what ``quantize`` learns belongs to operators, and a graph has its own.
+        """Train with Adam: a new network in a ``tf.function``, a copy of a trained one eagerly.
+
+        A copy is trained under a tool that has met its operators in ``warm_up``, eagerly. What
+        ``quantize`` learns belongs to operators, and a function would have operators of its own.
 
         Args:
-            more: gives what is trained beside the model.
+            epochs: over all training images.
+            rate: the learning rate.
+            more: returns variables to train beside the model's, such as a tool's.
         """
         variables = [*self.model.trainable_variables, *more()]
         optimizer = keras.optimizers.Adam(rate)
@@ -129,6 +134,6 @@ class Network:
                 run(tf.constant(images), tf.constant(labels))
 
     def accuracy(self) -> float:
-        """The share of the test images that are recognised."""
+        """The share of the test images that are classified correctly."""
         found = tf.argmax(self.model(digits().test, training=False), 1).numpy()
         return float((found == digits().test_labels).mean())

@@ -14,7 +14,7 @@ from tests.benchmarks.digits import digits
 
 
 class ResidualBlock(nn.Module):
-    """Two convolutions and what they are added to."""
+    """Two normalized convolutions, added to their input."""
 
     def __init__(self, channels: int) -> None:
         super().__init__()
@@ -62,7 +62,7 @@ class Layer(nn.Module):
 
 
 class Transformer(nn.Module):
-    """The rows of an image are the tokens."""
+    """A classifier whose tokens are the rows of an image."""
 
     def __init__(self, width: int = 32, heads: int = 4) -> None:
         super().__init__()
@@ -82,7 +82,7 @@ MODELS: dict[str, Callable[[], nn.Module]] = {
 
 
 class Network:
-    """A network, trained and tested.
+    """A network with its training and its test.
 
     Args:
         name: of the model.
@@ -101,7 +101,7 @@ class Network:
         return Network(self.name, copy.deepcopy(self.model))
 
     def warm_up(self) -> None:
-        """Run once without training: calibrates, and makes the gates."""
+        """Run once without training, so that a tool calibrates and creates its parameters."""
         self.model.eval()
         with torch.no_grad():
             self.model(torch.tensor(digits().train[:256]))
@@ -110,7 +110,9 @@ class Network:
         """Train with Adam.
 
         Args:
-            more: gives what is trained beside the model.
+            epochs: over all training images.
+            rate: the learning rate.
+            more: returns parameters to train beside the model's, such as a tool's.
         """
         optimizer = torch.optim.Adam([*self.model.parameters(), *more()], lr=rate)
         self.model.train()
@@ -122,7 +124,7 @@ class Network:
                 optimizer.step()
 
     def accuracy(self) -> float:
-        """The share of the test images that are recognised."""
+        """The share of the test images that are classified correctly."""
         self.model.eval()
         with torch.no_grad():
             found = self.model(torch.tensor(digits().test)).argmax(1).numpy()

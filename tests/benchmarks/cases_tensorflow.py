@@ -81,20 +81,24 @@ class Mode(abc.ABC):
     training: bool
 
     def images(self) -> Any:
-        """The input."""
+        """The input: float32 of shape (batch, size, size, 3), the same in every call."""
         shape = (self.batch, self.size, self.size, 3)
         return np.random.default_rng(1).random(shape, dtype=np.float32)
 
     @abc.abstractmethod
     def step(self, by_hand: bool = False) -> Step:
-        """What is timed, on a model of its own."""
+        """Make a model, and return the function that runs one step of it.
+
+        Args:
+            by_hand: the model has the masks written into it.
+        """
 
 
 class Eager(Mode):
-    """Operators run at once."""
+    """Eager operators; training differentiates by a tape."""
 
     def step(self, by_hand: bool = False) -> Step:
-        """Run the model, or train it."""
+        """Make a model that is called eagerly."""
         model, x = resnet50(self.size, by_hand), tf.constant(self.images())
 
         def train() -> Any:
@@ -109,10 +113,10 @@ class Eager(Mode):
 
 
 class Function(Eager):
-    """The same in a ``tf.function``, with the tape inside."""
+    """The eager step in a ``tf.function``, with the tape inside."""
 
     def step(self, by_hand: bool = False) -> Step:
-        """Call the function, which is traced at its first call."""
+        """Make a function, which is traced at its first call."""
         function: Step = tf.function(super().step(by_hand), autograph=False)
         return function
 
@@ -121,7 +125,7 @@ class Session(Mode):
     """A graph, run by a session."""
 
     def step(self, by_hand: bool = False) -> Step:
-        """Run what is fetched."""
+        """Make a graph and a session that runs it."""
         images = self.images()
         with tf.Graph().as_default() as graph:
             x = tf1.placeholder(tf.float32, images.shape)
@@ -160,17 +164,17 @@ class Count(amanda.Tool):
         self.add_inst_for_op(self.analyse_backward, backward=True)
 
     def analyse(self, context: amanda.OpContext) -> None:
-        """Count before the operator."""
+        """Insert the counter before a convolution."""
         if context.get_op().type in CONVOLUTIONS:
             context.insert_before_op(self.count)
 
     def analyse_backward(self, context: amanda.OpContext) -> None:
-        """Count after the backward operator."""
+        """Insert the counter after a backward operator of a convolution."""
         if context.get_backward_op().type in CONVOLUTIONS:
             context.insert_after_backward_op(self.count)
 
     def count(self, *tensors: Any) -> None:
-        """One execution."""
+        """Count one execution."""
         self.counted += 1
 
 
@@ -182,7 +186,7 @@ class Mask(amanda.Tool):
         self.add_inst_for_op(self.analyse)
 
     def analyse(self, context: amanda.OpContext) -> None:
-        """What automatic differentiation makes of ``weight * mask``."""
+        """Do as the gradient of ``weight * mask`` does: mask the weight, and its gradient."""
         if context.get_op().type == "Conv2D":
             shape = tuple(context.get_inputs()[1].shape)
             mask = mask_of(shape, context.namespace.tags[-1] != "graph")
@@ -191,7 +195,7 @@ class Mask(amanda.Tool):
 
     @amanda.traceable
     def multiply(self, tensor: Any, mask: Any) -> Any:
-        """The product."""
+        """Multiply, if there is a tensor."""
         return None if tensor is None else tensor * mask
 
 
@@ -199,7 +203,8 @@ MOVING = frozenset(
     "Concat ConcatV2 ExpandDims Fill Gather Maximum Minimum Reshape Slice Squeeze StridedSlice "
     "StridedSliceGrad Transpose Unpack".split()
 )
-"""Types that make no NaN of other values, which TensorFlow's own check leaves out."""
+"""Types whose outputs have no NaN that their inputs do not have; TensorFlow's own check leaves them
+out."""
 
 
 class CheckNumerics(amanda.Tool):
@@ -211,18 +216,18 @@ class CheckNumerics(amanda.Tool):
         self.add_inst_for_op(self.analyse_backward, backward=True)
 
     def analyse(self, context: amanda.OpContext) -> None:
-        """Check what an operator gives."""
+        """Insert the check of an operator's outputs."""
         if context.get_op().type not in MOVING:
             context.insert_after_op(self.check, message=context.get_op_id())
 
     def analyse_backward(self, context: amanda.OpContext) -> None:
-        """Check what a backward operator gives."""
+        """Insert the check of a backward operator's outputs."""
         if context.get_backward_op().type not in MOVING:
             context.insert_after_backward_op(self.check, message=context.get_backward_op_id())
 
     @amanda.traceable
     def check(self, *tensors: Any, message: str) -> None:
-        """Stop at a NaN or an infinity."""
+        """Raise at a NaN or an infinity."""
         for tensor in tensors:
             if tensor is not None and tensor.dtype.is_floating:
                 tf.debugging.check_numerics(tensor, message)
@@ -230,7 +235,7 @@ class CheckNumerics(amanda.Tool):
 
 @contextmanager
 def check_numerics() -> Iterator[None]:
-    """TensorFlow's own check of every operator that is run or made within it."""
+    """TensorFlow's own check, of every operator that is run or created in this scope."""
     tf.debugging.enable_check_numerics()
     try:
         yield

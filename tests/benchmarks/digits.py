@@ -14,7 +14,7 @@ Array = np.ndarray[Any, Any]
 
 @attrs.frozen(eq=False)
 class Digits:
-    """Images in [0, 1] and their labels, parted in two; the same in every run."""
+    """Images, float32 in [0, 1] of shape (n, 8, 8), and labels; the same split in every run."""
 
     train: Array
     train_labels: Array
@@ -22,7 +22,7 @@ class Digits:
     test_labels: Array
 
     def batches(self, seed: int, size: int = 128) -> Iterator[tuple[Array, Array]]:
-        """One epoch, in an order that the seed gives."""
+        """Iterate over one epoch in a random order; an incomplete last batch is left out."""
         order = np.random.default_rng(seed).permutation(len(self.train))
         for start in range(0, len(order) - size + 1, size):
             part = order[start : start + size]
@@ -31,7 +31,7 @@ class Digits:
 
 @functools.cache
 def digits() -> Digits:
-    """1347 images to train with, 450 to test with."""
+    """Load the data: 1347 images to train with, 450 to test with."""
     from sklearn.datasets import load_digits
     from sklearn.model_selection import train_test_split
 

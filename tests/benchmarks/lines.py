@@ -1,10 +1,10 @@
-"""How much code a tool is, beside the paper's Table 4.
+"""Lines of code of each tool, beside the paper's Table 4.
 
     python -m tests.benchmarks.lines
 
 Lines that hold code are counted: no documentation, no comments, no empty lines. A method of
-``prune`` is what only it and its relatives need. What all methods share, the tool and its options,
-is left out, as in the paper Amanda is.
+``prune`` is those modules that it needs and that not all methods need: the tool and its options are
+left out, as the paper leaves Amanda out.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class Entry:
     project: int | None = None
 
     def lines(self) -> int:
-        """The lines that hold its code."""
+        """Count the lines that hold its code."""
         return sum(code_lines(path) for name in self.modules for path in files_of(name))
 
 
@@ -71,13 +71,13 @@ OTHERS = tuple(
 
 
 def files_of(name: str) -> list[Path]:
-    """The files of a module or of a package."""
+    """The files of a module or of a package, given below the tools' package."""
     folder = FOLDER / name
     return sorted(folder.rglob("*.py")) if folder.is_dir() else [folder.with_suffix(".py")]
 
 
 def code_lines(path: Path) -> int:
-    """The lines that hold code: no docstrings, no comments, no empty lines."""
+    """Count the lines that hold code: no docstrings, no comments, no empty lines."""
     source = path.read_text(encoding="utf-8")
     lines: set[int] = set()
     for token in tokenize.generate_tokens(io.StringIO(source).readline):
@@ -94,7 +94,7 @@ def code_lines(path: Path) -> int:
 
 
 def table(entries: Iterable[Entry]) -> str:
-    """Lines of each entry, of the paper's tool, and of the project that it replaces."""
+    """Format a table: lines of each entry, of the paper's tool, and of the project it replaces."""
     rows = [f"{'tool':20} {'lines':>7} {'paper':>7} {'project':>9}"]
     for entry in entries:
         paper, project = (str(n) if n is not None else "-" for n in (entry.paper, entry.project))

@@ -1,10 +1,10 @@
-"""Memory before, inside and after a scope.
+"""Memory before, inside and after scopes of Amanda.
 
     python -m tests.benchmarks.memory
 
-Prints what lives on: tensors, bytes of Python objects (tracemalloc), resident memory.
-After scopes that have seen several steps they are to be what they were before; the
-allocators' own reserves make the last two columns inexact.
+Prints live tensors and their bytes, bytes of Python objects (tracemalloc), and resident memory.
+After scopes that have seen several steps, all are to be what they were before; the allocators' own
+reserves make the last two columns inexact.
 """
 
 from __future__ import annotations
@@ -25,7 +25,10 @@ from tests.benchmarks.timing import Step
 from tests.benchmarks.watching import Watch
 
 STEPS = 3
+"""Steps in each scope."""
+
 SCOPES = 5
+"""Scopes, one after the other, between "before" and "after"."""
 
 
 @attrs.frozen
@@ -69,7 +72,7 @@ class Usage:
 
 
 def _scope(model: nn.Module, step: Step) -> Usage:
-    """Some steps in a scope of their own; the memory in use before it ends."""
+    """Run some steps in a new scope; the memory in use before it ends."""
     with amanda.apply(Watch(backward=True)):
         for _ in range(STEPS):
             step()
@@ -78,7 +81,7 @@ def _scope(model: nn.Module, step: Step) -> Usage:
 
 
 def measure(name: str) -> dict[str, Usage]:
-    """Usage before, in and after several scopes over one case; two more warm up."""
+    """Measure before, in and after several scopes over one workload; two more warm up."""
     model, step = WORKLOADS[name].start()
     for _ in range(2):
         _scope(model, step)
@@ -90,7 +93,7 @@ def measure(name: str) -> dict[str, Usage]:
 
 
 def main() -> int:
-    """Measure all cases."""
+    """Measure the workloads of the overhead benchmark."""
     torch.set_num_threads(1)
     tracemalloc.start()
     for name in BOUNDS:

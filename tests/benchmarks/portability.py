@@ -2,8 +2,8 @@
 
     python -m tests.benchmarks.portability
 
-Each cell runs one tool on the same program in one mode, and compares what it finds with what
-it finds in PyTorch; the exit code is 1 if something differs.
+Each cell runs one tool on the same program in one mode, and compares its result with its result in
+PyTorch; the exit code is 1 if any differs.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from tests.tools.optimization.portability_rows import ROWS, Cell, differences
 
 
 def measured(row: str, mode: type[Program]) -> Cell:
-    """What a tool finds in one mode."""
+    """Run one tool in one mode."""
     return ROWS[row](mode())
 
 
 def lines(
     cell: Callable[[str, type[Program]], Cell] = measured,
 ) -> Iterator[tuple[str, bool]]:
-    """The lines of the table, and whether all of a line is equal."""
+    """The lines of the table, each with whether all its cells are equal."""
     yield "| | " + " | ".join(program.name for program in PROGRAMS) + " | found |", True
     yield "|---|" + "---|" * (len(PROGRAMS) + 1), True
     for name in ROWS:

@@ -3,8 +3,9 @@
     python -m tests.benchmarks.zoo
     python -m tests.benchmarks.zoo --models resnet50,ResNet50 --tools nm,qat --function
 
-A cell has the operators that a tool treats, and after a plus those that it lists with a reason;
-the reasons follow the table. Two steps of training each. All of it takes half an hour.
+A cell has the number of operators that a tool treats, and after a plus the number of those that it
+skips; the reasons follow the table. Each cell takes two steps of training, the whole table half an
+hour.
 """
 
 from __future__ import annotations
