@@ -1,12 +1,18 @@
-"""The contract's adapter of the loopback framework."""
+"""The contract's adapters of the loopback framework."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar
 
 from amanda.testing import loopback as lb
-from amanda.testing.framework import Build, EagerFramework, Values
+from amanda.testing.framework import (
+    Build,
+    EagerFramework,
+    Framework,
+    FunctionalFramework,
+    Values,
+)
 from amanda.testing.loopback import nn, ops, tape
 
 
@@ -24,8 +30,8 @@ class Model(lb.Module):
         return x
 
 
-class LoopbackFramework(EagerFramework):
-    """The toy framework."""
+class LoopbackOperators(Framework):
+    """The toy framework without its ways to differentiate."""
 
     types: ClassVar[Mapping[str, Any]] = {
         name: name for name in ("add", "mul", "relu", "linear", "cat", "split", "dropout")
@@ -58,9 +64,6 @@ class LoopbackFramework(EagerFramework):
     def parameter(self, values: Values) -> Any:
         return lb.parameter(values)
 
-    def leaf(self, values: Values) -> Any:
-        return lb.tensor(values, requires_grad=True)
-
     def unreferenceable(self, value: float) -> Any:
         return lb.tensor(value)
 
@@ -69,17 +72,6 @@ class LoopbackFramework(EagerFramework):
 
     def scale(self, tensor: Any, factor: float) -> Any:
         return lb.mul(tensor, factor)
-
-    def backward(self, outputs: Sequence[Any], leaves: Sequence[Any]) -> list[Any]:
-        tape.run_graph(outputs, None, retain_graph=False, create_graph=False)
-        gradients = [None if leaf.grad is None else leaf.grad.tolist() for leaf in leaves]
-        for leaf in leaves:
-            leaf.grad = None
-        return gradients
-
-    def second_backward(self, outputs: Sequence[Any], leaves: Sequence[Any]) -> list[Any]:
-        first = [g for g in lb.grad(outputs, leaves, create_graph=True) if g is not None]
-        return [None if g is None else g.tolist() for g in lb.grad(first, leaves)]
 
     def model(self, weight: Values, calls: int = 1) -> Build:
         return Model(weight, calls)
@@ -99,3 +91,35 @@ class LoopbackFramework(EagerFramework):
 
     def rng_state(self) -> Any:
         return lb.rng_state()
+
+
+class LoopbackFramework(LoopbackOperators, EagerFramework):
+    """The toy framework, with leaves that accumulate gradients."""
+
+    def leaf(self, values: Values) -> Any:
+        return lb.tensor(values, requires_grad=True)
+
+    def backward(self, outputs: Sequence[Any], leaves: Sequence[Any]) -> list[Any]:
+        tape.run_graph(outputs, None, retain_graph=False, create_graph=False)
+        gradients = [None if leaf.grad is None else leaf.grad.tolist() for leaf in leaves]
+        for leaf in leaves:
+            leaf.grad = None
+        return gradients
+
+    def second_backward(self, outputs: Sequence[Any], leaves: Sequence[Any]) -> list[Any]:
+        first = [g for g in lb.grad(outputs, leaves, create_graph=True) if g is not None]
+        return [None if g is None else g.tolist() for g in lb.grad(first, leaves)]
+
+
+class FunctionalLoopback(LoopbackOperators, FunctionalFramework):
+    """The toy framework as one that differentiates functions, where no gradient is accumulated."""
+
+    accumulation = ""
+
+    def vjp(
+        self, function: Callable[..., list[Any]], tensors: Sequence[Any]
+    ) -> tuple[list[Any], Callable[[], list[Any]]]:
+        # A tensor of a call around this one already wants a gradient, and is its own tracer.
+        tracers = [t if t.requires_grad else lb.tensor(t.tolist(), True) for t in tensors]
+        outputs = function(*tracers)
+        return outputs, lambda: lb.grad(outputs, tracers, create_graph=True)

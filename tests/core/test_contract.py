@@ -2,9 +2,14 @@
 
 from amanda.testing import DriverContract
 from amanda.testing.loopback import LoopbackDriver
-from tests.core.loopback_framework import LoopbackFramework
+from tests.core.loopback_framework import FunctionalLoopback, LoopbackFramework
 
 
 class TestLoopbackDriver(DriverContract):
     driver_cls = LoopbackDriver
     framework_cls = LoopbackFramework
+
+
+class TestFunctionalDifferentiation(DriverContract):
+    driver_cls = LoopbackDriver
+    framework_cls = FunctionalLoopback

@@ -1,8 +1,11 @@
-"""What the contract has to be told of a framework.
+"""Adapters: what the contract tests are told of a framework.
 
 An adapter makes tensors and programs with calls of the framework only; it
-knows nothing of Amanda. An eager framework extends :class:`EagerFramework`;
-one that builds graphs extends :class:`Framework` and supplies its own programs.
+knows nothing of Amanda. Its base class says how the framework differentiates:
+
+- :class:`EagerFramework`: it records operators, and the user runs backward from outputs to leaves;
+- :class:`FunctionalFramework`: it differentiates functions;
+- :class:`Framework`: it builds graphs, and the adapter supplies its own programs.
 """
 
 from __future__ import annotations
@@ -213,7 +216,7 @@ class Framework(abc.ABC):
 
 
 class EagerFramework(Framework):
-    """An adapter of a framework that runs operators at once."""
+    """An adapter of a framework that runs operators at once and records a backward pass."""
 
     @abc.abstractmethod
     def leaf(self, values: Values) -> Any:
@@ -226,9 +229,12 @@ class EagerFramework(Framework):
         What the run accumulates is cleared again. None where there is no gradient.
         """
 
-    @abc.abstractmethod
     def second_backward(self, outputs: Sequence[Any], leaves: Sequence[Any]) -> list[Any]:
-        """Differentiate the sum of the gradients of the sum of `outputs` once more."""
+        """Differentiate the sum of the gradients of the sum of `outputs` once more.
+
+        Only needed with ``Capability.SECOND_ORDER``.
+        """
+        raise NotImplementedError
 
     def program(self, build: Build, *values: Values) -> Program:
         return EagerProgram(self, build, values)
@@ -263,6 +269,70 @@ class EagerProgram(Program):
 
     def _listed(self, outputs: Sequence[Any]) -> list[Any]:
         return [self._framework.to_list(output) for output in outputs]
+
+
+class FunctionalFramework(Framework):
+    """An adapter of a framework that runs operators at once and differentiates functions.
+
+    Such a framework, autograd or JAX, has neither leaves nor a backward pass that the user
+    starts: ``grad(f)(x)`` calls ``f`` with tracers of its own in place of ``x``.
+    """
+
+    @abc.abstractmethod
+    def vjp(
+        self, function: Callable[..., list[Any]], tensors: Sequence[Any]
+    ) -> tuple[list[Any], Callable[[], list[Any]]]:
+        """Call a function and prepare its gradients.
+
+        Args:
+            function: takes as many tensors as there are `tensors`, and returns a list of tensors.
+            tensors: with ``Capability.SECOND_ORDER`` they may be tracers of a call around this one.
+
+        Returns:
+            The outputs, and a function that runs the backward pass: it gives the gradients of
+            the sum of all outputs, one for each of `tensors` (None for none).
+        """
+
+    def program(self, build: Build, *values: Values) -> Program:
+        return FunctionalProgram(self, build, values)
+
+
+class FunctionalProgram(Program):
+    """Calls or differentiates a function, with the same tensors at every run."""
+
+    def __init__(
+        self, framework: FunctionalFramework, build: Build, values: Sequence[Values]
+    ) -> None:
+        self._framework = framework
+        self._build = build
+        self._tensors = [framework.tensor(value) for value in values]
+
+    def run(self) -> list[Any]:
+        return self._listed(self._function(*self._tensors))
+
+    def train(self) -> Trained:
+        outputs, backward = self._framework.vjp(self._function, self._tensors)
+        return Trained(self._listed(outputs), self._listed(backward()))
+
+    def second_gradients(self) -> list[Any]:
+        _, backward = self._framework.vjp(self._gradients, self._tensors)
+        return self._listed(backward())
+
+    def forward(self) -> Callable[[], list[Any]]:
+        _, backward = self._framework.vjp(self._function, self._tensors)
+        return lambda: self._listed(backward())
+
+    def _function(self, *tensors: Any) -> list[Any]:
+        result = self._build(*tensors)
+        return list(result) if isinstance(result, (list, tuple)) else [result]
+
+    def _gradients(self, *tensors: Any) -> list[Any]:
+        """The gradients that there are of the function."""
+        _, backward = self._framework.vjp(self._function, tensors)
+        return [gradient for gradient in backward() if gradient is not None]
+
+    def _listed(self, tensors: Sequence[Any]) -> list[Any]:
+        return [None if t is None else self._framework.to_list(t) for t in tensors]
 
 
 class Probe(Tool):

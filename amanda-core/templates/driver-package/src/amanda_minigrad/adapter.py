@@ -56,9 +56,6 @@ class Minigrad(EagerFramework):
             leaf.edge[0].grad = None
         return gradients
 
-    def second_backward(self, outputs: Sequence[Any], leaves: Sequence[Any]) -> list[Any]:
-        raise NotImplementedError("minigrad has no gradients of gradients")
-
     def user_op(self) -> tuple[str, Build]:
         @minigrad.Operator
         def twice(x):

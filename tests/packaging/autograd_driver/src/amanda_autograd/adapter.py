@@ -11,7 +11,7 @@ from autograd import core, tracer
 from autograd.builtins import tuple as tuple_
 from autograd.extend import defvjp, primitive, vspace
 
-from amanda.testing.framework import Build, Framework, Program, Trained
+from amanda.testing.framework import Build, FunctionalFramework
 
 
 @primitive
@@ -45,40 +45,7 @@ def dropout(x):
 defvjp(dropout, lambda ans, x: lambda g: g * (ans != 0))
 
 
-class Run(Program):
-    """A function that is called, and differentiated with respect to all its inputs."""
-
-    def __init__(self, build: Build, values: Sequence[Any]) -> None:
-        self._build = build
-        self._values = tuple(np.array(value, dtype=float) for value in values)
-
-    def run(self) -> list[Any]:
-        return [np.asarray(output).tolist() for output in self._outputs(self._values)]
-
-    def train(self) -> Trained:
-        outputs, backward = self._traced()
-        return Trained(outputs, backward())
-
-    def second_gradients(self) -> list[Any]:
-        raise NotImplementedError("the driver does not see gradients of gradients")
-
-    def forward(self) -> Callable[[], list[Any]]:
-        return self._traced()[1]
-
-    def _traced(self) -> tuple[list[Any], Callable[[], list[Any]]]:
-        vjp, outputs = core.make_vjp(lambda values: tuple_(self._outputs(values)), self._values)
-
-        def backward() -> list[Any]:
-            return [g.tolist() for g in vjp(tuple(vspace(output).ones() for output in outputs))]
-
-        return [output.tolist() for output in outputs], backward
-
-    def _outputs(self, values: Any) -> list[Any]:
-        result = self._build(*[values[i] for i in range(len(self._values))])
-        return list(result) if isinstance(result, (list, tuple)) else [result]
-
-
-class Autograd(Framework):
+class Autograd(FunctionalFramework):
     """The adapter."""
 
     types: ClassVar[Mapping[str, str]] = {
@@ -108,6 +75,9 @@ class Autograd(Framework):
     def parameter(self, values: Any) -> Any:
         return np.array(values, dtype=float)
 
+    def unreferenceable(self, value: float) -> Any:
+        return np.float64(value)
+
     def to_list(self, tensor: Any) -> Any:
         return tracer.getval(tensor).tolist()
 
@@ -118,11 +88,17 @@ class Autograd(Framework):
     def cat(self, tensors: Sequence[Any]) -> Any:
         return anp.concatenate(tensors)
 
-    def split(self, tensor: Any) -> Sequence[Any]:
-        return list(anp.split(tensor, 2))
+    def split(self, tensor: Any, sections: int = 2) -> Sequence[Any]:
+        return list(anp.split(tensor, sections))
 
-    def program(self, build: Build, *values: Any) -> Program:
-        return Run(build, values)
+    def vjp(
+        self, function: Callable[..., list[Any]], tensors: Sequence[Any]
+    ) -> tuple[list[Any], Callable[[], list[Any]]]:
+        def called(values: Any) -> Any:
+            return tuple_(function(*[values[i] for i in range(len(tensors))]))
+
+        vjp, outputs = core.make_vjp(called, tuple_(tensors))
+        return list(outputs), lambda: list(vjp(tuple(vspace(output).ones() for output in outputs)))
 
     def seed(self) -> None:
         np.random.seed(7)
