@@ -29,8 +29,9 @@ shared     wall        1.88 1.60-2.01, 1.59 1.49-1.76, 1.44 1.37-1.52 1.90, 1.93
 
 Wall time counts what other processes do in between. Its fastest runs err upwards even so: a run of
 five milliseconds often fits between two preemptions, one of eight seldom does. Processor time
-leaves the waiting out. Colder caches and shared execution units stay in it; they meet both sides, but
-need not slow both alike: ratios on the shared processor were up to 2 % lower, which no control shows.
+leaves the waiting out. Colder caches and shared execution units stay in it. They meet both sides,
+but need not slow both alike: ratios on the shared processor were up to 2 % lower, which no control
+shows.
 
 With about as many runs in fewer, longer blocks, interval and control were two to three times as
 wide: 10 rounds of 20 runs gave 1.58 1.50-1.65 with a control of 0.83-1.03, 30 rounds of 8 runs 1.56
