@@ -309,8 +309,8 @@ class EagerDriver(Driver):
         return None
 
     def shape_of(self, tensor: Any) -> Any:
-        """The shape of a tensor, to be kept where its gradient passes straight through."""
-        return tensor.shape
+        """The shape of a tensor, which a value in its place must have for its gradient to pass."""
+        return getattr(tensor, "shape", None)
 
     def wants_gradient(self, tensor: Any) -> bool:
         """Whether operators on `tensor` are recorded for differentiation now."""
