@@ -1,4 +1,4 @@
-"""The only global state: what applies to the current thread, and which drivers are attached.
+"""The only global state: scopes and switches of the current thread, and the attached drivers.
 
 ``STATE`` holds the scopes and switches of the current thread; the drivers' hot paths read it
 directly. The classes that fill it lie in higher layers and are known here by protocol only.

@@ -2,9 +2,9 @@
 
 A driver that finds the backward operators of an operator by itself makes a
 :class:`BackwardExecution` for each, with the :class:`OpHandle` of the forward execution, and calls
-:meth:`BackwardExecution.run` in the place of the backward operator. Routines on the gradients of
-the operator as a whole are those of :class:`OperatorGradients`. :func:`run_backward` does all of it
-where the gradient of an operator is one function.
+:meth:`BackwardExecution.run` in the place of the backward operator. :class:`OperatorGradients` has
+the routines on the gradients of the operator as a whole. :func:`run_backward` runs both where the
+gradient of an operator is one function.
 """
 
 from __future__ import annotations
@@ -220,7 +220,7 @@ class OperatorGradients:
     """The routines on the gradients of an operator as a whole (contract rule 8).
 
     Forward analyses record them: before routines see the gradients of the operator's outputs,
-    after routines those of its inputs, and a replacement supplies its whole vector-Jacobian
+    after routines the gradients of its inputs, and a replacement supplies its whole vector-Jacobian
     product. They enclose the routines of the single backward operators.
     """
 
@@ -267,7 +267,8 @@ def run_backward(
 
     Args:
         call: the backward operator; its names give the number of the inputs.
-        vjp: the framework's own gradients of the inputs from those of the outputs.
+        vjp: the framework's own function from gradients of the outputs to gradients of the
+            inputs.
         grad_outputs: the gradients of the outputs.
     """
     whole = OperatorGradients(dispatcher, handle)
@@ -280,7 +281,7 @@ def run_backward(
 
 
 def backward_needs(handle: OpHandle, backward_id: str) -> tuple[bool, bool, bool]:
-    """What a backward operator that is about to run asks of its driver.
+    """The parts of a backward operator's execution that its driver has to intercept.
 
     Returns:
         Whether there is something to do before it, after it, and whether some

@@ -264,7 +264,7 @@ class Dispatcher:
             charge(state.scopes, time.perf_counter() - start)
 
     def _elsewhere(self) -> AbstractContextManager[Any]:
-        """Within it, the drivers of other frameworks leave alone what a tool calls."""
+        """Within it, the drivers of other frameworks do not instrument a tool's calls."""
         if len(ATTACHED) == 1:
             return _NOTHING
         own = self.driver.framework
@@ -280,10 +280,10 @@ class Dispatcher:
         try:
             return [values[index] for index in indices]
         except IndexError:
-            what = action.kind.selects
+            tensors = action.kind.selects
             raise SelectionError(
-                f"{action.routine}: {what}={list(indices)} is out of range at op {action.op_id}, "
-                f"which has {len(values)} {what}"
+                f"{action.routine}: {tensors}={list(indices)} is out of range at op "
+                f"{action.op_id}, which has {len(values)} {tensors}"
             ) from None
 
     def checked(self, action: Action, result: Any, count: int) -> Sequence[Any]:

@@ -1,6 +1,6 @@
 """The base class of drivers for frameworks that run operators at once.
 
-A driver of such a framework replaces the function that runs an operator, and hands each call on::
+A driver replaces the function of the framework that runs an operator, and hands each call on::
 
     class ToyDriver(EagerDriver):
         def patch(self, patches):
@@ -264,7 +264,7 @@ class OperatorRun:
     def _connected(
         self, outputs: Tensors, sources: Tensors, vjp: Callable[[Gradients], Gradients]
     ) -> Tensors:
-        """`outputs` whose gradients go through `vjp` to those of `sources` that want one."""
+        """`outputs` whose gradients go through `vjp` to the `sources` that want a gradient."""
         wants = self._driver.wants_gradient
         wanted = [i for i, tensor in enumerate(sources) if tensor is not None and wants(tensor)]
         if not wanted or not outputs:
@@ -340,7 +340,7 @@ class EagerDriver(Driver):
 
     Gives the outputs of ``function(inputs)``, a flat list, apart from any graph, and their
     vector-Jacobian product: a function from the gradients of the outputs (None where there is
-    none) to those of the inputs. An operator then has one backward operator."""
+    none) to the gradients of the inputs. An operator then has one backward operator."""
 
     def claim_nodes(self, operator: OperatorRun, outputs: Tensors) -> None:
         """Claim backward operators that are found in the graph of `outputs`.
@@ -418,10 +418,10 @@ class EagerDriver(Driver):
         """Run an operator under its plan.
 
         Args:
-            op: what ``get_op()`` gives to tools.
+            op: the answer of ``get_op()`` to tools.
             name: its name, for ids.
             signature: binds `args` and `kwargs`.
-            function: the vanilla operator, called with such arguments.
+            function: the vanilla operator, called with arguments of this form.
 
         Returns:
             The result of `function`, its tensors as the routines have left them.

@@ -28,7 +28,7 @@ class ActionPlan:
             output gradients and input gradients.
         replace_backward: the whole operator's vector-Jacobian product, if any.
         claims: whether some tool analyses backward operators, so that the driver has
-            to find those of this operator.
+            to find the backward operators of this one.
         driver_data: free for the driver, e.g. facts that it has learned of the operator.
         has_actions: whether any action is planned, backward claims aside.
         is_blind: whether no action looks at a tensor: counters and timers.

@@ -1,4 +1,4 @@
-"""The action cache: what the analyses of one scope have recorded, by operator id."""
+"""The action cache: the records of one scope's analyses, by operator id."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from amanda.interface.context import OpContext, OpState
 
 
 class OpRecord:
-    """What one scope knows of one forward or backward operator.
+    """The record of one forward or backward operator in one scope.
 
     Attributes:
         context: the context that its analyses are given.
@@ -64,7 +64,7 @@ class OpRecord:
             self.state.actions[kind] = [op_filter.restrict(action) for action in actions]
 
     def drop(self, tool: Owner) -> None:
-        """Forget what `tool` has recorded; its analyses run again when next met."""
+        """Drop the actions of `tool`; its analyses run again at the next execution."""
         for kind, actions in self.state.actions.items():
             self.state.actions[kind] = [a for a in actions if a.tool is not tool]
         for point in self.analysed:
@@ -120,7 +120,7 @@ class ActionCache:
             del self._records[op_id]
 
     def drop(self, tool: Owner, op_id: str | None) -> None:
-        """Forget what `tool` has recorded, for one operator or for all of them."""
+        """Drop the actions of `tool`, of one operator or of all."""
         for forward_id, record in tuple(self._records.items()):
             if op_id in (None, forward_id):
                 record.drop(tool)
@@ -129,5 +129,5 @@ class ActionCache:
                     child.drop(tool)
 
     def clear(self) -> None:
-        """Forget everything, when the scope ends."""
+        """Drop all records, when the scope ends."""
         self._records.clear()

@@ -1,4 +1,4 @@
-"""Instrumentation points, actions and compiled action plans."""
+"""Instrumentation points and actions."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class ActionKind(enum.Enum):
 
     @property
     def selects(self) -> str:
-        """What the selection of such an action counts through."""
+        """The tensors that the selection of an action of this kind indexes."""
         return _SELECTS[self]
 
 

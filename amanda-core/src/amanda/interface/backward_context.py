@@ -13,9 +13,9 @@ from amanda.interface.context import OpContext, OpState
 class ReleasableTensors(Sequence[Any]):
     """Forward tensors read in a backward analysis: each position raises if it is gone."""
 
-    def __init__(self, op_id: str, what: str, tensors: Sequence[Any]) -> None:
+    def __init__(self, op_id: str, kind: str, tensors: Sequence[Any]) -> None:
         self._op_id = op_id
-        self._what = what
+        self._kind = kind
         self._tensors = tensors
 
     def __len__(self) -> int:
@@ -30,7 +30,7 @@ class ReleasableTensors(Sequence[Any]):
         tensor = entry()
         if tensor is None:
             raise TensorReleased(
-                f"{self._what} {index} of op {self._op_id} was released after the forward "
+                f"{self._kind} {index} of op {self._op_id} was released after the forward "
                 "pass; keep a copy of it in a forward routine (insert_before_op or "
                 "insert_after_op)"
             )

@@ -10,8 +10,9 @@ optional tensors. Tools see flat inputs in the order of the declared parameters:
     arguments.attributes    # all other arguments by name, defaults included
     function(*args, **kwargs) == arguments.call(function, arguments.inputs)
 
-The call with other inputs has the form of the caller's: what was positional stays positional,
-what was a keyword stays one, and defaults are not spelled out.
+A call with other inputs has the form of the caller's: positional arguments stay positional,
+keywords stay keywords, and defaults are not spelled out. A framework may treat the two forms
+differently, as autograd does: it differentiates positional arguments only.
 """
 
 from __future__ import annotations
@@ -88,7 +89,7 @@ class Arguments:
         return [_filled(value, inputs) for value in self._positional], keywords
 
     def call(self, function: Callable[..., Any], inputs: Sequence[Any]) -> Any:
-        """Call `function` with other tensors in the place of those of this call."""
+        """Call `function` with these arguments and other tensors."""
         args, kwargs = self.rebuild(inputs)
         return function(*args, **kwargs)
 

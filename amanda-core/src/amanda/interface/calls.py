@@ -130,7 +130,7 @@ class OpFunction:
 
     Args:
         op_id: of the operator.
-        run: runs it with the attributes that it had when it was analysed.
+        run: runs the operator with the attributes that it had in its analysis.
     """
 
     def __init__(self, op_id: str, run: Callable[[Sequence[Any]], Any]) -> None:
@@ -147,8 +147,11 @@ class OpFunction:
         return self._run(inputs)
 
     def now(self) -> OpFunction:
-        """The function with the attributes that are in force: within a replacement those of
-        the execution that is replaced. They stay, also after the replacement has run."""
+        """The function with the attributes that are in force now.
+
+        Within a replacement they are the attributes of the execution that is replaced; the
+        returned function keeps them after the replacement has run.
+        """
         call = STATE.call
         if call is None or call.op_id != self._op_id:
             return self

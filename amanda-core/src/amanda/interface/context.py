@@ -33,9 +33,9 @@ _LATE: Mapping[InstPoint, frozenset[ActionKind]] = {
 
 
 class OpState:
-    """The engine's side of a context: what an :class:`OpContext` shows of its operator.
+    """The data behind an :class:`OpContext`, filled by the engine.
 
-    The engine fills it before an analysis runs and clears the tensors afterwards.
+    Tensors are set before an analysis runs and cleared afterwards.
 
     Attributes:
         op, op_id: the forward operator and its id.
@@ -47,7 +47,8 @@ class OpState:
         call: the running execution of the forward operator, None outside of its analyses.
         outputs: its outputs, None before it has run.
         backward: the running execution of the backward operator, None outside of its analyses.
-        gradients: the gradients that it consumes and those that it produces.
+        gradients: the gradients that the backward operator consumes, and the gradients that
+            it produces; None where they do not exist yet.
         point: the point whose analyses run, None if none do.
         tool: the tool whose analysis runs.
     """
@@ -138,7 +139,7 @@ def _expired(op_id: str) -> ContextExpiredError:
 
 
 class OpContext(dict[Any, Any]):
-    """What a tool sees of one operator, and what it can do to it.
+    """The inspection and instrumentation API of one operator, as an analysis routine gets it.
 
     The mapping part belongs to the tools: a key that nobody has set reads as
     None. Tensors can be read only while an analysis routine runs; the operator,
@@ -231,9 +232,9 @@ class OpContext(dict[Any, Any]):
         return call.value(self._position(index, list(call.names), len(call.inputs), "inputs"))
 
     def get_value_key(self, index: int) -> Hashable | None:
-        """What tells the variable that input `index` was read from, or stands for, from others.
+        """A key of the variable that input `index` was read from, or stands for.
 
-        Equal wherever a variable is used, however often it is read. None where there is no
+        Keys are equal wherever a variable is used, however often it is read. None where there is no
         variable, and in PyTorch, where :meth:`get_value` gives the parameter itself.
 
         Raises:
@@ -244,7 +245,7 @@ class OpContext(dict[Any, Any]):
         return call.value_key(self._position(index, list(call.names), len(call.inputs), "inputs"))
 
     def get_value_view(self, index: int) -> Hashable:
-        """What tells the view in which input `index` shows its variable from other views.
+        """A key of the view in which input `index` shows its variable.
 
         Reshaping and transposing make another view of a variable. An empty tuple for the
         variable as it is, and for any other input.
@@ -259,8 +260,8 @@ class OpContext(dict[Any, Any]):
     def get_function(self) -> OpFunction:
         """A function of the operator's flat inputs that runs it with the attributes it has.
 
-        A replacement calls it for the operator itself: then the attributes are those of
-        the execution that is replaced. It holds no tensor.
+        In a replacement it runs the operator itself, with the attributes of the execution
+        that is replaced. It holds no tensor.
 
         Raises:
             CapabilityError: the driver cannot run a single operator again.
@@ -301,7 +302,7 @@ class OpContext(dict[Any, Any]):
 
         Args:
             func: the instrumentation routine; it returns None, or new values
-                for what was selected (design rule 5).
+                for the selected tensors (contract rule 5).
             inputs: positions or names of the inputs to pass; None for all.
             kwargs: further arguments for the routine.
         """
@@ -366,7 +367,7 @@ class OpContext(dict[Any, Any]):
     # -- used by the dispatcher -------------------------------------------
 
     def _selectable(self, kind: ActionKind) -> tuple[list[str], int | None]:
-        """Names of what an action of this kind selects from, and how many there are."""
+        """Names and number of the tensors that an action of this kind selects from."""
         if kind.selects == "inputs" or kind is ActionKind.AFTER_BACKWARD_OP:
             return list(self._state.names), len(self._state.names) or None
         outputs = self._state.outputs

@@ -21,7 +21,7 @@ INTERFACE_VERSION = 2
 
 
 class Capability(enum.Enum):
-    """What a driver may or may not be able to do; contract tests skip by it."""
+    """A part of the contract that a driver may lack; the contract kit skips its tests."""
 
     BACKWARD = "backward operators are seen and can be instrumented"
     REPLACE_OP = "replace_op"
@@ -54,7 +54,7 @@ class Driver(abc.ABC):
         priority: see `mode`.
         opt_in: used only when it is asked for by name.
         interface_version: the :data:`INTERFACE_VERSION` it was written for.
-        capabilities: what it can do.
+        capabilities: the parts of the contract that it keeps.
         target: ``"module:Class"`` of the driver itself, where the registered class only
             declares it, so that listing drivers imports no framework.
         adapter: ``"module:Class"`` of the framework's adapter for the contract kit, of which
@@ -97,8 +97,8 @@ class Driver(abc.ABC):
         """Called once when both Amanda and the driver's framework have been imported, if
         the framework is one of ``amanda.registry.drivers.ANNOUNCED``.
 
-        The only place outside of a scope where a driver may touch its framework,
-        and only to note what it could not find out later. It must change nothing.
+        The only place outside of a scope where a driver may touch its framework, and only to
+        note facts that cannot be found out later. It must change nothing.
         """
 
     @classmethod
@@ -109,7 +109,7 @@ class Driver(abc.ABC):
 
     @classmethod
     def self_test(cls) -> Sequence[str]:
-        """What goes wrong in a test of about a second; for ``amanda doctor``."""
+        """The problems that a test of about a second finds; for ``amanda doctor``."""
         return ()
 
     @property

@@ -69,7 +69,7 @@ class Tool:
         vars(self)["_dependencies"] = known + tuple(t for t in tools if t not in known)
 
     def reanalyse(self, op_id: str | None = None) -> None:
-        """Drop what this tool has recorded; its analyses run again when next met.
+        """Drop the actions that this tool has recorded; its analyses run again.
 
         Args:
             op_id: for this forward or backward operator only; None for all.
@@ -104,11 +104,11 @@ class Tool:
         """Called when a scope with this tool begins, before anything runs in it, and again
         when a framework is imported inside of the scope.
 
-        For tools that start something beside their routines, such as a profiler. What it
-        calls of a framework runs vanilla; an exception ends the scope.
+        For tools that start something beside their routines, such as a profiler. Its framework
+        calls run vanilla; an exception ends the scope.
 
         Args:
-            drivers: those that the scope has now begun to use.
+            drivers: the drivers that the scope has just begun to use.
         """
 
     def exit_scope(self) -> None:
@@ -134,6 +134,6 @@ def check_tool(tool: Any, where: str) -> None:
 
 def traceable(func: _F) -> _F:
     """Mark a routine as a function of tensors only: graph drivers trace it into the
-    graph, where it runs without Python (design rule 14)."""
+    graph, where it runs without Python (contract rule 14)."""
     func.amanda_traceable = True  # type: ignore[attr-defined]
     return func

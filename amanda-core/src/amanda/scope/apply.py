@@ -95,7 +95,7 @@ class apply(contextlib.ContextDecorator):  # noqa: N801 - part of the paper's AP
 
 
 def ordered(tools: Iterable[Tool]) -> tuple[Tool, ...]:
-    """All of `tools` and what they depend on, each once, dependencies first.
+    """`tools` and their dependencies, each once, dependencies first.
 
     Raises:
         DependencyCycleError: tools depend on each other in a circle; the

@@ -1,4 +1,4 @@
-"""What threads and forked children inherit of the scopes that are open where they start."""
+"""Scopes in threads and forked processes: threads inherit them, forked children do not."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def _vanilla_child() -> None:
     LIVE_SCOPES.clear()
     cover_new_threads(False)
     with contextlib.ExitStack() as stack:
-        # Last of all, and whatever a driver raises.
+        # Last, also if a driver raises.
         stack.callback(ATTACHED.clear)
         for driver in ATTACHED.values():
             stack.callback(drivers.attempt, driver, "detach")

@@ -29,13 +29,13 @@ _CONTEXTLIB = ("contextlib", "contextlib2", "async_exit_stack")
 
 @attrs.define(eq=False)
 class Statistics:
-    """What happened under a scope.
+    """Figures about the run under a scope.
 
     Attributes:
         ops_seen: distinct operators met (forward; by id).
         backward_ops_seen: distinct backward operators met.
         ops_instrumented: forward and backward operators with at least one action.
-        not_seen: what Amanda knows that it did not see: reason to count.
+        not_seen: executions that are known to be not instrumented: reason to count.
         tool_seconds: wall time spent in analysis and instrumentation routines.
     """
 
@@ -47,7 +47,7 @@ class Statistics:
 
 
 class Scope:
-    """The tools of one ``apply`` block and what their analyses have recorded."""
+    """One ``apply`` block: its tools, their records and the drivers that it uses."""
 
     def __init__(
         self,
@@ -66,7 +66,7 @@ class Scope:
         self._bound: FrameType | None = None
         self._watch: import_hook.Watch | None = None
 
-    # -- what the dispatcher asks -----------------------------------------
+    # -- for the dispatcher -----------------------------------------
 
     @property
     def is_bound(self) -> bool:
@@ -131,7 +131,7 @@ class Scope:
         LIVE_SCOPES.remove(self)
         state = STATE
         state.scopes = tuple(scope for scope in state.scopes if scope is not self)
-        # All of it happens, the last line first, whatever some part raises.
+        # All steps run, the last line first, also if one raises.
         with contextlib.ExitStack() as stack:
             stack.callback(self.cache.clear)
             stack.callback(inheritance.cover_new_threads, bool(LIVE_SCOPES))
@@ -148,14 +148,14 @@ class Scope:
                 tool.enter_scope(tuple(attached))
 
     def _end_tools(self) -> None:
-        """Tell every tool, the later ones first; what one raises comes after all of them."""
+        """Tell every tool, the later ones first; an exception is raised after the last."""
         with contextlib.ExitStack() as stack:
             stack.enter_context(_paused())
             for tool in self.tools:
                 stack.callback(tool.exit_scope)
 
     def _attach(self, classes: Sequence[type[Driver]]) -> list[Driver]:
-        """Use these drivers, which are attached if they are not; returns those in use."""
+        """Attach these drivers where they are not attached; returns the ones newly in use."""
         known = len(self.drivers)
         for cls in classes:
             # The next one in rank stands in for one that cannot be attached.
@@ -165,7 +165,7 @@ class Scope:
         return self.drivers[known:]
 
     def _release_all(self) -> None:
-        """Detach the drivers that only this scope used; what one raises comes after all."""
+        """Detach the drivers that only this scope used; an exception is raised after the last."""
         classes, self._classes = self._classes, []
         self.drivers = []
         with contextlib.ExitStack() as stack:
@@ -221,7 +221,7 @@ class Scope:
 
 @contextlib.contextmanager
 def _paused() -> Iterator[None]:
-    """Tools' own code runs: what it calls of a framework is vanilla."""
+    """Within it, tool code runs: its framework calls are vanilla."""
     STATE.paused += 1
     invalidate()
     try:

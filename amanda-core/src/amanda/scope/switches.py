@@ -66,8 +66,8 @@ def new_iteration() -> None:
 def vanilla() -> Iterator[None]:
     """Within it, the current thread's framework calls are not instrumented.
 
-    Routines run like that anyhow. It is for code of a tool that a framework calls by
-    itself, such as a hook of its own; far cheaper than :func:`disabled`.
+    Routines run like that anyhow. It is for code of a tool that a framework calls,
+    such as a hook that the tool has registered; far cheaper than :func:`disabled`.
     """
     state = STATE
     state.paused += 1

@@ -27,7 +27,7 @@ class Module:
                 yield from value.named_modules(f"{path}.{name}" if path else name)
 
     def parameters(self) -> list[Parameter]:
-        """The parameters of this module and those below it."""
+        """The parameters of this module and of all modules below it."""
         found = (value for _, m in self.named_modules() for value in vars(m).values())
         return [value for value in found if isinstance(value, Parameter)]
 

@@ -26,7 +26,7 @@ class Op:
     a list of tensors; all others are attributes.
 
     Attributes:
-        compute: what it computes.
+        compute: the function that computes it.
         signature: its parameters.
         inplace: whether it changes its first argument and returns it.
     """
