@@ -1,7 +1,8 @@
 """The names that drivers are written with, in one place (docs/writing-a-driver.md).
 
 ``EagerDriver`` is the base class for a framework that runs operators at once; ``Driver`` the
-interface for all others, on a ``Dispatcher``.
+interface for all others, on a ``Dispatcher``, or on a ``StaticGraphDispatcher`` where a graph is
+rewritten before it runs. The state of the current thread is ``amanda.state.STATE``.
 """
 
 from amanda.engine.backward import (
@@ -15,6 +16,7 @@ from amanda.engine.dispatch import Dispatcher
 from amanda.engine.eager import EagerDriver, OperatorRun
 from amanda.engine.op_ids import OpIds
 from amanda.engine.plan import ActionPlan
+from amanda.engine.static_graph import StaticGraphDispatcher
 from amanda.interface.action import Action, ActionKind, InstPoint
 from amanda.interface.binding import Arguments, Signature
 from amanda.interface.calls import BackwardCall, BoundCall, NamedOp, OpCall
@@ -46,5 +48,6 @@ __all__ = [
     "PastTensor",
     "PatchSet",
     "Signature",
+    "StaticGraphDispatcher",
     "run_backward",
 ]

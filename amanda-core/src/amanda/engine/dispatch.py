@@ -157,10 +157,7 @@ class Dispatcher:
             SelectionError: a selected position does not exist.
             RoutineResultError: the routine returned something unusable (contract rule 5).
         """
-        selected: Sequence[Any] = ()
-        if action.select != ():
-            indices = range(len(values)) if action.select is None else action.select
-            selected = self._selected(action, values, indices)
+        selected = () if action.select == () else self.selected(action, values)
         isolated = self._unboxes and not action.differentiable
         shown = self.unboxed(selected) if isolated else selected
         result = self.call(action, shown)
@@ -215,8 +212,7 @@ class Dispatcher:
             call: the execution that is replaced, where executions of one operator can
                 differ in attributes: the functions that tools were given follow it.
         """
-        indices = range(len(values)) if action.select is None else action.select
-        selected = self._selected(action, values, indices)
+        selected = self.selected(action, values)
         state = STATE
         outer, state.call = state.call, call
         try:
@@ -276,7 +272,15 @@ class Dispatcher:
             stack.enter_context(driver.vanilla())
         return stack
 
-    def _selected(self, action: Action, values: list[Any], indices: Sequence[int]) -> list[Any]:
+    def selected(self, action: Action, values: list[Any]) -> Sequence[Any]:
+        """The values that an action selects.
+
+        Raises:
+            SelectionError: a selected position does not exist.
+        """
+        if action.select is None:
+            return list(values)
+        indices = action.select
         try:
             return [values[index] for index in indices]
         except IndexError:

@@ -3,21 +3,19 @@
 A routine of a graph mode is recorded while the instrumented copy of the graph is
 built. By default a node is inserted that calls it at each execution with the
 values; a routine that promises to be a function of tensors is traced into the
-graph instead (design rule 14). Either way its results go in place of what was
+graph instead (contract rule 14). Either way its results go in place of what was
 selected, and their gradient passes straight through to what they replace,
 unless the routine takes part in differentiation (rule 7).
 """
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from typing import Any
 
 import tensorflow as tf
 
-from amanda.engine.dispatch import Dispatcher
+from amanda.driver import Dispatcher, StaticGraphDispatcher
 from amanda.interface.action import Action, ActionKind
 from amanda.interface.calls import OpCall
 from amanda_tensorflow import _internals
@@ -30,37 +28,12 @@ from amanda_tensorflow.graphs.run_time_routines import (
 )
 
 
-class _Current(threading.local):
-    building: Building | None = None
+class GraphDispatcher(StaticGraphDispatcher):
+    """A dispatcher whose routines are inserted into the copy that is being built."""
 
-
-class GraphDispatcher(Dispatcher):
-    """A dispatcher whose routines are inserted into the copy that is being built.
-
-    In a thread that builds no copy, such as one of the runtime that calls a
-    routine, it is an ordinary one.
-    """
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._current = _Current()
-
-    @contextmanager
-    def build(self, building: Building) -> Iterator[None]:
-        """Within it, the current thread builds a copy."""
-        outer, self._current.building = self._current.building, building
-        try:
-            yield
-        finally:
-            self._current.building = outer
-
-    def run(self, action: Action, values: list[Any]) -> list[Any]:
-        """Insert a routine; `values` with what it gives in place of what it has selected."""
-        building = self._current.building
-        if building is None:
-            return super().run(action, values)
-        indices = range(len(values)) if action.select is None else action.select
-        selected = self._selected(action, values, indices)
+    def insert(self, building: Building, action: Action, values: list[Any]) -> Sequence[Any]:
+        """Insert a routine: traced, or as a node that calls Python at run time."""
+        selected = self.selected(action, values)
         if is_traceable(action):
             new = self._traced(building, action, selected)
         else:
@@ -68,21 +41,20 @@ class GraphDispatcher(Dispatcher):
             new = RunTimeRoutine(self, action, selected, building).inserted(values)
         if action.kind in (ActionKind.BEFORE_OP, ActionKind.AFTER_OP):
             building.may_change |= any(n is not o for n, o in zip(new, selected, strict=True))
-        changed = list(values)
-        for index, old, tensor in zip(indices, selected, new, strict=True):
-            changed[index] = self._through(building, action, old, tensor)
-        return changed
+        return [
+            self._through(building, action, old, tensor)
+            for old, tensor in zip(selected, new, strict=True)
+        ]
 
-    def replace(self, action: Action, values: list[Any], call: OpCall | None = None) -> Any:
-        """Insert the replacement of an operator; it is differentiated as the operator would be."""
-        building = self._current.building
-        if building is None or is_traceable(action):
-            if building is not None:
-                building.is_changed = True
-            return super().replace(action, values, call)
-        indices = range(len(values)) if action.select is None else action.select
-        selected = self._selected(action, values, indices)
-        building.is_changed = building.has_python = True
+    def insert_replacement(
+        self, building: Building, action: Action, values: list[Any], call: OpCall | None
+    ) -> Any:
+        """Insert a replacement: traced, or as a node that calls Python at run time."""
+        building.is_changed = True
+        if is_traceable(action):
+            return Dispatcher.replace(self, action, values, call)
+        building.has_python = True
+        selected = self.selected(action, values)
         return ReplacementRoutine(self, action, selected, building).inserted(values)
 
     def _traced(self, building: Building, action: Action, selected: Sequence[Any]) -> Sequence[Any]:
@@ -105,7 +77,7 @@ class GraphDispatcher(Dispatcher):
         return final
 
     def _through(self, building: Building, action: Action, old: Any, new: Any) -> Any:
-        """`new`, whose gradient passes straight through to `old` (design rule 7)."""
+        """`new`, whose gradient passes straight through to `old` (contract rule 7)."""
         if new is old or action.differentiable or not building.needs_gradient:
             return new
         if not (old.dtype.is_floating or old.dtype.is_complex):
@@ -115,7 +87,7 @@ class GraphDispatcher(Dispatcher):
 
 
 def is_traceable(action: Action) -> bool:
-    """Whether a routine may be traced into a graph (design rule 14)."""
+    """Whether a routine may be traced into a graph (contract rule 14)."""
     func = action.func
     return bool(getattr(func, "amanda_traceable", False)) or isinstance(
         func, tf.types.experimental.PolymorphicFunction
