@@ -143,8 +143,8 @@ def test_of_two_tools_of_one_name_the_full_name_tells_which(
     run = amanda("run", *words, PYTHONPATH=str(site))
     assert run.returncode == 0
     assert run.stderr == (
-        "amanda: warning: several packages have a tool 'plain': that of amanda-sick is used, "
-        "and my-tools/plain is to be asked for by that name\n"
+        "amanda: warning: several packages have a tool 'plain': the one of amanda-sick is used; "
+        "the full name chooses another one, my-tools/plain\n"
     )
     results = {path.name: json.loads(path.read_text()) for path in (tmp_path / "out").iterdir()}
     answers = {name: result["summary"]["answer"] for name, result in results.items()}

@@ -187,7 +187,7 @@ def test_the_list_of_tools_tells_of_hidden_ones(install: Install) -> None:
         ["a", "(dist-one 1.2)"],
         ["dist-two/a", "(dist-two 1.2)"],
     ]
-    assert "    (the tool a is that of dist-one)" in lines
+    assert "    (the name a means the tool of dist-one)" in lines
 
 
 # -- drivers ------------------------------------------------------------------

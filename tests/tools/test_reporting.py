@@ -141,7 +141,7 @@ def test_a_tool_that_says_nothing_is_told_what_to_say() -> None:
         name = "silent"
         Options = NoOptions
 
-    with pytest.raises(NotImplementedError, match="Silent must say what it found: op_rows"):
+    with pytest.raises(NotImplementedError, match="Silent must implement op_rows"):
         Silent().result()
 
 

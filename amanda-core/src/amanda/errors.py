@@ -1,7 +1,8 @@
-"""The errors and warnings that Amanda raises itself.
+"""The errors and warnings of Amanda itself.
 
-An exception raised inside a tool reaches the user unchanged; only mistakes in
-the use of Amanda end up as one of these.
+All errors derive from :class:`AmandaError`, all warnings from :class:`AmandaWarning`; the document
+``docs/messages.md`` explains them with examples. An exception that a tool raises reaches the user
+as it is.
 """
 
 from __future__ import annotations
@@ -14,84 +15,85 @@ if TYPE_CHECKING:
 
 
 class AmandaError(RuntimeError):
-    """Base class of every error raised by Amanda."""
+    """Base class of all errors of Amanda."""
 
 
 class DependencyCycleError(AmandaError):
-    """Tools depend on each other in a circle."""
+    """Tools depend on each other in a cycle."""
 
 
 class PassedPointError(AmandaError):
-    """An analysis records an action for a point that the operator has passed."""
+    """An analysis records an action for an instrumentation point that the operator has passed."""
 
 
 class SelectionError(AmandaError, IndexError):
-    """A selection names a tensor that the operator does not have."""
+    """A selection has a position or name that no tensor of the operator has."""
 
 
 class RoutineResultError(AmandaError):
-    """An instrumentation routine returned something that cannot be used."""
+    """The return value of an instrumentation routine is not allowed (contract rule 5)."""
 
 
 class ReplacementConflictError(AmandaError):
-    """One operator is replaced twice."""
+    """Two actions replace one operator."""
 
 
 class ContextExpiredError(AmandaError):
-    """The tensors of a context are read after its analysis has returned."""
+    """Tensors of a context are read, or actions recorded, outside of its analysis routine."""
 
 
 class TensorReleased(AmandaError):
-    """A tensor of the forward operator is gone when a backward analysis reads it."""
+    """A backward analysis reads a tensor of the forward operator that has been released."""
 
 
 class CapabilityError(AmandaError):
-    """A driver cannot do what a tool asks for."""
+    """A driver lacks a capability that a tool needs."""
 
 
 class NoDriverError(AmandaError):
-    """No driver can instrument the frameworks of this process."""
+    """No usable driver is installed for the frameworks of this process."""
 
 
 class UnknownNameError(AmandaError, LookupError):
-    """A tool, driver or option name that nobody provides."""
+    """No installed package has a tool or driver of a name."""
 
 
 class ToolTypeError(AmandaError):
-    """A tool raised a TypeError where Python would have taken it for an unsupported operand.
+    """A tool raised a TypeError within an operator such as ``a + b``.
 
-    The TypeError itself is its cause.
+    Python takes a TypeError there to mean that the operands are not supported, and discards it. The
+    TypeError of the tool is the cause of this error.
     """
 
 
 class PluginError(AmandaError):
-    """A plugin cannot be loaded (raised only with ``AMANDA_PLUGINS=strict``)."""
+    """A plugin cannot be loaded (with ``AMANDA_PLUGINS=strict``), or does not have a tool."""
 
 
 class AmandaWarning(UserWarning):
-    """Base class of every warning given by Amanda."""
+    """Base class of all warnings of Amanda."""
 
 
 class PluginWarning(AmandaWarning):
-    """A plugin or driver is left out, with the reason."""
+    """A plugin or driver is not used, or has a mistake; the message gives the reason."""
 
 
 class CoverageWarning(AmandaWarning):
-    """Something runs under a scope that Amanda cannot see or must run differently."""
+    """Something runs in a scope that a driver does not see, or runs in another way than usual."""
 
 
 class InPlaceWarning(AmandaWarning):
-    """A routine changed a tensor of the model in place."""
+    """A routine has changed a tensor of the model in place."""
 
 
 def close_matches(name: str, known: Sequence[str]) -> str:
-    """The question at the end of a message about an unknown name; "" if nothing is like it."""
+    """The question "did you mean ...?" for an unknown name; "" if no known name is similar."""
     close = difflib.get_close_matches(name, known, n=3, cutoff=0.5)
     return f"; did you mean {' or '.join(close)}?" if close else ""
 
 
 def described(value: object) -> str:
-    """What a value is, for a message."""
+    """Describe a value for a message, by its type and the beginning of its repr."""
     if isinstance(value, (list, tuple)):
         kinds = ", ".join(type(item).__name__ for item in value[:4])
         more = ", ..." if len(value) > 4 else ""

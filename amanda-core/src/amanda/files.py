@@ -1,4 +1,8 @@
-"""Writing of result files: atomic replacement, JSON."""
+"""Writing of result files: complete files or none, JSON.
+
+``write_json(folder / "count.json", result)`` writes plain data; :func:`replaced` opens any other
+text file in the same way.
+"""
 
 from __future__ import annotations
 
@@ -12,12 +16,15 @@ from typing import Any, TextIO
 
 
 def write_json(path: Path, data: Any) -> None:
-    """Write plain data so that the file is either complete or not there.
+    """Write data as JSON so that the file is either complete or not there.
 
-    What JSON has no form for is written as text, infinities included.
+    Args:
+        path: the file, which is replaced if it exists.
+        data: the data. Values for which JSON has no form, infinities and NaN included, are written
+            as text.
 
     Raises:
-        OSError: the file cannot be written.
+        OSError: the file cannot be written; an earlier one is as it was.
     """
     with replaced(path) as file:
         json.dump(plain_data(data), file, indent=1, default=str, allow_nan=False)
@@ -25,11 +32,14 @@ def write_json(path: Path, data: Any) -> None:
 
 @contextlib.contextmanager
 def replaced(path: Path) -> Iterator[TextIO]:
-    """A file to write text into, which takes the place of `path` once it is complete.
+    """Open a text file for writing that replaces `path` when the with-block ends.
+
+    If the block raises, nothing of it is left, and an earlier file is as it was.
 
     Raises:
-        OSError: it cannot be written; nothing is left of it.
+        OSError: the file cannot be written.
     """
+    # In the same folder, which os.replace() needs.
     partial = path.with_name(f".{path.name}.partial")
     try:
         with partial.open("w", encoding="utf-8") as file:
@@ -41,7 +51,7 @@ def replaced(path: Path) -> Iterator[TextIO]:
 
 
 def plain_data(value: Any) -> Any:
-    """The same in types that JSON has; infinities and NaN, for which it has none, as text."""
+    """Convert containers to dictionaries and lists, and infinities and NaN to text, for JSON."""
     if isinstance(value, Mapping):
         return {str(key): plain_data(item) for key, item in value.items()}
     if isinstance(value, (list, tuple, set, frozenset)):

@@ -1,12 +1,12 @@
-"""Namespaces: which framework, version and execution mode an operator runs in."""
+"""Namespaces: the framework, its version and the execution mode in which an operator runs."""
 
 from __future__ import annotations
 
 
 class Namespace(str):
-    """A ``/``-separated group of tags such as ``"pytorch/2.13/eager"`` (paper, section 5.2).
+    """Tags separated by slashes, such as ``"pytorch/2.13/eager"`` (paper, section 5.2).
 
-    It is a string, so that it can be compared, printed and split as one.
+    It is a string: it compares, hashes and prints like one.
     """
 
     __slots__ = ()

@@ -1,4 +1,4 @@
-"""Results of tools as data: tables, charts and reports, without a format."""
+"""Results of tools as plain data: tables, charts and reports. They are drawn elsewhere."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ from typing import Any, Literal
 import attrs
 
 MAX_ROWS = 20
-"""Rows of a table that a summary prints; the files have all of them."""
+"""The number of rows of a table that a summary prints; files have all rows."""
 
 
 @attrs.frozen
 class Table:
-    """A part of a summary.
+    """A table of a summary.
 
     Attributes:
         title: one line.
-        columns: their headings; a column whose values are numbers is set to the right.
-        rows: one value per column.
+        columns: the headings. A column of numbers is aligned to the right.
+        rows: the rows, each with one value per column.
     """
 
     title: str
@@ -26,25 +26,25 @@ class Table:
     rows: Sequence[Sequence[Any]]
 
     def head(self) -> tuple[Sequence[Sequence[Any]], str]:
-        """The rows that a summary prints, and a line about those it leaves out."""
+        """The first :data:`MAX_ROWS` rows, and a line with the number of further rows or ""."""
         hidden = len(self.rows) - MAX_ROWS
         return self.rows[:MAX_ROWS], f"... and {hidden} more rows" if hidden > 0 else ""
 
 
 @attrs.frozen(kw_only=True)
 class Chart:
-    """A picture of a result as plain data; who draws it decides what it looks like.
+    """A chart as plain data; colours and sizes are chosen where it is drawn.
 
     Attributes:
         title: one line.
-        kind: ``"bar"`` for named bars, those of several series stacked; ``"hist"`` for the
-            upright bars of a histogram; ``"line"`` and ``"points"`` for values along an axis.
-        labels: the name of each bar or bin; of lines and points their numbers on the x axis.
-        values: the values of each series by its name, one per label, None for a gap.
-        names: what each label stands for, where hovering is to tell more than the label.
-        unit: of the values, such as ``"s"``, ``"B"`` or ``"FLOP"``; drawn with prefixes.
-        axis: what the labels are, where that has to be said.
-        log: whether powers of ten of the values are equally far apart; not for bars.
+        kind: ``"bar"`` for horizontal bars, stacked if there are several series; ``"hist"`` for
+            the vertical bars of a histogram; ``"line"`` and ``"points"`` for values over an x axis.
+        labels: the name of each bar or bin; for lines and points the x values.
+        values: name of each series to its values, one per label, None for a gap.
+        names: a longer name for each label, shown on hovering; empty for none.
+        unit: unit of the values, such as ``"s"``, ``"B"`` or ``"FLOP"``; drawn with SI prefixes.
+        axis: title of the axis of the labels; "" for none.
+        log: whether the axis of the values is logarithmic; not for bars.
     """
 
     title: str
@@ -59,17 +59,17 @@ class Chart:
 
 @attrs.frozen(kw_only=True)
 class ToolReport:
-    """What one tool gives to a page.
+    """The section of one tool on a page.
 
     Attributes:
-        name: the tool's, with a number if the run has several of it.
-        about: the first sentence of its documentation.
-        result: what ``result()`` gave, as JSON would hold it; None if there is none.
-        tables: the summary as tables, empty of a tool that has no ``tables()``.
-        charts: what ``charts()`` gave.
-        text: what a tool without any of these prints.
-        files: the files that it wrote, as paths from the page's folder.
-        lost: what could not be computed or written, one message each.
+        name: the tool's name in the run, with a number if the run has several of the same name.
+        about: the first sentence of its docstring.
+        result: return value of ``result()`` in types that JSON has; None without one.
+        tables: its tables, empty if the tool has no ``tables()``.
+        charts: its charts, empty if the tool has no ``charts()``.
+        text: the printed summary of a tool without result and tables.
+        files: the files that it has written, relative to the folder of the page.
+        lost: a message for each part that could not be computed or written.
     """
 
     name: str
@@ -84,12 +84,12 @@ class ToolReport:
 
 @attrs.frozen(kw_only=True)
 class RunReport:
-    """What a page is about: a run and its tools.
+    """The contents of a page: a run and its tools.
 
     Attributes:
         title: one line.
-        facts: what is known of the run as a whole, by heading.
-        tools: its tools, in order.
+        facts: lines about the run as a whole, by heading.
+        tools: a section for each tool, in order.
     """
 
     title: str

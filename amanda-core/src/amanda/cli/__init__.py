@@ -1,4 +1,8 @@
-"""The command ``amanda``: run, merge, tools, drivers, doctor."""
+"""The command ``amanda``: run, merge, tools, drivers, doctor.
+
+The entry point is :func:`main`; ``main(["tools"])`` is ``amanda tools``. Each command has a module,
+which is imported when the command is given.
+"""
 
 from __future__ import annotations
 
@@ -18,14 +22,17 @@ commands:
   drivers  list the drivers, and why each is or is not used
   doctor   check the installation
 
-amanda COMMAND --help tells more of a command; amanda --version tells the version."""
+amanda COMMAND --help describes a command; amanda --version prints the version."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command line; returns the exit status, 1 if the reader of the output has left.
+    """Run the command line.
 
     Args:
-        arguments: what follows ``amanda``; None for ``sys.argv``.
+        arguments: the words after ``amanda``; None for those of ``sys.argv``.
+
+    Returns:
+        The exit status; 1 if nobody reads the output any more (``amanda tools | head -1``).
     """
     command, *rest = list(sys.argv[1:] if arguments is None else arguments) or ["--help"]
     if command == "run":
@@ -33,17 +40,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
         return run.main(rest)
     try:
-        status = _listing(command, rest)
+        status = _run_command(command, rest)
         sys.stdout.flush()
     except BrokenPipeError:
-        # Python would complain once more when it closes the stream.
+        # Else Python reports a second BrokenPipeError when it closes the stream.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
     return status
 
 
-def _listing(command: str, rest: Sequence[str]) -> int:
-    """Run a command that only prints."""
+def _run_command(command: str, rest: Sequence[str]) -> int:
+    """Run a command other than ``run``."""
     if command in ("-h", "--help"):
         print(_HELP)
         return 0

@@ -1,4 +1,4 @@
-"""``amanda doctor``: what is installed, what works, and what to do about the rest."""
+"""``amanda doctor``: checks the installation, and says what to do about each problem."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _CLASH = (
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Run the command; returns 1 if something is wrong, else 0."""
+    """Run the command; returns 1 if there is a problem, else 0."""
     parser = argparse.ArgumentParser(
         prog="amanda doctor",
         description="Check the installation: versions and plugins; attach each driver once, and "
@@ -37,7 +37,7 @@ def main(arguments: Sequence[str]) -> int:
     parser.parse_args(arguments)
     problems: list[str] = []
     with warnings.catch_warnings():
-        # Broken plugins are listed with the others.
+        # Each warning about a plugin or a driver is a line of the lists below.
         warnings.simplefilter("ignore")
         for title, part in _PARTS:
             print(title)
@@ -79,12 +79,12 @@ def _driver_lines(problems: list[str]) -> Iterable[str]:
 
 def _checks(problems: list[str]) -> Iterator[str]:
     for entry in drivers.drivers():
-        reason = drivers.unusable(entry.cls)
+        reason = drivers.explain_unusable(entry.cls)
         if not reason:
             yield from check_driver(entry.cls, problems)
             continue
         yield f"{entry.cls.name}: left out ({reason})"
-        # Where nothing is wrong but its framework is missing, there is nothing to mend.
+        # A driver whose framework is not installed is no problem.
         if entry.cls in FAILED or entry.cls.interface_version != INTERFACE_VERSION:
             problems.append(f"{entry.cls.name} is left out: {reason}")
 
@@ -97,17 +97,17 @@ def check_driver(cls: type[Driver], problems: list[str]) -> Iterator[str]:
         problems: what goes wrong is appended, one line each.
 
     Yields:
-        One line for each check: what it found, or that the driver does not have it.
+        One line for each check: the outcome, or that the driver does not implement it.
     """
-    # The choice of drivers has asked for the reason: there is none.
+    # drivers.explain_unusable() has called it, and there is no reason.
     asked = "passed" if _is_implemented(cls, "reason_unusable") else "is not implemented"
     yield f"{cls.name}: reason_unusable {asked}"
     # Before anything else: importing the driver may need the symbols that it looks for.
     check_internals = _implementation(cls, "check_internals")
-    yield _outcome(cls, "check_internals", check_internals, problems)
-    yield _outcome(cls, "attach", lambda: _attach(cls), problems)
+    yield _make_check(cls, "check_internals", check_internals, problems)
+    yield _make_check(cls, "attach", lambda: _attach(cls), problems)
     self_test = _self_test(cls)
-    yield _outcome(cls, "self_test", self_test, problems)
+    yield _make_check(cls, "self_test", self_test, problems)
     if check_internals is None and self_test is None:
         problems.append(
             f"{cls.name} has neither check_internals() nor self_test(), so that nothing tells "
@@ -135,7 +135,7 @@ def _loaded(cls: type[Driver]) -> type[Driver]:
     try:
         return cls.loaded()
     except plugins.BROKEN:
-        # The attempt to attach the driver will tell.
+        # Attaching the driver fails in the same way, and is reported.
         return cls
 
 
@@ -167,8 +167,8 @@ def _attach(cls: type[Driver]) -> Sequence[str]:
         return ()
 
 
-def _outcome(cls: type[Driver], name: str, check: Check | None, problems: list[str]) -> str:
-    """Make a check; the line that tells what it found."""
+def _make_check(cls: type[Driver], name: str, check: Check | None, problems: list[str]) -> str:
+    """Make a check, and describe its outcome in a line."""
     if check is None:
         return f"{cls.name}: {name} is not implemented"
     start = time.perf_counter()

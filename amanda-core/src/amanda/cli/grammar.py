@@ -1,8 +1,10 @@
 r"""The grammar of ``-t``: ``TOOL[:key=value,...][,TOOL...]``.
 
-After a comma, ``key=value`` continues the options of the current tool, and
-anything else starts a new one. The values of a list are joined with ``+``. A
-backslash takes the meaning of a separator away: ``\,`` and ``\+``.
+``parse(["count:ops=conv2d+linear,trace"])`` gives a :class:`ToolSpec` for each tool.
+
+After a comma, ``key=value`` is a further option of the current tool, and anything else starts a
+new tool. The values of a list are joined with ``+``. A backslash escapes a separator: ``\,`` and
+``\+``.
 """
 
 from __future__ import annotations
@@ -21,11 +23,11 @@ class GrammarError(ValueError):
 
 @attrs.frozen
 class ToolSpec:
-    """One tool as asked for on the command line.
+    """One tool with its options, as written on the command line.
 
     Attributes:
-        name: its short name, or ``<distribution>/<name>``.
-        options: option to value, as written.
+        name: the short name, or ``<distribution>/<name>``.
+        options: the text of each option by name, not yet converted.
     """
 
     name: str
@@ -33,7 +35,7 @@ class ToolSpec:
 
 
 def parse(texts: Iterable[str]) -> list[ToolSpec]:
-    """The tools that the ``-t`` arguments ask for, in order.
+    """Parse the ``-t`` arguments; the tools are in the order in which they are named.
 
     Raises:
         GrammarError: an argument does not follow the grammar.
@@ -45,12 +47,12 @@ def parse(texts: Iterable[str]) -> list[ToolSpec]:
 
 
 def split_list(value: str) -> list[str]:
-    """The items of a list value, ``conv2d+linear``; of an empty value none."""
-    return [unescaped(item) for item in _split(value, "+")] if value else []
+    """Split a list value, ``conv2d+linear``, into its items; an empty value has none."""
+    return [unescape(item) for item in _split(value, "+")] if value else []
 
 
-def unescaped(value: str) -> str:
-    """A value without the backslashes that kept its separators from splitting it."""
+def unescape(value: str) -> str:
+    """Remove the backslashes that escape separators in a value."""
     return re.sub(r"\\([,+\\])", r"\1", value)
 
 
@@ -87,7 +89,7 @@ def _add(spec: ToolSpec, item: str, text: str) -> None:
 
 
 def _split(text: str, separator: str) -> list[str]:
-    """Split at a separator that no backslash precedes."""
+    """Split at each separator that is not escaped."""
     parts = [""]
     for piece in re.split(rf"((?:\\.)|{re.escape(separator)})", text):
         if piece == separator:

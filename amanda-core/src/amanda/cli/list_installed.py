@@ -1,4 +1,4 @@
-"""``amanda tools`` and ``amanda drivers``: what is installed."""
+"""``amanda tools`` and ``amanda drivers``: lists of the installed tools and drivers."""
 
 from __future__ import annotations
 
@@ -36,32 +36,32 @@ def main(command: str, arguments: Sequence[str]) -> int:
 
 
 def tool_lines() -> list[str]:
-    """The tools: name, distribution, description and options."""
+    """Describe each tool: name, distribution, first line of its docstring, options."""
     lines: list[str] = []
     for name, entry in available().items():
         head = f"{name}  ({entry.distribution} {entry.version})"
         try:
-            # By its full name it is loaded without a warning about those of the same name.
-            described = _described(load(entry.full_name))
+            # Its full name: for the short one, load() warns of other tools of that name.
+            description = _describe(load(entry.full_name))
         except plugins.BROKEN as error:
             lines.append(f"{head}  cannot be loaded: {error}")
             continue
-        lines.append(f"{head}  {described[0]}".rstrip())
-        lines += [f"    {line}" for line in described[1:]]
+        lines.append(f"{head}  {description[0]}".rstrip())
+        lines += [f"    {line}" for line in description[1:]]
         if entry.is_hidden:
-            lines.append(f"    (the tool {entry.name} is that of {entry.rivals[0]})")
+            lines.append(f"    (the name {entry.name} means the tool of {entry.rivals[0]})")
     return lines or ["no tools are installed; try: pip install amanda-tools"]
 
 
-def _described(cls: type[Tool]) -> list[str]:
-    """What a tool is, and its options, a line each."""
+def _describe(cls: type[Tool]) -> list[str]:
+    """The first line of a tool's docstring, and a line for each option."""
     known, takes_any = tool_options.options_of(cls)
     more = ["any other option"] if takes_any else []
     return [_first_line(cls), *(option.describe() for option in known.values()), *more]
 
 
 def driver_lines() -> list[str]:
-    """The drivers: name, framework, mode, priority, and whether they are used."""
+    """Describe the drivers in a table: name, framework, mode, priority, whether each is used."""
     rows = [
         (
             e.cls.name,
@@ -78,7 +78,7 @@ def driver_lines() -> list[str]:
 
 
 def missing_drivers() -> list[str]:
-    """A hint for each framework on this machine that has no driver, or one that is left out."""
+    """A hint for each installed framework that no registered driver is for."""
     covered = {cls.framework for cls, _ in drivers.registered_drivers()}
     return [
         f"{framework} is installed, but no driver for it; "
@@ -92,6 +92,6 @@ _COLUMNS = ("name", "framework", "mode", "priority", "distribution", "used, or w
 
 
 def _first_line(cls: type[Tool]) -> str:
-    """The first line of a tool's own documentation."""
+    """The first line of a tool's own docstring, not of an inherited one."""
     text = inspect.cleandoc(vars(cls).get("__doc__") or "")
     return text.partition("\n")[0]

@@ -1,9 +1,9 @@
-"""``amanda merge``: the files of all ranks of a run in one.
+"""``amanda merge``: merges the result files of the ranks of a distributed run.
 
-Under ``torchrun`` each rank writes ``<tool>-rank<n>.json``. Merged, a row says of which
-rank it is, a number of the summary becomes its sum, smallest and largest value, and the
-timelines of all ranks become one with a process for each. Where ranks have pages there is
-one of what was merged, too.
+Under ``torchrun`` each rank writes ``<tool>-rank<n>.json``; :func:`merge` makes ``<tool>.json`` of
+them. There a row carries its rank, and a figure of the summary has its value for each rank and, if
+it is a number, their sum, minimum and maximum. The timelines of the ranks become one timeline with
+a process for each rank. If the ranks have pages (``--html``), the merged results get a page, too.
 """
 
 from __future__ import annotations
@@ -45,15 +45,18 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def merge(folder: Path) -> list[Path]:
-    """Merge what is in a folder; the files of the ranks stay.
+    """Merge the files of the ranks in a folder; they are not removed.
+
+    Args:
+        folder: the output folder of the ranks.
 
     Returns:
         The files written, ``<tool>.json`` and ``<tool>.timeline.json``, and ``report.html`` if
         the ranks have pages.
 
     Raises:
-        MergeError: there are none of several ranks, one cannot be read, or the ranks' results
-            are of different kinds.
+        MergeError: the folder has no files of ranks, one of them cannot be read, or the results
+            of the ranks have different schemas.
         PageError: no plugin draws the page.
     """
     groups: dict[str, dict[int, Path]] = {}
@@ -67,19 +70,23 @@ def merge(folder: Path) -> list[Path]:
     for name, paths in groups.items():
         contents = {rank: _read(paths[rank]) for rank in sorted(paths)}
         is_timeline = name.endswith(".timeline.json")
-        merged = merged_timelines(contents) if is_timeline else merged_results(name, contents)
+        merged = merge_timelines(contents) if is_timeline else merge_results(name, contents)
         if not is_timeline:
             results[name.removesuffix(".json")] = merged
         written.append(folder / name)
         write_json(written[-1], merged)
     if any(folder.glob("report-rank*.html")):
-        written.append(pages.page_of(folder, ""))
-        pages.write_page(written[-1], page_of(results))
+        written.append(pages.page_path(folder, ""))
+        pages.write_page(written[-1], create_report(results))
     return written
 
 
-def page_of(results: Mapping[str, Mapping[str, Any]]) -> RunReport:
-    """What the page of merged results is about."""
+def create_report(results: Mapping[str, Mapping[str, Any]]) -> RunReport:
+    """The contents of the page of merged results.
+
+    Args:
+        results: the merged result of each tool, by file name without its suffix.
+    """
     ranks = dict.fromkeys(rank for result in results.values() for rank in result["ranks"])
     return RunReport(
         title=f"amanda merge: {', '.join(results)}",
@@ -89,14 +96,14 @@ def page_of(results: Mapping[str, Mapping[str, Any]]) -> RunReport:
             "versions": pages.versions(),
         },
         tools=[
-            ToolReport(name=name, result=result, tables=[_by_rank(name, result)])
+            ToolReport(name=name, result=result, tables=[_table_by_rank(name, result)])
             for name, result in results.items()
         ],
     )
 
 
-def _by_rank(name: str, result: Mapping[str, Any]) -> Table:
-    """The numbers of a merged summary, a line each."""
+def _table_by_rank(name: str, result: Mapping[str, Any]) -> Table:
+    """A table of the numbers of a merged summary: a row for each figure, a column for each rank."""
     columns = ("figure", *(f"rank {rank}" for rank in result["ranks"]), "sum", "min", "max")
     rows = [
         (figure, *of["by_rank"].values(), *(of[key] for key in ("sum", "min", "max")))
@@ -106,8 +113,12 @@ def _by_rank(name: str, result: Mapping[str, Any]) -> Table:
     return Table(f"{name} by rank", columns, rows)
 
 
-def merged_results(name: str, results: Mapping[int, Any]) -> dict[str, Any]:
-    """The results of one tool as one.
+def merge_results(name: str, results: Mapping[int, Any]) -> dict[str, Any]:
+    """Merge the results of one tool.
+
+    Args:
+        name: name of the merged file, for messages.
+        results: the result of each rank.
 
     Raises:
         MergeError: they are not all of one tool and schema.
@@ -124,13 +135,13 @@ def merged_results(name: str, results: Mapping[int, Any]) -> dict[str, Any]:
         "schema": schema,
         "ranks": list(results),
         "namespaces": sorted({n for result in results.values() for n in result["namespaces"]}),
-        "summary": _merged_summaries(summaries),
+        "summary": _merge_summaries(summaries),
         "ops": [{"rank": rank, **row} for rank, result in results.items() for row in result["ops"]],
     }
 
 
-def _merged_summaries(summaries: Mapping[int, Mapping[str, Any]]) -> dict[str, Any]:
-    """Each figure of all ranks: numbers with their sum and range, the rest by rank."""
+def _merge_summaries(summaries: Mapping[int, Mapping[str, Any]]) -> dict[str, Any]:
+    """For each figure its value by rank; for a number also sum, minimum and maximum."""
     figures = dict.fromkeys(key for summary in summaries.values() for key in summary)
     found: dict[str, Any] = {}
     for figure in figures:
@@ -146,11 +157,16 @@ def _merged_summaries(summaries: Mapping[int, Mapping[str, Any]]) -> dict[str, A
     return found
 
 
-def merged_timelines(timelines: Mapping[int, Any]) -> dict[str, Any]:
-    """The timelines as one, a process for each rank; each begins at its own zero.
+def merge_timelines(timelines: Mapping[int, Any]) -> dict[str, Any]:
+    """Merge timelines in Chrome's trace format into one with a process for each rank.
+
+    The clocks of the ranks are not aligned: each timeline begins at its own zero.
+
+    Args:
+        timelines: the timeline of each rank.
 
     Raises:
-        MergeError: one has no events.
+        MergeError: one has no ``traceEvents``.
     """
     events: list[dict[str, Any]] = []
     for rank, timeline in timelines.items():

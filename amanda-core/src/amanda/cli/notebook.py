@@ -1,8 +1,8 @@
-"""``%load_ext amanda``: cells of a notebook under tools, with the options of ``amanda run``.
+"""``%load_ext amanda``: runs cells of a notebook under tools, with the options of ``amanda run``.
 
-``%amanda -t flops`` applies tools to what follows it in its cell, and ``%%amanda -t flops`` is the
-same as a cell's first line. It is the cell itself that runs: its traceback, its history, its last
-expression and ``await`` are IPython's own.
+``%amanda -t flops`` applies tools to the lines that follow it in its cell; ``%%amanda -t flops``
+does the same as the first line of a cell. IPython runs the cell itself: traceback, history, the
+value of the last expression and ``await`` are as without the magic.
 """
 
 from __future__ import annotations
@@ -25,18 +25,19 @@ from amanda.errors import AmandaError
 from amanda.scope.apply import apply
 
 VARIABLE = "_amanda"
-"""Holds the tools of the last cell, unless ``--as`` gives another name."""
+"""Name of the variable that holds the tools of the last cell; ``--as`` gives another name."""
 
 _OPTIONS = "[-t TOOL[:key=value,...][,TOOL...]]... [-o DIR] [--as NAME] [--ops A+B] ..."
 
 
 def load(shell: InteractiveShell) -> None:
-    """Make the magics known to a shell."""
+    """Register the magics in a shell."""
     extension = Extension(shell)
     _EXTENSIONS[shell] = extension
     shell.register_magic_function(extension.amanda, "line_cell", "amanda")
-    # Before IPython's own, which makes calls of cell magics; and after the cell has been looked
-    # at for whether it is complete, so that a terminal asks for its next line.
+    # Line transforms run after IPython has checked whether the cell is complete, so that a terminal
+    # still asks for further lines; first in the list, ours runs before the one that turns a cell
+    # magic into a call.
     shell.input_transformer_manager.line_transforms.insert(0, as_line_magic)
 
 
@@ -50,9 +51,9 @@ def unload(shell: InteractiveShell) -> None:
 
 
 def as_line_magic(lines: list[str]) -> list[str]:
-    """A cell that begins with ``%%amanda`` as one that begins with ``%amanda``.
+    """Replace ``%%amanda`` in the first line of a cell by ``%amanda``.
 
-    The lines keep their numbers. What follows may begin with another cell magic.
+    The other lines keep their numbers, for tracebacks; the first of them may be another cell magic.
     """
     if not lines or lines[0].split()[:1] != ["%%amanda"]:
         return lines
@@ -60,32 +61,28 @@ def as_line_magic(lines: list[str]) -> list[str]:
 
 
 class Extension:
-    """The magics of one shell.
-
-    Args:
-        shell: the shell.
-    """
+    """The magics of one shell."""
 
     def __init__(self, shell: InteractiveShell) -> None:
         self._shell = shell
         self._cell: ToolsOfCell | None = None
 
     def amanda(self, line: str, cell: str | None = None) -> None:
-        """Run what follows in this cell under tools: ``%amanda -t flops,trace -o out``.
+        """Run the rest of this cell under tools: ``%amanda -t flops,trace -o out``.
 
-        As the first line of a cell: %%amanda -t flops. The options are those of amanda run
-        (%amanda --help lists them). Summaries come after the cell's own output; the tools are
-        left in the variable _amanda, a dict by name, or in that of --as.
+        As the first line of a cell: %%amanda -t flops. It takes the options of amanda run
+        (%amanda --help lists them). Summaries come after the output of the cell; the tools stay
+        in the variable _amanda, a dict by name, or in the variable named by --as.
         """
         if cell is not None:
-            # Called by name, which the shell does for no cell of its own.
+            # Called by name (run_cell_magic): in cells as_line_magic() has replaced %%amanda.
             self._shell.run_cell(f"%%amanda {line}\n{cell}")
             return
         if self._cell is not None and not self._cell.is_over:
             raise UsageError("this cell already runs under tools; give all of them to one %amanda")
-        given = _given(line)
+        given = _parse(line)
         try:
-            report = run.report_of(given)
+            report = run.create_report(given)
             report.out, report.rank, report.complain = sys.stdout, Rank(), _complain
             report.facts["command"] = f"%%amanda {line}"
             self._cell = ToolsOfCell(self._shell, report, given.variable)
@@ -98,15 +95,15 @@ _EXTENSIONS: dict[InteractiveShell, Extension] = {}
 
 
 class ToolsOfCell:
-    """The tools that are applied to the rest of one cell.
+    """Applies tools to the rest of one cell, and reports when the cell has ended.
 
     Args:
         shell: the shell that runs the cell.
-        report: the tools, and where their results go.
+        report: the tools, and where their results are written.
         variable: name of the variable that holds the tools.
 
     Attributes:
-        is_over: whether the cell has ended, and the results are given.
+        is_over: whether the cell has ended.
     """
 
     def __init__(self, shell: InteractiveShell, report: Report, variable: str) -> None:
@@ -132,39 +129,39 @@ class ToolsOfCell:
         self._scope.__enter__()
         self._started = time.perf_counter()
         shell.user_ns[self._variable] = tools
-        shell.events.register("pre_execute", self._entered)
-        shell.events.register("post_execute", self._left)
+        shell.events.register("pre_execute", self._enter_cell)
+        shell.events.register("post_execute", self._leave_cell)
         self._handler = (shell.custom_exceptions, shell.CustomTB)
         if not shell.custom_exceptions:
-            shell.set_custom_exc((BaseException,), _traceback_shown(tools.values()))
+            shell.set_custom_exc((BaseException,), _exception_handler(tools.values()))
 
-    def _entered(self) -> None:
-        # The cell runs another one, as %%capture does.
+    def _enter_cell(self) -> None:
+        # The cell runs another cell inside of it, as %%capture does.
         self._depth += 1
 
-    def _left(self) -> None:
+    def _leave_cell(self) -> None:
         if self._depth:
             self._depth -= 1
             return
         self.is_over = True
         shell = self._shell
         shell.custom_exceptions, shell.CustomTB = self._handler
-        shell.events.unregister("pre_execute", self._entered)
-        shell.events.unregister("post_execute", self._left)
+        shell.events.unregister("pre_execute", self._enter_cell)
+        shell.events.unregister("post_execute", self._leave_cell)
         seconds = time.perf_counter() - self._started
         try:
             self._scope.__exit__(None, None, None)
         finally:
-            self._report.give(self._scope.statistics, seconds)
+            self._report.deliver(self._scope.statistics, seconds)
 
 
-def _given(line: str) -> argparse.Namespace:
-    """The options of a line.
+def _parse(line: str) -> argparse.Namespace:
+    """Parse the options of a magic.
 
     Raises:
-        UsageError: they are wrong, or only ask for help.
+        UsageError: they are wrong, or ask for help.
     """
-    own = run.parser()
+    own = run.create_parser()
     own.prog, own.usage = "%amanda", f"%%amanda {_OPTIONS}"
     own.description, own.error = "Run a cell under tools.", _refuse  # type: ignore[method-assign]
     own.add_argument(
@@ -196,11 +193,11 @@ def _refuse(message: str) -> NoReturn:
     raise UsageError(f"{message}; see: %amanda --help")
 
 
-def _traceback_shown(tools: Any) -> Callable[..., None]:
-    """A handler that shows an uncaught exception without the frames of Amanda."""
+def _exception_handler(tools: Any) -> Callable[..., None]:
+    """A handler for IPython that shows an uncaught exception without the frames of Amanda."""
     modules = {type(tool).__module__ for tool in tools}
 
-    def shown(
+    def show(
         shell: InteractiveShell,
         kind: type[BaseException],
         error: BaseException,
@@ -210,9 +207,9 @@ def _traceback_shown(tools: Any) -> Callable[..., None]:
         tracebacks.hide_frames(error, modules)
         shell.showtraceback((kind, error, error.__traceback__), running_compiled_code=True)
 
-    return shown
+    return show
 
 
 def _complain(message: str) -> None:
-    """A message where the cell shows it: the process's own stderr is not in the notebook."""
+    """Print a message into the cell's output: ``sys.__stderr__`` is not shown in a notebook."""
     print(f"amanda: {message}", file=sys.stderr)

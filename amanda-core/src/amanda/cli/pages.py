@@ -1,7 +1,7 @@
-"""The page of a run, ``amanda run --html``: what it is about, and the file.
+"""The page of a run, ``amanda run --html``: collects its contents and writes the file.
 
-How the page looks is the matter of a plugin (``amanda_render_report``): amanda-core
-collects plain data.
+:class:`Collector` asks each tool for its contents as plain data; :func:`write_page` gives them to
+the plugin that draws pages (the hook ``amanda_render_report``) and writes the text that it returns.
 """
 
 from __future__ import annotations
@@ -22,39 +22,44 @@ from amanda.registry import distributions, drivers, plugins
 from amanda.results import Chart, RunReport, Table, ToolReport
 
 ALONE = "amanda-report"
-"""Name of the page that is not in a folder of results."""
+"""File name, without suffix, of a page that is not written into a folder of results."""
 
 
 class PageError(AmandaError):
     """The page of a run cannot be made."""
 
 
-def page_of(folder: Path | None, suffix: str) -> Path:
-    """Where the page of a run goes: with its results, else into the current folder."""
+def page_path(folder: Path | None, suffix: str) -> Path:
+    """The path of a page: in the folder of the results, else in the current folder.
+
+    Args:
+        folder: the folder of the results; None if no results are written.
+        suffix: the end of the file name, for the rank.
+    """
     name = ALONE if folder is None else "report"
     return (folder or Path()) / f"{name}{suffix}.html"
 
 
 def check_page(path: Path) -> None:
-    """See that a plugin draws pages and that the file can take its place.
+    """Check that a plugin draws pages and that no folder has the name of the page.
 
     Raises:
-        PageError: it is not so; the message says what to do.
+        PageError: no plugin does, or a folder has; the message says what to do.
     """
     if plugins.report_renderer() is None:
-        raise PageError(f"--html: {_nobody()}")
+        raise PageError(f"--html: {_no_renderer()}")
     if path.is_dir():
         raise PageError(f"--html: {path} is a folder; remove it")
 
 
-def _nobody() -> str:
+def _no_renderer() -> str:
     why = plugins.not_loaded("amanda-tools")
     do = f" ({'; '.join(why)})" if why else "; try: pip install amanda-tools"
     return f"no plugin draws pages{do}"
 
 
 def write_page(path: Path, report: RunReport) -> None:
-    """Draw the page and write it.
+    """Let a plugin draw a page, and write it.
 
     Raises:
         PageError: no plugin has drawn it.
@@ -63,21 +68,21 @@ def write_page(path: Path, report: RunReport) -> None:
     renderer = plugins.report_renderer()
     text = None if renderer is None else renderer(report=report)
     if text is None:
-        raise PageError(_nobody())
+        raise PageError(_no_renderer())
     with replaced(path) as file:
         file.write(text)
 
 
 @attrs.define
 class Collector:
-    """Asks a tool for what the page shows, and notes what it cannot give.
+    """Collects the contents of a tool's section of the page; a failure is noted, not raised.
 
     Attributes:
         name: the tool's name in this run.
         tool: the tool.
-        result: what its ``result()`` gave.
-        files: what it has written.
-        lost: messages about what could not be given.
+        result: return value of its ``result()``; None without one.
+        files: the files that it has written.
+        lost: a message for each part that failed.
     """
 
     name: str
@@ -87,28 +92,29 @@ class Collector:
     lost: list[str] = attrs.field(factory=list)
 
     def report(self, folder: Path) -> ToolReport:
-        """All that the tool has to say on a page in `folder`."""
-        tables = self._asked("tables", Table)
+        """The tool's section of a page in `folder`."""
+        tables = self._ask("tables", Table)
         nothing = self.result is None and not tables
         return ToolReport(
             name=self.name,
             about=_first_sentence(type(self.tool)),
             result=plain_data(self.result),
             tables=tables,
-            charts=self._asked("charts", Chart),
-            text=self._printed() if nothing else "",
+            charts=self._ask("charts", Chart),
+            text=self._print_summary() if nothing else "",
             files=[p.relative_to(folder).as_posix() for p in self.files if folder in p.parents],
             lost=self.lost,
         )
 
-    def _asked(self, name: str, kind: type[Any]) -> list[Any]:
+    def _ask(self, name: str, kind: type[Any]) -> list[Any]:
         def asked() -> Iterable[Any]:
             give = getattr(self.tool, name, None)
             return give() if callable(give) else ()
 
         return [item for item in self._try(name, asked) if isinstance(item, kind)]
 
-    def _printed(self) -> str:
+    def _print_summary(self) -> str:
+        """The printed summary of a tool that has neither a result nor tables."""
         file = io.StringIO()
 
         def printed() -> Iterable[Any]:
@@ -127,7 +133,7 @@ class Collector:
 
 
 def versions() -> str:
-    """Python, our packages and the imported frameworks."""
+    """The versions of Python, of Amanda's distributions and of the imported frameworks."""
     found = {"Python": platform.python_version(), **distributions.amanda_versions()}
     frameworks = dict.fromkeys(cls.framework for cls, _ in drivers.registered_drivers())
     for name in frameworks:
@@ -137,7 +143,7 @@ def versions() -> str:
 
 
 def namespaces(results: Iterable[Any]) -> str:
-    """Where the operators of results in the common form ran."""
+    """The namespaces in results of the common form (``ReportingTool.result()``), as one text."""
     found = {
         str(name)
         for result in results

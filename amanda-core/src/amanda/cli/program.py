@@ -1,4 +1,7 @@
-"""Runs a script or module as Python itself would."""
+"""Runs a script or module in this process as Python itself would.
+
+``parse(["train.py", "--epochs", "3"]).run()`` is ``python train.py --epochs 3``.
+"""
 
 from __future__ import annotations
 
@@ -17,10 +20,10 @@ import attrs
 
 
 class ProgramError(Exception):
-    """There is no such program; nothing of it has run.
+    """The program cannot be found; nothing of it has run.
 
     Attributes:
-        status: the exit status that Python has in this case.
+        status: the exit status of Python in this case.
     """
 
     def __init__(self, message: str, status: int) -> None:
@@ -34,7 +37,7 @@ class Program:
 
     Attributes:
         target: path of a script, folder or archive, or name of a module.
-        arguments: what follows it on the command line.
+        arguments: its own arguments.
         is_module: whether `target` is a module's name.
     """
 
@@ -43,10 +46,10 @@ class Program:
     is_module: bool
 
     def check(self) -> None:
-        """See that a script is there before anything else is done.
+        """Check that a script can be opened; a module is looked for when it is run.
 
         Raises:
-            ProgramError: it is not.
+            ProgramError: it cannot.
         """
         if self.is_module:
             return
@@ -57,11 +60,13 @@ class Program:
             raise ProgramError(f"can't open file {self.target!r}: {error.strerror}", 2) from None
 
     def run(self) -> None:
-        """Run it as ``__main__``, which it stays: threads, ``atexit`` and pickles refer to it.
+        """Run it as the module ``__main__``.
+
+        The module stays in ``sys.modules``: threads, exit functions and pickles refer to it.
 
         Raises:
-            ProgramError: there is no such module, or nothing in it to run.
-            BaseException: whatever the program raises.
+            ProgramError: there is no such module, or it has no code to run.
+            BaseException: the program raises it.
         """
         if self.is_module:
             code, module = self._from_module()
@@ -76,8 +81,8 @@ class Program:
         self._begin(self.target, str(path.resolve().parent))
         if path.suffix == ".pyc":
             bytecode = SourcelessFileLoader("__main__", str(path))
-            return bytecode.get_code("__main__"), _main_module(None, bytecode, str(path))
-        module = _main_module(None, SourceFileLoader("__main__", str(path)), str(path))
+            return bytecode.get_code("__main__"), _create_main_module(None, bytecode, str(path))
+        module = _create_main_module(None, SourceFileLoader("__main__", str(path)), str(path))
         with io.open_code(str(path)) as file:
             return compile(file.read(), str(path), "exec", dont_inherit=True), module
 
@@ -91,14 +96,14 @@ class Program:
         spec = importer.find_spec("__main__")
         if spec is None:
             raise ProgramError(f"can't find '__main__' module in {self.target!r}", 1)
-        return _loaded(spec)
+        return _load(spec)
 
     def _from_module(self) -> tuple[Any, types.ModuleType]:
         self._begin("-m", str(Path.cwd()))
         spec = self._spec(self.target)
         if spec.submodule_search_locations is not None:
             spec = self._spec(f"{self.target}.__main__")
-        code, module = _loaded(spec)
+        code, module = _load(spec)
         sys.argv[0] = str(spec.origin)
         return code, module
 
@@ -116,20 +121,20 @@ class Program:
     def _begin(self, name: str, folder: str, is_searched: bool = False) -> None:
         sys.argv[:] = [name, *self.arguments]
         if not getattr(sys.flags, "safe_path", False):
-            # Python has put our own folder there; the program's belongs there.
+            # `python -m amanda` and the script `amanda` have put their own folder there.
             sys.path[0] = folder
         elif is_searched:
             sys.path.insert(0, folder)
 
 
 def split(arguments: Sequence[str], with_value: Sequence[str]) -> tuple[list[str], list[str]]:
-    """Our options and the program with its arguments.
+    """Split a command line into options of ``amanda run`` and the program with its arguments.
 
     The program begins at the first argument that is no option, at ``-m`` or after ``--``.
 
     Args:
-        arguments: what follows ``amanda run``.
-        with_value: our options that take the next argument.
+        arguments: the arguments of ``amanda run``.
+        with_value: the options of ``amanda run`` whose value is the next argument.
     """
     i = 0
     while i < len(arguments):
@@ -142,11 +147,11 @@ def split(arguments: Sequence[str], with_value: Sequence[str]) -> tuple[list[str
     return list(arguments[:i]), list(arguments[i:])
 
 
-def parsed(words: Sequence[str]) -> Program:
-    """The program that a command line names.
+def parse(words: Sequence[str]) -> Program:
+    """Parse the part of a command line that names the program.
 
     Raises:
-        ProgramError: none is named.
+        ProgramError: it is empty.
     """
     if words and words[0].startswith("-m"):
         words = [words[0][2:], *words[1:]] if len(words[0]) > 2 else words[1:]
@@ -158,7 +163,7 @@ def parsed(words: Sequence[str]) -> Program:
     return Program(words[0], tuple(words[1:]), is_module)
 
 
-def _main_module(spec: ModuleSpec | None, loader: Any, file: str | None) -> types.ModuleType:
+def _create_main_module(spec: ModuleSpec | None, loader: Any, file: str | None) -> types.ModuleType:
     module = types.ModuleType("__main__")
     vars(module).update(
         __builtins__=builtins,
@@ -174,11 +179,11 @@ def _main_module(spec: ModuleSpec | None, loader: Any, file: str | None) -> type
     return module
 
 
-def _loaded(spec: ModuleSpec) -> tuple[Any, types.ModuleType]:
+def _load(spec: ModuleSpec) -> tuple[Any, types.ModuleType]:
     loader: Any = spec.loader
     if not hasattr(loader, "get_code"):
         raise ProgramError(f"No code object available for {spec.name}", 1)
     code = loader.get_code(spec.name)
     if code is None:
         raise ProgramError(f"No code object available for {spec.name}", 1)
-    return code, _main_module(spec, loader, spec.origin)
+    return code, _create_main_module(spec, loader, spec.origin)

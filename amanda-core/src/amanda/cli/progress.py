@@ -1,9 +1,11 @@
-"""How far a long run is: one line on the terminal, or a line from time to time.
+"""Shows how far a long run is: one line that is updated on a terminal, or plain lines.
 
-A thread wakes once in a while and reads what the scope counts anyway. It takes no
-signals, is none of ``threading.enumerate()``, sleeps through forks, and ends with the run.
-On a terminal the line is only there while the cursor is at the beginning of a line:
-programs with a progress bar or a prompt of their own keep the terminal to themselves.
+:func:`create_progress` chooses between the two; ``start()`` and ``stop()`` enclose the run.
+
+A thread wakes up at intervals and reads the figures of the scope. It receives no signals, is not
+in ``threading.enumerate()``, does not run while the process forks, and ends with the run. On a
+terminal the line is shown only while the cursor is at the beginning of a line, so that it does not
+disturb a progress bar or a prompt of the program.
 """
 
 from __future__ import annotations
@@ -23,7 +25,7 @@ from amanda.patching import PatchSet
 from amanda.state import LiveScope
 
 FIRST, EVERY = 3.0, 1.0
-"""Seconds until the line is on a terminal, and between its updates."""
+"""Seconds until the line is shown on a terminal, and between its updates."""
 
 PLAIN_EVERY = 30.0
 """Seconds between two lines where stderr is no terminal."""
@@ -31,15 +33,18 @@ PLAIN_EVERY = 30.0
 _ERASE = "\r\x1b[K"
 
 _RUNNING: list[Progress] = []
-"""What has to sleep through a fork: hooks of forks cannot be taken back."""
+"""The progress whose thread ends before a fork; read by hooks, which cannot be unregistered."""
 
 
-def of_terminal(scope: LiveScope, wanted: bool | None) -> Progress | None:
-    """What tells how far a run is.
+def create_progress(scope: LiveScope, wanted: bool | None) -> Progress | None:
+    """Choose how to show the progress of a run.
 
     Args:
         scope: the scope of the run.
-        wanted: whether it was asked for; None for where stderr is a terminal.
+        wanted: whether the user has asked for it; None to show it if stderr is a terminal.
+
+    Returns:
+        The progress, which has not started; None if it is not to be shown.
     """
     stream = sys.__stderr__
     if wanted is False or stream is None:
@@ -54,11 +59,11 @@ def of_terminal(scope: LiveScope, wanted: bool | None) -> Progress | None:
 
 
 class Progress:
-    """Writes a plain line from time to time.
+    """Writes a plain line at intervals.
 
     Args:
-        scope: whose operators are counted.
-        descriptor: of the file to write to.
+        scope: the scope whose operators are counted.
+        descriptor: file descriptor to write to.
         first: seconds until the first line.
         every: seconds between two lines.
     """
@@ -78,7 +83,7 @@ class Progress:
         self._ended = threading.Event()
 
     def start(self) -> None:
-        """Begin; the time is counted from here."""
+        """Begin; the time that lines show is counted from here."""
         self._began = time.monotonic()
         _watch_forks()
         _RUNNING.append(self)
@@ -95,36 +100,36 @@ class Progress:
         """Start the thread."""
         self._stopping.clear()
         self._ended.clear()
-        # Not threading.Thread: programs that wait for all threads would wait for this one.
+        # Not threading.Thread: a program that joins all threads would wait for this one.
         _thread.start_new_thread(self._work, ())
 
     def sleep(self) -> None:
-        """End the thread, if there is one, and wait until it has ended."""
+        """End the thread, if it runs, and wait for its end."""
         self._stopping.set()
         self._ended.wait(2)
 
     def erase(self) -> None:
-        """Take away what :meth:`show` has shown and can be taken away."""
+        """Remove the line that :meth:`show` has shown; a plain line stays."""
 
     def close(self) -> None:
-        """Leave nothing behind; called when the thread has ended."""
+        """Release all resources; called when the thread has ended."""
 
     def show(self, text: str) -> None:
-        """Show where the run is."""
+        """Show a line."""
         self.write(f"amanda: {text}\n")
 
     def write(self, text: str) -> None:
-        """Write past the streams of the program, whose locks a fork may find taken."""
+        """Write to the descriptor itself: a fork may find the lock of a Python stream taken."""
         with contextlib.suppress(OSError):
             os.write(self._descriptor, text.encode())
 
     def _work(self) -> None:
-        # The main thread's system calls are to be interrupted by signals, not this one's.
+        # Signals are to interrupt the system calls of the main thread.
         signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
         try:
             due = max(self._first - (time.monotonic() - self._began), self._every)
             while not self._stopping.wait(due):
-                # A dict that grows while it is read is read the next time.
+                # A dictionary has grown while it was read: the next line will have the figures.
                 with contextlib.suppress(RuntimeError):
                     self.show(self.text())
                 due = self._every
@@ -132,7 +137,7 @@ class Progress:
             self._ended.set()
 
     def text(self) -> str:
-        """The time, the operators seen so far, and the share of the tools."""
+        """The contents of a line: the time, the operators seen so far, the share of the tools."""
         seconds = time.monotonic() - self._began
         records = list(self._scope.cache)
         backward = sum(len(record.children) for record in records)
@@ -144,45 +149,45 @@ class Progress:
 
 
 class TerminalProgress(Progress):
-    """Keeps one line at the end of what the program has written to the terminal."""
+    """Keeps one line on the terminal, below the output of the program."""
 
     def __init__(
         self, scope: LiveScope, descriptor: int, first: float = FIRST, every: float = EVERY
     ) -> None:
         super().__init__(scope, descriptor, first, every)
-        # Reentrant: a signal's handler may print while a print is being looked at.
+        # Reentrant: a signal handler may print while this thread is in write().
         self._lock = threading.RLock()
         self._is_shown = False
         self._is_free = True
         self._patches = PatchSet()
 
     def start(self) -> None:
-        """Begin, and look at what the program writes."""
+        """Begin, and watch the output of the program."""
         for stream in dict.fromkeys((sys.stdout, sys.stderr)):
             if isinstance(stream, io.TextIOWrapper) and stream.isatty():
-                self._patches.set(stream, "write", self._observed(stream.write))
+                self._patches.set(stream, "write", self._watched(stream.write))
         super().start()
 
     def close(self) -> None:
-        """Take the line away and let the streams alone."""
+        """Remove the line and restore the streams."""
         self._patches.undo()
         self.erase()
 
     def forget(self) -> None:
-        """In a forked child: the line is the parent's."""
+        """Called in a forked child, where the line belongs to the parent."""
         self._is_shown = False
         self._lock = threading.RLock()
         self._patches.undo()
 
     def show(self, text: str) -> None:
-        """Put the line onto the terminal, if it is free."""
+        """Show the line if the cursor is at the beginning of a line."""
         with self._lock:
             if self._is_free and not _is_busy(self._descriptor):
                 width = _width(self._descriptor)
                 self.write(f"{_ERASE}amanda: {text}"[: len(_ERASE) + width - 1])
                 self._is_shown = True
 
-    def _observed(self, vanilla: Callable[[str], int]) -> Callable[[str], int]:
+    def _watched(self, vanilla: Callable[[str], int]) -> Callable[[str], int]:
         def write(text: str, /) -> int:
             with self._lock:
                 self.erase()
@@ -194,7 +199,7 @@ class TerminalProgress(Progress):
         return write
 
     def erase(self) -> None:
-        """Take the line away."""
+        """Remove the line."""
         with self._lock:
             if self._is_shown:
                 self._is_shown = False
@@ -215,7 +220,7 @@ def _width(descriptor: int) -> int:
 
 
 def _is_busy(descriptor: int) -> bool:
-    """Whether the terminal is another job's, or a line is being edited on it (readline)."""
+    """Whether another job has the terminal, or a line is being edited on it (readline)."""
     import termios
 
     try:
@@ -233,7 +238,7 @@ _HOOKED: list[Any] = []
 
 
 def _watch_forks() -> None:
-    """Let no thread of ours be there when the process forks: Python warns of threads then."""
+    """End the thread before each fork: from Python 3.12 on, a fork warns of other threads."""
     if not _HOOKED and hasattr(os, "register_at_fork"):
         _HOOKED.append(True)
         os.register_at_fork(
@@ -248,7 +253,8 @@ def _before_fork() -> None:
 
 
 def _after_fork() -> None:
-    # Python counts threads after this: where there are others it has warned anyway.
+    # Python 3.12 counts the threads after this hook and warns of more than one. Ours starts again
+    # only where the program has others, of which Python warns anyway.
     if sys.version_info < (3, 12) or len(tuple(_native_threads())) > 1:
         for running in _RUNNING:
             running.wake()

@@ -1,4 +1,7 @@
-"""What a run leaves behind: files, summaries and the last line."""
+"""The output of a run: result files, the page, the tools' summaries and the last line.
+
+``Report(tools, folder, rank, sys.stdout).deliver(statistics, seconds)`` writes and prints it.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +25,7 @@ from amanda.tools.reporting import plain_text
 
 
 def complain(message: str) -> None:
-    """A message on stderr, if there still is one."""
+    """Print a message to stderr, if it is still open."""
     try:
         print(f"amanda: {message}", file=sys.__stderr__ or sys.stderr, flush=True)
     except (OSError, ValueError, AttributeError):
@@ -31,7 +34,7 @@ def complain(message: str) -> None:
 
 @attrs.frozen
 class NamedTool:
-    """A tool of this run and the name that its messages and files carry."""
+    """A tool of a run and its name there, which messages and files have."""
 
     name: str
     tool: Tool
@@ -46,30 +49,30 @@ class Rank:
 
     @classmethod
     def of_environment(cls) -> Rank:
-        """What ``torchrun`` and its like say in ``RANK`` and ``WORLD_SIZE``."""
+        """Read ``RANK`` and ``WORLD_SIZE``, which ``torchrun`` and other launchers set."""
         number, count = os.environ.get("RANK", ""), os.environ.get("WORLD_SIZE", "")
         return cls(int(number), int(count)) if number.isdecimal() and count.isdecimal() else cls()
 
     @property
     def suffix(self) -> str:
-        """What its files' names end in; "" where there is only one process."""
+        """The end of the names of this rank's files; "" if there is only one process."""
         return f"-rank{self.number}" if self.count > 1 else ""
 
 
 @attrs.define
 class Report:
-    """Gives out the results of a run, and loses none because of another.
+    """Writes and prints the results of a run; one that fails does not keep the others.
 
     Attributes:
         tools: the tools of the run.
-        folder: where files go; None for none.
-        rank: of several processes only the first prints.
-        out: where summaries go.
-        page: where the page goes; None for none.
+        folder: the folder of the result files; None to write none.
+        rank: the place among several processes; only the first one prints.
+        out: the stream of the summaries.
+        page: the path of the page; None to write none.
         op_filter: restricts the tools to some operators and executions; empty for no filter.
-        facts: what the page says of the run, beside what happened under the scope.
-        complain: says that a result is lost.
-        written: the files written.
+        facts: lines about the run for the page, by heading.
+        complain: prints a message about a result that is lost.
+        written: the files that have been written.
     """
 
     tools: Sequence[NamedTool]
@@ -83,25 +86,28 @@ class Report:
     written: list[Path] = attrs.field(factory=list)
     _collected: list[pages.Collector] = attrs.field(factory=list)
 
-    def give(self, statistics: Statistics, seconds: float) -> None:
+    def deliver(self, statistics: Statistics, seconds: float) -> None:
         """Write the files; print the summaries and the last line.
 
-        A result that cannot be given is named on stderr; nothing is raised.
+        A result that cannot be computed or written is named by ``complain``; nothing is raised.
+
+        Args:
+            statistics: the figures of the scope.
+            seconds: duration of the run.
         """
-        # What a tool computes for its result is not the program's.
+        # Framework calls of a tool that computes its result are not operators of the program.
         STATE.paused += 1
         try:
             for named in self.tools:
                 self._write(named)
             if self.page is not None:
-                self._try("the page", self._draw, self.page, statistics, seconds)
+                self._try("the page", self._write_page, self.page, statistics, seconds)
             if self.rank.number == 0:
                 self._print(statistics, seconds)
-                # Where nothing ran at all, that is what there is to say.
-                for option in (
-                    self.op_filter.unmatched() if self.tools and statistics.ops_seen else ()
-                ):
-                    self.complain(f"warning: {option} fits no operator that the tools have met")
+                # Without any operator the last line says why; these would add nothing.
+                if self.tools and statistics.ops_seen:
+                    for option in self.op_filter.unmatched():
+                        self.complain(f"warning: {option} fits no operator that the tools have met")
         finally:
             STATE.paused -= 1
 
@@ -110,37 +116,39 @@ class Report:
             return
         collected = pages.Collector(named.name, named.tool)
         self._collected.append(collected)
-        self._try(named.name, self._take, collected, named.tool)
+        self._try(named.name, self._collect, collected, named.tool)
         if self.folder is not None:
-            self._try(named.name, self._files, collected, named.tool, self.folder)
+            self._try(named.name, self._write_files, collected, named.tool, self.folder)
 
-    def _take(self, collected: pages.Collector, tool: Tool) -> None:
+    def _collect(self, collected: pages.Collector, tool: Tool) -> None:
         result = _method(tool, "result")
         if result is None:
             return
-        # A page has use for a result that cannot be written.
+        # Kept before it is written: a page can show a result that the disk has no space for.
         collected.result = result()
         if self.folder is not None:
             path = self.folder / f"{collected.name}{self.rank.suffix}.json"
             write_json(path, collected.result)
-            self._wrote(collected, path)
+            self._note_files(collected, path)
 
-    def _files(self, collected: pages.Collector, tool: Tool, folder: Path) -> None:
+    def _write_files(self, collected: pages.Collector, tool: Tool, folder: Path) -> None:
         if write := _method(tool, "write_files"):
-            self._wrote(collected, *(write(folder, f"{collected.name}{self.rank.suffix}") or ()))
+            self._note_files(
+                collected, *(write(folder, f"{collected.name}{self.rank.suffix}") or ())
+            )
 
-    def _wrote(self, collected: pages.Collector, *paths: Path) -> None:
+    def _note_files(self, collected: pages.Collector, *paths: Path) -> None:
         collected.files += paths
         self.written += paths
 
-    def _draw(self, path: Path, statistics: Statistics, seconds: float) -> None:
+    def _write_page(self, path: Path, statistics: Statistics, seconds: float) -> None:
         facts = {
             **self.facts,
             "namespaces": pages.namespaces(part.result for part in self._collected),
             "versions": pages.versions(),
-            "operators": seen(statistics),
-            "not seen": not_seen(statistics),
-            "time": took(statistics, seconds),
+            "operators": describe_ops(statistics),
+            "not seen": explain_unseen(statistics),
+            "time": describe_time(statistics, seconds),
         }
         if self.rank.count > 1:
             facts["rank"] = f"{self.rank.number} of {self.rank.count}"
@@ -152,22 +160,22 @@ class Report:
 
     def _print(self, statistics: Statistics, seconds: float) -> None:
         try:
-            # The program's own output comes first, also through a pipe.
+            # The program's output comes before the summaries, also through a pipe.
             self.out.flush()
             for named in self.tools:
-                self._try(named.name, self._summary, named)
+                self._try(named.name, self._print_summary, named)
             if self.written:
                 files = ", ".join(path.name for path in self.written)
                 folder = self.folder or self.written[0].parent
                 print(f"amanda: wrote {files} in {folder}", file=self.out)
             print(last_line(statistics, seconds), file=self.out, flush=True)
         except BrokenPipeError:
-            # The reader is gone; Python would complain once more at exit.
+            # Nobody reads the pipe; without this Python reports a second error at exit.
             os.dup2(os.open(os.devnull, os.O_WRONLY), self.out.fileno())
         except (OSError, ValueError) as error:
             self.complain(f"the summary is lost: {error}")
 
-    def _summary(self, named: NamedTool) -> None:
+    def _print_summary(self, named: NamedTool) -> None:
         if print_summary := _method(named.tool, "print_summary"):
             print_summary(self.out)
         elif result := _method(named.tool, "result"):
@@ -177,10 +185,10 @@ class Report:
         try:
             give(*arguments)
         except (Exception, SystemExit) as error:
-            if isinstance(error, BrokenPipeError) and give == self._summary:
+            if isinstance(error, BrokenPipeError) and give == self._print_summary:
                 raise
             about = f"{type(error).__name__}: {error}"
-            what = name if give == self._draw else f"a result of {name}"
+            what = name if give == self._write_page else f"a result of {name}"
             self.complain(f"{what} is lost: {about}")
             for collected in self._collected:
                 if collected.name == name:
@@ -193,14 +201,15 @@ def _method(tool: Tool, name: str) -> Callable[..., Any] | None:
 
 
 def last_line(statistics: Statistics, seconds: float) -> str:
-    """Operators seen and instrumented, what was not seen and why, and the cost."""
+    """The last line of a run: operators seen, reasons for unseen ones, the cost."""
     return (
-        f"amanda: {seen(statistics)}; not seen: {not_seen(statistics)}; {took(statistics, seconds)}"
+        f"amanda: {describe_ops(statistics)}; not seen: {explain_unseen(statistics)}; "
+        f"{describe_time(statistics, seconds)}"
     )
 
 
-def seen(statistics: Statistics) -> str:
-    """How many operators were seen and instrumented."""
+def describe_ops(statistics: Statistics) -> str:
+    """The numbers of operators that were seen and instrumented."""
     count = statistics.ops_seen + statistics.backward_ops_seen
     return (
         f"{count} ops seen ({statistics.ops_seen} forward, "
@@ -208,8 +217,8 @@ def seen(statistics: Statistics) -> str:
     )
 
 
-def not_seen(statistics: Statistics) -> str:
-    """What was not seen, and why."""
+def explain_unseen(statistics: Statistics) -> str:
+    """The reasons for which operators were not seen, with their numbers where they are known."""
     missing = {**statistics.not_seen, **uncovered_frameworks()}
     if not missing and not any(e.cls.framework in sys.modules for e in drivers.drivers()):
         missing = {"no framework was imported": 0}
@@ -217,14 +226,14 @@ def not_seen(statistics: Statistics) -> str:
     return ", ".join(reasons) or "nothing known"
 
 
-def took(statistics: Statistics, seconds: float) -> str:
-    """The tools' share of the time."""
+def describe_time(statistics: Statistics, seconds: float) -> str:
+    """The time spent in the tools' routines and analyses, and its share of the run."""
     share = 100 * statistics.tool_seconds / seconds if seconds > 0 else 0.0
     return f"tools took {statistics.tool_seconds:.2f} s of {seconds:.2f} s ({share:.0f}%)"
 
 
 def uncovered_frameworks() -> dict[str, int]:
-    """The imported frameworks that no driver could instrument, as reasons of the last line."""
+    """A reason for the last line for each imported framework that no driver instruments."""
     usable = {entry.cls.framework for entry in drivers.drivers() if not entry.reason}
     return {
         f"everything of {framework}, for want of a driver (amanda drivers tells why)": 0

@@ -1,4 +1,4 @@
-"""``amanda run``: any program under tools, its source untouched."""
+"""``amanda run``: runs a program under tools; its source is not changed."""
 
 from __future__ import annotations
 
@@ -37,11 +37,11 @@ WITH_VALUE = ("-t", "--tool", "-o", "--output", "--driver", *SELECTING)
 
 
 class UsageError(Exception):
-    """Something on the command line is wrong; nothing of the program has run."""
+    """The command line is wrong; nothing of the program has run."""
 
 
-def parser() -> argparse.ArgumentParser:
-    """The parser of the options that come before the program."""
+def create_parser() -> argparse.ArgumentParser:
+    """Create the parser of the options that come before the program."""
     own = argparse.ArgumentParser(
         prog="amanda run",
         usage=USAGE,
@@ -57,7 +57,7 @@ def parser() -> argparse.ArgumentParser:
         "-o", "--output", type=Path, metavar="DIR", help="write the results as files into DIR"
     )
     own.add_argument(
-        "--html", action="store_true", help="write a page about the run, to look at in a browser"
+        "--html", action="store_true", help="write a page about the run, for a browser"
     )
     own.add_argument(
         "--ops", metavar="A+B", default="", help="op types that the tools see (default: all)"
@@ -77,21 +77,24 @@ def parser() -> argparse.ArgumentParser:
     own.add_argument(
         "--progress",
         action=argparse.BooleanOptionalAction,
-        help="tell on stderr how far a long run is (default: if it is a terminal)",
+        help="show on stderr how far a long run is (default: if it is a terminal)",
     )
     return own
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Run the command; returns the exit status of the program, or 2 for wrong usage."""
+    """Run the command; returns the exit status of the program, or 2 for wrong usage.
+
+    The results are written and printed when Python exits.
+    """
     ours, words = program.split(arguments, WITH_VALUE)
-    given = parser().parse_args(ours)
+    given = create_parser().parse_args(ours)
     caught: list[warnings.WarningMessage] = []
     problem: Exception | None = None
     try:
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
-            run = _prepared(given, words)
+            run = _prepare(given, words)
             run.describe(arguments)
     except (program.ProgramError, UsageError, AmandaError) as error:
         problem = error
@@ -103,39 +106,39 @@ def main(arguments: Sequence[str]) -> int:
     return run.execute()
 
 
-def _prepared(given: argparse.Namespace, words: Sequence[str]) -> Run:
-    """The run that a command line asks for, its tools applied and nothing of it run yet."""
-    target = program.parsed(words)
+def _prepare(given: argparse.Namespace, words: Sequence[str]) -> Run:
+    """Create a run and apply its tools; nothing of the program runs yet."""
+    target = program.parse(words)
     target.check()
-    run = Run(target, report_of(given))
+    run = Run(target, create_report(given))
     run.begin(given.driver)
     if run.report.rank.number == 0:
-        run.progress = progress.of_terminal(LIVE_SCOPES[-1], given.progress)
+        run.progress = progress.create_progress(LIVE_SCOPES[-1], given.progress)
     return run
 
 
-def report_of(given: argparse.Namespace) -> Report:
-    """The tools that the options ask for, and where their results go.
+def create_report(given: argparse.Namespace) -> Report:
+    """Create the tools, and the report that writes their results.
 
     Raises:
         UsageError: an option is wrong.
         AmandaError: a tool's package is broken.
     """
-    tools = make_tools(given.tool)
-    op_filter = op_filter_of(given)
+    tools = create_tools(given.tool)
+    op_filter = create_op_filter(given)
     check_folder(given.output)
     # The program may change the current folder.
     folder = None if given.output is None else given.output.absolute()
     rank = Rank.of_environment()
-    page = pages.page_of(folder, rank.suffix).absolute() if given.html else None
+    page = pages.page_path(folder, rank.suffix).absolute() if given.html else None
     if page is not None:
         pages.check_page(page)
         check_folder(page.parent)
     return Report(tools, folder, rank, sys.stdout, page, op_filter)
 
 
-def make_tools(texts: Sequence[str]) -> list[NamedTool]:
-    """The tools that the ``-t`` arguments ask for.
+def create_tools(texts: Sequence[str]) -> list[NamedTool]:
+    """Create the tools that the ``-t`` arguments name.
 
     Raises:
         UsageError: a tool or an option is unknown, or a value has the wrong form.
@@ -147,21 +150,21 @@ def make_tools(texts: Sequence[str]) -> list[NamedTool]:
         for spec in grammar.parse(texts):
             cls = load(spec.name)
             arguments = tool_options.convert(cls, spec)
-            # The distribution that tells two tools of one name apart is no part of a file's name.
+            # Files are named after the short name, without the distribution.
             name = spec.name.rpartition("/")[2]
             times[name] += 1
             again = f"-{times[name]}" if times[name] > 1 else ""
-            made.append(NamedTool(name + again, _made(spec.name, cls, arguments)))
+            made.append(NamedTool(name + again, _create_tool(spec.name, cls, arguments)))
     except (grammar.GrammarError, tool_options.OptionError) as error:
         raise UsageError(f"{error}; see: amanda tools") from error
     return made
 
 
-def op_filter_of(given: argparse.Namespace) -> OpFilter:
-    """The filter that the options common to all tools ask for.
+def create_op_filter(given: argparse.Namespace) -> OpFilter:
+    """Create the filter of the options that are common to all tools.
 
     Raises:
-        UsageError: a number cannot be.
+        UsageError: a number is out of range.
     """
     if given.every < 1 or given.skip < 0:
         raise UsageError("--every takes a number from 1, --skip one from 0")
@@ -169,7 +172,7 @@ def op_filter_of(given: argparse.Namespace) -> OpFilter:
     return OpFilter(ops, modules, given.every, given.skip)
 
 
-def _made(name: str, cls: type[Tool], arguments: dict[str, Any]) -> Tool:
+def _create_tool(name: str, cls: type[Tool], arguments: dict[str, Any]) -> Tool:
     try:
         return cls(**arguments)
     except (TypeError, ValueError) as error:
@@ -178,7 +181,7 @@ def _made(name: str, cls: type[Tool], arguments: dict[str, Any]) -> Tool:
 
 
 def check_folder(folder: Path | None) -> None:
-    """Make the output folder and see that files can be written, before the program starts.
+    """Create the output folder, and check that files can be written into it.
 
     Raises:
         UsageError: they cannot.
@@ -197,8 +200,8 @@ class Run:
     """One run of a program under tools.
 
     Attributes:
-        report: gives out the results.
-        progress: tells how far the run is; None if nobody is to be told.
+        report: writes and prints the results.
+        progress: shows how far the run is; None if it is not to be shown.
     """
 
     def __init__(self, target: program.Program, report: Report) -> None:
@@ -212,30 +215,30 @@ class Run:
         self._terminated = 0
 
     def begin(self, drivers: Sequence[str] | None) -> None:
-        """Apply the tools.
+        """Apply the tools, and have the results delivered at exit and at SIGTERM.
 
         Raises:
-            AmandaError: they cannot be applied.
+            AmandaError: the tools cannot be applied.
         """
         tools = (named.tool for named in self.report.tools)
         self._scope = apply(*tools, drivers=drivers, op_filter=self.report.op_filter or None)
         self._scope.__enter__()
-        # Tools may keep what they gather in files that weakref.finalize removes, as tempfile
-        # does. Its exit function is registered with the first finalizer, here: it comes after
-        # the results.
-        weakref.finalize(self, _nothing)
-        # Registered before anything of the program, it comes last: after the
-        # program's threads have ended and its own exit functions have run.
+        # A tool may keep its data in temporary files, which weakref.finalize removes at exit. Its
+        # exit function is registered with the first finalizer: here, so that it runs after
+        # _finish, which needs the files.
+        weakref.finalize(self, _do_nothing)
+        # Exit functions run in reverse order: registered before any of the program, this one runs
+        # when the program's threads have ended and its exit functions have run.
         atexit.register(self._finish)
         _on_terminate(self._terminate)
 
     def describe(self, arguments: Sequence[str]) -> None:
-        """Note for the page what was asked for, and when."""
+        """Note the command line and the time, for the page."""
         self.report.facts["command"] = shlex.join(["amanda", "run", *arguments])
         self.report.facts["started"] = time.strftime("%Y-%m-%d %H:%M:%S %z")
 
     def execute(self) -> int:
-        """Run the program; returns its exit status. The results are given when Python exits.
+        """Run the program; returns its exit status.
 
         Raises:
             KeyboardInterrupt: the program was interrupted; Python then ends by the signal.
@@ -250,28 +253,28 @@ class Run:
             return error.status
         except SystemExit as error:
             status = _exit_status(error.code)
-            self._ended(f"with exit status {status}")
+            self._note_end(f"with exit status {status}")
             return status
         except BaseException as error:
             failure = error
         else:
-            self._ended("normally")
+            self._note_end("normally")
             return 0
-        # Its text may be code of the program, which is not to run twice.
-        self._ended(f"by {type(failure).__name__}")
-        # Not in the except clause: what the program's excepthook raises has no context.
+        # The type only: str() of the exception may run code of the program.
+        self._note_end(f"by {type(failure).__name__}")
+        # Not in the except clause, which would be the context of an exception in the excepthook.
         tracebacks.show(failure, {type(named.tool).__module__ for named in self.report.tools})
         if isinstance(failure, KeyboardInterrupt):
-            # The traceback has been shown; Python is to end by the signal.
-            sys.excepthook = _silent
+            # Python is to end by the signal, without a second traceback.
+            sys.excepthook = _print_nothing
             raise failure
         return 1
 
-    def _ended(self, how: str) -> None:
+    def _note_end(self, how: str) -> None:
         self.report.facts["program ended"] = how
 
     def _finish(self) -> None:
-        # A forked child that comes here has nothing to say.
+        # A forked child inherits the exit function; the results are the parent's.
         if os.getpid() != self._process or self._is_finishing:
             return
         self._is_finishing = True
@@ -282,18 +285,18 @@ class Run:
             self._scope.__exit__(None, None, None)
         except Exception as error:
             complain(f"the scope did not end properly: {type(error).__name__}: {error}")
-        self.report.give(self._scope.statistics, seconds)
+        self.report.deliver(self._scope.statistics, seconds)
         if self._terminated:
             _die(self._terminated)
 
     def _terminate(self, number: int, frame: FrameType | None) -> None:
-        """Give the results, then die of the signal, as the program would have."""
+        """Deliver the results, then end by the signal, as the program would have."""
         if os.getpid() == self._process:
             if self._is_finishing and not self._terminated:
-                # Half-given results are finished first; a second signal is obeyed at once.
+                # The results are being delivered: end when they are. A second signal ends at once.
                 self._terminated = number
                 return
-            self._ended(f"by {signal.Signals(number).name}")
+            self._note_end(f"by {signal.Signals(number).name}")
             self._finish()
             _flush(sys.stdout, sys.stderr)
         _die(number)
@@ -309,12 +312,12 @@ def _on_terminate(handler: Any) -> None:
         if signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
             signal.signal(signal.SIGTERM, handler)
     except ValueError:
-        # Not the main thread: whoever calls us there handles signals.
+        # Handlers are set in the main thread only; here somebody else calls main().
         return
 
 
 def _exit_status(code: Any) -> int:
-    """What ``sys.exit(code)`` ends Python with; what is no number is printed."""
+    """The exit status of Python after ``sys.exit(code)``; a code that is no number is printed."""
     if code is None:
         return 0
     if isinstance(code, int):
@@ -332,9 +335,9 @@ def _flush(*streams: TextIO) -> None:
             continue
 
 
-def _nothing() -> None:
-    """The work of a finalizer that is there for its place in the order."""
+def _do_nothing() -> None:
+    """A finalizer that is needed for the order of exit functions only."""
 
 
-def _silent(*arguments: Any) -> None:
-    """Print nothing: the traceback has been shown."""
+def _print_nothing(*arguments: Any) -> None:
+    """An excepthook for an exception whose traceback has been shown."""

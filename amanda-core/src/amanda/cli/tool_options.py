@@ -1,4 +1,8 @@
-"""Options of tools: read from the signature of the constructor, given as text."""
+"""The options of a tool: arguments of its constructor, converted from text.
+
+``options_of(cls)`` lists them; ``convert(cls, spec)`` makes the keyword arguments for a tool of the
+command line. A type comes from the annotation, or else from the default.
+"""
 
 from __future__ import annotations
 
@@ -32,10 +36,10 @@ class Option:
     """One option of a tool.
 
     Attributes:
-        name: of the constructor's argument.
-        annotation: its type; guessed from the default where there is none.
-        default: what it is if not given.
-        text: what the documentation says of it.
+        name: name of the constructor's argument.
+        annotation: its type; without an annotation the type of the default.
+        default: value if it is not given; ``inspect.Parameter.empty`` if it has to be given.
+        text: its description, from the tool's docstring.
     """
 
     name: str
@@ -45,17 +49,17 @@ class Option:
 
     @property
     def is_required(self) -> bool:
-        """Whether the tool cannot be made without it."""
+        """Whether it has to be given."""
         return self.default is _REQUIRED
 
     def describe(self) -> str:
-        """One line for people: the form of the value, the default, the documentation."""
+        """Describe it in one line: the form of the value, the default, the description."""
         default = "" if self.is_required else f" (default: {_shown(self.default)})"
         return f"{self.name}={_form(self.annotation)}{default}  {self.text}".rstrip()
 
 
 def options_of(cls: type[Tool]) -> tuple[dict[str, Option], bool]:
-    """The options of a tool by name, and whether it takes any others as well."""
+    """The options of a tool by name, and whether it accepts further ones (``**kwargs``)."""
     texts = _documented(cls)
     found: dict[str, Option] = {}
     takes_any = False
@@ -71,10 +75,10 @@ def options_of(cls: type[Tool]) -> tuple[dict[str, Option], bool]:
 
 
 def convert(cls: type[Tool], spec: grammar.ToolSpec) -> dict[str, Any]:
-    """The constructor's keyword arguments for the options of `spec`.
+    """Convert the options of `spec` into keyword arguments of the constructor.
 
     Raises:
-        OptionError: an option is unknown, missing, or its value has the wrong form.
+        OptionError: an option is unknown or missing, or its value cannot be converted.
     """
     known, takes_any = options_of(cls)
     arguments = {}
@@ -84,7 +88,7 @@ def convert(cls: type[Tool], spec: grammar.ToolSpec) -> dict[str, Any]:
             raise OptionError(unknown_option(spec.name, name, known))
         annotation = Any if option is None else option.annotation
         try:
-            arguments[name] = _value(annotation, text)
+            arguments[name] = _convert(annotation, text)
         except ValueError as error:
             form = _form(annotation)
             raise OptionError(
@@ -101,7 +105,7 @@ def _signature(cls: type[Tool]) -> inspect.Signature:
     try:
         return inspect.signature(cls, eval_str=True)
     except Exception:
-        # Annotations that name what exists for type checkers only.
+        # An annotation names something that is imported under TYPE_CHECKING only.
         return inspect.signature(cls)
 
 
@@ -116,7 +120,7 @@ def _annotation(parameter: inspect.Parameter) -> Any:
 
 
 def _members(annotation: Any) -> list[Any]:
-    """The types of a union, or the one type."""
+    """The types of a union, None aside; of any other annotation itself."""
     if typing.get_origin(annotation) in (typing.Union, types.UnionType):
         return [kind for kind in typing.get_args(annotation) if kind is not type(None)]
     return [annotation]
@@ -136,32 +140,32 @@ def _item(annotation: Any) -> Any:
     return arguments[0] if arguments else Any
 
 
-def _value(annotation: Any, text: str) -> Any:
-    """The text as a value of a type.
+def _convert(annotation: Any, text: str) -> Any:
+    """Convert text to the type of an annotation.
 
     Raises:
-        ValueError: it has not the form of one.
+        ValueError: the text has not the form of such a value.
     """
     kinds = _members(annotation)
     for kind in kinds:
         if _is_list(kind):
-            items = [_value(_item(kind), item) for item in grammar.split_list(text)]
+            items = [_convert(_item(kind), item) for item in grammar.split_list(text)]
             origin = typing.get_origin(kind) or kind
             return origin(items) if origin in (list, set, frozenset) else tuple(items)
     errors = []
     for kind in sorted(kinds, key=lambda kind: kind is str):
         try:
-            return _scalar(kind, grammar.unescaped(text))
+            return _convert_scalar(kind, grammar.unescape(text))
         except (ValueError, TypeError, KeyError) as error:
             errors.append(error)
     raise ValueError(text) from errors[0]
 
 
-def _scalar(kind: Any, text: str) -> Any:
+def _convert_scalar(kind: Any, text: str) -> Any:
     if kind is Any or kind is object:
-        return _guessed(text)
+        return _guess(text)
     if kind is bool:
-        return _boolean(text)
+        return _parse_boolean(text)
     if typing.get_origin(kind) is typing.Literal:
         return {str(choice): choice for choice in typing.get_args(kind)}[text]
     if isinstance(kind, type) and issubclass(kind, enum.Enum):
@@ -169,7 +173,7 @@ def _scalar(kind: Any, text: str) -> Any:
     return kind(text)
 
 
-def _boolean(text: str) -> bool:
+def _parse_boolean(text: str) -> bool:
     if text.lower() in _TRUE:
         return True
     if text.lower() in _FALSE:
@@ -177,8 +181,8 @@ def _boolean(text: str) -> bool:
     raise ValueError(text)
 
 
-def _guessed(text: str) -> Any:
-    """A value for an argument whose type nobody has said."""
+def _guess(text: str) -> Any:
+    """Convert text for an argument without annotation and default, by its look."""
     for kind in (int, float):
         try:
             return kind(text)
@@ -188,7 +192,7 @@ def _guessed(text: str) -> Any:
 
 
 def _form(annotation: Any) -> str:
-    """How a value of a type is written."""
+    """The form in which a value of a type is written, for messages."""
     forms = []
     for kind in _members(annotation):
         if _is_list(kind):
@@ -217,9 +221,10 @@ def _shown(value: Any) -> str:
 
 
 def _documented(cls: type[Tool]) -> dict[str, str]:
-    """What the sections "Args" and "Attributes" say of each name.
+    """The descriptions in the sections "Args" and "Attributes" of a tool's docstrings, by name.
 
-    The class, its constructor and, before both, its class of options are read.
+    Read are the docstrings of the class, of its constructor and of its ``Options`` class; of
+    several descriptions of one name the last one read counts.
     """
     texts: dict[str, str] = {}
     for owner in (cls, cls.__init__, getattr(cls, "Options", None)):

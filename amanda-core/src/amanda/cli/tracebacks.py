@@ -1,4 +1,4 @@
-"""Tracebacks of the program's errors, as they would be without Amanda."""
+"""Removes the frames of Amanda from the tracebacks of the program's exceptions."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from amanda.registry import drivers
 def show(error: BaseException, tools: Collection[str] = ()) -> None:
     """Give an uncaught exception to ``sys.excepthook``, without the frames of Amanda.
 
-    With ``AMANDA_TRACEBACK=full`` all frames are shown, as they are for errors
-    that Amanda raises itself.
+    With ``AMANDA_TRACEBACK=full`` all frames are shown; so are those of an exception that Amanda
+    itself raises.
 
     Args:
         error: the exception.
-        tools: modules of the tools that are applied; their frames are always shown.
+        tools: names of the modules of the applied tools, whose frames are always shown.
     """
     if os.environ.get("AMANDA_TRACEBACK") != "full":
         hide_frames(error, tools)
@@ -29,6 +29,7 @@ def show(error: BaseException, tools: Collection[str] = ()) -> None:
         raise
     except BaseException as failure:
         failure.__traceback__ = failure.__traceback__ and failure.__traceback__.tb_next
+        # As Python reports an excepthook that fails.
         print("Error in sys.excepthook:", file=sys.stderr)
         sys.__excepthook__(type(failure), failure, failure.__traceback__)
         print("\nOriginal exception was:", file=sys.stderr)
@@ -36,10 +37,15 @@ def show(error: BaseException, tools: Collection[str] = ()) -> None:
 
 
 def hide_frames(error: BaseException, tools: Collection[str] = ()) -> None:
-    """Take Amanda's frames out of the tracebacks of an exception and of those behind it."""
+    """Remove Amanda's frames from the tracebacks of an exception, its causes and its contexts.
+
+    Args:
+        error: the exception, whose ``__traceback__`` is replaced.
+        tools: names of the modules of the applied tools, whose frames are kept.
+    """
     for part in _chain(error):
         kept = part.__traceback__
-        # Frames of the command itself come first and say nothing of the error.
+        # The frames of the command that has run the program come first.
         while kept is not None and _module(kept).startswith("amanda.cli."):
             kept = kept.tb_next
         if not isinstance(part, AmandaError):
@@ -68,12 +74,15 @@ def _without(
 
 
 def _is_entered_again(entries: list[TracebackType], entry: TracebackType) -> bool:
-    """Whether a function of the framework has handed over to Amanda, which called it again."""
+    """Whether a framework function has called Amanda, and Amanda the same function once more.
+
+    Without Amanda the traceback has the frames of one call, not of two.
+    """
     return len(entries) > 1 and entries[-2].tb_frame.f_code is entry.tb_frame.f_code
 
 
 def _packages() -> set[str]:
-    """The packages whose frames stand between the program and its framework."""
+    """The packages whose frames are hidden: core's, and those of the registered drivers."""
     classes = [cls for cls, _ in drivers.registered_drivers()]
     return {"amanda", *(cls.__module__.partition(".")[0] for cls in classes)}
 

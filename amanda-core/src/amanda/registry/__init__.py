@@ -1,1 +1,1 @@
-"""What is installed: plugins, their tools, drivers and hooks, and the choice among them."""
+"""The installed plugins with their tools, drivers and hooks, and the choice among the drivers."""

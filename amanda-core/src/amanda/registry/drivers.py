@@ -27,8 +27,8 @@ from amanda.registry.plugins import BROKEN
 from amanda.state import ATTACHED, FAILED
 
 ANNOUNCED = ("tensorflow",)
-"""Frameworks whose import the drivers are told of (``Driver.framework_imported``). Plugins
-are loaded for it, which is therefore not done for frameworks whose drivers have no use for it."""
+"""Frameworks whose drivers are told of the import (``Driver.framework_imported``). It loads all
+plugins, so that it is not done for frameworks whose drivers do not use it."""
 
 _LOOPBACK = "amanda.testing.loopback"
 
@@ -72,9 +72,9 @@ def registered_drivers() -> list[tuple[type[Driver], str]]:
 def drivers() -> list[DriverEntry]:
     """All registered drivers and, for each, why it would not be used."""
     entries = []
-    used = _highest_priorities([cls for cls, _ in registered_drivers()])
+    used = _choose_by_priority([cls for cls, _ in registered_drivers()])
     for cls, distribution in registered_drivers():
-        reason = unusable(cls)
+        reason = explain_unusable(cls)
         if not reason and cls.opt_in:
             reason = "used only when asked for by name"
         elif not reason and cls not in used:
@@ -104,7 +104,7 @@ def select(requested: Sequence[str | type[Driver]] | None) -> DriverChoice:
         # Also the frameworks without a driver, for the warning when one of them is imported.
         awaited += [name for name in plugins.KNOWN_FRAMEWORKS if name not in sys.modules]
     pending = tuple(dict.fromkeys(awaited))
-    uncovered = [] if explicit else _uncovered(ready)
+    uncovered = [] if explicit else _explain_uncovered(ready)
     if uncovered and not ready:
         raise NoDriverError("; ".join(uncovered))
     if not chosen:
@@ -116,13 +116,17 @@ def select(requested: Sequence[str | type[Driver]] | None) -> DriverChoice:
 
 def is_explicit(requested: Sequence[str | type[Driver]] | None) -> bool:
     """Whether the user has chosen the drivers, so that no other one will do."""
-    return requested is not None or bool(plugins.listed("AMANDA_DRIVERS"))
+    return requested is not None or bool(plugins.read_list("AMANDA_DRIVERS"))
 
 
 def _nothing_usable() -> str:
     """The message for an environment in which nothing could be instrumented."""
     known = plugins.KNOWN_FRAMEWORKS.values()
-    reasons = [f"{cls.name}: {unusable(cls)}" for cls, _ in registered_drivers() if unusable(cls)]
+    reasons = [
+        f"{cls.name}: {reason}"
+        for cls, _ in registered_drivers()
+        if (reason := explain_unusable(cls))
+    ]
     reasons += [reason for name in known for reason in plugins.not_loaded(name)]
     if reasons:
         return f"no installed driver can be used ({'; '.join(reasons)})"
@@ -130,16 +134,16 @@ def _nothing_usable() -> str:
     return f"no driver is installed, so that nothing would be instrumented; try: {commands}"
 
 
-def drivers_for(
+def select_for(
     framework: str, requested: Sequence[str | type[Driver]] | None
 ) -> list[type[Driver]]:
-    """The chosen drivers of one framework, which has just been imported.
+    """Choose the drivers of one framework, which has just been imported.
 
     Warns if it is one of ``KNOWN_FRAMEWORKS`` and no driver covers it.
     """
     found = [cls for cls in _choose(requested) if cls.framework == framework]
     if not found:
-        for reason in _uncovered([], only=framework):
+        for reason in _explain_uncovered([], only=framework):
             warnings.warn(reason, PluginWarning, stacklevel=2)
     return found
 
@@ -256,7 +260,7 @@ def framework_imported(framework: str) -> None:
     A driver that fails here is a warning: the import is the user's.
     """
     for cls, distribution in registered_drivers():
-        if cls.framework != framework or unusable(cls):
+        if cls.framework != framework or explain_unusable(cls):
             continue
         try:
             cls.framework_imported()
@@ -272,7 +276,7 @@ def framework_imported(framework: str) -> None:
 # -- choice -------------------------------------------------------------------
 
 
-def unusable(cls: type[Driver]) -> str:
+def explain_unusable(cls: type[Driver]) -> str:
     """Why a driver cannot be used; "" if it can.
 
     A check of the driver that raises is a warning, and is not asked again in this process.
@@ -297,13 +301,13 @@ def unusable(cls: type[Driver]) -> str:
 def _choose(requested: Sequence[str | type[Driver]] | None) -> list[type[Driver]]:
     """The classes of the requested drivers, or the default ones, imported or not."""
     wanted: Sequence[str | type[Driver]] = (
-        requested if requested is not None else plugins.listed("AMANDA_DRIVERS")
+        requested if requested is not None else plugins.read_list("AMANDA_DRIVERS")
     )
     if requested is None and not wanted:
-        return _highest_priorities([cls for cls, _ in registered_drivers() if not cls.opt_in])
+        return _choose_by_priority([cls for cls, _ in registered_drivers() if not cls.opt_in])
     chosen = [_find(item) if isinstance(item, str) else item for item in wanted]
     for cls in chosen:
-        if reason := unusable(cls):
+        if reason := explain_unusable(cls):
             raise NoDriverError(f"driver {cls.name} cannot be used: {reason}")
     return list(dict.fromkeys(chosen))
 
@@ -315,14 +319,14 @@ def _find(name: str) -> type[Driver]:
         if name in (cls.name, f"{distribution}/{cls.name}"):
             return cls
     known = (cls.name for cls, _ in available)
-    raise plugins.unknown("driver", name, known, "amanda drivers lists them all")
+    raise plugins.unknown_name("driver", name, known, "amanda drivers lists them all")
 
 
-def _highest_priorities(classes: Sequence[type[Driver]]) -> list[type[Driver]]:
+def _choose_by_priority(classes: Sequence[type[Driver]]) -> list[type[Driver]]:
     """Of the usable drivers of each framework and mode, the one of highest priority."""
     best: dict[tuple[str, str], type[Driver]] = {}
     for cls in classes:
-        if cls.opt_in or unusable(cls):
+        if cls.opt_in or explain_unusable(cls):
             continue
         rival = best.get(_mode(cls))
         if rival is None or cls.priority > rival.priority:
@@ -335,7 +339,7 @@ def _mode(cls: type[Driver]) -> tuple[str, str]:
     return cls.framework, cls.mode
 
 
-def _uncovered(ready: Sequence[type[Driver]], only: str = "") -> list[str]:
+def _explain_uncovered(ready: Sequence[type[Driver]], only: str = "") -> list[str]:
     """One message per imported known framework (or of one) that no ready driver covers."""
     covered = {cls.framework for cls in ready}
     messages = []
@@ -343,9 +347,9 @@ def _uncovered(ready: Sequence[type[Driver]], only: str = "") -> list[str]:
         if framework in covered or framework not in sys.modules or only not in ("", framework):
             continue
         reasons = [
-            f"{cls.name}: {unusable(cls)}"
+            f"{cls.name}: {reason}"
             for cls, _ in registered_drivers()
-            if cls.framework == framework and unusable(cls)
+            if cls.framework == framework and (reason := explain_unusable(cls))
         ]
         why = (
             "; ".join(reasons + plugins.not_loaded(distribution))

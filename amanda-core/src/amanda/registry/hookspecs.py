@@ -1,7 +1,15 @@
-"""The five hooks of a plugin. They run when plugins are loaded or a run ends, never per operator.
+"""The five hooks that a plugin may implement.
 
-An implementation may leave out hooks, must not import a framework, and is
-marked with :data:`hookimpl`.
+A plugin is a module that an entry point of the group ``amanda`` names::
+
+    from amanda import hookimpl
+
+    @hookimpl
+    def amanda_register_tools():
+        return {"zeros": "mytools.zeros:ZerosTool"}
+
+Hooks are called when plugins are loaded, by ``amanda doctor``, or when a run ends; never at an
+operator. A plugin module must not import a framework.
 """
 
 from __future__ import annotations
@@ -24,31 +32,35 @@ hookimpl = pluggy.HookimplMarker(PROJECT)
 
 @hookspec
 def amanda_register_drivers() -> Sequence[type[Driver]]:  # type: ignore[empty-body]
-    """Driver classes, with attributes set so that nothing has to be imported to list them."""
+    """The driver classes of the plugin; their attributes are read without importing a framework."""
 
 
 @hookspec
 def amanda_register_tools() -> Mapping[str, str]:  # type: ignore[empty-body]
-    """Tools: short name to ``"module:Class"``."""
+    """The tools of the plugin, short name to ``"module:Class"``."""
 
 
 @hookspec
 def amanda_register_mapping_rules() -> Mapping[str, Sequence[Callable[..., Any]]]:  # type: ignore[empty-body]
-    """Shared rules for ``MappingTool.standard()``: namespace prefix to rules.
+    """Rules for ``MappingTool.standard()``, namespace prefix to rules.
 
-    A rule is a function of a context or a pair of them (before, after).
+    A rule is a function of a context, or a pair of such functions (before, after) around the
+    analyses of other tools.
     """
 
 
 @hookspec
 def amanda_report_header() -> str:  # type: ignore[empty-body]
-    """One line for ``amanda doctor``."""
+    """A line about the plugin for ``amanda doctor``, such as the version of its framework."""
 
 
 @hookspec(firstresult=True)
 def amanda_render_report(report: RunReport) -> str | None:
-    """The page, in HTML, that ``amanda run --html`` writes about a run.
+    """Draw the page of a run for ``amanda run --html``, as the text of an HTML file.
 
-    Called once, when the run has ended. The plugin that was registered last is asked first;
-    None leaves it to the next one. What it needs is imported in the hook, not with the plugin.
+    Called once, when the run has ended. The plugin that was registered last is called first; the
+    first one that does not return None draws the page. Import what drawing needs in the hook.
+
+    Args:
+        report: the contents of the page.
     """

@@ -1,4 +1,11 @@
-"""Notices the import of a framework while a scope is open."""
+"""A hook of the import system that reports the import of frameworks.
+
+A scope waits like that for a framework whose drivers it is to attach::
+
+    watch = Watch(["torch"], lambda name: print(f"{name} is imported"))
+    ...
+    watch.close()
+"""
 
 from __future__ import annotations
 
@@ -11,10 +18,14 @@ from typing import Any
 
 
 class Watch:
-    """Calls `imported` with the name of each watched framework, after its import.
+    """Calls a function after the import of each watched framework.
 
-    It stands first on ``sys.meta_path`` until every framework is imported or
-    :meth:`close` is called.
+    It is the first entry of ``sys.meta_path`` until every framework is imported or :meth:`close`
+    is called.
+
+    Args:
+        frameworks: names of modules that are not imported yet.
+        imported: called with the name of a module when it has been executed.
     """
 
     def __init__(self, frameworks: Iterable[str], imported: Callable[[str], None]) -> None:
@@ -32,7 +43,7 @@ class Watch:
     def find_spec(
         self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        """Part of the import system's protocol."""
+        """Find a watched module, with a loader that reports its execution."""
         if name not in self._waiting or name in self._searching:
             return None
         self._searching.add(name)
@@ -46,7 +57,7 @@ class Watch:
         return spec
 
     def done(self, name: str) -> None:
-        """The module `name` has been executed."""
+        """Report that the module `name` has been executed."""
         if name in self._waiting:
             self._waiting.discard(name)
             imported = self._imported
@@ -56,7 +67,7 @@ class Watch:
 
 
 class _Loader:
-    """The framework's own loader, with a call after the module has run."""
+    """The framework's own loader, with a report after the module has been executed."""
 
     def __init__(self, loader: Any, watch: Watch) -> None:
         self._loader = loader
@@ -70,7 +81,7 @@ class _Loader:
         return module
 
     def exec_module(self, module: ModuleType) -> None:
-        # The module must not remember us.
+        # Pickle, inspect and reloads use these: they have to find the module's own loader.
         module.__loader__ = self._loader
         if module.__spec__ is not None:
             module.__spec__.loader = self._loader

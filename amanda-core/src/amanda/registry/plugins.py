@@ -1,9 +1,12 @@
-"""Discovery of plugins, and what they register.
+"""Discovery of plugins: loads them, checks what they register, and finds tools and rules by name.
 
-The only user of pluggy and of entry points. A plugin that fails to load, or registers what
-cannot be, is a warning, never a stop, unless ``AMANDA_PLUGINS=strict``; the distributions or
-entry points named in ``AMANDA_DISABLE_PLUGINS`` (comma-separated) are left out.
-What these variables say and nothing knows is a warning.
+:func:`registry` loads the plugins at its first call; :func:`find_tool`, :func:`mapping_rules` and
+the others read from it. This module alone uses pluggy.
+
+A plugin that cannot be loaded, or registers something malformed, is a warning that names its
+distribution; with ``AMANDA_PLUGINS=strict`` it is an error. The distributions and entry points that
+``AMANDA_DISABLE_PLUGINS`` lists (separated by commas) are not loaded. An unknown name or value in
+these variables is a warning.
 """
 
 from __future__ import annotations
@@ -25,19 +28,20 @@ from amanda.interface.driver import Driver
 from amanda.registry import distributions, hookspecs
 
 KNOWN_FRAMEWORKS = {"torch": "amanda-torch", "tensorflow": "amanda-tensorflow"}
-"""Frameworks for which a driver package is published: module to distribution."""
+"""Frameworks for which we publish drivers: name of the module to name of the distribution."""
 
 OURS = ("amanda-core", "amanda-tools", *KNOWN_FRAMEWORKS.values())
-"""Distributions whose tools keep their short names, whatever else is installed."""
+"""Distributions whose tools keep their short names if other distributions use the same names."""
 
 BROKEN = (Exception, SystemExit)
-"""What the code of a plugin may raise without stopping anything but itself."""
+"""Exceptions of plugins and drivers that are caught and reported. SystemExit is one of them: a
+module may end with ``sys.exit()``."""
 
 HOOKS = tuple(name for name in vars(hookspecs) if name.startswith(f"{hookspecs.PROJECT}_"))
 """The names of the hooks."""
 
 _LIKE_A_HOOK = 0.85
-"""How much a function's name is like a hook's, from 0 to 1, for it to be taken for a mistake."""
+"""Similarity (of difflib, 0 to 1) from which on a name counts as the misspelt name of a hook."""
 
 _DISABLED = "disabled by AMANDA_DISABLE_PLUGINS"
 _TOOL_NAME = re.compile(r"[A-Za-z_][\w.-]*")
@@ -50,12 +54,14 @@ class PluginRecord:
     """One entry point of the group ``amanda``, loaded or not.
 
     Attributes:
-        name: of the entry point.
-        distribution: name of the package that publishes it.
-        version: of that package.
+        name: name of the entry point.
+        distribution: name of the distribution that publishes it.
+        version: version of that distribution.
         error: why it is not loaded; "" if it is.
-        plugin: what it has loaded.
-        drivers, tools, rules: what it registers.
+        plugin: the loaded object, usually a module; None if it is not loaded.
+        drivers: the driver classes that it registers.
+        tools: the tools that it registers, short name to ``module:Class``.
+        rules: the mapping rules that it registers, namespace prefix to rules.
     """
 
     name: str
@@ -75,15 +81,15 @@ class PluginRecord:
 
 @attrs.frozen
 class ToolEntry:
-    """Where a tool comes from.
+    """A registered tool.
 
     Attributes:
         name: its short name.
         target: ``module:Class``.
-        distribution, version: the package that registers it.
-        rivals: other distributions that have a tool of this name; the first of all has the
-            short name, the others are called ``<distribution>/<name>``.
-        is_hidden: whether the short name is that of a rival.
+        distribution, version: the distribution that registers it.
+        rivals: other distributions with a tool of this short name. One of all has the short name,
+            the others are called ``<distribution>/<name>``.
+        is_hidden: whether a rival has the short name.
     """
 
     name: str
@@ -95,12 +101,18 @@ class ToolEntry:
 
     @property
     def full_name(self) -> str:
-        """The name that no other distribution's tool has."""
+        """The unambiguous name, ``<distribution>/<name>``."""
         return f"{self.distribution}/{self.name}"
 
 
 class Registry:
-    """Everything that plugins have registered."""
+    """The plugins of the process, and everything that they have registered.
+
+    Attributes:
+        manager: pluggy's manager of the loaded plugins.
+        records: a record for each entry point, loaded or not.
+        mistakes: messages about anything else that is wrong, also given as warnings.
+    """
 
     def __init__(self) -> None:
         self.manager = pluggy.PluginManager(hookspecs.PROJECT)
@@ -110,7 +122,7 @@ class Registry:
 
     def load(self) -> None:
         """Load every entry point of the group that is not disabled."""
-        disabled = set(listed("AMANDA_DISABLE_PLUGINS"))
+        disabled = set(read_list("AMANDA_DISABLE_PLUGINS"))
         points, unreadable = distributions.entry_points(hookspecs.PROJECT)
         self._warn(unreadable)
         for point in points:
@@ -129,7 +141,7 @@ class Registry:
     def _check_variables(self, disabled: set[str]) -> None:
         known = {name for record in self.records for name in (record.name, record.distribution)}
         mistakes = [
-            f"AMANDA_DISABLE_PLUGINS: {_guessed('plugin', name, known)} (amanda doctor lists them)"
+            f"AMANDA_DISABLE_PLUGINS: {_not_found('plugin', name, known)} (see: amanda doctor)"
             for name in sorted(disabled - known)
         ]
         mode = os.environ.get("AMANDA_PLUGINS", "")
@@ -138,7 +150,7 @@ class Registry:
         self._warn(mistakes)
 
     def _warn(self, messages: Sequence[str]) -> None:
-        """Warn of what is wrong and ends nothing; ``amanda doctor`` names it again."""
+        """Warn of mistakes that end nothing, and keep them for ``amanda doctor``."""
         self.mistakes += messages
         for message in messages:
             warnings.warn(message, PluginWarning, stacklevel=4)
@@ -147,16 +159,16 @@ class Registry:
         self._check_hooks(record)
         self.manager.register(record.plugin, name=f"{record.distribution}:{record.name}")
         self.manager.check_pending()
-        # What is wrong must be found here, not in the middle of a run.
-        record.drivers = _drivers_of(self.call(record, "amanda_register_drivers"))
-        record.tools = _tools_of(self.call(record, "amanda_register_tools"))
-        record.rules = _rules_of(self.call(record, "amanda_register_mapping_rules"))
+        # Checked here, so that a malformed answer is no error in the middle of a run.
+        record.drivers = _check_drivers(self.call(record, "amanda_register_drivers"))
+        record.tools = _check_tools(self.call(record, "amanda_register_tools"))
+        record.rules = _check_rules(self.call(record, "amanda_register_mapping_rules"))
 
     def _check_hooks(self, record: PluginRecord) -> None:
-        """See that the functions that look like hooks are hooks.
+        """Check that the functions of a plugin that look like hooks are hooks.
 
         Raises:
-            TypeError: one is marked as a hook that does not exist, or there is no plugin at all.
+            TypeError: a function is marked as a hook that does not exist, or the plugin is None.
         """
         if record.plugin is None:
             raise TypeError("the entry point names None, which is no plugin")
@@ -189,7 +201,7 @@ class Registry:
         warnings.warn(message, PluginWarning, stacklevel=2)
 
     def call(self, record: PluginRecord, hook: str) -> Any:
-        """What one plugin answers to one hook; None if it does not implement it."""
+        """Call one hook of one plugin; None if it does not implement the hook."""
         for implementation in getattr(self.manager.hook, hook).get_hookimpls():
             if implementation.plugin is record.plugin:
                 return implementation.function()
@@ -201,10 +213,10 @@ class Registry:
 
 
 def _looks_like_hook(plugin: Any, name: str) -> bool:
-    """Whether an attribute without the marker is a function with the name of a hook, or nearly."""
+    """Whether an attribute without ``@hookimpl`` is a function named like a hook, or nearly."""
     value = inspect.getattr_static(plugin, name)
     if getattr(value, "__module__", None) == hookspecs.__name__:
-        # The specification of a hook, imported to be looked at.
+        # The specification of a hook, which a plugin may import.
         return False
     is_function = inspect.isroutine(value) or isinstance(value, (staticmethod, classmethod))
     likeness = difflib.get_close_matches(name, HOOKS, cutoff=_LIKE_A_HOOK)
@@ -222,11 +234,11 @@ def _no_hook(name: str) -> str:
     )
 
 
-def _drivers_of(answer: Any) -> tuple[type[Driver], ...]:
-    """The drivers that a plugin registers.
+def _check_drivers(answer: Any) -> tuple[type[Driver], ...]:
+    """Check the answer to ``amanda_register_drivers``.
 
     Raises:
-        TypeError: they are none.
+        TypeError: it is no list of driver classes, or an attribute of a driver is missing.
     """
     hook = "amanda_register_drivers()"
     if not isinstance(answer, (list, tuple, type(None))):
@@ -240,11 +252,11 @@ def _drivers_of(answer: Any) -> tuple[type[Driver], ...]:
     return tuple(answer or ())
 
 
-def _tools_of(answer: Any) -> dict[str, str]:
-    """The tools that a plugin registers.
+def _check_tools(answer: Any) -> dict[str, str]:
+    """Check the answer to ``amanda_register_tools``.
 
     Raises:
-        TypeError: they are none.
+        TypeError: it is no dictionary of names and ``module:Class``.
     """
     hook = "amanda_register_tools()"
     if not isinstance(answer, (Mapping, type(None))):
@@ -257,11 +269,11 @@ def _tools_of(answer: Any) -> dict[str, str]:
     return dict(answer or {})
 
 
-def _rules_of(answer: Any) -> dict[str, tuple[Any, ...]]:
-    """The mapping rules that a plugin registers.
+def _check_rules(answer: Any) -> dict[str, tuple[Any, ...]]:
+    """Check the answer to ``amanda_register_mapping_rules``.
 
     Raises:
-        TypeError: they are none.
+        TypeError: it is no dictionary of namespace prefixes and lists of rules.
     """
     hook = "amanda_register_mapping_rules()"
     if not isinstance(answer, (Mapping, type(None))):
@@ -282,7 +294,7 @@ def _rules_of(answer: Any) -> dict[str, tuple[Any, ...]]:
 
 @functools.cache
 def registry() -> Registry:
-    """The process's plugins, loaded at the first call."""
+    """The plugins of this process, loaded at the first call."""
     loaded = Registry()
     loaded.load()
     return loaded
@@ -291,8 +303,8 @@ def registry() -> Registry:
 def tools() -> dict[str, ToolEntry]:
     """All registered tools by name.
 
-    Of several of one short name, ours has it, or else that of the first distribution in the
-    alphabet; the others are under ``<distribution>/<name>``.
+    Of several tools with one short name, the one of our distributions has it, or else the one of
+    the first distribution in the alphabet; the others are found as ``<distribution>/<name>``.
     """
     groups: dict[str, list[ToolEntry]] = {}
     for record in registry().loaded():
@@ -310,7 +322,7 @@ def tools() -> dict[str, ToolEntry]:
 
 
 def find_tool(name: str) -> ToolEntry | None:
-    """The tool with a short name or a full one, ``<distribution>/<name>``; None if there is none.
+    """Find a tool by its short name or its full name, ``<distribution>/<name>``; None without one.
 
     Warns if several distributions have a tool of the short name.
     """
@@ -319,8 +331,8 @@ def find_tool(name: str) -> ToolEntry | None:
         if entry.rivals and not entry.is_hidden:
             others = " and ".join(f"{rival}/{name}" for rival in entry.rivals)
             warnings.warn(
-                f"several packages have a tool {name!r}: that of {entry.distribution} is used, "
-                f"and {others} is to be asked for by that name",
+                f"several packages have a tool {name!r}: the one of {entry.distribution} is used; "
+                f"the full name chooses another one, {others}",
                 PluginWarning,
                 stacklevel=3,
             )
@@ -329,7 +341,7 @@ def find_tool(name: str) -> ToolEntry | None:
 
 
 def mapping_rules() -> list[tuple[str, Any]]:
-    """All shared mapping rules as (namespace prefix, rule), in plugin order."""
+    """All registered mapping rules as (namespace prefix, rule), in the order of the plugins."""
     return [
         (prefix, rule)
         for record in registry().loaded()
@@ -339,7 +351,7 @@ def mapping_rules() -> list[tuple[str, Any]]:
 
 
 def report_headers() -> tuple[list[str], list[str]]:
-    """One line per plugin that reports something about itself, and one per plugin that fails to."""
+    """Call ``amanda_report_header`` of each plugin: its lines, and a message for each failure."""
     lines, failures = [], []
     for record in registry().loaded():
         try:
@@ -352,32 +364,32 @@ def report_headers() -> tuple[list[str], list[str]]:
 
 
 def report_renderer() -> Callable[..., str | None] | None:
-    """The hook that draws the page of a run; None if no plugin has it."""
+    """The hook that draws the page of a run; None if no plugin implements it."""
     hook = registry().manager.hook.amanda_render_report
     return hook if hook.get_hookimpls() else None
 
 
-def unknown(kind: str, name: str, known: Iterable[str], hint: str) -> UnknownNameError:
-    """The error for a name that nobody provides, with the close matches."""
+def unknown_name(kind: str, name: str, known: Iterable[str], hint: str) -> UnknownNameError:
+    """The error for a tool or driver that no plugin registers, with the close matches."""
     left_out = [
         f"{r.distribution} is {_DISABLED}" if is_disabled(r) else f"{r.distribution} is not loaded"
         for r in registry().records
         if r.error
     ]
-    return UnknownNameError(f"{_guessed(kind, name, known)} ({'; '.join([*left_out, hint])})")
+    return UnknownNameError(f"{_not_found(kind, name, known)} ({'; '.join([*left_out, hint])})")
 
 
-def _guessed(kind: str, name: str, known: Iterable[str]) -> str:
+def _not_found(kind: str, name: str, known: Iterable[str]) -> str:
     return f"no {kind} named {name!r}{close_matches(name, sorted(known))}"
 
 
 def is_disabled(record: PluginRecord) -> bool:
-    """Whether ``AMANDA_DISABLE_PLUGINS`` leaves a plugin out."""
+    """Whether ``AMANDA_DISABLE_PLUGINS`` lists a plugin."""
     return record.error == _DISABLED
 
 
 def not_loaded(distribution: str) -> list[str]:
-    """Why plugins of an installed distribution are not there, one reason each."""
+    """Why plugins of a distribution are not loaded, a message for each."""
     return [
         f"{distribution}: {record.error}"
         for record in registry().records
@@ -386,11 +398,11 @@ def not_loaded(distribution: str) -> list[str]:
 
 
 def is_strict() -> bool:
-    """Whether what is broken is to raise."""
+    """Whether ``AMANDA_PLUGINS=strict`` makes errors of the warnings about plugins and drivers."""
     return os.environ.get("AMANDA_PLUGINS") == "strict"
 
 
-def listed(variable: str) -> Sequence[str]:
-    """The items of an environment variable that is a list with commas."""
+def read_list(variable: str) -> Sequence[str]:
+    """The items of an environment variable, separated by commas."""
     text = os.environ.get(variable, "")
     return cast(Sequence[str], [part.strip() for part in text.split(",") if part.strip()])

@@ -196,14 +196,14 @@ class Scope:
             NoDriverError: all of them have failed.
         """
         if chosen and not self.drivers:
-            reasons = (f"{cls.name}: {drivers.unusable(cls)}" for cls in chosen)
+            reasons = (f"{cls.name}: {drivers.explain_unusable(cls)}" for cls in chosen)
             raise NoDriverError("; ".join(reasons))
 
     def _framework_imported(self, framework: str) -> None:
         """A framework was imported inside the scope: attach its drivers now."""
         if not self.alive:
             return
-        attached = self._attach(drivers.drivers_for(framework, self.requested))
+        attached = self._attach(drivers.select_for(framework, self.requested))
         self._begin_tools(attached)
         for driver in attached:
             if self in STATE.scopes:

@@ -1,4 +1,8 @@
-"""The built-in tools, and access to all installed ones by short name."""
+"""The built-in tools, and all installed tools by short name.
+
+``amanda.tools.load("flops")`` gives the class of a tool of any installed package,
+``amanda.tools.available()`` lists them. Built in are mapping, graph tracing and subgraph rewriting.
+"""
 
 from __future__ import annotations
 
@@ -13,25 +17,27 @@ __all__ = ["available", "graph_tracing", "load", "mapping", "reporting", "subgra
 
 
 def available() -> dict[str, plugins.ToolEntry]:
-    """The tools of all installed packages, by the names that :func:`load` takes."""
+    """List the tools of all installed packages, by the names that :func:`load` takes."""
     return dict(sorted(plugins.tools().items()))
 
 
 def load(name: str) -> type[Tool]:
-    """The class of the tool with a short name; its options are constructor arguments.
+    """Load the class of a tool; its constructor's arguments are the tool's options.
 
-    Of several tools of one name, ``<distribution>/<name>`` tells which.
+    Args:
+        name: the short name; ``<distribution>/<name>`` if several packages have a tool of it.
 
     Raises:
-        UnknownNameError: no installed package has such a tool; close matches are named.
-        PluginError: the package that registers it does not provide it.
+        UnknownNameError: no installed package has a tool of this name; the message has close
+            matches.
+        PluginError: the package that registers the tool does not contain it.
     """
     entry = plugins.find_tool(name)
     if entry is None:
         hint = "amanda tools lists them all"
         if not any(r.distribution == "amanda-tools" for r in plugins.registry().records):
             hint += "; try: pip install amanda-tools"
-        raise plugins.unknown("tool", name, plugins.tools(), hint)
+        raise plugins.unknown_name("tool", name, plugins.tools(), hint)
     module, _, attribute = entry.target.partition(":")
     try:
         found: type[Tool] = getattr(importlib.import_module(module), attribute)

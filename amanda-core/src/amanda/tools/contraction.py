@@ -1,19 +1,21 @@
-"""The axes of a weight in an Einstein sum, for mapping rules of any framework."""
+"""The roles of a weight's axes in an Einstein summation, for mapping rules of any framework."""
 
 from __future__ import annotations
 
 
 def weight_layout(equation: str, index: int) -> str | None:
-    """The layout of one of two factors that is a weight; None if there are not two.
-
-    A letter for each axis: I for what is summed, O for what only the weight gives to the
-    result, B for what the result has from both factors (there each position has a matrix of
-    its own). The axes of an ellipsis have no letters.
+    """The layout of a weight that is one of the two factors of an Einstein summation.
 
     Args:
         equation: as in ``numpy.einsum``, such as ``abc,cde->abde``; without an arrow the
             result has the letters that occur once.
-        index: which of the factors is the weight, 0 or 1.
+        index: position of the weight among the factors, 0 or 1.
+
+    Returns:
+        A letter for each axis of the weight: I (input) for an axis that is summed over, O (output)
+        for an axis of the result that only the weight has, B (batch) for an axis of the result
+        that both factors have, along which each position has a matrix of its own. The axes of an
+        ellipsis have no letters. None if there are not two factors.
     """
     left, arrow, result = equation.replace(" ", "").partition("->")
     factors = left.split(",")

@@ -1,4 +1,7 @@
-"""Plain-data descriptions of operators, for the results of tools."""
+"""Descriptions of operators as plain data, for the results of tools.
+
+``describe(context).row()`` gives the keys that the rows of all tools share.
+"""
 
 from __future__ import annotations
 
@@ -10,21 +13,20 @@ import attrs
 from amanda.interface.context import OpContext
 
 OUTSIDE = "(outside of modules)"
-"""Where tables say that an operator runs which no module runs."""
+"""Shown in tables in the place of a module path for an operator that runs outside of modules."""
 
 
 @attrs.frozen
 class OpDescription:
-    """What the rows of all tools say of an operator.
+    """The description of an operator that the results of all tools share.
 
     Attributes:
-        id: the operator's id, of a backward operator its own.
-        type: what it computes: canonical (``conv2d``) where a mapping rule knows
-            it, else the framework's name for it.
+        id: its id; for a backward operator the backward id.
+        type: the canonical type (``conv2d``) if a mapping rule sets it, else `name`.
         name: the framework's name for it.
-        module: path of the module that runs it.
-        namespace: where it runs.
-        forward: of a backward operator the forward operator's id, else "".
+        module: path of the module that runs it, "" outside of modules.
+        namespace: framework, version and mode.
+        forward: for a backward operator the id of its forward operator, else "".
     """
 
     id: str
@@ -41,11 +43,11 @@ class OpDescription:
 
     @property
     def place(self) -> str:
-        """Where tables say that it runs, see :func:`place`."""
+        """The module as shown in tables, see :func:`place`."""
         return place(self.id, self.module)
 
     def row(self) -> dict[str, Any]:
-        """The keys that every row has, and those that a backward operator's has."""
+        """The keys of a row; that of a backward operator also has ``forward``."""
         row = {
             "id": self.id,
             "type": self.type,
@@ -57,14 +59,14 @@ class OpDescription:
         return {**row, "forward": self.forward} if self.forward else row
 
     def is_selected(self, types: Sequence[str]) -> bool:
-        """Whether one of `types` is its type or name; no types at all select everything."""
+        """Whether `types` contains its type or name, or is empty."""
         return not types or self.type in types or self.name in types
 
 
 def describe(context: OpContext) -> OpDescription:
-    """The operator of a context, in the terms that all tools share.
+    """Describe the operator of a context.
 
-    The types are canonical if the tool depends on ``MappingTool.standard()``.
+    Its type is canonical if the tool depends on ``MappingTool.standard()``.
     """
     op_id, name = context.get_op_id(), op_name(context.get_op())
     kind = str(context["op_type"] or name)
@@ -78,7 +80,10 @@ def describe(context: OpContext) -> OpDescription:
 
 
 def place(op_id: str, module: str) -> str:
-    """The module's path; of an outermost module's own forward its name, from the id."""
+    """The module path to show in tables.
+
+    The path of an outermost module is ""; for it the name of its class is taken from the id.
+    """
     outermost = op_id.partition("/")[0].partition("#")[0]
     return module or outermost or OUTSIDE
 

@@ -1,4 +1,9 @@
-"""The graph that :mod:`amanda.tools.graph_tracing` records, and its replay."""
+"""The operator graph that :mod:`amanda.tools.graph_tracing` records, and its replay.
+
+The nodes are forward operators (:class:`TracedOp`), the edges tensors (:class:`TracedTensor`). The
+graph refers to the program's tensors weakly; a tensor that takes no weak reference, such as a NumPy
+scalar, is kept alive until tracing ends.
+"""
 
 from __future__ import annotations
 
@@ -20,15 +25,15 @@ _SCALARS = (bool, int, float, complex, str, bytes, type(None))
 
 @attrs.frozen
 class TracedTensor:
-    """A tensor as one operator left it, or as it came into the graph.
+    """One value of a tensor: the output of an operator, or an input of the graph.
 
-    An operator that works in place gives the same tensor a new entry.
+    An operator that changes a tensor in place produces a new entry for the same tensor.
 
     Attributes:
         index: its number in :attr:`Graph.tensors`.
-        producer: id of the operator that produced it; "" if none in the graph did.
-        position: which of the producer's outputs it is.
-        is_parameter: whether it came in as a parameter, buffer, variable or constant.
+        producer: id of the operator that produced it; "" for an input of the graph.
+        position: its position among the outputs of the producer.
+        is_parameter: whether it is an input that is a parameter, buffer, variable or constant.
     """
 
     index: int
@@ -42,7 +47,7 @@ class TracedBackwardOp:
     """A backward operator.
 
     Attributes:
-        id, type, name: as the tools' rows give them.
+        id, type, name: as in :class:`amanda.tools.description.OpDescription`.
         forward: id of the forward operator.
     """
 
@@ -57,12 +62,13 @@ class TracedOp:
     """A forward operator.
 
     Attributes:
-        id, type, name, module, namespace: as the tools' rows give them.
-        inputs: the tensors it reads; None for an absent optional one.
-        input_names: the declared name of each input, "" where it has none.
-        outputs: the tensors it produces.
-        attributes: its non-tensor arguments, in plain types or as text.
-        backward: its backward operators, in the order in which they were met.
+        id, type, name, module, namespace: as in
+            :class:`amanda.tools.description.OpDescription`.
+        inputs: the tensors that it reads; None for an absent optional one.
+        input_names: the declared name of each input, "" for an input without one.
+        outputs: the tensors that it produces.
+        attributes: its non-tensor arguments, as plain types or text.
+        backward: its backward operators, in the order of their first execution.
     """
 
     id: str
@@ -79,7 +85,7 @@ class TracedOp:
 
 @attrs.frozen
 class Edge:
-    """Says that an operator reads what another one has produced."""
+    """An output of one operator that is an input of another one."""
 
     producer: str
     output: int
@@ -88,7 +94,7 @@ class Edge:
 
 
 class Graph:
-    """What was traced, in the order of first execution."""
+    """The traced operators and tensors, in the order of first execution."""
 
     def __init__(self) -> None:
         self._ops: dict[str, TracedOp] = {}
@@ -126,23 +132,23 @@ class Graph:
 
     @property
     def inputs(self) -> list[TracedTensor]:
-        """The tensors that no operator produced, parameters aside, in the order of use."""
+        """The input tensors that are no parameters, in the order of their first use."""
         return [t for t in self._tensors if not t.producer and not t.is_parameter]
 
     @property
     def parameters(self) -> list[TracedTensor]:
-        """The parameters, buffers, variables and constants, in the order of use."""
+        """The parameters, buffers, variables and constants, in the order of their first use."""
         return [t for t in self._tensors if t.is_parameter]
 
     @property
     def outputs(self) -> list[TracedTensor]:
-        """The tensors that operators produced and none reads."""
+        """The tensors that operators produce and no operator reads."""
         read = {t for op in self._ops.values() for t in op.inputs}
         return [t for t in self._tensors if t.producer and t not in read]
 
     @property
     def edges(self) -> list[Edge]:
-        """Which output of which operator is which input of which operator."""
+        """The edges between operators, in the order of the consumers."""
         return [
             Edge(tensor.producer, tensor.position, op.id, position)
             for op in self._ops.values()
@@ -154,12 +160,12 @@ class Graph:
         """The forward operator with an id.
 
         Raises:
-            KeyError: it was not traced.
+            KeyError: no operator with this id was traced.
         """
         return self._ops[op_id]
 
     def producers(self, op_id: str) -> list[TracedOp]:
-        """The operators whose outputs an operator reads, each once."""
+        """The operators whose outputs an operator reads, without repetition."""
         tensors = (t for t in self._ops[op_id].inputs if t is not None and t.producer)
         return [self._ops[producer] for producer in dict.fromkeys(t.producer for t in tensors)]
 
@@ -172,15 +178,15 @@ class Graph:
         ]
 
     def tensor_of(self, tensor: Any) -> TracedTensor | None:
-        """What the graph knows of one of the model's tensors; None if nothing.
+        """The latest entry of one of the program's tensors; None if the graph has none.
 
-        It is what the last traced operator that produced or read it made of it.
+        It is the entry by which the last traced operator has produced or read the tensor.
         """
         entry = self._bound.get(id(tensor))
         return entry[1] if entry is not None and entry[0]() is tensor else None
 
     def to_dict(self) -> dict[str, Any]:
-        """The graph as plain data."""
+        """Convert the graph to plain data, for JSON."""
         return {
             "ops": [
                 {
@@ -218,31 +224,34 @@ class Graph:
         inputs: Sequence[Any] | Mapping[TracedTensor, Any],
         outputs: Iterable[TracedTensor] | None = None,
     ) -> list[Any]:
-        """Run the traced forward operators again, in the same order, uninstrumented.
+        """Run the traced forward operators again, in the same order, without instrumentation.
 
-        Random operators draw new numbers: restore the generator's state first.
-        Numbers that the program took out of tensors (sizes, ``item()``) stay as
-        they were. Operators that work in place change what they are given, the model's own
-        parameters and buffers included.
+        Random operators draw new numbers: restore the generator's state first. Numbers that the
+        program has read from tensors (sizes, ``item()``) are those of the traced run. Operators
+        that work in place change the tensors that they get, the model's own parameters and
+        buffers included.
 
         Args:
-            inputs: one tensor for each of :attr:`inputs`, in order; or a mapping
-                from tensors of the graph to values. What the mapping leaves out
-                is taken from the model, as parameters are, while it is alive.
-            outputs: the tensors to give; None for :attr:`outputs`.
+            inputs: one tensor for each of :attr:`inputs`, in order; or a mapping from tensors of
+                the graph to values. Parameters, and inputs that the mapping leaves out, are the
+                program's own tensors.
+            outputs: the tensors to return; None for :attr:`outputs`.
+
+        Returns:
+            The value of each of `outputs`.
 
         Raises:
             CapabilityError: the driver cannot run a single operator again.
-            TensorReleased: a tensor is needed that is neither given nor alive.
+            TensorReleased: an input is not given, and the program's own tensor is not alive.
             ValueError: the number of inputs is wrong.
         """
-        values = self._given(inputs)
+        values = self._input_values(inputs)
         with disabled():
             for op in self._ops.values():
                 self._replay_op(op, values)
         return [values[t.index] for t in (self.outputs if outputs is None else outputs)]
 
-    def _given(self, inputs: Sequence[Any] | Mapping[TracedTensor, Any]) -> dict[int, Any]:
+    def _input_values(self, inputs: Sequence[Any] | Mapping[TracedTensor, Any]) -> dict[int, Any]:
         if isinstance(inputs, Mapping):
             return {tensor.index: value for tensor, value in inputs.items()}
         wanted = self.inputs
@@ -285,7 +294,7 @@ class Graph:
     def add(self, context: OpContext) -> TracedOp:
         """Record an operator; called in an analysis that sees its outputs.
 
-        Of one that is known already only the tensors are followed.
+        If its id is known already, only the tensors of this execution are bound to its entries.
         """
         description = describe(context)
         op = self._ops.get(description.id)
@@ -302,7 +311,7 @@ class Graph:
             op.backward.append(TracedBackwardOp(found.id, found.type, found.name, found.forward))
 
     def follow(self, op: TracedOp, outputs: Iterable[Any]) -> None:
-        """Remember, weakly, which tensors an execution of `op` has produced."""
+        """Bind the output tensors of an execution to the entries of `op`."""
         for tensor, known in zip(outputs, op.outputs, strict=False):
             if tensor is not None and known is not None:
                 self._bind(tensor, known)
@@ -347,7 +356,7 @@ class Graph:
         return tensor
 
     def release(self) -> None:
-        """Let go of the tensors that take no weak reference; called when tracing ends."""
+        """Release the tensors that take no weak reference; called when tracing ends."""
         for reference in self._held.values():
             self._forget(reference)
             reference.tensor = None
@@ -367,14 +376,14 @@ class Graph:
         return reference
 
     def _forget(self, reference: _Reference | _Held) -> None:
-        """A tensor is gone: its id will be that of another one."""
+        """Remove a tensor that is no longer alive: another object may get its ``id()``."""
         entry = self._bound.get(reference.key)
         if entry is not None and entry[0] is reference:
             del self._bound[reference.key]
 
 
 class _Reference(weakref.ref[Any]):
-    """A weak reference that knows the id of what it refers to."""
+    """A weak reference with the ``id()`` of its tensor, which is still known when that is gone."""
 
     __slots__ = ("key",)
 
@@ -409,7 +418,7 @@ def _leaves(value: Any) -> Iterator[Any]:
 
 
 def _plain(value: Any) -> Any:
-    """An argument as plain data, so that it keeps nothing alive."""
+    """Convert an argument to plain data, which keeps no object of the program alive."""
     if isinstance(value, _SCALARS) and type(value).__module__ == "builtins":
         return value
     if isinstance(value, (list, tuple)):
@@ -423,6 +432,6 @@ def _short(value: Any) -> str:
     try:
         text = str(value)
     except Exception:
-        # What describes an argument must not stop the program.
+        # __str__ of the program's classes may fail; tracing must not.
         text = f"<{type(value).__name__}>"
     return text if len(text) <= 80 else f"{text[:77]}..."

@@ -1,7 +1,7 @@
-"""Graph tracing: operators, the tensors between them, backward operators, module paths.
+"""Graph tracing: records the operators, the tensors between them and the backward operators.
 
-A tool that depends on :class:`GraphTracingTool` finds the graph in
-``context["graph"]``; afterwards it is ``tool.graph``::
+The graph is ``tool.graph``; tools that depend on :class:`GraphTracingTool` also read it as
+``context["graph"]``::
 
     tracing = GraphTracingTool()
     with amanda.apply(tracing):
@@ -10,8 +10,8 @@ A tool that depends on :class:`GraphTracingTool` finds the graph in
         print(op.id, op.type, op.module)
     (again,) = tracing.graph.replay([x])
 
-The graph holds tensors weakly; one that takes no weak reference, such as a NumPy scalar, it
-holds until the scope ends.
+The graph refers to tensors weakly; a tensor that takes no weak reference, such as a NumPy scalar,
+is kept alive until the scope ends.
 """
 
 from __future__ import annotations
@@ -34,20 +34,19 @@ __all__ = [
 
 
 class GraphTracingTool(Tool):
-    """Records the graph of what runs (paper, section 5.2).
+    """Records the graph of the operators that run (paper, section 5.2).
 
-    Each operator is recorded at its first execution; a routine follows its
-    outputs at every execution, so that operators that are first met later are
-    connected too. Without it an operator that is first met in a later iteration
-    reads from tensors that seem to come from outside of the graph. A tensor that
-    a tool has put in the place of another one is connected only if that tool acts
-    before this one.
+    An operator is recorded at its first execution. A routine binds its output tensors to the graph
+    at every execution, so that operators that first run in a later iteration are connected to it;
+    without the routine they read tensors that seem to be inputs of the graph. A tensor that a tool
+    returns in the place of another one is connected only if that tool acts before this one.
 
     Args:
-        follow: use that routine. Without it an operator costs nothing once it is recorded.
+        follow: whether to insert that routine. Without it an operator costs nothing once it is
+            recorded.
 
     Attributes:
-        graph: the graph, which other tools find as ``context["graph"]``.
+        graph: the graph, which other tools read as ``context["graph"]``.
     """
 
     def __init__(self, *, follow: bool = True) -> None:
@@ -72,7 +71,7 @@ class GraphTracingTool(Tool):
     def _trace_backward(self, context: OpContext) -> None:
         self.graph.add_backward(context)
 
-    # In a graph mode the tensors are followed once, while the graph is instrumented.
+    # Traceable: graph drivers call it once, while they instrument a graph, with symbolic tensors.
     @traceable
     def _follow(self, *outputs: Any, op: TracedOp) -> None:
         self.graph.follow(op, outputs)

@@ -1,4 +1,8 @@
-"""Context mapping: rules that translate what is framework-specific (paper, section 5.2)."""
+"""Context mapping: rules that translate contexts into framework-neutral keys (paper, section 5.2).
+
+A tool that depends on ``MappingTool.standard()`` reads ``context["op_type"]`` and other keys on any
+framework.
+"""
 
 from __future__ import annotations
 
@@ -16,10 +20,10 @@ class MappingTool(Tool):
     """Runs rules on the context of each operator before other tools analyse it.
 
     Args:
-        rules: pairs of a namespace prefix and a rule. A rule is a function of
-            the context, or a pair of functions (before, after): the first runs
-            before the analyses of the tools that depend on this one, the second
-            when all analyses of that point have run. Either may be None.
+        rules: pairs of a namespace prefix and a rule. A rule is a function of the context, or a
+            pair of functions (before, after): the first one runs before the analyses of the tools
+            that depend on this one, the second one after all analyses of an instrumentation point.
+            Either may be None.
 
     Raises:
         TypeError: a rule does not have this form.
@@ -27,16 +31,15 @@ class MappingTool(Tool):
 
     def __init__(self, rules: Iterable[Sequence[Any]]) -> None:
         super().__init__()
-        self._rules = [_parsed(rule) for rule in rules]
+        self._rules = [_parse(rule) for rule in rules]
 
     @classmethod
     def standard(cls) -> MappingTool:
-        """The rules that the installed driver packages share.
+        """Create a tool with the rules of all installed packages.
 
-        They set ``op_type`` (canonical: ``conv2d``, ``linear``, ...),
-        ``backward_op_type``, ``weight_index`` and ``bias_index`` (input
-        positions), ``weight_layout`` and ``data_layout``; what does not apply
-        to an operator stays None.
+        They set ``op_type`` (canonical: ``conv2d``, ``linear``, ...), ``backward_op_type``,
+        ``weight_index`` and ``bias_index`` (positions among the inputs), ``weight_layout`` and
+        ``data_layout``. A key that does not apply to an operator is None.
         """
         return cls(plugins.mapping_rules())
 
@@ -51,7 +54,7 @@ class MappingTool(Tool):
                 after(context)
 
 
-def _parsed(rule: Sequence[Any]) -> tuple[str, Rule | None, Rule | None]:
+def _parse(rule: Sequence[Any]) -> tuple[str, Rule | None, Rule | None]:
     prefix, *functions = rule
     if len(functions) == 1 and isinstance(functions[0], (list, tuple)):
         functions = list(functions[0])

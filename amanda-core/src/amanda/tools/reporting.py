@@ -1,8 +1,7 @@
-"""The common form of tools that report: options, result, tables, files.
+"""The base class of tools that report a result: options, result, tables, files.
 
-A tool on this base has one options class, an attrs or data class. Its fields
-are the keyword arguments of the tool's constructor and the options of
-``amanda run -t NAME:key=value`` alike::
+A tool with this base has one options class, an attrs or data class. Its fields are the keyword
+arguments of the tool's constructor, and the options of ``amanda run -t NAME:key=value``::
 
     @attrs.frozen(kw_only=True)
     class BusyOptions:
@@ -15,9 +14,9 @@ are the keyword arguments of the tool's constructor and the options of
         name = "busy"
         Options = BusyOptions
 
-Nothing asks a tool to use this base: ``amanda run`` takes the options from the
-signature of any tool's constructor, and uses ``result()``, ``print_summary()``,
-``write_files()``, ``tables()`` and ``charts()`` of a tool that has them.
+A tool need not have this base: ``amanda run`` reads the options from the signature of any tool's
+constructor, and uses ``result()``, ``print_summary()``, ``write_files()``, ``tables()`` and
+``charts()`` if a tool has them.
 """
 
 from __future__ import annotations
@@ -36,22 +35,22 @@ OptionsT = TypeVar("OptionsT")
 
 
 def type_names(names: str | Iterable[str]) -> tuple[str, ...]:
-    """A list of op types, or of other names; a single one may be given as it is."""
+    """Convert an option to a tuple of names; a single name may be given as a string."""
     return (names,) if isinstance(names, str) else tuple(names)
 
 
 class ReportingTool(Tool, Generic[OptionsT]):
-    """Base of the tools that give a result.
+    """Base class of the tools that report a result.
 
     Attributes:
-        name: the short name, as in the entry point.
-        schema: version of what :meth:`op_rows` and :meth:`summary` give.
+        name: the short name, as registered by the plugin.
+        schema: version of the keys of :meth:`op_rows` and :meth:`summary`.
         Options: the class of the options.
         options: the options of this instance.
 
     Raises:
         TypeError: an option does not exist or is missing.
-        ValueError: an option has a value that it cannot have.
+        ValueError: the value of an option is not allowed.
     """
 
     name: ClassVar[str]
@@ -61,7 +60,7 @@ class ReportingTool(Tool, Generic[OptionsT]):
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
         if "Options" in vars(cls):
-            # What help(), editors and `amanda run` read.
+            # Read by help(), editors and `amanda run`.
             cls.__signature__ = _signature(cls.Options)  # type: ignore[attr-defined]
 
     def __init__(self, **options: Any) -> None:
@@ -74,13 +73,14 @@ class ReportingTool(Tool, Generic[OptionsT]):
         try:
             self.options: OptionsT = self.Options(**options)
         except (TypeError, ValueError) as error:
-            # The validators of attrs add what they were called with to their message.
+            # Validators of attrs put the attribute, its type and the value into further arguments,
+            # which str(error) would show.
             if len(error.args) == 1:
                 raise
             raise type(error)(f"{self.name}: {error.args[0]}") from None
 
     def result(self) -> dict[str, Any]:
-        """What the tool has found, as plain data: what ``DIR/<tool>.json`` holds."""
+        """The result as plain data: the contents of ``DIR/<tool>.json``."""
         rows = self.op_rows()
         return {
             "tool": self.name,
@@ -91,19 +91,19 @@ class ReportingTool(Tool, Generic[OptionsT]):
         }
 
     def op_rows(self) -> list[dict[str, Any]]:
-        """One dict per operator, with at least ``id type module namespace``."""
-        raise NotImplementedError(f"{type(self).__name__} must say what it found: op_rows()")
+        """One dictionary per operator, with at least the keys ``id type module namespace``."""
+        raise NotImplementedError(f"{type(self).__name__} must implement op_rows()")
 
     def summary(self) -> dict[str, Any]:
         """The figures over all operators."""
-        raise NotImplementedError(f"{type(self).__name__} must say what it found: summary()")
+        raise NotImplementedError(f"{type(self).__name__} must implement summary()")
 
     def tables(self) -> Iterable[Table]:
-        """The summary as tables for people."""
+        """The tables of the printed summary and of the page of ``amanda run --html``."""
         return ()
 
     def charts(self) -> Iterable[Chart]:
-        """Pictures for the page that ``amanda run --html`` writes."""
+        """The charts of the page of ``amanda run --html``."""
         return ()
 
     def print_summary(self, file: TextIO) -> None:
@@ -112,7 +112,15 @@ class ReportingTool(Tool, Generic[OptionsT]):
             print(plain_text(table), file=file)
 
     def write_files(self, folder: Path, stem: str) -> Sequence[Path]:
-        """Write what does not go into the JSON file, as ``folder/stem.*``; returns the paths."""
+        """Write further files than the JSON file, named ``stem.*``.
+
+        Args:
+            folder: the output folder.
+            stem: the beginning of the file names.
+
+        Returns:
+            The paths of the files written.
+        """
         return ()
 
 
@@ -127,12 +135,12 @@ def _check_choice(tool: str, option: inspect.Parameter, value: Any) -> None:
 
 
 def _signature(options: type) -> inspect.Signature:
-    """The signature of an options class, its annotations resolved where they can be."""
+    """The signature of an options class, with annotations as types instead of text."""
     found = inspect.signature(options)
     try:
         types = typing.get_type_hints(options)
     except NameError:
-        # It names types that exist for type checkers only.
+        # An annotation names something that is imported under TYPE_CHECKING only.
         return found
     parameters = [
         parameter.replace(annotation=types.get(parameter.name, parameter.annotation))
@@ -142,7 +150,7 @@ def _signature(options: type) -> inspect.Signature:
 
 
 def unknown_option(tool: str, option: str, known: Iterable[str]) -> str:
-    """The message for an option that a tool does not have, with the close matches."""
+    """The message for an option that a tool does not have, with close matches."""
     names = list(known)
     guess = close_matches(option, names)
     has = f"it has {', '.join(names)}" if names else "it has none"
@@ -150,7 +158,7 @@ def unknown_option(tool: str, option: str, known: Iterable[str]) -> str:
 
 
 def plain_text(table: Table) -> str:
-    """A table as lines of text; of one without rows the title."""
+    """Format a table as lines of text; without rows only its title."""
     if not table.rows:
         return table.title
     rows, more = table.head()

@@ -1,4 +1,7 @@
-"""Patterns of operators, and where they are in a traced graph."""
+"""Patterns of operators, and the search for them in a traced graph.
+
+``bindings(pattern, op, graph, Binding())`` yields the matches of a pattern whose root is `op`.
+"""
 
 from __future__ import annotations
 
@@ -17,13 +20,16 @@ class Op:
     """One operator of a pattern.
 
     Args:
-        types: its canonical type, or the framework's name; several, or ``"*"`` for any.
-        inputs: what its inputs have to be, by position: an :class:`Op` whose first output
-            it reads, a name for a tensor from outside (the same name, the same tensor), or
-            None for whatever there is. What is left out at the end is as if None.
-        name: by which a match knows it; its first type if not given.
-        where: of the traced operator and the graph, whether it may be this one.
-        any_order: whether the inputs may come in another order (``add``).
+        types: canonical types or framework names that it may have; ``"*"`` for any.
+        inputs: patterns of its inputs, by position: an :class:`Op` whose first output it reads, a
+            name for an input tensor of the pattern (the same name is the same tensor), or None for
+            any input. Inputs that are left out at the end are as if None.
+        name: its name in a match; the first type if not given.
+        where: a predicate of a traced operator and the graph; a false value rejects the operator.
+        any_order: whether the inputs may come in another order, as those of ``add``.
+
+    Raises:
+        TypeError: an input is something else.
     """
 
     def __init__(
@@ -49,14 +55,14 @@ class Op:
         return f"Op({'|'.join(self.types)!r}{inputs})"
 
     def accepts(self, op: TracedOp, graph: Graph) -> bool:
-        """Whether an operator may be this one, its inputs aside."""
+        """Whether an operator matches, without a look at its inputs."""
         is_type = "*" in self.types or op.type in self.types or op.name in self.types
         return is_type and (self.where is None or bool(self.where(op, graph)))
 
 
 @attrs.frozen
 class Place:
-    """Where a tensor from outside comes in: an operator's id and its input."""
+    """The place where a match reads an input tensor: an operator's id and an input position."""
 
     op: str
     input: int
@@ -64,7 +70,13 @@ class Place:
 
 @attrs.frozen
 class Binding:
-    """What a part of a pattern was found to be."""
+    """A match of a pattern, or of the part of it that has been searched so far.
+
+    Attributes:
+        ops: operators of the pattern to operators of the graph.
+        tensors: names of input tensors to tensors of the graph.
+        places: names of input tensors to the place where each is read.
+    """
 
     ops: Mapping[Op, TracedOp] = attrs.field(factory=dict)
     tensors: Mapping[str, TracedTensor | None] = attrs.field(factory=dict)
@@ -72,7 +84,13 @@ class Binding:
 
 
 def chain(pattern: Op | Sequence[str]) -> Op:
-    """A list of types as a tree; the first one's first input is called ``input``."""
+    """Convert a list of types to a pattern in which each operator reads the one before.
+
+    The first input of the first operator is called ``input``. A pattern is returned as it is.
+
+    Raises:
+        TypeError: it is neither.
+    """
     if isinstance(pattern, Op):
         return pattern
     if (
@@ -90,7 +108,14 @@ def chain(pattern: Op | Sequence[str]) -> Op:
 
 
 def bindings(pattern: Op, op: TracedOp, graph: Graph, so_far: Binding) -> Iterator[Binding]:
-    """The ways in which an operator, with what it reads, is what the pattern says."""
+    """Yield the matches of a pattern at an operator and the operators that it reads.
+
+    Args:
+        pattern: the root of the pattern.
+        op: the operator.
+        graph: its graph.
+        so_far: the bindings of other parts of the pattern, which the matches extend.
+    """
     if pattern in so_far.ops:
         if so_far.ops[pattern] is op:
             yield so_far
@@ -111,7 +136,7 @@ def bindings(pattern: Op, op: TracedOp, graph: Graph, so_far: Binding) -> Iterat
 def _inputs(
     wanted: list[tuple[Op | str | None, int]], op: TracedOp, graph: Graph, so_far: Binding
 ) -> Iterator[Binding]:
-    """The ways in which inputs of an operator are what a pattern says, one after the other."""
+    """Yield the matches of the patterns of some inputs of an operator, position by position."""
     if not wanted:
         yield so_far
         return

@@ -1,7 +1,6 @@
-"""Subgraph rewriting: a connected pattern of operators, and what takes its place.
+"""Subgraph rewriting: replaces a connected pattern of operators, or removes it.
 
-A pattern is a tree of :class:`Op`, its root the last operator; strings name the
-tensors that come in from outside::
+A pattern is a tree of :class:`Op` whose root is the last operator; strings name its input tensors::
 
     pattern = Op("relu", Op("add", "x", "y", any_order=True))
 
@@ -10,7 +9,7 @@ tensors that come in from outside::
 
     with amanda.apply(SubgraphRewritingTool(pattern, fused)):
         model(x)  # the first iteration is traced
-        model(x)  # from the second on it is rewritten
+        model(x)  # the second one, and all others, are rewritten
 """
 
 from __future__ import annotations
@@ -32,20 +31,28 @@ from amanda.tools.subgraph_patterns import Binding, Op, Place, bindings, chain
 
 __all__ = ["Match", "Op", "SubgraphRewritingTool"]
 
+_GRAPHS = ("tensorflow/*/function", "tensorflow/*/graph")
+"""The graph modes that differentiate a replacement with respect to everything it reads."""
+
+_STACKS = frozenset({"TensorListPushBack", "StackPushV2"})
+"""Operators that save values in a loop for its gradient. They do not count as readers, because the
+gradient is derived again from the replacement."""
+
 
 @attrs.define(eq=False)
 class Match:
-    """Operators that a pattern has been found to be.
+    """A match of a pattern in the traced graph.
 
     Attributes:
-        ops: name in the pattern to operator; a name that two of them have is left out.
-        root: the last operator, which gives the result.
-        inputs: name of a tensor from outside to where it comes in.
-        ids: of all operators, in the order in which they were traced.
-        outside: numbers of the tensors from outside in the graph.
-        pattern: parts of the pattern to operators.
-        is_symbolic: whether it is in a graph, into which the replacement is traced.
-        functions, values: of the iteration that is running.
+        ops: operators by their name in the pattern; a name that two of them have is left out.
+        root: the last operator, whose output is that of the match.
+        inputs: for each name of an input tensor the place where the match reads it.
+        ids: ids of all operators, in the order in which they were traced.
+        outside: numbers of the input tensors in the graph.
+        pattern: operators of the pattern to operators of the graph.
+        is_symbolic: whether it is in a graph mode, where the replacement is traced into the graph.
+        functions: functions that run the operators, by id; of the current iteration.
+        values: input tensors that have been read, by place; of the current iteration.
     """
 
     ops: dict[str, TracedOp]
@@ -60,59 +67,64 @@ class Match:
 
     @property
     def interior_ids(self) -> list[str]:
-        """The ids without that of the root."""
+        """The ids of all operators but the root."""
         return [op_id for op_id in self.ids if op_id != self.root.id]
 
     def attributes(self, name: str) -> Mapping[str, Any]:
-        """The non-tensor arguments of an operator, as they were when it was traced."""
+        """The non-tensor arguments of an operator when it was traced.
+
+        Args:
+            name: its name in the pattern.
+        """
         return self.ops[name].attributes
 
     def run(self, name: str, *inputs: Any) -> Any:
-        """Run one of the operators, with the attributes that it has, on these inputs.
+        """Run one of the operators on other inputs, with its current attributes.
 
-        Inputs that are left out at the end are None.
+        Args:
+            name: its name in the pattern.
+            inputs: its input tensors; those that are left out at the end are None.
         """
         op = self.ops[name]
         missing = len(op.inputs) - len(inputs)
         return self.functions[op.id](*inputs, *[None] * missing)
 
     def keep(self, op_id: str, inputs: Sequence[Any]) -> None:
-        """Keep the tensors from outside that an operator reads until the root runs."""
+        """Keep the input tensors of the match that an operator reads, until the root runs."""
         for place in self.inputs.values():
             if place.op == op_id:
                 self.values[place] = inputs[place.input]
 
 
 class SubgraphRewritingTool(Tool):
-    """Replaces what a pattern matches, or removes it.
+    """Replaces or removes the operators that match a pattern.
 
-    The first iteration is traced and runs as it is; from the second on, the
-    operators before the root do not run, and `replacement` gives the root's
-    output. Of matches that share an operator the first one holds. What the
-    operators before the root produce must be read inside of the match only:
-    another operator that reads it prevents the match; it holds NaN where the
-    framework's tensors can be made so (``new_full``), and else they do run.
+    The first iteration is traced and not changed. From the second one on, the operators before the
+    root of a match do not run, and the output of `replacement` is that of the root. If two matches
+    share an operator, the first one is rewritten. The outputs of the operators before the root may
+    be read inside of the match only: another operator that reads one prevents the rewriting. They
+    are tensors of NaN if the framework's tensors have ``new_full``; otherwise these operators run.
 
-    In eager modes, a root that reads another tensor than the one that it was matched
-    with runs as it is, that time. In the graphs of TensorFlow iterations are runs of the
-    graph, and the replacement is traced into it: it has to be a function of tensors.
+    In eager modes, a root that reads another tensor than in the traced iteration runs as it is. In
+    the graph modes of TensorFlow an iteration is a run of the graph, and the replacement is traced
+    into it: it has to be a function of tensors.
 
     Args:
-        pattern: the root of the pattern, or a list of types: each reads the
-            first output of the one before.
-        replacement: called with the tensors from outside by their names, and with
-            the keyword ``match`` if it has such an argument; returns the root's output, or
-            a list of them (of several, the first one will do). It takes part in AD. None
-            removes the operators: the result is the tensor of the first name in the pattern
-            (of a list of types, the first input of the first operator).
+        pattern: the root of the pattern; or a list of types, each of which reads the first output
+            of the one before.
+        replacement: called with the input tensors by their names, and with the keyword ``match`` if
+            it has an argument of that name; returns the root's output, or a list of its outputs
+            (for a root with several outputs the first one is enough). It takes part in AD. None
+            removes the operators: the output is the tensor of the first name in the pattern, and
+            for a list of types the first input of the first operator.
 
     Attributes:
-        matches: those that are rewritten.
-        rejected: ids and reason of those that are not.
+        matches: the matches that are rewritten.
+        rejected: the ids of each match that is not rewritten, and the reason.
 
     Raises:
         TypeError: the pattern or the replacement is something else.
-        CapabilityError: (when it is met) there is a match in a graph mode of PyTorch.
+        CapabilityError: (in the scope) there is a match in a graph mode of PyTorch.
     """
 
     def __init__(
@@ -137,12 +149,12 @@ class SubgraphRewritingTool(Tool):
     # -- the first iteration -------------------------------------------------
 
     def _find(self, context: OpContext) -> None:
-        """Analysis after an operator: is it the root of a match?"""
+        """Analysis after an operator, in the first iteration: finds a match whose root it is."""
         op_id = context.get_op_id()
         graph: Graph = context["graph"]
         if op_id in self._outputs or op_id not in graph:
             return
-        outputs = [_about(tensor) for tensor in context.get_outputs() or ()]
+        outputs = [_shape_and_dtype(tensor) for tensor in context.get_outputs() or ()]
         self._outputs[op_id] = _shapes(context.get_inputs()), outputs
         self._in_place[op_id] = _written(context)
         found = next(bindings(self.pattern, graph.op(op_id), graph, Binding()), None)
@@ -174,9 +186,9 @@ class SubgraphRewritingTool(Tool):
 
     @traceable
     def _close(self, match: Match, done: list[bool]) -> None:
-        """Routine after a root: what was traced is analysed again when it is next met.
+        """Routine after a root: lets the match be analysed again in the next iteration.
 
-        In a graph it is called while the graph is instrumented, and nothing is inserted.
+        It is traceable: graph drivers call it while they instrument a graph, and insert nothing.
         """
         if not done:
             done.append(True)
@@ -186,7 +198,7 @@ class SubgraphRewritingTool(Tool):
     # -- from the second on ------------------------------------------------------
 
     def _rewrite(self, context: OpContext) -> None:
-        """Analysis before an operator: is it a part of a match?"""
+        """Analysis before an operator, from the second iteration on: replaces those of a match."""
         op_id = context.get_op_id()
         candidate = self._candidates.get(op_id)
         if candidate is not None and op_id not in self._active:
@@ -204,7 +216,7 @@ class SubgraphRewritingTool(Tool):
             context.replace_op(self._skipped, match=match, op_id=op_id)
 
     def _decide(self, match: Match, graph: Graph) -> None:
-        """Rewrite a candidate, now that all readers of its tensors are known, or do not."""
+        """Accept or reject a candidate, now that all operators that read its tensors are known."""
         reason = self._objection(match, graph)
         for op_id in match.ids:
             if reason:
@@ -217,7 +229,7 @@ class SubgraphRewritingTool(Tool):
             self.matches.append(match)
 
     def _objection(self, match: Match, graph: Graph) -> str:
-        """Why a candidate cannot be rewritten; "" if it can."""
+        """The reason why a candidate cannot be rewritten; "" if it can."""
         ids = set(match.ids)
         for node, op in match.pattern.items():
             if not node.accepts(op, graph):
@@ -245,17 +257,17 @@ class SubgraphRewritingTool(Tool):
         self.rejected.append((match.ids, reason))
 
     def _check_inputs(self, context: OpContext) -> None:
-        """See that an operator that was not there before does not read what is gone.
+        """Check that an operator that is new in this iteration reads no output inside of a match.
 
         Raises:
-            AmandaError: it does.
+            AmandaError: it reads the output of an operator that does not run any more.
         """
         graph: Graph = context["graph"]
         for tensor in context.get_inputs():
             known = None if tensor is None else graph.tensor_of(tensor)
             match = self._active.get(known.producer) if known is not None else None
             if match is not None and match.is_symbolic:
-                continue  # in a graph it runs for those that read it
+                continue  # In a graph the operator still runs for those that read it.
             if match is not None and known is not None and known.producer != match.root.id:
                 raise AmandaError(
                     f"SubgraphRewritingTool: op {context.get_op_id()} reads the output of op "
@@ -263,18 +275,18 @@ class SubgraphRewritingTool(Tool):
                     "it with a predicate (where=) in the pattern"
                 )
 
-    # -- instead of the operators --------------------------------------------------
+    # -- replacements of the operators --------------------------------------------------
 
     @traceable
     def _replaced_in_graph(self, *inputs: Any, match: Match) -> Any:
-        """Routine in the place of the root, traced into the graph that is instrumented."""
+        """Replacement of the root in a graph mode; it is traced into the graph."""
         match.keep(match.root.id, inputs)
         values, match.values = match.values, {}
         return self._call(match, inputs, values)
 
     @traceable
     def _skipped(self, *inputs: Any, match: Match, op_id: str) -> Any:
-        """Routine in the place of an operator before the root: its inputs are kept for it."""
+        """Replacement of an operator before the root: keeps its inputs, and returns NaN."""
         match.keep(op_id, inputs)
         traced, about = self._outputs[op_id]
         source = next((t for t in inputs if hasattr(t, "new_full")), None)
@@ -284,7 +296,7 @@ class SubgraphRewritingTool(Tool):
         return made[0] if len(made) == 1 else made
 
     def _replaced(self, *inputs: Any, match: Match, graph: Graph) -> Any:
-        """Routine in the place of the root."""
+        """Replacement of the root in eager modes."""
         root = match.root
         match.keep(root.id, inputs)
         values, match.values = match.values, {}
@@ -292,7 +304,7 @@ class SubgraphRewritingTool(Tool):
             producer = "" if tensor is None else tensor.producer
             known = graph.tensor_of(given)
             if producer in match.interior_ids and (known is None or known.producer != producer):
-                # This time the program reads something else there.
+                # In this iteration the program reads another tensor there.
                 return match.functions[root.id](*inputs)
         return self._call(match, inputs, values)
 
@@ -302,15 +314,9 @@ class SubgraphRewritingTool(Tool):
         result = self._replacement(**tensors, **further)
         if len(match.root.outputs) < 2 or isinstance(result, (list, tuple)):
             return result
-        # Of an operator with several outputs the replacement has given the first one.
+        # The replacement has returned the first output of several.
         return [result, *match.functions[match.root.id](*inputs)[1:]]
 
-
-_GRAPHS = ("tensorflow/*/function", "tensorflow/*/graph")
-"""The graph modes whose gradients reach all that a replacement uses."""
-
-_STACKS = frozenset({"TensorListPushBack", "StackPushV2"})
-"""What keeps values in a loop for its gradient, which is derived anew from the replacement."""
 
 # -- tensors ---------------------------------------------------------------------
 
@@ -321,19 +327,19 @@ def _shapes(tensors: Sequence[Any]) -> tuple[tuple[int, ...] | None, ...]:
     )
 
 
-def _about(tensor: Any) -> tuple[tuple[int, ...], Any] | None:
-    """What a stand-in for a tensor needs; None where there is none."""
+def _shape_and_dtype(tensor: Any) -> tuple[tuple[int, ...], Any] | None:
+    """Shape and dtype for a stand-in of a tensor; None if the framework has no ``new_full``."""
     return (tuple(tensor.shape), tensor.dtype) if hasattr(tensor, "new_full") else None
 
 
 def _stand_in(source: Any, shape: tuple[int, ...], dtype: Any) -> Any:
-    """A tensor that is seen if it is read: NaN where its type has that."""
+    """A tensor whose use is noticed: NaN, or 0 if its dtype has no NaN."""
     is_real = "float" in str(dtype) or "complex" in str(dtype)
     return source.new_full(shape, float("nan") if is_real else 0, dtype=dtype)
 
 
 def _written(context: OpContext) -> frozenset[int]:
-    """The inputs that an operator has given back as its outputs."""
+    """Positions of the inputs that an operator has returned as outputs: it works in place."""
     outputs = context.get_outputs() or ()
     inputs = context.get_inputs()
     return frozenset(
@@ -344,7 +350,7 @@ def _written(context: OpContext) -> frozenset[int]:
 
 
 def _first(**tensors: Any) -> Any:
-    """The replacement that removes: the first tensor from outside."""
+    """The replacement that removes a match: returns its first input tensor."""
     return next(iter(tensors.values()))
 
 
