@@ -25,8 +25,8 @@ import numpy
 # Registered first it runs last.
 os.register_at_fork(before=lambda: print(len(os.listdir("/proc/self/task")), "thread"))
 from amanda.cli import progress
-progress.TerminalProgress.__init__.__defaults__ = (0.2, 0.1)
-progress.Progress.__init__.__defaults__ = (0.2, 0.1)
+progress.TerminalProgress.__init__.__defaults__ = (0.6, 0.1)
+progress.Progress.__init__.__defaults__ = (0.6, 0.1)
 """
 """What makes progress quick, as a ``sitecustomize``: seconds are long for a test."""
 
@@ -97,7 +97,7 @@ Run = Callable[..., "tuple[str, int]"]
 
 def test_a_line_comes_and_goes_without_a_trace(on_terminal: Run, script: Script) -> None:
     """It is updated, taken away before the program prints, and gone at the end."""
-    path = script(MINIGRAD + "print('one')\ntime.sleep(0.6)\nprint('two')\ntime.sleep(0.6)\n")
+    path = script(MINIGRAD + "print('one')\ntime.sleep(1)\nprint('two')\ntime.sleep(0.6)\n")
     shown, status = on_terminal("-t", "log", str(path))
     assert status == 0
     assert shown.count(ERASE + LINE) >= 4
@@ -108,7 +108,7 @@ def test_a_line_comes_and_goes_without_a_trace(on_terminal: Run, script: Script)
 def test_a_terminal_that_the_program_uses_is_left_to_it(on_terminal: Run, script: Script) -> None:
     """No line while the program has begun one: a progress bar, a prompt."""
     path = script(
-        MINIGRAD + "print('50%', end='', flush=True)\ntime.sleep(0.6)\nprint('\\rdone')\n"
+        MINIGRAD + "print('50%', end='', flush=True)\ntime.sleep(1)\nprint('\\rdone')\n"
     )
     shown, _ = on_terminal(str(path))
     assert shown.startswith("50%\rdone\n")
@@ -118,7 +118,7 @@ def test_streams_threads_and_signals_are_as_without_it(on_terminal: Run, script:
     """No thread to wait for, no handler, the same random numbers; streams are put back."""
     path = script(
         MINIGRAD + "import atexit, random, signal, sys, threading\n"
-        "time.sleep(0.4)\n"
+        "time.sleep(0.8)\n"
         "print(threading.enumerate() == [threading.main_thread()], threading.active_count())\n"
         "print(signal.getsignal(signal.SIGALRM) is signal.SIG_DFL, signal.getitimer(0))\n"
         "print(type(sys.stdout).__name__, sys.stdout.isatty())\n"
@@ -135,7 +135,7 @@ def test_forked_children_are_quiet(on_terminal: Run, script: Script) -> None:
     """The line is the parent's; no thread of ours is there when it forks."""
     path = script(
         MINIGRAD + "import os, sys\n"
-        "time.sleep(0.5)\n"
+        "time.sleep(0.9)\n"
         "if not os.fork():\n"
         "    print('child', 'write' in vars(sys.stdout))\n"
         "    time.sleep(0.5)\n"
@@ -161,7 +161,7 @@ def test_the_exit_status_is_the_programs(
     ending: str, status: int, on_terminal: Run, script: Script
 ) -> None:
     """The line is gone however the program ends."""
-    path = script(MINIGRAD + f"import os, threading\ntime.sleep(0.4)\n{ending}\n")
+    path = script(MINIGRAD + f"import os, threading\ntime.sleep(0.8)\n{ending}\n")
     shown, found = on_terminal(str(path))
     assert found == status
     assert LINE in shown
@@ -176,7 +176,7 @@ def test_there_is_none(
     words: list[str], variables: dict[str, str], on_terminal: Run, script: Script
 ) -> None:
     """Not if it is not wanted, on a terminal that cannot erase, and of the first rank only."""
-    path = script(MINIGRAD + "time.sleep(0.5)\nprint('end')\n")
+    path = script(MINIGRAD + "time.sleep(0.9)\nprint('end')\n")
     shown, _ = on_terminal(*words, str(path), **variables)
     assert shown.startswith("end\n")
 
@@ -185,7 +185,7 @@ def test_where_stderr_is_no_terminal_lines_come_if_asked_for(
     amanda: Command, quick: str, script: Script
 ) -> None:
     """They are whole lines on stderr; without ``--progress`` there are none."""
-    path = str(script(MINIGRAD + "time.sleep(0.5)\n"))
+    path = str(script(MINIGRAD + "time.sleep(0.9)\n"))
     asked = amanda("run", "--progress", path, PYTHONPATH=quick)
     assert set(timeless(asked.stderr).splitlines()) == {LINE}
     assert len(asked.stderr.splitlines()) >= 2
