@@ -167,19 +167,25 @@ class BackwardExecution:
     def _routines(
         self, children: Sequence[OpRecord], kind: ActionKind, gradients: Gradients
     ) -> Gradients:
-        for child in children:
-            for action in child.actions(kind):
-                gradients = self._dispatcher.run(action, gradients)
-        return gradients
+        if len(children) == 1:
+            return self._dispatcher.run_all(children[0].actions(kind), gradients)
+        actions = [action for child in children for action in child.actions(kind)]
+        return self._dispatcher.run_all(actions, gradients)
 
     def _children(
         self, point: InstPoint, grad_outputs: Gradients, grad_inputs: Gradients | None
     ) -> list[OpRecord]:
         """The backward operator's records, analysed at `point`, one for each live scope."""
         records = self._handle.records()
-        known = [record.children.get(self.call.op_id) for _, record in records]
-        if STATE.cache and not any(c is None or c.pending(point) for c in known):
-            return known  # type: ignore[return-value]
+        known = []
+        # Once for each execution of each backward operator: comprehensions would cost frames.
+        for _, record in records:
+            child = record.children.get(self.call.op_id)
+            if child is None or child.pending(point) or not STATE.cache:
+                break
+            known.append(child)
+        else:
+            return known
         unboxed = self._dispatcher.unboxed
         shown = (unboxed(grad_outputs), None if grad_inputs is None else unboxed(grad_inputs))
         children = []
@@ -247,10 +253,9 @@ class OperatorGradients:
         return None
 
     def _run(self, kind: ActionKind, gradients: Gradients) -> Gradients:
-        if not self._dispatcher.is_paused():
-            for action in self._handle.actions(kind):
-                gradients = self._dispatcher.run(action, gradients)
-        return gradients
+        if self._dispatcher.is_paused():
+            return gradients
+        return self._dispatcher.run_all(self._handle.actions(kind), gradients)
 
 
 def run_backward(

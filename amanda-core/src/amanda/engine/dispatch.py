@@ -163,6 +163,16 @@ class Dispatcher:
         result = self.call(action, shown)
         return values if result is None else self.put(action, values, selected, result, shown)
 
+    def run_all(self, actions: Sequence[Action], values: list[Any]) -> list[Any]:
+        """Run the routines of one point in order, each on the values that the one before left.
+
+        A driver may have a faster way for all of them together (`Driver.dispatcher_class`).
+        Returns and raises what :meth:`run` does.
+        """
+        for action in actions:
+            values = self.run(action, values)
+        return values
+
     def put(
         self,
         action: Action,

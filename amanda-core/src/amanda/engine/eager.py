@@ -115,17 +115,14 @@ class OperatorRun:
         if plan is None:
             analysis = dispatcher.begin(self._call, self._scopes)
             plan = analysis.plan
-        for action in plan.before:
-            self.inputs = dispatcher.run(action, self.inputs)
+        self.inputs = dispatcher.run_all(plan.before, self.inputs)
         # An analysis that sees the outputs may yet record actions on gradients.
         acts = plan.acts_on_gradients or (analysis is not None and analysis.sees_outputs())
         if self._driver.differentiate is not None and (acts or plan.claims):
             outputs, plan = self._run_differentiated(plan, analysis)
         else:
             outputs, plan = self._run_recorded(plan, analysis, acts)
-        for action in plan.after:
-            outputs = dispatcher.run(action, outputs)
-        return self._rebuild(outputs)
+        return self._rebuild(dispatcher.run_all(plan.after, outputs))
 
     def claim(self, name: str, input_names: Sequence[str]) -> BackwardExecution:
         """A backward operator of this operator, to be kept with its node.

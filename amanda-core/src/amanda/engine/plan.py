@@ -81,10 +81,13 @@ def find_replacement(records: Sequence[OpRecord], kind: ActionKind) -> Action | 
     Raises:
         ReplacementConflictError: there are two.
     """
-    actions = [action for record in records for action in record.actions(kind)]
-    if len(actions) > 1:
-        raise replaced_twice(actions[0], actions[1])
-    return actions[0] if actions else None
+    found = None
+    for record in records:
+        for action in record.actions(kind):
+            if found is not None:
+                raise replaced_twice(found, action)
+            found = action
+    return found
 
 
 def compile_plan(
