@@ -5,12 +5,14 @@ from __future__ import annotations
 import collections
 import contextlib
 import gc
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
 
 import amanda
+from amanda_torch import _internals
 from amanda_torch.plugin import TorchEagerDriver
 
 
@@ -200,7 +202,7 @@ _OWNERS: tuple[Any, ...] = (
     torch.nn.Module,
     torch.nn.functional,
     torch.functional,
-    torch._tensor,
+    sys.modules["torch._tensor"],
     torch.overrides,
     torch.autograd,
     torch.autograd.graph,
@@ -243,6 +245,6 @@ def framework_state() -> dict[tuple[str, str], int]:
         for name, value in vars(owner).items()
         if not name.startswith("__") or callable(value)
     }
-    state["modes", "depth"] = len(torch.overrides._get_current_function_mode_stack())
+    state["modes", "depth"] = _internals.mode_depth()
     state["grad", "enabled"] = torch.is_grad_enabled()
     return state

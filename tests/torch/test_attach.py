@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import ast
 import importlib
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -62,7 +65,7 @@ def test_a_scope_changes_and_restores_pytorch() -> None:
         assert framework_state() == inside
     assert inside != state
     assert framework_state() == state
-    assert "apply" not in vars(torch.autograd.function._SingleLevelFunction)
+    assert "apply" not in vars(_internals.FUNCTION_BASE)
 
 
 def test_the_module_call_is_the_users_own_again() -> None:
@@ -147,7 +150,36 @@ def test_old_versions_are_unusable(monkeypatch: pytest.MonkeyPatch, version: str
     assert "2.13" in plugin.TorchEagerDriver.reason_unusable()
 
 
+def _private_names(tree: ast.Module) -> Iterator[str]:
+    """The private attributes that a module reads, by a dot or by name."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Attribute):
+            if ast.unparse(node.value) != "self":
+                yield node.attr
+        elif isinstance(node, ast.Call) and ast.unparse(node.func).endswith(("attr", "attrgetter")):
+            yield from (a.value for a in node.args if isinstance(a, ast.Constant))
+
+
+def test_every_private_symbol_is_checked() -> None:
+    """Each private symbol that ``_internals`` uses is among those it looks for."""
+    tree = ast.parse(Path(_internals.__file__).read_text())
+    strings = [n.value for n in ast.walk(tree) if isinstance(n, ast.Constant)]
+    paths = [text.split(".") for text in strings if str(text).startswith("torch.")]
+    used = {
+        name
+        for name in _private_names(tree)
+        if str(name).startswith("_") and not str(name).endswith("__")
+    }
+    # Python's own; and one that no class of PyTorch has, only Dynamo's graphs.
+    others = {"_getframe", "_is_owned", "_param_name_to_source"}
+    assert len(used) > 10
+    assert used - {name for path in paths for name in path} == others
+
+
 def test_every_private_symbol_exists() -> None:
     """The PyTorch that the tests run with has all private symbols that are used."""
     assert _internals.missing() == []
+    assert _internals.missing(compiler=True) == []
+    for driver in (plugin.TorchEagerDriver, plugin.TorchGraphDriver):
+        assert driver.check_internals() == []
     assert importlib.import_module("amanda_torch.eager.driver").EagerDriver

@@ -74,9 +74,9 @@ def compiled(*tools: amanda.Tool) -> amanda.apply:
 @pytest.fixture(autouse=True)
 def _fast_compiler(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setenv(COMPILER_VARIABLE, "aot_eager")
-    torch._dynamo.reset()
+    torch.compiler.reset()
     yield
-    torch._dynamo.reset()
+    torch.compiler.reset()
 
 
 @pytest.fixture

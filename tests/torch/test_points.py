@@ -12,11 +12,12 @@ from typing import Any
 
 import pytest
 import torch
-from torch import nn
+from torch import _foreach_add, nn
 
 import amanda
 from amanda.errors import InPlaceWarning, RoutineResultError, SelectionError
 from amanda.state import STATE, TOOL_LOCK
+from amanda_torch import _internals
 from amanda_torch.operators.calls import TorchCall
 from amanda_torch.operators.layouts import Layout
 from tests.torch.support import Watcher, applied
@@ -84,7 +85,7 @@ FORMS: Sequence[tuple[str, Callable[[], Any]]] = [
     ("batch_norm", lambda: nn.functional.batch_norm(A, None, None, C, training=True)),
     ("index_put", lambda: A.index_put((INDEX, INDEX), C[0])),
     ("einsum", lambda: torch.einsum("ij,jk->ik", A, B)),
-    ("_foreach_add", lambda: torch._foreach_add([A, B], [A, B])),
+    ("_foreach_add", lambda: _foreach_add([A, B], [A, B])),
     ("block_diag", lambda: torch.block_diag(A, B)),
     ("max", lambda: A.max(dim=1)),
 ]
@@ -263,7 +264,7 @@ def assert_left() -> None:
     """No routine of this thread is running."""
     assert torch.is_grad_enabled()
     assert not STATE.paused
-    assert not TOOL_LOCK._is_owned()  # type: ignore[attr-defined]
+    assert not _internals.owned_check(TOOL_LOCK)()
 
 
 @pytest.mark.parametrize("result", [ValueError("now"), KeyboardInterrupt("now"), 3, []])

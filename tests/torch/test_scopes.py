@@ -15,6 +15,7 @@ import torch
 from torch import nn
 
 import amanda
+from amanda_torch import _internals
 from tests import models
 from tests.torch.support import (
     Counter,
@@ -69,7 +70,7 @@ def test_threads_that_outlive_the_scope_are_vanilla() -> None:
         left.wait()
         torch.relu(X)
         torch.sin(X)
-        seen.append(len(torch.overrides._get_current_function_mode_stack()))
+        seen.append(_internals.mode_depth())
 
     thread = threading.Thread(target=run)
     with applied(counter):
@@ -351,3 +352,37 @@ def test_thrown_away_scope_objects() -> None:
     died = weakref.ref(scope)
     del scope
     assert died() is None
+
+
+def _backward_watcher(seen: list[str | None]) -> amanda.Tool:
+    tool = amanda.Tool()
+    tool.add_inst_for_op(lambda context: seen.append(context.get_backward_op_id()), backward=True)
+    return tool
+
+
+def test_a_nested_scope_sees_backward_operators_that_were_looked_at_before() -> None:
+    """An inner scope's tools see the backward operators that the outer one needs nothing of."""
+    model = nn.Sequential(nn.Linear(2, 2), nn.ReLU())
+    outer: list[str | None] = []
+    inner: list[str | None] = []
+    with applied(_backward_watcher(outer)):
+        for _ in range(3):
+            model(torch.ones(1, 2)).sum().backward()
+        with applied(_backward_watcher(inner)):
+            model(torch.ones(1, 2)).sum().backward()
+    assert len(outer) == len(set(outer)) == 6
+    assert sorted(map(str, inner)) == sorted(map(str, outer))
+
+
+def test_backward_operators_that_were_looked_at_before_are_analysed_again() -> None:
+    """``Tool.reanalyse()`` reaches backward operators that no tool needed anything of."""
+    model = nn.Sequential(nn.Linear(2, 2), nn.ReLU())
+    seen: list[str | None] = []
+    tool = _backward_watcher(seen)
+    with applied(tool):
+        for _ in range(3):
+            model(torch.ones(1, 2)).sum().backward()
+        first = list(seen)
+        tool.reanalyse()
+        model(torch.ones(1, 2)).sum().backward()
+    assert seen == [*first, *first]

@@ -1,1 +1,1 @@
-"""Amanda's driver for PyTorch. Importing it imports no torch."""
+"""The drivers for PyTorch. Importing this package imports no torch."""

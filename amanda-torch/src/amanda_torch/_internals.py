@@ -1,139 +1,100 @@
-"""Every private symbol of PyTorch that this package uses.
+"""Every private symbol of PyTorch that this package uses, under a name that says what it does.
 
-Named by what they do. :func:`missing` is asked when the driver attaches, so
-that a PyTorch in which one has gone gives one clear error.
+The other modules call what is defined here and touch nothing private themselves (ruff's
+SLF001 checks that)::
+
+    if _internals.in_backward():
+        ...
+
+A symbol is declared where it is used, with :func:`_symbol` or :func:`_require`. The drivers
+ask :func:`missing` when they attach, so that a PyTorch without one of them gives an error
+that names it. Observations in comments were made with PyTorch 2.13.
 """
 
 from __future__ import annotations
 
 import functools
 import operator
-from collections.abc import Callable, Iterable, Sequence
+import sys
+from collections.abc import Callable, Sequence
 from typing import Any, cast
 
 import torch
 import torch.utils.checkpoint
 from torch.autograd import forward_ad
 
-OVERRIDE_CHECKS = (
-    "has_torch_function",
-    "has_torch_function_unary",
-    "has_torch_function_variadic",
-)
-OVERRIDE_CHECKERS = (torch.functional, torch.nn.functional)
-"""Modules of Python-level operators that ask these before they do their work."""
+# -- declaring symbols, and looking for them --------------------------------
 
-PRIVATE_SYMBOLS: tuple[tuple[str, Any, str], ...] = (
-    ("torch._C", torch._C, "_push_on_torch_function_stack"),
-    ("torch._C", torch._C, "_pop_torch_function_stack"),
-    ("torch._C", torch._C, "_len_torch_function_stack"),
-    ("torch._C", torch._C, "_get_function_stack_at"),
-    ("torch._C", torch._C, "_skip_one_hop_torch_function"),
-    ("torch._C", torch._C, "_current_graph_task_id"),
-    ("torch._C", torch._C, "_set_grad_enabled"),
-    ("torch._C", torch._C, "_set_fwd_grad_enabled"),
-    ("torch.autograd.forward_ad", forward_ad, "_current_level"),
-    ("torch._C", torch._C, "_get_tracing_state"),
-    ("torch._C", torch._C, "_get_dispatch_mode"),
-    ("torch._C", torch._C, "_len_torch_dispatch_stack"),
-    ("torch._C", torch._C, "_TorchDispatchModeKey"),
-    ("torch._C", torch._C, "_FunctionBase"),
-    ("torch._C", torch._C, "_is_alias_of"),
-    ("torch._C", torch._C, "_storage_Use_Count"),
-    ("torch._C", torch._C, "_jit_get_schemas_for_operator"),
-    ("torch._C._autograd", torch._C._autograd, "_get_sequence_nr"),
-    ("torch._C._functorch", torch._C._functorch, "peek_interpreter_stack"),
-    ("torch.autograd", torch.autograd, "_engine_run_backward"),
-    ("torch.autograd.function", torch.autograd.function, "_SingleLevelFunction"),
-    ("torch.autograd.function", torch.autograd.function, "BackwardCFunction"),
-    ("torch.autograd.function", torch.autograd.function, "custom_function_call"),
-    (
-        "torch.utils.checkpoint",
-        torch.utils.checkpoint,
-        "_checkpoint_without_reentrant_generator",
-    ),
-    ("torch.utils.checkpoint", torch.utils.checkpoint, "CheckpointFunction"),
-    *((m.__name__, m, name) for m in OVERRIDE_CHECKERS for name in OVERRIDE_CHECKS),
-    ("torch.overrides", torch.overrides, "has_torch_function"),
-)
+_EAGER: list[str] = []
+_COMPILER: list[str] = []
+_ABSENT: Any = object()
 
 
-def missing(symbols: Iterable[tuple[str, Any, str]] = PRIVATE_SYMBOLS) -> list[str]:
-    """The names of the private symbols that this PyTorch does not have."""
-    return [f"{where}.{name}" for where, owner, name in symbols if not hasattr(owner, name)]
+def missing(*, compiler: bool = False) -> list[str]:
+    """The dotted names of the private symbols that this PyTorch does not have.
+
+    Args:
+        compiler: look for those of the compiler instead, which imports ``torch._dynamo``
+            (about two seconds).
+    """
+    return [path for path in (_COMPILER if compiler else _EAGER) if _find(path) is _ABSENT]
 
 
-def _symbol(owner: Any, name: str) -> Any:
-    """A private symbol, or a function that says which one is gone when it is called."""
-    if hasattr(owner, name):
-        return getattr(owner, name)
+def _find(path: str) -> Any:
+    """What a dotted name stands for; ``_ABSENT`` if any part of it is missing."""
+    first, *names = path.split(".")
+    found: Any = sys.modules[first]
+    for name in names:
+        found = getattr(found, name, _ABSENT)
+        if found is _ABSENT:
+            break
+    return found
+
+
+def _require(*paths: str) -> None:
+    """Declare symbols that are read where they are needed."""
+    _EAGER.extend(paths)
+
+
+def _symbol(path: str) -> Any:
+    """Declare a symbol and look it up; if it is missing, a function that says so when called."""
+    _require(path)
+    found = _find(path)
+    if found is not _ABSENT:
+        return found
 
     def gone(*_args: Any, **_kwargs: Any) -> Any:
-        raise RuntimeError(f"PyTorch {torch.__version__} has no {owner.__name__}.{name}")
+        raise RuntimeError(f"PyTorch {torch.__version__} has no {path}")
 
     return gone
 
 
-push_mode = _symbol(torch._C, "_push_on_torch_function_stack")
-pop_mode = _symbol(torch._C, "_pop_torch_function_stack")
-mode_depth = _symbol(torch._C, "_len_torch_function_stack")
-mode_at = _symbol(torch._C, "_get_function_stack_at")
-call_composite = _symbol(torch._C, "_skip_one_hop_torch_function")
-"""What ``torch.overrides.redispatch_function`` calls: saves a Python frame per composite."""
-set_grad_enabled = _symbol(torch._C, "_set_grad_enabled")
-"""``torch.set_grad_enabled`` without the context object, six times cheaper."""
-set_forward_grad_enabled = _symbol(torch._C, "_set_fwd_grad_enabled")
-sequence_number = _symbol(getattr(torch._C, "_autograd", torch._C), "_get_sequence_nr")
-"""The number that the next autograd node of this thread will have."""
-shares_storage: Callable[[torch.Tensor, torch.Tensor], bool] = _symbol(torch._C, "_is_alias_of")
-schemas_of: Callable[[str], list[Any]] = _symbol(torch._C, "_jit_get_schemas_for_operator")
+# -- function modes ---------------------------------------------------------
 
-_tracing_state = _symbol(torch._C, "_get_tracing_state")
-_dispatch_mode = _symbol(torch._C, "_get_dispatch_mode")
-_dispatch_depth = _symbol(torch._C, "_len_torch_dispatch_stack")
-_PROXY = getattr(getattr(torch._C, "_TorchDispatchModeKey", None), "PROXY", None)
-_peek_transform = _symbol(torch._C._functorch, "peek_interpreter_stack")
+# The public way to push a mode is a with-statement around all that it is to see, and a scope
+# begins and ends in functions of its own.
+push_mode: Callable[[Any], None] = _symbol("torch._C._push_on_torch_function_stack")
+pop_mode: Callable[[], Any] = _symbol("torch._C._pop_torch_function_stack")
+mode_depth: Callable[[], int] = _symbol("torch._C._len_torch_function_stack")
+mode_at: Callable[[int], Any] = _symbol("torch._C._get_function_stack_at")
+
+call_composite = _symbol("torch._C._skip_one_hop_torch_function")
+"""What ``torch.overrides.redispatch_function`` calls: saves a Python frame per composite."""
 
 PYTHON_EVENT = torch.overrides.handle_torch_function.__code__
 """The code that reports a Python-level function to a mode; C-level ones come straight from C."""
 
-getitem = operator.getitem
-OPERATORS_MODULE = torch._ops.__name__
-OpOverload = torch._ops.OpOverload
-OpOverloadPacket = torch._ops.OpOverloadPacket
-
-AUTOGRAD = torch.autograd
-AUTOGRAD_ENGINE = "_engine_run_backward"
-FUNCTION_BASE = getattr(torch.autograd.function, "_SingleLevelFunction", torch.autograd.Function)
-"""The class between ``autograd.Function`` and C, where ``Function.apply`` ends up,
-also when it was bound to another name before."""
-HOOK_FUNCTION = torch.nn.modules._functions.BackwardHookFunction
-"""An identity by which ``nn.Module`` carries its full backward hooks."""
-SCRIPT_FUNCTION = torch.jit.ScriptFunction
-FUNCTION_NODE = torch.autograd.function.BackwardCFunction
-FUNCTORCH_FUNCTION: Any = getattr(torch.autograd.function, "custom_function_call", None)
-CHECKPOINT = torch.utils.checkpoint
-CHECKPOINT_GENERATOR = "_checkpoint_without_reentrant_generator"
-TRACERS = {
-    "torch.export._trace": ("_export",),
-    "torch.fx.experimental.proxy_tensor": ("_MakefxTracer.trace",),
-    "torch.fx._symbolic_trace": ("Tracer.trace",),
-    "torch.jit._trace": ("_trace_impl", "trace_module"),
-    "torch.jit": ("trace_module",),
-    "torch.jit._script": ("_script_impl",),
-}
-"""Where PyTorch's tracers begin, also when their entry point was bound to another name."""
-COMPILER_MODULE = "torch._dynamo.eval_frame"
-COMPILED_MODULE = "_orig_mod"
-"""Where a module compiled with ``torch.compile`` keeps the module itself."""
-COMPILED_MODULE_SETUP = "OptimizedModule._initialize"
-"""What binds the call of the module that is compiled."""
-COMPILER_CALLBACK = "_callback_from_stance"
+caller_frame: Callable[[int], Any] = sys._getframe
+"""The frame that many levels above the function that asks. The only way to tell whether an
+event comes from :data:`PYTHON_EVENT` or from C: ``func`` can be the same in both."""
 
 
 def hide_modes() -> Sequence[Any]:
-    """Take all function modes off the current thread; what they were, outermost first."""
-    return [pop_mode() for _ in range(mode_depth())][::-1] if mode_depth() else ()
+    """Take all function modes off the current thread; the modes, outermost first."""
+    depth = mode_depth()
+    if depth == 1:
+        return (pop_mode(),)
+    return [pop_mode() for _ in range(depth)][::-1] if depth else ()
 
 
 def show_modes(modes: Sequence[Any]) -> None:
@@ -142,9 +103,37 @@ def show_modes(modes: Sequence[Any]) -> None:
         push_mode(mode)
 
 
+class no_modes:  # noqa: N801 - reads as a statement
+    """No function mode is on in the current thread within it."""
+
+    __slots__ = ("_modes",)
+
+    def __enter__(self) -> None:
+        self._modes = hide_modes()
+
+    def __exit__(self, *_: object) -> None:
+        show_modes(self._modes)
+
+
+# -- what the current thread is doing ---------------------------------------
+
+_graph_task = _symbol("torch._C._current_graph_task_id")
+_tracing_state = _symbol("torch._C._get_tracing_state")
+_dispatch_mode = _symbol("torch._C._get_dispatch_mode")
+_dispatch_depth = _symbol("torch._C._len_torch_dispatch_stack")
+_PROXY = _symbol("torch._C._TorchDispatchModeKey.PROXY")
+_peek_transform = _symbol("torch._C._functorch.peek_interpreter_stack")
+_require("torch.autograd.forward_ad._current_level")
+
+set_grad_enabled: Callable[[bool], None] = _symbol("torch._C._set_grad_enabled")
+"""``torch.set_grad_enabled`` without the context object, six times cheaper."""
+
+set_forward_grad_enabled: Callable[[bool], None] = _symbol("torch._C._set_fwd_grad_enabled")
+
+
 def in_backward() -> bool:
     """Whether the current thread is running a node of a backward pass."""
-    return torch._C._current_graph_task_id() != -1
+    return bool(_graph_task() != -1)
 
 
 def in_functorch() -> bool:
@@ -184,6 +173,125 @@ def is_traced() -> bool:
     )
 
 
+# -- tensors ----------------------------------------------------------------
+
+_require("torch.Tensor._version", "torch.Tensor._base", "torch.UntypedStorage._cdata")
+
+# These two are asked several times per operator: functions of C cost no Python frame.
+version_of: Callable[[torch.Tensor], int] = operator.attrgetter("_version")
+"""How often a tensor has been changed in place."""
+
+base_of: Callable[[torch.Tensor], torch.Tensor | None] = operator.attrgetter("_base")
+"""The tensor of which another is a view; None for one that is no view."""
+
+is_view: Callable[[torch.Tensor], bool] = _symbol("torch.Tensor._is_view")
+"""Whether autograd treats a tensor as a view."""
+
+shares_storage: Callable[[torch.Tensor, torch.Tensor], bool] = _symbol("torch._C._is_alias_of")
+
+_use_count = _symbol("torch._C._storage_Use_Count")
+
+
+def versions_of(tensors: Sequence[Any]) -> list[int | None]:
+    """How often each tensor has been changed in place; None for an absent one, and for
+    tensors of inference mode, which do not count it."""
+    try:
+        return list(map(version_of, tensors))
+    except (AttributeError, RuntimeError):
+        return [
+            None if tensor is None or tensor.is_inference() else version_of(tensor)
+            for tensor in tensors
+        ]
+
+
+def is_shared(tensor: torch.Tensor) -> bool:
+    """Whether others than `tensor` and what autograd has saved of it use its storage."""
+    # One each for the tensor, for autograd, and for the storage object made here.
+    return bool(_use_count(tensor.untyped_storage()._cdata) > 3)
+
+
+# -- operators --------------------------------------------------------------
+
+OPERATORS_MODULE = "torch._ops"
+OpOverload = _symbol("torch._ops.OpOverload")
+OpOverloadPacket = _symbol("torch._ops.OpOverloadPacket")
+getitem = operator.getitem
+
+schemas_of: Callable[[str], list[Any]] = _symbol("torch._C._jit_get_schemas_for_operator")
+"""The schemas of all overloads of ``aten::add`` or another operator."""
+
+
+_require("torch.ops.aten.add.Tensor._schema")
+
+
+def schema_of(overload: Any) -> Any:
+    """The schema of one of ``torch.ops``' overloads, such as ``torch.ops.aten.add.Tensor``."""
+    return overload._schema
+
+
+OVERRIDE_CHECKS = (
+    "has_torch_function",
+    "has_torch_function_unary",
+    "has_torch_function_variadic",
+)
+OVERRIDE_CHECKERS = (torch.functional, torch.nn.functional)
+"""Modules of Python-level operators that ask these before they do their work."""
+
+_require(*(f"{m.__name__}.{check}" for m in OVERRIDE_CHECKERS for check in OVERRIDE_CHECKS))
+_require("torch.overrides.has_torch_function")
+
+
+# -- autograd ---------------------------------------------------------------
+
+_require(
+    "torch.autograd._engine_run_backward",
+    "torch._C._functions.AccumulateGrad._sequence_nr",
+    "torch._C._functions.ExpBackward0._saved_result",
+    "torch._C._FunctionBase.apply",
+    "torch.utils.checkpoint.CheckpointFunction._backward_cls._forward_cls",
+)
+
+AUTOGRAD = torch.autograd
+AUTOGRAD_ENGINE = "_engine_run_backward"
+"""What ``Tensor.backward``, ``torch.autograd.backward`` and ``grad`` call, in `AUTOGRAD`."""
+
+FUNCTION_BASE = _symbol("torch.autograd.function._SingleLevelFunction")
+"""The class between ``autograd.Function`` and C, where ``Function.apply`` ends up,
+also when it was bound to another name before."""
+
+FUNCTION_NODE = _symbol("torch.autograd.function.BackwardCFunction")
+"""The class of the nodes that ``autograd.Function``s make."""
+
+FUNCTORCH_FUNCTION: Any = _symbol("torch.autograd.function.custom_function_call")
+"""What ``autograd.Function.apply`` calls under a functorch transform."""
+
+HOOK_FUNCTION = _symbol("torch.nn.modules._functions.BackwardHookFunction")
+"""An identity by which ``nn.Module`` carries its full backward hooks."""
+
+sequence_number: Callable[[], int] = _symbol("torch._C._autograd._get_sequence_nr")
+"""The number that the next autograd node of this thread will have."""
+
+
+def node_sequence(node: Any) -> int:
+    """The sequence number of an autograd node."""
+    return cast(int, node._sequence_nr())
+
+
+def saves_result(node: Any) -> bool:
+    """Whether an autograd node keeps its operator's result for the backward pass."""
+    return hasattr(node, "_saved_result")
+
+
+def node_class(function: type[torch.autograd.Function]) -> Any:
+    """The class of the nodes that an ``autograd.Function`` makes."""
+    return getattr(function, "_backward_cls", None)
+
+
+def forward_class(node: Any) -> Any:
+    """The ``autograd.Function`` that a Python node belongs to, None for a builtin one."""
+    return getattr(node, "_forward_cls", None)
+
+
 def apply_function(cls: type[torch.autograd.Function], *args: Any) -> Any:
     """``cls.apply(*args)`` without PyTorch's Python layer and without our interception."""
     return _function_apply().__get__(None, cls)(*args)
@@ -192,6 +300,52 @@ def apply_function(cls: type[torch.autograd.Function], *args: Any) -> Any:
 @functools.cache
 def _function_apply() -> Any:
     return vars(torch._C._FunctionBase)["apply"]
+
+
+# -- modules, checkpoints, tracers ------------------------------------------
+
+_require(
+    "torch.utils.checkpoint._checkpoint_without_reentrant_generator",
+    "torch.utils.checkpoint.CheckpointFunction",
+)
+
+CHECKPOINT = torch.utils.checkpoint
+CHECKPOINT_GENERATOR = "_checkpoint_without_reentrant_generator"
+MODULE_CALL = _symbol("torch.nn.Module._wrapped_call_impl")
+"""What ``nn.Module.__call__`` is, unless a driver is attached."""
+
+SCRIPT_FUNCTION = torch.jit.ScriptFunction
+
+TRACERS = {
+    "torch.export._trace": ("_export",),
+    "torch.fx.experimental.proxy_tensor": ("_MakefxTracer.trace",),
+    "torch.fx._symbolic_trace": ("Tracer.trace",),
+    "torch.jit._trace": ("_trace_impl", "trace_module"),
+    "torch.jit": ("trace_module",),
+    "torch.jit._script": ("_script_impl",),
+}
+"""Where PyTorch's tracers begin, also when their entry point was bound to another name.
+
+They are looked for when their module is imported; a warning names one that is missing."""
+
+COMPILER_MODULE = "torch._dynamo.eval_frame"
+COMPILER_CALLBACK = "_callback_from_stance"
+COMPILED_MODULE = "_orig_mod"
+"""Where a module compiled with ``torch.compile`` keeps the module itself."""
+COMPILED_MODULE_SETUP = "OptimizedModule._initialize"
+"""What binds the call of the module that is compiled."""
+
+
+# -- the compiler -----------------------------------------------------------
+
+_COMPILER.extend(
+    (
+        "torch._dynamo.lookup_backend",
+        "torch._dynamo.source.LocalSource",
+        "torch._guards.CompileContext.current_compile_id",
+        "torch.utils._pytree.tree_map",
+    )
+)
 
 
 def compiled_frame() -> Any:
@@ -215,53 +369,25 @@ def announce_buffer(module: torch.fx.GraphModule, name: str) -> None:
     """Tell Dynamo of a buffer that was added to a graph after its capture."""
     from torch._dynamo.source import LocalSource
 
+    # Dynamo puts this attribute on each graph that it captures; no class has it.
     sources: dict[str, Any] = module._param_name_to_source  # type: ignore[assignment]
     sources[name] = LocalSource(name)
 
 
-def node_sequence(node: Any) -> int:
-    """The sequence number of an autograd node."""
-    return cast(int, node._sequence_nr())
+def map_tree(function: Callable[[Any], Any], tree: Any) -> Any:
+    """`tree`, of nested lists, tuples and dicts, with each leaf replaced by `function` of it."""
+    from torch.utils import _pytree
+
+    return _pytree.tree_map(function, tree)
 
 
-def is_view(tensor: torch.Tensor) -> bool:
-    """Whether autograd treats `tensor` as a view."""
-    return tensor._is_view()
+# -- Python -----------------------------------------------------------------
 
 
-def base_of(tensor: torch.Tensor) -> torch.Tensor | None:
-    """The tensor of which `tensor` is a view."""
-    return tensor._base
+def owned_check(lock: Any) -> Callable[[], bool]:
+    """A function that says whether the current thread holds `lock`, a ``threading.RLock``.
 
-
-def version_of(tensor: torch.Tensor) -> int:
-    """How often `tensor` has been changed in place."""
-    return tensor._version
-
-
-def versions_of(tensors: Sequence[Any]) -> list[int | None]:
-    """How often each tensor has been changed in place; None for an absent one, and for
-    those of inference mode, which do not count it."""
-    try:
-        return [tensor._version for tensor in tensors]
-    except (AttributeError, RuntimeError):
-        return [
-            None if tensor is None or tensor.is_inference() else tensor._version
-            for tensor in tensors
-        ]
-
-
-def is_shared(tensor: torch.Tensor) -> bool:
-    """Whether others than `tensor` and what autograd has saved of it use its storage."""
-    # One each for the tensor, for autograd, and for the storage object made here.
-    return torch._C._storage_Use_Count(tensor.untyped_storage()._cdata) > 3
-
-
-def saves_result(node: Any) -> bool:
-    """Whether an autograd node keeps its operator's result for the backward pass."""
-    return hasattr(node, "_saved_result")
-
-
-def forward_class(node: Any) -> Any:
-    """The ``autograd.Function`` that a Python node belongs to, None for a builtin one."""
-    return getattr(node, "_forward_cls", None)
+    ``threading.Condition`` uses the same method; there is no public one.
+    """
+    check: Callable[[], bool] = lock._is_owned
+    return check

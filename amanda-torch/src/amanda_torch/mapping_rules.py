@@ -1,4 +1,7 @@
-"""The standard mapping rules for PyTorch (design rule 15). They import no torch."""
+"""The standard mapping rules for PyTorch: canonical types, roles of inputs, layouts.
+
+``MappingTool.standard()`` applies them (contract rule 15). They import no torch.
+"""
 
 from __future__ import annotations
 
@@ -43,7 +46,7 @@ _CANONICAL: Mapping[str, str] = {
     "rnn_relu": "rnn",
     "convolution": "conv",
 }
-"""Names of leaves that differ from the canonical type; an in-place twin is like its op."""
+"""Operator names that differ from the canonical type; ``relu_`` is looked up as ``relu``, too."""
 
 _WEIGHTED: Mapping[str, tuple[int, int | None, str]] = {
     "conv1d": (1, 2, "OIW"),
@@ -63,7 +66,9 @@ _WEIGHTED: Mapping[str, tuple[int, int | None, str]] = {
     "rms_norm": (1, None, "C"),
     "prelu": (1, None, "C"),
 }
-"""Op type to (weight's input, bias's input, weight's layout)."""
+"""Canonical type to the weight's input, the bias's input (None: it has none) and the weight's
+layout, a letter per axis: O and I are output and input channels, D H W places, V E entries and
+features of an embedding, C channels, B batch."""
 
 _DATA: Mapping[str, str] = {
     "conv1d": "NCW",
@@ -85,6 +90,7 @@ _DATA: Mapping[str, str] = {
     "adaptive_avg_pool2d": "NCHW",
     "adaptive_avg_pool3d": "NCDHW",
 }
+"""Canonical type to the layout of its input and output: N is the batch, the rest as above."""
 
 _BACKWARD: Mapping[str, str] = {
     "ConvolutionBackward": "conv_backward",
@@ -92,7 +98,7 @@ _BACKWARD: Mapping[str, str] = {
 }
 
 _LINEAR_BACKWARD = frozenset({"AddmmBackward", "MmBackward", "LinearBackward", "BmmBackward"})
-"""The nodes that linear makes: with a bias or without, of two dimensions or more."""
+"""Nodes that compute linear's gradients: with or without bias, on inputs of two or more axes."""
 
 
 def standard(context: OpContext) -> None:
@@ -105,7 +111,7 @@ def standard(context: OpContext) -> None:
 
 
 def _describe(context: OpContext) -> None:
-    """The forward operator's part."""
+    """Set the keys of the forward operator."""
     name = context.get_op().__name__
     op_type = canonical(name)
     if name == "addmm" and context.get_value(2) is not None:
@@ -128,7 +134,7 @@ def _describe(context: OpContext) -> None:
 
 
 def _describe_einsum(context: OpContext) -> None:
-    """A product of two factors, of which the right one or else the left one is a parameter."""
+    """Set the weight of an einsum of two factors: the right one, or else the left one."""
     equation = str(context.get_attrs().get("equation", ""))
     if weight_layout(equation, 0) is None:
         return

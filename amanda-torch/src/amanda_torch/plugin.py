@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import abc
 import re
-import sys
 from collections.abc import Mapping, Sequence
 from importlib import metadata
 from typing import Any
@@ -16,15 +15,11 @@ from amanda_torch import mapping_rules
 MINIMUM = (2, 13)
 
 
-class TorchEagerDriver(Driver, abc.ABC):
-    """PyTorch in eager mode; what can be said of the driver without importing torch."""
+class TorchDriver(Driver, abc.ABC):
+    """A driver for PyTorch, as far as it can be described without importing torch."""
 
-    name = "torch-eager"
     framework = "torch"
-    mode = "eager"
-    target = "amanda_torch.eager.driver:EagerDriver"
     interface_version = INTERFACE_VERSION
-    capabilities = frozenset(Capability) - {Capability.STATIC_GRAPH, Capability.COMPILED}
 
     @classmethod
     def reason_unusable(cls) -> str:
@@ -39,28 +34,39 @@ class TorchEagerDriver(Driver, abc.ABC):
         return ""
 
     @classmethod
-    def check_internals(cls) -> Sequence[str]:
-        """The private symbols of PyTorch that the driver needs and this one lacks."""
+    def missing_symbols(cls) -> list[str]:
+        """The private symbols of PyTorch that the driver needs and this PyTorch lacks."""
         from amanda_torch import _internals
 
-        return [f"PyTorch has no {symbol}" for symbol in _internals.missing()]
+        return _internals.missing()
+
+    @classmethod
+    def check_internals(cls) -> Sequence[str]:
+        """A line for each private symbol that is missing."""
+        return [f"PyTorch has no {symbol}" for symbol in cls.missing_symbols()]
+
+
+class TorchEagerDriver(TorchDriver):
+    """PyTorch in eager mode; the class that runs is what ``target`` names."""
+
+    name = "torch-eager"
+    mode = "eager"
+    target = "amanda_torch.eager.driver:EagerDriver"
+    capabilities = frozenset(Capability) - {Capability.STATIC_GRAPH, Capability.COMPILED}
 
     @classmethod
     def self_test(cls) -> Sequence[str]:
-        """Look at the operators of a tiny model; what went wrong, if anything."""
-        problems: Sequence[str] = sys.modules[cls.loaded().__module__].self_test()
-        return problems
+        """Run a tiny model under a watching tool; a line for each operator not seen."""
+        return cls.loaded().self_test()
 
 
-class TorchGraphDriver(Driver, abc.ABC):
-    """Compiled PyTorch; what can be said of the driver without importing torch."""
+class TorchGraphDriver(TorchDriver):
+    """Functions compiled with ``torch.compile``; the class that runs is what ``target`` names."""
 
     name = "torch-graph"
-    framework = "torch"
     mode = "graph"
     target = "amanda_torch.compiled.driver:GraphDriver"
     opt_in = True
-    interface_version = INTERFACE_VERSION
     capabilities = frozenset(
         {
             Capability.REPLACE_OP,
@@ -73,14 +79,16 @@ class TorchGraphDriver(Driver, abc.ABC):
     )
 
     @classmethod
-    def reason_unusable(cls) -> str:
-        """Why this PyTorch cannot be instrumented; "" if it can."""
-        return TorchEagerDriver.reason_unusable()
+    def missing_symbols(cls) -> list[str]:
+        """Those of the eager driver, whose code it shares, and those of the compiler."""
+        from amanda_torch import _internals
+
+        return [*super().missing_symbols(), *_internals.missing(compiler=True)]
 
 
 @amanda.hookimpl
 def amanda_register_drivers() -> Sequence[type[Driver]]:
-    """The eager driver, and that for compiled functions."""
+    """The drivers for eager mode and for compiled functions."""
     return [TorchEagerDriver, TorchGraphDriver]
 
 

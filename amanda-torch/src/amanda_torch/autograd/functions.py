@@ -1,4 +1,8 @@
-"""Routines and automatic differentiation: isolation, substitution, whole-operator gradients."""
+"""The ``autograd.Function``s that the driver inserts: straight-through values, gathered gradients.
+
+``is_own`` in :mod:`amanda_torch.autograd.nodes` looks through their nodes, so that they are no
+backward operators.
+"""
 
 from __future__ import annotations
 
@@ -8,15 +12,20 @@ from typing import Any, Protocol
 import torch
 
 Gradients = Callable[[list[Any]], Sequence[Any]]
+"""Changes the gradients of several tensors together."""
 
 
 class AmandaSubstitute(torch.autograd.Function):
-    """The identity, except that the value is another one: straight-through."""
+    """Another value in the place of a tensor; the gradient passes straight through to the tensor.
+
+    Its arguments are the tensor and a list with the other value.
+    """
 
     @staticmethod
     def forward(ctx: Any, original: torch.Tensor, box: list[torch.Tensor]) -> torch.Tensor:
         ctx.dtype = original.dtype
-        # The list keeps autograd from looking at the new value.
+        # Autograd looks at tensors among the arguments, not at those in a list: the value is
+        # taken as it is, also if it is a view or needs a gradient.
         return box[0]
 
     @staticmethod
@@ -29,7 +38,11 @@ class AmandaSubstitute(torch.autograd.Function):
 
 
 class AmandaSubstituteInTransform(torch.autograd.Function):
-    """:class:`AmandaSubstitute` in the form that functorch transforms need (three times dearer)."""
+    """:class:`AmandaSubstitute` in the form that functorch transforms need.
+
+    They take no tensor that is not an argument, and want ``setup_context`` and ``vmap``. It
+    takes three times as long.
+    """
 
     @staticmethod
     def forward(original: torch.Tensor, new: torch.Tensor) -> torch.Tensor:
@@ -53,13 +66,14 @@ class AmandaSubstituteInTransform(torch.autograd.Function):
 
 
 class AmandaGradients(torch.autograd.Function):
-    """The identity on several tensors; all their gradients meet in one call of `change`."""
+    """The identity on several tensors; `change` is called once with all their gradients."""
 
     @staticmethod
     def forward(ctx: Any, change: Gradients, *tensors: torch.Tensor) -> Any:
         ctx.change = change
         ctx.set_materialize_grads(False)
-        # An alias that is no view: in-place operators stay legal on it.
+        # detach() makes an alias that autograd takes for no view, so that in-place operators
+        # stay legal on it: on the views of a function with several outputs they are not.
         return tuple(tensor.detach() for tensor in tensors)
 
     @staticmethod
@@ -72,21 +86,22 @@ class AmandaGradients(torch.autograd.Function):
 
 
 class Replacement(Protocol):
-    """What supplies the gradients of a whole operator."""
+    """Supplies the gradients of a whole operator."""
 
     @property
     def applies(self) -> bool:
-        """Whether it does so in the backward pass that is running."""
+        """Whether it does, in the backward pass that is running."""
 
     def __call__(self, grad_outputs: list[Any]) -> list[Any]:
         """The gradients of the operator's tensor inputs."""
 
 
 class AmandaOperator(torch.autograd.Function):
-    """The outputs of an operator, with two ways back: the operator's own and a tool's.
+    """The outputs of an operator, with two ways for their gradients: the operator's and a tool's.
 
-    The second goes straight to the operator's inputs. It is taken while its
-    scope is open; a backward pass after that is vanilla.
+    The tool's leads straight to the operator's inputs. It is taken while its scope is open; a
+    backward pass after that is vanilla. The arguments are the replacement, the number of
+    outputs, the outputs, and the inputs.
     """
 
     @staticmethod
@@ -111,7 +126,7 @@ class AmandaOperator(torch.autograd.Function):
 
 
 def _passed(tangents: Sequence[Any]) -> tuple[Any, ...]:
-    """Tangents handed on; forward-mode AD does not take them as they are."""
+    """Tangents handed on as views: forward-mode AD does not take them as they are."""
     return tuple(None if tangent is None else tangent.view_as(tangent) for tangent in tangents)
 
 

@@ -1,81 +1,90 @@
 """Backward operators: finding an operator's autograd nodes, and hooking them.
 
-Nodes are told by autograd's sequence numbers: those an operator has made are
-numbered from the value read before it (research/torch-driver.md, section 2).
-Hooks hold the graph's tensors weakly or not at all: a hook that holds an
-output would keep it alive for ever.
+A :class:`Claimer` does it right after the operator has run::
+
+    start = _internals.sequence_number()
+    result = operator(...)
+    claimer.claim(plan, known, make_call, result, start, iteration)
+
+Autograd numbers the nodes that a thread makes: those of the operator are the nodes behind its
+outputs whose number is at least `start`. Hooks hold the graph's tensors weakly or not at all: a
+hook that holds an output keeps the graph alive, which keeps the hook alive.
 """
 
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import nn
 
-from amanda.engine.backward import BackwardExecution, OpHandle, backward_needs
+from amanda.engine.backward import BackwardExecution, OpHandle, PastTensor, backward_needs
 from amanda.engine.dispatch import Dispatcher
-from amanda.engine.plan import ActionPlan, backward_is_settled
+from amanda.engine.plan import ActionPlan
 from amanda.errors import CapabilityError
-from amanda.interface.calls import BackwardCall
+from amanda.interface.calls import BackwardCall, NamedOp
+from amanda.state import STATE
 from amanda_torch import _internals
 from amanda_torch.autograd.functions import OWN_FUNCTIONS
-from amanda_torch.operators.calls import TorchCall
-from amanda_torch.operators.names import BackwardOpView, is_constant
-from amanda_torch.thread.local import muted
+from amanda_torch.operators.calls import TorchCall, tensors_of
+from amanda_torch.operators.names import is_constant
 
 _MARK = "amanda"
+"""Key in a node's metadata: by scope, the operator that owns an accumulation."""
+
+_OWN_NODES = frozenset(map(_internals.node_class, OWN_FUNCTIONS))
+
 _ALIAS = "amanda_alias"
+"""Key in the metadata of the nodes of aliases that this package has made."""
 
 
-class WeakTensor:
-    """A forward tensor as a backward context finds it: called, it gives the tensor or None."""
+def past_tensors(
+    tensors: Sequence[Any], modules: Callable[[], list[nn.Module]]
+) -> list[PastTensor | None]:
+    """Tensors for backward analyses, held weakly; None stays None.
 
-    __slots__ = ("_modules", "_ref")
-
-    def __init__(self, tensor: torch.Tensor, modules: Sequence[weakref.ref[nn.Module]]) -> None:
-        self._ref = weakref.ref(tensor)
-        self._modules = modules
-
-    def __call__(self) -> torch.Tensor | None:
-        return self._ref()
-
-    def constant(self) -> torch.Tensor | None:
-        """The tensor if it is a parameter, buffer or variable."""
-        tensor = self._ref()
-        return tensor if is_constant(tensor, self._running) else None
-
-    def _running(self) -> list[nn.Module]:
-        return [module for module in (ref() for ref in self._modules) if module is not None]
-
-
-def weak(tensors: Sequence[Any], modules: Callable[[], list[nn.Module]]) -> list[Any]:
-    """Weak stand-ins for tensors; None stays None."""
+    Args:
+        modules: a function that gives the running modules, innermost first.
+    """
     running = [weakref.ref(module) for module in modules()]
-    return [None if tensor is None else WeakTensor(tensor, running) for tensor in tensors]
+
+    def still_running() -> list[nn.Module]:
+        return [module for module in (ref() for ref in running) if module is not None]
+
+    def current_value(tensor: Any) -> Any:
+        return tensor if is_constant(tensor, still_running) else None
+
+    return [None if tensor is None else PastTensor(tensor, current_value) for tensor in tensors]
 
 
-class GradientState:
-    """What a thread has learned of one operator's backward operators.
+class KnownGradients:
+    """What a thread has learned of the backward operators of one operator, under one plan.
 
     Attributes:
-        form: the form of its gradient graph when it had settled, see :func:`form_of`.
-        ids: its backward operators when last claimed; None before the first time.
-        iteration: the iteration in which it last ran.
+        handle: leads hooks to the operator's records; holds no tensors.
+        hooks: by backward id, where no analysis is pending: they hold nothing of one graph,
+            and serve every execution.
+        form: the form of its gradient graph if no node of it needs a hook, see
+            :func:`form_of`; None if that is not known.
     """
 
-    __slots__ = ("form", "ids", "iteration")
+    __slots__ = ("form", "handle", "hooks")
 
-    def __init__(self) -> None:
+    def __init__(self, handle: OpHandle) -> None:
+        self.handle = handle
+        self.hooks: dict[str, NodeHooks] = {}
         self.form: Any = None
-        self.ids: tuple[str, ...] | None = None
-        self.iteration = -1
 
 
 def form_of(outputs: Any) -> Any:
-    """The types of an output's node and of those before it; a cheap fingerprint."""
+    """The form of an operator's gradient graph: the types of the node behind its first output
+    and of the nodes next to that.
+
+    A fingerprint that costs little: an operator whose graph changes its form, such as linear
+    when its bias begins to need a gradient, changes it there.
+    """
     if not isinstance(outputs, torch.Tensor):
         if not isinstance(outputs, (list, tuple)):
             return ()
@@ -89,11 +98,11 @@ def form_of(outputs: Any) -> Any:
 
 
 Edge = tuple[Any, int]
-"""Where a gradient goes: an autograd node and the number of its output, or a leaf and -1."""
+"""Where a gradient goes: an autograd node and the number of its input, or a leaf and -1."""
 
 
 def edge_of(tensor: Any) -> Edge | None:
-    """Where the gradient of a tensor goes; None if it has none."""
+    """Where the gradient of a tensor goes; None if the tensor needs none."""
     if tensor is None or not tensor.requires_grad:
         return None
     if tensor.grad_fn is None:
@@ -109,7 +118,7 @@ def is_edge(target: Any, number: int, edge: Edge) -> bool:
 
 
 def node_name(node: Any) -> str:
-    """``ConvolutionBackward0``, ``AccumulateGrad``; without the C++ namespace."""
+    """``ConvolutionBackward0``, ``AccumulateGrad``: the name without the C++ namespace."""
     return str(node.name()).rpartition("::")[2]
 
 
@@ -125,12 +134,11 @@ def set_alias(node: Any) -> None:
 
 def is_own(node: Any) -> bool:
     """Whether a node belongs to a function or an alias that this package inserts."""
-    if type(node).__name__ == "AliasBackward0":
-        return _ALIAS in node.metadata
-    return _internals.forward_class(node) in OWN_FUNCTIONS
+    cls = type(node)
+    return cls in _OWN_NODES or (cls.__name__ == "AliasBackward0" and _ALIAS in node.metadata)
 
 
-def new_nodes(outputs: Sequence[Any], start: int, *, aliases: bool = False) -> Iterator[Any]:
+def new_nodes(outputs: Sequence[Any], start: int, *, aliases: bool = False) -> list[Any]:
     """The nodes that an operator has made, and the accumulations that they feed.
 
     Args:
@@ -142,108 +150,115 @@ def new_nodes(outputs: Sequence[Any], start: int, *, aliases: bool = False) -> I
     for tensor in outputs:
         base = _internals.base_of(tensor) if tensor is not None else None
         if base is not None and base.requires_grad:
-            # In-place on a view gives the base a new node (CopySlices).
+            # An in-place operator on a view gives the base a new node, too (CopySlices).
             waiting.append(base.grad_fn)
-    seen = set()
-    while waiting:
-        node = waiting.pop(0)
+    found, seen = [], set()
+    # Breadth first: the list grows while it is read.
+    for node in waiting:
         if node is None or node in seen:
             continue
         seen.add(node)
         if is_own(node):
             if aliases and _ALIAS in node.metadata:
-                yield node
-            waiting.extend(edge[0] for edge in node.next_functions)
-        elif is_accumulation(node):
-            yield node
+                found.append(node)
+        elif hasattr(node, "variable"):
+            found.append(node)
+            continue
         elif _internals.node_sequence(node) >= start:
-            yield node
-            waiting.extend(edge[0] for edge in node.next_functions)
+            found.append(node)
+        else:
+            continue
+        waiting.extend([edge[0] for edge in node.next_functions])
+    return found
 
 
 class Claimer:
-    """Assigns autograd nodes to forward operators, for one thread."""
+    """Finds the autograd nodes of forward operators and hooks them, for one thread."""
 
     def __init__(self, dispatcher: Dispatcher) -> None:
         self._dispatcher = dispatcher
-        self._states: dict[str, GradientState] = {}
+        self._iterations: dict[str, int] = {}
         self._owners: Any = torch.utils.weak.WeakIdKeyDictionary()
 
     def clear(self) -> None:
         """Forget everything, at the end of the thread's scopes."""
-        self._states.clear()
+        self._iterations.clear()
         self._owners.clear()
 
-    def state_of(self, op_id: str) -> GradientState:
-        """What is known of one operator."""
-        state = self._states.get(op_id)
-        if state is None:
-            state = self._states[op_id] = GradientState()
-        return state
+    def note_run(self, op_id: str, iteration: int) -> None:
+        """Remember the iteration in which an operator with gradients last ran."""
+        self._iterations[op_id] = iteration
 
     def claim(
         self,
         plan: ActionPlan,
+        known: KnownGradients,
         make_call: Callable[[], TorchCall],
-        outputs: Sequence[Any],
+        result: Any,
         start: int,
         iteration: int,
     ) -> None:
         """Find and hook the backward operators of an operator that has just run.
 
-        `make_call` describes its call; it is asked only for an analysis.
+        Args:
+            known: what is known of them, to be added to.
+            make_call: describes its call; it is asked only for an analysis.
+            result: the operator's result.
+            start: the sequence number read before it ran.
+            iteration: the iteration of its thread.
         """
-        state = self.state_of(plan.op_id)
-        state.iteration = iteration
-        state.form = None
-        bare = OpHandle(plan.op_id, self._dispatcher.scopes())
-        full: tuple[TorchCall, OpHandle] | None = None
+        op_id = plan.op_id
+        self._iterations[op_id] = iteration
+        if known.form is not None and known.form == form_of(result):
+            return
+        outputs = tensors_of(result)
         counts: dict[str, int] = {}
-        ids = []
+        described = _Described(make_call, outputs)
+        is_settled = STATE.cache and not plan.acts_on_gradients
         for node in new_nodes(outputs, start):
-            if is_accumulation(node) and not self._owns(node, plan.op_id, bare, iteration):
+            is_leafs = hasattr(node, "variable")
+            if is_leafs and not self._owns(node, op_id, known.handle, iteration):
                 continue
             name = node_name(node)
             number = counts.get(name, 0)
             counts[name] = number + 1
-            backward_id = f"{plan.op_id}/grad/{name}:{number}"
-            ids.append(backward_id)
-            before, after, pending = backward_needs(bare, backward_id)
-            if not (before or after):
-                continue
-            backward = BackwardCall(op=BackwardOpView(name), op_id=backward_id)
-            handle = bare
-            if pending:
-                full = full or self._described(plan.op_id, make_call(), outputs)
-                call, handle = full
-                backward.names = _input_names(node, call)
-                backward.inputs, backward.outputs = handle.inputs, handle.outputs
-            execution = BackwardExecution(self._dispatcher, handle, backward)
-            NodeHooks(execution).register(node, before, after)
-        state.ids = tuple(ids)
+            backward_id = f"{op_id}/grad/{name}:{number}"
+            hooks = known.hooks.get(backward_id)
+            if hooks is None:
+                hooks = self._new_hooks(node, name, backward_id, known, described)
+            hooks.register(node)
+            is_settled = is_settled and hooks.is_idle
+        known.form = form_of(result) if is_settled else None
 
-    def _described(
-        self, op_id: str, call: TorchCall, outputs: Sequence[Any]
-    ) -> tuple[TorchCall, OpHandle]:
-        """The call, and a handle that leads to its tensors."""
-        inputs = weak(call.inputs, call.modules)
-        return call, OpHandle(op_id, self._dispatcher.scopes(), inputs, weak(outputs, call.modules))
-
-    def settle(self, plan: ActionPlan, outputs: Any) -> None:
-        """Remember the form of an operator whose backward operators need nothing."""
-        state = self.state_of(plan.op_id)
-        if state.ids is not None and backward_is_settled(plan, state.ids):
-            state.form = form_of(outputs)
+    def _new_hooks(
+        self,
+        node: Any,
+        name: str,
+        backward_id: str,
+        known: KnownGradients,
+        described: _Described,
+    ) -> NodeHooks:
+        """Hooks for a node; those for an analysis find the tensors of this execution."""
+        before, after, pending = backward_needs(known.handle, backward_id)
+        call, handle = BackwardCall(NamedOp(name), backward_id), known.handle
+        if pending:
+            call.names = _input_names(node, described.call())
+            handle = described.handle(known.handle)
+            call.inputs, call.outputs = handle.inputs, handle.outputs
+        hooks = NodeHooks(self._dispatcher, handle, call, before, after)
+        if STATE.cache and not pending:
+            known.hooks[backward_id] = hooks
+        return hooks
 
     def _owns(self, node: Any, op_id: str, handle: OpHandle, iteration: int) -> bool:
-        """Whether an accumulation belongs to this operator: the iteration's first
-        that consumed the leaf."""
+        """Whether a leaf's accumulation belongs to this operator: it does to the first operator
+        of the iteration that used the leaf."""
         marks = node.metadata.setdefault(_MARK, {})
-        fresh = [scope for scope in handle.scopes if scope not in marks]
+        fresh = set(handle.scopes).difference(marks)
         if not fresh:
             return False
         owner = self._owners.get(node.variable)
-        if owner is not None and owner != op_id and self.state_of(owner).iteration == iteration:
+        if owner is not None and owner != op_id and self._iterations.get(owner) == iteration:
             # The owner ran in this iteration; its node needed no hook.
             return False
         self._owners[node.variable] = op_id
@@ -252,8 +267,35 @@ class Claimer:
         return True
 
 
+class _Described:
+    """The call of an operator, which is described when the first analysis asks for it."""
+
+    __slots__ = ("_call", "_handle", "_make_call", "_outputs")
+
+    def __init__(self, make_call: Callable[[], TorchCall], outputs: Sequence[Any]) -> None:
+        self._make_call = make_call
+        self._outputs = outputs
+        self._call: TorchCall | None = None
+        self._handle: OpHandle | None = None
+
+    def call(self) -> TorchCall:
+        """The call."""
+        self._call = self._call or self._make_call()
+        return self._call
+
+    def handle(self, bare: OpHandle) -> OpHandle:
+        """A handle like `bare`, which also leads to the tensors of the call."""
+        if self._handle is None:
+            call = self.call()
+            scopes = [scope for scope in (ref() for ref in bare.scopes) if scope is not None]
+            inputs = past_tensors(call.inputs, call.modules)
+            outputs = past_tensors(self._outputs, call.modules)
+            self._handle = OpHandle(bare.op_id, scopes, inputs, outputs)
+        return self._handle
+
+
 def _input_names(node: Any, call: TorchCall) -> list[str]:
-    """For each gradient a node produces, the forward input that it belongs to."""
+    """The name of the forward input whose gradient each output of a node is; "" for none."""
     if is_accumulation(node):
         return []
     edges = call.edges or [edge_of(tensor) for tensor in call.inputs]
@@ -268,37 +310,56 @@ def _input_names(node: Any, call: TorchCall) -> list[str]:
 
 
 class NodeHooks:
-    """The hooks of one autograd node, in one graph."""
+    """The hooks of one backward operator, on its autograd node in any graph.
 
-    __slots__ = ("_execution",)
+    Attributes:
+        is_idle: whether there is nothing to do before it, and nothing after it.
+    """
 
-    def __init__(self, execution: BackwardExecution) -> None:
-        self._execution = execution
+    __slots__ = ("_after", "_before", "_execution", "is_idle")
 
-    def register(self, node: Any, before: bool, after: bool) -> None:
+    def __init__(
+        self,
+        dispatcher: Dispatcher,
+        handle: OpHandle,
+        call: BackwardCall,
+        before: bool,
+        after: bool,
+    ) -> None:
+        self._execution = BackwardExecution(dispatcher, handle, call)
+        self._before = before
+        self._after = after
+        self.is_idle = not (before or after)
+
+    def register(self, node: Any) -> None:
         """Hook a node at one or both of its ends."""
-        if before:
+        if self._before:
             node.register_prehook(self.before)
-        if after:
+        if self._after:
             node.register_hook(self.after)
 
     def before(self, grad_outputs: tuple[Any, ...]) -> Any:
         """Prehook: the gradients to consume instead, None for the same."""
-        if all(gradient is None for gradient in grad_outputs) and grad_outputs:
-            # Nothing flows here: a replacement has taken another way.
+        if _nothing_flows(grad_outputs):
             return None
         values = list(grad_outputs)
-        with muted():
+        modes = _internals.hide_modes()
+        try:
             changed = self._execution.before(values)
+        finally:
+            _internals.show_modes(modes)
         return None if changed is values else tuple(changed)
 
     def after(self, grad_inputs: tuple[Any, ...], grad_outputs: tuple[Any, ...]) -> Any:
         """Posthook: the gradients to pass on instead, None for the same."""
-        if all(gradient is None for gradient in grad_outputs) and grad_outputs:
+        if _nothing_flows(grad_outputs):
             return None
         values = list(grad_inputs)
-        with muted():
+        modes = _internals.hide_modes()
+        try:
             changed = self._execution.after(values, list(grad_outputs))
+        finally:
+            _internals.show_modes(modes)
         if changed is values:
             return None
         for index, (old, new) in enumerate(zip(values, changed, strict=True)):
@@ -310,8 +371,16 @@ class NodeHooks:
         return tuple(changed)
 
 
+def _nothing_flows(gradients: Sequence[Any]) -> bool:
+    """Whether a node gets no gradient: a replacement of its operator has taken another way."""
+    for gradient in gradients:
+        if gradient is not None:
+            return False
+    return bool(gradients)
+
+
 def count_foreign(roots: Sequence[Any], start: int) -> int:
-    """How many nodes of a backward pass belong to operators that ran before `start`."""
+    """How many nodes of a backward pass are of operators that ran before number `start`."""
     waiting = [root.grad_fn for root in roots if isinstance(root, torch.Tensor)]
     seen, foreign = set(waiting), 0
     while waiting:

@@ -17,7 +17,14 @@ from amanda_torch.autograd.functions import (
 
 
 def substitute(old: Any, new: torch.Tensor, action: Action) -> torch.Tensor:
-    """What stands for `new` in the model where a routine returned it in place of `old`.
+    """The tensor to use where a routine returned `new` for `old` (contract rule 7).
+
+    Args:
+        old: None where the routine supplies a tensor that was absent.
+
+    Returns:
+        `new` with the gradient passing straight through to `old`, unless the action is
+        differentiable.
 
     Raises:
         RoutineResultError: the shape differs, so that the gradient cannot pass.
@@ -40,16 +47,19 @@ def substitute(old: Any, new: torch.Tensor, action: Action) -> torch.Tensor:
     if not (torch.is_grad_enabled() and old.requires_grad and is_differentiable(new)):
         return new.detach() if new.requires_grad else new
     if _internals.shares_storage(old, new):
-        # Else a later in-place operator would change what others have saved.
+        # A later in-place operator on the result would change `old`, which autograd may have saved.
         new = new.clone()
     result: torch.Tensor = _internals.apply_function(AmandaSubstitute, old, [new.detach()])
     return result
 
 
 def write_back(target: torch.Tensor, value: torch.Tensor, differentiable: bool) -> None:
-    """Give `target`, the result of an in-place operator, the value of a routine.
+    """Write the value that a routine returned into `target`, the result of an in-place operator.
 
     Its place in autograd's graph stays, so that the gradient passes straight through.
+
+    Args:
+        differentiable: record the copy, as routines that take part in AD want it.
     """
     if differentiable:
         target.copy_(value)
@@ -58,7 +68,8 @@ def write_back(target: torch.Tensor, value: torch.Tensor, differentiable: bool) 
     with torch.no_grad():
         saved = node is not None and _internals.saves_result(node)
         if saved and not _internals.is_view(target) and not _internals.is_shared(target):
-            # The operator's own backward needs the old values: leave it their storage.
+            # The operator's backward needs the values that it has saved (exp_, sigmoid_): they
+            # keep the storage, and `target` gets another one.
             target.data = value.detach().to(target.dtype)
         else:
             target.copy_(value)

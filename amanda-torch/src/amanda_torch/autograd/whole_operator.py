@@ -1,23 +1,23 @@
-"""Actions on an operator as a whole: routines on the gradients of its inputs and outputs.
+"""Routines on the gradients of an operator as a whole: of all its outputs, or all its inputs.
 
-Where one autograd node sees all of them, it is hooked. Where the outputs or
-inputs belong to several nodes, they pass through an identity in which their
-gradients meet. View operators work on an alias that autograd knows as a view
-(an identity ``Function`` would cut the views off from what they show), and
-in-place operators are hooked where their inputs' gradients leave them.
+Forward analyses record them (contract rule 8). Where one autograd node gets or produces all of
+these gradients, it is hooked: :func:`hook_outputs`, :func:`hook_input_edges`. Where they belong
+to several nodes, the tensors pass through an identity that gathers their gradients:
+:func:`gather_inputs`. View operators run on aliases that autograd knows as views
+(:func:`aliases_of`), since an identity ``Function`` would cut views off from their base; in-place
+operators are hooked where the gradients of their inputs leave them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 
-from amanda.engine.backward import OpHandle, replaced_gradients
-from amanda.engine.dispatch import Dispatcher
+from amanda.engine.backward import OperatorGradients
 from amanda.errors import RoutineResultError
-from amanda.interface.action import Action, ActionKind
+from amanda.interface.action import ActionKind
 from amanda_torch import _internals
 from amanda_torch.autograd.functions import AmandaGradients
 from amanda_torch.autograd.nodes import (
@@ -27,66 +27,94 @@ from amanda_torch.autograd.nodes import (
     new_nodes,
     set_alias,
 )
-from amanda_torch.thread.local import muted
 
 
-class WholeOperator:
-    """Routines on the gradients of an operator's inputs or outputs, in one graph."""
+class WholeOperator(OperatorGradients):
+    """The routines on an operator's gradients as a whole, run with no function mode on."""
 
-    __slots__ = ("_dispatcher", "_handle", "_kind")
+    __slots__ = ()
 
-    def __init__(self, dispatcher: Dispatcher, handle: OpHandle, kind: ActionKind) -> None:
-        self._dispatcher = dispatcher
-        self._handle = handle
-        self._kind = kind
+    def before(self, grad_outputs: list[Any]) -> list[Any]:
+        """Run the routines on the gradients of the outputs."""
+        with _internals.no_modes():
+            return super().before(grad_outputs)
 
-    def run(self, gradients: list[Any]) -> list[Any]:
-        """The gradients after the routines of all scopes that have not ended."""
-        if self._dispatcher.is_paused():
-            return gradients
-        with muted():
-            for _, record in self._handle.records():
-                for action in record.actions(self._kind):
-                    gradients = self._dispatcher.run(action, gradients)
-        return gradients
+    def after(self, grad_inputs: list[Any]) -> list[Any]:
+        """Run the routines on the gradients of the inputs."""
+        with _internals.no_modes():
+            return super().after(grad_inputs)
 
-    def replace(
-        self, gradients: list[Any], grad_outputs: list[Any], shapes: Sequence[Any] = ()
-    ) -> list[Any]:
-        """The gradients that the replacement supplies, where it has not ended.
+    def replaced(self, grad_outputs: list[Any], count: int) -> list[Any] | None:
+        """The gradients of the `count` inputs that a replacement supplies; None without one."""
+        with _internals.no_modes():
+            return super().replaced(grad_outputs, count)
+
+    def acts(self) -> bool:
+        """Whether a scope of it is open, and the backward pass that runs is instrumented."""
+        return bool(self._handle.records()) and not self._dispatcher.is_paused()
+
+    def replaced_in(self, grad_outputs: list[Any], shapes: Sequence[Any]) -> list[Any]:
+        """As :meth:`replaced`, with a check of the shapes.
 
         Args:
             shapes: the shape of each input that needs a gradient, None for others.
+
+        Raises:
+            RoutineResultError: a gradient has another shape than its input.
         """
-        if not self._dispatcher.is_paused():
-            for _, record in self._handle.records():
-                for action in record.actions(ActionKind.REPLACE_BACKWARD_OP):
-                    with muted():
-                        gradients = replaced_gradients(
-                            self._dispatcher, action, grad_outputs, gradients
-                        )
-                    _check_shapes(action, gradients, shapes)
+        gradients = self.replaced(grad_outputs, len(shapes)) or [None] * len(shapes)
+        for index, (gradient, shape) in enumerate(zip(gradients, shapes, strict=True)):
+            if shape is None or gradient is None or gradient.shape == shape:
+                continue
+            action = self._handle.actions(ActionKind.REPLACE_BACKWARD_OP)[0]
+            raise RoutineResultError(
+                f"{action.routine} replaces the backward of op {action.op_id} and must return a "
+                f"gradient of shape {tuple(shape)} for its input {index}, got one of shape "
+                f"{tuple(gradient.shape)}"
+            )
         return gradients
 
 
-def _check_shapes(action: Action, gradients: Sequence[Any], shapes: Sequence[Any]) -> None:
-    for index, (gradient, shape) in enumerate(zip(gradients, shapes, strict=False)):
-        if shape is None or gradient is None or gradient.shape == shape:
-            continue
-        raise RoutineResultError(
-            f"{action.routine} replaces the backward of op {action.op_id} and must return a "
-            f"gradient of shape {tuple(shape)} for its input {index}, got one of shape "
-            f"{tuple(gradient.shape)}"
-        )
+class ReplacedGradients:
+    """A tool's vector-Jacobian product of a whole operator, in one graph; for
+    :class:`~amanda_torch.autograd.functions.AmandaOperator`.
+
+    Args:
+        positions: of the inputs that are tensors.
+        values: the inputs.
+    """
+
+    def __init__(
+        self, whole: WholeOperator, positions: Sequence[int], values: Sequence[Any]
+    ) -> None:
+        self._whole = whole
+        self._positions = positions
+        self._shapes = [
+            value.shape if value is not None and value.requires_grad else None for value in values
+        ]
+
+    @property
+    def applies(self) -> bool:
+        """Whether it supplies the gradients in the backward pass that runs."""
+        return self._whole.acts()
+
+    def __call__(self, grad_outputs: list[Any]) -> list[Any]:
+        """The gradients of the operator's tensor inputs."""
+        gradients = self._whole.after(self._whole.replaced_in(grad_outputs, self._shapes))
+        return [gradients[position] for position in self._positions]
+
+
+Change = Callable[[list[Any]], list[Any]]
+"""Gets gradients together, and gives those to use instead: the same list if none is changed."""
 
 
 class _Selected:
-    """Calls a whole-operator routine where only some positions have a gradient."""
+    """Changes the gradients of some positions; the others have none."""
 
-    __slots__ = ("_count", "_positions", "_whole")
+    __slots__ = ("_change", "_count", "_positions")
 
-    def __init__(self, whole: WholeOperator, positions: Sequence[int], count: int) -> None:
-        self._whole = whole
+    def __init__(self, change: Change, positions: Sequence[int], count: int) -> None:
+        self._change = change
         self._positions = positions
         self._count = count
 
@@ -94,44 +122,47 @@ class _Selected:
         full: list[Any] = [None] * self._count
         for position, gradient in zip(self._positions, gradients, strict=True):
             full[position] = gradient
-        full = self._whole.run(full)
+        full = self._change(full)
         return [full[position] for position in self._positions]
 
 
-def gather_inputs(whole: WholeOperator, values: list[Any]) -> list[Any]:
-    """`values` passed through an identity in which their gradients meet."""
+def gather_inputs(change: Change, values: list[Any]) -> list[Any]:
+    """`values` passed through an identity whose gradients `change` gets together."""
     positions = [i for i, t in enumerate(values) if t is not None and t.requires_grad]
-    return _gathered(whole, values, positions) if positions else values
+    return _gathered(change, values, positions) if positions else values
 
 
-def _gathered(whole: WholeOperator, values: list[Any], positions: Sequence[int]) -> list[Any]:
-    change = _Selected(whole, positions, len(values))
-    results = _internals.apply_function(AmandaGradients, change, *[values[i] for i in positions])
+def _gathered(change: Change, values: list[Any], positions: Sequence[int]) -> list[Any]:
+    selected = _Selected(change, positions, len(values))
+    tensors = [values[position] for position in positions]
+    results = _internals.apply_function(AmandaGradients, selected, *tensors)
     values = list(values)
     for position, result in zip(positions, results, strict=True):
         values[position] = result
     return values
 
 
-def hook_outputs(whole: WholeOperator, outputs: list[Any], start: int) -> list[Any]:
-    """Let the routines see the output gradients together.
+def hook_outputs(change: Change, outputs: list[Any], start: int) -> list[Any]:
+    """Let `change` get the gradients of all outputs together.
 
-    An output that the operator only handed on (``x.to(x.dtype)``) has no
-    backward operator.
+    An output that the operator has not made (``x.to(x.dtype)`` is `x`) has no backward operator.
+
+    Returns:
+        The outputs to use from now on.
     """
     positions = [i for i, tensor in enumerate(outputs) if _is_made(tensor, start)]
     if not positions:
         return outputs
     nodes = {outputs[i].grad_fn for i in positions}
     if len(nodes) > 1:
-        return _gathered(whole, outputs, positions)
+        return _gathered(change, outputs, positions)
     (node,) = nodes
     numbers = {i: outputs[i].output_nr for i in positions}
     count = len(outputs)
 
     def before(grad_outputs: tuple[Any, ...]) -> Any:
         full = [grad_outputs[numbers[i]] if i in numbers else None for i in range(count)]
-        changed = whole.run(full)
+        changed = change(full)
         if changed is full:
             return None
         result = list(grad_outputs)
@@ -153,7 +184,7 @@ def _is_made(tensor: Any, start: int) -> bool:
 
 
 def aliases_of(values: list[Any]) -> list[Any]:
-    """`values` with aliases in place of tensors that gradients are wanted for."""
+    """`values` with aliases in place of the tensors that need a gradient."""
     return [_alias(value) for value in values]
 
 
@@ -166,27 +197,35 @@ def _alias(value: Any) -> Any:
 
 
 class InputGradients:
-    """The hook at the place where an operator's input gradients leave it."""
+    """The hook on the node that produces all gradients of an operator's inputs.
 
-    __slots__ = ("_count", "_dispatcher", "_grad_outputs", "_handle", "_kinds", "_positions")
+    Args:
+        kinds: the kinds of actions to run.
+        positions: input position to the position of its gradient at the node.
+        counts: the numbers of inputs and of outputs.
+    """
+
+    __slots__ = ("_count", "_grad_outputs", "_kinds", "_positions", "_whole")
 
     def __init__(
         self,
-        dispatcher: Dispatcher,
-        handle: OpHandle,
+        whole: WholeOperator,
         kinds: Sequence[ActionKind],
         positions: dict[int, int],
         counts: tuple[int, int],
     ) -> None:
-        self._dispatcher = dispatcher
-        self._handle = handle
+        self._whole = whole
         self._kinds = kinds
         self._positions = positions
         self._count = counts[0]
         self._grad_outputs: list[Any] = [None] * counts[1]
 
     def note(self, places: Sequence[tuple[int, int]]) -> Any:
-        """A prehook that keeps the gradients which one node gets of the outputs."""
+        """A prehook for a node that gets gradients of the outputs, which the posthook needs.
+
+        Args:
+            places: for each such output its position, and that of its gradient at the node.
+        """
         grad_outputs = self._grad_outputs
 
         def before(gradients: tuple[Any, ...]) -> None:
@@ -201,12 +240,11 @@ class InputGradients:
         full = [grad_inputs[positions[i]] if i in positions else None for i in range(self._count)]
         changed = full
         if ActionKind.REPLACE_BACKWARD_OP in self._kinds:
-            whole = WholeOperator(self._dispatcher, self._handle, ActionKind.REPLACE_BACKWARD_OP)
-            changed = whole.replace(changed, list(self._grad_outputs))
+            supplied = self._whole.replaced(list(self._grad_outputs), self._count)
+            changed = changed if supplied is None else supplied
             self._grad_outputs[:] = [None] * len(self._grad_outputs)
         if ActionKind.AFTER_BACKWARD_OP in self._kinds:
-            whole = WholeOperator(self._dispatcher, self._handle, ActionKind.AFTER_BACKWARD_OP)
-            changed = whole.run(changed)
+            changed = self._whole.after(changed)
         if changed is full:
             return None
         result = list(grad_inputs)
@@ -217,14 +255,13 @@ class InputGradients:
 
 
 def hook_input_edges(
-    dispatcher: Dispatcher,
-    handle: OpHandle,
+    whole: WholeOperator,
     kinds: Sequence[ActionKind],
     edges: Sequence[Edge | None],
     outputs: Sequence[Any],
     start: int,
 ) -> bool:
-    """Let routines change or supply the input gradients of an operator that has run.
+    """Let routines change or supply the gradients of the inputs of an operator that has run.
 
     Args:
         edges: where the gradient of each input goes.
@@ -243,7 +280,7 @@ def hook_input_edges(
     if len(leaving) != 1:
         return not leaving
     ((node, places),) = leaving.items()
-    hook = InputGradients(dispatcher, handle, kinds, places, (len(edges), len(outputs)))
+    hook = InputGradients(whole, kinds, places, (len(edges), len(outputs)))
     makers: dict[Any, list[tuple[int, int]]] = {}
     for index, output in enumerate(outputs):
         if output.grad_fn is not None:
@@ -255,7 +292,7 @@ def hook_input_edges(
 
 
 def _places(node: Any, edges: Sequence[Edge | None]) -> dict[int, int]:
-    """Input position to the position of its gradient among those that `node` produces."""
+    """For each input whose gradient `node` produces: its position, to that of the gradient."""
     places: dict[int, int] = {}
     for place, (target, number) in enumerate(node.next_functions):
         for index, edge in enumerate(edges):

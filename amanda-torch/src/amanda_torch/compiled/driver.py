@@ -1,12 +1,16 @@
-"""The driver for PyTorch's graphs: what ``torch.compile`` captures, with routines compiled in.
+"""The driver for functions compiled with ``torch.compile``: writes routines into their graphs.
 
-Opt in, with ``amanda.apply(tool, drivers=["torch-graph"])``: functions and
-modules compiled with ``torch.compile`` then run through a backend that writes
-the tools' routines into Dynamo's graph and hands it on to inductor (or to the
-compiler that ``AMANDA_TORCH_COMPILER`` names, e.g. ``aot_eager``). Routines
-become a part of the compiled code, so they must be marked ``@amanda.traceable``:
-functions of tensors only, the tensors given as keyword arguments. Backward
-operators are made by the compiler and are not seen.
+It is used only when it is asked for::
+
+    with amanda.apply(tool, drivers=["torch-graph"]):
+        compiled(x)
+
+Functions and modules compiled with ``torch.compile`` then run through a backend that writes the
+tools' routines into the graph that Dynamo has captured, and hands it on to inductor, or to the
+compiler that ``AMANDA_TORCH_COMPILER`` names (``aot_eager``). Routines become a part of the
+compiled code; so they must be marked ``@amanda.traceable``: functions of tensors only, of the
+selected ones and of those passed as keyword arguments. Backward operators are made by the
+compiler and are not seen.
 """
 
 from __future__ import annotations
@@ -22,45 +26,44 @@ from typing import Any
 import attrs
 import torch
 from torch import fx
-from torch.utils import _pytree as pytree
 
 from amanda.engine.dispatch import Dispatcher
 from amanda.engine.plan import ActionPlan
 from amanda.errors import CapabilityError
 from amanda.interface.action import Action
-from amanda.namespace import Namespace
+from amanda.patching import PatchSet
 from amanda.state import STATE
 from amanda_torch import _internals
 from amanda_torch.autograd.functions import AmandaSubstitute
-from amanda_torch.operators.calls import TorchCall, tensors_of, with_item
+from amanda_torch.driver import LoadedDriver
+from amanda_torch.operators.calls import TorchCall, item_at, put_item, tensors_of
 from amanda_torch.operators.names import Kind, kind_of, name_of, op_view
 from amanda_torch.plugin import TorchGraphDriver
 
 COMPILER_VARIABLE = "AMANDA_TORCH_COMPILER"
+"""The environment variable that names the compiler; inductor without it."""
+
+# How Dynamo writes the outermost module in a path (``L['self'].fc``), and a second call.
 _ROOT = re.compile(r"^L\[['\"]\w+['\"]\](\.|$)|^L__self__(\.|$)")
 _CALL = re.compile(r"@\d+$")
 
 
-class GraphDriver(TorchGraphDriver):
-    """Instruments compiled functions while their graphs are captured."""
+class GraphDriver(LoadedDriver, TorchGraphDriver):
+    """Instruments compiled functions when their graphs are captured."""
 
     def __init__(self, dispatcher: Dispatcher) -> None:
         super().__init__(dispatcher)
         self._stance: Any = None
         self._backend: Backend | None = None
 
-    @property
-    def namespace(self) -> Namespace:
-        """``pytorch/<major>.<minor>/graph``."""
-        return Namespace(f"pytorch/{'.'.join(torch.__version__.split('.')[:2])}/graph")
-
-    def attach(self) -> None:
+    def patch(self, patches: PatchSet) -> None:
         """Nothing yet: a backend is put in place when a scope is entered."""
 
     def detach(self) -> None:
         """Give compiled functions their own backends back."""
         self._restore()
         self._backend = None
+        super().detach()
 
     def invalidate(self) -> None:
         """Scopes, switches or recorded actions have changed: compile anew where needed.
@@ -77,16 +80,8 @@ class GraphDriver(TorchGraphDriver):
         self._stance = torch.compiler.set_stance("default", force_backend=self._backend)
 
     def vanilla(self) -> AbstractContextManager[Any]:
-        """Analyses and routines run on symbolic tensors, which nothing notices."""
+        """A context that does nothing: analyses and routines run on symbolic tensors."""
         return nullcontext()
-
-    def ad_isolated(self) -> AbstractContextManager[Any]:
-        """``torch.no_grad()``."""
-        return torch.no_grad()
-
-    def is_tensor(self, value: Any) -> bool:
-        """Whether `value` is a ``torch.Tensor``."""
-        return isinstance(value, torch.Tensor)
 
     def _restore(self) -> None:
         stance, self._stance = self._stance, None
@@ -104,7 +99,7 @@ class Backend:
         self._starts: dict[Any, collections.Counter[str]] = {}
 
     def is_outdated(self, scopes: Sequence[Any]) -> bool:
-        """Whether code compiled by this backend is not what these scopes want."""
+        """Whether code compiled by this backend is not right under `scopes`."""
         if tuple(scopes) != self._scopes or not STATE.cache:
             return True
         return any(record.redo for scope in scopes for record in scope.cache)
@@ -121,7 +116,11 @@ class Backend:
 
 
 class GraphCall(TorchCall):
-    """An operator of a captured graph; its inputs are symbolic."""
+    """An operator of a captured graph; its inputs are symbolic.
+
+    Attributes:
+        constants: the parameters and buffers behind symbolic tensors, by the id of these.
+    """
 
     constants: Mapping[int, torch.Tensor] = {}
 
@@ -131,7 +130,7 @@ class GraphCall(TorchCall):
 
 @attrs.define
 class _Site:
-    """Where an operator sits in the graph: its node and the nodes of its inputs."""
+    """An operator in the graph: its node, its call, and the nodes of its inputs."""
 
     node: fx.Node
     call: GraphCall
@@ -139,7 +138,13 @@ class _Site:
 
 
 class GraphWriter:
-    """Writes the actions of all operators of one graph into it."""
+    """Writes the actions of all operators of one graph into it.
+
+    Args:
+        module: the captured graph.
+        example_inputs: real or fake tensors, one for each placeholder of it.
+        counts: how many operators of each name have been met, which is counted on.
+    """
 
     def __init__(
         self,
@@ -161,7 +166,7 @@ class GraphWriter:
                 self._constants[id(node.meta.get("example_value"))] = value
 
     def write(self) -> None:
-        """Analyse each operator and write what it needs around it."""
+        """Analyse each operator, and write its actions around it."""
         for node in list(self._graph.nodes):
             example = node.meta.get("example_value")
             if isinstance(example, torch.Tensor):
@@ -198,7 +203,7 @@ class GraphWriter:
         call.op = op_view(func, name)
         call.constants = self._constants
         nodes, node_kwargs = list(node.args), dict(node.kwargs)
-        inputs = [_at(place, nodes, node_kwargs) for place in call.places]
+        inputs = [item_at(place, nodes, node_kwargs) for place in call.places]
         return _Site(node, call, inputs)
 
     # -- the three kinds of actions ---------------------------------------
@@ -234,7 +239,7 @@ class GraphWriter:
         return outputs
 
     def _run(self, action: Action, values: Sequence[Any]) -> list[tuple[int, fx.Node]]:
-        """Write the call of a routine; the positions and nodes of its results."""
+        """Write the call of a routine; the positions of its results and their nodes."""
         _check_traceable(action)
         selected = _selected(action, values)
         indices = range(len(values)) if action.select is None else action.select
@@ -251,8 +256,9 @@ class GraphWriter:
         return results
 
     def _keywords(self, action: Action) -> dict[str, Any]:
-        """Keyword arguments as nodes: symbolic tensors, and buffers for real ones."""
-        return pytree.tree_map(self._as_node, dict(action.kwargs))  # type: ignore[no-any-return]
+        """A routine's keyword arguments for the graph: tensors become nodes."""
+        mapped: dict[str, Any] = _internals.map_tree(self._as_node, dict(action.kwargs))
+        return mapped
 
     def _as_node(self, value: Any) -> Any:
         if not isinstance(value, torch.Tensor):
@@ -265,18 +271,23 @@ class GraphWriter:
         return self._graph.get_attr(name)
 
     def _rebind(self, site: _Site) -> None:
-        """Give the operator the nodes that now stand for its inputs."""
+        """Give the operator the nodes of its present inputs."""
         args, kwargs = list(site.node.args), dict(site.node.kwargs)
         for place, value in zip(site.call.places, site.inputs, strict=True):
-            _put(place, args, kwargs, value)
+            if value is not None or not isinstance(place, str):
+                put_item(place, args, kwargs, value)
         site.node.args, site.node.kwargs = tuple(args), kwargs
 
 
-# -- what is written into the graph ---------------------------------------
+# -- functions that are called in the graph -------------------------------
 
 
 def _routine(dispatcher: Dispatcher, action: Action) -> Callable[..., Any]:
-    """The routine as the compiled graph calls it: always a tuple, gradient straight through."""
+    """The function by which the graph calls a routine.
+
+    It returns a tuple with one tensor for each selected one: the routine's, or the selected one
+    itself. The gradient of an isolated routine passes straight through.
+    """
     wanted = None if action.select is None else len(action.select)
 
     def amanda_routine(*tensors: Any, **kwargs: Any) -> tuple[Any, ...]:
@@ -314,14 +325,14 @@ def _item(results: tuple[Any, ...], position: int) -> Any:
 
 
 def _nothing() -> None:
-    """Marks a place in the graph while it is written."""
+    """Called by a node that marks a place in the graph while it is written."""
 
 
 # -- reading the graph ----------------------------------------------------
 
 
 def _function_of(node: fx.Node) -> Any:
-    """What an operator's node calls; None if the node is no operator."""
+    """The function that an operator's node calls; None if the node is no operator."""
     if node.op == "call_method":
         func = getattr(torch.Tensor, str(node.target), None)
     elif node.op == "call_function":
@@ -352,27 +363,6 @@ def _module_path(node: fx.Node) -> str:
         return ""
     path = list(stack.values())[-1][0]
     return _CALL.sub("", _ROOT.sub("", path))
-
-
-def _at(place: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-    """The node (or None) at a place of a call; see ``TorchCall.places``."""
-    if isinstance(place, str):
-        return kwargs.get(place)
-    (where, key), path = place
-    found = args[key] if where == "arg" else kwargs[key]
-    for step in path:
-        found = found[step]
-    return found
-
-
-def _put(place: Any, args: list[Any], kwargs: dict[str, Any], value: Any) -> None:
-    if isinstance(place, str):
-        if value is not None:
-            kwargs[place] = value
-        return
-    (where, key), path = place
-    box: Any = args if where == "arg" else kwargs
-    box[key] = with_item(box[key], path, value)
 
 
 def _selected(action: Action, values: Sequence[Any]) -> list[Any]:

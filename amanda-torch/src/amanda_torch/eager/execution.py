@@ -1,4 +1,8 @@
-"""One execution of an operator that some tool acts on or has yet to analyse."""
+"""One execution of an operator that some tool acts on or has yet to analyse.
+
+The interceptor keeps a :class:`KnownOp` for each operator that a thread has met, and runs it
+again by ``known.run(known, func, args, kwargs)``: by the shortest way that its actions allow.
+"""
 
 from __future__ import annotations
 
@@ -8,33 +12,34 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from amanda.engine.dispatch import Dispatcher
+from amanda.engine.backward import OpHandle
 from amanda.engine.plan import ActionPlan
 from amanda.errors import ToolTypeError
 from amanda.interface.action import Action
-from amanda.state import ATTACHED
+from amanda.state import ATTACHED, STATE
 from amanda_torch import _internals
-from amanda_torch.autograd.nodes import Claimer, GradientState, form_of
+from amanda_torch.autograd.nodes import Claimer, KnownGradients, form_of
 from amanda_torch.autograd.substitution import write_back
 from amanda_torch.eager.operation import Operation, made_leaf
-from amanda_torch.eager.points import Points
 from amanda_torch.operators.calls import TorchCall, tensors_of, with_tensors
 from amanda_torch.operators.layouts import Layout
-from amanda_torch.operators.names import name_of
+from amanda_torch.routines import RoutineDispatcher
 
 if TYPE_CHECKING:
-    from amanda_torch.thread.modules import Tracker
+    from amanda.engine.dispatch import OpExecution
+    from amanda_torch.eager.op_ids import Tracker
 
 
 _SWALLOWING = frozenset(
     """add sub mul div true_divide floor_divide remainder matmul pow eq ne lt le gt ge rsub rdiv
     bitwise_and bitwise_or bitwise_xor bitwise_left_shift bitwise_right_shift""".split()
 )
-"""Operators that Python's operators call; those turn any TypeError into NotImplemented."""
+"""The operators that ``a + b`` and the like call: PyTorch turns a TypeError in them into
+NotImplemented, and Python that into a TypeError about unsupported operands."""
 
 
 def _unswallowed(error: TypeError, name: str) -> BaseException:
-    """A tool's TypeError in a form that reaches the user from ``a + b`` too."""
+    """A tool's TypeError in a form that reaches the user, also from ``a + b``."""
     notes = getattr(error, "__notes__", ())
     swallowed = name.startswith("__") or name.rstrip("_") in _SWALLOWING
     if not swallowed or not any(note.startswith("amanda:") for note in notes):
@@ -46,25 +51,33 @@ def _unswallowed(error: TypeError, name: str) -> BaseException:
     return raised
 
 
-_ATTACHED = ATTACHED
+_attached = ATTACHED
 _is_grad_enabled = torch.is_grad_enabled
 
 _FORMS = 16
-"""Forms of call in which an operator is laid out; one that has more is described each time."""
+"""Forms of call for which a layout is made; an operator with more is described at each call."""
 
 
-class Memory:
-    """What a thread has learned of one operator.
+class KnownOp:
+    """What a thread has learned of one operator under one plan.
 
     Attributes:
-        gradients: of its backward operators.
-        layout: of its tensors in the form in which it was called last; None if it is not known.
-        forms: how often it was called in another form than before.
+        plan: its actions.
+        name: its name.
+        run: the way to run it, a method of :class:`Executor`.
+        gradients: what is known of its backward operators.
+        layout: of its inputs, in the form of its last call; None if it is not known.
+        forms: how many layouts have been made.
     """
 
-    __slots__ = ("forms", "gradients", "layout")
+    __slots__ = ("forms", "gradients", "layout", "name", "plan", "run")
 
-    def __init__(self, gradients: GradientState) -> None:
+    def __init__(
+        self, plan: ActionPlan, name: str, run: Callable[..., Any], gradients: KnownGradients
+    ) -> None:
+        self.plan = plan
+        self.name = name
+        self.run = run
         self.gradients = gradients
         self.layout: Layout | None = None
         self.forms = 0
@@ -73,141 +86,16 @@ class Memory:
 class Executor:
     """Runs the operators of one thread that are not plainly vanilla."""
 
-    def __init__(self, dispatcher: Dispatcher, tracker: Tracker) -> None:
+    def __init__(self, dispatcher: RoutineDispatcher, tracker: Tracker) -> None:
         self._dispatcher = dispatcher
         self._tracker = tracker
-        self._points = Points(dispatcher)
         self.claimer = Claimer(dispatcher)
+        # Faster than by STATE, which looks up the thread at each access.
+        self._thread = vars(STATE)
 
-    def run_claimed(
-        self,
-        plan: ActionPlan,
-        func: Any,
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
-        name: str = "",
-    ) -> Any:
-        """An operator without actions whose backward operators some tool looks at."""
-        if not _is_grad_enabled():
-            return func(*args, **kwargs) if kwargs else func(*args)
-        state = self._memory(plan).gradients
-        start = _internals.sequence_number()
-        result = func(*args, **kwargs)
-        if state.form is not None and state.form == form_of(result):
-            state.iteration = self._tracker.iteration
-            return result
-        if _internals.is_traced():
-            return result
-        name = name or name_of(func)
-        make_call = functools.partial(self._call, func, name, plan.op_id, args, kwargs)
-        self._claim(plan, make_call, result, start)
-        return result
+    # -- an operator that is not known ------------------------------------
 
-    def run_blind(
-        self,
-        plan: ActionPlan,
-        func: Any,
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
-        name: str = "",
-    ) -> Any:
-        """An operator with routines that look at no tensor: its arguments stay as they are."""
-        operator = func
-        if plan.claims and _is_grad_enabled():
-            operator = functools.partial(self.run_claimed, plan, func, args, kwargs, name)
-            args, kwargs = (), {}
-        try:
-            if plan.is_isolated and len(_ATTACHED) == 1 and _internals.is_bare():
-                return self._points.run_blind(plan, operator, args, kwargs)
-            self._run_blind(plan.before)
-            result = operator(*args, **kwargs)
-            self._run_blind(plan.after)
-            return result
-        except TypeError as error:
-            raise _unswallowed(error, name or name_of(func))  # noqa: B904 - it sets its cause
-
-    def _run_blind(self, actions: Sequence[Action]) -> None:
-        if not actions:
-            return
-        outer = _internals.hide_modes()
-        try:
-            for action in actions:
-                self._dispatcher.run(action, [])
-        finally:
-            _internals.show_modes(outer)
-
-    def run_around(
-        self,
-        plan: ActionPlan,
-        func: Any,
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
-        name: str = "",
-        key: Any = None,
-    ) -> Any:
-        """An operator with nothing but routines around it that look at its tensors.
-
-        A call in a form that was met before needs no description, if no routine changes it.
-        """
-        layout: Layout | None = None
-        values: list[Any] | None = None
-        if plan.is_isolated and len(_ATTACHED) == 1 and _internals.is_plain():
-            layout = self._memory(plan).layout
-            if layout is not None:
-                values = layout.values(key or func, args, kwargs)
-        elif _internals.is_traced():
-            return func(*args, **kwargs)
-        if layout is None or values is None or (layout.is_in_place and _is_grad_enabled()):
-            return self.run(plan, func, name or name_of(func), plan.op_id, args, kwargs, key)[0]
-        try:
-            changed = self._points.run(plan.before, values) if plan.before else values
-            if changed is not values:
-                name = name or name_of(func)
-                return self.run(plan, func, name, plan.op_id, args, kwargs, key, changed)[0]
-            if plan.claims and _is_grad_enabled():
-                result = self.run_claimed(plan, func, args, kwargs, name)
-            else:
-                result = func(*args, **kwargs) if kwargs else func(*args)
-            if plan.after:
-                outputs = tensors_of(result)
-                changed = self._points.run(plan.after, outputs)
-                if changed is not outputs:
-                    return _with_outputs(plan, layout.is_in_place, values, result, outputs, changed)
-            return result
-        except TypeError as error:
-            raise _unswallowed(error, name or name_of(func))  # noqa: B904 - it sets its cause
-
-    def run(
-        self,
-        plan: ActionPlan | None,
-        func: Any,
-        name: str,
-        op_id: str,
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
-        key: Any = None,
-        values: list[Any] | None = None,
-    ) -> tuple[Any, ActionPlan]:
-        """Run an operator with its analyses and actions.
-
-        Args:
-            plan: None if some analysis has yet to run.
-            key: what declares the operator's parameters, if not `func`.
-            values: its inputs as the routines before it have left them; None if these
-                have yet to run.
-
-        Returns:
-            The operator's result and its plan.
-        """
-        outer = _internals.hide_modes()
-        try:
-            return self._run(plan, func, name, op_id, args, kwargs, key, values, outer)
-        except TypeError as error:
-            raise _unswallowed(error, name)  # noqa: B904 - it sets its cause
-        finally:
-            _internals.show_modes(outer)
-
-    def _run(
+    def run_first(
         self,
         plan: ActionPlan | None,
         func: Any,
@@ -216,30 +104,203 @@ class Executor:
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
         key: Any,
-        values: list[Any] | None,
+        scopes: Sequence[Any],
+    ) -> tuple[Any, KnownOp | None]:
+        """Run an operator that this thread has not met, or of which its plan has changed.
+
+        Args:
+            plan: its plan; None if some analysis has yet to run.
+            key: what declares the operator's parameters, if not `func`.
+            scopes: those that instrument it.
+
+        Returns:
+            The operator's result, and what is known of it; None if it runs vanilla.
+        """
+        gradients = KnownGradients(OpHandle(op_id, scopes))
+        if plan is not None:
+            known = KnownOp(plan, name, self._way(plan), gradients)
+            return known.run(known, func, args, kwargs, key), known
+        outer = _internals.hide_modes()
+        try:
+            call = self._call(func, name, op_id, args, kwargs, key)
+            execution = self._dispatcher.begin(call, scopes)
+            result, plan = self._carry_out(execution.plan, call, gradients, outer, None, execution)
+        except TypeError as error:
+            raise _unswallowed(error, name)  # noqa: B904 - it sets its cause
+        finally:
+            _internals.show_modes(outer)
+        return result, KnownOp(plan, name, self._way(plan), gradients) if plan else None
+
+    def _way(self, plan: ActionPlan) -> Callable[..., Any]:
+        """The shortest way to run an operator with this plan."""
+        if plan.is_claim:
+            return self.run_claimed
+        if plan.is_blind:
+            return self.run_blind
+        if plan.is_around:
+            return self.run_around
+        return self.run
+
+    # -- an operator that is known ----------------------------------------
+
+    def run_claimed(
+        self,
+        known: KnownOp,
+        func: Any,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        key: Any = None,
+    ) -> Any:
+        """Run an operator without actions, whose backward operators some tool looks at."""
+        if not _is_grad_enabled():
+            return func(*args, **kwargs) if kwargs else func(*args)
+        start = _internals.sequence_number()
+        result = func(*args, **kwargs)
+        form = known.gradients.form
+        if form is not None and form == form_of(result):
+            self.claimer.note_run(known.plan.op_id, self._tracker.iteration)
+        elif not _internals.is_traced():
+            make_call = functools.partial(
+                self._call, func, known.name, known.plan.op_id, args, kwargs, key
+            )
+            self._claim(known.plan, known.gradients, make_call, result, start)
+        return result
+
+    def run_blind(
+        self,
+        known: KnownOp,
+        func: Any,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        key: Any = None,
+    ) -> Any:
+        """Run an operator with routines that take no tensor: its arguments stay as they are."""
+        plan, operator = known.plan, func
+        if plan.claims and _is_grad_enabled():
+            operator = functools.partial(self.run_claimed, known, func, args, kwargs, key)
+            args, kwargs = (), {}
+        try:
+            if plan.is_isolated and len(_attached) == 1 and _internals.is_bare():
+                return self._dispatcher.run_between(plan, operator, args, kwargs, self._thread)
+            self._run_blind(plan.before)
+            result = operator(*args, **kwargs)
+            self._run_blind(plan.after)
+            return result
+        except TypeError as error:
+            raise _unswallowed(error, known.name)  # noqa: B904 - it sets its cause
+
+    def _run_blind(self, actions: Sequence[Action]) -> None:
+        outer = _internals.hide_modes()
+        try:
+            self._dispatcher.run_all(actions, [])
+        finally:
+            _internals.show_modes(outer)
+
+    def run_around(
+        self,
+        known: KnownOp,
+        func: Any,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        key: Any = None,
+    ) -> Any:
+        """Run an operator with routines before and after it that take tensors.
+
+        A call in the form of the last one needs no description, unless a routine changes it.
+        """
+        plan, layout = known.plan, known.layout
+        values: list[Any] | None = None
+        if (
+            layout is not None
+            and plan.is_isolated
+            and len(_attached) == 1
+            and _internals.is_plain()
+            and not (layout.is_in_place and _is_grad_enabled())
+        ):
+            values = layout.values(key or func, args, kwargs)
+        if layout is None or values is None:
+            return self.run(known, func, args, kwargs, key)
+        try:
+            run_together, thread = self._dispatcher.run_together, self._thread
+            changed = run_together(plan.before, values, thread) if plan.before else values
+            if changed is not values:
+                return self.run(known, func, args, kwargs, key, changed)
+            if plan.claims:
+                result = self.run_claimed(known, func, args, kwargs, key)
+            else:
+                result = func(*args, **kwargs) if kwargs else func(*args)
+            if plan.after:
+                outputs = tensors_of(result)
+                changed = run_together(plan.after, outputs, thread)
+                if changed is not outputs:
+                    return _with_outputs(plan, layout.is_in_place, values, result, outputs, changed)
+            return result
+        except TypeError as error:
+            raise _unswallowed(error, known.name)  # noqa: B904 - it sets its cause
+
+    def run(
+        self,
+        known: KnownOp,
+        func: Any,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        key: Any = None,
+        values: list[Any] | None = None,
+    ) -> Any:
+        """Run an operator with any actions on a description of its call.
+
+        Args:
+            values: its inputs after the routines before it; None if these have yet to run.
+        """
+        if _internals.is_traced():
+            return func(*args, **kwargs)
+        plan = known.plan
+        outer = _internals.hide_modes()
+        try:
+            call = self._call(func, known.name, plan.op_id, args, kwargs, key)
+            if plan.is_around and known.forms < _FORMS:
+                known.forms += 1
+                known.layout = Layout.of(call, known.name, key or func)
+            return self._carry_out(plan, call, known.gradients, outer, values)[0]
+        except TypeError as error:
+            raise _unswallowed(error, known.name)  # noqa: B904 - it sets its cause
+        finally:
+            _internals.show_modes(outer)
+
+    def _carry_out(
+        self,
+        plan: ActionPlan,
+        call: TorchCall,
+        gradients: KnownGradients,
         outer: Sequence[Any],
+        values: list[Any] | None = None,
+        execution: OpExecution | None = None,
     ) -> tuple[Any, ActionPlan]:
-        """Run an operator while `outer`, the modes of others, are hidden from what we do."""
-        call = self._call(func, name, op_id, args, kwargs, key)
-        execution = None
-        if plan is None:
-            execution = self._dispatcher.begin(call)
-            plan = execution.plan
-        elif plan.is_around:
-            self._learn(plan, call, name, key or func)
+        """Run the routines before an operator, it, and those after it.
+
+        Args:
+            outer: the modes of others, which are hidden from everything but the operator.
+            execution: runs the analyses after it, where some have yet to run.
+
+        Returns:
+            Its result, and its plan after those analyses.
+        """
         if values is None:
-            values = list(call.inputs)
-            for action in plan.before:
-                values = self._dispatcher.run(action, values)
-        operation = Operation(self._dispatcher, plan, call, name, execution, outer)
+            values = self._dispatcher.run_all(plan.before, list(call.inputs))
+        operation = Operation(self._dispatcher, plan, call, gradients.handle, execution, outer)
         result = operation.run(values)
         plan = operation.plan
         outputs = operation.hook_outputs(tensors_of(result))
-        # Between the whole operator's hooks: they run first and last.
+        # The hooks of single nodes are registered after those on all output gradients and
+        # before those on all input gradients, and run in this order (contract rule 8).
         if plan.claims and _is_grad_enabled():
-            self._claim(plan, lambda: call, result, operation.start)
+            self._claim(plan, gradients, lambda: call, result, operation.start)
         operation.hook_inputs(result)
-        return self._finish(plan, operation, result, outputs), plan
+        changed = self._dispatcher.run_all(plan.after, outputs)
+        if changed is outputs:
+            return with_tensors(result, tensors_of(result), outputs), plan
+        inputs, is_in_place = operation.inputs, operation.in_place
+        return _with_outputs(plan, is_in_place, inputs, result, outputs, changed), plan
 
     def _call(
         self,
@@ -256,43 +317,17 @@ class Executor:
         )
 
     def _claim(
-        self, plan: ActionPlan, make_call: Callable[[], TorchCall], result: Any, start: int
+        self,
+        plan: ActionPlan,
+        known: KnownGradients,
+        make_call: Callable[[], TorchCall],
+        result: Any,
+        start: int,
     ) -> None:
         if _internals.in_functorch():
             self._dispatcher.not_seen("backward operators under a functorch transform")
             return
-        outputs = tensors_of(result)
-        self.claimer.settle(plan, result)
-        state = self.claimer.state_of(plan.op_id)
-        if state.form is None or state.form != form_of(result):
-            self.claimer.claim(plan, make_call, outputs, start, self._tracker.iteration)
-        state.iteration = self._tracker.iteration
-
-    def _finish(
-        self, plan: ActionPlan, operation: Operation, result: Any, outputs: list[Any]
-    ) -> Any:
-        """The routines after the operator, and the result that its caller gets."""
-        values = outputs
-        for action in plan.after:
-            values = self._dispatcher.run(action, values)
-        if values is outputs:
-            return with_tensors(result, tensors_of(result), values)
-        return _with_outputs(plan, operation.in_place, operation.inputs, result, outputs, values)
-
-    # -- what is learned of an operator -----------------------------------
-
-    def _memory(self, plan: ActionPlan) -> Memory:
-        memory: Memory | None = plan.driver_data
-        if memory is None:
-            memory = plan.driver_data = Memory(self.claimer.state_of(plan.op_id))
-        return memory
-
-    def _learn(self, plan: ActionPlan, call: TorchCall, name: str, key: Any) -> None:
-        """Remember where the operator's tensors sit in a call like this one."""
-        memory = self._memory(plan)
-        if memory.forms < _FORMS:
-            memory.forms += 1
-            memory.layout = Layout.of(call, name, key)
+        self.claimer.claim(plan, known, make_call, result, start, self._tracker.iteration)
 
 
 def _with_outputs(
@@ -303,7 +338,13 @@ def _with_outputs(
     outputs: Sequence[Any],
     values: list[Any],
 ) -> Any:
-    """The result of an operator with what the routines after it gave for its outputs."""
+    """The result of an operator after routines have returned other outputs.
+
+    Args:
+        inputs: the values that the operator has run on.
+        outputs: the tensors of `result`.
+        values: the outputs after the routines.
+    """
     differentiable = any(action.differentiable for action in plan.after)
     for index, (target, value) in enumerate(zip(outputs, values, strict=True)):
         if value is not target and (is_in_place or made_leaf(target, inputs)):

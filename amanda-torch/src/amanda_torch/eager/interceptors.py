@@ -1,16 +1,15 @@
-"""Interceptors: how the calls of operators are noticed.
+"""Notices the operators of one thread as they are called, through a ``TorchFunctionMode``.
 
-The seam: an interceptor serves one thread, tracks where it is (:class:`Tracker`),
-and hands operators that are not plainly vanilla to an :class:`Executor`.
-:class:`ModeInterceptor` works everywhere; a faster one may be put in its place
-by :func:`create`.
+An :class:`Interceptor` serves one thread. It keeps track of where that is (see
+:class:`~amanda_torch.eager.op_ids.Tracker`), and hands operators that do not run plainly
+vanilla to an :class:`~amanda_torch.eager.execution.Executor`. That of the current thread,
+if a scope covers it, is ``LOCAL.interceptor``.
 """
 
 from __future__ import annotations
 
-import abc
 import functools
-import sys
+import threading
 import warnings
 import weakref
 from collections.abc import Sequence
@@ -19,62 +18,107 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.overrides import TorchFunctionMode
 
-from amanda.engine.dispatch import Dispatcher
-from amanda.engine.plan import ActionPlan
 from amanda.errors import CoverageWarning
 from amanda.state import STATE
 from amanda_torch import _internals
 from amanda_torch.autograd.nodes import count_foreign
 from amanda_torch.eager.execution import Executor
+from amanda_torch.eager.op_ids import Cell, Labels, Tracker
 from amanda_torch.operators.names import Kind, kind_of, name_of
-from amanda_torch.thread.modules import Cell, Labels, Tracker
+from amanda_torch.routines import RoutineDispatcher
 
 if TYPE_CHECKING:
     from amanda.state import LiveScope
 
 _MANY = 10_000
+"""Operators of one name outside of modules, in one iteration, that are worth a warning."""
+
 _OVERRIDING_NOTHING = frozenset({torch.Tensor, torch.nn.Parameter, torch.nn.Buffer})
-_UNKNOWN: Any = ActionPlan("not analysed yet")
+_UNKNOWN: Any = object()
 _NO_OPERATOR: Any = []
 
 
-class Interceptor(Tracker, abc.ABC):
-    """The seam between the driver and the way in which operators are noticed.
+class Interceptor(Tracker, TorchFunctionMode):
+    """Notices the operators of one thread.
 
     Attributes:
-        stale: look before the next operator: `outdated` or `muted`.
-        outdated: plans may be out of date; set by any thread, acted on by its own.
+        stale: whether to call :meth:`refresh` before the next operator: `outdated` or `muted`.
+        outdated: whether plans may be out of date. Any thread sets it, its own acts on it.
         muted: depth of code in this thread that runs vanilla.
-        thread: the state of its thread, see :class:`amanda.state.ThreadState`.
+        thread: ``vars()`` of the thread's :class:`amanda.state.ThreadState`.
         executor: runs the operators that are not plainly vanilla.
     """
 
-    def __init__(self, dispatcher: Dispatcher, labels: Labels) -> None:
-        super().__init__(labels, dispatcher.not_seen)
+    def __init__(self, dispatcher: RoutineDispatcher, labels: Labels) -> None:
+        Tracker.__init__(self, labels, dispatcher.not_seen)
+        TorchFunctionMode.__init__(self)
         self.stale = True
         self.outdated = True
         self.muted = 0
+        # Faster than by STATE, which looks up the thread at each access.
         self.thread = vars(STATE)
         self.executor = Executor(dispatcher, self)
         self._dispatcher = dispatcher
         self._active: tuple[Any, ...] = ()
+        self._above: int | None = None
         self._entered: weakref.WeakKeyDictionary[LiveScope, int] = weakref.WeakKeyDictionary()
+        self._kinds: dict[Any, Kind] = {}
 
-    @abc.abstractmethod
+    # -- on and off -------------------------------------------------------
+
     def enter(self, above: int = 0) -> None:
-        """Start to notice the current thread's operators, below `above` modes."""
+        """Start to notice the current thread's operators, below `above` other modes."""
+        modes = [_internals.pop_mode() for _ in range(min(above, _internals.mode_depth()))]
+        _internals.push_mode(self)
+        for mode in reversed(modes):
+            _internals.push_mode(mode)
 
-    @abc.abstractmethod
     def exit(self) -> int:
-        """Stop, wherever in the thread's modes this interceptor sits: below how many."""
+        """Stop, wherever among the thread's modes this one sits; below how many it sat."""
+        modes = []
+        while _internals.mode_depth():
+            mode = _internals.pop_mode()
+            if mode is self:
+                break
+            modes.append(mode)
+        for mode in reversed(modes):
+            _internals.push_mode(mode)
+        return len(modes)
 
-    @abc.abstractmethod
     def is_alone(self) -> bool:
         """Whether it listens and no other mode does."""
+        return _internals.mode_depth() == 1 and _internals.mode_at(0) is self
 
-    @abc.abstractmethod
     def is_listening(self) -> bool:
         """Whether operators called now would be noticed."""
+        # Asked at every autograd.Function: a generator would cost two frames.
+        for index in range(_internals.mode_depth()):  # noqa: SIM110
+            if _internals.mode_at(index) is self:
+                return True
+        return False
+
+    def mute(self) -> None:
+        """Run vanilla until :meth:`unmute`."""
+        self.muted += 1
+        # A backward pass inside puts this mode on again.
+        self.stale = True
+        if self.muted == 1 and self.is_listening():
+            self._above = self.exit()
+
+    def unmute(self) -> None:
+        """Notice operators again."""
+        self.muted -= 1
+        if not self.muted:
+            self.stale = self.outdated
+            if self._above is not None:
+                above, self._above = self._above, None
+                self.enter(above)
+
+    def is_quiet(self) -> bool:
+        """Whether the thread runs muted code or a tool's."""
+        return bool(self.muted or self.thread["paused"])
+
+    # -- scopes -----------------------------------------------------------
 
     def enter_scopes(self) -> None:
         """Note where in the thread's autograd history its new scopes begin."""
@@ -93,29 +137,15 @@ class Interceptor(Tracker, abc.ABC):
                     scope.statistics.not_seen[reason] += foreign
 
     def clear(self) -> None:
-        """Let go of the scopes, and of all that was recorded under them."""
+        """Drop the scopes, and what was learned under them."""
         super().clear()
         self.executor.claimer.clear()
         self._active = ()
+        self._above = None
         self._entered.clear()
 
-    def mute(self) -> None:
-        """Run vanilla until :meth:`unmute`."""
-        self.muted += 1
-        self.stale = True
-
-    def unmute(self) -> None:
-        """End what :meth:`mute` has begun."""
-        self.muted -= 1
-        if not self.muted:
-            self.stale = self.outdated
-
-    def is_quiet(self) -> bool:
-        """Whether what runs now is vanilla, or a tool's code."""
-        return bool(self.muted or self.thread["paused"])
-
     def refresh(self) -> bool:
-        """Find out what applies now; False if this thread runs vanilla altogether."""
+        """Look up the scopes that apply now; False if this thread runs vanilla."""
         if self.muted:
             return False
         self.stale = self.outdated = False
@@ -137,103 +167,7 @@ class Interceptor(Tracker, abc.ABC):
         self._active = (None,)
         self.stale = self.outdated = True
 
-    def run_function(self, cls: type[torch.autograd.Function], args: Any, kwargs: Any) -> Any:
-        """An ``autograd.Function`` is an operator, named after its class."""
-        call = functools.partial(_internals.apply_function, cls)
-        if self.stale and not self.refresh():
-            return call(*args, **kwargs)
-        name = cls.__name__
-        cell = self.frame.cell_for(cls, name)
-        # No mode was popped on the way here: what we do ourselves must not be noticed.
-        self.mute()
-        try:
-            return self.run_leaf(cell, call, name, args, kwargs, cls)
-        finally:
-            self.unmute()
-
-    def run_leaf(
-        self, cell: Cell, func: Any, name: str, args: Any, kwargs: Any, key: Any = None
-    ) -> Any:
-        """Count an operator and run it according to its plan."""
-        count = cell[0] + 1
-        cell[0] = count
-        plan = cell[count] if count < len(cell) else _UNKNOWN
-        if plan is None:
-            return func(*args, **kwargs)
-        return self.run_planned(plan, cell, count, func, name, args, kwargs, key)
-
-    def run_planned(
-        self,
-        plan: ActionPlan,
-        cell: Cell,
-        count: int,
-        func: Any,
-        name: str,
-        args: Any,
-        kwargs: Any,
-        key: Any = None,
-    ) -> Any:
-        """Run an operator whose plan is not empty or not known, and keep its plan."""
-        if plan.is_claim:
-            return self.executor.run_claimed(plan, func, args, kwargs, name)
-        if plan.is_blind:
-            return self.executor.run_blind(plan, func, args, kwargs, name)
-        if plan.is_around:
-            return self.executor.run_around(plan, func, args, kwargs, name, key)
-        if _internals.is_traced():
-            return func(*args, **kwargs)
-        if plan is not _UNKNOWN:
-            return self.executor.run(plan, func, name, plan.op_id, args, kwargs, key)[0]
-        if count == _MANY and self.frame is self.root:
-            warnings.warn(
-                f"{_MANY} {name} operators outside of modules without an end of an iteration: "
-                "each has an id and actions of its own; call amanda.new_iteration() in the loop",
-                CoverageWarning,
-                stacklevel=3,
-            )
-        generation = self.generation
-        op_id = f"{self.frame.path}/{name}:{count - 1}"
-        known = self._dispatcher.plan(op_id)
-        if known is not None and not known:
-            result = func(*args, **kwargs)
-        else:
-            result, known = self.executor.run(known, func, name, op_id, args, kwargs, key)
-        if generation == self.generation and self._dispatcher.is_cacheable():
-            cell.extend([_UNKNOWN] * (count + 1 - len(cell)))
-            cell[count] = known or None
-        return result
-
-
-class ModeInterceptor(Interceptor, TorchFunctionMode):
-    """Notices operators through a ``TorchFunctionMode``, PyTorch's public way."""
-
-    def __init__(self, dispatcher: Dispatcher, labels: Labels) -> None:
-        Interceptor.__init__(self, dispatcher, labels)
-        self._kinds: dict[Any, Kind] = {}
-
-    def enter(self, above: int = 0) -> None:
-        modes = [_internals.pop_mode() for _ in range(above)]
-        _internals.push_mode(self)
-        for mode in reversed(modes):
-            _internals.push_mode(mode)
-
-    def exit(self) -> int:
-        modes = []
-        while _internals.mode_depth():
-            mode = _internals.pop_mode()
-            if mode is self:
-                break
-            modes.append(mode)
-        for mode in reversed(modes):
-            _internals.push_mode(mode)
-        return len(modes)
-
-    def is_alone(self) -> bool:
-        return _internals.mode_depth() == 1 and _internals.mode_at(0) is self
-
-    def is_listening(self) -> bool:
-        depth = _internals.mode_depth()
-        return any(_internals.mode_at(i) is self for i in range(depth))
+    # -- operators --------------------------------------------------------
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if self.stale and not self.refresh():
@@ -246,21 +180,17 @@ class ModeInterceptor(Interceptor, TorchFunctionMode):
         count = cell[0] + 1
         cell[0] = count
         try:
-            plan = cell[count]
+            known = cell[count]
         except IndexError:
-            plan = _UNKNOWN
-        if plan is None:
+            known = _UNKNOWN
+        if known is None:
             return func(*args, **kwargs) if kwargs else func(*args)
-        if plan.is_claim:
-            return self.executor.run_claimed(plan, func, args, kwargs or {})
-        if plan.is_blind:
-            return self.executor.run_blind(plan, func, args, kwargs or {})
-        if plan.is_around:
-            return self.executor.run_around(plan, func, args, kwargs or {})
-        return self.run_planned(plan, cell, count, func, name_of(func), args, kwargs or {})
+        if known is _UNKNOWN:
+            return self._run_unknown(cell, count, func, name_of(func), args, kwargs or {})
+        return known.run(known, func, args, kwargs or {})
 
     def _uncommon(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
-        """What has not been met in this frame, or is a Python-level function."""
+        """Run a function that is new in this frame, or written in Python."""
         kind = self._kinds.get(func)
         if kind is None:
             kind = self._kinds[func] = kind_of(func)
@@ -275,25 +205,102 @@ class ModeInterceptor(Interceptor, TorchFunctionMode):
         name = name_of(func)
         if kind is Kind.LEAF:
             return self.run_leaf(self.frame.cell_for(func, name), func, name, args, kwargs)
-        if sys._getframe(2).f_code is _internals.PYTHON_EVENT:
+        if _internals.caller_frame(2).f_code is _internals.PYTHON_EVENT:
             if not _OVERRIDING_NOTHING.issuperset(types):
                 # A subclass overrides it: PyTorch asks that next, with our mode on.
                 return NotImplemented
             return self._descend(func, types, args, kwargs)
-        # A C-level function that reports itself as its Python twin is the leaf. It
-        # must not be found in `cells`, where the twin's own events would find it too.
+        # A C-level function that reports itself as its Python twin is the operator. It must
+        # not be found in `cells`, where the calls of the twin would find it, too.
         cell = self.frame.names.setdefault(name, [0])
         return self.run_leaf(cell, func, name, args, kwargs)
 
     def _descend(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
-        """Run a Python-level function with its inner operators noticed."""
+        """Run a function written in Python; the operators that it calls are noticed."""
         _internals.push_mode(self)
         try:
             return _internals.call_composite(func, types, args, kwargs)
         finally:
             _internals.pop_mode()
 
+    def run_function(self, cls: type[torch.autograd.Function], args: Any, kwargs: Any) -> Any:
+        """Run an ``autograd.Function`` as an operator, named after its class."""
+        call = functools.partial(_internals.apply_function, cls)
+        if self.stale and not self.refresh():
+            return call(*args, **kwargs)
+        name = cls.__name__
+        cell = self.frame.cell_for(cls, name)
+        # PyTorch pops a mode while it handles an operator; no mode was popped on the way here.
+        self.mute()
+        try:
+            return self.run_leaf(cell, call, name, args, kwargs, cls)
+        finally:
+            self.unmute()
 
-def create(dispatcher: Dispatcher, labels: Labels) -> Interceptor:
-    """An interceptor for the current thread."""
-    return ModeInterceptor(dispatcher, labels)
+    def run_leaf(
+        self, cell: Cell, func: Any, name: str, args: Any, kwargs: Any, key: Any = None
+    ) -> Any:
+        """Count an operator and run it according to its plan."""
+        count = cell[0] + 1
+        cell[0] = count
+        known = cell[count] if count < len(cell) else _UNKNOWN
+        if known is None:
+            return func(*args, **kwargs)
+        if known is _UNKNOWN:
+            return self._run_unknown(cell, count, func, name, args, kwargs, key)
+        return known.run(known, func, args, kwargs, key)
+
+    def _run_unknown(
+        self, cell: Cell, count: int, func: Any, name: str, args: Any, kwargs: Any, key: Any = None
+    ) -> Any:
+        """Run an operator that this thread has yet to ask the plan of, and keep what is learned."""
+        if _internals.is_traced():
+            return func(*args, **kwargs)
+        if count == _MANY and self.frame is self.root:
+            warnings.warn(
+                f"{_MANY} {name} operators outside of modules without an end of an iteration: "
+                "each has an id and actions of its own; call amanda.new_iteration() in the loop",
+                CoverageWarning,
+                stacklevel=3,
+            )
+        generation, scopes = self.generation, self._active
+        op_id = f"{self.frame.path}/{name}:{count - 1}"
+        plan = self._dispatcher.plan(op_id, scopes)
+        known = None
+        if plan is not None and not plan:
+            result = func(*args, **kwargs)
+        else:
+            executor = self.executor
+            result, known = executor.run_first(plan, func, name, op_id, args, kwargs, key, scopes)
+        if generation == self.generation and self._dispatcher.is_cacheable():
+            cell.extend([_UNKNOWN] * (count + 1 - len(cell)))
+            cell[count] = known
+        return result
+
+
+class Local(threading.local):
+    """What belongs to the current thread.
+
+    Attributes:
+        interceptor: notices the thread's operators; None outside of scopes.
+    """
+
+    interceptor: Interceptor | None = None
+
+
+LOCAL = Local()
+
+
+class muted:  # noqa: N801 - reads as a statement
+    """Run the current thread vanilla within it."""
+
+    __slots__ = ("_interceptor",)
+
+    def __enter__(self) -> None:
+        self._interceptor = LOCAL.interceptor
+        if self._interceptor is not None:
+            self._interceptor.mute()
+
+    def __exit__(self, *_: object) -> None:
+        if self._interceptor is not None:
+            self._interceptor.unmute()

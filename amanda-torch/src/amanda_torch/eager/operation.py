@@ -1,4 +1,10 @@
-"""The operator itself, with what stands in for it, wraps it or supplies its gradient."""
+"""Runs the operator itself, between the routines before and after it.
+
+It computes with the values that the routines have left, which may be substitutes of the caller's
+tensors; a replacement may run in its place; and routines on its gradients as a whole are put in
+place around it. In-place and view operators need care at each of these steps: what they write
+into, and the tensors that they alias, must stay the caller's own.
+"""
 
 from __future__ import annotations
 
@@ -14,8 +20,9 @@ from amanda.errors import CapabilityError, RoutineResultError
 from amanda.interface.action import Action, ActionKind
 from amanda_torch import _internals
 from amanda_torch.autograd.functions import AmandaOperator
-from amanda_torch.autograd.nodes import edge_of, weak
+from amanda_torch.autograd.nodes import edge_of
 from amanda_torch.autograd.whole_operator import (
+    ReplacedGradients,
     WholeOperator,
     aliases_of,
     gather_inputs,
@@ -27,7 +34,7 @@ from amanda_torch.operators.names import base_name, is_in_place
 from amanda_torch.operators.parameters import output_count
 
 _STATE = frozenset({"running_mean", "running_var"})
-"""Inputs that operators of normalization change without saying so in their names."""
+"""Inputs that ``batch_norm`` and ``instance_norm`` change, though not in-place by their names."""
 
 _VIEWS = frozenset(
     """__getitem__ view reshape transpose t permute expand expand_as squeeze unsqueeze narrow
@@ -38,55 +45,61 @@ _VIEWS = frozenset(
     _reshape_alias unsafe_chunk unsafe_split lift_fresh data type_as float double half
     bfloat16 conj values indices squeeze_copy unsafe_split_with_sizes""".split()
 )
-"""Operators whose result may alias an input: no identity may come between them."""
+"""Operators whose result may alias an input: an identity on the input would cut the two apart."""
 
 
 class Operation:
-    """The operator itself, with what stands in for it or wraps it."""
+    """One run of the operator itself, or of its replacement.
+
+    Args:
+        handle: leads hooks to the operator's records.
+        execution: runs the analyses after the operator, where some have yet to run.
+        outer: function modes of others, which the operator's own call is to meet.
+
+    Attributes:
+        plan: the operator's actions; complete when :meth:`run` has returned.
+        in_place: whether the operator writes into an input or an ``out=`` tensor.
+        start: the sequence number read before the operator.
+    """
 
     def __init__(
         self,
         dispatcher: Dispatcher,
         plan: ActionPlan,
         call: TorchCall,
-        name: str,
+        handle: OpHandle,
         execution: OpExecution | None,
         outer: Sequence[Any],
     ) -> None:
         self._outer = outer
         self._dispatcher = dispatcher
         self._call = call
+        self._whole = WholeOperator(dispatcher, handle)
         self._execution = execution
         self.plan = plan
         self._before = plan
         self._gathered = False
         self._values: list[Any] = []
         self._edges: list[Any] = []
+        name = call.op.__name__
         self.in_place = is_in_place(name, call.kwargs)
         self.aliases = self.in_place or base_name(name) in _VIEWS
         self.records_gradients = torch.is_grad_enabled() and not _internals.in_functorch()
         self.start = _internals.sequence_number()
 
-    def handle(self) -> OpHandle:
-        """Leads hooks of this execution to the operator's records."""
-        modules = self._call.modules
-        return OpHandle(
-            self.plan.op_id, self._dispatcher.scopes(), weak(self._call.inputs, modules)
-        )
-
     def run(self, values: list[Any]) -> Any:
-        """Run it on `values`, then the analyses that see its outputs."""
+        """Run the operator on `values`, and then the analyses that see its outputs."""
         plan = self.plan
         self._values = values
         if self.records_gradients and self.in_place:
-            # The operator is about to move them.
+            # Afterwards the tensor that it writes into has another edge.
             self._edges = [edge_of(value) for value in values]
             self._call.edges = [edge_of(value) for value in self._call.inputs]
         on_inputs = self.records_gradients and (plan.after_backward or plan.replace_backward)
         if on_inputs and self._is_view_in_place(values) and not plan.replace_backward:
-            # Autograd rebuilds the graph of views; computing on a copy keeps the op's own.
-            whole = WholeOperator(self._dispatcher, self.handle(), ActionKind.AFTER_BACKWARD_OP)
-            result = self._in_place_on_substitute(gather_inputs(whole, values))
+            # For an in-place operator on a view, autograd rebuilds the nodes of all views of the
+            # base, and the gathering identity with them: compute on a copy, and write it back.
+            result = self._in_place_on_substitute(gather_inputs(self._whole.after, values))
             self._gathered = True
         elif not on_inputs or self.in_place:
             result = self._vanilla(values)
@@ -96,8 +109,7 @@ class Operation:
             result = self._with_gradient(values)
             self._gathered = True
         else:
-            whole = WholeOperator(self._dispatcher, self.handle(), ActionKind.AFTER_BACKWARD_OP)
-            result = self._handed_on(gather_inputs(whole, values))
+            result = self._handed_on(gather_inputs(self._whole.after, values))
             self._gathered = True
         if self._execution is not None:
             self.plan = self._execution.finish(tensors_of(result))
@@ -105,7 +117,7 @@ class Operation:
 
     @property
     def inputs(self) -> Sequence[Any]:
-        """What it has run on."""
+        """The values that it has run on."""
         return self._values
 
     def _is_view_in_place(self, values: list[Any]) -> bool:
@@ -119,21 +131,21 @@ class Operation:
         )
 
     def _handed_on(self, values: list[Any]) -> Any:
-        """Run on stand-ins; a stand-in that is handed on is what it stands for."""
+        """Run on aliases or identities of the values; one that the operator returns as it is
+        (``x.to(x.dtype)``) becomes the value again."""
         result = self._vanilla(values)
         outputs = tensors_of(result)
         origin = {id(new): old for new, old in zip(values, self._values, strict=True)}
         return with_tensors(result, outputs, [origin.get(id(o), o) for o in outputs])
 
     def hook_outputs(self, outputs: list[Any]) -> list[Any]:
-        """The routines before the operator's first backward operator."""
+        """Put the routines on the output gradients in place; the outputs to use from now on."""
         if not (self.plan.before_backward and self.records_gradients):
             return outputs
-        whole = WholeOperator(self._dispatcher, self.handle(), ActionKind.BEFORE_BACKWARD_OP)
-        return hook_outputs(whole, outputs, self.start)
+        return hook_outputs(self._whole.before, outputs, self.start)
 
     def hook_inputs(self, result: Any) -> None:
-        """Whole-operator actions that could not be prepared before the operator ran.
+        """Put the actions on the input gradients in place, where it was not done before the run.
 
         Raises:
             CapabilityError: no single hook sees all input gradients.
@@ -154,9 +166,7 @@ class Operation:
         if not late or not self.records_gradients:
             return
         edges = self._edges or [edge_of(value) for value in self._values]
-        if not hook_input_edges(
-            self._dispatcher, self.handle(), late, edges, tensors_of(result), self.start
-        ):
+        if not hook_input_edges(self._whole, late, edges, tensors_of(result), self.start):
             raise CapabilityError(
                 f"the input gradients of op {plan.op_id} leave it through several autograd nodes: "
                 f"{late[0].value}() must be recorded before it runs; register the analysis with "
@@ -182,7 +192,7 @@ class Operation:
         return result
 
     def _call_func(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-        """The operator's own call, which the modes of others see as ever."""
+        """Call the operator; function modes of others see it as if Amanda were not there."""
         _internals.show_modes(self._outer)
         try:
             return self._call.func(*args, **kwargs)
@@ -209,9 +219,10 @@ class Operation:
         return outputs[0] if wanted == 1 else result
 
     def _in_place_on_substitute(self, values: list[Any]) -> Any:
-        """Compute with the substitutes, and write the results into the caller's tensors.
+        """Compute with substitutes, and write the results into the caller's tensors.
 
-        Those are the tensors of the first argument: one, or a list (``_foreach_add_``).
+        The operator writes into the tensors of its first argument, one or a list of them
+        (``_foreach_add_``), and into those that its schema names.
         """
         call = self._call
         targets = sorted(
@@ -233,11 +244,11 @@ class Operation:
         return with_tensors(result, outputs, [origin.get(id(o), o) for o in outputs])
 
     def _with_gradient(self, values: list[Any]) -> Any:
-        """The operator with the tool's vector-Jacobian product beside its own gradient."""
+        """Run the operator with a tool's vector-Jacobian product beside its own gradient."""
         result = self._vanilla(values)
         outputs = tensors_of(result)
         positions = [i for i, value in enumerate(values) if value is not None]
-        vjp = _Replacement(self._dispatcher, self.handle(), positions, values)
+        vjp = ReplacedGradients(self._whole, positions, values)
         new = _internals.apply_function(
             AmandaOperator, vjp, len(outputs), *outputs, *[values[i] for i in positions]
         )
@@ -245,41 +256,9 @@ class Operation:
 
 
 def made_leaf(output: Any, inputs: Sequence[Any]) -> bool:
-    """Whether an operator is a factory that has made `output` a leaf to be trained."""
+    """Whether `output` is a new leaf that needs a gradient: the operator is a factory."""
     return (
         output.requires_grad
         and output.grad_fn is None
         and all(output is not value for value in inputs)
     )
-
-
-class _Replacement:
-    """A tool's vector-Jacobian product of a whole operator, in one graph."""
-
-    def __init__(
-        self,
-        dispatcher: Dispatcher,
-        handle: OpHandle,
-        positions: Sequence[int],
-        values: Sequence[Any],
-    ) -> None:
-        self._dispatcher = dispatcher
-        self._handle = handle
-        self._positions = positions
-        self._shapes = [
-            value.shape if value is not None and value.requires_grad else None for value in values
-        ]
-
-    @property
-    def applies(self) -> bool:
-        """Whether its scope is still open and this backward pass is instrumented."""
-        return bool(self._handle.records()) and not self._dispatcher.is_paused()
-
-    def __call__(self, grad_outputs: list[Any]) -> list[Any]:
-        """The gradients of the operator's tensor inputs."""
-        nothing: list[Any] = [None] * len(self._shapes)
-        replacement = WholeOperator(self._dispatcher, self._handle, ActionKind.REPLACE_BACKWARD_OP)
-        gradients = replacement.replace(nothing, grad_outputs, self._shapes)
-        after = WholeOperator(self._dispatcher, self._handle, ActionKind.AFTER_BACKWARD_OP)
-        gradients = after.run(gradients)
-        return [gradients[position] for position in self._positions]

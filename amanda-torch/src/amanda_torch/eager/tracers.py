@@ -1,9 +1,10 @@
-"""PyTorch's own tracers record a model as it is: the driver steps aside while they run.
+"""Patches for PyTorch's tracers and compiler, and for the native fast paths.
 
-Under a tracer our mode, our module frames and our override checks would be
-recorded or compiled along with the model (``torch.export``, ``make_fx``,
-``torch.fx``, ``torch.jit``); a function compiled with ``torch.compile`` runs
-eagerly instead, so that its operators are seen.
+The driver steps aside while ``torch.export``, ``make_fx``, ``torch.fx`` or ``torch.jit`` record
+a model: otherwise its mode, module calls and override checks would be recorded, too. A function
+compiled with ``torch.compile`` runs eagerly in covered threads, so that its operators are seen.
+``has_torch_function`` answers as if our mode were not there, so that modules with a fused native
+path (``nn.MultiheadAttention`` in eval mode) still take it.
 """
 
 from __future__ import annotations
@@ -23,15 +24,14 @@ from amanda.patching import PatchSet
 from amanda.registry import import_hook
 from amanda.state import STATE
 from amanda_torch import _internals
-from amanda_torch.eager.interceptors import Interceptor
-from amanda_torch.thread.local import LOCAL
+from amanda_torch.eager.interceptors import LOCAL, Interceptor
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
 
 class Tracers:
-    """The patches on PyTorch's tracers and compilers, and on what tells them of our mode."""
+    """The patches of this module, as one that is attached and detached."""
 
     def __init__(self) -> None:
         self._patches = PatchSet()
@@ -132,7 +132,7 @@ class Tracers:
 
         return callback_from_stance
 
-    # -- what Python-level functions ask ----------------------------------
+    # -- override checks --------------------------------------------------
 
     def _patch_checks(self) -> None:
         if len(self._checks):
@@ -144,12 +144,12 @@ class Tracers:
 
 
 def _with_vanilla_calls(vanilla: Any) -> Any:
-    """A compiled module outlives the scope: what it binds must not be ours."""
+    """Let a compiled module bind the vanilla ``__call__``: the module outlives the scope."""
 
     @functools.wraps(vanilla)
     def initialize(*args: Any, **kwargs: Any) -> Any:
         ours = vars(nn.Module)["__call__"]
-        nn.Module.__call__ = nn.Module._wrapped_call_impl  # type: ignore[method-assign]
+        nn.Module.__call__ = _internals.MODULE_CALL  # type: ignore[method-assign]
         try:
             return vanilla(*args, **kwargs)
         finally:
@@ -161,21 +161,20 @@ def _with_vanilla_calls(vanilla: Any) -> Any:
 _PLAIN = frozenset(
     {torch.Tensor, nn.Parameter, nn.Buffer, type(None), int, float, bool, str, tuple, list}
 )
-"""Types that override nothing."""
+"""Types without ``__torch_function__`` of their own, most of what is asked about."""
 
 
 def _overrides_one(vanilla: Any) -> Any:
     """``has_torch_function_unary`` as if our mode were not there.
 
-    That keeps native fast paths (``nn.MultiheadAttention`` in eval mode asks),
-    and Python-level functions go straight to their leaves.
+    Functions written in Python then go straight to the operators that they call.
     """
 
     def has_torch_function_unary(relevant_arg: Any) -> bool:
         interceptor = LOCAL.interceptor
         if interceptor is None or not interceptor.is_alone():
             return bool(vanilla(relevant_arg))
-        return type(relevant_arg) not in _PLAIN and _unheard(interceptor, vanilla, relevant_arg)
+        return type(relevant_arg) not in _PLAIN and _ask_vanilla(interceptor, vanilla, relevant_arg)
 
     return has_torch_function_unary
 
@@ -189,7 +188,7 @@ def _overrides_several(vanilla: Any) -> Any:
             return bool(vanilla(*relevant_args))
         if _PLAIN.issuperset(map(type, relevant_args)):
             return False
-        return _unheard(interceptor, vanilla, *relevant_args)
+        return _ask_vanilla(interceptor, vanilla, *relevant_args)
 
     return has_torch_function_variadic
 
@@ -201,7 +200,7 @@ def _overrides_any(vanilla: Any) -> Any:
         interceptor = LOCAL.interceptor
         if interceptor is None or not interceptor.is_alone():
             return bool(vanilla(relevant_args))
-        return _unheard(interceptor, vanilla, relevant_args)
+        return _ask_vanilla(interceptor, vanilla, relevant_args)
 
     return has_torch_function
 
@@ -209,13 +208,14 @@ def _overrides_any(vanilla: Any) -> Any:
 def _overrides_of_modules(vanilla: Any) -> Any:
     """``torch.overrides.has_torch_function``, by which ``torch.nn`` chooses native fast paths.
 
-    Higher-order operators ask the same function whether to report themselves.
+    Higher-order operators (``torch.cond``) ask the same function whether to report themselves to
+    a mode; they must go on to do so.
     """
-    unheard = _overrides_any(vanilla)
+    without_mode = _overrides_any(vanilla)
 
     def has_torch_function(relevant_args: Any) -> bool:
-        caller = sys._getframe(1).f_globals.get("__name__")
-        answer = vanilla if caller == _internals.OPERATORS_MODULE else unheard
+        caller = _internals.caller_frame(1).f_globals.get("__name__")
+        answer = vanilla if caller == _internals.OPERATORS_MODULE else without_mode
         return bool(answer(relevant_args))
 
     return has_torch_function
@@ -224,7 +224,7 @@ def _overrides_of_modules(vanilla: Any) -> Any:
 _CHECKS = (_overrides_any, _overrides_one, _overrides_several)
 
 
-def _unheard(interceptor: Interceptor, check: Any, *args: Any) -> bool:
+def _ask_vanilla(interceptor: Interceptor, check: Any, *args: Any) -> bool:
     """Ask PyTorch's own check while our mode is off."""
     interceptor.exit()
     try:

@@ -1,4 +1,14 @@
-"""One call of an operator of PyTorch, with its tensors laid out flat."""
+"""One call of an operator of PyTorch: flat inputs and attributes, and the way back.
+
+::
+
+    call = TorchCall.of(torch.cat, "cat", "/cat:0", ([x, y],), {"dim": 1})
+    call.inputs                   # [x, y]
+    call.attributes               # {"dim": 1}
+    call.rebuilt([x, z])          # ([[x, z]], {"dim": 1})
+
+:func:`tensors_of` and :func:`with_tensors` do the same for an operator's result.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +22,13 @@ from torch import nn
 
 from amanda.interface.calls import OpCall
 from amanda_torch.operators.names import is_constant, op_view
-from amanda_torch.operators.parameters import Slot, layout_of
+from amanda_torch.operators.parameters import Slot, Source, slots_of
+
+Path = tuple[Any, ...]
+"""The indices and keys that lead to an item of nested lists, tuples and dicts."""
+
+Place = str | tuple[Source, Path]
+"""Where an input sits in a call: in an argument, or the keyword of an absent optional tensor."""
 
 
 def _has_tensor(value: Any) -> bool:
@@ -26,14 +42,12 @@ def _has_tensor(value: Any) -> bool:
 
 
 def _kind(value: Any) -> str:
+    """The kind of an argument, see :func:`~amanda_torch.operators.parameters.slots_of`."""
     if isinstance(value, torch.Tensor):
         return "T"
     if value is None:
         return "N"
     return "L" if _has_tensor(value) else "O"
-
-
-Path = tuple[Any, ...]
 
 
 def _expand(value: Any, path: Path, found: list[tuple[Any, Path]], listed: bool) -> None:
@@ -62,25 +76,46 @@ def with_item(container: Any, path: Path, value: Any) -> Any:
     return type(container)(*items) if hasattr(container, "_fields") else tuple(items)
 
 
+def item_at(place: Place, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+    """The item of a call at one place; None for an absent tensor."""
+    if isinstance(place, str):
+        return kwargs.get(place)
+    (where, key), path = place
+    found = args[key] if where == "arg" else kwargs[key]
+    for step in path:
+        found = found[step]
+    return found
+
+
+def put_item(place: Place, args: list[Any], kwargs: dict[str, Any], value: Any) -> None:
+    """Put `value` at one place of a call; containers are copied on the way."""
+    if isinstance(place, str):
+        kwargs[place] = value
+        return
+    (where, key), path = place
+    box: Any = args if where == "arg" else kwargs
+    box[key] = with_item(box[key], path, value)
+
+
 @attrs.define(eq=False)
 class TorchCall(OpCall):
-    """One call of an operator, with its tensors laid out flat.
+    """One call of an operator, with flat inputs.
 
     Attributes:
-        func: what is called.
-        args, kwargs: as the caller passed them.
+        func: the function that is called.
+        args, kwargs: the caller's arguments.
         written: positions of the inputs that the operator writes into.
-        places: for each input where it sits: ``(source, path)``, or the
-            keyword of an absent optional tensor.
-        modules: gives the running modules, innermost first.
-        edges: where the inputs' gradients go, noted before an operator that may
-            move them; see ``backward.edge_of``.
+        places: the place of each input.
+        modules: a function that gives the running modules, innermost first.
+        edges: where the inputs' gradients go, see
+            :func:`amanda_torch.autograd.nodes.edge_of`; noted before an operator that changes
+            its inputs in place, since their edges are others afterwards.
     """
 
     func: Any = None
     args: tuple[Any, ...] = ()
     kwargs: Mapping[str, Any] = attrs.field(factory=dict)
-    places: Sequence[Any] = ()
+    places: Sequence[Place] = ()
     written: Sequence[int] = ()
     modules: Callable[[], list[nn.Module]] = list
     edges: list[Any] | None = None
@@ -97,15 +132,21 @@ class TorchCall(OpCall):
         modules: Callable[[], list[nn.Module]] = list,
         key: Any = None,
     ) -> Self:
-        """The call ``func(*args, **kwargs)``; `key` stands for `func` where that is a closure."""
+        """The call ``func(*args, **kwargs)``.
+
+        Args:
+            func, name, op_id: the operator's function, name and id.
+            args, kwargs, module, modules: see the attributes.
+            key: declares the parameters where `func` is a closure that does not.
+        """
         kinds = "".join([_kind(arg) for arg in args])
         keywords = tuple((k, _kind(v)) for k, v in kwargs.items() if k != "out")
         inputs: list[Any] = []
         names: list[str] = []
-        places: list[Any] = []
+        places: list[Place] = []
         attributes: dict[str, Any] = {}
         written: list[int] = []
-        for slot in layout_of(key or func, name, kinds, keywords):
+        for slot in slots_of(key or func, name, kinds, keywords):
             start = len(inputs)
             _fill(slot, args, kwargs, inputs, names, places, attributes)
             if slot.is_written:
@@ -148,6 +189,7 @@ class TorchCall(OpCall):
 
 
 _EMPTY = object()
+"""Takes the place of a tensor in a call that is to hold none."""
 
 
 def _fill(
@@ -156,10 +198,10 @@ def _fill(
     kwargs: Mapping[str, Any],
     inputs: list[Any],
     names: list[str],
-    places: list[Any],
+    places: list[Place],
     attributes: dict[str, Any],
 ) -> None:
-    """Add what one slot holds to the flat inputs or to the attributes."""
+    """Add the argument of one slot to the flat inputs or to the attributes."""
     source = slot.source
     if source is None:
         if not slot.is_tensor:
@@ -192,7 +234,7 @@ def _fill(
 
 
 def _rest_of(name: str, value: Any) -> dict[str, Any]:
-    """The non-tensor items of a mixed list such as an index, tensors shown as None."""
+    """The attribute of a list that mixes tensors and others, such as an index: tensors are None."""
     if not isinstance(value, (list, tuple)):
         return {}
     plain = [None if _has_tensor(item) else item for item in value]
@@ -202,22 +244,15 @@ def _rest_of(name: str, value: Any) -> dict[str, Any]:
 def _placed(
     args: Sequence[Any],
     kwargs: Mapping[str, Any],
-    places: Sequence[Any],
+    places: Sequence[Place],
     old: Sequence[Any],
     new: Sequence[Any],
 ) -> tuple[list[Any], dict[str, Any]]:
     """The arguments with the items of `new` that differ from `old` put in."""
     new_args, new_kwargs = list(args), dict(kwargs)
     for place, before, after in zip(places, old, new, strict=True):
-        if after is before:
-            continue
-        if isinstance(place, str):
-            if after is not _EMPTY:
-                new_kwargs[place] = after
-            continue
-        (where, key), path = place
-        box: Any = new_args if where == "arg" else new_kwargs
-        box[key] = with_item(box[key], path, after)
+        if after is not before:
+            put_item(place, new_args, new_kwargs, after)
     return new_args, new_kwargs
 
 
@@ -241,6 +276,7 @@ def with_tensors(result: Any, old: Sequence[Any], new: Sequence[Any]) -> Any:
         return new[0]
     found: list[tuple[Any, Path]] = []
     _expand(result, (), found, False)
+    # torch.return_types (max, sort) are C structs, which take their items as one sequence.
     if isinstance(result, tuple) and hasattr(type(result), "n_sequence_fields"):
         return type(result)(with_tensors(tuple(result), old, new))
     for (_, path), before, after in zip(found, old, new, strict=True):

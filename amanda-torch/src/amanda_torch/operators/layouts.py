@@ -1,8 +1,11 @@
-"""Where the tensors of an operator sit in its arguments: found once, read off after that.
+"""The positions of an operator's inputs in its arguments, found once per form of call.
 
-:class:`amanda_torch.operators.calls.TorchCall` lays a call out by the operator's schema. A
-model calls an operator in the same form every time, and which of its arguments are
-the flat inputs depends on nothing but the form.
+:class:`~amanda_torch.operators.calls.TorchCall` describes a call by the operator's schema,
+which takes long. A model calls an operator in the same form every time, and which of the
+arguments are the flat inputs depends on nothing but the form::
+
+    layout = Layout.of(call, name, func)     # once
+    inputs = layout.values(func, args, kwargs)   # at every call; None if its form is another
 """
 
 from __future__ import annotations
@@ -18,10 +21,10 @@ from amanda_torch.operators.names import is_in_place
 
 
 class Layout:
-    """The places of an operator's inputs in calls of one form.
+    """The positions of an operator's inputs in calls of one form.
 
-    A form is what is called, the types of the arguments and the names of the
-    keywords, and the types of the items of lists.
+    A form is the function, the types of the arguments, the names of the keywords, and the
+    types of the items of lists.
 
     Attributes:
         is_in_place: whether the operator writes into its first input or an ``out=`` tensor.
@@ -43,19 +46,19 @@ class Layout:
         self._types = tuple(map(type, flat))
         self._lists = [(index, tuple(map(type, flat[index]))) for index in lists]
         self._places = places
-        # Most operators have several tensors, among their arguments and none absent.
+        # Most operators have two or more tensors, no lists, and no absent tensor.
         is_simple = len(places) > 1 and not lists and max(places) < len(flat)
         self._pick = operator.itemgetter(*places) if is_simple else None
         self.is_in_place = is_in_place
 
     @classmethod
     def of(cls, call: TorchCall, name: str, key: Any) -> Self | None:
-        """The layout of calls like this one; None where it takes more to tell them.
+        """The layout of calls like this one; None where the form does not determine it.
 
         Args:
             call: the call.
             name: the operator's name.
-            key: what stands for the operator; the same in all calls of this form.
+            key: the operator; the same in all calls of this form.
         """
         flat = [*call.args, *call.kwargs.values()]
         lists = [index for index, value in enumerate(flat) if type(value) in (list, tuple)]
@@ -64,7 +67,8 @@ class Layout:
         if any(isinstance(value, (list, tuple, dict)) for value in (*others, *nested)):
             return None
         starts: dict[int, int] = {}
-        # After the arguments comes what stands for an absent tensor, then the lists' items.
+        # Positions count through the arguments, then None for absent tensors, then the
+        # items of the lists.
         end = len(flat) + 1
         for index in lists:
             starts[index] = end

@@ -1,8 +1,8 @@
-"""What an operator of PyTorch is: the leaf policy and names.
+"""Which functions of PyTorch are operators, and their names.
 
-The boundary is PyTorch's own: C-level functions and methods, ``torch.ops`` and
-``autograd.Function``s are operators; Python-level functions are descended
-(design section 7).
+The boundary is PyTorch's own, between Python and C++: functions and methods written in C++,
+``torch.ops`` and ``autograd.Function``s are operators. A function written in Python is not;
+the operators that it calls are.
 """
 
 from __future__ import annotations
@@ -19,15 +19,18 @@ from torch import nn
 
 
 class Kind(enum.Enum):
-    """How a torch-function event is treated."""
+    """How the call of a function is treated."""
 
     LEAF = enum.auto()
+    """It is an operator."""
     COMPOSITE = enum.auto()
+    """It is written in Python: the operators that it calls are noticed."""
     IGNORED = enum.auto()
+    """It is no operator, and calls none."""
 
 
 VIEW_PROPERTIES = ("T", "mT", "H", "mH", "real", "imag")
-"""Properties that make a view, and so are operators."""
+"""Properties that make a view, and are operators for that reason."""
 
 _IGNORED = frozenset(
     # properties, sizes and other metadata
@@ -62,7 +65,7 @@ _BACKWARD_ENTRIES = (torch.Tensor.backward, torch.autograd.backward, torch.autog
 
 @functools.cache
 def _view_property(func: Any) -> str | None:
-    """Name of the view property whose getter `func` is."""
+    """The name of a view property from its getter; None for other getters."""
     for name in VIEW_PROPERTIES:
         if func == getattr(torch.Tensor, name).__get__:
             return name
@@ -83,7 +86,7 @@ def name_of(func: Any) -> str:
 
 
 def kind_of(func: Any) -> Kind:
-    """Whether `func` is an operator, is descended, or is no operator."""
+    """How calls of `func` are treated."""
     if func in _BACKWARD_ENTRIES:
         return Kind.COMPOSITE
     name = name_of(func)
@@ -104,7 +107,7 @@ def is_in_place(name: str, kwargs: Mapping[str, Any]) -> bool:
 
 
 class OpView:
-    """A thin view of an operator whose own object has another name."""
+    """A callable view of an operator whose own object has another name."""
 
     def __init__(self, func: Callable[..., Any], name: str) -> None:
         self.__name__ = name
@@ -117,19 +120,8 @@ class OpView:
         return f"<operator {self.__name__}>"
 
 
-class BackwardOpView:
-    """A backward operator: an autograd node, by name. It does not hold the node."""
-
-    def __init__(self, name: str) -> None:
-        self.__name__ = name
-        self.name = name
-
-    def __repr__(self) -> str:
-        return f"<backward operator {self.__name__}>"
-
-
 def op_view(func: Any, name: str) -> Any:
-    """`func` itself if it bears its operator's name, else a view that does."""
+    """`func` itself if its ``__name__`` is the operator's name, else a view of that name."""
     return func if getattr(func, "__name__", None) == name else OpView(func, name)
 
 

@@ -1,7 +1,11 @@
-"""The declared parameters of PyTorch's operators, and where a call passed each of them.
+"""The declared parameters of PyTorch's operators, and where a call passes each of them.
 
-PyTorch's own schemas say in which order a C-level operator takes its arguments
-and which of them are tensors; ``torch.overrides`` knows the few without a schema.
+:func:`slots_of` matches the form of a call against the operator's overloads::
+
+    slots_of(torch.conv2d, "conv2d", "TTNO", (("padding", "O"),))
+
+PyTorch's schemas tell the order of a C-level operator's parameters and which of them are
+tensors; ``torch.overrides`` has signatures of the few operators without a schema.
 """
 
 from __future__ import annotations
@@ -24,8 +28,9 @@ class Parameter:
     """One declared parameter of an operator.
 
     Attributes:
-        name: as tools see it.
+        name: the name that tools see.
         keyword: the name by which the operator accepts it.
+        positional: whether it may be passed by position.
         is_tensor: whether it is a tensor, an optional tensor or a list of them.
         default: its default, ``inspect.Parameter.empty`` where there is none.
         is_written: whether the operator writes into it.
@@ -40,18 +45,19 @@ class Parameter:
 
 
 _PUBLIC_ORDER: Mapping[str, tuple[str, ...]] = {
-    # The leaves take the weight first; torch.nn.functional does not.
+    # torch.embedding takes the weight first, torch.nn.functional.embedding the indices.
     "embedding": ("input", "weight"),
     "embedding_bag": ("input", "weight"),
-    # torch.nn.functional takes the running statistics first; its leaf does not.
+    # torch.nn.functional.batch_norm takes the running statistics first, torch.batch_norm last.
     "batch_norm": ("input", "weight", "bias", "running_mean", "running_var"),
 }
-"""Leaves presented in the order of their public function: the leading parameters."""
+"""Operators shown in the order of their public function: the leading parameters."""
 
 _RENAMED: Mapping[str, Mapping[str, str]] = {
     "embedding": {"indices": "input"},
     "embedding_bag": {"indices": "input"},
 }
+"""Parameters that the public function calls by another name than the schema."""
 
 _INDEXING: Mapping[str, tuple[Parameter, ...]] = {
     "__getitem__": (Parameter("input", "self", True), Parameter("index", "index", True)),
@@ -61,9 +67,10 @@ _INDEXING: Mapping[str, tuple[Parameter, ...]] = {
         Parameter("value", "value", True),
     ),
 }
-"""Schemas of the same name belong to TorchScript's lists."""
+"""Parameters of indexing: the schemas of these names are those of TorchScript's lists."""
 
 _ALIASES = {"axis": "dim", "keepdims": "keepdim", "x2": "other", "x1": "self", "x": "self"}
+"""NumPy's keywords, which PyTorch's argument parser takes besides its own."""
 
 
 def _from_schema(schema: Any, name: str) -> tuple[Parameter, ...]:
@@ -105,12 +112,12 @@ def _from_signature(function: Any, *, skip: int = 0) -> tuple[Parameter, ...]:
 
 @functools.lru_cache(maxsize=4096)
 def _candidates(func: Any, name: str) -> tuple[tuple[Parameter, ...], ...]:
-    """The parameter lists that `func` may be called with, one per overload."""
+    """The parameters of each overload of `func`."""
     if isinstance(func, _internals.OpOverload):
-        return (_from_schema(func._schema, name),)
+        return (_from_schema(_internals.schema_of(func), name),)
     if isinstance(func, _internals.OpOverloadPacket):
         overloads = [getattr(func, o) for o in func.overloads()]
-        return tuple(_from_schema(o._schema, name) for o in overloads)
+        return tuple(_from_schema(_internals.schema_of(o), name) for o in overloads)
     if isinstance(func, type) and issubclass(func, torch.autograd.Function):
         has_context = func.setup_context is torch.autograd.Function.setup_context
         return (_from_signature(func.forward, skip=int(has_context)),)
@@ -130,7 +137,7 @@ def _candidates(func: Any, name: str) -> tuple[tuple[Parameter, ...], ...]:
 def output_count(func: Any, name: str) -> int | None:
     """How many tensors the operator returns; None if that is not declared or varies."""
     if isinstance(func, _internals.OpOverload):
-        schemas = [func._schema]
+        schemas = [_internals.schema_of(func)]
     elif isinstance(func, (types.FunctionType, type, _internals.OpOverloadPacket)):
         return None
     else:
@@ -143,24 +150,33 @@ def output_count(func: Any, name: str) -> int | None:
     return counts.pop() if len(counts) == 1 else None
 
 
+_NO_PARAMETER = 4
+"""Mismatch of an argument for which an overload has no parameter."""
+
+_NO_ARGUMENT = 2
+"""Mismatch of a required parameter that gets no argument; 1 is a tensor for something else, or
+the other way round. Calls that PyTorch takes fit one overload, but schemas leave out what its
+argument parser allows (``view(2, 3)``), so that the best fit need not be 0."""
+
+
 def _mismatch(
     parameters: Sequence[Parameter], kinds: Sequence[str], keywords: Mapping[str, str]
 ) -> int:
     """How badly a call fits an overload; 0 is a fit."""
     positional = [p for p in parameters if p.positional]
     named = {p.keyword: p for p in parameters}
-    wrong = 4 * max(0, len(kinds) - len(positional))
+    wrong = _NO_PARAMETER * max(0, len(kinds) - len(positional))
     for kind, parameter in zip(kinds, positional, strict=False):
         wrong += (kind in "TL") != parameter.is_tensor and kind != "N"
     given = {p.keyword for p in positional[: len(kinds)]}
     for keyword, kind in keywords.items():
         actual = _keyword(keyword, named)
         if actual not in named:
-            wrong += 4
+            wrong += _NO_PARAMETER
             continue
         given.add(actual)
         wrong += (kind in "TL") != named[actual].is_tensor and kind != "N"
-    return wrong + 2 * sum(
+    return wrong + _NO_ARGUMENT * sum(
         p.default is inspect.Parameter.empty and p.keyword not in given for p in parameters
     )
 
@@ -181,7 +197,12 @@ Source = tuple[str, Any]
 
 @attrs.frozen
 class Slot:
-    """One parameter of one form of call: its name, where the caller passed it, if he did."""
+    """One parameter in one form of call.
+
+    Attributes:
+        source: where the caller passed it; None if it was left out.
+        name, keyword, is_tensor, default, is_written: see :class:`Parameter`.
+    """
 
     name: str
     keyword: str
@@ -192,10 +213,18 @@ class Slot:
 
 
 @functools.lru_cache(maxsize=4096)
-def layout_of(
+def slots_of(
     func: Any, name: str, kinds: str, keywords: tuple[tuple[str, str], ...]
 ) -> tuple[Slot, ...]:
-    """The slots of a call of this form, in the order in which tools see them."""
+    """The slots of a call of one form, in the order in which tools see them.
+
+    Args:
+        func: the operator.
+        name: its name.
+        kinds: a letter for each positional argument: T is a tensor, L a list of tensors,
+            N None, O something else.
+        keywords: the names and kinds of the keyword arguments.
+    """
     best = min(_candidates(func, name), key=lambda ps: _mismatch(ps, kinds, dict(keywords)))
     named = {p.keyword: p for p in best}
     positional = [p for p in best if p.positional]

@@ -1,7 +1,15 @@
-"""Where an operator is: module frames, and the counters that operator ids are made of.
+"""Operator ids of the eager driver, and the module calls that they are made of.
 
-Ids follow design section 6:
-``<outermost module's class>.<module path>/<op name>:<k>``.
+An id is ``<outermost module's class>.<module path>/<op name>:<k>``, where `k` counts the
+operators of that name within one call of the module. A :class:`Tracker` knows the module
+call that its thread is in::
+
+    caller = tracker.enter_module(module)
+    ...                       # operators find their counters in tracker.cells
+    tracker.go_to(caller)
+
+The frames of module calls are kept and reused in every iteration, with what is known of
+their operators, so that an operator costs a dictionary look-up and no string.
 """
 
 from __future__ import annotations
@@ -26,19 +34,22 @@ _TRANSPARENT = {
     "CheckpointWrapper",
     "OffloadWrapper",
 }
-"""Wrappers of PyTorch that leave no trace in ids."""
+"""Wrappers of PyTorch that leave no trace in ids: a model has the same ids without them."""
+
+_MAX_OUTERMOST = 1000
+"""Outermost modules of one iteration; with more, each is a model that is built, run and dropped."""
 
 _CALL_NUMBER = re.compile(r"#\d+")
 
 Cell = list[Any]
-"""``[count, plan, plan, ...]`` of one op name within one frame; see :class:`Frame`."""
+"""``[count, known, known, ...]`` of one op name within one frame; see :class:`Frame`."""
 
 
 class Child:
     """One module called within a frame, and the frames of its calls.
 
-    A transparent one has no frames: what it calls counts as its caller's, or as
-    that of the module `inner` which it calls by a way of its own.
+    A transparent one has no frames: the operators that it calls count as its caller's, or
+    as those of the module `inner`, which a compiled module calls without ``__call__``.
     """
 
     __slots__ = ("calls", "frames", "inner", "name", "ref", "transparent")
@@ -57,10 +68,10 @@ class Frame:
 
     Attributes:
         path: the id's part before the slash, "" outside of modules.
-        cells: func to cell; the position in a cell is the count.
-        names: op name to cell: funcs of one name share it.
+        cells: func to cell; an operator's position in its cell is its count.
+        names: op name to cell; several funcs of one name share a cell.
         children: id of a module object to its :class:`Child`.
-        generation: of the plans in the cells, see ``Tracker.generation``.
+        generation: of the plans in the cells, see :attr:`Tracker.generation`.
         caller: the frame that this one returns to, while it is active.
         module: weak reference to the module, None for the root.
     """
@@ -93,13 +104,13 @@ class Frame:
             child.calls = 0
 
     def forget_plans(self, generation: int) -> None:
-        """Drop the plans, which a change of scopes has made out of date."""
+        """Drop what is known of the operators: scopes, switches or actions have changed."""
         for cell in self.names.values():
             del cell[1:]
         self.generation = generation
 
     def cell_for(self, func: Any, name: str) -> Cell:
-        """The cell of an op name, known from now on by `func` too."""
+        """The cell of an op name, to be found by `func` from now on."""
         cell = self.names.get(name)
         if cell is None:
             cell = self.names[name] = [0]
@@ -114,14 +125,14 @@ class Frame:
         )
 
     def set_counters(self, snapshot: tuple[dict[str, int], dict[int, int]]) -> None:
-        """Go back to a snapshot."""
+        """Set all counters to those of a snapshot."""
         for name, cell in self.names.items():
             cell[0] = snapshot[0].get(name, 0)
         for key, child in self.children.items():
             child.calls = snapshot[1].get(key, 0)
 
     def clear(self) -> None:
-        """Let go of everything below this frame, at the end of the thread's scopes."""
+        """Drop everything below this frame, at the end of the thread's scopes."""
         for child in self.children.values():
             for frame in child.frames:
                 frame.clear()
@@ -164,14 +175,18 @@ class Tracker:
 
     Attributes:
         frame: the frame of the module call that is running.
-        cells: ``frame.cells``, kept here for the op path.
+        cells: ``frame.cells``, one look-up nearer to the operators.
         root: the frame outside of all modules.
-        generation: raised whenever plans become out of date.
-        iteration: raised whenever the root counters restart.
+        generation: counts up whenever plans become out of date.
+        iteration: counts up whenever the root counters restart.
+
+    Args:
+        labels: the names of outermost modules.
+        not_seen: called with a reason where operators run that cannot be seen.
     """
 
-    def __init__(self, labels: Labels, unseen: Callable[[str], None]) -> None:
-        self._unseen = unseen
+    def __init__(self, labels: Labels, not_seen: Callable[[str], None]) -> None:
+        self._not_seen = not_seen
         self.root = Frame("", None)
         self.frame = self.root
         self.cells = self.root.cells
@@ -205,7 +220,7 @@ class Tracker:
         frame = frames[call] if call < len(frames) else self._new_frame(parent, child, call)
         if frame.generation != self.generation:
             frame.forget_plans(self.generation)
-        # Frame.restart(), here for its speed: every module call comes by.
+        # Frame.restart(), inlined: this runs at every module call.
         for cell in frame.names.values():
             cell[0] = 0
         if frame.children:
@@ -223,7 +238,7 @@ class Tracker:
         self.iteration += 1
 
     def forget_plans(self) -> None:
-        """Make all plans out of date: those of active frames now, others on entry."""
+        """Drop all plans: those of active frames now, the others when their frame is entered."""
         self.generation += 1
         frame: Frame | None = self.frame
         while frame is not None:
@@ -254,14 +269,14 @@ class Tracker:
         return frame if same else None
 
     def clear(self) -> None:
-        """Let go of everything."""
+        """Drop all frames."""
         self.root.clear()
         self._last.clear()
         self._seen_outermost.clear()
         self.go_to(self.root)
 
     def _enter_again(self, module: nn.Module) -> bool:
-        """Enter a module that the backward pass recomputes under its ids of before."""
+        """Enter a module that a backward pass runs again under the ids of its forward pass."""
         frame = self.last_frame(module)
         if frame is None:
             return False
@@ -273,13 +288,12 @@ class Tracker:
         return True
 
     def _enter_outermost(self, module: nn.Module) -> None:
-        """An outermost module that runs again begins a new iteration.
+        """Begin a new iteration if this outermost module has run in the present one.
 
-        Design section 6 restarts the root counters at each outermost module;
-        restarting only when one of them comes round again keeps the operators
-        between two models of one iteration apart.
+        Restarting the root counters at every outermost module would give the same ids to
+        the operators before and after the second model of one iteration.
         """
-        if id(module) in self._seen_outermost or len(self._seen_outermost) > 1000:
+        if id(module) in self._seen_outermost or len(self._seen_outermost) > _MAX_OUTERMOST:
             self.new_iteration()
         self._seen_outermost.add(id(module))
 
@@ -300,7 +314,7 @@ class Tracker:
             owner = parent.module() if parent.module is not None else None
             name = _name_within(owner, module) or self._stray_name(parent, module)
         if isinstance(module, torch.jit.ScriptModule):
-            self._unseen("TorchScript modules: their operators run in C++")
+            self._not_seen("TorchScript modules: their operators run in C++")
         child = Child(weakref.ref(module, died), name, transparent)
         if transparent and hasattr(module, _internals.COMPILED_MODULE):
             child.inner = weakref.ref(getattr(module, _internals.COMPILED_MODULE))
@@ -308,7 +322,7 @@ class Tracker:
         return child
 
     def _stray_name(self, parent: Frame, module: nn.Module) -> str:
-        """A name for a module that its caller does not own, e.g. one kept in a list."""
+        """A name for a module that its caller does not register, e.g. one kept in a list."""
         name = class_name(module)
         taken = {child.name for child in parent.children.values()}
         return next(n for n in (f"{name}@{i}" for i in itertools.count()) if n not in taken)
@@ -325,15 +339,16 @@ class Tracker:
 
 
 def class_name(module: nn.Module) -> str:
-    """The class's name; FSDP2 makes a subclass of the user's, which is looked through."""
+    """The name of the module's class as the user wrote it."""
     cls = type(module)
+    # FSDP2's fully_shard() makes a subclass ``(FSDPModule, <the user's class>)``.
     if cls.__bases__ and cls.__bases__[0].__name__ == "FSDPModule":
         cls = cls.__bases__[-1]
     return cls.__name__
 
 
 def is_transparent(module: nn.Module) -> bool:
-    """Whether `module` is a wrapper of PyTorch's that ids do not mention."""
+    """Whether `module` is a wrapper of PyTorch that ids do not mention."""
     cls = type(module)
     return cls.__name__ in _TRANSPARENT and cls.__module__.startswith("torch.")
 

@@ -1,0 +1,225 @@
+"""Runs instrumentation routines: isolated from AD, alone, and watched for in-place changes.
+
+Core's dispatcher enters and leaves a tool's code once for each routine, through
+:class:`RoutineCall` on this driver's side. :class:`RoutineDispatcher` runs the routines of
+one point together where nothing could notice the difference::
+
+    values = dispatcher.run_all(plan.before, values)
+
+Everything around them is then done once for the point, and in one function: it is the
+largest part of what an operator of a small model costs. What is rare (results, wrong
+selections) is left to core.
+"""
+
+from __future__ import annotations
+
+import time
+import warnings
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+
+from amanda.engine.dispatch import Dispatcher, charge, note
+from amanda.engine.plan import ActionPlan
+from amanda.errors import InPlaceWarning
+from amanda.interface.action import Action
+from amanda.state import ATTACHED, STATE, TOOL_LOCK
+from amanda_torch import _internals
+
+# Half of what a with-statement costs.
+_acquire = TOOL_LOCK.acquire
+_release = TOOL_LOCK.release
+_is_owned = _internals.owned_check(TOOL_LOCK)
+_PENDING: Any = object()
+_attached = ATTACHED
+_clock = time.perf_counter
+_is_grad_enabled = torch.is_grad_enabled
+_set_grad_enabled = _internals.set_grad_enabled
+
+
+class RoutineDispatcher(Dispatcher):
+    """Core's dispatcher, with shorter ways for routines that are isolated from AD."""
+
+    def run_all(self, actions: Sequence[Action], values: list[Any]) -> list[Any]:
+        """Run the routines of one point, in order; function modes are hidden.
+
+        Returns and raises what :meth:`Dispatcher.run` does.
+        """
+        if not actions:
+            return values
+        together = len(_attached) == 1 and _internals.is_plain()
+        if together:
+            for action in actions:
+                together = together and not action.differentiable
+        if together:
+            return self.run_together(actions, values, vars(STATE))
+        return super().run_all(actions, values)
+
+    def run_together(
+        self, actions: Sequence[Action], values: list[Any], thread: dict[str, Any]
+    ) -> list[Any]:
+        """Run isolated routines on `values`; the list with their results put in.
+
+        To be used where no other driver is attached and ``_internals.is_plain()`` holds, so
+        that nothing notices the framework calls of a routine.
+
+        Args:
+            actions: at least one; none is differentiable.
+            values: the tensors that they select from.
+            thread: ``vars(STATE)`` of the current thread.
+
+        Returns:
+            `values` itself when nothing is changed.
+
+        Raises:
+            SelectionError, RoutineResultError: as :meth:`Dispatcher.run` raises them.
+        """
+        gradients = _is_grad_enabled()
+        start = _clock()
+        thread["paused"] += 1
+        try:
+            if gradients:
+                _set_grad_enabled(False)
+            _acquire()
+            done, selected, result = _until_result(actions, values)
+        finally:
+            thread["paused"] -= 1
+            if gradients:
+                _set_grad_enabled(True)
+            # An interrupt may have come before the lock was taken.
+            if _is_owned():
+                _release()
+            charge(thread["scopes"], _clock() - start)
+        if result is not None:
+            values = self.put(actions[done - 1], values, selected, result)
+        for action in actions[done:]:
+            values = self.run(action, values)
+        return values
+
+    def run_between(
+        self,
+        plan: ActionPlan,
+        func: Any,
+        args: Sequence[Any],
+        kwargs: Mapping[str, Any],
+        thread: dict[str, Any],
+    ) -> Any:
+        """Run an operator between isolated routines that take no tensor.
+
+        Where, and with what `thread`: as :meth:`run_together`, of which this is the shorter
+        form for both points of an operator at once.
+        """
+        result, actions = _PENDING, plan.before
+        while True:
+            if actions:
+                returned, action = None, actions[0]
+                gradients = _is_grad_enabled()
+                start = _clock()
+                # From here to its end an interrupt may come after any call.
+                thread["paused"] += 1
+                try:
+                    if gradients:
+                        _set_grad_enabled(False)
+                    _acquire()
+                    for action in actions:
+                        value = action.func(**action.kwargs) if action.kwargs else action.func()
+                        if value is not None:
+                            returned = action, value
+                except BaseException as error:
+                    note(error, action.routine, action.op_id)
+                    raise
+                finally:
+                    thread["paused"] -= 1
+                    if gradients:
+                        _set_grad_enabled(True)
+                    if _is_owned():
+                        _release()
+                    charge(thread["scopes"], _clock() - start)
+                if returned is not None:
+                    # An empty sequence is as good as nothing; anything else is an error.
+                    self.put(returned[0], [], [], returned[1])
+            if result is not _PENDING:
+                return result
+            result = func(*args, **kwargs) if kwargs else func(*args)
+            actions = plan.after
+
+
+def _until_result(actions: Sequence[Action], values: list[Any]) -> tuple[int, Sequence[Any], Any]:
+    """Call routines until one returns something, or cannot be given what it selects.
+
+    Returns:
+        How many have run, what the last of them was given, and what it returned.
+    """
+    done = 0
+    selected: Sequence[Any] = ()
+    versions = _internals.versions_of(values)
+    for action in actions:
+        select = action.select
+        try:
+            selected = values if select is None else [values[index] for index in select]
+        except IndexError:
+            # The dispatcher says what is wrong.
+            break
+        try:
+            kwargs = action.kwargs
+            result = action.func(*selected, **kwargs) if kwargs else action.func(*selected)
+        except BaseException as error:
+            note(error, action.routine, action.op_id)
+            raise
+        done += 1
+        now = _internals.versions_of(values)
+        if now != versions:
+            versions = now
+            warn_of_change(action)
+        if result is not None:
+            return done, selected, result
+    return done, selected, None
+
+
+# -- one routine ----------------------------------------------------------
+
+
+class RoutineCall:
+    """What one routine runs in: isolated from AD, and watched for in-place changes.
+
+    Function modes have been hidden by whoever runs the routine.
+    """
+
+    __slots__ = ("_action", "_forward", "_grad", "_isolated", "_selected", "_versions")
+
+    def __init__(self, action: Action, selected: Sequence[Any], isolated: bool) -> None:
+        self._action = action
+        self._isolated = isolated
+        # Under a functorch transform tensors are wrappers, whose versions say nothing.
+        is_watched = isolated and not _internals.in_functorch()
+        self._selected = selected if is_watched else ()
+        self._versions = _internals.versions_of(self._selected)
+
+    def __enter__(self) -> None:
+        if self._isolated:
+            self._grad = torch.is_grad_enabled()
+            _internals.set_grad_enabled(False)
+            self._forward = _internals.in_forward_ad()
+            if self._forward:
+                _internals.set_forward_grad_enabled(False)
+
+    def __exit__(self, *raised: object) -> None:
+        if self._isolated:
+            _internals.set_grad_enabled(self._grad)
+            if self._forward:
+                _internals.set_forward_grad_enabled(True)
+        selected, self._selected = self._selected, ()
+        if raised[0] is None and _internals.versions_of(selected) != self._versions:
+            warn_of_change(self._action)
+
+
+def warn_of_change(action: Action) -> None:
+    """Warn that a routine has changed a tensor of the model in place."""
+    warnings.warn(
+        f"{action.routine} changed a tensor of op {action.op_id} in place; "
+        "the change outlives the scope if it is a parameter, and breaks the backward "
+        "pass if autograd has saved it: return a new tensor instead",
+        InPlaceWarning,
+        stacklevel=6,
+    )

@@ -1,1 +1,0 @@
-"""State of one thread: the module stack and the active interceptor."""

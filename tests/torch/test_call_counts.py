@@ -1,0 +1,150 @@
+"""How many Python functions of ours one operator runs through.
+
+A count of frames does not depend on the machine. The bounds are what the paths of data came
+to when they were made straight, with a little room; whoever raises one should know why.
+"""
+
+from __future__ import annotations
+
+import collections
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import CodeType, FrameType
+from typing import Any
+
+import attrs
+import pytest
+import torch
+from torch import nn
+
+import amanda
+import amanda_torch
+from tests.torch.support import Counter, ForwardCounter, applied
+
+OURS = tuple(str(Path(package.__file__).parent) for package in (amanda, amanda_torch))
+X = torch.ones(2, 4)
+
+
+@attrs.frozen
+class Run:
+    """The functions of ours that were called, in order."""
+
+    codes: list[CodeType]
+
+    def __len__(self) -> int:
+        return len(self.codes)
+
+    def count(self, name: str) -> int:
+        """How often functions and methods of this name were called."""
+        return sum(code.co_name == name for code in self.codes)
+
+    def after(self, name: str) -> Run:
+        """The calls after the first one of this name."""
+        names = [code.co_name for code in self.codes]
+        return Run(self.codes[names.index(name) + 1 :])
+
+    def __str__(self) -> str:
+        calls = collections.Counter(code.co_qualname for code in self.codes)
+        return "\n".join(f"{count:5} {name}" for name, count in calls.most_common())
+
+
+def profiled(function: Callable[[], Any]) -> tuple[Any, Run]:
+    """Call a function; its result and its calls, among which resumed generators count."""
+    codes = []
+
+    def profile(frame: FrameType, event: str, _: Any) -> None:
+        if event == "call" and frame.f_code.co_filename.startswith(OURS):
+            codes.append(frame.f_code)
+
+    sys.setprofile(profile)
+    try:
+        result = function()
+    finally:
+        sys.setprofile(None)
+    return result, Run(codes)
+
+
+class AtBothEnds(Counter):
+    """Routines before and after each forward and backward operator; they return nothing."""
+
+    def forward(self, context: amanda.OpContext) -> None:
+        super().forward(context)
+        context.insert_after_op(_ignore)
+
+    def backward(self, context: amanda.OpContext) -> None:
+        super().backward(context)
+        context.insert_after_backward_op(_ignore)
+
+
+class ForwardAtBothEnds(ForwardCounter, AtBothEnds):
+    """The same on forward operators alone."""
+
+
+def _ignore(*_: Any) -> None:
+    pass
+
+
+def two_layers() -> nn.Module:
+    return nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 4), nn.ReLU())
+
+
+@attrs.frozen
+class Steps:
+    """One iteration: its forward and its backward pass, and the operators that ran in each."""
+
+    forward: Run
+    backward: Run
+    ops: int
+    backward_ops: int
+
+
+def iterations(tool: Counter, count: int = 4) -> list[Steps]:
+    """Some iterations of a small model under a tool."""
+    model, done = two_layers(), []
+    with applied(tool):
+        for _ in range(count):
+            tool.ops.clear()
+            tool.backward_ops.clear()
+            loss, forward = profiled(lambda: model(X).sum())
+            ops = tool.ops.total()
+            _, backward = profiled(loss.backward)
+            done.append(Steps(forward, backward, ops, tool.backward_ops.total()))
+    return done
+
+
+@pytest.mark.parametrize(
+    ("tool", "bound"), [(ForwardCounter, 14), (ForwardAtBothEnds, 19)], ids=["before", "both"]
+)
+def test_forward(tool: type[Counter], bound: int) -> None:
+    """A known forward operator with routines runs through few functions, its modules included."""
+    steady = iterations(tool())[-1]
+    assert steady.ops == 5
+    assert len(steady.forward) <= bound * steady.ops, f"\n{steady.forward}"
+
+
+@pytest.mark.parametrize(
+    ("tool", "bound"), [(Counter, 40), (AtBothEnds, 64)], ids=["before", "both"]
+)
+def test_backward(tool: type[Counter], bound: int) -> None:
+    """A known backward operator with routines runs through few functions, those that find
+    and hook it in the forward pass included."""
+    steady = iterations(tool())[-1]
+    alone = iterations(ForwardCounter() if tool is Counter else ForwardAtBothEnds())[-1]
+    assert steady.backward_ops == 11
+    claims = len(steady.forward) - len(alone.forward)
+    assert claims + len(steady.backward) <= bound * steady.backward_ops, f"\n{steady.backward}"
+
+
+def test_gradient_hooks_do_not_meet_our_mode() -> None:
+    """No routine of a backward operator, and nothing around it, comes back as an operator."""
+    steady = iterations(AtBothEnds())[-1]
+    assert steady.backward.count("run_backward") == 1
+    assert steady.backward.after("run_backward").count("__torch_function__") == 0
+
+
+def test_nothing_is_asked_twice() -> None:
+    """At its first execution an operator's scopes are looked up and its plan is made once."""
+    first = iterations(ForwardCounter(), 1)[0].forward
+    assert first.count("scopes") <= 1
+    assert first.count("compile_plan") == 5
