@@ -12,6 +12,7 @@ from amanda.engine.dispatch import create_driver
 from amanda.interface.driver import INTERFACE_VERSION, Capability, Driver
 from amanda.namespace import Namespace
 from amanda.registry import hookspecs
+from amanda.testing import loopback as lb
 from amanda.testing.loopback import LoopbackDriver, Tensor, tensor
 
 
@@ -94,3 +95,12 @@ def test_only_the_hook_that_draws_takes_an_argument() -> None:
     assert {n: names for n, names in arguments.items() if names} == {
         "amanda_render_report": ["report"]
     }
+
+
+def test_a_wrong_call_raises_the_operators_own_error() -> None:
+    """Arguments that do not fit the signature are the operator's to refuse."""
+    with pytest.raises(TypeError) as vanilla:
+        lb.add()
+    with amanda.apply(amanda.Tool()), pytest.raises(TypeError) as instrumented:
+        lb.add()
+    assert str(instrumented.value) == str(vanilla.value)

@@ -423,7 +423,12 @@ class EagerDriver(Driver):
         Returns:
             The result of `function`, its tensors as the routines have left them.
         """
-        arguments = signature.bind(args, kwargs)
+        try:
+            arguments = signature.bind(args, kwargs)
+        except TypeError:
+            # The call is wrong: the operator raises the error that the user knows.
+            with self.vanilla():
+                return function(*args, **kwargs)
         return self.operator_class(self, op, name, arguments, function).run()
 
     @contextmanager
