@@ -261,6 +261,16 @@ def test_grad_of_inner_tensors() -> None:
     assert counts
 
 
+def test_calls_with_keywords() -> None:
+    """Modules and in-place operators may be called with keywords, as without Amanda."""
+    model = lb.Linear([[1.0, 2.0]])
+    x = lb.tensor([[3.0, 4.0]])
+    with amanda.apply(amanda.Tool()):
+        assert model(input=x).tolist() == [[11.0]]
+        assert lb.add_(input=x, other=1.0) is x
+    assert x.tolist() == [[4.0, 5.0]]
+
+
 def test_value_of_a_buffer() -> None:
     """get_value gives the current value of a buffer, as it is at that time."""
     seen: list[Any] = []

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from amanda.errors import ContextExpiredError, TensorReleased
+from amanda.errors import ContextExpiredError, SelectionError, TensorReleased
 from amanda.interface.context import OpContext
 from amanda.interface.driver import Capability
 from amanda.testing.contract.base import ContractTests, W, X, nothing, times
@@ -36,6 +36,19 @@ class BackwardOpTests(ContractTests):
         seen = self.types_of(self.fw.program(getattr(self.fw, op), *values), op)
         accumulations = [self.fw.accumulation] * len(values) if self.fw.accumulation else []
         assert sorted(seen) == sorted([*self.fw.backward_types[op], *accumulations])
+
+    @requires(Capability.BACKWARD)
+    def test_backward_ops_of_substituted_tensors(self) -> None:
+        """An op has the same backward ops where a routine substitutes its tensors."""
+
+        def double(context: OpContext) -> None:
+            context.insert_before_op(lambda t: self.fw.scale(t, 2.0), inputs=[0])
+            context.insert_after_op(lambda t: self.fw.scale(t, 2.0))
+
+        expected = self.types_of(self.multiplication(), "mul")
+        with self.apply(self.probe("mul", before=double)):
+            seen = self.types_of(self.multiplication(), "mul")
+        assert sorted(seen) == sorted(expected)
 
     @requires(Capability.BACKWARD)
     def test_backward_ops_are_no_forward_ops(self) -> None:
@@ -98,6 +111,8 @@ class BackwardOpTests(ContractTests):
         def analyse(context: OpContext) -> None:
             if self.fw.type_of(context.get_backward_op()) == self.fw.accumulation:
                 context.insert_after_backward_op(lambda *t: calls.append(len(t)))
+                with pytest.raises(SelectionError, match="nose"):
+                    context.insert_after_backward_op(nothing, grad_inputs=["nose"])
 
         self.train(self.fw.program(self.fw.relu, X), self.probe("relu", before_backward=analyse))
         assert calls == [0]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 import pytest
@@ -174,6 +175,27 @@ class ContextTests(ContractTests):
         self.train(self.multiplication(), self.probe("mul", before=analyse))
         assert seen == [X]
 
+    @requires(Capability.BACKWARD)
+    def test_select_gradients_of_a_backward_op_by_name(self) -> None:
+        """In a backward analysis grad_inputs= selects by the name of the forward input, at the
+        backward op that produces its gradient; at the latest from its second run on."""
+        seen: list[Any] = []
+        name = self.fw.names["mul"][1]
+
+        def analyse(context: OpContext) -> None:
+            # An op that produces another gradient has no such name.
+            with suppress(SelectionError):
+                context.insert_after_backward_op(
+                    lambda t: seen.append(self.fw.to_list(t)), grad_inputs=[name]
+                )
+
+        program = self.multiplication()
+        with self.apply(self.probe("mul", before_backward=analyse)), cache_disabled():
+            program.train()
+            seen.clear()
+            program.train()
+        assert seen == [X]
+
     def test_index_out_of_range(self) -> None:
         """An index out of range is an error that names the op id and its inputs."""
         tool = self.probe("mul", before=lambda c: c.insert_before_op(print, inputs=[2]))
@@ -222,6 +244,22 @@ class ContextTests(ContractTests):
         self.run(self.fw.program(lambda x, w: self.fw.relu(self.fw.mul(x, w)), X, W), tool)
         wanted = [self.fw.types["mul"], self.fw.types["relu"]]
         assert [kind for kind in seen if kind in wanted] == wanted
+
+    def test_id_has_a_type(self) -> None:
+        """An op id tells the type of its op."""
+        ids: dict[str, list[str]] = {}
+        tool = self.probe(
+            before=lambda c: ids.setdefault(self.fw.type_of(c.get_op()), []).append(c.get_op_id())
+        )
+
+        def build(x: Any, w: Any) -> Any:
+            halves = self.fw.split(self.fw.cat([self.fw.linear(x, w), self.fw.relu(w)]))
+            return self.fw.add(*halves)
+
+        self.run(self.fw.program(build, X, W), tool)
+        for op in ("split", "cat", "linear", "relu", "add"):
+            kind = self.fw.types[op]
+            assert [op_id for op_id in ids[kind] if kind.lower() not in op_id.lower()] == []
 
     def test_forward_context(self) -> None:
         """In a forward context everything that belongs to a backward op is None."""
