@@ -267,7 +267,7 @@ def test_calls_with_keywords() -> None:
     x = lb.tensor([[3.0, 4.0]])
     with amanda.apply(amanda.Tool()):
         assert model(input=x).tolist() == [[11.0]]
-        assert lb.add_(input=x, other=1.0) is x
+        assert lb.add_(other=1.0, input=x) is x
     assert x.tolist() == [[4.0, 5.0]]
 
 

@@ -105,11 +105,16 @@ class LoopbackDriver(EagerDriver):
 
     def _run_inplace(self, op: ops.Op, signature: Any, args: Sequence[Any], kwargs: Any) -> Any:
         """Run an operator that changes its first argument, which stays the result."""
-        target = args[0] if args else next(iter(kwargs.values()))
 
-        def compute(first: Tensor, *rest: Any) -> Any:
+        def declared(*args: Any, **kwargs: Any) -> list[Any]:
+            return list(op.signature.bind(*args, **kwargs).arguments.values())
+
+        def compute(*args: Any, **kwargs: Any) -> Any:
+            first, *rest = declared(*args, **kwargs)
             # The value that a routine has returned must not be changed in place.
             return op.compute(first if first is target else _copied(first), *rest)
+
+        target = declared(*args, **kwargs)[0]
 
         result = self.run_operator(op, op.__name__, signature, args, kwargs, compute)
         if result is not target:
