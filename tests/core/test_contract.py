@@ -2,6 +2,7 @@
 
 from amanda.testing import DriverContract
 from amanda.testing.loopback import LoopbackDriver
+from tests.core.functional_driver import FunctionalDriver, FunctionalToy
 from tests.core.loopback_framework import FunctionalLoopback, LoopbackFramework
 
 
@@ -13,3 +14,8 @@ class TestLoopbackDriver(DriverContract):
 class TestFunctionalDifferentiation(DriverContract):
     driver_cls = LoopbackDriver
     framework_cls = FunctionalLoopback
+
+
+class TestFunctionalDriver(DriverContract):
+    driver_cls = FunctionalDriver
+    framework_cls = FunctionalToy

@@ -37,22 +37,34 @@ class PastTensor:
         current_value: gives the value of a parameter, buffer or constant; None for others.
     """
 
-    __slots__ = ("_current_value", "_reference")
+    __slots__ = ("_current_value", "_references")
 
     def __init__(self, tensor: Any, current_value: Callable[[Any], Any]) -> None:
         self._current_value = current_value
-        try:
-            self._reference: Callable[[], Any] = weakref.ref(tensor)
-        except TypeError:
-            self._reference = _gone
+        self._references = [_reference(tensor)]
 
     def __call__(self) -> Any:
-        return self._reference()
+        for reference in self._references:
+            tensor = reference()
+            if tensor is not None:
+                return tensor
+        return None
+
+    def add_stand_in(self, tensor: Any) -> None:
+        """Note another tensor of the same value, which is handed on in the place of this one."""
+        self._references.append(_reference(tensor))
 
     def constant(self) -> Any:
         """The current value of a parameter, buffer or constant; None for other tensors."""
-        tensor = self._reference()
+        tensor = self()
         return None if tensor is None else self._current_value(tensor)
+
+
+def _reference(tensor: Any) -> Callable[[], Any]:
+    try:
+        return weakref.ref(tensor)
+    except TypeError:
+        return _gone
 
 
 def _gone() -> None:

@@ -170,9 +170,9 @@ class OperatorRun:
         if plan.claims:
             self._driver.claim_nodes(self, outputs)
         if plan.replace_backward is not None:
-            outputs = self._with_replaced_gradients(gradients, outputs)
+            outputs = self._handed_on(self._with_replaced_gradients(gradients, outputs))
         elif plan.before_backward:
-            outputs = self._passing(outputs, gradients.before)
+            outputs = self._handed_on(self._passing(outputs, gradients.before))
         return outputs, plan
 
     def _run_differentiated(
@@ -191,7 +191,7 @@ class OperatorRun:
         backward = functools.partial(
             run_backward, self._dispatcher, self._handle, call, driver.unseen(vjp)
         )
-        return self._connected(outputs, inputs, backward), plan
+        return self._handed_on(self._connected(outputs, inputs, backward)), plan
 
     def _finish(
         self, plan: ActionPlan, analysis: OpExecution | None, outputs: Tensors
@@ -201,6 +201,17 @@ class OperatorRun:
         # The backward calls hold this very list.
         self._handle.outputs += [self._past(tensor) for tensor in shown]  # type: ignore[operator]
         return plan if analysis is None else analysis.finish(outputs)
+
+    def _handed_on(self, outputs: Tensors) -> Tensors:
+        """Note that `outputs`, which have a graph of ours, are handed on and not those computed.
+
+        The user holds them, so that a backward analysis can read them.
+        """
+        past: Any = self._handle.outputs
+        for entry, tensor in zip(past, self._dispatcher.unboxed(outputs), strict=True):
+            if entry is not None:
+                entry.add_stand_in(tensor)
+        return outputs
 
     def _past(self, tensor: Any) -> PastTensor | None:
         return None if tensor is None else PastTensor(tensor, self._driver.current_value)

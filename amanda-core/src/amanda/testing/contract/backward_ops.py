@@ -239,11 +239,21 @@ class BackwardOpTests(ContractTests):
         assert seen[0] == ([None] if symbolic else [[[1.0, 0.0], [3.0, 4.0]]])
 
     @requires(Capability.BACKWARD)
-    def test_several_forward_outputs_still_held(self) -> None:
-        """A backward analysis reads all forward outputs of an op that has several."""
+    @pytest.mark.parametrize("acted_on", [False, True], ids=["", "with routines on gradients"])
+    def test_several_forward_outputs_still_held(self, acted_on: bool) -> None:
+        """A backward analysis reads all forward outputs of an op that has several, also where
+        routines act on their gradients."""
         self.needs_separate_backward()
         seen: list[Any] = []
-        tool = self.probe("split", before_backward=lambda c: seen.append(self.outputs_of(c)))
+
+        def act(context: OpContext) -> None:
+            if acted_on:
+                context.insert_before_backward_op(lambda *grads: None)
+                context.insert_after_backward_op(lambda *grads: None)
+
+        tool = self.probe(
+            "split", before=act, before_backward=lambda c: seen.append(self.outputs_of(c))
+        )
         self.train(self.fw.program(self.fw.split, X), tool)
         assert seen
         assert seen[0] == [[X[0]], [X[1]]]
