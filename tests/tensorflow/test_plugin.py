@@ -106,3 +106,41 @@ def test_the_context_stays_uninitialised() -> None:
         "print(len(tf.config.list_logical_devices('CPU')))"
     )
     assert printed(code) == "2"
+
+
+@pytest.mark.parametrize(
+    "removed",
+    ["ops.gradients_util._GradientsHelper", "ops.custom_gradient._eager_mode_decorator"],
+    ids=["read at import", "patched"],
+)
+def test_a_private_symbol_that_is_gone(removed: str) -> None:
+    """A TensorFlow without a private symbol is an error that names it; nothing is patched."""
+    module, _, name = removed.rpartition(".")
+    code = (
+        "import amanda, importlib, tensorflow as tf\n"
+        f"module = importlib.import_module('tensorflow.python.{module}')\n"
+        f"del module.{name}\n"
+        "from tensorflow.python.eager import execute\n"
+        "vanilla = execute.execute\n"
+        "try:\n"
+        "    with amanda.apply(amanda.Tool(), drivers=['tensorflow-eager']):\n"
+        "        pass\n"
+        "except amanda.errors.CapabilityError as error:\n"
+        "    print(error)\n"
+        "assert execute.execute is vanilla\n"
+        "from amanda_tensorflow.plugin import TensorFlowEagerDriver\n"
+        "print(*TensorFlowEagerDriver.check_internals())"
+    )
+    raised, _, listed = printed(code).partition("\n")
+    assert f"has no tensorflow.python.{removed}, which" in raised
+    assert f"no tensorflow.python.{removed}" in listed
+
+
+def test_other_parameters() -> None:
+    """A private function with other parameters is a difference that names both lists."""
+    from amanda_tensorflow import _internals
+
+    symbols = [_internals.Symbol("eager.execute", "record_gradient", "op_name outputs")]
+    (problem,) = _internals.missing("eager", symbols)
+    where = "tensorflow.python.eager.execute.record_gradient"
+    assert problem == f"{where}(op_name, inputs, attrs, outputs) instead of (op_name, outputs)"

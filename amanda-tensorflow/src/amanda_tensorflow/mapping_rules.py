@@ -1,11 +1,10 @@
-"""The standard mapping rules for TensorFlow (design rule 15). They import no TensorFlow.
+"""The standard mapping rules for TensorFlow (contract rule 15). They import no TensorFlow.
 
-A type is called as PyTorch calls the same operator, where there is one, and else
-by TensorFlow's own name in lower case with underscores: ``Conv2D`` is ``conv2d``,
-``ConcatV2`` is ``cat``, ``MatrixBandPart`` is ``matrix_band_part``. A depthwise
-convolution is a ``conv2d``, as it is on PyTorch; its weight's layout tells it apart.
-A product with a variable or constant of two dimensions or more, reshaped and transposed or
-as it is, is a ``linear``; its bias is an operator of its own, ``bias_add``.
+The canonical type of an operator is PyTorch's name for it, or else TensorFlow's own in lower case
+with underscores: ``Conv2D`` is ``conv2d``, ``ConcatV2`` is ``cat``, ``MatrixBandPart`` is
+``matrix_band_part``. A depthwise convolution is a ``conv2d``, as on PyTorch; the layout of its
+weight differs. A product with a variable or constant of two dimensions or more, be it reshaped or
+transposed, is a ``linear``; its bias is an operator of its own, ``bias_add``.
 """
 
 from __future__ import annotations
@@ -140,7 +139,7 @@ TYPES: Mapping[str, str] = {
     "conv_transpose3d": "Conv3DBackpropInput Conv3DBackpropInputV2",
     "embedding": "ResourceGather",
 }
-"""Canonical type to TensorFlow's types, where the name in lower case is not it."""
+"""By canonical type, TensorFlow's types, where it is not their name in lower case."""
 
 _CANONICAL = {kind: name for name, kinds in TYPES.items() for kind in kinds.split()}
 
@@ -167,11 +166,13 @@ WEIGHTED: Mapping[str, tuple[int | None, int | None, str | None]] = {
     "BlockLSTM": (4, 8, "IO"),
     "BlockLSTMV2": (4, 8, "IO"),
 }
-"""Type to (weight's input, bias's input, weight's layout). ``HWCM``: a depthwise
-convolution's channels and how many outputs each has."""
+"""By type, the index of the weight, the index of the bias, and the weight's layout.
+
+A letter per axis: I, O channels in and out, D, H, W space, V, E vocabulary and embedding. ``HWCM``
+is a depthwise convolution: C channels with M outputs each."""
 
 _TRANSPOSED = (("transpose_a", "adj_x", "a"), ("transpose_b", "adj_y", "b"))
-"""Attributes of a product that say that its left or its right factor is transposed."""
+"""Attributes of products by which the left and the right factor are transposed."""
 
 _GRADIENT_ROLES: Mapping[str, Mapping[str, int]] = {
     "Conv2DBackpropFilter": {"weight": 0},
@@ -191,10 +192,12 @@ _GRADIENT_ROLES: Mapping[str, Mapping[str, int]] = {
     "FusedBatchNormGradV3": {"input": 0, "weight": 1, "bias": 2},
     "BiasAddGrad": {"bias": 0},
 }
-"""What the operators made for one gradient produce, for drivers that give no names."""
+"""By backward type, the output that is the gradient of each role.
+
+Used where the driver does not know the names of gradients."""
 
 _AGGREGATIONS = frozenset({"AddN", "AccumulateNV2"})
-"""Types that sum the gradients of several uses of a tensor."""
+"""Types that add the gradients of several uses of a tensor."""
 
 _SHAPE_ARITHMETIC = frozenset(
     """
@@ -202,7 +205,7 @@ _SHAPE_ARITHMETIC = frozenset(
     Rank Shape ShapeN Size VariableShape ZerosLike
     """.split()
 )
-"""Types that a gradient needs beside the computation of gradients."""
+"""Types of operators in a gradient that compute shapes and constants, and no gradients."""
 
 
 def standard(context: OpContext) -> None:
@@ -218,14 +221,18 @@ def standard(context: OpContext) -> None:
 
 
 def canonical(kind: str) -> str:
-    """The canonical type of an operator of one of TensorFlow's types."""
+    """The canonical type for one of TensorFlow's types."""
     return _CANONICAL.get(kind) or _snake(kind)
 
 
 def canonical_backward(kind: str, op_type: str) -> str:
     """The canonical type of a backward operator: ``conv2d_backward``, ``accumulate_grad``.
 
-    What only computes shapes for a gradient keeps the type that it has by itself.
+    Operators that compute shapes or constants for a gradient keep their own type.
+
+    Args:
+        kind: the type of the backward operator.
+        op_type: the canonical type of the forward operator.
     """
     if kind in _AGGREGATIONS:
         return "accumulate_grad"
@@ -235,7 +242,7 @@ def canonical_backward(kind: str, op_type: str) -> str:
 
 
 def _describe(context: OpContext) -> None:
-    """The forward operator's part."""
+    """Set the keys that the forward operator determines."""
     kind = context.get_op().type
     attributes = context.get_attrs()
     op_type = canonical(kind)
@@ -271,12 +278,12 @@ def _is_weight(context: OpContext, index: int) -> bool:
 
 
 def _rank(context: OpContext, index: int) -> int:
-    """How many dimensions a variable or a constant has; 0 of another input."""
+    """How many dimensions a variable or constant has; 0 for other inputs."""
     return len(getattr(context.get_value(index), "shape", ()))
 
 
 def _describe_product(context: OpContext, attributes: Mapping[str, Any]) -> str:
-    """A matrix product: linear if a factor is a weight, the right one first."""
+    """The type of a matrix product: linear if a factor is a weight, the right one first."""
     for index, layout in ((1, "IO"), (0, "OI")):
         rank = _rank(context, index)
         if rank >= 2:
@@ -288,7 +295,7 @@ def _describe_product(context: OpContext, attributes: Mapping[str, Any]) -> str:
 
 
 def _describe_einsum(context: OpContext, attributes: Mapping[str, Any]) -> str:
-    """A product of two factors; a letter of the weight's layout for each of its axes."""
+    """The type of an Einsum: linear if it has two factors and one is a weight."""
     equation = str(attributes.get("equation", ""))
     if weight_layout(equation, 0) is None:
         return "einsum"
@@ -300,7 +307,7 @@ def _describe_einsum(context: OpContext, attributes: Mapping[str, Any]) -> str:
 
 
 def _describe_conv(context: OpContext, attributes: Mapping[str, Any]) -> str:
-    """The convolution of any rank: a stride for each axis of the data."""
+    """The type of a ``Conv``, of any rank: it has a stride for each axis of the data."""
     spatial = "DHW"[5 - len(attributes.get("strides") or "NHWC") :]
     last = attributes.get("data_format") != "CHANNELS_FIRST"
     _set_weight(context, 1, None, f"{spatial}IO")
@@ -309,7 +316,7 @@ def _describe_conv(context: OpContext, attributes: Mapping[str, Any]) -> str:
 
 
 def _recurrent(kind: str, attributes: Mapping[str, Any]) -> str:
-    """A network of cuDNN's, or a helper of it."""
+    """The type of a recurrent network of cuDNN, or of one of its helpers."""
     mode = str(attributes.get("rnn_mode", ""))
     if not re.fullmatch(r"CudnnRNN(V\d+)?", kind):
         return _snake(kind)
@@ -317,7 +324,7 @@ def _recurrent(kind: str, attributes: Mapping[str, Any]) -> str:
 
 
 def _roles(context: OpContext, kind: str) -> dict[str, int]:
-    """Where a backward operator has the gradients of the input, the weight and the bias."""
+    """The outputs of a backward operator that are the gradients of input, weight and bias."""
     produced = context.get_grad_input_names()
     if not any(produced):
         return dict(_GRADIENT_ROLES.get(kind, {}))
@@ -327,7 +334,7 @@ def _roles(context: OpContext, kind: str) -> dict[str, int]:
     roles = {}
     for role, index in (("input", data), ("weight", weight), ("bias", bias)):
         name = names[index] if index is not None and index < len(names) else ""
-        # The items of a list of tensors have one name, which then tells nothing.
+        # The items of a list of tensors share a name, which then identifies none of them.
         if name and names.count(name) == 1 and name in produced:
             roles[role] = produced.index(name)
     return roles

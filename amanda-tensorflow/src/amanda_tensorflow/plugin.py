@@ -1,4 +1,4 @@
-"""What amanda-tensorflow registers. It imports no TensorFlow."""
+"""Amanda's plugin for TensorFlow. It imports no TensorFlow."""
 
 from __future__ import annotations
 
@@ -10,12 +10,15 @@ from importlib import metadata
 from typing import Any, ClassVar
 
 import amanda
+from amanda.errors import CapabilityError
 from amanda.interface.driver import INTERFACE_VERSION, Capability, Driver
 from amanda.namespace import Namespace
 from amanda.patching import PatchSet
 from amanda_tensorflow import mapping_rules
 
 MINIMUM = (2, 16)
+"""The oldest TensorFlow that the drivers run on: the first with Keras 3."""
+
 DISTRIBUTIONS = (
     "tensorflow",
     "tensorflow-cpu",
@@ -25,9 +28,9 @@ DISTRIBUTIONS = (
     "tf-nightly",
     "tf-nightly-cpu",
 )
-"""Distributions of TensorFlow: one framework under many names."""
+"""Names under which TensorFlow is distributed; each installs the same module."""
 
-_PLACEHOLDER = object()
+_NOT_IMPORTED = object()
 
 _COMMON = frozenset(
     {
@@ -55,7 +58,7 @@ class TensorFlowDriver(Driver, abc.ABC):
 
     @classmethod
     def reason_unusable(cls) -> str:
-        """Why this TensorFlow cannot be instrumented; "" if it can."""
+        """The reason that this TensorFlow cannot be instrumented; "" if it can."""
         found = installed()
         if not found:
             return "TensorFlow is not installed; try: pip install 'amanda-tensorflow[tensorflow]'"
@@ -103,8 +106,9 @@ class TensorFlowDriver(Driver, abc.ABC):
     @classmethod
     def framework_imported(cls) -> None:
         """Note from now on which operator of a graph is the gradient of which."""
-        if sys.modules.get("amanda_tensorflow._internals", _PLACEHOLDER) is not _PLACEHOLDER:
-            # A module of ours is what imports TensorFlow; its driver does this when it attaches.
+        if sys.modules.get("amanda_tensorflow._internals", _NOT_IMPORTED) is not _NOT_IMPORTED:
+            # TensorFlow is imported by a module of this package, whose import has not ended yet.
+            # A driver notes gradients when it attaches.
             return
         from amanda_tensorflow.gradient_map import recording
 
@@ -112,21 +116,23 @@ class TensorFlowDriver(Driver, abc.ABC):
 
     @classmethod
     def check_internals(cls) -> Sequence[str]:
-        """The private symbols of TensorFlow that are not as this mode expects."""
+        """The private symbols of TensorFlow that are not as this mode expects them."""
         import tensorflow  # noqa: F401 - before our own modules, so that its gradients are noted
 
-        from amanda_tensorflow import _internals
-
+        try:
+            from amanda_tensorflow import _internals
+        except CapabilityError as error:
+            return [str(error)]
         return [f"TensorFlow has {problem}" for problem in _internals.missing(cls.mode)]
 
     @classmethod
     def self_test(cls) -> Sequence[str]:
-        """Run a tiny model under a tool, in this mode; what went wrong, if anything."""
+        """Run a tiny model under a tool in this mode. Returns what went wrong."""
         return cls.loaded().self_test()
 
 
 class TensorFlowEagerDriver(TensorFlowDriver):
-    """TensorFlow running operators at once."""
+    """Eager execution: operators that TensorFlow runs at once."""
 
     name = "tensorflow-eager"
     mode = "eager"
@@ -153,7 +159,7 @@ class TensorFlowGraphDriver(TensorFlowDriver):
 
 
 def installed() -> tuple[str, str] | None:
-    """Name and version of the TensorFlow distribution that is installed, if any."""
+    """Name and version of the installed TensorFlow distribution; None if there is none."""
     for name in DISTRIBUTIONS:
         try:
             return name, metadata.version(name)
@@ -176,7 +182,7 @@ def amanda_register_mapping_rules() -> Mapping[str, Sequence[Any]]:
 
 @amanda.hookimpl
 def amanda_report_header() -> str:
-    """The installed TensorFlow, and the patch that is in place outside of scopes."""
+    """The installed TensorFlow, and that gradients are noted outside of scopes."""
     found = installed()
     if not found:
         return "TensorFlow is not installed"

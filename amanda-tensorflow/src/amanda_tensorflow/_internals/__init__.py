@@ -1,11 +1,22 @@
-"""Every private symbol of TensorFlow that this package uses.
+"""Every private symbol of TensorFlow that this package uses, in functions named by what they do.
 
-Named by what they do. :func:`missing` compares names and parameters with what
-the drivers expect when one of them attaches, so that a TensorFlow in which one
-has changed gives one clear error, and refuses that mode only.
+Nothing outside of this folder names one (ruff's SLF001 and TID251 check that). What is expected of
+them is in :mod:`amanda_tensorflow._internals.symbols`.
 """
 
-from amanda_tensorflow._internals.graphs import (
+from amanda_tensorflow._internals.symbols import (
+    SYMBOLS,
+    Symbol,
+    missing,
+    require,
+    require_importable,
+)
+
+# The modules below read private symbols while they are imported: without this check a missing one
+# would be an AttributeError somewhere in them.
+require_importable()
+
+from amanda_tensorflow._internals.graphs import (  # noqa: E402
     add_control_input,
     add_function,
     annotate,
@@ -41,7 +52,7 @@ from amanda_tensorflow._internals.graphs import (
     unique_function_name,
     update_input,
 )
-from amanda_tensorflow._internals.runtime import (
+from amanda_tensorflow._internals.runtime import (  # noqa: E402
     CUSTOM_GRADIENT,
     EXECUTE,
     IMPERATIVE_GRAD,
@@ -91,7 +102,7 @@ from amanda_tensorflow._internals.runtime import (
     vanilla_jvp,
     variable_dtype,
 )
-from amanda_tensorflow._internals.sessions import (
+from amanda_tensorflow._internals.sessions import (  # noqa: E402
     BaseSession,
     call_node,
     hide,
@@ -107,7 +118,6 @@ from amanda_tensorflow._internals.sessions import (
     tensor_of,
     unfinalized,
 )
-from amanda_tensorflow._internals.symbols import SYMBOLS, Symbol, missing, require
 
 __all__ = [
     "CUSTOM_GRADIENT",
@@ -192,6 +202,7 @@ __all__ = [
     "remember_branches",
     "renamed",
     "require",
+    "require_importable",
     "restart_recording_here",
     "run_vanilla",
     "session_config",

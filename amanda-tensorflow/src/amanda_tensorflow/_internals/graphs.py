@@ -1,4 +1,7 @@
-"""Private symbols for graphs, functions and gradients."""
+"""Private symbols of graphs, operators and functions.
+
+Attributes of our own on TensorFlow's objects begin with ``_amanda``.
+"""
 
 from __future__ import annotations
 
@@ -13,52 +16,52 @@ from amanda_tensorflow._internals.runtime import AttrValue, ConcreteFunction, Ea
 
 
 def keep_alive(graph: Any, function: Any) -> None:
-    """Let a graph hold a function that its nodes call."""
+    """Let a graph keep a function alive that its nodes call; the runtime holds it weakly."""
     if not hasattr(graph, "_amanda_routines"):
         graph._amanda_routines = []
     graph._amanda_routines.append(function)
 
 
 def annotate(graph: Any, name: str, value: Any) -> None:
-    """Let a graph of ours remember something of an operator."""
+    """Note a value for an operator of a copy."""
     if not hasattr(graph, "_amanda_notes"):
         graph._amanda_notes = {}
     graph._amanda_notes[name] = value
 
 
 def annotation(graph: Any, name: str) -> Any:
-    """What a graph of ours remembers of an operator."""
+    """The value that was noted for an operator of a copy."""
     return graph._amanda_notes[name]
 
 
 def attributes_proto(op: Any) -> dict[str, Any]:
-    """The attributes of an operator of a graph, as protocol buffers of its own."""
+    """The attributes of an operator of a graph by name, as protocol buffers."""
     return dict(op.node_def.attr.items())
 
 
 def raw_attributes(op: Any) -> Iterator[tuple[str, Any]]:
-    """The declared attributes of an operator of a graph, as TensorFlow gives them."""
+    """The declared attributes of an operator of a graph with their values."""
     for attribute in op.op_def.attr:
         yield attribute.name, op.get_attr(attribute.name)
 
 
 def input_types(op: Any) -> list[Any]:
-    """The types that an operator's inputs are declared with, references included."""
+    """The dtypes of an operator's inputs, references to variables told apart."""
     return list(op._input_types)
 
 
 def share_variables(source: Any, graph: Any) -> None:
-    """Let a copy of a function's graph tell of the variables that the function uses."""
+    """Let the graph of a copy list the variables of the vanilla function."""
     graph._weak_variables = list(source._weak_variables)
 
 
 def function_of(op: Any) -> Any:
-    """The function that a call calls, if its graph is known."""
+    """The function that a call operator calls; None if its graph is not known."""
     return function_named(op.graph, op.get_attr("f").name)
 
 
 def function_named(graph: Any, name: str) -> Any:
-    """A function that a graph or one around it knows; None if there is none."""
+    """The function of this name that a graph, or a graph around it, knows; else None."""
     while graph is not None:
         function = graph._get_function(name)
         if function is not None:
@@ -68,7 +71,7 @@ def function_named(graph: Any, name: str) -> Any:
 
 
 def function_attributes(op: Any) -> dict[str, list[str]]:
-    """The names of the functions that an operator runs, by attribute."""
+    """By attribute, the names of the functions that an operator runs."""
     found = {}
     for name, value in op.node_def.attr.items():
         kind = value.WhichOneof("value")
@@ -80,7 +83,7 @@ def function_attributes(op: Any) -> dict[str, list[str]]:
 
 
 def renamed(attribute: Any, names: Sequence[Any]) -> Any:
-    """An attribute that names functions, with other names."""
+    """A copy of an attribute that names functions, with other names."""
     result = AttrValue()
     result.CopyFrom(attribute)
     functions = [result.func] if result.WhichOneof("value") == "func" else result.list.func
@@ -95,7 +98,7 @@ def graph_of(function: Any) -> Any:
 
 
 def output_count(function: Any) -> int:
-    """How many tensors a concrete function gives; a tape may have added more to its graph."""
+    """How many tensors a concrete function returns. Its graph may have more: a tape adds some."""
     return int(function._delayed_rewrite_functions._num_inference_outputs)
 
 
@@ -105,7 +108,7 @@ def function_attrs(function: Any) -> dict[str, Any]:
 
 
 def instrumented(function: Any, graph: Any, attributes: dict[str, Any]) -> Any:
-    """A concrete function like `function`, of another graph; it is marked as ours."""
+    """A concrete function of another graph with the signature of `function`, marked as a copy."""
     copy = ConcreteFunction.from_func_graph(
         graph, function.function_type, attributes, shared_func_graph=False
     )
@@ -114,7 +117,7 @@ def instrumented(function: Any, graph: Any, attributes: dict[str, Any]) -> Any:
 
 
 def is_instrumented(function: Any) -> bool:
-    """Whether a concrete function is one of ours."""
+    """Whether a concrete function is a copy."""
     return hasattr(function, "_amanda_instrumented")
 
 
@@ -125,10 +128,11 @@ _BRANCH_GRAPHS = {
     "else_branch": "_false_graph",
     "branches": "_branch_graph_{}",
 }
+"""By attribute of a loop or branch, where its gradient function looks for the graph."""
 
 
 def remember_branches(op: Any, graphs: dict[str, list[Any]]) -> None:
-    """Let an operator know the graphs of its functions, for the gradient of it."""
+    """Let a loop or branch know the graphs of its functions, where its gradient looks for them."""
     for attribute, of in graphs.items():
         name = _BRANCH_GRAPHS.get(attribute, "")
         for index, graph in enumerate(of if name else ()):
@@ -136,22 +140,27 @@ def remember_branches(op: Any, graphs: dict[str, list[Any]]) -> None:
 
 
 def set_functions(op: Any, attribute: str, names: Sequence[Any]) -> None:
-    """Let an operator of a copy run other functions."""
+    """Let an operator of a copy run the functions of these names."""
     op._set_attr(attribute, renamed(op.node_def.attr[attribute], names))
 
 
 def original_op(op: Any) -> Any:
-    """The operator that ``tf.gradients`` has noted for one of its own; None for others."""
+    """The forward operator that ``tf.gradients`` has noted for an operator; None for others."""
     return op._original_op
 
 
 def create_op_in(graph: Any, kind: str, inputs: Sequence[Any], types: Any, **options: Any) -> Any:
-    """Add an operator to a graph; the operator."""
+    """Add an operator to a graph. Returns the operator.
+
+    Args:
+        types: the dtypes of its outputs.
+        options: see ``Graph._create_op_internal``.
+    """
     return graph._create_op_internal(kind, inputs, types, **options)
 
 
 def add_function(graph: Any, function: Any) -> None:
-    """Let a graph know a function, and those that it calls."""
+    """Let a graph know a function, and the functions that it calls."""
     graph._add_function_recursive(function)
 
 
@@ -171,17 +180,21 @@ def set_device(op: Any, device: str) -> None:
 
 
 def is_reference(dtype: Any) -> bool:
-    """Whether tensors of a type are references to variables of TensorFlow 1."""
+    """Whether tensors of a dtype are references to variables of TensorFlow 1."""
     return bool(dtype._is_ref_dtype)
 
 
 def is_stateful(op: Any) -> bool:
-    """Whether an operator of a graph does more than give its outputs."""
+    """Whether an operator of a graph has side effects or state."""
     return bool(op._is_stateful)
 
 
 def known_ops(graph: Any, make: bool = False) -> Any:
-    """What a copy knows of its operators, by name; None for other graphs."""
+    """The table of operators, by name, that a copy carries; None for other graphs.
+
+    Args:
+        make: add an empty table to a graph that has none.
+    """
     if make and not hasattr(graph, "_amanda_ops"):
         graph._amanda_ops = {}
     return getattr(graph, "_amanda_ops", None)
@@ -189,12 +202,13 @@ def known_ops(graph: Any, make: bool = False) -> Any:
 
 @contextmanager
 def twins_captured(op: Any) -> Iterator[None]:
-    """Within it, the function being built captures tensors of a copy instead of vanilla ones.
+    """Within it, the default graph captures tensors of a copy instead of vanilla ones.
 
-    ``tf.custom_gradient`` keeps the tensors of the graph in which it was traced.
+    The gradient function of a ``tf.custom_gradient`` is a closure over tensors of the graph in
+    which it was traced, which is the vanilla one.
 
     Args:
-        op: the operator whose gradient is being built; nothing is done for one of no copy.
+        op: the operator whose gradient is being built; nothing is done unless it is in a copy.
     """
     graph, known = ops.get_default_graph(), (known_ops(op.graph) or {}).get(op.name)
     if known is None or not isinstance(graph, FuncGraph):
@@ -213,7 +227,7 @@ def twins_captured(op: Any) -> Iterator[None]:
     finally:
         del graph.capture
         if capture != graph.capture:
-            # It was replaced before, for an operator around this one.
+            # An operator around this one had replaced it, too.
             graph.capture = capture
 
 
@@ -231,7 +245,7 @@ def functions_of(graph: Any) -> list[Any]:
 
 
 def is_function_call(op: Any) -> bool:
-    """Whether an operator calls a function whose name is its type, as TensorFlow 1's Defun."""
+    """Whether an operator's type is the name of a function, as with TensorFlow 1's Defun."""
     return bool(op.graph._is_function(op.type))
 
 

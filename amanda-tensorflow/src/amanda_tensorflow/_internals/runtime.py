@@ -1,4 +1,4 @@
-"""Private symbols for running operators, recording them on tapes and calling Python."""
+"""Private symbols of eager execution, tapes, and calls of Python from graphs."""
 
 from __future__ import annotations
 
@@ -101,23 +101,23 @@ record_on_tapes: Any = pywrap_tfe.TFE_Py_TapeSetRecordOperation
 
 
 def register_routine(function: Any) -> str:
-    """Let the runtime call `function` (weakly held); the token by which it does."""
+    """Let the runtime call a function, which it holds weakly. Returns the token for it."""
     token: str = script_ops._py_funcs.insert(function)
     return token
 
 
 def registered_routine(token: Any) -> Any:
-    """The function that a token stands for."""
+    """The function that was registered under a token."""
     return script_ops._py_funcs.get(token if isinstance(token, str) else token.decode())
 
 
 def registered_routines() -> int:
-    """How many functions the runtime may call."""
+    """How many functions are registered."""
     return int(script_ops._py_funcs.size())
 
 
 def eager_mode() -> AbstractContextManager[Any]:
-    """Within it, operators run at once, also in a graph or without eager execution."""
+    """Within it, operators run at once, also while a graph is built."""
     mode: AbstractContextManager[Any] = context.eager_mode()
     return mode
 
@@ -134,7 +134,7 @@ def default_graph() -> Any:
 
 
 def handle_dtype(handle: Any) -> Any:
-    """The type of the variable that a resource handle stands for; None if it is not known."""
+    """The dtype of the variable that a resource handle stands for; None if it is not known."""
     data = getattr(handle, "_handle_data", None)
     if data is None or not data.is_set or len(data.shape_and_type) != 1:
         return None
@@ -142,7 +142,7 @@ def handle_dtype(handle: Any) -> Any:
 
 
 def variable_dtype(handle: Any) -> Any:
-    """The dtype of the variable that a resource tensor is the handle of; None if it is of none."""
+    """The dtype of the variable that a resource tensor is the handle of; None for others."""
     data = getattr(handle, "_handle_data", None)
     if data is None or not data.is_set or not data.shape_and_type:
         return None
@@ -150,12 +150,17 @@ def variable_dtype(handle: Any) -> Any:
 
 
 def handle_key(handle: Any) -> int:
-    """A number that a variable's handle shares with no other tensor of the process."""
+    """A number that no other tensor of the process has."""
     return int(handle._id)
 
 
 def execute_now(kind: str, count: int, inputs: list[Any], attributes: tuple[Any, ...]) -> list[Any]:
-    """Run an operator at once, recorded by the tapes that are active; its outputs."""
+    """Run an operator eagerly, recorded by the active tapes. Returns its outputs.
+
+    Args:
+        count: how many outputs it has.
+        attributes: names and values, in turn.
+    """
     outputs = execute.execute(kind.encode(), count, inputs, attributes, context.context())
     if outputs and execute.must_record_gradient():
         execute.record_gradient(kind, inputs, attributes, outputs)
@@ -163,23 +168,28 @@ def execute_now(kind: str, count: int, inputs: list[Any], attributes: tuple[Any,
 
 
 def create_op(kind: str, inputs: list[Any], types: list[Any], attributes: Any) -> list[Any]:
-    """Add an operator to the current graph; its outputs."""
+    """Add an operator to the default graph. Returns its outputs.
+
+    Args:
+        types: the dtypes of the outputs.
+        attributes: as protocol buffers, by name.
+    """
     graph = ops.get_default_graph()
     return list(graph._create_op_internal(kind, inputs, types, attrs=dict(attributes)).outputs)
 
 
 def is_recomputed(function: Any) -> bool:
-    """Whether a function with a custom gradient is one of ``tf.recompute_grad``."""
+    """Whether a function with a custom gradient was made by ``tf.recompute_grad``."""
     return getattr(function, "__qualname__", "") == "recompute_grad.<locals>.inner"
 
 
 def is_tape_of(inner: Any, tape: Any) -> bool:
-    """Whether `inner` is what a ``tf.GradientTape`` hands on to differentiate."""
+    """Whether `inner` is the runtime's tape behind a ``tf.GradientTape``."""
     return inner is not None and inner is getattr(tape, "_tape", None)
 
 
 def is_read_by_runtime(value: Any) -> bool:
-    """Whether the fast path reads `value`, a variable, or a variable in a list, by itself."""
+    """Whether `value` is a variable, or a list with one, which the fast path reads in C."""
     if isinstance(value, (list, tuple)):
         return any(is_read_by_runtime(item) for item in value)
     if isinstance(value, ops.EagerTensor):

@@ -1,4 +1,4 @@
-"""Private symbols for sessions and for adding to a user's graph."""
+"""Private symbols of sessions, and of adding a node to a user's graph."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ operation_name: Any = pywrap_tf_session.TF_OperationName
 
 
 def operation_of(graph: Any, handle: Any) -> Any:
-    """The operator of a graph that a handle of the runtime stands for."""
+    """The operator of a graph for a handle of the runtime."""
     return graph.get_operation_by_name(operation_name(handle))
 
 
 def tensor_of(graph: Any, output: Any) -> Any:
-    """The tensor of a graph that an output of the runtime stands for."""
+    """The tensor of a graph for an output handle of the runtime."""
     return operation_of(graph, output.oper).outputs[output.index]
 
 
@@ -36,7 +36,7 @@ def shadow_graph(source: Any) -> Any:
 
 
 def shadow_session(graph: Any, config: Any) -> Any:
-    """A session for a copy; it is marked as ours."""
+    """A session for a copy, marked as a shadow."""
     with eager_mode():
         made = session.Session(graph=graph, config=config)
     made._amanda_shadow = True
@@ -44,7 +44,7 @@ def shadow_session(graph: Any, config: Any) -> Any:
 
 
 def is_shadow(candidate: Any) -> bool:
-    """Whether a session is one of ours."""
+    """Whether a session is a shadow."""
     return hasattr(candidate, "_amanda_shadow")
 
 
@@ -66,11 +66,12 @@ def run_vanilla(
     options: Any = None,
     run_metadata: Any = None,
 ) -> list[Any]:
-    """Run a session's graph as it is.
+    """Run a session's graph vanilla.
 
     Args:
-        fetches: tensors; their values are returned.
-        targets: operators to run.
+        of: the session.
+        fetches: the tensors whose values are returned.
+        targets: the operators that are executed besides.
         feeds: pairs of a tensor and its value.
         options, run_metadata: handles of the runtime.
     """
@@ -90,7 +91,7 @@ def run_vanilla(
 
 @contextmanager
 def unfinalized(graph: Any) -> Iterator[None]:
-    """Within it, something can be added to a graph that the user has finalized."""
+    """Within it, operators can be added to a graph that the user has finalized."""
     was_finalized = graph.finalized
     if was_finalized:
         graph._unsafe_unfinalize()
@@ -104,10 +105,11 @@ def unfinalized(graph: Any) -> Iterator[None]:
 def call_node(
     graph: Any, name: str, function: Any, inputs: Sequence[Any], outputs: Sequence[Any]
 ) -> Any:
-    """Add a node that calls a function.
+    """Add a node that calls a function to a user's graph. Returns it.
 
     Args:
-        outputs: the function's outputs, for their types.
+        inputs: tensors of the graph.
+        outputs: the outputs of the function, whose types and shapes the node takes.
     """
     called, taken, given = AttrValue(), AttrValue(), AttrValue()
     called.func.name = function.name.decode()
@@ -130,12 +132,12 @@ def call_node(
 
 
 def own_version(graph: Any) -> int:
-    """How many operators the user has added to a graph."""
+    """The version of a graph, not counting the nodes that :func:`call_node` has added."""
     return int(graph.version) - getattr(graph, "_amanda_inserted", 0)
 
 
 def hide(graph: Any, nodes: str, functions: str) -> None:
-    """Leave nodes and functions whose names begin so out of what is written of a graph."""
+    """Leave nodes and functions with these name prefixes out of what is written of a graph."""
     if hasattr(graph, "_amanda_hidden"):
         return
     graph._amanda_hidden = True

@@ -1,290 +1,248 @@
-"""What the drivers expect of TensorFlow's private symbols, compared when one attaches."""
+"""The private symbols of TensorFlow that the drivers need, and what they expect of each.
+
+They are compared with the installed TensorFlow before anything else of this package is imported
+(:func:`require_importable`) and when a driver attaches (:func:`require`), so that a TensorFlow in
+which one has changed gives one error that names it. The expectations hold in 2.16 and 2.21.
+"""
 
 from __future__ import annotations
 
+import importlib
 import inspect
 from collections.abc import Sequence
 from typing import Any
 
 import attrs
 import tensorflow as tf
-from tensorflow.python import pywrap_tfe
-from tensorflow.python.client import pywrap_tf_session, session
-from tensorflow.python.eager import (
-    backprop,
-    core,
-    execute,
-    forwardprop,
-    imperative_grad,
-    record,
-)
-from tensorflow.python.eager.polymorphic_function import atomic_function, concrete_function
-from tensorflow.python.framework import func_graph, op_def_registry, ops
-from tensorflow.python.ops import (
-    custom_gradient,
-    gen_script_ops,
-    gradients_util,
-    handle_data_util,
-    script_ops,
-)
 
 from amanda.errors import CapabilityError
+
+RECORDS = "records"
+"""Stands among the modes for the noting of gradients, which is in place outside of scopes."""
+
+_ALL = (RECORDS, "eager", "function", "graph")
+_EAGER = ("eager",)
+_GRAPHS = ("function", "graph")
+_FUNCTION = ("function",)
+_SESSION = ("graph",)
 
 
 @attrs.frozen
 class Symbol:
-    """A private symbol, and what is expected of it.
+    """A private symbol, and the expectation of it.
 
     Attributes:
-        where: the module or class, as a message gives it.
-        owner: the module or class itself.
+        where: the module, below ``tensorflow.python``, and after a colon the class, if any.
         name: the attribute.
-        parameters: names of its parameters, ``self`` included; None where it has
-            none that Python can see.
-        modes: the modes that need it; "records" stands for the passive tag of gradients.
+        parameters: the names of its parameters, ``self`` included, separated by spaces; None to
+            expect its presence only.
+        modes: the modes that need it.
+        is_imported: whether this package reads it while it is imported.
     """
 
     where: str
-    owner: Any
     name: str
-    parameters: Sequence[str] | None = None
-    modes: Sequence[str] = ("records", "eager", "function", "graph")
+    parameters: str | None = None
+    modes: Sequence[str] = _ALL
+    is_imported: bool = False
+
+    @property
+    def owner(self) -> str:
+        """The module or the class, as a message gives it."""
+        module, _, cls = self.where.partition(":")
+        return cls or f"tensorflow.python.{module}"
 
     def problem(self) -> str:
-        """What is wrong with it in this TensorFlow; "" if nothing is."""
-        found = inspect.getattr_static(self.owner, self.name, None)
+        """The difference from the expectation in this TensorFlow; "" if there is none."""
+        module, _, cls = self.where.partition(":")
+        try:
+            owner: Any = importlib.import_module(f"tensorflow.python.{module}")
+        except ImportError:
+            return f"no module tensorflow.python.{module}"
+        if cls:
+            owner = getattr(owner, cls, None)
+        found = inspect.getattr_static(owner, self.name, None)
         if found is None:
-            found = getattr(self.owner, self.name, None)
-        if found is None:
-            return f"no {self.where}.{self.name}"
+            # Modules of the runtime in C have their names by other means.
+            found = getattr(owner, self.name, None)
+        if found is None and not _is_given_to_instances(owner, self.name):
+            return f"no {self.owner}.{self.name}"
         if self.parameters is None:
             return ""
-        function = getattr(found, "__func__", found)
-        actual = list(inspect.signature(function).parameters)
-        if actual == list(self.parameters):
+        actual = list(inspect.signature(getattr(found, "__func__", found)).parameters)
+        expected = self.parameters.split()
+        if actual == expected:
             return ""
-        expected = ", ".join(self.parameters)
-        return f"{self.where}.{self.name}({', '.join(actual)}) instead of ({expected})"
+        return f"{self.owner}.{self.name}({', '.join(actual)}) instead of ({', '.join(expected)})"
 
 
-_GRAPH_MODES = ("function", "graph")
+def _is_given_to_instances(owner: Any, name: str) -> bool:
+    """Whether some method of a class mentions an attribute, as ``__init__`` does that sets it."""
+    if not inspect.isclass(owner):
+        return False
+    members = (getattr(member, "__func__", member) for member in vars(owner).values())
+    codes = (getattr(member, "__code__", None) for member in members)
+    return any(code is not None and name in code.co_names for code in codes)
+
+
+def _imported(where: str, names: str, modes: Sequence[str] = _ALL) -> list[Symbol]:
+    """Symbols of one module that are read while this package is imported."""
+    return [Symbol(where, name, modes=modes, is_imported=True) for name in names.split()]
+
+
+def _present(where: str, names: str, modes: Sequence[str]) -> list[Symbol]:
+    """Symbols of one module or class that are only expected to be there."""
+    return [Symbol(where, name, modes=modes) for name in names.split()]
+
+
+_OP = "framework.ops:Operation"
+_GRAPH = "framework.ops:Graph"
+_CONCRETE = "eager.polymorphic_function.concrete_function:ConcreteFunction"
+_BASE_SESSION = "client.session:BaseSession"
 
 SYMBOLS: tuple[Symbol, ...] = (
+    # -- records on tapes and gradient functions
     Symbol(
-        "tensorflow.python.eager.backprop",
-        backprop,
+        "eager.backprop",
         "_gradient_function",
-        (
-            "op_name",
-            "attr_tuple",
-            "num_inputs",
-            "inputs",
-            "outputs",
-            "out_grads",
-            "skip_input_indices",
-            "forward_pass_name_scope",
-        ),
+        "op_name attr_tuple num_inputs inputs outputs out_grads skip_input_indices"
+        " forward_pass_name_scope",
+        is_imported=True,
     ),
     Symbol(
-        "tensorflow.python.eager.forwardprop",
-        forwardprop,
+        "eager.forwardprop",
         "_jvp_dispatch",
-        ("op_name", "attr_tuple", "inputs", "outputs", "tangents", "use_batch"),
+        "op_name attr_tuple inputs outputs tangents use_batch",
+        is_imported=True,
     ),
-    Symbol("tensorflow.python.pywrap_tfe", pywrap_tfe, "TFE_Py_RegisterGradientFunction"),
-    Symbol("tensorflow.python.pywrap_tfe", pywrap_tfe, "TFE_Py_RegisterJVPFunction"),
+    Symbol("eager.execute", "record_gradient", "op_name inputs attrs outputs"),
+    Symbol("eager.execute", "must_record_gradient", ""),
     Symbol(
-        "tensorflow.python.eager.execute",
-        execute,
-        "record_gradient",
-        ("op_name", "inputs", "attrs", "outputs"),
-    ),
-    Symbol("tensorflow.python.eager.execute", execute, "must_record_gradient", ()),
-    Symbol(
-        "tensorflow.python.eager.record",
-        record,
+        "eager.record",
         "record_operation",
-        ("op_type", "output_tensors", "input_tensors", "backward_function", "forward_function"),
+        "op_type output_tensors input_tensors backward_function forward_function",
     ),
-    Symbol("tensorflow.python.eager.record", record, "stop_recording"),
-    Symbol("tensorflow.python.framework.ops", ops, "get_gradient_function", ("op",)),
-    Symbol("tensorflow.python.framework.ops", ops, "EagerTensor"),
-    Symbol("tensorflow.python.framework.op_def_registry", op_def_registry, "get", ("name",)),
+    Symbol("eager.record", "stop_recording"),
+    Symbol("framework.ops", "get_gradient_function", "op"),
+    *_imported(
+        "pywrap_tfe",
+        "TFE_Py_RegisterGradientFunction TFE_Py_RegisterJVPFunction TFE_Py_TapeSetIsEmpty"
+        " TFE_Py_TapeSetIsStopped TFE_Py_TapeSetStopOnThread TFE_Py_TapeSetRestartOnThread"
+        " TFE_Py_TapeSetRecordOperation",
+    ),
+    # -- classes and functions that have a name here
+    *_imported("framework.ops", "EagerTensor Graph get_default_graph"),
+    *_imported("framework.func_graph", "FuncGraph"),
+    *_imported("eager.polymorphic_function.concrete_function", "ConcreteFunction"),
+    *_imported("eager.core", "_FallbackException"),
+    *_imported("eager.context", "context executing_eagerly eager_mode"),
+    *_imported("ops.script_ops", "EagerFunc _py_funcs"),
+    *_imported("ops.gradients_util", "_GradientsHelper"),
+    *_imported("ops.gen_array_ops", "identity identity_n ensure_shape"),
+    *_imported("ops.gen_math_ops", "add_n"),
+    *_imported("ops.gen_resource_variable_ops", "read_variable_op"),
+    *_imported("ops.gen_script_ops", "eager_py_func"),
+    *_imported("ops.resource_variable_ops", "BaseResourceVariable"),
+    *_imported("client.session", "BaseSession Session", _SESSION),
+    *_imported("client.pywrap_tf_session", "TF_OperationName TF_SessionRun_wrapper", _SESSION),
+    Symbol("framework.op_def_registry", "get", "name", is_imported=True),
+    Symbol("ops.handle_data_util", "copy_handle_data", "source_t target_t", is_imported=True),
+    Symbol(
+        "eager.polymorphic_function.atomic_function",
+        "from_func_graph",
+        "name graph attrs function_type overwrite",
+        is_imported=True,
+    ),
+    *_present("framework.ops:EagerTensor", "_id _handle_data", _ALL),
     # -- eager
-    *(
-        Symbol("tensorflow.python.pywrap_tfe", pywrap_tfe, name, modes=("eager",))
-        for name in (
-            "TFE_Py_FastPathExecute",
-            "TFE_Py_TapeSetIsEmpty",
-            "TFE_Py_TapeSetIsStopped",
-            "TFE_Py_TapeSetStopOnThread",
-            "TFE_Py_TapeSetRestartOnThread",
-            "TFE_Py_TapeSetRecordOperation",
-        )
-    ),
-    Symbol("tensorflow.python.eager.core", core, "_FallbackException", modes=("eager",)),
+    *_imported("pywrap_tfe", "TFE_Py_FastPathExecute", _EAGER),
+    Symbol("eager.execute", "execute", "op_name num_outputs inputs attrs ctx name", _EAGER),
     Symbol(
-        "tensorflow.python.eager.execute",
-        execute,
-        "execute",
-        ("op_name", "num_outputs", "inputs", "attrs", "ctx", "name"),
-        ("eager",),
-    ),
-    Symbol(
-        "tensorflow.python.eager.imperative_grad",
-        imperative_grad,
+        "eager.imperative_grad",
         "imperative_grad",
-        (
-            "tape",
-            "target",
-            "sources",
-            "output_gradients",
-            "sources_raw",
-            "unconnected_gradients",
-        ),
-        ("eager",),
+        "tape target sources output_gradients sources_raw unconnected_gradients",
+        _EAGER,
     ),
-    Symbol(
-        "tensorflow.python.ops.custom_gradient",
-        custom_gradient,
-        "_eager_mode_decorator",
-        ("f", "args", "kwargs"),
-        ("eager",),
-    ),
+    Symbol("ops.custom_gradient", "_eager_mode_decorator", "f args kwargs", _EAGER),
+    Symbol("eager.backprop:GradientTape", "_tape", modes=_EAGER),
     # -- graphs
     Symbol(
-        "tensorflow.Graph",
-        ops.Graph,
+        _GRAPH,
         "_create_op_internal",
-        (
-            "self",
-            "op_type",
-            "inputs",
-            "dtypes",
-            "input_types",
-            "name",
-            "attrs",
-            "op_def",
-            "compute_device",
-        ),
-        _GRAPH_MODES,
+        "self op_type inputs dtypes input_types name attrs op_def compute_device",
+        _GRAPHS,
     ),
-    Symbol("tensorflow.Graph", ops.Graph, "_get_function", ("self", "name"), _GRAPH_MODES),
+    Symbol(_GRAPH, "_get_function", "self name", _GRAPHS),
+    Symbol(_GRAPH, "_add_function_recursive", "self function overwrite", _GRAPHS),
+    Symbol(_GRAPH, "_is_function", "self name", _GRAPHS),
+    Symbol(_GRAPH, "_functions", modes=_GRAPHS),
+    Symbol(_OP, "_update_input", "self index tensor", _GRAPHS),
+    Symbol(_OP, "_set_device", "self device", _GRAPHS),
+    Symbol(_OP, "_set_attr", "self attr_name attr_value", _GRAPHS),
+    *_present(_OP, "_add_control_input _input_types _is_stateful _original_op _c_op", _GRAPHS),
+    Symbol("framework.dtypes:DType", "_is_ref_dtype", modes=_GRAPHS),
+    *_present("framework.func_graph:FuncGraph", "capture external_captures", _GRAPHS),
+    Symbol("framework.func_graph:FuncGraph", "_weak_variables", modes=_FUNCTION),
+    Symbol("ops.script_ops:EagerFunc", "__call__", "self device token args", _GRAPHS),
+    # -- functions
+    Symbol(_CONCRETE, "_call_flat", "self tensor_inputs captured_inputs", _FUNCTION),
     Symbol(
-        "tensorflow.Graph",
-        ops.Graph,
-        "_add_function_recursive",
-        ("self", "function", "overwrite"),
-        _GRAPH_MODES,
-    ),
-    Symbol(
-        "tensorflow.Operation",
-        ops.Operation,
-        "_update_input",
-        ("self", "index", "tensor"),
-        _GRAPH_MODES,
-    ),
-    Symbol("tensorflow.Operation", ops.Operation, "_set_device", ("self", "device"), _GRAPH_MODES),
-    Symbol(
-        "tensorflow.Operation",
-        ops.Operation,
-        "_set_attr",
-        ("self", "attr_name", "attr_value"),
-        _GRAPH_MODES,
-    ),
-    Symbol("tensorflow.Operation", ops.Operation, "_is_stateful", modes=_GRAPH_MODES),
-    Symbol("tensorflow.Graph", ops.Graph, "_is_function", ("self", "name"), _GRAPH_MODES),
-    Symbol("tensorflow.Graph", ops.Graph, "_unsafe_unfinalize", ("self",), ("graph",)),
-    Symbol("tensorflow.Graph", ops.Graph, "_as_graph_def", modes=("graph",)),
-    Symbol(
-        "tensorflow.python.ops.gradients_util",
-        gradients_util,
-        "_GradientsHelper",
-        modes=_GRAPH_MODES,
-    ),
-    Symbol("FuncGraph", func_graph.FuncGraph, "capture", modes=_GRAPH_MODES),
-    Symbol("FuncGraph", func_graph.FuncGraph, "external_captures", modes=_GRAPH_MODES),
-    Symbol(
-        "tensorflow.python.ops.handle_data_util",
-        handle_data_util,
-        "copy_handle_data",
-        ("source_t", "target_t"),
-        _GRAPH_MODES,
-    ),
-    Symbol(
-        "EagerFunc",
-        script_ops.EagerFunc,
-        "__call__",
-        ("self", "device", "token", "args"),
-        _GRAPH_MODES,
-    ),
-    Symbol("tensorflow.python.ops.script_ops", script_ops, "_py_funcs", modes=_GRAPH_MODES),
-    Symbol(
-        "tensorflow.python.ops.gen_script_ops",
-        gen_script_ops,
-        "eager_py_func",
-        modes=_GRAPH_MODES,
-    ),
-    Symbol(
-        "ConcreteFunction",
-        concrete_function.ConcreteFunction,
-        "_call_flat",
-        ("self", "tensor_inputs", "captured_inputs"),
-        ("function",),
-    ),
-    Symbol(
-        "ConcreteFunction",
-        concrete_function.ConcreteFunction,
+        _CONCRETE,
         "from_func_graph",
-        ("cls", "graph", "function_type", "attrs", "shared_func_graph"),
-        ("function",),
+        "cls graph function_type attrs shared_func_graph",
+        _FUNCTION,
     ),
+    *_present(_CONCRETE, "_func_graph _attrs _delayed_rewrite_functions", _FUNCTION),
     Symbol(
-        "tensorflow.python.eager.polymorphic_function.atomic_function",
-        atomic_function,
-        "from_func_graph",
-        ("name", "graph", "attrs", "function_type", "overwrite"),
-        _GRAPH_MODES,
+        "eager.polymorphic_function.concrete_function:_DelayedRewriteGradientFunctions",
+        "_num_inference_outputs",
+        modes=_FUNCTION,
     ),
+    # -- sessions
     Symbol(
-        "BaseSession",
-        session.BaseSession,
+        _BASE_SESSION,
         "_call_tf_sessionrun",
-        ("self", "options", "feed_dict", "fetch_list", "target_list", "run_metadata"),
-        ("graph",),
+        "self options feed_dict fetch_list target_list run_metadata",
+        _SESSION,
     ),
-    Symbol(
-        "BaseSession",
-        session.BaseSession,
-        "_call_tf_sessionprun",
-        ("self", "handle", "feed_dict", "fetch_list"),
-        ("graph",),
-    ),
-    Symbol("BaseSession", session.BaseSession, "_extend_graph", ("self",), ("graph",)),
-    Symbol(
-        "tensorflow.python.client.pywrap_tf_session",
-        pywrap_tf_session,
-        "TF_OperationName",
-        modes=("graph",),
-    ),
+    Symbol(_BASE_SESSION, "_call_tf_sessionprun", "self handle feed_dict fetch_list", _SESSION),
+    Symbol(_BASE_SESSION, "_extend_graph", "self", _SESSION),
+    *_present(_BASE_SESSION, "_closed _config _session", _SESSION),
+    Symbol("framework.ops:SymbolicTensor", "_as_tf_output", modes=_SESSION),
+    Symbol(_GRAPH, "_unsafe_unfinalize", "self", _SESSION),
+    Symbol(_GRAPH, "_as_graph_def", modes=_SESSION),
 )
 
 
 def missing(mode: str = "", symbols: Sequence[Symbol] = SYMBOLS) -> list[str]:
-    """What this TensorFlow has not, or has otherwise, of what a mode needs (all: "")."""
-    wanted = [s for s in symbols if mode in s.modes or not mode]
-    return [problem for problem in (s.problem() for s in wanted) if problem]
+    """The differences of this TensorFlow from the expectations of a mode ("" for all modes)."""
+    wanted = [symbol for symbol in symbols if mode in symbol.modes or not mode]
+    return [problem for problem in (symbol.problem() for symbol in wanted) if problem]
 
 
-def require(mode: str) -> None:
+def require(mode: str, symbols: Sequence[Symbol] = SYMBOLS) -> None:
     """Refuse a mode whose private symbols are not as expected.
 
     Raises:
         CapabilityError: it names the symbols.
     """
-    problems = missing(mode)
+    problems = missing(mode, symbols)
     if problems:
         raise CapabilityError(
             f"TensorFlow {tf.__version__} has {'; '.join(problems)}, which the {mode} mode of "
             "amanda-tensorflow needs as it was; install a release of amanda-tensorflow for it"
+        )
+
+
+def require_importable(symbols: Sequence[Symbol] = SYMBOLS) -> None:
+    """Refuse a TensorFlow without the symbols that this package reads while it is imported.
+
+    Raises:
+        CapabilityError: it names the symbols.
+    """
+    problems = missing("", [symbol for symbol in symbols if symbol.is_imported])
+    if problems:
+        raise CapabilityError(
+            f"TensorFlow {tf.__version__} has {'; '.join(problems)}, which amanda-tensorflow needs "
+            "as it was; install a release of amanda-tensorflow for it"
         )

@@ -15,7 +15,7 @@ from amanda.errors import RoutineResultError
 from amanda.interface.action import Action, ActionKind
 from amanda_tensorflow import _internals
 from amanda_tensorflow.eager.thread import LOCAL, muted
-from amanda_tensorflow.operators.types import UNROUTABLE
+from amanda_tensorflow.operators.types import UNROUTABLE, is_differentiable
 
 _GRADIENTS = frozenset({ActionKind.BEFORE_BACKWARD_OP, ActionKind.AFTER_BACKWARD_OP})
 """Actions whose routines are given gradients."""
@@ -50,12 +50,6 @@ class RoutineCall:
 def is_tensor(value: Any) -> bool:
     """Whether `value` is a tensor, or slices of one (the form that some gradients have)."""
     return isinstance(value, (_internals.EagerTensor, tf.IndexedSlices))
-
-
-def is_differentiable(tensor: Any) -> bool:
-    """Whether gradients are computed for tensors of this type."""
-    dtype = tensor.dtype
-    return bool(dtype.is_floating or dtype.is_complex)
 
 
 def substitute(old: Any, new: Any, action: Action) -> Any:

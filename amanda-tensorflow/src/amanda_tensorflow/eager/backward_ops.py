@@ -31,7 +31,8 @@ from amanda_tensorflow.eager.plan_cache import (
 )
 from amanda_tensorflow.eager.tape_marks import Mark, OpGradients
 from amanda_tensorflow.eager.thread import LOCAL, Tracker, muted
-from amanda_tensorflow.operators.types import OpView, is_op
+from amanda_tensorflow.operators.description import OpView
+from amanda_tensorflow.operators.types import is_op
 
 Call = Callable[[Sequence[Any]], Any]
 """Calls a gradient function with the gradients of the outputs; gives those of the inputs."""

@@ -12,13 +12,8 @@ from amanda_tensorflow import _internals
 from amanda_tensorflow.eager.tape_marks import Mark
 from amanda_tensorflow.eager.variable_values import VariableValues
 from amanda_tensorflow.gradient_map.recording import MARK
-from amanda_tensorflow.operators.types import (
-    OpView,
-    has_one_output,
-    input_names,
-    module_of,
-    presented,
-)
+from amanda_tensorflow.operators.description import OpView, input_names, module_of, presented
+from amanda_tensorflow.operators.types import has_one_output
 from amanda_tensorflow.operators.variable_views import view_of
 
 

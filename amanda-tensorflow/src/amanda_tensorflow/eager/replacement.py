@@ -22,7 +22,6 @@ from amanda.errors import RoutineResultError, described
 from amanda.interface.action import Action, ActionKind
 from amanda_tensorflow.eager.autodiff import (
     detached,
-    is_differentiable,
     is_tensor,
     record,
     run_on_gradients,
@@ -30,6 +29,7 @@ from amanda_tensorflow.eager.autodiff import (
 from amanda_tensorflow.eager.op_request import EagerCall, OpRequest
 from amanda_tensorflow.eager.tape_marks import Mark, live_actions
 from amanda_tensorflow.eager.thread import Tracker
+from amanda_tensorflow.operators.types import is_differentiable
 
 
 class Replacement:

@@ -1,1 +1,5 @@
-"""Which operator of a graph computes a gradient of which forward operator."""
+"""Which operator is the gradient of which.
+
+:mod:`~amanda_tensorflow.gradient_map.recording` notes it while gradients are built;
+:mod:`~amanda_tensorflow.gradient_map.recovery` finds it in graphs that are older.
+"""

@@ -1,11 +1,16 @@
-"""Which operator of a graph is the gradient of which: the passive tag of gradient records.
+"""Notes the calls of gradient functions while gradients are built in graphs.
 
-TensorFlow knows it while it builds a gradient and forgets it. From the moment
-that TensorFlow is imported beside Amanda, every call of an operator's gradient
-function in a graph is noted: names only, in a table that dies with the graph.
-Nothing is computed, changed or kept alive. It is the one patch that is in place
-outside of a scope, so that functions traced before ``apply`` can be
-instrumented exactly (design, section 5).
+TensorFlow knows which operator a gradient belongs to while it builds the gradient, and forgets it.
+As soon as TensorFlow is imported beside Amanda, every call of an operator's gradient function in a
+graph is noted: names only, in a table that is dropped with the graph. Nothing is computed, changed
+or kept alive. These are the only patches that are in place outside of a scope: so functions that
+were traced before ``apply`` can be instrumented exactly.
+
+::
+
+    install()
+    ...                             # gradients are built
+    log_of(graph).owners["gradients/MatMul_grad/MatMul"].forward.name
 """
 
 from __future__ import annotations
@@ -21,15 +26,16 @@ from amanda.patching import PatchSet
 from amanda_tensorflow import _internals
 
 TensorName = tuple[str, int]
-"""An operator's name and the index of one of its outputs."""
+"""A tensor of a graph: its operator's name and its index among the outputs."""
 
 MARK = "_amanda"
-"""Name of the attribute by which a record of the tape carries what it belongs to."""
+"""The attribute that is added to records on tapes. Its value is a :class:`ForwardOp` in a graph,
+and the eager driver's mark in eager execution."""
 
 
 @attrs.frozen(eq=False)
 class ForwardOp:
-    """An operator of a graph, held by name."""
+    """An operator of a graph, referred to by name, so that it is not kept alive."""
 
     graph: weakref.ref[Any]
     name: str
@@ -45,8 +51,8 @@ class GradientCall:
     """One call of an operator's gradient function while a graph was built.
 
     Attributes:
-        forward: the operator whose gradient it is; it may be in another graph.
-        grad_outputs: the gradients given to the function, None where there is none.
+        forward: the operator that it differentiates, possibly of another graph.
+        grad_outputs: the gradients that the function received; None where there is none.
         grad_inputs: the gradients that it returned, one per input.
         ops: names of the operators that it made, in order.
     """
@@ -63,11 +69,11 @@ class GradientLog:
 
     Attributes:
         calls: in the order in which they were made.
-        owners: operator's name to the innermost call that made it.
-        ambiguous: names of operators of some gradient, nobody knows of which; only
-            in what was recovered.
-        is_recovered: whether it was recovered from the graph: calls do not tell
-            their gradients then.
+        owners: by name of an operator, the innermost call that made it.
+        ambiguous: names of operators of a gradient whose forward operator is ambiguous; only in
+            a recovered log.
+        is_recovered: whether the log was recovered from the graph. Its calls have neither
+            `grad_outputs` nor `grad_inputs`.
     """
 
     calls: list[GradientCall] = attrs.field(factory=list)
@@ -83,16 +89,18 @@ class GradientLog:
 
 
 _LOGS: weakref.WeakKeyDictionary[Any, GradientLog] = weakref.WeakKeyDictionary()
+"""The gradient calls by graph."""
+
 _PATCHES = PatchSet()
 
 
 @attrs.define
 class EagerGradients:
-    """What the eager driver does with a marked record; None while it is not attached.
+    """The eager driver's way to run gradient functions of marked records.
 
     Attributes:
-        run: called with the mark, the call of the gradient function and its
-            output gradients; gives the input gradients.
+        run: called with the mark, a function that calls the gradient function, and the gradients
+            of the outputs; returns the gradients of the inputs. None while no driver is attached.
     """
 
     run: Callable[[Any, Callable[[Sequence[Any]], Any], Sequence[Any]], Any] | None = None
@@ -100,11 +108,11 @@ class EagerGradients:
 
 EAGER = EagerGradients()
 _OLDER: weakref.WeakSet[Any] = weakref.WeakSet()
-"""The graphs that were there before gradients were noted."""
+"""The graphs that were there when :func:`install` was called."""
 
 
 def log_of(graph: Any) -> GradientLog:
-    """What is known of the gradients in `graph`."""
+    """The gradient calls that were noted in `graph`."""
     return _LOGS.get(graph) or GradientLog()
 
 
@@ -119,7 +127,7 @@ def is_installed() -> bool:
 
 
 def install() -> None:
-    """Note gradients from now on; harmless when called twice.
+    """Note gradient calls from now on; harmless when called twice.
 
     Raises:
         CapabilityError: TensorFlow's private symbols are not as expected.
@@ -137,7 +145,7 @@ def install() -> None:
 
 
 def _marking(vanilla: Any) -> Any:
-    """Let the tape's record of an operator in a graph carry its name."""
+    """The patch of ``execute.record_gradient``: marks records of operators in graphs."""
 
     def record_gradient(op_name: str, inputs: Any, attrs: Any, outputs: Any) -> Any:
         if outputs and not isinstance(outputs[0], _internals.EagerTensor):
@@ -150,10 +158,10 @@ def _marking(vanilla: Any) -> Any:
 
 
 def unmarked(attr_tuple: Any) -> tuple[Any, Any]:
-    """A record's attributes as TensorFlow made them, and the mark or None.
+    """A record's attributes without the mark, and the mark; None if there is none.
 
-    The mark comes last, or, on the fast path of eager execution, before the
-    attributes that the runtime has inferred.
+    The mark comes last, or, on the fast path of eager execution, before the attributes that the
+    runtime has inferred.
     """
     if not attr_tuple or MARK not in attr_tuple[::2]:
         return attr_tuple, None
@@ -171,7 +179,11 @@ def _gradient_function(
     skip_input_indices: Any,
     forward_pass_name_scope: Any,
 ) -> Any:
-    """TensorFlow's function of the same name; the call is noted, or the eager driver's."""
+    """Replaces ``backprop._gradient_function``, which tapes call for every record.
+
+    The call is noted if the record is of an operator in a graph, and run by the eager driver if it
+    carries that driver's mark.
+    """
     if not attr_tuple or MARK not in attr_tuple[::2]:
         return _internals.vanilla_gradient_function(
             op_name,
@@ -207,13 +219,16 @@ def _gradient_function(
 def _jvp(
     op_name: Any, attr_tuple: Any, inputs: Any, outputs: Any, tangents: Any, use_batch: bool = False
 ) -> Any:
-    """TensorFlow's forward-mode rule, which must not see the mark: it is no attribute."""
+    """Replaces ``forwardprop._jvp_dispatch``, which must not see the mark among the attributes."""
     own_attrs, _ = unmarked(attr_tuple)
     return _internals.vanilla_jvp(op_name, own_attrs, inputs, outputs, tangents, use_batch)
 
 
 def _noting_gradients(vanilla: Any) -> Any:
-    """Note the gradients of ``tf.gradients`` and of functions that a tape looks into."""
+    """The patch of ``ops.get_gradient_function``, which ``tf.gradients`` asks for each operator.
+
+    Tapes ask it for the operators of functions, too.
+    """
 
     def get_gradient_function(op: Any) -> Any:
         function = vanilla(op)
@@ -221,7 +236,7 @@ def _noting_gradients(vanilla: Any) -> Any:
             return None
 
         def gradient(forward: Any, *out_grads: Any) -> Any:
-            # The gradient of an operator of a copy may be a closure over vanilla tensors.
+            # For an operator of a copy the function may capture tensors of the vanilla graph.
             with _internals.twins_captured(forward):
                 return _noted(ForwardOp.of(forward), lambda g: function(forward, *g), out_grads)
 
@@ -231,7 +246,10 @@ def _noting_gradients(vanilla: Any) -> Any:
 
 
 def _noting_custom_gradients(vanilla: Any) -> Any:
-    """Note the gradients of ``tf.custom_gradient`` and of functions called in a graph."""
+    """The patch of ``record.record_operation``.
+
+    It is called for ``tf.custom_gradient`` and for calls of functions in a graph.
+    """
 
     def record_operation(
         op_type: Any,
@@ -254,7 +272,7 @@ def _noting_custom_gradients(vanilla: Any) -> Any:
 
 
 def _noted(forward: ForwardOp, call: Callable[[Sequence[Any]], Any], out_grads: Any) -> Any:
-    """Call a gradient function, and note what it makes in the graph being built."""
+    """Call a gradient function, and note the operators that it adds to the default graph."""
     if _internals.executing_eagerly():
         return call(out_grads)
     graph = _internals.default_graph()
@@ -270,29 +288,34 @@ def _noted(forward: ForwardOp, call: Callable[[Sequence[Any]], Any], out_grads: 
 
 
 def _names(tensors: Iterable[Any], graph: Any) -> tuple[TensorName | None, ...]:
-    """Tensors of `graph` by name; None for what is none."""
+    """The names of tensors of `graph`; None for other values."""
     return tuple(tensor_name(tensor) if _is_in(tensor, graph) else None for tensor in tensors)
 
 
 def _is_in(tensor: Any, graph: Any) -> bool:
+    """Whether `tensor` is a symbolic tensor of `graph`."""
     if isinstance(tensor, _internals.EagerTensor):
         return False
     return hasattr(tensor, "op") and hasattr(tensor, "value_index") and tensor.graph is graph
 
 
 def tensor_name(tensor: Any) -> TensorName:
-    """The name of a symbolic tensor: its operator's and its index."""
+    """The name of a symbolic tensor."""
     return tensor.op.name, tensor.value_index
 
 
 def forward_op(call: GradientCall) -> Any:
-    """The vanilla operator that a gradient call differentiates; None if its graph is gone."""
+    """The operator that a gradient call differentiates; None if its graph is gone."""
     graph = call.forward.graph()
     return None if graph is None else graph.get_operation_by_name(call.forward.name)
 
 
 def position_in(call: GradientCall, name: TensorName, target: Any) -> int:
-    """The input of a call's forward operator that is `target` and has this gradient; or -1."""
+    """The index of the input that is `target` and whose gradient has this name; -1 if none is.
+
+    Args:
+        call: the gradient call; its forward operator's inputs are meant.
+    """
     op = forward_op(call) if target is not None else None
     if op is None:
         return -1

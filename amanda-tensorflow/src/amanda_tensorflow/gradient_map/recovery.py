@@ -1,8 +1,8 @@
-"""Whose gradient an operator is, where it was built before Amanda was imported.
+"""Recovers the forward operators of gradients that were built before Amanda was imported.
 
-It is recovered from what the graph shows: the operator that ``tf.gradients``
-notes, the names that TensorFlow gives, and the tensors that an operator and the
-one it differentiates have in common. What is ambiguous is listed, never guessed.
+They are found by what the graph shows: the operator that ``tf.gradients`` notes in
+``_original_op``, the names that TensorFlow gives, and the tensors that a backward and a forward
+operator have in common. An ambiguous forward operator is listed, never guessed.
 """
 
 from __future__ import annotations
@@ -21,12 +21,14 @@ from amanda_tensorflow.gradient_map.recording import (
 )
 
 _TAPE = "gradient_tape/"
+"""Name scope of the operators that a tape adds to a graph; the forward name scope follows."""
 _SYMBOLIC = re.compile(r"(?:.*/)?gradients(?:_\d+)?/(.+)_grad/[^/]+(?:/.*)?$")
 _SEED = re.compile(
     r"(?:.*/)?gradients(?:_\d+)?/(?:grad_ys_\d+|Shape|Const|Fill|AddN)[^/]*(?:/.*)?$"
 )
-"""What ``tf.gradients`` starts from, and its sums: no operator of a gradient function."""
+"""Names of the operators of ``tf.gradients`` itself: its first gradients, and sums."""
 _SYMBOLIC_ROOT = re.compile(r"(?:.*/)?gradients(?:_\d+)?/")
+"""Names of all operators that ``tf.gradients`` adds."""
 
 _PLUMBING = frozenset(
     {
@@ -38,17 +40,20 @@ _PLUMBING = frozenset(
         "TensorListSetItem",
     }
 )
-"""By these a loop or branch keeps tensors for its gradient, which is built elsewhere."""
+"""Types of operators by which a loop or branch keeps tensors for its gradient."""
 
 _RECOVERED: weakref.WeakKeyDictionary[Any, tuple[int, GradientLog]] = weakref.WeakKeyDictionary()
+"""Recovered logs, with the number of operators that the graph had."""
 
 
 def completed(graph: Any, log: GradientLog, operations: Mapping[str, Any]) -> GradientLog:
-    """A graph's log with what can be recovered of operators that it does not tell of.
+    """A graph's log, completed by the backward operators whose gradient calls were not noted.
 
-    A graph that was made later has such operators if it was loaded from a file.
+    Graphs that are older than the noting have such operators, and graphs that were loaded from a
+    file.
 
     Args:
+        log: the gradient calls that were noted.
         operations: the operators of the graph by name.
     """
     older = is_older(graph)
@@ -78,7 +83,7 @@ def is_plumbing(op: Any) -> bool:
 
 
 def _is_older(log: GradientLog, unknown: list[str]) -> bool:
-    """Whether there are gradients that were built before the first that was noted."""
+    """Whether there are gradients that were built before the first noted one."""
     return any(name.startswith(_TAPE) or _SYMBOLIC.match(name) for name in unknown) and not any(
         call.ops for call in log.calls
     )
@@ -94,7 +99,7 @@ class _Recovery:
         self._outer = _forward_graph(graph)
 
     def run(self, unknown: list[str]) -> GradientLog:
-        """A log with the owners of `unknown`, and those whose owner is ambiguous."""
+        """The log with the owners of the operators `unknown`, and the ambiguous ones among them."""
         owners = {name: self._owner(self._operations[name]) for name in unknown}
         for name, op in self._operations.items():
             if op.type == "AddN" and all(t.op.name in owners for t in op.inputs):
@@ -126,7 +131,7 @@ class _Recovery:
         return self._by_tensors(op, scope)
 
     def _named(self, name: str) -> Any:
-        """The forward operator that a name of ``tf.gradients`` tells."""
+        """The forward operator of this name, in this graph or the forward graph; else None."""
         if name in self._operations:
             return self._operations[name]
         if self._outer is None:
@@ -137,7 +142,11 @@ class _Recovery:
             return None
 
     def _by_tensors(self, op: Any, scope: str) -> Any:
-        """The one operator of a scope that has most tensors in common with `op`."""
+        """The operator of a name scope that has most tensors in common with `op`.
+
+        Of several, the one whose type is part of the type of `op` (``Relu``, ``ReluGrad``); None
+        if that does not decide.
+        """
         shared: dict[str, int] = {}
         for tensor in op.inputs:
             near = [tensor.op, *tensor.consumers()]
@@ -148,20 +157,21 @@ class _Recovery:
         return self._operations[fitting[0]] if len(fitting) == 1 else None
 
     def _of_sum(self, op: Any, owners: Mapping[str, Any]) -> Any:
-        """The operator whose output gradient a sum is: those who read it belong to it."""
+        """The forward operator of a sum of output gradients; None if several gradients read it."""
         readers = {c.name: owners[c.name] for c in op.outputs[0].consumers() if c.name in owners}
         found = {id(owner): owner for owner in readers.values()}
         return next(iter(found.values())) if len(found) == 1 else None
 
 
 def _is_candidate(name: str, scope: str) -> bool:
+    """Whether a name is that of a forward operator directly in a name scope."""
     if name.startswith(_TAPE) or _SYMBOLIC_ROOT.match(name):
         return False
     return name == scope or name.rpartition("/")[0] == scope
 
 
 def _forward_graph(graph: Any) -> Any:
-    """The graph that a function of gradients captures tensors of."""
+    """The graph whose tensors a function of gradients captures; None if there is none."""
     for tensor in getattr(graph, "external_captures", ()):
         if not isinstance(tensor, _internals.EagerTensor) and tensor.graph is not graph:
             return tensor.graph

@@ -1,1 +1,5 @@
-"""Instrumented copies of graphs, shared by the function and the session driver."""
+"""Instrumented copies of graphs, for the function and the session driver.
+
+:mod:`~amanda_tensorflow.graphs.replay` makes a copy, operator by operator;
+:mod:`~amanda_tensorflow.graphs.instrument` adds one operator with the routines around it.
+"""

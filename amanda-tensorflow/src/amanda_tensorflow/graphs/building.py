@@ -1,4 +1,4 @@
-"""The graph copy under construction."""
+"""The state of a graph copy while operators are added to it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from amanda_tensorflow.operators.types import ROUTING, takes_reference
 
 
 class Releasable(Protocol):
-    """Something in the copy that holds a tool until it is released."""
+    """A node of the copy that holds a tool until it is released."""
 
     def release(self) -> None:
         """Let go of the tool: the scope is over."""
@@ -22,26 +22,29 @@ class Releasable(Protocol):
 
 @attrs.define(eq=False)
 class Building:
-    """The copy that is being built, as routines see it.
+    """A copy under construction.
+
+    A routine that returns nothing becomes a node without outputs. Operators after it have to wait
+    for it by control dependencies: those that read one of the tensors at its point (`late`), or
+    the operator that is added next (`controls`).
 
     Attributes:
         graph: the copy's graph.
-        scopes: the scopes whose tools act on it.
+        scopes: the scopes whose tools act on it; empty while nothing is added.
         needs_gradient: whether the copy may be differentiated.
-        anchors: operators that a node without inputs waits for.
-        controls: nodes without outputs that what comes next has to wait for.
-        late: a tensor's id to nodes that whoever reads the tensor has to wait for.
-        template: what the replacement of an operator has to give: per output a
-            tensor of its type, or None for what is not wanted.
-        likes: of each such output a tensor of its shape, where it is known.
-        takes_reference: whether the operator being built writes to one of its inputs.
-        is_routing: whether the operator being built routes values in a version 1 loop
-            or branch, where some of them may never come.
+        anchors: the operators that a node without inputs waits for.
+        controls: nodes without outputs that the next operator has to wait for.
+        late: by ``id`` of a tensor, nodes without outputs that its readers have to wait for.
+        template: for the replacement that is inserted next, a tensor of the type of each
+            output; None for outputs that nobody reads.
+        likes: likewise, a tensor of the shape of each output, where it is known.
+        takes_reference: whether the operator that is added writes to one of its inputs.
+        is_routing: whether the operator that is added routes values in a loop or branch of
+            TensorFlow 1, where some of them may never arrive.
         is_changed: whether anything was inserted.
-        may_change: whether a routine may have changed what a forward operator
-            computes with or gives.
-        has_python: whether any of it runs Python.
-        routines: what calls Python at run time.
+        may_change: whether a routine may have changed an input or output of a forward operator.
+        has_python: whether any inserted node calls Python.
+        routines: the nodes that do.
     """
 
     graph: Any
@@ -60,32 +63,35 @@ class Building:
     routines: list[Releasable] = attrs.field(factory=list)
 
     def begin(self, kind: str) -> None:
-        """Note of which type the operator is that is built next."""
+        """Note the type of the operator that is added next."""
         self.takes_reference = takes_reference(kind)
         self.is_routing = kind in ROUTING
 
     def absorb(self, inner: Building) -> None:
-        """Note what was done to a body or branch of the copy."""
+        """Note what was inserted into a body or branch of the copy."""
         self.is_changed |= inner.is_changed
         self.may_change |= inner.may_change
         self.has_python |= inner.has_python
         self.routines += inner.routines
 
     def late_nodes(self, tensors: Iterable[Any]) -> list[Any]:
-        """The nodes that whoever reads these tensors has to wait for."""
+        """The nodes that readers of these tensors have to wait for."""
         if not self.late:
             return []
         return [node for tensor in tensors for node in self.late.get(id(tensor), ())]
 
     def earlier(self) -> list[Any]:
-        """The nodes without outputs that were put at this point before (design rule 9)."""
+        """The nodes without outputs of earlier routines at this point (contract rule 9)."""
         return [] if self.is_routing else list(self.controls)
 
     def awaited(self, tensors: list[Any], readers: Iterable[Any] = ()) -> list[Any]:
-        """The tensors, whose readers wait for the nodes without a value.
+        """Let the readers of these tensors wait for the nodes without outputs.
 
         Args:
             readers: the vanilla operators that read them.
+
+        Returns:
+            The tensors to read instead; the same ones, unless a reader routes values.
         """
         valued = [t for t in tensors if has_value(t)]
         if not self.controls or not valued:
@@ -95,16 +101,17 @@ class Building:
             for tensor in valued:
                 self.late.setdefault(id(tensor), []).extend(controls)
             return tensors
-        # What routes values in a version 1 loop or branch does not wait for other things.
+        # An operator that routes values in a loop of TensorFlow 1 must not wait for others: an
+        # identity in front of it does.
         with tf.control_dependencies(controls):
             return [_internals.identity(t) if has_value(t) else t for t in tensors]
 
     def take_controls(self) -> list[Any]:
-        """The nodes to wait for, which are forgotten."""
+        """The nodes without outputs to wait for; they are forgotten."""
         controls, self.controls = self.controls, []
         return controls
 
 
 def has_value(tensor: Any) -> bool:
-    """Whether a tensor is there, and is no reference to a variable."""
+    """Whether there is a tensor, and it is no reference to a variable."""
     return tensor is not None and not _internals.is_reference(tensor.dtype)

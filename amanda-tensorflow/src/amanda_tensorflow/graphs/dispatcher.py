@@ -1,11 +1,13 @@
-"""Routines in graphs: nodes that call Python at run time, or what a routine traces.
+"""The dispatcher of the graph modes, which inserts routines into a copy instead of running them.
 
-A routine of a graph mode is recorded while the instrumented copy of the graph is
-built. By default a node is inserted that calls it at each execution with the
-values; a routine that promises to be a function of tensors is traced into the
-graph instead (contract rule 14). Either way its results go in place of what was
-selected, and their gradient passes straight through to what they replace,
-unless the routine takes part in differentiation (rule 7).
+By default a node is inserted that calls the routine at each execution. A routine that promises to
+be a function of tensors (``@amanda.traceable``, or a ``tf.function``) is traced into the graph
+instead (contract rule 14). Either way its results take the place of the tensors that it selects,
+and their gradient passes straight through to these tensors, unless the routine takes part in
+differentiation (contract rule 7)::
+
+    with dispatcher.build(building):
+        tensors = dispatcher.run(action, tensors)
 """
 
 from __future__ import annotations
@@ -26,13 +28,14 @@ from amanda_tensorflow.graphs.run_time_routines import (
     RunTimeRoutine,
     fitted,
 )
+from amanda_tensorflow.operators.types import is_differentiable
 
 
 class GraphDispatcher(StaticGraphDispatcher):
-    """A dispatcher whose routines are inserted into the copy that is being built."""
+    """Inserts routines into the copy that the current thread builds."""
 
     def insert(self, building: Building, action: Action, values: list[Any]) -> Sequence[Any]:
-        """Insert a routine: traced, or as a node that calls Python at run time."""
+        """Insert a routine, traced or as a node that calls Python."""
         selected = self.selected(action, values)
         if is_traceable(action):
             new = self._traced(building, action, selected)
@@ -49,7 +52,7 @@ class GraphDispatcher(StaticGraphDispatcher):
     def insert_replacement(
         self, building: Building, action: Action, values: list[Any], call: OpCall | None
     ) -> Any:
-        """Insert a replacement: traced, or as a node that calls Python at run time."""
+        """Insert a replacement, traced or as a node that calls Python."""
         building.is_changed = True
         if is_traceable(action):
             return Dispatcher.replace(self, action, values, call)
@@ -58,12 +61,12 @@ class GraphDispatcher(StaticGraphDispatcher):
         return ReplacementRoutine(self, action, selected, building).inserted(values)
 
     def _traced(self, building: Building, action: Action, selected: Sequence[Any]) -> Sequence[Any]:
-        """What a traceable routine makes of symbolic tensors."""
+        """Trace a routine into the copy. Returns the tensors in place of the selected ones."""
         before = len(building.graph.get_operations())
         with tf.control_dependencies(building.earlier()):
             result = self.call(action, selected)
         made = building.graph.get_operations()[before:]
-        # A print or an assertion has no output that somebody waits for.
+        # A print or an assertion has no output by which it would be run.
         building.controls += [op for op in made if _internals.is_stateful(op)]
         building.is_changed |= bool(made)
         if result is None:
@@ -80,7 +83,7 @@ class GraphDispatcher(StaticGraphDispatcher):
         """`new`, whose gradient passes straight through to `old` (contract rule 7)."""
         if new is old or action.differentiable or not building.needs_gradient:
             return new
-        if not (old.dtype.is_floating or old.dtype.is_complex):
+        if not is_differentiable(old):
             return new
         with building.graph.gradient_override_map({"IdentityN": STRAIGHT_THROUGH}):
             return _internals.identity_n([new, old])[0]

@@ -1,11 +1,14 @@
-"""GraphGradients that a graph holds already: whose they are, and what tools do to them.
+"""Gradients that a graph holds already: their forward operators, and the changes that tools make.
 
-Where forward and backward operators are in one graph, the gradient was built for
-the vanilla operators. While such a graph is replayed, the operators of an
-operator's gradient are given what that operator computed with; the gradients
-that it hands on pass through the routines that act on it as a whole; and where
-an operator was replaced, or a routine takes part in differentiation, its
-vector-Jacobian product takes the place of the old one (design rules 6 to 8).
+Where forward and backward operators are in one graph, the gradient was built for the vanilla
+operators. While such a graph is replayed,
+
+* the operators of a gradient call (one call of a gradient function) read the tensors that the
+  forward operator has computed with in the copy (contract rule 7);
+* the gradients that the call receives and returns pass through the routines that act on the
+  forward operator as a whole (contract rule 8);
+* where the forward operator was replaced, or a routine takes part in differentiation, the gradient
+  is derived anew in the copy, and the operators of the call are left out (contract rule 6).
 """
 
 from __future__ import annotations
@@ -32,21 +35,22 @@ from amanda_tensorflow.gradient_map.recording import (
 from amanda_tensorflow.graphs.building import Building
 from amanda_tensorflow.graphs.op_ids import GraphIds
 from amanda_tensorflow.graphs.replacement_captures import ReplacementCaptures
-from amanda_tensorflow.graphs.sites import (
-    ForwardState,
-    LazyAttributes,
-    ReadVariable,
-    Site,
-    value_of,
-)
+from amanda_tensorflow.graphs.sites import ForwardState, LazyAttributes, Site
+from amanda_tensorflow.graphs.variable_values import ReadVariable, value_of
 from amanda_tensorflow.graphs.vjp import product, through
-from amanda_tensorflow.operators.types import input_names, is_op
+from amanda_tensorflow.operators.description import input_names
+from amanda_tensorflow.operators.types import is_op
 
 Tensors = list[Any]
 
 
 class ForwardTensor:
-    """A forward tensor as a backward analysis reads it."""
+    """A forward tensor as a backward analysis reads it: called, it gives the tensor of the copy.
+
+    Args:
+        tensor: the tensor; None if it is in another graph.
+        value: gives the value of the variable or constant behind it.
+    """
 
     def __init__(self, tensor: Any, value: Callable[[], Any]) -> None:
         self._tensor = tensor
@@ -62,16 +66,15 @@ class ForwardTensor:
 
 @attrs.define(eq=False)
 class ForwardView:
-    """A forward operator as its backward operators see it.
+    """The forward operator of a gradient call.
 
     Attributes:
         op_id: its id.
-        depth: 1 where the gradient is that of the operator itself, 2 where it is
-            that of its gradient, ...
+        depth: 1 for the gradient of the operator itself, 2 for the gradient of that gradient, ...
         names: the declared names of its inputs.
         inputs, outputs: its tensors.
-        plan: its plan, where whole-operator actions may be in it.
-        state: what its replay has left, if it is in the same copy.
+        plan: its plan, if `depth` is 1: actions on the whole operator act on its first gradient.
+        state: the state of its replay, if it is in the same copy.
     """
 
     op_id: str
@@ -85,11 +88,11 @@ class ForwardView:
 
 @attrs.define(eq=False)
 class GradientWork:
-    """What tools have made of the gradients of one call.
+    """The gradients of one gradient call after the changes that tools make.
 
     Attributes:
-        outputs: the gradients that the call is given, by position.
-        inputs: those that it hands on, by position; None until they are wanted.
+        outputs: the gradients that the call receives, by position.
+        inputs: those that it returns, by position; None until one of them is read.
     """
 
     outputs: Tensors
@@ -100,10 +103,13 @@ class GraphGradients:
     """The gradients of one copy.
 
     Args:
-        ids: the graphs that have ids.
-        read: gives the value of a variable.
-        rewrite_branches: instruments the loops and branches among the operators that
-            were added to the copy since it had so many.
+        ids: the ids of the graphs that have been met.
+        read: reads a variable.
+        rewrite_branches: instruments the loops and branches among the operators that were added
+            to the copy since it had this many.
+
+    Attributes:
+        captures: the tensors that replacements capture.
     """
 
     def __init__(
@@ -126,7 +132,7 @@ class GraphGradients:
         self.captures = ReplacementCaptures(self.of_outputs)
 
     def is_dead(self, site: Site, op: Any) -> bool:
-        """Whether an operator belongs to a gradient that another one has taken the place of."""
+        """Whether an operator is part of a gradient that is derived anew."""
         call = site.log.owners.get(op.name)
         if call is None:
             return False
@@ -134,13 +140,13 @@ class GraphGradients:
         state = None if there is None else there.states.get(call.forward.name)
         return state is not None and state.replaced is not None
 
-    # -- whose gradient ---------------------------------------------------
+    # -- the forward operators --------------------------------------------
 
     def owner(self, site: Site, op: Any) -> GradientCall | None:
         """The gradient call that an operator is a part of; None for forward operators.
 
-        What a gradient function computes once more and differentiates itself, as that of
-        ``tf.recompute_grad`` does, is forward.
+        Operators that a gradient function computes again and then differentiates, as that of
+        ``tf.recompute_grad`` does, are forward operators.
         """
         call = site.log.owners.get(op.name)
         if call is not None and site.is_recomputed(op.name, call):
@@ -150,9 +156,10 @@ class GraphGradients:
         return call
 
     def _sum(self, site: Site, op: Any) -> GradientCall | None:
-        """What an addition of gradients is a part of: the op whose output gradient it sums.
+        """A gradient call for an addition of gradients, if `op` is one.
 
-        The gradients of a leaf belong to the first operator that consumed it.
+        It belongs to the operator whose output gradient it sums; a sum for a leaf belongs to the
+        first operator that reads the leaf.
         """
         key = f"{id(site)}:{op.name}"
         if key in self._sums:
@@ -171,7 +178,7 @@ class GraphGradients:
         return made
 
     def _differentiated(self, call: GradientCall, gradients: Iterable[Any]) -> Any:
-        """The forward tensor whose gradient one of `gradients` is."""
+        """The input of a call's forward operator whose gradient one of `gradients` is."""
         op = forward_op(call)
         names = {tensor_name(tensor) for tensor in gradients}
         if op is not None:
@@ -181,16 +188,17 @@ class GraphGradients:
         return None
 
     def view(self, site: Site, call: GradientCall) -> ForwardView | None:
-        """The forward operator of a gradient call; None if it is none that tools know of."""
+        """The forward operator of a gradient call; None if it has no id."""
         found = self._views.get(call)
         if found is None:
             found = self._found(site, call)
             if found is not None:
-                # What is not known may be later: a loop waits for a part of its gradient.
+                # None is not kept: in a loop of TensorFlow 1 the forward operator may come later.
                 self._views[call] = found
         return found
 
     def _found(self, site: Site, call: GradientCall) -> ForwardView | None:
+        """The forward operator, looked for in this copy and then in graphs that were run before."""
         forward, depth = call.forward, 1
         here: Site = site
         while True:
@@ -204,7 +212,7 @@ class GraphGradients:
         if state is None:
             return None
         op = there.graph.get_operation_by_name(forward.name)
-        found = self._viewed(state.op_id, depth, there, op)
+        found = self._viewed(state.op_id, depth, op)
         if depth == 1:
             found.plan, found.state = state.plan, state
         found.inputs = self._tensors(there, op.inputs, state.inputs)
@@ -212,11 +220,12 @@ class GraphGradients:
         return found
 
     def _known(self, site: Site, forward: ForwardOp, depth: int) -> ForwardView | None:
+        """The forward operator in a graph that was run before; None if it has no id."""
         graph = forward.graph()
         known = self._ids.find(forward, self._sites)
         if known is None or known.site is None or graph is None:
             return None
-        found = self._viewed(known.op_id, depth + known.depth, known.site, known.source)
+        found = self._viewed(known.op_id, depth + known.depth, known.source)
         if found.depth == 1:
             found.plan = self._dispatcher.plan(known.op_id)
         op = graph.get_operation_by_name(forward.name)
@@ -227,7 +236,7 @@ class GraphGradients:
         )
         return found
 
-    def _viewed(self, op_id: str, depth: int, site: Site, op: Any) -> ForwardView:
+    def _viewed(self, op_id: str, depth: int, op: Any) -> ForwardView:
         names = input_names(op.type, len(op.inputs), LazyAttributes(op))
         return ForwardView(op_id, depth, names)
 
@@ -239,7 +248,7 @@ class GraphGradients:
         ]
 
     def is_own(self, site: Site, call: GradientCall) -> bool:
-        """Whether a call differentiates what is no operator to tools, or was inserted."""
+        """Whether a call differentiates an inserted operator, or one that is none to tools."""
         forward = site.root(call.forward)
         graph = forward.graph()
         if graph is None:
@@ -251,7 +260,7 @@ class GraphGradients:
     # -- tensors ----------------------------------------------------------
 
     def seen_by(self, site: Site, call: GradientCall, tensor: Any) -> Any:
-        """A tensor as the operators of a gradient call see it."""
+        """The tensor of the copy that the operators of a gradient call read for a vanilla one."""
         name = tensor_name(tensor)
         if name in call.grad_outputs:
             return self._grad_output(site, call, call.grad_outputs.index(name))
@@ -263,7 +272,7 @@ class GraphGradients:
         return self.final(site, tensor, self._targets.get(call))
 
     def _used(self, site: Site, call: GradientCall, tensor: Any) -> Any:
-        """What the forward operator has used or given where it now says `tensor`."""
+        """The tensor that the forward operator has computed with, or computed, for `tensor`."""
         there = site.site_of(call.forward.graph())
         if there is None:
             return None
@@ -274,10 +283,10 @@ class GraphGradients:
         return None if outer is None else state.used.get(id(outer))
 
     def final(self, site: Site, tensor: Any, target: Any = None) -> Any:
-        """A tensor as those see it that are no part of a gradient call.
+        """The tensor of the copy that operators outside of gradient calls read for a vanilla one.
 
         Args:
-            target: the forward tensor whose gradient it is for the one who reads it.
+            target: the forward tensor whose gradient the reader takes it for, if it is known.
         """
         name = tensor_name(tensor)
         if name not in site.producers:
@@ -285,13 +294,14 @@ class GraphGradients:
         return self._version(site, name, site.producers[name], target)
 
     def _grad_output(self, site: Site, call: GradientCall, position: int) -> Any:
+        """A gradient that a call receives, after the changes that tools make."""
         work = self._work(site, call)
         if work is not None:
             return work.outputs[position]
         return self._given(site, call, position)
 
     def _given(self, site: Site, call: GradientCall, position: int) -> Any:
-        """A gradient that a call is given, before anything is done to it for that call."""
+        """A gradient that a call receives, before changes for that call."""
         name = call.grad_outputs[position]
         if name is None:
             return None
@@ -309,7 +319,7 @@ class GraphGradients:
     def _version(
         self, site: Site, name: TensorName, calls: Sequence[GradientCall], target: Any
     ) -> Any:
-        """A gradient after all that was done to it by the calls that hand it on."""
+        """The gradient after every instrumented gradient call that returns it."""
         raw = site.tensors.get(id(site.tensor(name)))
         matching = [c for c in calls if target is not None and position_in(c, name, target) >= 0]
         for call in reversed(matching or calls):
@@ -321,8 +331,16 @@ class GraphGradients:
         return raw
 
     def _grad_input(self, site: Site, call: GradientCall, name: TensorName, position: int) -> Any:
+        """The gradient of this name that a call returns.
+
+        Args:
+            position: of the input whose gradient it is; -1 if the reader does not tell.
+
+        Raises:
+            CapabilityError: it is the gradient of several inputs, changed differently for them.
+        """
         positions = [i for i, other in enumerate(call.grad_inputs) if other == name]
-        values = [self._handed_on(site, call, i) for i in positions]
+        values = [self._returned(site, call, i) for i in positions]
         if position >= 0:
             return values[positions.index(position)]
         if any(value is not values[0] for value in values):
@@ -333,7 +351,8 @@ class GraphGradients:
             )
         return values[0]
 
-    def _handed_on(self, site: Site, call: GradientCall, position: int) -> Any:
+    def _returned(self, site: Site, call: GradientCall, position: int) -> Any:
+        """A gradient that a call returns, after the changes that tools make."""
         work = self._work(site, call)
         if work is None:
             return self._raw(site, call, position)
@@ -342,7 +361,7 @@ class GraphGradients:
         return work.inputs[position]
 
     def _raw(self, site: Site, call: GradientCall, position: int) -> Any:
-        """A gradient as the call itself computes it."""
+        """A gradient that a call returns, before the changes that tools make."""
         name = call.grad_inputs[position]
         if name is None:
             return None
@@ -350,10 +369,10 @@ class GraphGradients:
             return self._grad_output(site, call, call.grad_outputs.index(name))
         return site.tensors.get(id(site.tensor(name)))
 
-    # -- what is done to them ---------------------------------------------
+    # -- the changes that tools make --------------------------------------
 
     def _work(self, site: Site, call: GradientCall) -> GradientWork | None:
-        """What is done to the gradients of a call; None if nothing is."""
+        """The changed gradients of a call; None if tools change none of them."""
         if call not in site.gradients:
             view = self.view(site, call)
             if view is None:
@@ -364,13 +383,14 @@ class GraphGradients:
         return work
 
     def of_outputs(self, site: Site, call: GradientCall) -> Tensors:
-        """The gradients that the operator of a call as a whole is given."""
+        """The gradients of the outputs of a call's forward operator, after the changes."""
         work = self._work(site, call)
         if work is not None:
             return work.outputs
         return [self._given(site, call, i) for i in range(len(call.grad_outputs))]
 
     def _begun(self, site: Site, call: GradientCall, view: ForwardView) -> GradientWork:
+        """Change the gradients that a call receives."""
         gradients = [self._given(site, call, i) for i in range(len(call.grad_outputs))]
         with tf.name_scope(f"amanda/{call.forward.name}/grad_outputs/"):
             for segment in reversed(view.state.after if view.state else ()):
@@ -381,6 +401,7 @@ class GraphGradients:
         return GradientWork(gradients)
 
     def _finished(self, site: Site, call: GradientCall, work: GradientWork) -> Tensors:
+        """Change the gradients that a call returns. Returns them by position."""
         view = self.view(site, call)
         assert view is not None
         wanted = [self._is_wanted(site, name) for name in call.grad_inputs]
@@ -412,7 +433,7 @@ class GraphGradients:
         return gradients
 
     def _is_wanted(self, site: Site, name: TensorName | None) -> bool:
-        """Whether anybody uses a gradient: TensorFlow prunes the others."""
+        """Whether a gradient is read. Others are not derived: TensorFlow would prune them, too."""
         if name is None:
             return False
         tensor = site.tensor(name)
@@ -420,7 +441,7 @@ class GraphGradients:
 
 
 def _is_changed(view: ForwardView) -> bool:
-    """Whether something is done to the gradients of an operator as a whole."""
+    """Whether tools change the gradients of an operator as a whole."""
     plan, state = view.plan, view.state
     if plan and (plan.before_backward or plan.after_backward or plan.replace_backward):
         return True

@@ -1,14 +1,17 @@
-"""What is done to one operator while a graph is replayed: analyses, then routines around it."""
+"""Adds one operator to a copy: runs its analyses, and inserts its routines around it.
+
+:class:`~amanda_tensorflow.graphs.replay.Replay` calls :meth:`Instrument.op` for each operator of a
+vanilla graph that is one to tools.
+"""
 
 from __future__ import annotations
 
 import collections
 import warnings
-from collections.abc import Callable, Container, Hashable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-import attrs
 import tensorflow as tf
 
 from amanda.engine.backward import BackwardExecution, OpHandle
@@ -16,78 +19,48 @@ from amanda.engine.dispatch import OpExecution
 from amanda.engine.plan import ActionPlan
 from amanda.errors import CapabilityError, CoverageWarning
 from amanda.interface.action import Action
-from amanda.interface.calls import BackwardCall, OpCall
+from amanda.interface.calls import BackwardCall
 from amanda_tensorflow import _internals
 from amanda_tensorflow.gradient_map.recording import GradientCall
 from amanda_tensorflow.gradient_map.recovery import is_plumbing
 from amanda_tensorflow.graphs.building import Building
 from amanda_tensorflow.graphs.dispatcher import GraphDispatcher
 from amanda_tensorflow.graphs.gradients import ForwardView, GraphGradients
+from amanda_tensorflow.graphs.op_call import GraphOpCall
 from amanda_tensorflow.graphs.op_ids import GraphIds, IdentifiedOp
 from amanda_tensorflow.graphs.replacement_captures import ReplacementCapture, captured_tensors
-from amanda_tensorflow.graphs.replacement_gradients import leave, outputs_of
-from amanda_tensorflow.graphs.run_time_routines import is_routable
-from amanda_tensorflow.graphs.sites import (
-    ForwardState,
-    LazyAttributes,
+from amanda_tensorflow.graphs.replacement_gradients import leave
+from amanda_tensorflow.graphs.run_time_routines import is_routable, replaced_outputs
+from amanda_tensorflow.graphs.sites import ForwardState, LazyAttributes, Segment, Site
+from amanda_tensorflow.graphs.variable_values import (
     ReadVariable,
-    Segment,
-    Site,
-    value_of,
-    variable_key,
-    variable_view,
 )
-from amanda_tensorflow.operators.types import (
-    CONTROL_FLOW,
-    DATASET_LOOPS,
-    OpView,
-    input_names,
-    module_of,
-    runner,
-)
+from amanda_tensorflow.operators.description import OpView, input_names, module_of
+from amanda_tensorflow.operators.types import CONTROL_FLOW, DATASET_LOOPS
 
 Create = Callable[[Sequence[Any], Sequence[Any]], Any]
-"""Adds the vanilla operator to the copy, with other inputs and nodes to wait for."""
+"""Adds the vanilla operator to the copy, given its inputs there and nodes to wait for."""
 
 AMBIGUOUS = "backward ops built before `import amanda` whose forward op is ambiguous"
 UNOWNED = "backward ops of no forward op in the scope"
 SCOPE = "amanda"
-"""Name scope of everything that is inserted into a copy."""
-
-
-@attrs.define(eq=False)
-class GraphOpCall(OpCall):
-    """What core is told of an operator of a graph; its inputs are tensors of the copy."""
-
-    site: Site | None = None
-    source: Any = None
-    read: ReadVariable | None = None
-
-    def value(self, index: int) -> Any:
-        assert self.site is not None
-        assert self.read is not None
-        return value_of(self.site, self.source.inputs[index], self.read)
-
-    def value_key(self, index: int) -> Hashable | None:
-        assert self.site is not None
-        return variable_key(self.site, self.source.inputs[index])
-
-    def value_view(self, index: int) -> tuple[Any, ...]:
-        assert self.site is not None
-        return variable_view(self.site, self.source.inputs[index])
-
-    def freeze(self) -> Callable[[Sequence[Any]], Any]:
-        return runner(self.source)
+"""Name scope of all operators that are inserted into a copy."""
 
 
 class Instrument:
-    """Creates the operators of one copy with what tools want around them.
+    """Adds the operators of one copy, with the routines around them.
 
     Args:
         dispatcher: core's side of the driver.
         building: the copy.
         ids: the ids of the graphs that have been met.
-        read: gives the value of a variable.
+        read: reads a variable.
+
+    Attributes:
+        op_ids: the ids of the forward operators that the copy depends on.
+        ambiguous: names of the backward operators whose forward operator is ambiguous.
+        rewrite_op: instruments the bodies of a loop or branch in a gradient that was derived in
+            the copy; set by the replay.
     """
 
     def __init__(
@@ -114,7 +87,7 @@ class Instrument:
             yield
 
     def warn(self, name: str) -> None:
-        """List what is ambiguous in the graph of this name, if a tool would have seen it."""
+        """List the ambiguous operators of the graph of this name, if tools would see them."""
         if self.ambiguous and any(s.analyses_backward() for s in self.building.scopes):
             shown = ", ".join(self.ambiguous[:8]) + (", ..." if len(self.ambiguous) > 8 else "")
             warnings.warn(
@@ -128,10 +101,10 @@ class Instrument:
     # -- other graphs -----------------------------------------------------
 
     def called(self, site: Site, op: Any, graph: Any) -> Site:
-        """The site of a function that `op` calls."""
+        """The site of the function that `op` calls, replayed in place of the call."""
         call = site.log.owners.get(op.name)
         ids = f"{site.ids}/{op.name}"
-        # A gradient may refer to it from another function.
+        # The gradient of its operators may be in another function, which is replayed later.
         self.ids.add_body(graph, ids)
         forward = None
         if call is not None:
@@ -150,7 +123,13 @@ class Instrument:
     def branch(
         self, site: Site, op: Any, source: Any, label: str, graph: Any
     ) -> tuple[Site, Instrument]:
-        """The site of a body or branch of `op`, and what creates its operators."""
+        """The site of a body or branch of `op`, and the instrument that adds its operators.
+
+        Args:
+            source: the vanilla graph of the body.
+            label: tells the bodies of `op` apart in ids.
+            graph: the copy of the body.
+        """
         inner = Site(
             source,
             ids="/".join(filter(None, (site.ids, op.name, label))),
@@ -173,17 +152,17 @@ class Instrument:
         return inner, instrument
 
     def gradient_branch(self, source: Any, graph: Any) -> tuple[Site, Instrument]:
-        """The site of a body of a gradient that was derived in the copy."""
+        """The same for a body in a gradient that was derived in the copy."""
         building = Building(graph, self.building.scopes, needs_gradient=True)
         instrument = Instrument(self.dispatcher, building, self.ids, self.read)
         instrument.op_ids = self.op_ids
         return Site(source, ids=source.name, is_gradient=True), instrument
 
     def rewrite_branches(self, since: int) -> None:
-        """Instrument the loops and branches of a gradient that was derived in the copy.
+        """Instrument the loops and branches in a gradient that was derived in the copy.
 
         Args:
-            since: how many operators the copy had before.
+            since: how many operators the copy had before the gradient.
         """
         assert self.rewrite_op is not None
         for op in self.building.graph.get_operations()[since:]:
@@ -193,20 +172,20 @@ class Instrument:
     # -- operators --------------------------------------------------------
 
     def inputs(self, site: Site, op: Any) -> list[Any]:
-        """The inputs of an operator in the copy; None for the back edge of a loop."""
+        """The inputs of an operator in the copy; None for a tensor that is not there yet."""
         call = self.gradients.owner(site, op)
         if call is None:
             return [self.final(site, tensor) for tensor in op.inputs]
         return [self.gradients.seen_by(site, call, tensor) for tensor in op.inputs]
 
     def final(self, site: Site, tensor: Any) -> Any:
-        """A tensor of the copy as those see it that are no part of a gradient function."""
+        """The tensor of the copy that forward operators read for a vanilla one."""
         if site.producers:
             return self.gradients.final(site, tensor)
         return site.tensors.get(id(tensor))
 
     def op(self, site: Site, op: Any, inputs: list[Any], create: Create) -> None:
-        """Add an operator, with what tools want around it."""
+        """Add an operator, with the routines around it."""
         call = self.gradients.owner(site, op)
         self.building.begin(op.type)
         with tf.name_scope(f"{SCOPE}/{site.prefix}{op.name}/"):
@@ -222,12 +201,13 @@ class Instrument:
                 self._forward(site, op, inputs, create)
 
     def _plain(self, site: Site, op: Any, new: Any) -> None:
+        """Note an operator that was added without routines."""
         site.ops[op.name] = new
         for old, tensor in zip(op.outputs, new.outputs, strict=True):
             site.put(old, tensor)
 
     def _settled(self, site: Site, op: Any, new: Any, outputs: Sequence[Any]) -> None:
-        """Note what stands for a vanilla operator and its outputs."""
+        """Note an operator that was added, and its outputs after the routines."""
         site.ops[op.name] = new
         for old, tensor in zip(op.outputs, outputs, strict=True):
             site.put(old, tensor)
@@ -240,6 +220,7 @@ class Instrument:
     # -- forward ----------------------------------------------------------
 
     def _forward(self, site: Site, op: Any, inputs: list[Any], create: Create) -> None:
+        """Add a forward operator."""
         op_id = site.op_id(op)
         self.op_ids.append(op_id)
         state = site.states[op.name] = ForwardState(op_id)
@@ -268,7 +249,11 @@ class Instrument:
     def _run(
         self, segments: list[Segment], actions: Sequence[Action], tensors: list[Any]
     ) -> list[Any]:
-        """The tensors after some routines; what the differentiable ones change is noted."""
+        """Insert routines. Returns the tensors after them.
+
+        Args:
+            segments: gets the changes by differentiable routines.
+        """
         for action in actions:
             if not action.differentiable:
                 tensors = self.dispatcher.run(action, tensors)
@@ -283,7 +268,7 @@ class Instrument:
         return tensors
 
     def _wait_for_read(self, inputs: Sequence[Any], used: Sequence[Any]) -> None:
-        """What comes next reads `used` in place of `inputs`, and waits for what they wait for."""
+        """The next operator reads `used` instead of `inputs`: it waits for the same nodes."""
         replaced = [old for old, new in zip(inputs, used, strict=True) if old is not new]
         self.building.controls += self.building.late_nodes(replaced)
 
@@ -296,7 +281,7 @@ class Instrument:
         create: Create,
         state: ForwardState,
     ) -> tuple[Any, list[Any]]:
-        """The operator or its replacement, and its outputs."""
+        """Add the operator or its replacement. Returns the operator and its outputs."""
         waits = self.building.take_controls()
         action = plan.replace
         if action is None and not is_ambiguous(site, op, inputs):
@@ -318,21 +303,22 @@ class Instrument:
         waits: list[Any],
         state: ForwardState,
     ) -> tuple[Any, list[Any]]:
-        """What a tool puts in the place of an operator, and its outputs."""
+        """Insert the replacement of an operator. Returns its operator and its outputs."""
         controls = [c for o in op.control_inputs for c in site.controls(o)]
         self.building.template = list(op.outputs)
         self.building.may_change = True
         with tf.control_dependencies([*controls, *waits]):
             given = separate(inputs)
             before = len(self.building.graph.get_operations())
-            outputs = outputs_of(self.dispatcher.replace(action, given), action, op)
+            result = self.dispatcher.replace(action, given)
+            outputs = replaced_outputs(result, action, len(op.outputs), tf.is_tensor)
         made = self.building.graph.get_operations()[before:]
         outputs = [_internals.identity(t) for t in outputs]
         state.replaced = given, outputs
-        borrowed = captured_tensors(made, given)
-        self.gradients.captures.note(ReplacementCapture(site, op.name, outputs, borrowed))
+        captured = captured_tensors(made, given)
+        self.gradients.captures.note(ReplacementCapture(site, op.name, outputs, captured))
         if self.building.needs_gradient:
-            outputs = leave(self.dispatcher, self.building, state, borrowed)
+            outputs = leave(self.dispatcher, self.building, state, captured)
         return outputs[0].op, outputs
 
     def _call(self, site: Site, op: Any, op_id: str, inputs: list[Any]) -> GraphOpCall:
@@ -354,6 +340,7 @@ class Instrument:
     def _backward(
         self, site: Site, op: Any, call: GradientCall, inputs: list[Any], create: Create
     ) -> None:
+        """Add a backward operator, a part of this gradient call."""
         forward = self.gradients.view(site, call)
         if forward is None:
             if not self.gradients.is_own(site, call):
@@ -383,6 +370,7 @@ class Instrument:
     def _execution(
         self, op: Any, call: GradientCall, forward: ForwardView, backward_id: str
     ) -> BackwardExecution:
+        """The backward operator as core is told of it."""
         position = {name: i for i, name in enumerate(call.grad_inputs) if name is not None}
         names = [""] * len(op.outputs)
         for index in range(len(op.outputs)):
@@ -391,18 +379,21 @@ class Instrument:
         scopes = self.building.scopes
         handle = OpHandle(forward.op_id, scopes, forward.inputs, forward.outputs)
         view = OpView(op.type, backward_id)
-        told = BackwardCall(view, backward_id, names, forward.inputs, forward.outputs)
-        return BackwardExecution(self.dispatcher, handle, told)
+        described = BackwardCall(view, backward_id, names, forward.inputs, forward.outputs)
+        return BackwardExecution(self.dispatcher, handle, described)
 
     def _not_owned(self, why: str) -> None:
-        """Count a backward operator whose forward operator is not known."""
+        """Count a backward operator whose forward operator is not known, if tools would see it."""
         if any(scope.analyses_backward() for scope in self.building.scopes):
             self.dispatcher.not_seen(why)
 
 
 def separate(tensors: Sequence[Any], only: Container[int] | None = None) -> list[Any]:
-    """Copies of tensors (`only` of those at some positions), so that one that is given twice
-    has two gradients."""
+    """Identities of tensors: one that an operator reads twice then has two gradients.
+
+    Args:
+        only: the positions to copy; None for all.
+    """
     return [
         _internals.identity(t) if is_routable(t) and (only is None or i in only) else t
         for i, t in enumerate(tensors)
@@ -410,10 +401,10 @@ def separate(tensors: Sequence[Any], only: Container[int] | None = None) -> list
 
 
 def refuse_unknown_gradients(site: Site, op: Any, plan: ActionPlan) -> None:
-    """Refuse what needs to know the gradients of an operator that were built too early.
+    """Refuse actions on the gradient of an operator that was built before `import amanda`.
 
     Raises:
-        CapabilityError: a tool acts on them.
+        CapabilityError: the plan has such actions, and the graph holds the gradient.
     """
     whole = [*plan.before_backward, *plan.after_backward]
     whole += [action for action in (plan.replace_backward, plan.replace) if action is not None]
@@ -427,8 +418,11 @@ def refuse_unknown_gradients(site: Site, op: Any, plan: ActionPlan) -> None:
 
 
 def is_ambiguous(site: Site, op: Any, inputs: Sequence[Any]) -> bool:
-    """Whether the operator's gradient cannot be told which of its inputs it reads: one
-    tensor was given twice, and is not the same twice any more. It is derived anew then."""
+    """Whether the gradient in the graph cannot tell two inputs of the operator apart.
+
+    The vanilla operator reads one tensor twice, and routines have changed one of the two. The
+    gradient is derived anew then.
+    """
     seen: dict[int, Any] = {}
     if not any(seen.setdefault(id(t), n) is not n for t, n in zip(op.inputs, inputs, strict=True)):
         return False
@@ -436,5 +430,5 @@ def is_ambiguous(site: Site, op: Any, inputs: Sequence[Any]) -> bool:
 
 
 def readers_of(op: Any) -> Iterator[Any]:
-    """The operators that read the outputs of a vanilla operator."""
+    """The vanilla operators that read the outputs of an operator."""
     return (reader for tensor in op.outputs for reader in tensor.consumers())

@@ -1,4 +1,7 @@
-"""The graphs whose operators have ids: for gradients that are built and run later."""
+"""Ids of operators in graphs, by graph: a gradient that is built later refers to earlier graphs.
+
+An id is ``<function or graph>/<operator's name>``: ``step/dense/MatMul``, ``graph/conv1/Conv2D``.
+"""
 
 from __future__ import annotations
 
@@ -16,12 +19,14 @@ from amanda_tensorflow.graphs.sites import Site
 
 @attrs.frozen(eq=False)
 class IdentifiedOp:
-    """A forward operator, or an operator of its gradient, of a graph that was run before.
+    """A forward operator, or a backward operator, of a graph that was run before.
 
     Attributes:
         op_id: the forward operator's id.
-        depth: 0 for the forward operator, 1 for one of its gradient, ...
-        site, source: where it comes from; its values are read there.
+        depth: 0 for the forward operator, 1 for an operator of its gradient, 2 for one of the
+            gradient of that, ...
+        site: the vanilla graph that it comes from, through which values of variables are read.
+        source: the operator of that graph.
     """
 
     op_id: str
@@ -32,25 +37,25 @@ class IdentifiedOp:
 
 @attrs.define(eq=False)
 class _KnownGraph:
-    """What is known of one vanilla graph: see :meth:`GraphIds.ids_of`."""
+    """A vanilla graph; for the attributes see :meth:`GraphIds.ids_of`."""
 
     ids: str = ""
     captured: Mapping[int, Any] = attrs.field(factory=dict)
 
 
 class GraphIds:
-    """Ids by graph. Vanilla graphs are held weakly; a copy remembers its operators itself."""
+    """The ids of one driver. Vanilla graphs are held weakly; a copy keeps its operators' ids."""
 
     def __init__(self) -> None:
         self._graphs: weakref.WeakKeyDictionary[Any, _KnownGraph] = weakref.WeakKeyDictionary()
         self._names: collections.Counter[str] = collections.Counter()
 
     def ids_of(self, graph: Any, name: str, captured: Mapping[int, Any]) -> str:
-        """What the ids of a vanilla graph's operators begin with.
+        """The prefix of the ids of a vanilla graph's operators.
 
         Args:
-            name: the graph's name; the second one of that name is called ``name@1``.
-            captured: the concrete tensors that its placeholders stand for.
+            name: the graph's name; the second graph of that name is called ``name@1``.
+            captured: by ``id`` of a placeholder, the concrete tensor that it stands for.
         """
         known = self._graphs.get(graph)
         if known is None:
@@ -61,26 +66,26 @@ class GraphIds:
         return known.ids
 
     def add_body(self, graph: Any, ids: str) -> None:
-        """Note a vanilla body or branch; a gradient that was built before refers to it."""
+        """Note the ids of a vanilla body or branch, to which a gradient may refer."""
         self._graphs[graph] = _KnownGraph(ids)
 
-    def note(self, graph: Any, op: Any, what: IdentifiedOp) -> None:
+    def note(self, graph: Any, op: Any, identified: IdentifiedOp) -> None:
         """Note an operator of an instrumented copy."""
-        _internals.known_ops(graph, make=True)[op.name] = what
+        _internals.known_ops(graph, make=True)[op.name] = identified
 
     def is_copy(self, graph: Any) -> bool:
-        """Whether a graph is an instrumented copy: what has no id in it was inserted."""
+        """Whether a graph is an instrumented copy; its operators without id were inserted."""
         return _internals.known_ops(graph) is not None
 
     def find(self, forward: ForwardOp, sites: dict[int, Site]) -> IdentifiedOp | None:
-        """An operator of a graph that was run before; None if it is not known.
+        """An operator of a graph that was run before; None if it has no id.
 
         Args:
-            sites: those of vanilla graphs that were asked for before, by the graph's id.
+            sites: by ``id`` of a vanilla graph, the sites that were made for earlier calls.
         """
         graph: Any = forward.graph()
         if graph is None:
-            # It was let go of.
+            # The graph is gone.
             return None
         ops: dict[str, IdentifiedOp] | None = _internals.known_ops(graph)
         if ops is not None:

@@ -1,8 +1,9 @@
-"""Operators that a tool has replaced: their place in automatic differentiation.
+"""The gradient of a replaced operator, for gradients that are built after the copy.
 
-The outputs of the replacement leave through one node whose gradient is that of
-the operator as a whole: what the tool supplies for it, or that of the
-replacement itself, between the routines that act on the whole operator.
+The outputs of a replacement leave it through one ``IdentityN``, whose gradient function is that of
+the operator as a whole: the tool's ``replace_backward_op``, or else the gradient of the replacement
+itself, between the routines that act on the whole operator. ``tf.gradients`` and tapes find it like
+any other gradient function.
 """
 
 from __future__ import annotations
@@ -15,29 +16,30 @@ import attrs
 import tensorflow as tf
 
 from amanda.engine.backward import replaced_gradients
-from amanda.errors import RoutineResultError, described
-from amanda.interface.action import Action
 from amanda.state import LiveScope
 from amanda_tensorflow import _internals
 from amanda_tensorflow.graphs.building import Building
 from amanda_tensorflow.graphs.dispatcher import GraphDispatcher
 from amanda_tensorflow.graphs.sites import ForwardState
+from amanda_tensorflow.graphs.vjp import differentiate
+from amanda_tensorflow.operators.types import is_differentiable
 
 REPLACED = "AmandaReplacedOp"
+"""Name under which the gradient function is registered."""
 
 
 @attrs.frozen(eq=False)
 class ReplacedOp:
-    """A replaced operator of a copy.
+    """A replaced operator of a copy, as its gradient function needs it.
 
     Attributes:
         dispatcher: core's side of the driver.
-        scopes: those of the copy.
+        scopes: weak references to the scopes of the copy.
         op_id: the operator's id.
         count: how many outputs it has.
         positions: which of its inputs may have a gradient.
         inputs: how many inputs it has.
-        borrowed: how many tensors it uses besides.
+        captured: how many tensors the replacement captures besides.
     """
 
     dispatcher: GraphDispatcher
@@ -46,60 +48,40 @@ class ReplacedOp:
     count: int
     positions: tuple[int, ...]
     inputs: int
-    borrowed: int
-
-
-def outputs_of(result: Any, action: Action, op: Any) -> list[Any]:
-    """What a replacement has given, as a list.
-
-    Raises:
-        RoutineResultError: it is not what the vanilla operator would give.
-    """
-    outputs = list(result) if isinstance(result, (list, tuple)) else [result]
-    if len(outputs) != len(op.outputs) or not all(tf.is_tensor(t) for t in outputs):
-        raise RoutineResultError(
-            f"{action.routine} replaces op {action.op_id} and must return its "
-            f"{len(op.outputs)} output tensors, got {described(result)}"
-        )
-    return outputs
+    captured: int
 
 
 def leave(
     dispatcher: GraphDispatcher,
     building: Building,
     state: ForwardState,
-    borrowed: Sequence[Any],
+    captured: Sequence[Any],
 ) -> list[Any]:
-    """The outputs of a replacement as they leave the operator.
+    """Add the node by which the outputs of a replacement leave it. Returns its outputs.
 
     Args:
-        state: the operator's, with what its replacement was given and gave.
-        borrowed: what that uses besides.
+        state: the state of the operator, with inputs and outputs of its replacement.
+        captured: the tensors that the replacement captures.
     """
     assert state.replaced is not None
     given, outputs = state.replaced
     positions = tuple(i for i, tensor in enumerate(given) if is_differentiable(tensor))
     scopes = tuple(weakref.ref(scope) for scope in building.scopes)
     with building.graph.gradient_override_map({"IdentityN": REPLACED}):
-        node = _internals.identity_n([*outputs, *(given[i] for i in positions), *borrowed])
+        node = _internals.identity_n([*outputs, *(given[i] for i in positions), *captured])
     replaced = ReplacedOp(
-        dispatcher, scopes, state.op_id, len(outputs), positions, len(given), len(borrowed)
+        dispatcher, scopes, state.op_id, len(outputs), positions, len(given), len(captured)
     )
     _internals.annotate(building.graph, node[0].op.name, replaced)
     return list(node[: len(outputs)])
 
 
-def is_differentiable(tensor: Any) -> bool:
-    """Whether a tensor may have a gradient."""
-    return tensor is not None and (tensor.dtype.is_floating or tensor.dtype.is_complex)
-
-
 def _replaced(op: Any, *gradients: Any) -> list[Any]:
-    """The gradients of a replaced operator's inputs; its outputs pass none on."""
+    """The gradient function of the node: gradients for inputs and captured tensors, none else."""
     found: ReplacedOp = _internals.annotation(op.graph, op.name)
     outputs, inputs = list(op.inputs)[: found.count], list(op.inputs)[found.count :]
-    borrowed = [inputs.pop() for _ in range(found.borrowed)][::-1]
-    of_borrowed: list[Any] = [None] * found.borrowed
+    captured = [inputs.pop() for _ in range(found.captured)][::-1]
+    of_captured: list[Any] = [None] * found.captured
     known: list[Any] = list(gradients[: found.count])
     alive = [s for s in (reference() for reference in found.scopes) if s is not None and s.alive]
     plan = found.dispatcher.plan(found.op_id) if alive else None
@@ -115,28 +97,16 @@ def _replaced(op: Any, *gradients: Any) -> list[Any]:
             result = replaced_gradients(found.dispatcher, plan.replace_backward, known, template)
         else:
             result = list(template)
-            own = _own_gradients(op.graph, outputs, [*inputs, *borrowed], known)
-            of_borrowed = own[len(inputs) :]
+            pairs = [(y, g) for y, g in zip(outputs, known, strict=True) if g is not None]
+            ys, gs = [y for y, _ in pairs], [g for _, g in pairs]
+            own = differentiate(ys, [*inputs, *captured], gs, op.graph)
+            of_captured = own[len(inputs) :]
             for position, gradient in zip(found.positions, own, strict=False):
                 result[position] = gradient
         for action in plan.after_backward if plan else ():
             result = found.dispatcher.run(action, result)
     own_inputs = [result[position] for position in found.positions]
-    return [None] * found.count + own_inputs + of_borrowed
-
-
-def _own_gradients(
-    graph: Any, outputs: Sequence[Any], inputs: Sequence[Any], gradients: Sequence[Any]
-) -> list[Any]:
-    pairs = [(y, g) for y, g in zip(outputs, gradients, strict=True) if g is not None]
-    result: list[Any] = _internals.gradients_in_graph(
-        [y for y, _ in pairs],
-        list(inputs),
-        grad_ys=[g for _, g in pairs],
-        stop_gradients=list(inputs),
-        src_graph=graph,
-    )
-    return result
+    return [None] * found.count + own_inputs + of_captured
 
 
 tf.RegisterGradient(REPLACED)(_replaced)

@@ -1,10 +1,15 @@
-"""The replay engine: an instrumented copy of a graph, made operator by operator.
+"""The replay engine: makes an instrumented copy of a graph, operator by operator.
 
-The operators of the vanilla graph are created again in the copy, in topological
-order; those that tools have actions for are created between their routines
-(:mod:`amanda_tensorflow.graphs.instrument`). Calls of functions are replayed in place,
-as TensorFlow's own inliner does, so that an operator and its gradient are always
-in one graph; bodies of loops and branches become functions of their own. The
+::
+
+    instrument = Instrument(dispatcher, building, ids, read)
+    with instrument.building_copy():
+        Replay(graph, instrument).function(site)        # a function; .body(site, roots) a graph
+
+The operators of the vanilla graph are created again in the copy, in topological order; operators
+with actions are created between their routines (:mod:`amanda_tensorflow.graphs.instrument`). Calls
+of functions are replayed in place, as TensorFlow's own inliner does, so that an operator and its
+gradient are always in one graph; bodies of loops and branches become functions of their own. The
 vanilla graph is only read.
 """
 
@@ -24,13 +29,7 @@ from amanda_tensorflow.graphs.building import Building
 from amanda_tensorflow.graphs.instrument import Instrument, separate
 from amanda_tensorflow.graphs.sites import ForwardState, Site
 from amanda_tensorflow.graphs.topological_order import ordered
-from amanda_tensorflow.operators.types import (
-    CALLS,
-    CONTROL_FLOW,
-    UNROUTABLE,
-    is_op,
-    runs_functions,
-)
+from amanda_tensorflow.operators.types import CALLS, CONTROL_FLOW, UNROUTABLE, is_op, runs_functions
 
 _UNIQUE = itertools.count()
 
@@ -39,8 +38,8 @@ class Replay:
     """Makes a copy of a graph.
 
     Args:
-        graph: the graph to add to; it is current while operators are added.
-        instrument: creates the operators that tools have actions for.
+        graph: the graph to add to; it is the default graph while operators are added.
+        instrument: adds the operators that are operators to tools.
     """
 
     def __init__(self, graph: Any, instrument: Instrument) -> None:
@@ -51,10 +50,11 @@ class Replay:
     # -- functions --------------------------------------------------------
 
     def function(self, site: Site, outputs: int | None = None) -> None:
-        """Make the copy's graph a function like the site's.
+        """Make the copy's graph a function with the signature of the site's.
 
         Args:
-            outputs: how many outputs to give; a tape may have added more.
+            outputs: how many outputs it has; None for all of the graph's. A tape adds some to a
+                graph that the function does not return.
         """
         source, graph = site.graph, self._graph
         with graph.as_default(), tf.name_scope(""):
@@ -77,16 +77,21 @@ class Replay:
         _internals.share_variables(source, graph)
 
     def shaped(self, new: Any, old: Any) -> Any:
-        """A tensor of the copy with what was known of its shape."""
-        if new.dtype not in UNROUTABLE and new.shape.rank is None and old.shape.rank is not None:
-            # Of an output only: the user sees this shape.
-            new.set_shape(old.shape) if _is_compatible(new, old) else None
+        """A tensor of the copy with the static shape of the vanilla one."""
+        is_unknown = new.dtype not in UNROUTABLE and new.shape.rank is None
+        if is_unknown and new.shape.is_compatible_with(old.shape):
+            # Set for outputs only, whose shape the user sees.
+            new.set_shape(old.shape)
         return new
 
     # -- operators --------------------------------------------------------
 
     def body(self, site: Site, only: Iterable[Any] | None = None) -> None:
-        """Add the operators of a site (or `only` these and what they need) to the copy."""
+        """Add the operators of a site to the copy.
+
+        Args:
+            only: some operators, added with those that they need; None for all.
+        """
         operations = site.graph.get_operations()
         roots = operations if only is None else only
         late: list[tuple[Any, int, Any]] = []
@@ -102,7 +107,7 @@ class Replay:
                 _internals.update_input(site.ops[op.name], index, site.tensors[id(tensor)])
 
     def final(self, site: Site, tensor: Any) -> Any:
-        """A vanilla tensor's place in the copy, for those outside of it."""
+        """The tensor of the copy for a vanilla one, as it is returned or fetched."""
         final = self._instrument.final(site, tensor)
         if final is None and site.skipped:
             self._revive(site, [tensor])
@@ -110,7 +115,7 @@ class Replay:
         return final
 
     def _revive(self, site: Site, tensors: Iterable[Any]) -> None:
-        """Add operators that were left out after all."""
+        """Add the operators of these tensors, which were left out, after all."""
         for tensor in tensors:
             op = site.skipped.pop(tensor.op.name, None)
             if op is not None:
@@ -119,13 +124,18 @@ class Replay:
                 self._add(site, op, [])
 
     def _add(self, site: Site, op: Any, late: list[tuple[Any, int, Any]]) -> None:
+        """Add an operator.
+
+        Args:
+            late: gets operators, with index and vanilla tensor of an input that comes later.
+        """
         inputs = self._instrument.inputs(site, op)
         if site.skipped and any(tensor is None for tensor in inputs):
             self._revive(site, [t for t, new in zip(op.inputs, inputs, strict=True) if new is None])
             inputs = self._instrument.inputs(site, op)
         missing = [i for i, tensor in enumerate(inputs) if tensor is None]
         for index in missing:
-            # The back edge of a version 1 loop: its source comes later.
+            # The back edge of a loop of TensorFlow 1. Any other input stands in for it meanwhile.
             late.append((op, index, op.inputs[index]))
             inputs[index] = next(tensor for tensor in inputs if tensor is not None)
         if runs_functions(op.type) or _internals.is_function_call(op):
@@ -142,7 +152,7 @@ class Replay:
             self._settle(site, op, self.create(site, op, inputs))
 
     def _settle(self, site: Site, op: Any, new: Any) -> None:
-        """Note an operator of the copy that stands for a vanilla one unchanged."""
+        """Note the operator of the copy for a vanilla one without routines."""
         site.ops[op.name] = new
         for old, tensor in zip(op.outputs, new.outputs, strict=True):
             site.put(old, tensor)
@@ -160,7 +170,7 @@ class Replay:
         Args:
             inputs: its inputs in the copy.
             waits: nodes of the copy that it has to wait for besides.
-            changes: gives its type and attributes instead of the vanilla one's.
+            changes: maps type and attributes of the vanilla operator to those of the new one.
         """
         graph = self._graph
         controls = [new for before in op.control_inputs for new in site.controls(before)]
@@ -190,7 +200,7 @@ class Replay:
         return new
 
     def _relocate(self, site: Site, attributes: dict[str, Any]) -> None:
-        """Let a colocation of a called function's operator name operators of the copy."""
+        """Let the attribute ``_class`` (colocation) name operators of the copy."""
         found = attributes.get("_class")
         if found is None or not site.prefix:
             return
@@ -210,7 +220,11 @@ class Replay:
     # -- functions that operators run -------------------------------------
 
     def _call(self, site: Site, op: Any, callee: Any, inputs: Sequence[Any]) -> None:
-        """Replay a called function in place of the call."""
+        """Replay a called function in place of the call.
+
+        Two nodes keep the call's control dependencies: operators without inputs wait for ``start``,
+        and operators that wait for the call wait for ``done``.
+        """
         inner = self._instrument.called(site, op, callee.graph)
         site.children[op.name] = inner
         for tensor, outer, new in zip(callee.graph.inputs, op.inputs, inputs, strict=True):
@@ -233,7 +247,12 @@ class Replay:
             site.put(old, tensor)
 
     def _compiled(self, site: Site, op: Any, callee: Any, inputs: Sequence[Any]) -> bool:
-        """Replay a call of a function that XLA compiles; False if XLA has to be left out."""
+        """Replay a call of a function that XLA compiles as such a call.
+
+        Returns:
+            False if the function cannot be compiled any more: it runs Python, or its gradient,
+            which is in the graph, has changed.
+        """
         branch = self._branch(site, op, callee, "", _internals.attributes_of_function(callee))
         building = branch.building
         is_differentiated = any(c.forward.name == op.name for c in site.log.calls)
@@ -249,13 +268,13 @@ class Replay:
         return True
 
     def _node(self, name: str, waits: Sequence[Any]) -> Any:
-        """A node that has no value and waits for others."""
+        """A NoOp that waits for other nodes."""
         graph = self._graph
         with graph.control_dependencies(None), graph.control_dependencies(list(waits)):
             return graph.create_op("NoOp", [], [], name=graph.unique_name(name) + "/")
 
     def _branches(self, site: Site, op: Any, inputs: Sequence[Any]) -> None:
-        """Replay an operator that runs functions, with instrumented functions."""
+        """Replay a loop or branch, with instrumented bodies."""
         made: dict[str, list[Branch]] = {}
         for attribute, names in _internals.function_attributes(op).items():
             made[attribute] = [
@@ -274,7 +293,7 @@ class Replay:
 
         is_differentiated = any(c.forward.name == op.name for c in site.log.calls)
         is_stale = is_differentiated and any(b.building.may_change for b in branches)
-        # The gradient that the graph holds is that of the vanilla bodies: it is derived anew.
+        # The gradient in the graph is that of the vanilla bodies: let it be derived anew.
         given = separate(inputs) if is_stale else inputs
         new = self.create(site, op, given, changes=changes)
         _internals.remember_branches(new, {a: [b.graph for b in of] for a, of in made.items()})
@@ -291,7 +310,13 @@ class Replay:
         label: str,
         attributes: Mapping[str, Any] | None = None,
     ) -> Branch:
-        """An instrumented body or branch."""
+        """Make an instrumented body or branch of `op`.
+
+        Args:
+            callee: the vanilla function.
+            label: tells the bodies of `op` apart in ids.
+            attributes: those of the new function.
+        """
         source = callee.graph
         graph = _internals.FuncGraph(f"{source.name}_amanda")
         graph.outer_graph = self._graph
@@ -305,6 +330,7 @@ class Replay:
         instrument: Instrument,
         attributes: Mapping[str, Any],
     ) -> Branch:
+        """Replay a body and make a function of it, which the copy's graph then knows."""
         graph, building = instrument.building.graph, instrument.building
         with instrument.building_copy():
             Replay(graph, instrument).function(inner)
@@ -319,7 +345,7 @@ class Replay:
         return Branch(function, graph, building)
 
     def rewrite_branches(self, op: Any) -> None:
-        """Instrument the bodies of a gradient that was derived in the copy itself."""
+        """Instrument the bodies of a loop or branch in a gradient that was derived in the copy."""
         for attribute, names in _internals.function_attributes(op).items():
             made = []
             for name in names:
@@ -336,7 +362,13 @@ class Replay:
 
 @attrs.frozen(eq=False)
 class Branch:
-    """An instrumented body or branch: its function, its graph, and what was done to it."""
+    """An instrumented body or branch.
+
+    Attributes:
+        function: its function.
+        graph: the graph of that.
+        building: what was inserted.
+    """
 
     function: Any
     graph: Any
@@ -344,7 +376,7 @@ class Branch:
 
 
 def _refuse_captures(graph: Any) -> None:
-    """A body has the inputs that its operator gives it, and no others.
+    """Refuse a body that captures tensors: its operator gives it no further inputs.
 
     Raises:
         CapabilityError: a traced routine uses a tensor from outside of the body.
@@ -359,15 +391,12 @@ def _refuse_captures(graph: Any) -> None:
 
 
 def _labels(attribute: str, count: int) -> list[str]:
+    """What ids call the bodies of one attribute: ``body``, ``branches0``, ``branches1``, ..."""
     return [attribute] if count == 1 else [f"{attribute}{index}" for index in range(count)]
 
 
-def _is_compatible(new: Any, old: Any) -> bool:
-    return bool(new.shape.is_compatible_with(old.shape))
-
-
 def _reference_types(op: Any) -> list[Any] | None:
-    """The types of inputs that are references to variables, where there are any."""
+    """The types of all inputs, if some of them are references to variables; else None."""
     types = [tensor.dtype for tensor in op.inputs]
     if not any(_internals.is_reference(kind) for kind in types):
         return None
@@ -375,7 +404,7 @@ def _reference_types(op: Any) -> list[Any] | None:
 
 
 def warn_about_xla(name: str) -> None:
-    """Say once that a function runs without XLA."""
+    """Warn that a function runs without XLA (CoverageWarning)."""
     warnings.warn(
         f"{name} is compiled with XLA, which cannot run Python routines: under this scope it runs "
         "without XLA; mark the routines @amanda.traceable to keep it",

@@ -1,4 +1,4 @@
-"""What the self-tests of both graph modes share."""
+"""The tool with which both graph drivers test themselves."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import amanda
 
 
 class Doubler(amanda.Tool):
-    """Counts the products of ones(2, 2) with itself, and doubles the second factor."""
+    """Doubles the second factor of the product of two 2 x 2 matrices of ones, and counts it."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -17,7 +17,7 @@ class Doubler(amanda.Tool):
         self.add_inst_for_op(self.analyse)
 
     def analyse(self, context: amanda.OpContext) -> None:
-        """Put the routine before each product."""
+        """Analysis routine: insert `double` before each product."""
         if context.get_op().type == "MatMul":
             context.insert_before_op(self.double, inputs=[1])
 
@@ -27,7 +27,12 @@ class Doubler(amanda.Tool):
         return weight * 2.0
 
     def problems(self, where: str, values: Sequence[Any]) -> list[str]:
-        """What is wrong with the product and the gradients of its factors, if anything."""
+        """The differences from the expected results.
+
+        Args:
+            where: the mode, for messages.
+            values: the product, and the gradients of its factors.
+        """
         found = []
         if self.count != 1:
             found.append(f"a product in {where} was counted {self.count} times instead of once")

@@ -1,16 +1,18 @@
-"""One graph at one place of an instrumented copy, and the values that it reads."""
+"""Sites: a vanilla graph at one place of an instrumented copy.
+
+A function that is called twice is replayed twice, at two sites. A site maps the tensors and
+operators of its graph to those of the copy, and knows the graph's gradients.
+"""
 
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import attrs
-import tensorflow as tf
 
 from amanda.engine.plan import ActionPlan
-from amanda_tensorflow import _internals
 from amanda_tensorflow.gradient_map.recording import (
     ForwardOp,
     GradientCall,
@@ -20,23 +22,17 @@ from amanda_tensorflow.gradient_map.recording import (
     log_of,
 )
 from amanda_tensorflow.gradient_map.recovery import completed
-from amanda_tensorflow.operators.types import attributes_of, named_with_type
-from amanda_tensorflow.operators.variable_views import VIEWS, Step, step_of
-
-_LOOK_THROUGH = frozenset(
-    {"Identity", "Cast", "ReadVariableOp", "Enter", "RefEnter", "EnsureShape"}
-)
-"""Operators whose output is, as a parameter, what their first input is."""
+from amanda_tensorflow.operators.description import attributes_of, named_with_type
 
 
 @attrs.frozen(eq=False)
 class Segment:
-    """What one differentiable routine has changed.
+    """The tensors before and after one differentiable routine.
 
     Attributes:
-        positions: of the tensors that it changed.
-        old: these tensors as it was given them, each one standing for itself alone.
-        new: what it gave.
+        positions: the positions of the tensors that it has changed.
+        old: these tensors before it, copied, so that nobody else reads them.
+        new: these tensors after it.
     """
 
     positions: Sequence[int]
@@ -46,16 +42,16 @@ class Segment:
 
 @attrs.define(eq=False)
 class ForwardState:
-    """What the replay of one operator has left for the operators of its gradient.
+    """What the operators of a gradient need to know of the replay of their forward operator.
 
     Attributes:
         op_id: the forward operator's id.
-        plan: its plan, if it has one.
-        used: a source tensor's id to the tensor of the copy that its gradient sees
-            instead: what the operator computed with, and what it gave.
-        inputs, outputs: the tensors of the copy that it computed with and gave.
-        before, after: what differentiable routines have changed around it.
-        replaced: what its replacement was given, and what that gave.
+        plan: its plan.
+        used: by ``id`` of a vanilla input or output, the tensor of the copy that the operator
+            has computed with or computed; its gradient reads that one.
+        inputs, outputs: these tensors, in order.
+        before, after: changes by differentiable routines around it.
+        replaced: inputs and outputs of its replacement, if it was replaced.
     """
 
     op_id: str
@@ -68,7 +64,7 @@ class ForwardState:
     replaced: tuple[list[Any], list[Any]] | None = None
 
     def note_used(self, op: Any, inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
-        """Note what the gradient of `op` has to see in place of its tensors."""
+        """Note the tensors that `op` has computed with and computed."""
         self.inputs, self.outputs = list(inputs), list(outputs)
         pairs = [*zip(op.inputs, inputs, strict=True), *zip(op.outputs, outputs, strict=True)]
         self.used = {id(old): new for old, new in pairs}
@@ -76,31 +72,35 @@ class ForwardState:
 
 @attrs.define(eq=False)
 class Site:
-    """A graph that is being replayed at one place of a copy.
+    """A vanilla graph that is replayed at one place of a copy.
 
-    A called function is replayed in its caller's graph, a body of a loop or a
-    branch in a graph of its own.
+    A called function is replayed in its caller's graph; the body of a loop, or a branch, in a
+    graph of its own.
 
     Attributes:
         graph: the vanilla graph.
-        ids: what the ids of its operators begin with.
-        prefix: what the names of its operators begin with in the copy.
+        ids: the prefix of the ids of its operators.
+        prefix: the prefix of the names of its operators in the copy.
         parent: the site of the caller, if it is replayed into the caller's graph.
-        sources: a placeholder's id to the caller's site and tensor it stands for.
-        captured: a placeholder's id to the concrete tensor it stands for.
+        sources: by ``id`` of a placeholder, the caller's site and tensor that it stands for.
+        captured: by ``id`` of a placeholder, the concrete tensor that it stands for.
         forward: the site of the function whose gradient this one computes.
-        is_gradient: whether it is run by a part of a gradient.
-        tensors: a vanilla tensor's id to the tensor of the copy.
-        ops: a vanilla operator's name to the operator of the copy.
-        after: a vanilla operator's name to nodes of the copy that run after it.
-        states: by name, what is known of a forward operator.
-        children: the sites of called functions by the name of the call.
-        gradients: what has been done for a gradient call.
-        skipped: operators that were left out, because nobody seemed to need them.
+        is_gradient: whether an operator of a gradient calls it.
+        tensors: by ``id`` of a vanilla tensor, the tensor of the copy.
+        ops: by name of a vanilla operator, the operator of the copy; None if it stays where
+            it is (in the user's session).
+        after: by name of a vanilla operator, nodes of the copy that run after it.
+        states: by name of a vanilla operator, its state.
+        children: by name of a call, the site of the called function.
+        gradients: by gradient call, the changes that tools make to its gradients.
+        skipped: operators that were left out because nobody seemed to read them.
         device: the device of operators that name none.
         fetched: the tensors that a session may be asked for.
-        is_backward: whether all of it computes gradients of another graph.
-        fed: ids of tensors that are given from outside, whatever makes them.
+        fed: ``id`` of the tensors that a session is given, whichever operator makes them.
+        log: the gradient calls that the graph holds.
+        producers: by name of a tensor, the gradient calls that return it.
+        externals: by ``id`` of a placeholder, the tensor of the outer graph that it captures.
+        is_backward: whether the whole graph computes gradients of another one.
     """
 
     graph: Any
@@ -133,7 +133,11 @@ class Site:
         self.refresh()
 
     def refresh(self, fetched: Sequence[Any] = ()) -> None:
-        """Look again at what the graph holds: the user may have added to it."""
+        """Read the graph again, as the user may have added to it.
+
+        Args:
+            fetched: further tensors that the session is asked for.
+        """
         self.fetched = [*self.fetched, *fetched]
         self._named = {op.name: op for op in self.graph.get_operations()}
         self.log = log_of(self.graph)
@@ -160,20 +164,20 @@ class Site:
 
     @property
     def outputs(self) -> Sequence[Any]:
-        """The tensors that the graph gives, where it says so."""
+        """The outputs of a function, or the tensors that a session is asked for."""
         return getattr(self.graph, "outputs", ()) or self.fetched
 
     @property
     def root_ids(self) -> str:
-        """What the ids of the outermost graph begin with."""
+        """The prefix of the ids of the outermost graph."""
         return self.ids if self.parent is None else self.parent.root_ids
 
     def position(self, call: GradientCall) -> int:
-        """When a gradient call was made, among all of the graph."""
+        """The position of a gradient call among all of the graph, in the order of their making."""
         return self._order[call]
 
     def put(self, old: Any, new: Any) -> None:
-        """Note the tensor of the copy that stands for a vanilla one."""
+        """Note the tensor of the copy for a vanilla one, unless that is fed."""
         if id(old) not in self.fed:
             self.tensors[id(old)] = new
 
@@ -183,35 +187,36 @@ class Site:
         return differentiated is not None and differentiated < self._order[owner]
 
     def controls(self, op: Any) -> list[Any]:
-        """What to wait for in the copy instead of a vanilla operator."""
+        """The operators of the copy to wait for instead of a vanilla one."""
         if self.ops.get(op.name) is None:
             return []
         return [self.ops[op.name], *self.after.get(op.name, ())]
 
     def named(self, name: str) -> Any:
-        """A vanilla operator by name."""
+        """The vanilla operator of this name."""
         return self._named[name]
 
     def tensor(self, name: TensorName) -> Any:
-        """A vanilla tensor by name."""
+        """The vanilla tensor of this name."""
         return self._named[name[0]].outputs[name[1]]
 
     def op_id(self, op: Any) -> str:
-        """The id of one of its forward operators."""
+        """The id of a forward operator of this graph."""
         name = named_with_type(op.name, op.type)
         if name != op.name and name in self._named:
-            # tf.tensordot makes a Reshape called `Tensordot` beside `Tensordot/Reshape`.
+            # tf.tensordot makes a Reshape called `Tensordot` beside `Tensordot/Reshape`, which
+            # would both get the second name.
             name = f"{op.name}:{op.type}"
         return f"{self.ids}/{name}"
 
     def root(self, forward: ForwardOp) -> ForwardOp:
-        """The forward operator whose gradient's gradient is meant, of whatever order."""
+        """The forward operator at the root of a gradient of any order."""
         while forward.graph() is self.graph and forward.name in self.log.owners:
             forward = self.log.owners[forward.name].forward
         return forward
 
     def site_of(self, graph: Any) -> Site | None:
-        """The site of a graph that this one computes gradients of, if it is in the copy."""
+        """This site, or the one whose gradients it computes, that has this graph; else None."""
         site: Site | None = self
         while site is not None:
             if site.graph is graph:
@@ -221,7 +226,7 @@ class Site:
 
 
 class LazyAttributes(Mapping[str, Any]):
-    """The attributes of an operator of a graph, read when somebody asks for them."""
+    """The attributes of an operator of a graph, read from the graph at first use."""
 
     def __init__(self, op: Any) -> None:
         self._op = weakref.ref(op)
@@ -241,83 +246,3 @@ class LazyAttributes(Mapping[str, Any]):
 
     def __len__(self) -> int:
         return len(self._all())
-
-
-ReadVariable = Callable[[Any, Any], Any]
-"""Gives the value of a variable: called with its concrete handle, or with the operator of
-the graph that makes it, and its dtype or None."""
-
-
-def value_of(site: Site, tensor: Any, read: ReadVariable, dtype: Any = None) -> Any:
-    """The value of a tensor that is a variable's, a constant or captured; None for others.
-
-    Args:
-        dtype: the type in which a variable is read.
-    """
-    op = tensor.op
-    kind = op.type
-    if kind == "Const":
-        with _internals.eager_mode():
-            return tf.constant(tf.make_ndarray(op.get_attr("value")))
-    if kind in ("VarHandleOp", "VariableV2", "Variable"):
-        return read(op, dtype)
-    if kind == "Placeholder":
-        return _placeholder_value(site, tensor, read, dtype)
-    if kind not in _LOOK_THROUGH and kind not in VIEWS:
-        return None
-    step = Step(kind, tensor.dtype) if kind == "Cast" else _view(tensor)
-    if step is None and kind in VIEWS:
-        return None
-    reads = tensor.dtype if kind == "ReadVariableOp" else dtype
-    value = value_of(site, op.inputs[0], read, reads)
-    if value is None or step is None:
-        return value
-    with _internals.eager_mode():
-        return step.of(value)
-
-
-def _view(tensor: Any) -> Step | None:
-    """What an operator of :data:`VIEWS` does; None if it is not known, or is another operator."""
-    op = tensor.op
-    if op.type not in VIEWS:
-        return None
-    return step_of(op.type, op.inputs[0], tensor, lambda: tf.get_static_value(op.inputs[1]))
-
-
-def variable_view(site: Site, tensor: Any) -> tuple[Step, ...]:
-    """The reshapes and transpositions between a variable and a tensor, from the variable on."""
-    op = tensor.op
-    if op.type == "Placeholder" and id(tensor) in site.sources:
-        return variable_view(*site.sources[id(tensor)])
-    if op.type not in _LOOK_THROUGH and op.type not in VIEWS:
-        return ()
-    step = _view(tensor)
-    before = variable_view(site, op.inputs[0])
-    return before if step is None else (*before, step)
-
-
-def variable_key(site: Site, tensor: Any) -> Hashable | None:
-    """What tells the variable whose value or handle a tensor is; None for others."""
-    op = tensor.op
-    if op.type in ("VarHandleOp", "VariableV2", "Variable"):
-        return site.root_ids, op.name
-    if op.type in _LOOK_THROUGH or _view(tensor) is not None:
-        return variable_key(site, op.inputs[0])
-    if op.type != "Placeholder":
-        return None
-    if id(tensor) in site.sources:
-        return variable_key(*site.sources[id(tensor)])
-    concrete = site.captured.get(id(tensor))
-    if concrete is None or concrete.dtype != tf.resource:
-        return None
-    return _internals.handle_key(concrete)
-
-
-def _placeholder_value(site: Site, tensor: Any, read: ReadVariable, dtype: Any) -> Any:
-    if id(tensor) in site.sources:
-        caller, outer = site.sources[id(tensor)]
-        return value_of(caller, outer, read, dtype)
-    concrete = site.captured.get(id(tensor))
-    if concrete is None or concrete.dtype != tf.resource:
-        return concrete
-    return read(concrete, dtype)

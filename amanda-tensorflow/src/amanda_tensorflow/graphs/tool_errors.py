@@ -1,8 +1,11 @@
-"""Exceptions of routines on their way through TensorFlow's runtime.
+"""Exceptions of routines on their way through TensorFlow's runtime (contract rule 12).
 
-An exception that Python code raises in a graph reaches the caller as an error of
-the runtime, with the text of the original. Therefore the original is kept here
-under a key that travels in the text (design rule 12).
+An exception in a node that calls Python reaches the caller as an error of the runtime (UnknownError
+in 2.16 to 2.21), which has its text and not the object. The object is therefore kept here, under a
+key that is part of the text::
+
+    raise FAILURES.carrier(error) from None         # in the node
+    raise FAILURES.original(runtime_error)          # in the caller
 """
 
 from __future__ import annotations
@@ -14,15 +17,15 @@ import threading
 
 _KEY = re.compile(r"amanda-failure-(\d+)")
 _KEPT = 16
-"""More routines than this may fail in one run; the first of them is what the user sees."""
+"""How many exceptions are kept: several nodes may fail in one run, and the user gets the first."""
 
 
 class RoutineFailure(Exception):
-    """What TensorFlow's runtime is told of an exception in a routine."""
+    """Raised into TensorFlow's runtime in place of an exception of a routine."""
 
 
 class Failures:
-    """Exceptions that are on their way."""
+    """Exceptions on their way from a node to the caller, by key."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -30,7 +33,7 @@ class Failures:
         self._waiting: collections.OrderedDict[int, BaseException] = collections.OrderedDict()
 
     def carrier(self, error: BaseException) -> RoutineFailure:
-        """What to raise into the runtime instead of `error`."""
+        """The exception to raise into the runtime instead of `error`."""
         with self._lock:
             key = next(self._keys)
             self._waiting[key] = error

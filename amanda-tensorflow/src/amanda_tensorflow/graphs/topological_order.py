@@ -1,4 +1,4 @@
-"""The order in which a graph is replayed."""
+"""The topological order in which a graph is replayed, gradients after what they depend on."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from amanda_tensorflow.gradient_map.recording import (
 from amanda_tensorflow.graphs.sites import Site
 
 _BACK_EDGES = {"Merge": "NextIteration", "RefMerge": "RefNextIteration"}
+"""In loops of TensorFlow 1, the operator that reads a back edge, and the one at its source."""
 
 
 def ordered(site: Site, roots: Iterable[Any]) -> list[Any]:
-    """The operators that `roots` need, each after what it needs.
+    """The operators that `roots` need, these included, each after those that it needs.
 
-    A backward operator comes after the forward operator that it belongs to, and
-    after all gradients that its gradient function was given: what tools want of
-    that operator is known by then. Where this cannot be (version 1 loops), the
-    order of the data alone holds.
+    A backward operator also comes after its forward operator, and after all gradients that its
+    gradient function was given: by then the plan of the forward operator is known. In loops of
+    TensorFlow 1 this can be impossible; then only data and control dependencies count.
     """
     roots = list(roots)
     done = site.ops
@@ -33,7 +33,7 @@ def ordered(site: Site, roots: Iterable[Any]) -> list[Any]:
 
 
 def _needs(op: Any) -> list[Any]:
-    """The operators that come first in any order."""
+    """The operators whose outputs an operator reads or waits for, back edges of loops left out."""
     skipped = _BACK_EDGES.get(op.type)
     sources = [tensor.op for tensor in op.inputs]
     if skipped is not None:
@@ -42,7 +42,7 @@ def _needs(op: Any) -> list[Any]:
 
 
 def _wishes(site: Site, op: Any) -> Iterator[Any]:
-    """The operators that should come first."""
+    """The further operators that should come before an operator: see :func:`ordered`."""
     log, graph = site.log, site.graph
     if not log.calls:
         return
@@ -59,7 +59,7 @@ def _wishes(site: Site, op: Any) -> Iterator[Any]:
 
 
 def _call_needs(site: Site, call: GradientCall) -> Iterator[Any]:
-    """What is needed to know the final gradients of a gradient call."""
+    """The operators after which the gradients that a call hands on are final."""
     if call.forward.graph() is site.graph:
         yield site.named(call.forward.name)
     yield from _operators(site, call.grad_outputs)
@@ -67,16 +67,20 @@ def _call_needs(site: Site, call: GradientCall) -> Iterator[Any]:
 
 
 def _operators(site: Site, names: Sequence[TensorName | None]) -> Iterator[Any]:
+    """The operators that make these tensors."""
     for name in names:
         if name is not None:
             yield site.named(name[0])
 
 
 def _sorted(roots: Sequence[Any], before: Any, done: Mapping[str, Any]) -> list[Any]:
-    """Depth first, without recursion; an operator that is being visited is not waited for.
+    """A depth-first order; it does not wait for an operator that is being visited.
+
+    Without recursion: graphs are deeper than Python's stack.
 
     Args:
-        done: operators that are there already, by name.
+        before: gives the operators that come before an operator.
+        done: by name, the operators that are in the copy already.
     """
     order: list[Any] = []
     seen = set(done)
@@ -98,13 +102,13 @@ def _sorted(roots: Sequence[Any], before: Any, done: Mapping[str, Any]) -> list[
                 order.append(op)
                 stack.pop()
                 if op.type in _BACK_EDGES:
-                    # The end of a loop is needed, and comes later.
+                    # The source of a back edge is needed, too; it comes later.
                     waiting_roots.extend(tensor.op for tensor in op.inputs)
     return order
 
 
 def _is_valid(order: Sequence[Any], done: Mapping[str, Any]) -> bool:
-    """Whether each operator comes after those that it cannot do without."""
+    """Whether each operator comes after those that it reads or waits for."""
     seen = set(done)
     for op in order:
         if any(source.name not in seen for source in _needs(op)):

@@ -1,4 +1,9 @@
-"""Vector-Jacobian products that take the place of gradients that a graph holds already."""
+"""Vector-Jacobian products that are derived in a copy, in place of gradients that it holds already.
+
+Where a tool has replaced an operator, or changes it by a differentiable routine, the gradient that
+the vanilla graph holds is that of another function. The gradients below are derived anew, with the
+function of TensorFlow behind ``tf.gradients``.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +20,15 @@ Tensors = list[Any]
 
 
 def through(segment: Segment, gradients: Tensors) -> Tensors:
-    """GraphGradients of what a differentiable routine has given, as those of what it was given."""
+    """Take gradients back through a differentiable routine.
+
+    Args:
+        segment: the tensors before and after the routine.
+        gradients: the gradients of all tensors after it; None where there is none.
+
+    Returns:
+        Those of the tensors before it.
+    """
     changed = list(gradients)
     known = [i for i in segment.positions if i < len(gradients) and gradients[i] is not None]
     if not known:
@@ -32,7 +45,17 @@ def through(segment: Segment, gradients: Tensors) -> Tensors:
 def product(
     given: Tensors, outputs: Tensors, grad_outputs: Tensors, wanted: Sequence[bool]
 ) -> Tensors:
-    """The gradients of a replaced operator, where they are wanted; zeros where it has none."""
+    """The gradients of the inputs of a replaced operator.
+
+    Args:
+        given: the inputs of the replacement.
+        outputs: its outputs.
+        grad_outputs: their gradients; None where there is none.
+        wanted: for each input, whether its gradient is read.
+
+    Returns:
+        A gradient where it is wanted (zeros if the outputs do not depend on the input), else None.
+    """
     found = derived(outputs, given, grad_outputs)
     return [
         None if not is_wanted else (zeros_like(x) if new is None else new)
@@ -41,7 +64,11 @@ def product(
 
 
 def derived(outputs: Tensors, tensors: Tensors, gradients: Sequence[Any]) -> Tensors:
-    """The gradients of tensors from those of outputs, which may be None or known to be zeros."""
+    """The gradients of `tensors` from those of `outputs`; None where they do not depend on them.
+
+    Args:
+        gradients: of the outputs; None and zeros of :func:`zeros_like` are left out.
+    """
     pairs = zip(outputs, gradients, strict=False)
     known = [(y, g) for y, g in pairs if g is not None and not is_zeros(g)]
     if not known:
@@ -50,23 +77,33 @@ def derived(outputs: Tensors, tensors: Tensors, gradients: Sequence[Any]) -> Ten
 
 
 def zeros_like(tensor: Any) -> Any:
-    """Zeros for a gradient that is not there; :func:`is_zeros` knows them."""
+    """Zeros in place of a missing gradient; :func:`is_zeros` recognizes them."""
     zeros = tf.zeros_like(tensor)
     _ZEROS.add(zeros.op)
     return zeros
 
 
 def is_zeros(gradient: Any) -> bool:
-    """Whether a gradient is known to be zeros."""
+    """Whether a gradient was made by :func:`zeros_like`."""
     return isinstance(gradient, tf.Tensor) and gradient.op in _ZEROS
 
 
 _ZEROS: weakref.WeakSet[Any] = weakref.WeakSet()
+"""The operators of zeros in place of missing gradients."""
 
 
-def differentiate(ys: Tensors, xs: Tensors, gradients: Tensors) -> Tensors:
-    """The gradients of `xs`, each of which stands for itself alone."""
+def differentiate(ys: Tensors, xs: Tensors, gradients: Tensors, graph: Any = None) -> Tensors:
+    """The gradients of `xs`; none of them is taken to depend on another.
+
+    Args:
+        gradients: those of `ys`.
+        graph: the graph of `ys` and `xs`; None for the one that operators are added to.
+    """
     result: Tensors = _internals.gradients_in_graph(
-        ys, xs, grad_ys=gradients, stop_gradients=xs, src_graph=_internals.default_graph()
+        ys,
+        xs,
+        grad_ys=gradients,
+        stop_gradients=xs,
+        src_graph=_internals.default_graph() if graph is None else graph,
     )
     return result

@@ -1,1 +1,1 @@
-"""Operators of TensorFlow as tools see them: types, names, views of variables."""
+"""Operators of TensorFlow as tools see them: their types, names and attributes."""

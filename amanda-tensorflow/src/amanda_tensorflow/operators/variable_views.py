@@ -1,8 +1,8 @@
-"""What becomes of a variable's value on its way to the operator that computes with it.
+"""Views of variables: casts, reshapes and transpositions between a variable and an operator.
 
-Layers reshape and transpose their weights: Keras' ``EinsumDense`` reads a kernel of three
-axes, and multiplies with a matrix; a convolution of one dimension adds an axis to its own.
-What an operator gets is then still the variable, seen in another way.
+Layers reshape and transpose their weights. Keras' ``EinsumDense`` reads a kernel of three axes and
+multiplies by a matrix; ``Conv1D`` adds an axis to its kernel. The operator's input is then still
+the variable, in another view (``context.get_value_view``).
 """
 
 from __future__ import annotations
@@ -17,23 +17,23 @@ RESHAPES = frozenset({"Reshape", "ExpandDims", "Squeeze"})
 """Operators whose output has the elements of their first input in the same order."""
 
 VIEWS = RESHAPES | {"Transpose"}
-"""Operators whose output is, as a parameter, another view of what their first input is."""
+"""Operators whose output is another view of the variable that their first input is a view of."""
 
 
 @attrs.frozen
 class Step:
-    """One change of a value.
+    """One operator between a variable and its view.
 
     Attributes:
         kind: Cast, Reshape or Transpose.
-        argument: the type, the shape, or the order of the axes.
+        argument: the new dtype, the new shape, or the order of the axes.
     """
 
     kind: str
     argument: Any
 
     def of(self, value: Any) -> Any:
-        """The value after it."""
+        """The value after the operator."""
         if self.kind == "Cast":
             return tf.cast(value, self.argument)
         if self.kind == "Reshape":
@@ -44,12 +44,12 @@ class Step:
 def step_of(
     kind: str, before: Any, after: Any, order: Callable[[], Sequence[int] | None]
 ) -> Step | None:
-    """The step that an operator of :data:`VIEWS` makes; None if nobody knows it.
+    """The step that an operator of :data:`VIEWS` makes; None if it is not known.
 
     Args:
         kind: the operator's type.
-        before, after: its first input and its output, of which the shapes are asked.
-        order: of a transposition, the order of the axes; None if it is not known.
+        before, after: its first input and its output; their static shapes are read.
+        order: gives the order of the axes of a transposition; None if it is not known.
     """
     if kind == "Transpose":
         axes = order()
@@ -60,5 +60,5 @@ def step_of(
 
 
 def view_of(steps: Sequence[Step]) -> tuple[Step, ...]:
-    """The steps that make a view another one: a cast changes no place of an element."""
+    """The steps that tell views apart: all but casts, which move no element."""
     return tuple(step for step in steps if step.kind != "Cast")

@@ -1,0 +1,71 @@
+"""An operator of a graph as core is told of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Sequence
+from typing import Any
+
+import attrs
+import tensorflow as tf
+
+from amanda.interface.calls import OpCall
+from amanda_tensorflow import _internals
+from amanda_tensorflow.graphs.sites import Site
+from amanda_tensorflow.graphs.variable_values import (
+    ReadVariable,
+    value_of,
+    variable_key,
+    variable_view,
+)
+
+
+@attrs.define(eq=False)
+class GraphOpCall(OpCall):
+    """An operator of a graph that is about to be added to a copy.
+
+    Attributes:
+        site: where it is.
+        source: the vanilla operator; `inputs` are tensors of the copy.
+        read: reads a variable.
+    """
+
+    site: Site | None = None
+    source: Any = None
+    read: ReadVariable | None = None
+
+    def value(self, index: int) -> Any:
+        assert self.site is not None
+        assert self.read is not None
+        return value_of(self.site, self.source.inputs[index], self.read)
+
+    def value_key(self, index: int) -> Hashable | None:
+        assert self.site is not None
+        return variable_key(self.site, self.source.inputs[index])
+
+    def value_view(self, index: int) -> tuple[Any, ...]:
+        assert self.site is not None
+        return variable_view(self.site, self.source.inputs[index])
+
+    def freeze(self) -> Callable[[Sequence[Any]], Any]:
+        return runner(self.source)
+
+
+def runner(op: Any) -> Callable[[Sequence[Any]], Any]:
+    """A function of flat inputs that runs an operator like `op`, eagerly or in the default graph.
+
+    It holds the attributes, and neither the operator nor a tensor.
+    """
+    kind, count = op.type, len(op.outputs)
+    protos = _internals.attributes_proto(op)
+    types = [tensor.dtype for tensor in op.outputs]
+    attributes = tuple(item for pair in _internals.raw_attributes(op) for item in pair)
+
+    def run(inputs: Sequence[Any]) -> Any:
+        tensors = [tf.convert_to_tensor(tensor) for tensor in inputs]
+        if _internals.executing_eagerly():
+            outputs = _internals.execute_now(kind, count, tensors, attributes)
+        else:
+            outputs = _internals.create_op(kind, tensors, types, protos)
+        return outputs[0] if count == 1 else outputs
+
+    return run

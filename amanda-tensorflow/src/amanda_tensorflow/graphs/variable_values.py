@@ -1,0 +1,105 @@
+"""``context.get_value`` in graphs: the variables and constants behind tensors.
+
+A tensor of a function may stand for a tensor of its caller (:attr:`Site.sources`) or for a concrete
+one (:attr:`Site.captured`); both are followed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable
+from typing import Any
+
+import tensorflow as tf
+
+from amanda_tensorflow import _internals
+from amanda_tensorflow.graphs.sites import Site
+from amanda_tensorflow.operators.variable_views import VIEWS, Step, step_of
+
+_LOOK_THROUGH = frozenset(
+    {"Identity", "Cast", "ReadVariableOp", "Enter", "RefEnter", "EnsureShape"}
+)
+"""Operators that pass on the value of a variable or constant."""
+
+_VARIABLES = ("VarHandleOp", "VariableV2", "Variable")
+"""Operators that make a variable."""
+
+ReadVariable = Callable[[Any, Any], Any]
+"""Reads a variable: called with its concrete handle, or with the operator of the graph that makes
+it, and its dtype or None. Gives None for a variable without a value."""
+
+
+def value_of(site: Site, tensor: Any, read: ReadVariable, dtype: Any = None) -> Any:
+    """The value of a tensor that a variable, a constant or a captured tensor determines, else None.
+
+    Args:
+        read: reads a variable.
+        dtype: the type in which a variable is read; None for its own.
+    """
+    op = tensor.op
+    kind = op.type
+    if kind == "Const":
+        with _internals.eager_mode():
+            return tf.constant(tf.make_ndarray(op.get_attr("value")))
+    if kind in _VARIABLES:
+        return read(op, dtype)
+    if kind == "Placeholder":
+        return _placeholder_value(site, tensor, read, dtype)
+    if kind not in _LOOK_THROUGH and kind not in VIEWS:
+        return None
+    step = Step(kind, tensor.dtype) if kind == "Cast" else _view(tensor)
+    if step is None and kind in VIEWS:
+        return None
+    reads = tensor.dtype if kind == "ReadVariableOp" else dtype
+    value = value_of(site, op.inputs[0], read, reads)
+    if value is None or step is None:
+        return value
+    with _internals.eager_mode():
+        return step.of(value)
+
+
+def _view(tensor: Any) -> Step | None:
+    """The step that an operator of :data:`VIEWS` makes; None for others, or if it is not known."""
+    op = tensor.op
+    if op.type not in VIEWS:
+        return None
+    return step_of(op.type, op.inputs[0], tensor, lambda: tf.get_static_value(op.inputs[1]))
+
+
+def variable_view(site: Site, tensor: Any) -> tuple[Step, ...]:
+    """The reshapes and transpositions from a variable to a tensor."""
+    op = tensor.op
+    if op.type == "Placeholder" and id(tensor) in site.sources:
+        return variable_view(*site.sources[id(tensor)])
+    if op.type not in _LOOK_THROUGH and op.type not in VIEWS:
+        return ()
+    step = _view(tensor)
+    before = variable_view(site, op.inputs[0])
+    return before if step is None else (*before, step)
+
+
+def variable_key(site: Site, tensor: Any) -> Hashable | None:
+    """A key of the variable whose value or handle a tensor is; None for other tensors."""
+    op = tensor.op
+    if op.type in _VARIABLES:
+        return site.root_ids, op.name
+    if op.type in _LOOK_THROUGH or _view(tensor) is not None:
+        return variable_key(site, op.inputs[0])
+    if op.type != "Placeholder":
+        return None
+    if id(tensor) in site.sources:
+        return variable_key(*site.sources[id(tensor)])
+    concrete = site.captured.get(id(tensor))
+    if concrete is None or concrete.dtype != tf.resource:
+        return None
+    return _internals.handle_key(concrete)
+
+
+def _placeholder_value(site: Site, tensor: Any, read: ReadVariable, dtype: Any) -> Any:
+    """The value of a placeholder: that of the tensor that it stands for."""
+    if id(tensor) in site.sources:
+        caller, outer = site.sources[id(tensor)]
+        return value_of(caller, outer, read, dtype)
+    concrete = site.captured.get(id(tensor))
+    if concrete is None or concrete.dtype != tf.resource:
+        return concrete
+    return read(concrete, dtype)
