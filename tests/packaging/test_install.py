@@ -34,7 +34,7 @@ OF_CORE = ("attrs", "importlib-metadata", "pluggy")
 DEPENDENCIES = (
     *OF_CORE,
     *("hatchling", "torch"),
-    *("jinja2", "matplotlib", "numpy", "rich", "safetensors"),
+    *("jinja2", "numpy", "rich", "safetensors"),
 )
 
 MODES = ("wheel", "editable")

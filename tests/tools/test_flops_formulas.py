@@ -13,14 +13,14 @@ from hypothesis import strategies as st
 import amanda
 from amanda.testing import loopback as lb
 from amanda_tools._operators.cost import FORMULAS
-from amanda_tools._operators.kinds import FREE
-from amanda_tools._operators.signature import Call, Signature
+from amanda_tools._operators.op_types import FREE
+from amanda_tools._operators.signature import CallShapes, Signature
 from amanda_tools.flops import FlopsTool
-from amanda_tools.flops.gradients import GRADIENTS, GradientCall
+from amanda_tools.flops.gradients import GRADIENTS, GradientShapes
 
 
 def macs(kind: str, inputs: list[Any], outputs: list[Any] | None = None, **signature: Any) -> int:
-    return FORMULAS[kind].macs(Call(Signature(kind, **signature), inputs, outputs or []))
+    return FORMULAS[kind].macs(CallShapes(Signature(kind, **signature), inputs, outputs or []))
 
 
 def test_no_type_is_both_counted_and_free() -> None:
@@ -101,15 +101,15 @@ def test_gradients_that_are_operators_of_their_own() -> None:
     """TensorFlow makes one operator for each gradient; together they cost the forward twice."""
     signature = Signature("conv2d", weight=1, weight_layout="HWIO", data_layout="NHWC")
     data, weight, output = (2, 9, 9, 4), (3, 3, 4, 6), (2, 7, 7, 6)
-    forward = Call(signature, [data, weight], [output])
+    forward = CallShapes(signature, [data, weight], [output])
     cost = FORMULAS["conv2d"].macs(forward)
-    of_data = GradientCall(forward, cost, [(4,), weight, output], [data])
-    of_weight = GradientCall(forward, cost, [data, (4,), output], [weight])
+    of_data = GradientShapes(forward, cost, [(4,), weight, output], [data])
+    of_weight = GradientShapes(forward, cost, [data, (4,), output], [weight])
     assert GRADIENTS["Conv2DBackpropInput"](of_data) == cost
     assert GRADIENTS["Conv2DBackpropFilter"](of_weight) == cost
-    product = Call(Signature("matmul"), [(3, 4), (4, 5)])
+    product = CallShapes(Signature("matmul"), [(3, 4), (4, 5)])
     for factors, result in (([(3, 5), (4, 5)], (3, 4)), ([(3, 4), (3, 5)], (4, 5))):
-        gradient = GradientCall(product, 60, factors, [result])
+        gradient = GradientShapes(product, 60, factors, [result])
         assert GRADIENTS["MatMul"](gradient) == 60
 
 

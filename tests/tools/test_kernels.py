@@ -20,7 +20,7 @@ from amanda.engine.dispatch import create_driver
 from amanda.errors import CapabilityError
 from amanda.testing import loopback as lb
 from amanda_tools.kernels import KernelsTool, timeline
-from amanda_tools.kernels.chrome_trace import given_bytes, recording_of
+from amanda_tools.kernels.kineto import given_bytes, recording_of
 from amanda_tools.kernels.recordings import MARK, Activity
 from tests import models
 

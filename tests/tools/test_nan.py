@@ -20,8 +20,8 @@ from torch import nn
 import amanda
 from amanda.errors import CapabilityError
 from amanda.testing import loopback as lb
-from amanda_tools._values.numerics import statistics
 from amanda_tools.nan import NanTool, NonFiniteError, NonFiniteWarning
+from amanda_tools.nan.events import statistics
 from tests import models
 
 

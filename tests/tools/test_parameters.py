@@ -21,7 +21,7 @@ from amanda.tools.description import OpDescription
 from amanda_tools._operators.cost import FORMULAS
 from amanda_tools._operators.signature import Signature
 from amanda_tools.flops import FlopsTool
-from amanda_tools.flops.tally import ForwardOp
+from amanda_tools.flops.tally import ProductOp
 
 tf1 = tf.compat.v1
 DATA, LABELS = np.ones((2, 4), np.float32), np.ones(2)
@@ -144,7 +144,7 @@ def test_a_variable_has_one_key_wherever_it_is_used() -> None:
 def test_routines_of_one_execution_may_run_in_two_threads() -> None:
     """What executes a graph has several: the shapes that were read are found all the same."""
     about = OpDescription("net/Conv2D", "conv2d", "Conv2D", "net", "tensorflow/2/graph")
-    op = ForwardOp(
+    op = ProductOp(
         about,
         Signature("conv2d", weight=1, weight_layout="HWIO", data_layout="NHWC"),
         FORMULAS["conv2d"],

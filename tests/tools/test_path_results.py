@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
-import warnings
 from pathlib import Path
 from typing import Any
+from xml.etree import ElementTree
 
+import attrs
 import numpy as np
 import pytest
 import torch
@@ -14,8 +15,8 @@ from torch import nn
 
 import amanda
 from amanda.errors import AmandaError
+from amanda_tools._output.charts import write_svg
 from amanda_tools.path import PathTool, read, similarity, write
-from amanda_tools.path.plot import draw
 from tests.tools.path_oracle import applied
 
 END = "Sequential.2/linear:0"
@@ -152,9 +153,16 @@ def test_the_limit_keeps_classes_whole(net: nn.Module) -> None:
     assert few.op_rows() == all_of_them.op_rows()
 
 
-def test_a_drawing_has_room_for_long_names(tmp_path: Path) -> None:
-    """Operators of TensorFlow's graphs have such; matplotlib warns where axes shrink to nothing."""
-    row = {"id": "a/" * 60, "neuron_density": 0.5, "synapse_density": 0.1, "weight_density": None}
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        draw([row] * 3, "long", tmp_path / "long.svg")
+def test_a_drawing_tells_long_names(net: nn.Module, tmp_path: Path) -> None:
+    """Operators of TensorFlow's graphs have such: hovering shows them whole, and the axes keep
+    their size."""
+    [chart] = applied(net, torch.rand(3, 6)).charts()
+    sizes = []
+    for name in ("a", "a/" * 60):
+        write_svg(attrs.evolve(chart, names=[name] * len(chart.labels)), tmp_path / "long.svg")
+        root = ElementTree.parse(tmp_path / "long.svg").getroot()
+        titles = [element.text for element in root.iter("{http://www.w3.org/2000/svg}title")]
+        assert len(titles) > 3
+        assert all(text is not None and text.startswith(f"{name}: ") for text in titles)
+        sizes.append(root.get("viewBox"))
+    assert sizes[0] == sizes[1]

@@ -16,29 +16,29 @@ import torch
 
 import amanda
 from amanda.results import Chart, RunReport, Table, ToolReport
-from amanda_tools._output.charting import (
-    BOTH,
-    by_direction,
-    ranked,
-    ranked_modules,
-    taken_apart,
+from amanda_tools._output.chart_data import (
+    BOTH_DIRECTIONS,
+    rank_groups,
+    rank_modules,
+    sum_by_direction,
+    sum_to_parents,
 )
-from amanda_tools._output.report import Document, Section, rendered
-from amanda_tools._output.report.charts import (
+from amanda_tools._output.charts import (
     MAX_BARS,
     Drawing,
-    amount,
-    drawing_of,
+    lay_out,
 )
+from amanda_tools._output.report import Document, Section, render
 from amanda_tools._output.report.columns import column
 from amanda_tools._output.report.graphs import MAX_NODES, GraphView, graph_of
 from amanda_tools._output.report.run import document_of, section_of
+from amanda_tools._output.units import short_quantity
 
 # -- charts -------------------------------------------------------------------
 
 
 def drawn(**chart: Any) -> Drawing:
-    found = drawing_of(Chart(**{"title": "t", "labels": ["a", "b"], **chart}))
+    found = lay_out(Chart(**{"title": "t", "labels": ["a", "b"], **chart}))
     assert found is not None
     return found
 
@@ -58,7 +58,7 @@ def drawn(**chart: Any) -> Drawing:
 )
 def test_amounts_have_three_digits_and_a_prefix(value: float, unit: str, text: str) -> None:
     """Small prefixes are for times only."""
-    assert amount(value, unit) == text
+    assert short_quantity(value, unit) == text
 
 
 def test_bars_are_shares_of_the_longest() -> None:
@@ -107,38 +107,38 @@ def test_a_histogram_stands_on_its_axis() -> None:
 @pytest.mark.parametrize("values", [{"x": []}, {"x": [None, math.nan]}, {}])
 def test_nothing_makes_no_chart(values: dict[str, list[float]]) -> None:
     """A tool need not look whether it has something."""
-    assert drawing_of(Chart(title="t", kind="bar", labels=["a"], values=values)) is None
+    assert lay_out(Chart(title="t", kind="bar", labels=["a"], values=values)) is None
 
 
-def test_the_largest_modules_are_taken_apart() -> None:
+def test_the_largest_modules_are_sum_to_parents() -> None:
     """As far as a chart can show all; what a module runs itself stays under its name."""
     groups = {f"net.layer{i}.part{j}": {"n": 1 + 9 * (i == 3)} for i in range(10) for j in range(9)}
     groups |= {"net": {"n": 5}, "net.layer3": {"n": 2}, "idle": {"n": 0}}
-    found = taken_apart(groups, ["n"])
+    found = sum_to_parents(groups, ["n"])
     assert {name: of["n"] for name, of in found.items()} == {
         "net": 5, "net.layer3": 2,
         **{f"net.layer3.part{j}": 10 for j in range(9)},
         **{f"net.layer{i}": 9 for i in range(10) if i != 3},
     }  # fmt: skip
     keras = {f"net/block{i}": {"n": 1} for i in range(20)}
-    assert taken_apart(keras, ["n"]) == keras
-    assert set(taken_apart({f"net/block{i}": {"n": 1} for i in range(30)}, ["n"])) == {"net"}
-    [chart] = ranked_modules("n", keras, {"n": "n"})
+    assert sum_to_parents(keras, ["n"]) == keras
+    assert set(sum_to_parents({f"net/block{i}": {"n": 1} for i in range(30)}, ["n"])) == {"net"}
+    [chart] = rank_modules("n", keras, {"n": "n"})
     assert len(chart.labels) == 20
 
 
-def test_bars_are_ranked() -> None:
+def test_bars_are_rank_groups() -> None:
     """Both directions make one bar; a chart of one bar is none."""
     rows = [
         {"type": "relu", "direction": "forward", "calls": 2},
         {"type": "add", "direction": "forward", "calls": 3},
         {"type": "add", "direction": "backward", "calls": None},
     ]
-    [chart] = ranked("calls", by_direction(rows, "type", "calls"), BOTH)
+    [chart] = rank_groups("calls", sum_by_direction(rows, "type", "calls"), BOTH_DIRECTIONS)
     assert (chart.labels, chart.values) == (
         ["add", "relu"], {"forward": [3, 2], "backward": [0, 0]},
     )  # fmt: skip
-    assert list(ranked("one", {"a": {"n": 1}, "b": {"n": 0}}, {"n": "n"})) == []
+    assert list(rank_groups("one", {"a": {"n": 1}, "b": {"n": 0}}, {"n": "n"})) == []
 
 
 def test_charts_agree_with_what_the_tools_say() -> None:
@@ -152,7 +152,7 @@ def test_charts_agree_with_what_the_tools_say() -> None:
     with amanda.apply(*tools.values()):
         model(torch.rand(3, 4)).sum().backward()
     charts = {(n, chart.title): chart for n, tool in tools.items() for chart in tool.charts()}
-    assert [key for key, chart in charts.items() if drawing_of(chart) is None] == []
+    assert [key for key, chart in charts.items() if lay_out(chart) is None] == []
 
     def total(tool: str, title: str, series: str) -> float:
         return sum(value or 0 for value in charts[tool, title].values[series])
@@ -271,7 +271,7 @@ def test_every_value_of_a_result_is_somewhere() -> None:
         "more": [{"z": "v20"}], "text": "v21", "m": {"n": {"o": "v22"}, "p": {"q": "v23"}},
     }  # fmt: skip
     section = section_of(ToolReport(name="any", result=result))
-    page = rendered(Document(title="t", sections=[section]))
+    page = render(Document(title="t", sections=[section]))
     values = [f"v0{i}" for i in range(1, 10)] + [f"v1{i}" for i in range(9)]
     assert [v for v in [*values, "v20", "v21", "v22", "v23"] if v not in page] == []
     assert section.facts["f"] == "none"
@@ -291,7 +291,7 @@ def test_large_mappings_are_one_table_each() -> None:
 def test_results_of_any_form_make_a_page(result: Any) -> None:
     """Nothing asks a tool for a mapping."""
     report = RunReport(title="t", facts={}, tools=[ToolReport(name="odd", result=result)])
-    assert "<h2>odd</h2>" in rendered(document_of(report))
+    assert "<h2>odd</h2>" in render(document_of(report))
 
 
 def test_tables_of_a_tool_come_first_and_the_rest_is_folded() -> None:
@@ -335,7 +335,7 @@ def test_text_is_never_markup() -> None:
         charts=[Chart(title=bad, kind=kind, labels=[bad, "b"], values={bad: [1, 2], "y": [1, 2]},
                       unit=bad, axis=bad) for kind in ("bar", "hist", "line", "points")],
     )  # fmt: skip
-    page = rendered(document_of(RunReport(title=bad, facts={bad: bad}, tools=[tool])))
+    page = render(document_of(RunReport(title=bad, facts={bad: bad}, tools=[tool])))
     assert "alert('x')" not in page
     assert page.count("<script>") == 1
     assert "<!--" not in page
@@ -343,7 +343,7 @@ def test_text_is_never_markup() -> None:
 
 def test_a_page_allows_itself_only_its_own_script() -> None:
     """The policy holds the script's hash."""
-    page = rendered(Document(title="t", sections=[Section(name="s")]))
+    page = render(Document(title="t", sections=[Section(name="s")]))
     [policy] = re.findall(r'Content-Security-Policy" content="(.*?)"', page)
     assert "default-src 'none'" in policy
     assert re.search(r"script-src 'sha256-[\w+/]{43}='", policy)

@@ -13,7 +13,7 @@ import pytest
 
 import amanda
 from amanda.testing import loopback as lb
-from amanda_tools._output.drawing import positions, svg_lines
+from amanda_tools._output.graph_drawing import positions, svg_lines
 from amanda_tools.trace import TraceTool, dot_lines
 
 HERE = "tests/tools/test_trace.py"

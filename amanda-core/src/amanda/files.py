@@ -12,7 +12,7 @@ import math
 import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, TextIO
+from typing import IO, Any
 
 
 def write_json(path: Path, data: Any) -> None:
@@ -31,8 +31,8 @@ def write_json(path: Path, data: Any) -> None:
 
 
 @contextlib.contextmanager
-def replaced(path: Path) -> Iterator[TextIO]:
-    """Open a text file for writing that replaces `path` when the with-block ends.
+def replaced(path: Path, *, binary: bool = False) -> Iterator[IO[Any]]:
+    """Open a file for writing text or bytes that replaces `path` when the with-block ends.
 
     If the block raises, nothing of it is left, and an earlier file is as it was.
 
@@ -42,7 +42,7 @@ def replaced(path: Path) -> Iterator[TextIO]:
     # In the same folder, which os.replace() needs.
     partial = path.with_name(f".{path.name}.partial")
     try:
-        with partial.open("w", encoding="utf-8") as file:
+        with partial.open("wb") if binary else partial.open("w", encoding="utf-8") as file:
             yield file
         os.replace(partial, path)
     except BaseException:

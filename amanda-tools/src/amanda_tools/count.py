@@ -14,11 +14,11 @@ from amanda.tools.description import OpDescription, describe, place
 from amanda.tools.mapping import MappingTool
 from amanda.tools.reporting import type_names
 from amanda_tools._bases.printing import PrintingTool
-from amanda_tools._output.charting import (
-    BOTH,
-    by_direction,
-    ranked,
-    ranked_modules,
+from amanda_tools._output.chart_data import (
+    BOTH_DIRECTIONS,
+    rank_groups,
+    rank_modules,
+    sum_by_direction,
 )
 
 
@@ -124,9 +124,9 @@ class CountTool(PrintingTool[CountOptions]):
     def charts(self) -> Iterable[Chart]:
         """Executions by type and by module."""
         rows = [{**row, "module": place(row["id"], row["module"])} for row in self.op_rows()]
-        types, modules = (by_direction(rows, key, "executions") for key in ("type", "module"))
-        yield from ranked("executions by type", types, BOTH)
-        yield from ranked_modules("executions by module", modules, BOTH)
+        types, modules = (sum_by_direction(rows, key, "executions") for key in ("type", "module"))
+        yield from rank_groups("executions by type", types, BOTH_DIRECTIONS)
+        yield from rank_modules("executions by module", modules, BOTH_DIRECTIONS)
 
     def _total(self, direction: str) -> int:
         return sum(c.executions for c in self._counters.values() if c.op.direction == direction)

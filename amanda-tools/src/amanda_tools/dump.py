@@ -16,15 +16,15 @@ from amanda.files import write_json
 from amanda.results import Table
 from amanda.tools.reporting import type_names
 from amanda_tools._bases.watching import (
-    Looks,
     WatchingOptions,
+    WatchingRoutine,
     WatchingTool,
-    known_kinds,
+    check_kinds,
 )
-from amanda_tools._operators.weights import byte_size
 from amanda_tools._output.units import quantity
-from amanda_tools._values.numerics import Array, numerics_of
+from amanda_tools._values.shapes import byte_size
 from amanda_tools._values.tensor_files import WRITABLE, read_tensor, write_tensors
+from amanda_tools._values.tensors import Array, reader_of
 
 __all__ = ["DumpOptions", "DumpTool", "Entry"]
 
@@ -34,17 +34,13 @@ class DumpOptions(WatchingOptions):
     """The options of ``dump``.
 
     Attributes:
-        tensors: some of activations, weights and gradients.
-        ops: types of operators; none for all.
-        modules: patterns of module paths, such as layer1.*; none for all.
-        every: take each N-th execution of an operator only.
         limit: tensors to take; those after are counted only.
         bytes: bytes to take; what does not fit is counted only.
         shard: bytes of a file after which the next one begins.
     """
 
     tensors: Sequence[str] = attrs.field(
-        default=("activations",), converter=type_names, validator=known_kinds
+        default=("activations",), converter=type_names, validator=check_kinds
     )
     bytes: int = attrs.field(default=10_000_000_000, validator=attrs.validators.ge(0))
     shard: int = attrs.field(default=256_000_000, validator=attrs.validators.ge(1))
@@ -116,28 +112,27 @@ class DumpTool(WatchingTool[DumpOptions]):
 
     # -- taking -----------------------------------------------------------
 
-    def look(self, looks: Looks, tensors: Sequence[Any]) -> None:
-        """Instrumentation routine: take the values."""
+    def observe(self, routine: WatchingRoutine, tensors: Sequence[Any]) -> None:
+        """Instrumentation routine: keep the values."""
         for position, tensor in enumerate(tensors):
             if tensor is not None:
-                name = looks.name if looks.kind == "weights" else f"{looks.name}{position}"
-                self._take(looks, name, tensor)
+                self._take(routine, routine.tensor_name(position), tensor)
 
-    def _take(self, looks: Looks, name: str, tensor: Any) -> None:
-        numerics = numerics_of(tensor)
-        dtype = numerics.dtype(tensor)
-        is_writable = dtype in WRITABLE and numerics.is_readable(tensor)
+    def _take(self, routine: WatchingRoutine, name: str, tensor: Any) -> None:
+        reader = reader_of(tensor)
+        dtype = reader.dtype(tensor)
+        is_writable = dtype in WRITABLE and reader.is_readable(tensor)
         if len(self.entries) >= self.options.limit or not is_writable:
             self.dropped += 1
             return
         room = self.options.bytes - self._bytes
         # What is too large need not be copied.
-        stored = None if (byte_size(tensor) or 0) > room else numerics.stored(tensor)
+        stored = None if (byte_size(tensor) or 0) > room else reader.storable(tensor)
         if stored is None or stored.nbytes > room:
             self.dropped += 1
             return
         shape = [int(size) for size in tensor.shape]
-        key = f"{looks.op.id} {name} {looks.step}"
+        key = f"{routine.op.id} {name} {routine.step}"
         if key in self._waiting:
             # An operator whose counters began anew, such as one of a second scope.
             self.dropped += 1
@@ -149,8 +144,8 @@ class DumpTool(WatchingTool[DumpOptions]):
         self._bytes += stored.nbytes
         self._waiting[key] = stored
         self.waiting_bytes += stored.nbytes
-        row, place = looks.op.row(), (looks.kind, name, looks.step)
-        self.entries.append(Entry(key, self._files, row, *place, shape, dtype, looks.order))
+        row, place = routine.op.row(), (routine.kind, name, routine.step)
+        self.entries.append(Entry(key, self._files, row, *place, shape, dtype, routine.order))
         if self.waiting_bytes >= self.options.shard:
             self._write_shard()
 

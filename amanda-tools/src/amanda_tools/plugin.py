@@ -37,7 +37,7 @@ def amanda_register_tools() -> Mapping[str, str]:
 @hookimpl
 def amanda_render_report(report: RunReport) -> str:
     """The page of a run."""
-    from amanda_tools._output.report import rendered
+    from amanda_tools._output.report import render
     from amanda_tools._output.report.run import document_of
 
-    return rendered(document_of(report))
+    return render(document_of(report))

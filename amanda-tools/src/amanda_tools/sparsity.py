@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,22 +12,21 @@ import numpy as np
 
 from amanda.results import Chart, Table
 from amanda.tools.description import OUTSIDE, place
-from amanda_tools._bases.watching import (
-    KINDS,
-    Watched,
-    WatchingOptions,
-    WatchingTool,
-)
-from amanda_tools._output.charting import ranked
+from amanda_tools._bases.watching import KINDS, WatchedTensor, WatchingOptions, WatchingTool
+from amanda_tools._output.chart_data import rank_groups
 from amanda_tools._output.csv_files import write_rows
-from amanda_tools._values.numerics import Array
+from amanda_tools._values.moments import Moments
+from amanda_tools._values.tensors import Array
 
 __all__ = ["SparsityOptions", "SparsityTool", "pattern_share"]
 
 _PATTERN = re.compile(r"([1-9]\d*):([1-9]\d*)")
 
+_NOT_REPORTED = ("mean", "std", "min", "max", "nan", "inf", "saturated", "histogram")
+"""Figures of ``stats`` that the rows of ``sparsity`` do not have."""
 
-def _pattern(_: Any, attribute: Any, value: str) -> None:
+
+def _check_pattern(_: Any, attribute: Any, value: str) -> None:
     found = _PATTERN.fullmatch(value)
     if found is None or int(found[1]) > int(found[2]):
         raise ValueError(f"pattern must be N:M with N <= M, such as 2:4, got {value!r}")
@@ -38,16 +37,11 @@ class SparsityOptions(WatchingOptions):
     """The options of ``sparsity``.
 
     Attributes:
-        tensors: some of activations, weights and gradients.
-        ops: types of operators; none for all.
-        modules: patterns of module paths, such as layer1.*; none for all.
-        every: look at each N-th execution of an operator only.
-        limit: looks that the series hold; sums have them all.
         pattern: N:M, at most N of M consecutive weights along the inputs are not zero.
         csv: write the rows as a table.
     """
 
-    pattern: str = attrs.field(default="2:4", validator=_pattern)
+    pattern: str = attrs.field(default="2:4", validator=_check_pattern)
     csv: bool = True
 
 
@@ -63,75 +57,64 @@ class SparsityTool(WatchingTool[SparsityOptions]):
         self._kept, self._of = int(kept), int(of)
         self._last: dict[str, dict[str, Any]] = {}
 
-    def note(self, watched: Watched, array: Array) -> None:
-        zeros = int((array == 0).sum())
-        found: dict[str, Any] = {
-            "last_sparsity": zeros / array.size if array.size else 0.0,
-            "pattern_share": None,
-        }
+    def examine(self, watched: WatchedTensor, array: Array, now: Moments) -> None:
+        share = None
         if watched.kind == "weights" and array.ndim > 1:
-            axis = array.ndim - 1 if watched.axis is None else watched.axis
-            found["pattern_share"] = pattern_share(array, self._kept, self._of, axis)
-        self._last[watched.key] = found
+            axis = array.ndim - 1 if watched.input_axis is None else watched.input_axis
+            share = pattern_share(array, self._kept, self._of, axis)
+        self._last[watched.key] = {"last_sparsity": now.sparsity, "pattern_share": share}
 
     def op_rows(self) -> list[dict[str, Any]]:
-        """One row per tensor: ``elements`` and ``zeros`` of all looks, ``sparsity``,
-        ``last_sparsity``, ``units`` and ``dead_units`` of activations, and of a weight
-        ``pattern_share``, the share of its groups that the pattern allows, at the last look."""
-        rows = []
-        for watched in self.watched.values():
-            row = watched.moments.row()
-            names = ("executions", "elements", "zeros", "sparsity", "units", "dead_units")
-            figures = {name: row[name] for name in names}
-            about = {"kind": watched.kind, "tensor": watched.tensor}
-            rows.append({**watched.op.row(), **about, **figures, **self._last[watched.key]})
-        return rows
+        """One row per tensor.
+
+        ``elements``, ``zeros`` and ``sparsity`` are of all executions, ``last_sparsity`` is of the
+        last one. Activations have ``units`` and ``dead_units``, weights ``pattern_share``: the
+        fraction of groups at the last execution that the pattern allows.
+        """
+        return [
+            {
+                **{key: value for key, value in row.items() if key not in _NOT_REPORTED},
+                **self._last[f"{row['id']} {row['tensor']}"],
+            }
+            for row in self.tensor_rows()
+        ]
 
     def summary(self) -> dict[str, Any]:
-        """The share of zeros of each kind of tensor, by type too, and of allowed groups."""
+        """Fraction of zeros of each kind of tensor, in all and by type; weights in the pattern."""
         rows = self.op_rows()
         shares = [row["pattern_share"] for row in rows if row["pattern_share"] is not None]
+        by_kind = {kind: [row for row in rows if row["kind"] == kind] for kind in KINDS}
         return {
             "pattern": self.options.pattern,
             "conforming_weights": sum(share == 1 for share in shares),
             "checked_weights": len(shares),
-            **{kind: self._share([r for r in rows if r["kind"] == kind]) for kind in KINDS},
+            **{kind: _share_of_zeros(part) for kind, part in by_kind.items()},
             "by_type": {
                 kind: {
-                    name: self._share([r for r in rows if (r["kind"], r["type"]) == (kind, name)])
-                    for name in sorted({r["type"] for r in rows if r["kind"] == kind})
+                    name: _share_of_zeros([row for row in part if row["type"] == name])
+                    for name in sorted({row["type"] for row in part})
                 }
-                for kind in KINDS
+                for kind, part in by_kind.items()
             },
         }
 
-    def _share(self, rows: Sequence[dict[str, Any]]) -> float | None:
-        elements = sum(row["elements"] for row in rows)
-        return sum(row["zeros"] for row in rows) / elements if elements else None
-
     def tables(self) -> Iterable[Table]:
-        """A table for each kind of tensor, those of modules and the sparsest first."""
+        """A table for each kind of tensor: tensors of modules first, the sparsest first."""
         rows, summary = self.op_rows(), self.summary()
+        last_column = {"activations": ["dead units"], "weights": [self.options.pattern]}
         for kind in KINDS:
-            part = [row for row in rows if row["kind"] == kind]
-            if not part:
-                continue
-            part.sort(
-                key=lambda row: (place(row["id"], row["module"]) == OUTSIDE, -row["sparsity"])
-            )
-            title = f"sparsity: {100 * (summary[kind] or 0):.1f} % of the {kind} are zero"
-            columns = ["tensor", "zeros", "at last", "of elements"]
-            columns += {"activations": ["dead units"], "weights": [self.options.pattern]}.get(
-                kind, []
-            )
-            yield Table(title, columns, [_shown(row) for row in part])
+            part = sorted((row for row in rows if row["kind"] == kind), key=_rank)
+            if part:
+                title = f"sparsity: {100 * (summary[kind] or 0):.1f} % of the {kind} are zero"
+                columns = ["tensor", "zeros", "at last", "of elements", *last_column.get(kind, [])]
+                yield Table(title, columns, [_cells(row) for row in part])
 
     def charts(self) -> Iterable[Chart]:
-        """The share of zeros of each tensor that has some, the sparsest first."""
+        """Fraction of zeros of each tensor that has some, the sparsest first."""
         for kind in KINDS:
             part = [row for row in self.op_rows() if row["kind"] == kind]
             shares = {f"{r['id']} {r['tensor']}": {"zeros": 100 * r["sparsity"]} for r in part}
-            yield from ranked(f"zeros of the {kind}", shares, {"zeros": "zeros"}, "%")
+            yield from rank_groups(f"zeros of the {kind}", shares, {"zeros": "zeros"}, "%")
 
     def write_files(self, folder: Path, stem: str) -> Sequence[Path]:
         """Write ``<stem>.csv``: a line per tensor."""
@@ -143,8 +126,17 @@ class SparsityTool(WatchingTool[SparsityOptions]):
 
 
 def pattern_share(array: Array, kept: int, of: int, axis: int) -> float | None:
-    """The share of groups of `of` consecutive elements along an axis with at most `kept` that
-    are not zero; None if the axis is no multiple of `of` long."""
+    """Return the fraction of groups that an N:M pattern allows.
+
+    Args:
+        array: the weight.
+        kept: N: elements of a group that may be other than zero.
+        of: M: consecutive elements along `axis` that make a group.
+        axis: the axis of the inputs.
+
+    Returns:
+        The fraction; None if the axis is no multiple of `of` long.
+    """
     moved = np.moveaxis(array, axis, -1)
     if moved.shape[-1] % of or not moved.size:
         return None
@@ -152,17 +144,22 @@ def pattern_share(array: Array, kept: int, of: int, axis: int) -> float | None:
     return float(((groups != 0).sum(axis=1) <= kept).mean())
 
 
-def _rank(row: dict[str, Any]) -> tuple[bool, float]:
+def _share_of_zeros(rows: Sequence[Mapping[str, Any]]) -> float | None:
+    elements = sum(row["elements"] for row in rows)
+    return sum(row["zeros"] for row in rows) / elements if elements else None
+
+
+def _rank(row: Mapping[str, Any]) -> tuple[bool, float]:
     return place(row["id"], row["module"]) == OUTSIDE, -row["sparsity"]
 
 
-def _shown(row: dict[str, Any]) -> tuple[Any, ...]:
-    shares = tuple(f"{100 * row[name]:.1f} %" for name in ("sparsity", "last_sparsity"))
-    found: tuple[Any, ...] = (f"{row['id']} {row['tensor']}", *shares, row["elements"])
+def _cells(row: Mapping[str, Any]) -> tuple[Any, ...]:
+    shares = (f"{100 * row[name]:.1f} %" for name in ("sparsity", "last_sparsity"))
+    cells: tuple[Any, ...] = (f"{row['id']} {row['tensor']}", *shares, row["elements"])
     if row["kind"] == "activations":
         units = row["units"]
-        found += ("-" if units is None else f"{row['dead_units']} of {units}",)
+        cells += ("-" if units is None else f"{row['dead_units']} of {units}",)
     elif row["kind"] == "weights":
         share = row["pattern_share"]
-        found += ("-" if share is None else f"{100 * share:.1f} %",)
-    return found
+        cells += ("-" if share is None else f"{100 * share:.1f} %",)
+    return cells

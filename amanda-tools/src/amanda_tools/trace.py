@@ -14,9 +14,9 @@ from amanda.results import Chart, Table
 from amanda.tools.description import place
 from amanda.tools.graph_tracing import Graph, GraphTracingTool, TracedOp
 from amanda_tools._bases.printing import PrintingTool
-from amanda_tools._operators.source import source_of
-from amanda_tools._output.charting import BOTH, by_direction, ranked
-from amanda_tools._output.drawing import svg_lines
+from amanda_tools._operators.source_lines import source_of
+from amanda_tools._output.chart_data import BOTH_DIRECTIONS, rank_groups, sum_by_direction
+from amanda_tools._output.graph_drawing import svg_lines
 from amanda_tools._timelines import chrome
 from amanda_tools._timelines.timeline import Timeline
 
@@ -142,7 +142,9 @@ class TraceTool(PrintingTool[TraceOptions]):
         """Time by type, if it was taken."""
         seconds = self.timeline.seconds()
         rows = [{**row, "seconds": seconds.get(row["id"], 0.0)} for row in self.op_rows()]
-        yield from ranked("time by type", by_direction(rows, "type", "seconds"), BOTH, "s")
+        yield from rank_groups(
+            "time by type", sum_by_direction(rows, "type", "seconds"), BOTH_DIRECTIONS, "s"
+        )
 
     def _grouped(
         self, rows: Sequence[dict[str, Any]], keys: Sequence[str]

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from amanda_tools._values.arithmetic import Arithmetic, arithmetic_of
+from amanda_tools._values.tensors import Arithmetic, arithmetic_of
 
 
 def tensor(framework: str, array: Any, dtype: str = "float32") -> Any:
@@ -53,12 +53,12 @@ def test_the_arithmetic_is_that_of_numpy(arithmetic: Arithmetic, framework: str,
         (arithmetic.stop_gradient(t), x),
     ]
     for found, expected in cases:
-        assert np.allclose(arithmetic.numpy(found), expected, atol=1e-6)
+        assert np.allclose(arithmetic.wide_numpy(found), expected, atol=1e-6)
 
 
 def test_the_top_are_exactly_as_many_as_asked_for(arithmetic: Arithmetic, framework: str) -> None:
     scores = tensor(framework, [[3.0, 1.0, 3.0, 3.0, 2.0], [0.0, 0.0, 0.0, 0.0, 0.0]])
-    found = arithmetic.numpy(arithmetic.top(scores, 2))
+    found = arithmetic.wide_numpy(arithmetic.top_mask(scores, 2))
     assert found.tolist() == [[1, 0, 1, 0, 0], [1, 1, 0, 0, 0]]
 
 
@@ -67,10 +67,10 @@ def test_constants_have_the_type_of_what_they_meet(framework: str, dtype: str) -
     t = tensor(framework, [1.0, 2.0], dtype)
     arithmetic = arithmetic_of(t)
     assert arithmetic.is_floating(t)
-    product = t * arithmetic.matched(arithmetic.constant(np.array([True, False]), t), t)
+    product = t * arithmetic.cast_like(arithmetic.constant(np.array([True, False]), t), t)
     assert product.dtype == t.dtype
-    assert arithmetic.numpy(product).tolist() == [1.0, 0.0]
-    assert arithmetic.numpy(product).dtype == ("float64" if dtype == "float64" else "float32")
+    assert arithmetic.wide_numpy(product).tolist() == [1.0, 0.0]
+    assert arithmetic.wide_numpy(product).dtype == ("float64" if dtype == "float64" else "float32")
 
 
 def test_variables_can_be_trained_and_assigned(arithmetic: Arithmetic, framework: str) -> None:
@@ -83,9 +83,9 @@ def test_variables_can_be_trained_and_assigned(arithmetic: Arithmetic, framework
         with module.GradientTape() as tape:
             loss = module.reduce_sum(variable * variable)
         gradient = tape.gradient(loss, variable)
-    assert arithmetic.numpy(gradient).tolist() == [2.0, 4.0]
+    assert arithmetic.wide_numpy(gradient).tolist() == [2.0, 4.0]
     arithmetic.assign(variable, np.array([5.0, 6.0]))
-    assert arithmetic.numpy(variable).tolist() == [5.0, 6.0]
+    assert arithmetic.wide_numpy(variable).tolist() == [5.0, 6.0]
 
 
 def test_a_value_that_is_no_variable_cannot_be_assigned() -> None:

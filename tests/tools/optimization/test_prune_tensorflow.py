@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import amanda
-from amanda_tools._values.arithmetic import arithmetic_of
+from amanda_tools._values.tensors import arithmetic_of
 from amanda_tools.prune import PruneTool
 
 tf = pytest.importorskip("tensorflow")

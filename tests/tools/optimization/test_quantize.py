@@ -16,7 +16,7 @@ from torch import nn
 import amanda
 from amanda.errors import AmandaError
 from amanda_tools.quantize import QuantizeOptions, QuantizeTool
-from amanda_tools.quantize.numbers import Grid, fake_float, fake_quantize, integers
+from amanda_tools.quantize.numbers import QuantGrid, fake_float, fake_quantize, integers
 from tests import models
 
 
@@ -174,7 +174,7 @@ def test_floating_point_numbers_of_8_bits(method: str, number: str) -> None:
 def test_the_rounding_is_pytorchs_bit_by_bit(bits: int) -> None:
     torch.manual_seed(0)
     x = torch.randn(10_000) * 3
-    grid = Grid.of("int", bits, symmetric=False)
+    grid = QuantGrid.of("int", bits, symmetric=False)
     scale, zero = grid.fitted(x.min().numpy(), x.max().numpy())
     found = fake_quantize(x, torch.tensor(scale), torch.tensor(zero), grid.low, grid.high)
     expected = torch.fake_quantize_per_tensor_affine(
@@ -201,7 +201,7 @@ def test_other_types_are_rounded_in_float32_and_stay(dtype: torch.dtype) -> None
 def test_zeros_stay_zeros() -> None:
     """Zero is a number of every grid, and a tensor of zeros has a scale."""
     for number, bits in (("int", 4), ("int", 8), ("e4m3", 8)):
-        grid = Grid.of(number, bits, symmetric=number != "int")
+        grid = QuantGrid.of(number, bits, symmetric=number != "int")
         for low, high in ((-3.3, 7.1), (0.0, 0.0), (2.0, 5.0)):
             scale, zero = (torch.tensor(v) for v in grid.fitted(np.array(low), np.array(high)))
             x = torch.zeros(2)

@@ -223,12 +223,12 @@ def _shown(value: Any) -> str:
 def _documented(cls: type[Tool]) -> dict[str, str]:
     """The descriptions in the sections "Args" and "Attributes" of a tool's docstrings, by name.
 
-    Read are the docstrings of the class, of its constructor and of its ``Options`` class; of
-    several descriptions of one name the last one read counts.
+    Read are the docstrings of the class of options and its bases, of the constructor and of the
+    class; of several descriptions of one name the last one read counts.
     """
     texts: dict[str, str] = {}
-    for owner in (cls, cls.__init__, getattr(cls, "Options", None)):
-        texts.update(_entries(inspect.getdoc(owner) or "") if owner is not None else {})
+    for owner in (cls, cls.__init__, *reversed(getattr(cls, "Options", object).__mro__)):
+        texts.update(_entries(inspect.getdoc(owner) or ""))
     return texts
 
 

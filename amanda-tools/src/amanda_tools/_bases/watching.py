@@ -1,4 +1,9 @@
-"""The engine of ``stats`` and ``sparsity``: selected tensors of selected operators."""
+"""Base of tools that look at values while the program runs: ``stats``, ``sparsity``, ``dump``.
+
+A subclass declares its options as a subclass of :class:`WatchingOptions`. :class:`WatchingTool`
+selects operators and tensors and keeps statistics of each of them in ``watched``; a subclass may
+override :meth:`~WatchingTool.examine` for figures of its own, or :meth:`~WatchingTool.observe`.
+"""
 
 from __future__ import annotations
 
@@ -13,23 +18,23 @@ from amanda.tools.description import OpDescription, describe
 from amanda.tools.mapping import MappingTool
 from amanda.tools.reporting import type_names
 from amanda_tools._bases.printing import PrintingTool
-from amanda_tools._operators.routines import looking
+from amanda_tools._operators.compiled_code import observer
 from amanda_tools._values.moments import BOUNDS, Moments
-from amanda_tools._values.numerics import Array, numerics_of
+from amanda_tools._values.tensors import Array, reader_of
 
-UNINITIALIZED = frozenset(
+_UNINITIALIZED = frozenset(
     "empty empty_like empty_permuted empty_strided new_empty new_empty_strided".split()
 )
-"""Types whose output is what the memory happened to hold."""
+"""Types whose output is whatever the memory happened to hold."""
 
 KINDS = ("activations", "weights", "gradients")
 
 
-def known_kinds(_: Any, attribute: Any, value: Sequence[str]) -> None:
-    """See that an option names kinds of tensors.
+def check_kinds(_: Any, attribute: Any, value: Sequence[str]) -> None:
+    """Validate an option that lists kinds of tensors.
 
     Raises:
-        ValueError: it does not.
+        ValueError: it is empty, or has an entry that is not in :data:`KINDS`.
     """
     wrong = [kind for kind in value if kind not in KINDS]
     if wrong or not value:
@@ -38,7 +43,7 @@ def known_kinds(_: Any, attribute: Any, value: Sequence[str]) -> None:
 
 @attrs.frozen(kw_only=True)
 class WatchingOptions:
-    """What is watched.
+    """Which tensors are watched.
 
     Attributes:
         tensors: some of activations, weights and gradients.
@@ -48,7 +53,7 @@ class WatchingOptions:
         limit: looks that the series hold; sums have them all.
     """
 
-    tensors: Sequence[str] = attrs.field(default=KINDS, converter=type_names, validator=known_kinds)
+    tensors: Sequence[str] = attrs.field(default=KINDS, converter=type_names, validator=check_kinds)
     ops: Sequence[str] = attrs.field(default=(), converter=type_names)
     modules: Sequence[str] = attrs.field(default=(), converter=type_names)
     every: int = attrs.field(default=1, validator=attrs.validators.ge(1))
@@ -59,13 +64,14 @@ OptionsT = TypeVar("OptionsT", bound=WatchingOptions)
 
 
 @attrs.frozen
-class Look:
-    """What one execution's tensor was like, for a series.
+class Sample:
+    """Figures of one tensor at one execution, for the series.
 
     Attributes:
-        step: the operator's execution, from 0.
-        key: operator's id and tensor, as in the rows.
-        mean, std, min, max, sparsity: of this execution.
+        step: number of the operator's execution, from 0.
+        key: :attr:`WatchedTensor.key`.
+        mean, std, min, max: of the finite elements, None without any.
+        sparsity: fraction of zeros.
     """
 
     step: int
@@ -76,39 +82,54 @@ class Look:
     max: float | None
     sparsity: float
 
+    @classmethod
+    def of(cls, step: int, key: str, moments: Moments) -> Sample:
+        """Take the figures of one execution from its moments."""
+        if moments.minimum > moments.maximum:
+            # None of the elements is finite.
+            return cls(step, key, None, None, None, None, moments.sparsity)
+        extremes = (moments.minimum, moments.maximum)
+        return cls(step, key, moments.mean, moments.deviation, *extremes, moments.sparsity)
+
 
 @attrs.define(eq=False)
-class Watched:
-    """One tensor of one operator.
+class WatchedTensor:
+    """One tensor of one operator, over all executions.
 
     Attributes:
         op: the operator.
         kind: one of :data:`KINDS`.
-        tensor: which of its tensors: ``output0``, ``weight``, ``grad0``.
-        moments: what is known of it.
-        axis: of a weight the axis of its inputs, where the mapping rules know it.
+        tensor: which of the operator's tensors: ``output0``, ``weight``, ``grad0``.
+        moments: statistics over all executions.
+        input_axis: of a weight, the axis of its inputs where the mapping rules know it.
     """
 
     op: OpDescription
     kind: str
     tensor: str
     moments: Moments
-    axis: int | None = None
+    input_axis: int | None = None
 
     @property
     def key(self) -> str:
-        """Tells it from all others."""
+        """Operator id and tensor: unique among the watched tensors."""
         return f"{self.op.id} {self.tensor}"
 
 
 class WatchingTool(PrintingTool[OptionsT]):
-    """Base of the tools that look at the values of tensors while the program runs."""
+    """Base class: watches selected tensors of selected operators.
+
+    Attributes:
+        watched: the tensors by :attr:`WatchedTensor.key`, in the order in which they came.
+        series: figures of single executions, up to the option ``limit``.
+        routines: number of routines inserted so far.
+    """
 
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)
-        self.watched: dict[str, Watched] = {}
-        self.series: list[Look] = []
-        self.watches = 0
+        self.watched: dict[str, WatchedTensor] = {}
+        self.series: list[Sample] = []
+        self.routines = 0
         self.depends_on(MappingTool.standard())
         tensors = self.options.tensors
         if "activations" in tensors or "weights" in tensors:
@@ -116,14 +137,14 @@ class WatchingTool(PrintingTool[OptionsT]):
         if "gradients" in tensors:
             self.add_inst_for_op(self._analyse_backward, backward=True)
 
-    def note(self, watched: Watched, array: Array) -> None:
-        """Called with the values at each look, after they have entered the moments."""
+    def examine(self, watched: WatchedTensor, array: Array, now: Moments) -> None:
+        """Called with the values and moments of each execution; for subclasses."""
 
     # -- analyses ---------------------------------------------------------
 
     def is_selected(self, op: OpDescription) -> bool:
-        """Whether an operator is to be watched."""
-        if op.type in UNINITIALIZED:
+        """True if the options select this operator."""
+        if op.type in _UNINITIALIZED:
             return False
         patterns = self.options.modules
         in_module = not patterns or any(fnmatch.fnmatchcase(op.module, p) for p in patterns)
@@ -136,8 +157,8 @@ class WatchingTool(PrintingTool[OptionsT]):
         if "activations" in self.options.tensors:
             layout = context["data_layout"] or ""
             axis = layout.index("C") if "C" in layout else None
-            looks = Looks(self, op, "activations", "output", axis)
-            context.insert_after_op(looking(context, looks.run))
+            routine = WatchingRoutine(self, op, "activations", "output", axis)
+            context.insert_after_op(observer(context, routine.run))
         if "weights" in self.options.tensors:
             for role in ("weight", "bias"):
                 position = context[f"{role}_index"]
@@ -146,64 +167,90 @@ class WatchingTool(PrintingTool[OptionsT]):
                     continue
                 layout = (context["weight_layout"] or "") if role == "weight" else ""
                 axis = layout.index("I") if "I" in layout else None
-                looks = Looks(self, op, "weights", role, axis)
-                context.insert_before_op(looking(context, looks.run), inputs=[position])
+                routine = WatchingRoutine(self, op, "weights", role, axis)
+                context.insert_before_op(observer(context, routine.run), inputs=[position])
 
     def _analyse_backward(self, context: OpContext) -> None:
         op = describe(context)
-        # The type of a backward operator, or of the forward operator that it belongs to.
+        # `ops` may name the backward operator's own type or that of its forward operator.
         forward = attrs.evolve(op, type=str(context["op_type"] or ""), name="")
         if self.is_selected(op) or self.is_selected(forward):
-            context.insert_after_backward_op(Looks(self, op, "gradients", "grad", None).run)
+            routine = WatchingRoutine(self, op, "gradients", "grad", None)
+            context.insert_after_backward_op(routine.run)
 
     # -- routines ---------------------------------------------------------
 
-    def look(self, looks: Looks, tensors: Sequence[Any]) -> None:
-        """Instrumentation routine: take the values in."""
+    def observe(self, routine: WatchingRoutine, tensors: Sequence[Any]) -> None:
+        """Instrumentation routine: add the values of one execution to the statistics."""
         for position, tensor in enumerate(tensors):
-            if tensor is None or not numerics_of(tensor).is_floating(tensor):
+            if tensor is None or not reader_of(tensor).is_readable_float(tensor):
                 continue
-            watched = self._entry(looks, position, tensor)
-            array = numerics_of(tensor).numpy(tensor)
-            one = Moments(watched.moments.bounds, watched.moments.unit_axis)
-            one.add(array)
-            watched.moments.merge(one)
+            watched = self._watched_tensor(routine, position, tensor)
+            array = reader_of(tensor).numpy(tensor)
+            now = Moments(watched.moments.bounds, watched.moments.unit_axis)
+            now.add(array)
+            watched.moments.merge(now)
             if len(self.series) < self.options.limit:
-                self.series.append(_look_at(looks.step, watched, one))
-            self.note(watched, array)
+                self.series.append(Sample.of(routine.step, watched.key, now))
+            self.examine(watched, array, now)
 
-    def _entry(self, looks: Looks, position: int, tensor: Any) -> Watched:
-        is_role = looks.kind == "weights"
-        name = looks.name if is_role else f"{looks.name}{position}"
-        key = f"{looks.op.id} {name}"
+    def _watched_tensor(
+        self, routine: WatchingRoutine, position: int, tensor: Any
+    ) -> WatchedTensor:
+        name = routine.tensor_name(position)
+        key = f"{routine.op.id} {name}"
         if key not in self.watched:
-            bounds = BOUNDS.get(looks.op.type) if looks.kind == "activations" else None
+            is_weight = routine.kind == "weights"
+            is_activation = routine.kind == "activations"
             rank = len(tensor.shape)
-            axis = looks.axis if looks.axis is not None else rank - 1 if rank > 1 else None
-            moments = Moments(bounds, axis if looks.kind == "activations" else None)
-            of_inputs = looks.axis if is_role else None
-            self.watched[key] = Watched(looks.op, looks.kind, name, moments, of_inputs)
+            # Without a known layout the last axis counts as that of the units.
+            last = rank - 1 if rank > 1 else None
+            axis = routine.axis if routine.axis is not None else last
+            bounds = BOUNDS.get(routine.op.type) if is_activation else None
+            moments = Moments(bounds, axis if is_activation else None)
+            self.watched[key] = WatchedTensor(
+                routine.op, routine.kind, name, moments, routine.axis if is_weight else None
+            )
         return self.watched[key]
 
     # -- result -----------------------------------------------------------
 
-    def of_kind(self, kind: str) -> Iterator[Watched]:
-        """The tensors of one kind."""
+    def of_kind(self, kind: str) -> Iterator[WatchedTensor]:
+        """Yield the watched tensors of one kind."""
         return (watched for watched in self.watched.values() if watched.kind == kind)
 
+    def tensor_rows(self) -> list[dict[str, Any]]:
+        """Return one row per watched tensor: operator, ``kind``, ``tensor`` and all figures."""
+        return [
+            {**w.op.row(), "kind": w.kind, "tensor": w.tensor, **w.moments.row()}
+            for w in self.watched.values()
+        ]
 
-class Looks:
-    """The routine of one operator: looks at each N-th execution."""
+
+class WatchingRoutine:
+    """The routine at one point of one operator; observes each N-th execution.
+
+    Args:
+        tool: the tool to show the tensors to.
+        op: the operator.
+        kind: one of :data:`KINDS`.
+        name: beginning of the tensors' names; of weights the whole name.
+        axis: axis of the units of activations, or of the inputs of weights; None if unknown.
+
+    Attributes:
+        order: number of this routine among all of the tool.
+        step: number of the current execution, from 0.
+    """
 
     def __init__(
         self, tool: WatchingTool[Any], op: OpDescription, kind: str, name: str, axis: int | None
     ) -> None:
         self._tool = tool
-        self.order = tool.watches
-        tool.watches += 1
+        self.order = tool.routines
+        tool.routines += 1
         self.op = op
         self.kind = kind
-        self.name = name
+        self._name = name
         self.axis = axis
         self.step = -1
 
@@ -211,12 +258,8 @@ class Looks:
         """Instrumentation routine."""
         self.step += 1
         if self.step % self._tool.options.every == 0:
-            self._tool.look(self, tensors)
+            self._tool.observe(self, tensors)
 
-
-def _look_at(step: int, watched: Watched, one: Moments) -> Look:
-    if one.minimum > one.maximum:
-        # None of its elements is finite.
-        return Look(step, watched.key, None, None, None, None, one.sparsity)
-    extremes = (one.minimum, one.maximum)
-    return Look(step, watched.key, one.mean, one.deviation, *extremes, one.sparsity)
+    def tensor_name(self, position: int) -> str:
+        """Return the name of the tensor at a position: ``output0``, ``weight``, ``grad1``."""
+        return self._name if self.kind == "weights" else f"{self._name}{position}"

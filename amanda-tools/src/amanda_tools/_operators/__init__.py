@@ -1,1 +1,1 @@
-"""Facts about operators shared by tools: kinds, weights, signatures, cost, source lines."""
+"""Facts about operators that tools share: types, parameters, shapes, cost, lines of source code."""

@@ -1,13 +1,16 @@
-"""Multiply-accumulates of operators of all frameworks, from canonical types and shapes.
+"""Multiply-accumulates (MACs) of operators, from canonical types and shapes.
 
-A formula gives the multiply-accumulates (MACs) of one execution; one MAC is two
-floating-point operations. What is counted are the products that the
-mathematical definition has: a convolution over a padded border counts as inside,
-a causal attention in full, and none of the additions of a bias.
+A formula gives the MACs of one execution; one MAC is two floating-point operations::
 
-Sources: the definitions of the operators; for the recurrent cells, Hochreiter &
-Schmidhuber (1997) and Cho et al. (2014) in the form of the frameworks' manuals,
-in which each weight matrix is applied once per step.
+    formula = FORMULAS["conv2d"]
+    flops = 2 * formula.macs(CallShapes(Signature.of(context, "conv2d"), inputs, outputs))
+
+Counted are the products in the mathematical definition of an operator: positions in a padded border
+count like others, a causal attention counts in full, the addition of a bias does not count.
+
+Sources: the definitions of the operators; for recurrent cells, Hochreiter & Schmidhuber (1997) and
+Cho et al. (2014) in the form of the frameworks' manuals, in which each weight matrix is applied
+once per step.
 """
 
 from __future__ import annotations
@@ -17,32 +20,33 @@ from collections.abc import Callable, Mapping, Sequence
 
 import attrs
 
-from amanda_tools._operators.contractions import einsum
-from amanda_tools._operators.signature import Call, Shape
+from amanda_tools._operators.einsum import einsum
+from amanda_tools._operators.signature import CallShapes, Shape
 
 
 @attrs.frozen
 class Formula:
-    """How the multiply-accumulates of an operator follow from shapes.
+    """The formula of an operator type.
 
     Attributes:
-        macs: the function; it raises LookupError where it does not know the form.
-        needs_outputs: whether it looks at the shapes of the outputs.
+        macs: from the shapes of a call to MACs; raises LookupError for forms that it does not know.
+        needs_outputs: it reads the shapes of the outputs.
     """
 
-    macs: Callable[[Call], int]
+    macs: Callable[[CallShapes], int]
     needs_outputs: bool = False
 
 
-def linear(call: Call) -> int:
-    """``data @ weight``: each element of the data meets each output feature."""
+def linear(call: CallShapes) -> int:
+    """``data @ weight``: one MAC per element of the data and output feature."""
     if "equation" in call.signature.attributes:
         return einsum(call)
     return math.prod(call.data) * call.weight_axes("O")
 
 
-def matmul(call: Call) -> int:
-    """A matrix product with vectors, batches and broadcasting; an addend may come first."""
+def matmul(call: CallShapes) -> int:
+    """Matrix product with vectors, batches and broadcasting; of three inputs the first is an
+    addend."""
     attributes = call.signature.attributes
     if "equation" in attributes:
         return einsum(call)
@@ -54,65 +58,65 @@ def matmul(call: Call) -> int:
     return math.prod(_broadcast(left_batch, right_batch)) * rows * shared * columns
 
 
-def dot(call: Call) -> int:
-    """The product of two vectors."""
+def dot(call: CallShapes) -> int:
+    """Product of two vectors."""
     return math.prod(call.given[-1])
 
 
-def inner(call: Call) -> int:
-    """The products of all rows of the one with all rows of the other."""
+def inner(call: CallShapes) -> int:
+    """Products of all rows of one factor with all rows of the other."""
     left, right = call.given
     if not left or not right:
         return math.prod(left) * math.prod(right)
     return math.prod(left) * math.prod(right) // max(left[-1], 1)
 
 
-def tensordot(call: Call) -> int:
-    """A contraction over pairs of axes."""
+def tensordot(call: CallShapes) -> int:
+    """Contraction over pairs of axes."""
     left, right = call.given[:2]
     axes: Sequence[int] = call.signature.attributes["dims_self"]
     shared = math.prod([left[axis] for axis in axes])
     return math.prod(left) * math.prod(right) // max(shared, 1)
 
 
-def bilinear(call: Call) -> int:
-    """``x1 @ weight``, and that times ``x2``."""
+def bilinear(call: CallShapes) -> int:
+    """``x1 @ weight``, and the result times ``x2``."""
     first = call.inputs[0] or ()
     features, _, size = call.weight
     batch = math.prod(first[:-1])
     return batch * (math.prod(call.weight) + features * size)
 
 
-def convolution(call: Call) -> int:
-    """Every output element takes one kernel of the channels of its group."""
+def convolution(call: CallShapes) -> int:
+    """Per output element one kernel over the input channels of its group."""
     output = next(shape for shape in call.outputs if shape is not None)
     features = "O" if "O" in call.signature.weight_layout else "CM"
     return math.prod(output) * math.prod(call.weight) // max(call.weight_axes(features), 1)
 
 
-def transposed_convolution(call: Call) -> int:
-    """Every input element is spread over one kernel of the channels of its group."""
+def transposed_convolution(call: CallShapes) -> int:
+    """Per input element one kernel over the output channels of its group."""
     features = "I" if "I" in call.signature.weight_layout else "CM"
     return math.prod(call.data) * math.prod(call.weight) // max(call.weight_axes(features), 1)
 
 
-def general_convolution(call: Call) -> int:
-    """``torch.convolution``, which has the weight in the layout of its direction."""
+def general_convolution(call: CallShapes) -> int:
+    """``torch.convolution``, whose first weight axis is that of the direction it runs in."""
     output = next(shape for shape in call.outputs if shape is not None)
     data, weight = call.given[:2]
     source = data if call.signature.attributes.get("transposed") else output
     return math.prod(source) * math.prod(weight) // max(weight[0], 1)
 
 
-def temporal_convolution(call: Call) -> int:
-    """``conv_tbc``: time, batch, channels; the kernel is (width, in, out)."""
+def temporal_convolution(call: CallShapes) -> int:
+    """``conv_tbc``: data (time, batch, channels), weight (width, in, out)."""
     output = next(shape for shape in call.outputs if shape is not None)
     weight = call.named("weight")
     return math.prod(output) * weight[0] * weight[1]
 
 
-def attention(call: Call) -> int:
-    """Scores of all queries with all keys, and their product with the values."""
+def attention(call: CallShapes) -> int:
+    """Scores of all queries with all keys, and the weighted sum of the values."""
     names = call.signature.names
     if "qkv_weight" in names:
         return projected_attention(call)
@@ -121,7 +125,7 @@ def attention(call: Call) -> int:
     return batch * query[-2] * key[-2] * (query[-1] + value[-1])
 
 
-def projected_attention(call: Call) -> int:
+def projected_attention(call: CallShapes) -> int:
     """Multi-head attention with its four projections in one operator."""
     source = call.all_named("query") or call.all_named("src")
     key = (call.all_named("key") or source)[0]
@@ -131,7 +135,7 @@ def projected_attention(call: Call) -> int:
     return projections + 2 * size * length * keys * width
 
 
-def encoder_layer(call: Call) -> int:
+def encoder_layer(call: CallShapes) -> int:
     """A transformer encoder layer in one operator: attention and two linear layers."""
     source = call.named("src")
     weights: list[Shape] = [call.named("ffn_weight_1"), call.named("ffn_weight_2")]
@@ -139,21 +143,21 @@ def encoder_layer(call: Call) -> int:
     return projected_attention(call) + tokens * sum(map(math.prod, weights))
 
 
-def recurrent(call: Call) -> int:
-    """Each weight matrix of each layer and direction is applied once per step."""
+def recurrent(call: CallShapes) -> int:
+    """Each weight matrix of each layer and direction, once per step."""
     data = call.named("input") if "input" in call.signature.names else call.given[0]
     weights: list[Shape] = [shape for shape in call.all_named("params") if len(shape) == 2]
     if not weights and call.signature.weight is not None:
         weights = [call.weight]
-        # A block of cells: x is (time, batch, features), after the sequence length.
+        # TensorFlow's BlockLSTM: the data (time, batch, features) come after the sequence length.
         data = next(shape for shape in call.inputs if shape is not None and len(shape) == 3)
     if not weights:
         raise LookupError("no weight matrices")
     return math.prod(data) // max(data[-1], 1) * sum(map(math.prod, weights))
 
 
-def recurrent_cell(call: Call) -> int:
-    """Each weight matrix is applied once."""
+def recurrent_cell(call: CallShapes) -> int:
+    """Each weight matrix, once."""
     weights = call.all_named("w_ih") + call.all_named("w_hh")
     if not weights:
         weights = [call.weight]
@@ -162,13 +166,14 @@ def recurrent_cell(call: Call) -> int:
 
 
 def _matrix(shape: Shape, *, flip: bool, is_row: bool) -> Sequence[int]:
-    """The shape of a factor as batch, rows and columns."""
+    """Return the shape of a factor as (*batch, rows, columns)."""
     if len(shape) == 1:
         return (1, *shape) if is_row else (*shape, 1)
     return (*shape[:-2], shape[-1], shape[-2]) if flip else shape
 
 
 def _broadcast(left: Sequence[int], right: Sequence[int]) -> list[int]:
+    """Broadcast two batch shapes."""
     size = max(len(left), len(right))
     pairs = zip(
         [1] * (size - len(left)) + list(left),
@@ -215,4 +220,4 @@ FORMULAS: Mapping[str, Formula] = {
     "lstm_cell": Formula(recurrent_cell),
     "gru_cell": Formula(recurrent_cell),
 }
-"""Canonical type to formula."""
+"""Formulas by canonical type."""

@@ -1,4 +1,4 @@
-"""What automatic differentiation keeps for the backward pass, where a framework tells."""
+"""Tensors that autograd keeps for the backward pass of an operator; PyTorch only."""
 
 from __future__ import annotations
 
@@ -7,23 +7,24 @@ from typing import Any
 
 from amanda import OpContext
 from amanda.tools.description import op_name
-from amanda_tools._operators.weights import byte_size
+from amanda_tools._values.shapes import byte_size
 
 HOOKED: Any = object()
-"""Stands for a tensor that a hook of the program keeps in its own way, as checkpoints do."""
+"""Stands for a tensor that a saved-tensors hook of the program keeps, as checkpoints do."""
 
 _MOST_NODES = 1000
-"""An operator makes a few nodes, an LSTM some hundred."""
+"""Limit of autograd nodes per operator: most make a few, an LSTM some hundred."""
 
 
 def saved_tensors(context: OpContext) -> dict[int, int]:
-    """The tensors that an operator has saved, parameters and its own views of them aside.
+    """Return the memory that an operator keeps for its backward pass, parameters and their views
+    aside.
 
-    Called in an analysis that sees the outputs.
+    Call it in an analysis that sees the outputs.
 
     Returns:
-        Address of the memory to bytes; empty where nothing is recorded, or where the framework
-        does not tell (only PyTorch's ``grad_fn`` does).
+        Address of the memory to bytes. Empty where nothing is recorded, and for frameworks other
+        than PyTorch, which do not expose it.
     """
     parameters = {
         _address(tensor)
@@ -39,21 +40,21 @@ def saved_tensors(context: OpContext) -> dict[int, int]:
 
 
 def saved_items(context: OpContext) -> Iterator[Any]:
-    """All tensors that an operator has saved; :data:`HOOKED` for what a hook has taken."""
+    """Yield all tensors that an operator has saved; :data:`HOOKED` for those that a hook keeps."""
     inputs, outputs = context.get_inputs(), context.get_outputs() or ()
     name = op_name(context.get_op()).partition(".")[0]
     writes = name.endswith("_")
     if not writes and any(tensor is output for tensor in inputs for output in outputs):
-        # It has handed its input on: x.float() of what is float.
+        # It returned its input, as x.float() of a float32 tensor does.
         return
     for node in _nodes(inputs, outputs):
         yield from (item for item in _saved(node) if item is not None)
 
 
 def _nodes(inputs: Sequence[Any], outputs: Sequence[Any]) -> Iterator[Any]:
-    """The nodes between an operator's inputs and outputs."""
+    """Yield the autograd nodes between an operator's inputs and outputs."""
     waiting = [node_of(tensor) for tensor in outputs]
-    # Of an operator in place the input is the output by now, and only its own node is sure.
+    # After an in-place operator the input is the output: only its own node is known.
     in_place = any(tensor is output for tensor in inputs for output in outputs)
     if in_place:
         yield from {id(node): node for node in waiting if node is not None}.values()
@@ -72,16 +73,16 @@ def _nodes(inputs: Sequence[Any], outputs: Sequence[Any]) -> Iterator[Any]:
 
 
 def node_of(tensor: Any) -> Any:
-    """The node that computes a tensor's gradient, None if there is none."""
+    """Return the ``grad_fn`` of a tensor, None if there is none."""
     try:
         return getattr(tensor, "grad_fn", None)
     except RuntimeError:
-        # A view that was made and changed under no_grad may not be asked.
+        # PyTorch 2.13 raises for a view that was made, and changed in place, under no_grad.
         return None
 
 
 def _saved(node: Any) -> Iterator[Any]:
-    """What a node has saved, without asking a hook to restore it."""
+    """Yield what a node has saved, without calling unpack hooks."""
     for name in dir(node):
         if not name.startswith("_raw_saved_"):
             continue
@@ -91,12 +92,12 @@ def _saved(node: Any) -> Iterator[Any]:
             for item in items:
                 yield HOOKED if item.unpack_hook is not None else item.data
         except RuntimeError:
-            # The backward pass has been there.
+            # The backward pass has freed it.
             continue
 
 
 def _address(tensor: Any) -> int:
-    """Where the memory of a tensor begins, 0 where it has none of its own."""
+    """Return the address of a tensor's memory, 0 if it has none of its own."""
     try:
         return int(tensor.untyped_storage().data_ptr())
     except (AttributeError, RuntimeError, NotImplementedError):

@@ -1,4 +1,4 @@
-"""What the formulas know of one execution of an operator: shapes, roles, layouts, attributes."""
+"""Shapes, roles, layouts and attributes of an operator's execution, as cost formulas read them."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ Shape = tuple[int, ...]
 
 @attrs.frozen
 class Signature:
-    """What all executions of an operator have in common.
+    """Facts that all executions of an operator share.
 
     Attributes:
-        type: its canonical type.
-        names: the declared name of each input, "" where it has none.
-        attributes: its non-tensor arguments.
-        weight, bias: positions of these inputs, None if it has none.
-        weight_layout: a letter per axis of the weight, such as ``OIHW`` or ``HWIO``.
-        data_layout: a letter per axis of the data, such as ``NCHW`` or ``NHWC``.
+        type: canonical type.
+        names: declared name of each input, "" without one.
+        attributes: non-tensor arguments by name.
+        weight, bias: positions of these inputs, None without them.
+        weight_layout: a letter per axis of the weight, such as ``OIHW`` or ``HWIO``; "" if unknown.
+        data_layout: a letter per axis of the data, such as ``NCHW`` or ``NHWC``; "" if unknown.
     """
 
     type: str
@@ -36,11 +36,11 @@ class Signature:
 
     @classmethod
     def of(cls, context: OpContext, kind: str) -> Signature:
-        """What an analysis of a forward operator sees.
+        """Read the signature in an analysis of a forward operator.
 
         Args:
-            context: the operator's, with the keys of the mapping rules.
-            kind: its canonical type.
+            context: the context, with the keys of the standard mapping rules.
+            kind: canonical type.
         """
         return cls(
             type=kind,
@@ -54,13 +54,13 @@ class Signature:
 
 
 @attrs.frozen
-class Call:
-    """One execution, by its shapes.
+class CallShapes:
+    """The shapes of one execution.
 
     Attributes:
-        signature: what the executions of the operator share.
+        signature: facts that all executions share.
         inputs: shapes of the inputs; None for an absent one.
-        outputs: shapes of the outputs, of a formula that asks for them.
+        outputs: shapes of the outputs; empty if the formula does not read them.
     """
 
     signature: Signature
@@ -69,15 +69,15 @@ class Call:
 
     @property
     def given(self) -> list[Shape]:
-        """The shapes of the inputs that are there."""
+        """Shapes of the inputs that are present."""
         return [shape for shape in self.inputs if shape is not None]
 
     @property
     def weight(self) -> Shape:
-        """The weight's shape.
+        """Shape of the weight.
 
         Raises:
-            LookupError: the operator has no weight that the mapping rules know.
+            LookupError: the mapping rules name no weight.
         """
         index = self.signature.weight
         shape = None if index is None else self.inputs[index]
@@ -87,13 +87,13 @@ class Call:
 
     @property
     def data(self) -> Shape:
-        """The shape of the first input of the weight's kind that is neither weight nor bias.
+        """Shape of the data: the first input that is neither weight nor bias.
 
         Raises:
             LookupError: there is none.
         """
         roles = (self.signature.weight, self.signature.bias)
-        # Some operators take the wanted sizes, a vector, before the data.
+        # A transposed convolution takes the output sizes, a vector, before the data.
         least = 2 if len(self.weight) > 2 else 1
         for index, shape in enumerate(self.inputs):
             if index not in roles and shape is not None and len(shape) >= least:
@@ -101,7 +101,7 @@ class Call:
         raise LookupError("no data")
 
     def named(self, name: str) -> Shape:
-        """The shape of the first input that is declared with this name.
+        """Return the shape of the first input declared with this name.
 
         Raises:
             LookupError: there is none.
@@ -109,19 +109,19 @@ class Call:
         return self.all_named(name)[0]
 
     def all_named(self, name: str) -> list[Shape]:
-        """The shapes of all inputs that are declared with this name."""
+        """Return the shapes of all inputs declared with this name."""
         pairs = zip(self.signature.names, self.inputs, strict=False)
         return [shape for known, shape in pairs if known == name and shape is not None]
 
     def weight_axes(self, letters: str) -> int:
-        """The product of the weight's sizes along the axes of its layout with these letters."""
+        """Return the product of the weight's sizes along the axes with these letters."""
         layout = self.signature.weight_layout
         pairs = zip(reversed(layout), reversed(self.weight), strict=False)
         return math.prod(size for letter, size in pairs if letter in letters)
 
 
 def channels(shape: Shape, layout: str) -> int:
-    """How many channels data of this layout has; a batch axis may be missing.
+    """Return the number of channels of data with this layout; the batch axis may be missing.
 
     Raises:
         LookupError: the layout has no channel axis.

@@ -1,4 +1,4 @@
-"""The rows of a result as a table for spreadsheets."""
+"""Rows of results as CSV files."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 
 def write_rows(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
-    """Write one line per row, with a column for each key that any of them has.
+    """Write a line per row, with a column for each key that any row has.
 
     Raises:
         OSError: the file cannot be written.

@@ -1,13 +1,37 @@
-"""Numbers with units, as people read them."""
+"""Numbers with units, formatted for people."""
 
 from __future__ import annotations
 
+import math
+
+_LARGE = ((1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
+_SMALL = ((1e-3, "m"), (1e-6, "µ"), (1e-9, "n"))
+
+_ROUNDED_UP = 0.9995
+"""Numbers from this multiple of a prefix on are shown with it: they round to 1.00 of it."""
+
 
 def quantity(amount: float, unit: str) -> str:
-    """A number for people, in powers of a thousand: ``35.128 GFLOP``, ``86.568 M``."""
+    """Format with three decimals and a prefix: ``35.128 GFLOP``, ``86.568 M``. For tables."""
     if not amount:
         return f"0 {unit}".rstrip()
-    for factor, prefix in ((1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")):
+    for factor, prefix in _LARGE:
         if abs(amount) >= factor:
             return f"{amount / factor:.3f} {prefix}{unit}".rstrip()
     return f"{amount:g} {unit}".rstrip()
+
+
+def short_quantity(amount: float, unit: str) -> str:
+    """Format with three digits and a prefix: ``1.23 GFLOP``, ``4.5 µs``, ``12 %``. For charts.
+
+    Only seconds get prefixes of small numbers.
+    """
+    if not math.isfinite(amount):
+        return f"{amount} {unit}".rstrip()
+    if unit != "%" and amount:
+        for factor, prefix in (*_LARGE, (1.0, ""), *(_SMALL if unit == "s" else ())):
+            if abs(amount) >= factor * _ROUNDED_UP:
+                value = amount / factor
+                digits = f"{value:.0f}" if abs(value) >= 99.95 else f"{value:.3g}"
+                return f"{digits} {prefix}{unit}".rstrip()
+    return f"{amount:.3g} {unit}".rstrip()

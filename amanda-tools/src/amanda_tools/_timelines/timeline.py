@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from amanda import OpContext
 from amanda.tools.description import OpDescription, describe
-from amanda_tools._operators.routines import left_elsewhere
+from amanda_tools._operators.handover import Handover
 from amanda_tools._timelines.memory import device_bytes, resident_bytes
 
 Numbers = npt.NDArray[np.int64]
@@ -120,7 +120,7 @@ class Sums:
         return [Total(*row) for row in rows]
 
 
-class _Thread(threading.local):
+class _ThreadId(threading.local):
     """What belongs to one thread.
 
     Attributes:
@@ -162,7 +162,7 @@ class Timeline:
         self._is_lost = False
         self._samples = memory
         self._due = 0
-        self._thread = _Thread()
+        self._thread = _ThreadId()
         self._began = time.perf_counter_ns()
 
     # -- recording --------------------------------------------------------
@@ -183,18 +183,21 @@ class Timeline:
 
     def _routines(self, number: int) -> tuple[Callable[[], None], Callable[[], None]]:
         """The routines before and after one operator."""
-        started: dict[int, int] = {}
-        thread, clock, waiting = threading.get_ident, time.perf_counter_ns, self._waiting
+        started = Handover[int]()
+        leave, take, clock, waiting = (
+            started.leave,
+            started.take,
+            time.perf_counter_ns,
+            self._waiting,
+        )
         this = self._thread
 
         def start() -> None:
-            started[thread()] = clock()
+            leave(clock())
 
         def stop() -> None:
             end = clock()
-            begin = started.pop(thread(), None)
-            if begin is None:
-                begin = left_elsewhere(started)
+            begin = take()
             if begin is not None:
                 waiting.extend((number, begin, end, this.native))
                 if end >= self._due:

@@ -1,1 +1,1 @@
-"""Tensor values: figures read from them, arithmetic on them, files of them."""
+"""Values of tensors: reading, arithmetic, statistics, shapes, files."""

@@ -1,4 +1,8 @@
-"""What is known of a tensor over many executions, without keeping any of its values."""
+"""Statistics of a tensor over many executions; no values are kept.
+
+A :class:`Moments` is filled with :meth:`~Moments.add`, two are joined with :meth:`~Moments.merge`,
+and :meth:`~Moments.row` gives the figures.
+"""
 
 from __future__ import annotations
 
@@ -9,11 +13,10 @@ from typing import Any
 import attrs
 import numpy as np
 
-from amanda_tools._values.numerics import Array
+from amanda_tools._values.tensors import Array
 
 _SMALLEST, _LARGEST = -30, 30
-"""Powers of two that the histogram tells apart; what is beyond goes into the last bins."""
-
+"""Exponents of the first and the last bin of the histogram, which also hold what lies beyond."""
 BOUNDS: Mapping[str, tuple[float, float]] = {
     "sigmoid": (0.0, 1.0),
     "hardsigmoid": (0.0, 1.0),
@@ -23,36 +26,35 @@ BOUNDS: Mapping[str, tuple[float, float]] = {
     "softsign": (-1.0, 1.0),
     "relu6": (-math.inf, 6.0),
 }
-"""Types whose outputs saturate, and where."""
+"""Lower and upper bound of the outputs of saturating types."""
 
 _CHUNK = 1 << 16
-"""Elements that are looked at together: so many stay in a processor's cache."""
+"""Elements processed together: as many as stay in a processor's cache."""
 
 _FIELDS = 1 << 11
-"""Exponents that a number of 64 bits may have, as it is stored; 0 is zero, and what is tiny."""
+"""Number of exponent fields of a float64; field 0 stands for zeros and subnormal numbers."""
 
 _FIRST, _LAST = 1023 + _SMALLEST, 1023 + _LARGEST
-"""Those of the first and the last power of the histogram."""
-
+"""Exponent fields of the first and the last bin of the histogram; 1023 is float64's bias."""
 _NEAR = 0.01
-"""How near to a bound a value is saturated, as a share of the distance of the bounds, or of 1."""
+"""Distance to a bound within which a value is saturated: this fraction of the bounds' distance, or
+this much where one bound is infinite."""
 
 
 @attrs.define(eq=False)
 class Moments:
-    """Moments, extremes, zeros, saturation, dead units and a histogram, merged exactly.
+    """Moments, extremes, zeros, saturation, dead units and a histogram of powers of two.
 
-    The mean and the variance are merged as Chan, Golub and LeVeque (1979) do, so that no
-    sum of squares is formed.
+    Means and variances are merged as in Chan, Golub and LeVeque (1979), without a sum of squares,
+    which would lose precision. Mean, deviation, extremes and histogram are of the finite elements.
 
     Attributes:
-        bounds: where the values saturate, None if they do not.
-        unit_axis: which axis counts units, None to look for no dead ones.
-        executions: tensors that were seen.
-        elements: their elements; the finite ones enter mean, deviation, extremes, histogram.
-        zeros, nan, inf, saturated: how many elements are so.
-        mean: of the finite elements.
-        minimum, maximum: of the finite elements.
+        bounds: lower and upper bound for :attr:`saturated`; None to count none.
+        unit_axis: the axis of units (channels) for dead units; None to look for none.
+        executions: tensors added.
+        elements: their elements.
+        zeros, nan, inf, saturated: number of such elements.
+        mean, minimum, maximum: of the finite elements.
     """
 
     bounds: tuple[float, float] | None = None
@@ -74,7 +76,7 @@ class Moments:
     _alive: Array | None = None
 
     def add(self, array: Array) -> None:
-        """One more execution's values."""
+        """Add the values of one execution."""
         values = array.astype(np.float64, copy=False)
         is_finite = np.isfinite(values)
         self.executions += 1
@@ -97,7 +99,7 @@ class Moments:
             self._note_alive((values != 0).any(axis=others))
 
     def merge(self, other: Moments) -> None:
-        """All executions that another one has seen, with the same bounds and axis."""
+        """Add all executions of another object with the same bounds and unit axis."""
         for name in ("executions", "elements", "zeros", "nan", "inf", "saturated"):
             setattr(self, name, getattr(self, name) + getattr(other, name))
         if other._finite:
@@ -109,6 +111,8 @@ class Moments:
             self._note_alive(other._alive)
 
     def _take(self, finite: Array, zeros: int) -> None:
+        """Update mean, squares, extremes and histogram with finite elements, `zeros` of which are
+        zero."""
         fields = np.zeros(2 * _FIELDS, np.int64)
         for start in range(0, finite.size, _CHUNK):
             chunk = finite[start : start + _CHUNK]
@@ -116,7 +120,8 @@ class Moments:
             self._combine(chunk.size, mean, float(np.square(chunk - mean).sum()))
             self.minimum = min(self.minimum, float(chunk.min()))
             self.maximum = max(self.maximum, float(chunk.max()))
-            # Sign and exponent are the first bits of a number.
+            # The first 12 bits of a float64 are sign and exponent: they give the bin without a
+            # logarithm.
             first = (chunk.view(np.int64) >> 52) & (2 * _FIELDS - 1)
             fields += np.bincount(first, minlength=fields.size)
         by_sign = fields.reshape(2, _FIELDS)[::-1]
@@ -128,6 +133,7 @@ class Moments:
             self._bins[:, 0] += [(tiny < 0).sum(), (tiny > 0).sum()]
 
     def _combine(self, count: int, mean: float, squares: float) -> None:
+        """Merge a count, a mean and a sum of squared deviations into the totals."""
         total = self._finite + count
         shift = mean - self.mean
         self._squares += squares + shift * shift * self._finite * count / total
@@ -135,6 +141,7 @@ class Moments:
         self._finite = total
 
     def _note_alive(self, alive: Array) -> None:
+        """Note which units had an element other than zero."""
         if self._alive is None or self._alive.shape != alive.shape:
             self._alive = alive
         else:
@@ -142,17 +149,19 @@ class Moments:
 
     @property
     def deviation(self) -> float:
-        """The standard deviation of the finite elements, of all as one population."""
+        """Standard deviation (of the population) of the finite elements; NaN without any."""
         return math.sqrt(self._squares / self._finite) if self._finite else math.nan
 
     @property
     def sparsity(self) -> float:
-        """The share of the elements that are zero."""
+        """Fraction of the elements that are zero."""
         return self.zeros / self.elements if self.elements else 0.0
 
     def histogram(self) -> list[list[float]]:
-        """``[low, high, count]`` of the powers of two that occur, from the lowest; zeros are
-        one bin ``[0, 0, count]``, and the outermost powers hold what lies beyond."""
+        """Return ``[low, high, count]`` of each power of two that occurs, in ascending order.
+
+        Zeros are one bin ``[0, 0, count]``; the outermost bins hold what lies beyond them as well.
+        """
         powers = [2.0**e for e in range(_SMALLEST, _LARGEST + 2)]
         negative, positive = self._bins
         found: list[list[float]] = [
@@ -165,7 +174,7 @@ class Moments:
         return found + [[powers[i], powers[i + 1], int(n)] for i, n in enumerate(positive) if n]
 
     def row(self) -> dict[str, Any]:
-        """The figures as plain data; null where there is none."""
+        """Return the figures as plain data; None for those that do not exist."""
         found: dict[str, Any] = {
             "executions": self.executions,
             "elements": self.elements,
@@ -189,6 +198,7 @@ class Moments:
 
 
 def _saturated(finite: Array, bounds: tuple[float, float]) -> int:
+    """Count the elements within :data:`_NEAR` of a bound or beyond it."""
     low, high = bounds
     width = high - low
     near = _NEAR * (width if math.isfinite(width) else 1.0)

@@ -1,7 +1,7 @@
-"""Files of tensors of any framework, in the safetensors format, through its own library.
+"""Files of tensors in the safetensors format, written and read through its own library.
 
-The library has a writer per framework. Each takes the framework's tensors as they are, so
-that types that numpy lacks (bfloat16, the small ones) keep their bits.
+The library has a writer per framework, which takes the framework's tensors unchanged: element types
+that NumPy lacks (bfloat16, 8-bit floats) keep their bits.
 """
 
 from __future__ import annotations
@@ -16,16 +16,16 @@ from typing import Any
 
 import numpy as np
 
-from amanda_tools._values.numerics import Array
+from amanda_tools._values.tensors import Array
 
 WRITABLE = frozenset(
     "bool uint8 int8 uint16 int16 uint32 int32 uint64 int64 float16 bfloat16 float32 float64 "
     "float8_e4m3fn float8_e5m2".split()
 )
-"""Names of the element types that are written."""
+"""Names of the element types that can be written."""
 
 _SMALL = {"BF16": "bfloat16", "F8_E4M3": "float8_e4m3fn", "F8_E5M2": "float8_e5m2"}
-"""Types of the format that numpy lacks, and their names."""
+"""Element types of the format that NumPy lacks, and their names."""
 
 
 def write_tensors(
@@ -36,12 +36,12 @@ def write_tensors(
     """Write a file.
 
     Args:
-        path: the file.
-        tensors: by name what ``Numerics.stored`` gives, of one framework.
-        metadata: texts for the head of the file.
+        path: path of the file.
+        tensors: by name; results of ``TensorReader.storable`` of one framework.
+        metadata: texts for the header of the file.
 
     Raises:
-        OSError: it cannot be written.
+        OSError: the file cannot be written.
     """
     is_numpy = all(isinstance(tensor, np.ndarray) for tensor in tensors.values())
     library = importlib.import_module("safetensors")
@@ -53,32 +53,34 @@ def write_tensors(
 
 
 def read_tensor(path: Path, key: str) -> Array:
-    """One tensor of a file as an array; types that numpy lacks as float32.
+    """Read one tensor of a file; types that NumPy lacks as float32.
 
     Raises:
         OSError: the file cannot be read.
-        ValueError: it is no such file, or holds no such tensor.
+        ValueError: it is no safetensors file, or has no such tensor.
     """
     library = importlib.import_module("safetensors")
     try:
-        file = _opened(path, "np")
+        file = _open(path, "np")
         kind = file.get_slice(key).get_dtype()
         if kind not in _SMALL:
             return np.asarray(file.get_tensor(key))
         if "torch" in sys.modules or not _has_small_types():
-            return np.asarray(_opened(path, "pt").get_tensor(key).float().numpy())
-        return _small(path, key, _SMALL[kind])
+            return np.asarray(_open(path, "pt").get_tensor(key).float().numpy())
+        return _read_small(path, key, _SMALL[kind])
     except library.SafetensorError as error:
         raise ValueError(f"{key} cannot be read from {path}: {error}") from error
 
 
 @functools.lru_cache(maxsize=8)
-def _opened(path: Path, framework: str) -> Any:
+def _open(path: Path, framework: str) -> Any:
+    """-"""
     return importlib.import_module("safetensors").safe_open(path, framework=framework)
 
 
 def _has_small_types() -> bool:
-    """Whether numpy's arrays can have them; a package adds them, which TensorFlow brings."""
+    """True if ``ml_dtypes``, which TensorFlow requires, can be imported: it adds these types to
+    NumPy."""
     try:
         importlib.import_module("ml_dtypes")
     except ImportError:
@@ -86,8 +88,8 @@ def _has_small_types() -> bool:
     return True
 
 
-def _small(path: Path, key: str, name: str) -> Array:
-    """The tensor in the type that ``ml_dtypes`` adds to numpy, widened."""
+def _read_small(path: Path, key: str, name: str) -> Array:
+    """Read a tensor of a type that ``ml_dtypes`` adds to NumPy; return it as float32."""
     found = dict(importlib.import_module("safetensors").deserialize(path.read_bytes()))[key]
     dtype = getattr(importlib.import_module("ml_dtypes"), name)
     return np.frombuffer(found["data"], dtype).reshape(found["shape"]).astype(np.float32)

@@ -14,6 +14,7 @@ from amanda.results import Chart, Table
 from amanda.tools.description import OpDescription, describe
 from amanda.tools.graph_tracing import GraphTracingTool
 from amanda_tools._bases.printing import PrintingTool
+from amanda_tools._output.charts import write_svg
 from amanda_tools._output.csv_files import write_rows
 from amanda_tools.coverage.peers import Peer, peers_of
 
@@ -240,12 +241,9 @@ class CoverageTool(PrintingTool[CoverageOptions]):
             rows = [{**row, "seen_by": " ".join(row["seen_by"])} for row in self.op_rows()]
             write_rows(written[-1], rows)
         if self.options.svg:
-            # It takes a second, and is wanted here only.
-            from amanda_tools._output.bars import draw_bars
-
             written.append(folder / f"{stem}.svg")
             [chart] = self.charts()
-            draw_bars(chart, written[-1], notes=self._notes())
+            write_svg(chart, written[-1], notes=self._notes())
         return written
 
 

@@ -10,7 +10,7 @@ import attrs
 
 from amanda.results import Chart, Table
 from amanda.tools.reporting import type_names
-from amanda_tools._bases.watching import known_kinds
+from amanda_tools._bases.watching import check_kinds
 from amanda_tools.diff.alignment import aligned
 from amanda_tools.diff.comparison import Pair, compared, plain
 from amanda_tools.diff.page import charts, page
@@ -31,13 +31,6 @@ class DiffOptions(DumpOptions):
         reference: the folder that an earlier run has written; a recording or a tool from Python.
         tolerance: relative error of a tensor that is no divergence.
         align: how operators find each other: id, order (of their types), value or auto.
-        tensors: some of activations, weights and gradients.
-        ops: types of operators; none for all.
-        modules: patterns of module paths, such as layer1.*; none for all.
-        every: take each N-th execution of an operator only.
-        limit: tensors to take; those after are counted only.
-        bytes: bytes to take; what does not fit is counted only.
-        shard: bytes of a file after which the next one begins.
         html: also write the comparison as a page.
     """
 
@@ -45,7 +38,7 @@ class DiffOptions(DumpOptions):
     tolerance: float = attrs.field(default=1e-5, validator=attrs.validators.ge(0))
     align: Literal["auto", "id", "order", "value"] = "auto"
     tensors: Sequence[str] = attrs.field(
-        default=("activations", "gradients"), converter=type_names, validator=known_kinds
+        default=("activations", "gradients"), converter=type_names, validator=check_kinds
     )
     html: bool = True
 

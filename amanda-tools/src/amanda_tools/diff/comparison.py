@@ -9,7 +9,7 @@ from typing import Any
 import attrs
 import numpy as np
 
-from amanda_tools._values.numerics import Array
+from amanda_tools._values.tensors import Array
 from amanda_tools.diff.recordings import Record, Recording
 
 _CHANNELS = {4: (0, 3, 1, 2), 5: (0, 4, 1, 2, 3), 3: (0, 2, 1)}

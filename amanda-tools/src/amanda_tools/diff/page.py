@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from amanda.results import Chart
-from amanda_tools._output.report import Document, Section, rendered
+from amanda_tools._output.report import Document, Section, render
 from amanda_tools._output.report.columns import grid
 
 _COLUMNS = {
@@ -45,7 +45,7 @@ def page(rows: Sequence[Mapping[str, Any]], summary: Mapping[str, Any]) -> str:
         charts=list(charts(rows, summary["tolerance"])),
         grids=[grid("compared tensors", ["#", *_COLUMNS.values()], cells, marks=marks)],
     )
-    return rendered(Document(title="amanda diff", sections=[section]))
+    return render(Document(title="amanda diff", sections=[section]))
 
 
 def charts(rows: Sequence[Mapping[str, Any]], tolerance: float) -> Iterator[Chart]:

@@ -10,8 +10,8 @@ from typing import Any
 
 import attrs
 
-from amanda_tools._values.numerics import Array
 from amanda_tools._values.tensor_files import read_tensor
+from amanda_tools._values.tensors import Array
 from amanda_tools.dump import DumpTool
 
 

@@ -14,25 +14,26 @@ from amanda.tools.description import OUTSIDE, OpDescription, describe
 from amanda.tools.mapping import MappingTool
 from amanda_tools._bases.printing import PrintingTool
 from amanda_tools._operators.cost import FORMULAS
-from amanda_tools._operators.kinds import VIEWS, is_free, is_free_name
+from amanda_tools._operators.op_types import VIEWS, is_free, is_free_name
+from amanda_tools._operators.parameters import Parameters
 from amanda_tools._operators.signature import Signature
-from amanda_tools._operators.weights import Weights, byte_size
-from amanda_tools._output.charting import ranked, ranked_modules
+from amanda_tools._output.chart_data import rank_groups, rank_modules
 from amanda_tools._output.csv_files import write_rows
 from amanda_tools._output.units import quantity
+from amanda_tools._values.shapes import byte_size
 from amanda_tools.flops.gradients import formula_of
 from amanda_tools.flops.tally import (
-    BackwardOp,
-    ForwardOp,
-    Memory,
+    OpBytes,
     OtherOp,
+    ProductGradientOp,
+    ProductOp,
     is_nested,
     shapes_of_items,
 )
 
 __all__ = ["FlopsOptions", "FlopsTool"]
 
-Op = ForwardOp | BackwardOp | OtherOp
+Op = ProductOp | ProductGradientOp | OtherOp
 
 
 @attrs.frozen(kw_only=True)
@@ -66,8 +67,8 @@ class FlopsTool(PrintingTool[FlopsOptions]):
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)
         self._ops: dict[str, Op] = {}
-        self._memory: dict[str, Memory] = {}
-        self._weights = Weights()
+        self._bytes: dict[str, OpBytes] = {}
+        self._parameters = Parameters()
         self.depends_on(MappingTool.standard())
         self.add_inst_for_op(self._analyse)
         self.add_inst_for_op(self._analyse_outputs, require_outputs=True)
@@ -81,8 +82,10 @@ class FlopsTool(PrintingTool[FlopsOptions]):
         known = self._ops.get(op.id)
         if known is None:
             known = self._ops[op.id] = _forward_op(op, context)
-        self._memory.setdefault(op.id, Memory()).weights = list(self._weights.of(context))
-        if isinstance(known, ForwardOp):
+        self._bytes.setdefault(op.id, OpBytes()).parameters = list(
+            self._parameters.used_by(context)
+        )
+        if isinstance(known, ProductOp):
             if any(is_nested(tensor) for tensor in context.get_inputs()):
                 # One with a ragged axis has a shape, too, which says nothing.
                 known.shapes_of = shapes_of_items
@@ -99,15 +102,15 @@ class FlopsTool(PrintingTool[FlopsOptions]):
         if op.type not in VIEWS:
             sizes = [byte_size(t) for t in context.get_outputs() or () if t is not None]
             total = None if None in sizes else sum(size for size in sizes if size)
-            self._memory[op.id].activation_bytes = total
+            self._bytes[op.id].activation_bytes = total
 
     def _analyse_backward(self, context: OpContext) -> None:
         op = describe(context)
-        self._weights.note_gradient(op.forward)
+        self._parameters.note_gradient(op.forward)
         known = self._ops.get(op.id)
         if known is None:
             known = self._ops[op.id] = self._backward_op(op)
-        if isinstance(known, BackwardOp):
+        if isinstance(known, ProductGradientOp):
             context.insert_before_backward_op(known.begin)
             context.insert_after_backward_op(known.end)
         elif isinstance(known, OtherOp) and not known.is_free:
@@ -116,8 +119,8 @@ class FlopsTool(PrintingTool[FlopsOptions]):
     def _backward_op(self, op: OpDescription) -> Op:
         forward = self._ops.get(op.forward)
         formula = formula_of(op.name)
-        if formula is not None and isinstance(forward, ForwardOp):
-            return BackwardOp(op, forward, formula)
+        if formula is not None and isinstance(forward, ProductOp):
+            return ProductGradientOp(op, forward, formula)
         free = op.type.removesuffix("_backward")
         known = op.type == "accumulate_grad" or is_free(free) or is_free_name(op.name)
         return OtherOp(op, known or (isinstance(forward, OtherOp) and forward.is_free))
@@ -140,10 +143,10 @@ class FlopsTool(PrintingTool[FlopsOptions]):
             total = op.tally.totals()
             row.update(executions=total.executions, macs=total.macs, flops=2 * total.macs)
             row["counted"] = "unknown" if total.unknown else "formula"
-        if memory := self._memory.get(op.op.id):
-            weights = self._weights.counted(memory.weights)
-            row["params"] = sum(weight.size for weight in weights)
-            row["weight_bytes"] = sum(weight.bytes for weight in weights)
+        if memory := self._bytes.get(op.op.id):
+            parameters = self._parameters.select(memory.parameters)
+            row["params"] = sum(parameter.size for parameter in parameters)
+            row["weight_bytes"] = sum(parameter.bytes for parameter in parameters)
             row["activation_bytes"] = memory.activation_bytes
         return row
 
@@ -168,9 +171,9 @@ class FlopsTool(PrintingTool[FlopsOptions]):
 
     def _params(self, op_ids: Iterable[str]) -> tuple[int, int]:
         """Elements and bytes of the parameters that operators use, each once."""
-        used = (w for i in op_ids if i in self._memory for w in self._memory[i].weights)
-        weights = self._weights.counted(used)
-        return sum(weight.size for weight in weights), sum(weight.bytes for weight in weights)
+        used = (p for i in op_ids if i in self._bytes for p in self._bytes[i].parameters)
+        found = self._parameters.select(used)
+        return sum(parameter.size for parameter in found), sum(p.bytes for p in found)
 
     def _grouped(
         self, rows: Sequence[dict[str, Any]], key: Callable[[dict[str, Any]], str]
@@ -242,11 +245,11 @@ class FlopsTool(PrintingTool[FlopsOptions]):
         """Operations by module and by type, parameters by module."""
         found, both = self.summary(), {"forward": "flops", "backward": "flops_backward"}
         modules = self._grouped(self.op_rows(), lambda row: self._ops[row["id"]].op.place)
-        yield from ranked_modules("operations by module", modules, both, "FLOP")
-        yield from ranked("operations by type", found["by_type"], both, "FLOP")
+        yield from rank_modules("operations by module", modules, both, "FLOP")
+        yield from rank_groups("operations by type", found["by_type"], both, "FLOP")
         # Outside of modules they are initialised and updated.
         inside = {name: of for name, of in modules.items() if name != OUTSIDE} or modules
-        yield from ranked_modules("parameters by module", inside, {"parameters": "params"})
+        yield from rank_modules("parameters by module", inside, {"parameters": "params"})
 
     def write_files(self, folder: Path, stem: str) -> Sequence[Path]:
         """Write ``<stem>.csv`` if it was asked for: one line per operator."""
@@ -261,7 +264,7 @@ def _forward_op(op: OpDescription, context: OpContext) -> Op:
     formula = FORMULAS.get(op.type)
     if formula is None:
         return OtherOp(op, is_free(op.type))
-    return ForwardOp(op, Signature.of(context, op.type), formula)
+    return ProductOp(op, Signature.of(context, op.type), formula)
 
 
 def _calls(rows: Iterable[dict[str, Any]]) -> dict[str, int]:

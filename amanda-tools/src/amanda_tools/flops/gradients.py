@@ -14,13 +14,13 @@ from typing import NoReturn
 
 import attrs
 
-from amanda_tools._operators.signature import Call, Shape, channels
+from amanda_tools._operators.signature import CallShapes, Shape, channels
 
 Shapes = Sequence[Shape | None]
 
 
 @attrs.frozen
-class GradientCall:
+class GradientShapes:
     """One execution of a backward operator.
 
     Attributes:
@@ -30,7 +30,7 @@ class GradientCall:
         grad_inputs: shapes of what it produces; None for what it does not compute.
     """
 
-    forward: Call
+    forward: CallShapes
     forward_macs: int
     grad_outputs: Shapes
     grad_inputs: Shapes
@@ -49,7 +49,7 @@ class GradientCall:
         return self.grad_inputs[index] if index < len(self.grad_inputs) else None
 
 
-Formula = Callable[[GradientCall], int]
+Formula = Callable[[GradientShapes], int]
 
 
 def _missing() -> NoReturn:
@@ -59,7 +59,7 @@ def _missing() -> NoReturn:
 def product(left: int, right: int) -> Formula:
     """The gradients of a matrix product's factors, which are at these positions."""
 
-    def macs(call: GradientCall) -> int:
+    def macs(call: GradientShapes) -> int:
         if not any(shape is not None for shape in call.grad_outputs):
             return 0
         *_, rows, columns = call.received
@@ -72,25 +72,25 @@ def product(left: int, right: int) -> Formula:
 def matrix_by_vector(vector: int) -> Formula:
     """The gradient of the vector; that of the matrix is an outer product, which has no sum."""
 
-    def macs(call: GradientCall) -> int:
+    def macs(call: GradientShapes) -> int:
         size = call.produced(vector)
         return 0 if size is None else math.prod(call.received) * math.prod(size)
 
     return macs
 
 
-def convolution(call: GradientCall) -> int:
+def convolution(call: GradientShapes) -> int:
     """The gradients of the data and of the weight: one kernel at each place of the output."""
     count = sum(call.produced(index) is not None for index in (0, 1))
     return count * _one_gradient(call) if count else 0
 
 
-def one_convolution(call: GradientCall) -> int:
+def one_convolution(call: GradientShapes) -> int:
     """A gradient that is an operator of its own."""
     return _one_gradient(call)
 
 
-def _one_gradient(call: GradientCall) -> int:
+def _one_gradient(call: GradientShapes) -> int:
     signature = call.forward.signature
     if "transpose" in signature.type or not signature.data_layout:
         return call.forward_macs
@@ -101,7 +101,7 @@ def _one_gradient(call: GradientCall) -> int:
     return math.prod(gradient) // max(count, 1) * math.prod(call.forward.weight)
 
 
-def matrix_product(call: GradientCall) -> int:
+def matrix_product(call: GradientShapes) -> int:
     """A matrix product of its own, with factors transposed in whatever way."""
     result = call.produced(0)
     if result is None or len(result) < 2:
@@ -113,7 +113,7 @@ def matrix_product(call: GradientCall) -> int:
     return math.prod(result) * factor[-1] * factor[-2] // max(rows, 1)
 
 
-def fused_attention(call: GradientCall) -> int:
+def fused_attention(call: GradientShapes) -> int:
     """Scores computed anew, and the gradients of the scores, query, key and value."""
     query, key, value = (call.produced(index) for index in range(3))
     if query is None or key is None or value is None:
@@ -122,13 +122,13 @@ def fused_attention(call: GradientCall) -> int:
     return pairs * (3 * query[-1] + 2 * value[-1])
 
 
-def as_forward(call: GradientCall) -> int:
+def as_forward(call: GradientShapes) -> int:
     """Each gradient of a factor costs what the operator costs."""
     factors = [shape for shape in call.grad_inputs if shape is not None and len(shape) > 1]
     return len(factors) * call.forward_macs
 
 
-def recurrent_layer(call: GradientCall) -> int:
+def recurrent_layer(call: GradientShapes) -> int:
     """One layer and direction: the gradients of its data, its state and both its weights."""
     data, of_data, of_state = (call.produced(index) for index in range(3))
     if of_data is None or of_state is None:
@@ -137,7 +137,7 @@ def recurrent_layer(call: GradientCall) -> int:
     return steps * (math.prod(of_data) * (1 if data is None else 2) + 2 * math.prod(of_state))
 
 
-def whole_recurrence(call: GradientCall) -> int:
+def whole_recurrence(call: GradientShapes) -> int:
     """A network in one operator: the gradients of its data and of its weights."""
     return 2 * call.forward_macs
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Generic, TypeVar
 
@@ -10,11 +9,11 @@ import attrs
 
 from amanda.tools.description import OpDescription
 from amanda_tools._operators.cost import Formula
-from amanda_tools._operators.routines import left_elsewhere
-from amanda_tools._operators.signature import Call, Shape, Signature
-from amanda_tools._operators.weights import Weight
+from amanda_tools._operators.handover import Handover
+from amanda_tools._operators.parameters import Parameter
+from amanda_tools._operators.signature import CallShapes, Shape, Signature
 from amanda_tools.flops.gradients import Formula as GradientFormula
-from amanda_tools.flops.gradients import GradientCall
+from amanda_tools.flops.gradients import GradientShapes
 
 KeyT = TypeVar("KeyT")
 
@@ -130,7 +129,7 @@ def by_item(shapes: tuple[Any, ...]) -> Iterator[tuple[Any, ...]]:
 
 
 @attrs.define(eq=False)
-class ForwardOp:
+class ProductOp:
     """A forward operator that computes products.
 
     Attributes:
@@ -146,7 +145,7 @@ class ForwardOp:
     formula: Formula
     last: tuple[Any, Any] = ((), ())
     shapes_of: Callable[[Sequence[Any]], tuple[Any, ...]] = shapes_of
-    _inputs: dict[int, Any] = attrs.field(factory=dict)
+    _inputs: Handover[Any] = attrs.field(factory=Handover)
     tally: Tally[tuple[Any, Any]] = attrs.field(init=False)
 
     def __attrs_post_init__(self) -> None:
@@ -159,19 +158,16 @@ class ForwardOp:
 
     def begin(self, *inputs: Any) -> None:
         """Instrumentation routine before an execution."""
-        self._inputs[threading.get_ident()] = self.shapes_of(inputs)
+        self._inputs.leave(self.shapes_of(inputs))
 
     def end(self, *outputs: Any) -> None:
         """Instrumentation routine after it."""
-        inputs = self._inputs.pop(threading.get_ident(), None)
-        if inputs is None:
-            inputs = left_elsewhere(self._inputs) or ()
-        self.last = (inputs, self.shapes_of(outputs))
+        self.last = (self._inputs.take() or (), self.shapes_of(outputs))
         self.tally.add(self.last)
 
-    def call(self, shapes: tuple[Any, Any]) -> Call:
+    def call(self, shapes: tuple[Any, Any]) -> CallShapes:
         """The call with these shapes."""
-        return Call(self.signature, plain(shapes[0]), plain(shapes[1]))
+        return CallShapes(self.signature, plain(shapes[0]), plain(shapes[1]))
 
     def macs(self, shapes: tuple[Any, Any]) -> int:
         """The multiply-accumulates of an execution with these shapes."""
@@ -181,13 +177,13 @@ class ForwardOp:
 
 
 @attrs.define(eq=False)
-class BackwardOp:
+class ProductGradientOp:
     """A backward operator that computes gradients of products."""
 
     op: OpDescription
-    forward: ForwardOp
+    forward: ProductOp
     formula: GradientFormula
-    _received: dict[int, Any] = attrs.field(factory=dict)
+    _received: Handover[Any] = attrs.field(factory=Handover)
     tally: Tally[tuple[Any, Any, tuple[Any, Any]]] = attrs.field(init=False)
 
     def __attrs_post_init__(self) -> None:
@@ -195,13 +191,11 @@ class BackwardOp:
 
     def begin(self, *grad_outputs: Any) -> None:
         """Instrumentation routine before an execution."""
-        self._received[threading.get_ident()] = shapes_of(grad_outputs)
+        self._received.leave(shapes_of(grad_outputs))
 
     def end(self, *grad_inputs: Any) -> None:
         """Instrumentation routine after it."""
-        received = self._received.pop(threading.get_ident(), None)
-        if received is None:
-            received = left_elsewhere(self._received) or ()
+        received = self._received.take() or ()
         self.tally.add((received, shapes_of(grad_inputs), self.forward.last))
 
     def macs(self, key: tuple[Any, Any, tuple[Any, Any]]) -> int:
@@ -214,7 +208,7 @@ class BackwardOp:
             macs = self.forward.formula.macs(forward)
         except (LookupError, TypeError, ValueError, StopIteration):
             macs = 0
-        return self.formula(GradientCall(forward, macs, plain(received), plain(produced)))
+        return self.formula(GradientShapes(forward, macs, plain(received), plain(produced)))
 
 
 @attrs.define(eq=False)
@@ -237,7 +231,7 @@ class OtherOp:
 
 
 @attrs.define
-class Memory:
+class OpBytes:
     """What an operator reads and writes.
 
     Attributes:
@@ -246,5 +240,5 @@ class Memory:
             sizes are not known before the program runs, 0 for views.
     """
 
-    weights: list[Weight] = attrs.field(factory=list)
+    parameters: list[Parameter] = attrs.field(factory=list)
     activation_bytes: int | None = 0

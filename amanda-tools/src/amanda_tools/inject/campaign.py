@@ -22,9 +22,7 @@ import numpy as np
 import amanda
 from amanda.errors import AmandaError
 from amanda.results import Table
-from amanda_tools._values.arithmetic import arithmetic_of
-
-Array = np.ndarray[Any, Any]
+from amanda_tools._values.tensors import Array, arithmetic_of
 
 OUTCOMES = ("masked", "tolerable", "wrong", "not_finite", "error")
 """Possible outcomes of a trial.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import zlib
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -10,11 +9,8 @@ from typing import Any
 import attrs
 import numpy as np
 
-from amanda_tools._operators.selection import shape_of
-from amanda_tools._values.arithmetic import Arithmetic, arithmetic_of
+from amanda_tools._values.tensors import Arithmetic, Array, arithmetic_of
 from amanda_tools.inject.options import InjectOptions
-
-Array = np.ndarray[Any, Any]
 
 
 @attrs.frozen
@@ -77,11 +73,6 @@ def faulty(
     values = [arithmetic.from_bits(found, tensor).tolist() for found in (before, after)]
     changes = list(zip(positions.tolist(), bits, *values, strict=True))
     return arithmetic.with_bits(tensor, positions, after), changes
-
-
-def size_of(tensor: Any) -> int:
-    """The number of elements of a tensor."""
-    return math.prod(shape_of(tensor))
 
 
 def _draw_bits(options: InjectOptions, before: Array, random: np.random.Generator) -> list[int]:

@@ -8,7 +8,7 @@ from typing import Literal
 import attrs
 
 from amanda.tools.reporting import type_names
-from amanda_tools._operators.selection import checked
+from amanda_tools._bases.options import require
 
 Fault = Literal["bitflip", "stuck0", "stuck1", "value", "normal", "uniform"]
 Target = Literal["outputs", "weights", "gradients"]
@@ -56,7 +56,7 @@ class InjectOptions:
 
     def __attrs_post_init__(self) -> None:
         targets = ("outputs", "weights", "gradients")
-        checked(
+        require(
             {
                 f"fault={self.fault} is not one of {', '.join(_FAULTS)}": self.fault in _FAULTS,
                 f"target={self.target} is not one of {', '.join(targets)}": self.target in targets,

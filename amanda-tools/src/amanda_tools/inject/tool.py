@@ -18,8 +18,10 @@ from amanda.results import Table
 from amanda.tools.description import OpDescription, describe
 from amanda.tools.mapping import MappingTool
 from amanda_tools._bases.printing import PrintingTool
-from amanda_tools._operators.selection import Selection, Untreatable, weight_of
-from amanda_tools._values.arithmetic import arithmetic_of
+from amanda_tools._operators.targets import Targets
+from amanda_tools._operators.weights import Untreatable, weight_of
+from amanda_tools._values.shapes import size_of
+from amanda_tools._values.tensors import arithmetic_of
 from amanda_tools.inject.campaign import (
     Campaign,
     Trial,
@@ -36,7 +38,6 @@ from amanda_tools.inject.faults import (
     draw_positions,
     faulty,
     generator,
-    size_of,
 )
 from amanda_tools.inject.options import InjectOptions
 
@@ -58,7 +59,7 @@ class InjectTool(PrintingTool[InjectOptions]):
 
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)
-        self._selection = Selection(self.options.ops, self.options.exclude)
+        self._targets = Targets(self.options.ops, self.options.exclude)
         self._ops: dict[str, OpDescription] = {}
         self._executions: collections.Counter[str] = collections.Counter()
         self._injected: collections.Counter[str] = collections.Counter()
@@ -72,7 +73,7 @@ class InjectTool(PrintingTool[InjectOptions]):
 
     def _analyse(self, context: OpContext) -> None:
         op = describe(context)
-        if not self._selection.takes(op):
+        if not self._targets.takes(op):
             return
         if self.options.target == "outputs":
             context.insert_after_op(self._inject, op_id=op.id)
@@ -82,7 +83,7 @@ class InjectTool(PrintingTool[InjectOptions]):
             try:
                 weight = weight_of(context)
             except Untreatable as reason:
-                self._selection.skip(op, str(reason))
+                self._targets.skip(op, str(reason))
                 return
             context.insert_before_op(self._inject, inputs=[weight.index], op_id=op.id)
         self._ops[op.id] = op
@@ -104,7 +105,7 @@ class InjectTool(PrintingTool[InjectOptions]):
         try:
             arithmetic_of(tensor).bits(tensor, np.zeros(0, int))
         except TypeError as error:
-            self._selection.skip(self._ops[op_id], str(error))
+            self._targets.skip(self._ops[op_id], str(error))
             return False
         return size_of(tensor) > 0
 
@@ -247,8 +248,8 @@ class InjectTool(PrintingTool[InjectOptions]):
             "options": attrs.asdict(self.options),
             "faults": sum(self._injected.values()),
             "faults_listed": len(self.faults),
-            "skipped": self._selection.rows(),
-            "ops_never_met": self._selection.never_met(),
+            "skipped": self._targets.rows(),
+            "ops_never_met": self._targets.never_met(),
         }
 
     def tables(self) -> Iterable[Table]:
@@ -257,7 +258,7 @@ class InjectTool(PrintingTool[InjectOptions]):
         rows = [(row["id"], row["executions"], row["faults"]) for row in self.op_rows()]
         title = f"inject: {sum(self._injected.values())} x {options.fault} in {options.target}"
         yield Table(title, ("op", "executions", "faults"), rows)
-        yield from self._selection.tables("inject")
+        yield from self._targets.tables("inject")
 
 
 def _plain(fault: Fault) -> dict[str, Any]:

@@ -14,13 +14,14 @@ from amanda.results import Chart, Table
 from amanda.tools.description import OpDescription, describe
 from amanda.tools.mapping import MappingTool
 from amanda_tools._bases.printing import PrintingTool
+from amanda_tools._output.charts import write_svg
 from amanda_tools._output.csv_files import write_rows
 from amanda_tools._output.units import quantity
 from amanda_tools.kernels import timeline
 from amanda_tools.kernels.recordings import (
     Activity,
-    Recorder,
-    Recording,
+    ProfilerRecorder,
+    ProfilerRecording,
     Settings,
     check_drivers,
     framework_of,
@@ -67,9 +68,9 @@ class KernelsTool(PrintingTool[KernelsOptions]):
 
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)
-        self.recording = Recording()
+        self.recording = ProfilerRecording()
         self._ops: dict[str, OpDescription] = {}
-        self._recorders: dict[str, Recorder] = {}
+        self._recorders: dict[str, ProfilerRecorder] = {}
         self._problems: list[str] = []
         self._is_entered = False
         self.depends_on(MappingTool.standard())
@@ -242,12 +243,9 @@ class KernelsTool(PrintingTool[KernelsOptions]):
             written.append(folder / f"{stem}.timeline.json")
             timeline.write(self.recording, self._ops, written[-1])
         if self.options.svg:
-            # It takes a second, and is wanted here only.
-            from amanda_tools._output.bars import draw_bars
-
             written.append(folder / f"{stem}.svg")
             [chart] = self.charts()
-            draw_bars(chart, written[-1])
+            write_svg(chart, written[-1])
         return written
 
 

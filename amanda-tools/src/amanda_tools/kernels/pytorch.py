@@ -1,4 +1,4 @@
-"""Recording with ``torch.profiler``: CUPTI on a GPU, the CPU's activities everywhere."""
+"""ProfilerRecording with ``torch.profiler``: CUPTI on a GPU, the CPU's activities everywhere."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from amanda import OpContext
 from amanda.errors import CapabilityError
 from amanda.tools.description import OpDescription
 from amanda_tools.kernels.annotations import annotate
-from amanda_tools.kernels.chrome_trace import recording_of
-from amanda_tools.kernels.recordings import MARK, Recorder, Recording, Settings
+from amanda_tools.kernels.kineto import recording_of
+from amanda_tools.kernels.recordings import MARK, ProfilerRecorder, ProfilerRecording, Settings
 
 _BACKWARD = (torch.autograd.backward.__code__, torch.autograd.grad.__code__)
 
 
-class TorchRecorder(Recorder):
+class TorchRecorder(ProfilerRecorder):
     """Annotates each execution, so that what is within it on its thread is the operator's.
 
     PyTorch's profiler records the thread that starts it and what this hands to autograd.
@@ -35,7 +35,7 @@ class TorchRecorder(Recorder):
         super().__init__(settings)
         self._profiler: Any = None
         self._thread = 0
-        self._recording = Recording()
+        self._recording = ProfilerRecording()
 
     def start(self) -> None:
         if is_profiling():
@@ -52,9 +52,9 @@ class TorchRecorder(Recorder):
         self._profiler.start()
         self._thread = threading.get_ident()
 
-    def stop(self) -> Recording:
+    def stop(self) -> ProfilerRecording:
         self._finish()
-        recording, self._recording = self._recording, Recording()
+        recording, self._recording = self._recording, ProfilerRecording()
         return recording
 
     def _finish(self) -> None:

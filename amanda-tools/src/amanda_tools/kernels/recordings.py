@@ -54,7 +54,7 @@ class Activity:
 
 
 @attrs.frozen
-class Execution:
+class OpSpan:
     """An operator that ran, as the profiler saw it.
 
     Attributes:
@@ -70,7 +70,7 @@ class Execution:
 
 
 @attrs.define
-class Recording:
+class ProfilerRecording:
     """What a profiler recorded.
 
     Attributes:
@@ -80,10 +80,10 @@ class Recording:
     """
 
     activities: list[Activity] = attrs.field(factory=list)
-    executions: list[Execution] = attrs.field(factory=list)
+    executions: list[OpSpan] = attrs.field(factory=list)
     ambiguous: int = 0
 
-    def extend(self, other: Recording) -> None:
+    def extend(self, other: ProfilerRecording) -> None:
         """Add another recording to this one."""
         self.activities += other.activities
         self.executions += other.executions
@@ -103,7 +103,7 @@ class Settings:
     limit: int
 
 
-class Recorder(abc.ABC):
+class ProfilerRecorder(abc.ABC):
     """Runs the profiler of a framework, and tells operators apart in what it records.
 
     Attributes:
@@ -129,7 +129,7 @@ class Recorder(abc.ABC):
         """
 
     @abc.abstractmethod
-    def stop(self) -> Recording:
+    def stop(self) -> ProfilerRecording:
         """Stop the profiler; what it recorded. Harmless when it does not run."""
 
     @abc.abstractmethod
@@ -198,7 +198,9 @@ def check_drivers(drivers: Sequence[Driver], *, is_late: bool) -> None:
         )
 
 
-def recorder_for(framework: str, settings: Settings) -> Recorder:
+def recorder_for(framework: str, settings: Settings) -> ProfilerRecorder:
     """A recorder for a framework that has one."""
-    make: Callable[[Settings], Recorder] = importlib.import_module(_MODULES[framework]).RECORDER
+    make: Callable[[Settings], ProfilerRecorder] = importlib.import_module(
+        _MODULES[framework]
+    ).RECORDER
     return make(settings)

@@ -12,14 +12,14 @@ from amanda import OpContext
 from amanda.errors import CapabilityError
 from amanda.tools.description import OpDescription
 from amanda_tools.kernels.annotations import annotate
-from amanda_tools.kernels.recordings import MARK, Recorder, Recording, Settings
+from amanda_tools.kernels.recordings import MARK, ProfilerRecorder, ProfilerRecording, Settings
 from amanda_tools.kernels.xplane import Names, planes_in, recording_of, vanilla_name
 
 _DETAILS = 2
 """The level at which the host's threads record each kernel."""
 
 
-class TensorFlowRecorder(Recorder):
+class TensorFlowRecorder(ProfilerRecorder):
     """In graphs every kernel bears the name of its node, and nothing is inserted; eager
     operators are annotated."""
 
@@ -43,16 +43,16 @@ class TensorFlowRecorder(Recorder):
             ) from error
         self._folder = folder
 
-    def stop(self) -> Recording:
+    def stop(self) -> ProfilerRecording:
         folder, self._folder = self._folder, None
         if folder is None:
-            return Recording()
+            return ProfilerRecording()
         with folder:
             try:
                 tf.profiler.experimental.stop()
             except tf.errors.UnavailableError:
                 self.problem = "the program has stopped the profiler"
-                return Recording()
+                return ProfilerRecording()
             files = sorted(Path(folder.name).rglob("*.xplane.pb"))
             return recording_of(planes_in(file.read_bytes() for file in files), self._names)
 

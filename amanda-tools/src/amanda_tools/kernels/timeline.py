@@ -9,10 +9,10 @@ from typing import Any
 
 from amanda.tools.description import OpDescription
 from amanda_tools._timelines.chrome import track_name, write_events
-from amanda_tools.kernels.recordings import Activity, Recording
+from amanda_tools.kernels.recordings import Activity, ProfilerRecording
 
 
-def write(recording: Recording, ops: Mapping[str, OpDescription], path: Path) -> None:
+def write(recording: ProfilerRecording, ops: Mapping[str, OpDescription], path: Path) -> None:
     """Write a recording as a file.
 
     Args:
@@ -26,7 +26,9 @@ def write(recording: Recording, ops: Mapping[str, OpDescription], path: Path) ->
     write_events(events(recording, ops), path)
 
 
-def events(recording: Recording, ops: Mapping[str, OpDescription]) -> Iterator[dict[str, Any]]:
+def events(
+    recording: ProfilerRecording, ops: Mapping[str, OpDescription]
+) -> Iterator[dict[str, Any]]:
     """Operators and the activities within them on the tracks of threads, kernels on those of
     devices; a viewer puts what is within another slice below it."""
     tracks: dict[str, int] = {}

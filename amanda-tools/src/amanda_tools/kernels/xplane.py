@@ -14,7 +14,7 @@ from typing import Any
 
 import attrs
 
-from amanda_tools.kernels.recordings import MARK, Activity, Execution, Recording
+from amanda_tools.kernels.recordings import MARK, Activity, OpSpan, ProfilerRecording
 
 _HOST = "/host:CPU"
 _DEVICE = "/device:"
@@ -100,7 +100,7 @@ def vanilla_name(node: str) -> str:
 
 
 @attrs.define(eq=False)
-class Event:
+class LineEvent:
     """An event of a line, with what is around it.
 
     Attributes:
@@ -116,9 +116,9 @@ class Event:
     start: float
     span: float
     stats: Mapping[str, Any]
-    outer: Event | None = None
+    outer: LineEvent | None = None
 
-    def around(self) -> Iterator[Event]:
+    def around(self) -> Iterator[LineEvent]:
         """The events around it, innermost first."""
         event = self.outer
         while event is not None:
@@ -126,16 +126,16 @@ class Event:
             event = event.outer
 
 
-def recording_of(planes: Iterable[Any], names: Names) -> Recording:
+def recording_of(planes: Iterable[Any], names: Names) -> ProfilerRecording:
     """What the planes say of operators.
 
     Args:
         planes: of an ``XSpace``.
         names: of the operators in graphs.
     """
-    recording = Recording()
-    host: list[tuple[str, list[Event]]] = []
-    devices: list[tuple[str, str, list[Event]]] = []
+    recording = ProfilerRecording()
+    host: list[tuple[str, list[LineEvent]]] = []
+    devices: list[tuple[str, str, list[LineEvent]]] = []
     for plane in planes:
         for line in plane.lines:
             track = f"{line.name or 'thread'} {line.id}"
@@ -155,14 +155,14 @@ def recording_of(planes: Iterable[Any], names: Names) -> Recording:
     return recording
 
 
-def nested(plane: Any, line: Any) -> list[Event]:
+def nested(plane: Any, line: Any) -> list[LineEvent]:
     """The events of a line in the order of their begin."""
-    found: list[Event] = []
-    stack: list[Event] = []
+    found: list[LineEvent] = []
+    stack: list[LineEvent] = []
     for item in sorted(line.events, key=lambda item: (item.offset_ps, -item.duration_ps)):
         metadata = plane.event_metadata[item.metadata_id]
         start = line.timestamp_ns / 1e3 + item.offset_ps / 1e6
-        event = Event(
+        event = LineEvent(
             metadata.name,
             metadata.display_name,
             start,
@@ -184,7 +184,7 @@ def _value(plane: Any, stat: Any) -> Any:
     return None if kind is None else getattr(stat, kind)
 
 
-def _steps(events: Iterable[Event]) -> dict[Any, Function]:
+def _steps(events: Iterable[LineEvent]) -> dict[Any, Function]:
     """The function that each step of a graph runs, by the step's id."""
     runs: list[tuple[Any, tuple[str, str, str]]] = []
     steps: dict[Any, Function] = {}
@@ -211,17 +211,17 @@ class _Reader:
     """Turns events into activities and executions."""
 
     def __init__(
-        self, recording: Recording, names: Names, functions: Mapping[Any, Function]
+        self, recording: ProfilerRecording, names: Names, functions: Mapping[Any, Function]
     ) -> None:
         self._recording = recording
         self._names = names
         self._functions = functions
 
-    def read_host(self, event: Event, track: str) -> None:
+    def read_host(self, event: LineEvent, track: str) -> None:
         """An event of a thread."""
         if event.name.startswith(MARK):
             op_id = event.name.removeprefix(MARK)
-            self._recording.executions.append(Execution(op_id, event.start, event.span, track))
+            self._recording.executions.append(OpSpan(op_id, event.start, event.span, track))
         elif event.name == _KERNEL:
             self._add_eager(event, track)
         elif event.kind and event.name.endswith(f":{event.kind}"):
@@ -230,7 +230,7 @@ class _Reader:
             if not (node.startswith("amanda/") and event.kind == "EagerPyFunc"):
                 self._add(event, self._owner(event, node), event.kind, "cpu", track)
 
-    def read_device(self, event: Event, device: str, track: str) -> None:
+    def read_device(self, event: LineEvent, device: str, track: str) -> None:
         """A kernel on a device: it says which operator of the host has launched it."""
         source = str(event.stats.get("tf_op") or "")
         node, _, kind = source.rpartition(":")
@@ -240,7 +240,7 @@ class _Reader:
             owner = self._owner(event, node) if kind else ""
         self._add(event, owner, event.name, device, track)
 
-    def _add_eager(self, event: Event, track: str) -> None:
+    def _add_eager(self, event: LineEvent, track: str) -> None:
         local = event.outer
         if local is None or not local.name.startswith(_LOCAL):
             return
@@ -250,14 +250,14 @@ class _Reader:
             marks = (e.name.removeprefix(MARK) for e in event.around() if e.name.startswith(MARK))
             self._add(event, next(marks, ""), kind, "cpu", track)
 
-    def _owner(self, event: Event, node: str) -> str:
+    def _owner(self, event: LineEvent, node: str) -> str:
         step = next((e for e in event.around() if e.name == _STEP), None)
         function = self._functions.get(step.stats.get("id")) if step is not None else None
         found = self._names.find(node, function)
         self._recording.ambiguous += len(found) > 1
         return found[0] if found else ""
 
-    def _add(self, event: Event, op: str, name: str, device: str, track: str) -> None:
+    def _add(self, event: LineEvent, op: str, name: str, device: str, track: str) -> None:
         moved = _moved(event.stats)
         self._recording.activities.append(
             Activity(op, name, device, event.start, event.span, event.span, track, bytes=moved)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import collections
-import threading
 import warnings
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
@@ -18,18 +17,18 @@ from amanda.tools.description import OpDescription, describe
 from amanda.tools.mapping import MappingTool
 from amanda.tools.reporting import type_names
 from amanda_tools._bases.printing import PrintingTool
-from amanda_tools._operators.kinds import can_produce
-from amanda_tools._operators.routines import left_elsewhere
-from amanda_tools._operators.source import line_made_at, source_line
-from amanda_tools._values.numerics import numerics_of
+from amanda_tools._operators.handover import Handover
+from amanda_tools._operators.op_types import can_produce
+from amanda_tools._operators.source_lines import line_made_at, source_line
+from amanda_tools._values.tensors import reader_of
 from amanda_tools.nan.events import (
-    Event,
     NonFiniteError,
+    NonFiniteEvent,
     NonFiniteWarning,
     described,
     what_is_new,
 )
-from amanda_tools.nan.replay import Replay
+from amanda_tools.nan.replay import OpReplay
 
 __all__ = ["NanOptions", "NanTool", "NonFiniteError", "NonFiniteWarning"]
 
@@ -70,10 +69,10 @@ class NanTool(PrintingTool[NanOptions]):
 
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)
-        self.events: list[Event] = []
-        self.replay: Replay | None = None
+        self.events: list[NonFiniteEvent] = []
+        self.replay: OpReplay | None = None
         self._received: dict[str, Any] | None = None
-        self._watches: dict[str, Watch] = {}
+        self._watches: dict[str, OpWatch] = {}
         self._sources: dict[str, str] = {}
         # With the one that runs.
         self.recent: collections.deque[str] = collections.deque(maxlen=self.options.history + 1)
@@ -110,8 +109,8 @@ class NanTool(PrintingTool[NanOptions]):
         ignored = self.options.ignore
         return can_produce(op) and op.type not in ignored and op.name not in ignored
 
-    def _watch(self, op: OpDescription, context: OpContext) -> Watch:
-        watch = self._watches[op.id] = Watch(self, op)
+    def _watch(self, op: OpDescription, context: OpContext) -> OpWatch:
+        watch = self._watches[op.id] = OpWatch(self, op)
         watch.attributes = context.get_attrs()
         watch.names = context.get_input_names() if context.is_forward() else []
         return watch
@@ -119,7 +118,7 @@ class NanTool(PrintingTool[NanOptions]):
     # -- routines ---------------------------------------------------------
 
     def suspect(
-        self, watch: Watch, inputs: Sequence[Any], outputs: Sequence[Any], was_clean: bool
+        self, watch: OpWatch, inputs: Sequence[Any], outputs: Sequence[Any], was_clean: bool
     ) -> None:
         """Look closer at an execution whose outputs are not all finite.
 
@@ -131,7 +130,7 @@ class NanTool(PrintingTool[NanOptions]):
         others = [None if i in written else t for i, t in enumerate(inputs)]
         kind = what_is_new(others, outputs, infinities=self.options.inf) if was_clean else ""
         # What is taken out of a list, an iterator or a variable was put there before.
-        if any(t is not None and numerics_of(t).is_opaque(t) for t in others):
+        if any(t is not None and reader_of(t).is_opaque(t) for t in others):
             kind = ""
         # What autograd has saved of a NaN that was read is no backward operator's fault.
         if kind and not (watch.op.forward and self._received):
@@ -139,7 +138,7 @@ class NanTool(PrintingTool[NanOptions]):
         elif not self.events and self._received is None and was_clean:
             self._note_received(watch, others)
 
-    def _note_received(self, watch: Watch, inputs: Sequence[Any]) -> None:
+    def _note_received(self, watch: OpWatch, inputs: Sequence[Any]) -> None:
         """Remember where a NaN that no operator has produced is read first."""
         for position, tensor in enumerate(inputs):
             if tensor is not None and _has_nan(tensor):
@@ -152,7 +151,7 @@ class NanTool(PrintingTool[NanOptions]):
 
     def _found(
         self,
-        watch: Watch,
+        watch: OpWatch,
         kind: str,
         inputs: Sequence[Any],
         outputs: Sequence[Any],
@@ -162,7 +161,7 @@ class NanTool(PrintingTool[NanOptions]):
         if known is not None:
             known.times += 1
             return
-        event = Event(
+        event = NonFiniteEvent(
             op=watch.op,
             kind=kind,
             source=self._source(watch),
@@ -176,7 +175,7 @@ class NanTool(PrintingTool[NanOptions]):
         if len(self.events) > 1:
             return
         if self.options.replay:
-            self.replay = Replay.of(watch.op, watch.function, watch.names, inputs)
+            self.replay = OpReplay.of(watch.op, watch.function, watch.names, inputs)
         if self.options.action == "abort":
             raise NonFiniteError(event.message())
         if self.options.action == "warn":
@@ -185,7 +184,7 @@ class NanTool(PrintingTool[NanOptions]):
                 event.message(), NonFiniteWarning, file or "amanda", int(line or 1)
             )
 
-    def _source(self, watch: Watch) -> str:
+    def _source(self, watch: OpWatch) -> str:
         op = watch.op
         if op.direction == "backward":
             return self._sources.get(op.forward, "")
@@ -255,7 +254,7 @@ class NanTool(PrintingTool[NanOptions]):
         return [self.replay.write(folder / f"{stem}.inputs.npz")] if self.replay else []
 
 
-class Watch:
+class OpWatch:
     """The routines around one operator."""
 
     __slots__ = ("_held", "_tool", "_writes", "attributes", "function", "made_at", "names", "op")
@@ -267,19 +266,18 @@ class Watch:
         self.made_at = ""
         self.attributes: dict[str, Any] = {}
         self.names: list[str] = []
-        self._held: dict[int, tuple[Sequence[Any], bool]] = {}
+        self._held = Handover[tuple[Sequence[Any], bool]]()
         # Whether it writes into its inputs; not known before it has run.
         self._writes: bool | None = False if op.forward else None
 
     def begin(self, *inputs: Any) -> None:
         """Instrumentation routine before the operator: hold what it is about to read."""
         was_clean = self._writes is False or all(t is None or _is_clean(t) for t in inputs)
-        self._held[threading.get_ident()] = (inputs, was_clean)
+        self._held.leave((inputs, was_clean))
 
     def end(self, *outputs: Any) -> None:
         """Instrumentation routine after it: are the outputs numbers?"""
-        held = self._held.pop(threading.get_ident(), None) or left_elsewhere(self._held)
-        inputs, was_clean = held or ((), True)
+        inputs, was_clean = self._held.take() or ((), True)
         tool = self._tool
         tool.recent.append(self.op.id)
         if self._writes is None:
@@ -292,12 +290,12 @@ class Watch:
 
 
 def _is_clean(tensor: Any) -> bool:
-    return numerics_of(tensor).is_clean(tensor)
+    return reader_of(tensor).is_clean(tensor)
 
 
 def _has_nan(tensor: Any) -> bool:
-    numerics = numerics_of(tensor)
-    return numerics.is_floating(tensor) and numerics.has_nan(tensor)
+    reader = reader_of(tensor)
+    return reader.is_readable_float(tensor) and reader.has_nan(tensor)
 
 
 def _plain(value: Any) -> Any:

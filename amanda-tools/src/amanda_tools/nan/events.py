@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
 import attrs
+import numpy as np
 
 from amanda.errors import AmandaError, AmandaWarning
 from amanda.tools.description import OpDescription
-from amanda_tools._values.numerics import numerics_of, statistics
+from amanda_tools._values.tensors import reader_of
 
 
 class NonFiniteError(AmandaError):
@@ -26,19 +28,19 @@ def what_is_new(inputs: Sequence[Any], outputs: Sequence[Any], *, infinities: bo
     A NaN is new if no input has one: infinities that meet make one. An infinity is new
     if all inputs are finite numbers.
     """
-    has_nan = any(numerics_of(t).has_nan(t) for t in _floating(outputs))
+    has_nan = any(reader_of(t).has_nan(t) for t in _floating(outputs))
     if has_nan:
-        return "" if any(numerics_of(t).has_nan(t) for t in _floating(inputs)) else "nan"
-    is_finite = all(numerics_of(t).is_finite(t) for t in _floating(inputs))
+        return "" if any(reader_of(t).has_nan(t) for t in _floating(inputs)) else "nan"
+    is_finite = all(reader_of(t).is_finite(t) for t in _floating(inputs))
     return "inf" if infinities and is_finite else ""
 
 
 def _floating(tensors: Sequence[Any]) -> list[Any]:
-    return [t for t in tensors if t is not None and numerics_of(t).is_floating(t)]
+    return [t for t in tensors if t is not None and reader_of(t).is_readable_float(t)]
 
 
 @attrs.define(eq=False)
-class Event:
+class NonFiniteEvent:
     """An operator that has produced what is no finite number.
 
     Attributes:
@@ -92,3 +94,32 @@ class Event:
 def described(tensors: Sequence[Any]) -> list[dict[str, Any] | None]:
     """The statistics of each tensor."""
     return [None if tensor is None else statistics(tensor) for tensor in tensors]
+
+
+def statistics(tensor: Any) -> dict[str, Any]:
+    """Return shape, element type, counts of NaN, infinities and zeros, and moments of a tensor.
+
+    ``min``, ``max``, ``mean`` and ``std`` are of the finite elements, None without any. A tensor
+    that cannot be read has ``shape`` and ``dtype`` only.
+    """
+    reader = reader_of(tensor)
+    found: dict[str, Any] = {"shape": reader.shape(tensor), "dtype": reader.dtype(tensor)}
+    if not reader.is_readable(tensor):
+        return found
+    array = reader.numpy(tensor)
+    if array.dtype.kind not in "fiub":
+        return found
+    values = array.astype(np.float64, copy=False).ravel()
+    finite = values[np.isfinite(values)]
+    found.update(
+        nan=int(np.isnan(values).sum()),
+        posinf=int(np.isposinf(values).sum()),
+        neginf=int(np.isneginf(values).sum()),
+        zeros=int((values == 0).sum()),
+    )
+    for name, function in (("min", np.min), ("max", np.max), ("mean", np.mean), ("std", np.std)):
+        # The sum of huge numbers may leave the range of float64.
+        with np.errstate(over="ignore", invalid="ignore"):
+            value = float(function(finite)) if finite.size else math.nan
+        found[name] = value if math.isfinite(value) else None
+    return found

@@ -13,11 +13,11 @@ import numpy as np
 import amanda
 from amanda.errors import CapabilityError
 from amanda.tools.description import OpDescription
-from amanda_tools._values.numerics import numerics_of
+from amanda_tools._values.tensors import reader_of
 
 
 @attrs.frozen(eq=False)
-class Replay:
+class OpReplay:
     """The first operator that produced NaN or an infinity, with copies of what it read.
 
     Attributes:
@@ -40,9 +40,9 @@ class Replay:
         function: Callable[..., Any] | None,
         names: Sequence[str],
         inputs: Sequence[Any],
-    ) -> Replay:
+    ) -> OpReplay:
         """Copy the inputs of an execution."""
-        copies = [None if t is None else numerics_of(t).copy(t) for t in inputs]
+        copies = [None if t is None else reader_of(t).copy(t) for t in inputs]
         given = [names[i] if i < len(names) else "" for i in range(len(copies))]
         numbered = [f"{i}.{name}" if name else str(i) for i, name in enumerate(given)]
         return cls(op, numbered, copies, function)
@@ -57,7 +57,7 @@ class Replay:
             raise CapabilityError(
                 f"op {self.op.id} cannot be run alone; its inputs are in replay.inputs"
             )
-        copies = [None if t is None else numerics_of(t).copy(t) for t in self.inputs]
+        copies = [None if t is None else reader_of(t).copy(t) for t in self.inputs]
         with amanda.disabled():
             return self.function(*copies)
 
@@ -66,9 +66,9 @@ class Replay:
         text with the operator and the element types; types that numpy lacks are float32, and
         what has no elements (a handle, a list of tensors) is left out."""
         given = zip(self.names, self.inputs, strict=True)
-        pairs = [(n, t) for n, t in given if t is not None and numerics_of(t).is_readable(t)]
-        arrays: dict[str, Any] = {name: numerics_of(t).numpy(t) for name, t in pairs}
-        dtypes = {name: numerics_of(tensor).dtype(tensor) for name, tensor in pairs}
+        pairs = [(n, t) for n, t in given if t is not None and reader_of(t).is_readable(t)]
+        arrays: dict[str, Any] = {name: reader_of(t).numpy(t) for name, t in pairs}
+        dtypes = {name: reader_of(tensor).dtype(tensor) for name, tensor in pairs}
         arrays["op"] = np.array(json.dumps({**self.op.row(), "dtypes": dtypes}))
         with path.open("wb") as file:
             np.savez_compressed(file, **arrays)

@@ -10,8 +10,8 @@ import attrs
 import numpy as np
 
 import amanda
-from amanda_tools._values.numerics import Array
-from amanda_tools.path.recording import Execution, is_real
+from amanda_tools._values.tensors import Array
+from amanda_tools.path.recording import RecordedExecution, is_real
 
 T = TypeVar("T")
 
@@ -33,7 +33,7 @@ class Call:
         width: how many products make up one value of its output; rules may set it.
     """
 
-    execution: Execution
+    execution: RecordedExecution
     theta: float
     width: int = 1
     _memory: dict[str, Any] = attrs.field(factory=dict)

@@ -8,11 +8,11 @@ from collections.abc import Sequence
 import attrs
 import numpy as np
 
-from amanda_tools._values.numerics import Array
+from amanda_tools._values.tensors import Array
 from amanda_tools.path import weighted_sums as _weighted_sums  # noqa: F401 - registers rules
 from amanda_tools.path.call import Call, NoRule, Wanted
 from amanda_tools.path.paths import Mask, OpPath, Path
-from amanda_tools.path.recording import Execution, Pass
+from amanda_tools.path.recording import Pass, RecordedExecution
 from amanda_tools.path.rules import RULES, everything
 
 Claim = tuple[Array, Array | None]
@@ -29,13 +29,13 @@ class Start:
         labels: of each input its class, None if the output has several positions.
     """
 
-    output: Execution
+    output: RecordedExecution
     position: int
     index: Sequence[Array]
     labels: Sequence[int | None]
 
     @classmethod
-    def of(cls, output: Execution, axis: int, labels: Sequence[int] | None) -> Start:
+    def of(cls, output: RecordedExecution, axis: int, labels: Sequence[int] | None) -> Start:
         """The predicted class of each input, or the one that it is labelled with.
 
         Raises:
@@ -93,7 +93,9 @@ class Extraction:
         self._theta = theta
         self._keeps = keep_synapses
         self._batch = len(start.index)
-        self._claims: dict[tuple[int, Execution, int], list[Claim]] = collections.defaultdict(list)
+        self._claims: dict[tuple[int, RecordedExecution, int], list[Claim]] = (
+            collections.defaultdict(list)
+        )
         self._ops: list[dict[str, OpPath]] = [{} for _ in start.index]
         self._inputs: dict[str, list[list[Array]]] = {}
         self._input_shapes: dict[str, tuple[int, ...]] = {}
@@ -106,7 +108,7 @@ class Extraction:
             self._extract(execution)
         self.paths = self._paths(start.labels)
 
-    def _order(self, run: Pass, output: Execution) -> list[Execution]:
+    def _order(self, run: Pass, output: RecordedExecution) -> list[RecordedExecution]:
         """The last first: readers come before what they read."""
         reached, found = {output}, []
         for execution in reversed(list(run.executions.values())):
@@ -121,7 +123,7 @@ class Extraction:
 
     # -- one operator -----------------------------------------------------------
 
-    def _extract(self, execution: Execution) -> None:
+    def _extract(self, execution: RecordedExecution) -> None:
         call = Call(execution, self._theta)
         if execution.written:
             what = ", ".join(map(str, execution.written))
@@ -157,7 +159,9 @@ class Extraction:
                 total,
             )
 
-    def _wanted(self, sample: int, execution: Execution, outputs: Sequence[int]) -> list[Wanted]:
+    def _wanted(
+        self, sample: int, execution: RecordedExecution, outputs: Sequence[int]
+    ) -> list[Wanted]:
         """What readers have claimed of each output; own values where they do not agree."""
         found = []
         for position in outputs:
@@ -200,7 +204,7 @@ class Extraction:
         return wanted
 
     def _pass_on(
-        self, sample: int, execution: Execution, parts: Sequence[Wanted]
+        self, sample: int, execution: RecordedExecution, parts: Sequence[Wanted]
     ) -> dict[int, Array]:
         """Hand the claims to what made the inputs; those on weights are given back."""
         weights: dict[int, Array] = {}
@@ -263,7 +267,9 @@ class Extraction:
         return [Path(*parts) for parts in zip(labels, self._ops, inputs, strict=True)]
 
 
-def _weights(execution: Execution, claimed: Sequence[dict[int, Array]]) -> list[Mask | None]:
+def _weights(
+    execution: RecordedExecution, claimed: Sequence[dict[int, Array]]
+) -> list[Mask | None]:
     """The mask of the weight for each input, None if the operator has none."""
     op = execution.op
     positions = [position for claims in claimed for position in claims]
@@ -280,13 +286,13 @@ def _weights(execution: Execution, claimed: Sequence[dict[int, Array]]) -> list[
     return [Mask.of(shape, claims.get(position, nothing)) for claims in claimed]
 
 
-def _model_of(run: Pass, output: Execution) -> set[Execution]:
+def _model_of(run: Pass, output: RecordedExecution) -> set[RecordedExecution]:
     """The executions between the model's inputs and its output.
 
     What makes a module's input, and is outside of modules, is none; nor what makes something of
     nothing.
     """
-    found: set[Execution] = set()
+    found: set[RecordedExecution] = set()
     for execution in run.executions.values():
         reads = any(source is not None and source[0] in found for source in execution.sources)
         inside = execution.op.is_in_module or not output.op.is_in_module

@@ -12,8 +12,8 @@ import attrs
 import numpy as np
 
 from amanda.errors import AmandaError
-from amanda_tools._values.numerics import Array
 from amanda_tools._values.tensor_files import write_tensors
+from amanda_tools._values.tensors import Array
 
 KINDS = ("neurons", "weights", "synapses")
 

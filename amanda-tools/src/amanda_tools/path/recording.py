@@ -14,8 +14,7 @@ from amanda.errors import CapabilityError
 from amanda.tools.description import OpDescription, describe
 from amanda.tools.graph_tracing import Graph, GraphTracingTool, TracedTensor
 from amanda.tools.mapping import MappingTool
-from amanda_tools._values.arithmetic import arithmetic_of
-from amanda_tools._values.numerics import Array, numerics_of
+from amanda_tools._values.tensors import Array, arithmetic_of, reader_of
 
 _NUMBERS = re.compile(r"float|bfloat|u?int|bool")
 _SHAPES = frozenset(
@@ -51,7 +50,7 @@ _BODY = re.compile(r"/(?=(body|cond|then_branch|else_branch|branches\d+)/)")
 
 
 @attrs.frozen(eq=False)
-class Operator:
+class RecordedOp:
     """What all executions of an operator have in common.
 
     Attributes:
@@ -85,7 +84,7 @@ class Operator:
         return bool(self.about.module) or self.about.id.find("/") > 0
 
     @classmethod
-    def of(cls, context: OpContext, graph: Graph, made: Container[str]) -> Operator:
+    def of(cls, context: OpContext, graph: Graph, made: Container[str]) -> RecordedOp:
         """What an analysis sees.
 
         Args:
@@ -118,13 +117,13 @@ class Operator:
             context["data_layout"] or "",
             run,
             [None if t is None else _maker(t) for t in inputs],
-            ["" if t is None else numerics_of(t).dtype(t) for t in inputs],
+            ["" if t is None else reader_of(t).dtype(t) for t in inputs],
             context.namespace.tags[-1] == "eager",
         )
 
 
 @attrs.define(eq=False)
-class Execution:
+class RecordedExecution:
     """One execution of an operator.
 
     Attributes:
@@ -135,9 +134,9 @@ class Execution:
         written: the inputs that are not what their source has given: something wrote into them.
     """
 
-    op: Operator
+    op: RecordedOp
     inputs: list[Array | None]
-    sources: list[tuple[Execution, int] | None]
+    sources: list[tuple[RecordedExecution, int] | None]
     is_data: list[bool]
     outputs: list[Array | None] = attrs.field(factory=list)
     written: list[int] = attrs.field(factory=list)
@@ -188,10 +187,10 @@ class Pass:
     """
 
     labels: Any = None
-    executions: dict[str, Execution] = attrs.field(factory=dict)
+    executions: dict[str, RecordedExecution] = attrs.field(factory=dict)
 
 
-class Recorder(Tool):
+class PassRecorder(Tool):
     """Records each pass; an operator that runs again begins the next one.
 
     Args:
@@ -219,7 +218,7 @@ class Recorder(Tool):
         if finished is not None:
             self._finished(finished)
 
-    def in_order(self, run: Pass) -> list[Execution]:
+    def in_order(self, run: Pass) -> list[RecordedExecution]:
         """The executions of a pass; of a graph, which may run them in any, in the graph's order."""
         executions = list(run.executions.values())
         if all(execution.op.is_eager for execution in executions):
@@ -233,24 +232,24 @@ class Recorder(Tool):
         if context.get_op_id() in made and context.namespace.tags[-1] == "eager":
             self.finish()
             made = {}
-        op = Operator.of(context, self._graph, made)
+        op = RecordedOp.of(context, self._graph, made)
         context.insert_before_op(self._before, op=op)
         context.insert_after_op(self._after, op=op)
 
-    def _before(self, *tensors: Any, op: Operator) -> None:
+    def _before(self, *tensors: Any, op: RecordedOp) -> None:
         running = self._pass
         if running is not None and op.about.id in running.executions and self._is_new(op):
             self.finish()
             running = None
         if running is None:
             running = self._pass = Pass(self.labels)
-        execution = Execution(op, [], [], [])
+        execution = RecordedExecution(op, [], [], [])
         for link, tensor in zip(self._links(op, tensors), tensors, strict=True):
             self._read(running, execution, link, tensor)
         running.executions[op.about.id] = execution
 
     def _read(
-        self, running: Pass, execution: Execution, link: TracedTensor | None, tensor: Any
+        self, running: Pass, execution: RecordedExecution, link: TracedTensor | None, tensor: Any
     ) -> None:
         """Note an input: its value, and where it comes from."""
         source = None if link is None else running.executions.get(link.producer)
@@ -273,7 +272,7 @@ class Recorder(Tool):
         execution.sources.append((source, link.position))
         execution.is_data.append(source.depends_on_input(link.position))
 
-    def _after(self, *tensors: Any, op: Operator) -> None:
+    def _after(self, *tensors: Any, op: RecordedOp) -> None:
         execution = None if self._pass is None else self._pass.executions.get(op.about.id)
         if execution is not None:
             execution.outputs = [None if t is None else _array(t) for t in tensors]
@@ -281,11 +280,11 @@ class Recorder(Tool):
             # Its arguments may be others at the next execution.
             self.reanalyse(op.about.id)
 
-    def _is_new(self, op: Operator) -> bool:
+    def _is_new(self, op: RecordedOp) -> bool:
         # What a loop runs several times is one pass.
         return op.is_eager or not _BODY.search(op.about.id)
 
-    def _links(self, op: Operator, tensors: Sequence[Any]) -> Sequence[TracedTensor | None]:
+    def _links(self, op: RecordedOp, tensors: Sequence[Any]) -> Sequence[TracedTensor | None]:
         if op.is_eager:
             return [None if t is None else self._graph.tensor_of(t) for t in tensors]
         # What a graph's routine gets are other tensors at each run.
@@ -298,13 +297,13 @@ def _may_be_variable(graph: Graph, link: TracedTensor) -> bool:
     return link.producer.startswith("/") or "read_variable" in graph.op(link.producer).type
 
 
-def bodies(executions: Sequence[Execution]) -> dict[str, set[Execution]]:
+def bodies(executions: Sequence[RecordedExecution]) -> dict[str, set[RecordedExecution]]:
     """The loops and branches of graphs that have run, by id, each with what is in them.
 
     A graph's body reads nothing from outside and gives nothing to it but through the operator that
     runs it; a scope of the same name does.
     """
-    found: dict[str, set[Execution]] = {}
+    found: dict[str, set[RecordedExecution]] = {}
     parts: dict[str, set[str]] = {}
     for execution in executions:
         op_id = execution.op.about.id
@@ -322,14 +321,14 @@ def bodies(executions: Sequence[Execution]) -> dict[str, set[Execution]]:
     return found
 
 
-def last_scores(executions: Sequence[Execution]) -> Execution | None:
+def last_scores(executions: Sequence[RecordedExecution]) -> RecordedExecution | None:
     """The end of the longest way through a model that can be scores of classes, the last of equals.
 
     What belongs to a loss by its name or type, or is outside of modules, counts only if there is
     nothing else: so a script's own arithmetic and its optimizer are left out. Where loops or
     branches of a graph interrupt the way, the last one counts.
     """
-    depths: dict[Execution, int] = {}
+    depths: dict[RecordedExecution, int] = {}
     for execution in executions:
         sources = zip(execution.sources, execution.is_data, strict=True)
         before = [depths.get(s[0], 0) for s, is_data in sources if s is not None and is_data]
@@ -351,16 +350,14 @@ def is_real(array: Array | None) -> bool:
 
 def _array(tensor: Any) -> Array | None:
     """A copy of the values, None of what has no real numbers."""
-    numerics = numerics_of(tensor)
-    if not _NUMBERS.match(numerics.dtype(tensor)):
+    reader = reader_of(tensor)
+    if not _NUMBERS.match(reader.dtype(tensor)):
         return None
     try:
         # Not ascontiguousarray, which gives a single number an axis.
-        array = np.asarray(numerics.numpy(tensor), order="C")
+        return np.asarray(reader.wide_numpy(tensor), order="C")
     except (RuntimeError, TypeError, ValueError, NotImplementedError):
         return None
-    # Products of half precision may leave its range.
-    return array.astype(np.float32) if array.dtype == np.float16 else array
 
 
 def _are_same(one: Array, other: Array | None) -> bool:
@@ -372,7 +369,7 @@ def _are_same(one: Array, other: Array | None) -> bool:
 
 def _maker(tensor: Any) -> Callable[[Array], Any] | None:
     """What makes a tensor of the type of another from an array; None of what has no numbers."""
-    if not _NUMBERS.match(numerics_of(tensor).dtype(tensor)):
+    if not _NUMBERS.match(reader_of(tensor).dtype(tensor)):
         return None
     try:
         arithmetic = arithmetic_of(tensor)

@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from amanda_tools._values.numerics import Array
+from amanda_tools._values.tensors import Array
 from amanda_tools.path.call import Call, NoRule, Rule, Wanted, coordinates
 from amanda_tools.path.synapses import chosen
 

@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 import attrs
 import numpy as np
 
-from amanda_tools._values.numerics import Array
+from amanda_tools._values.tensors import Array
 
 ROUNDING = 1e-6
 """A sum reaches a goal that it misses by less than this part of all positive contributions."""

@@ -13,12 +13,19 @@ import numpy as np
 from amanda.errors import AmandaError
 from amanda.results import Chart, Table
 from amanda_tools._bases.printing import PrintingTool
+from amanda_tools._output.charts import write_svg
 from amanda_tools._output.csv_files import write_rows
 from amanda_tools.path import paths as storage
 from amanda_tools.path.extraction import Extraction, Start
 from amanda_tools.path.paths import KINDS, Path, counted
-from amanda_tools.path.plot import draw
-from amanda_tools.path.recording import Execution, Operator, Pass, Recorder, bodies, last_scores
+from amanda_tools.path.recording import (
+    Pass,
+    PassRecorder,
+    RecordedExecution,
+    RecordedOp,
+    bodies,
+    last_scores,
+)
 
 
 def _share(_: Any, attribute: Any, value: float) -> None:
@@ -54,7 +61,7 @@ class PathOptions:
 class _Figures:
     """Sums over the inputs of one operator: of each kind critical ones and all."""
 
-    op: Operator
+    op: RecordedOp
     inputs: int = 0
     critical: dict[str, int] = attrs.field(factory=lambda: dict.fromkeys(KINDS, 0))
     total: dict[str, int] = attrs.field(factory=lambda: dict.fromkeys(KINDS, 0))
@@ -78,14 +85,14 @@ class PathTool(PrintingTool[PathOptions]):
         super().__init__(**options)
         self.class_paths: dict[int, Path] = {}
         self.counts: dict[int, int] = {}
-        self._recorder = Recorder(self._extract)
+        self._recorder = PassRecorder(self._extract)
         self._paths: list[Path] = []
         self._dropped = 0
         self._without_output = 0
         self._bodies: set[str] = set()
         self._start = ""
         self._figures: dict[str, _Figures] = {}
-        self._skipped: dict[str, tuple[Operator, str]] = {}
+        self._skipped: dict[str, tuple[RecordedOp, str]] = {}
         self.depends_on(self._recorder, self._recorder.tracing)
 
     @property
@@ -147,7 +154,7 @@ class PathTool(PrintingTool[PathOptions]):
         for path in found.paths:
             self._take(path, ops)
 
-    def _take(self, path: Path, ops: dict[str, Operator]) -> None:
+    def _take(self, path: Path, ops: dict[str, RecordedOp]) -> None:
         for op_id, part in path.ops.items():
             figures = self._figures.setdefault(op_id, _Figures(ops[op_id]))
             figures.inputs += 1
@@ -164,7 +171,7 @@ class PathTool(PrintingTool[PathOptions]):
             self.class_paths[path.label] = path if known is None else known | path
             self.counts[path.label] = self.counts.get(path.label, 0) + 1
 
-    def _output(self, run: Pass) -> Execution | None:
+    def _output(self, run: Pass) -> RecordedExecution | None:
         """Where the paths of a pass begin."""
         wanted = self.options.output or self._start
         if wanted in run.executions:
@@ -296,8 +303,9 @@ class PathTool(PrintingTool[PathOptions]):
             write_rows(written[-1], rows)
         if self.options.svg:
             written.append(folder / f"{stem}.svg")
+            [chart] = self.charts()
             title = f"effective path of {self._start}, theta {self.options.theta}"
-            draw(rows, title, written[-1])
+            write_svg(attrs.evolve(chart, title=title), written[-1])
         return written
 
 

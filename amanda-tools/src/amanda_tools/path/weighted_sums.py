@@ -8,8 +8,8 @@ from collections.abc import Sequence
 import attrs
 import numpy as np
 
-from amanda_tools._operators.contractions import parsed
-from amanda_tools._values.numerics import Array
+from amanda_tools._operators.einsum import parse_equation
+from amanda_tools._values.tensors import Array
 from amanda_tools.path.call import Call, NoRule, Wanted
 from amanda_tools.path.rules import rule
 from amanda_tools.path.synapses import LETTERS, Operand, Rows
@@ -72,7 +72,7 @@ def product(call: Call, wanted: Wanted) -> None:
             left, right = right, left
         equation = _matrices(call, left, right)
     ranks = [call.array(i).ndim for i in (left, right)]
-    factors, result = parsed(equation, ranks)
+    factors, result = parse_equation(equation, ranks)
     if any(len(set(letters)) < len(letters) for letters in factors):
         raise NoRule(f"a diagonal in {equation}")
     operands = [Operand.of(call.array(i), f) for i, f in zip((left, right), factors, strict=True)]

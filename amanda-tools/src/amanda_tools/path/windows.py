@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from amanda_tools._values.numerics import Array
+from amanda_tools._values.tensors import Array
 from amanda_tools.path.call import Call, NoRule
 from amanda_tools.path.synapses import Operand
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
@@ -15,16 +14,15 @@ from amanda.results import Chart, Table
 from amanda.tools.description import OpDescription, describe
 from amanda.tools.mapping import MappingTool
 from amanda_tools._bases.printing import PrintingTool
-from amanda_tools._operators.kinds import VIEWS
-from amanda_tools._operators.routines import left_elsewhere
+from amanda_tools._operators.handover import Handover
+from amanda_tools._operators.op_types import VIEWS
 from amanda_tools._operators.saved_tensors import saved_tensors
-from amanda_tools._operators.source import source_of
-from amanda_tools._operators.weights import byte_size
-from amanda_tools._output.charting import (
-    BOTH,
-    by_direction,
-    ranked,
-    ranked_modules,
+from amanda_tools._operators.source_lines import source_of
+from amanda_tools._output.chart_data import (
+    BOTH_DIRECTIONS,
+    rank_groups,
+    rank_modules,
+    sum_by_direction,
 )
 from amanda_tools._output.csv_files import write_rows
 from amanda_tools._output.units import quantity
@@ -35,6 +33,7 @@ from amanda_tools._timelines.memory import (
     synchronize,
 )
 from amanda_tools._timelines.timeline import Timeline
+from amanda_tools._values.shapes import byte_size
 from amanda_tools.profile.speedscope import flame_graph
 
 __all__ = ["ProfileOptions", "ProfileTool"]
@@ -209,12 +208,12 @@ class ProfileTool(PrintingTool[ProfileOptions]):
     def charts(self) -> Iterable[Chart]:
         """Time by module and by type, what is saved for the backward pass by module."""
         rows = [{**row, "module": self._ops[row["id"]].place} for row in self.op_rows()]
-        modules, types = (by_direction(rows, key, "seconds") for key in ("module", "type"))
-        yield from ranked_modules("time by module", modules, BOTH, "s")
-        yield from ranked("time by type", types, BOTH, "s")
+        modules, types = (sum_by_direction(rows, key, "seconds") for key in ("module", "type"))
+        yield from rank_modules("time by module", modules, BOTH_DIRECTIONS, "s")
+        yield from rank_groups("time by type", types, BOTH_DIRECTIONS, "s")
         saved = {"saved": "saved_bytes"}
         title = "saved for the backward pass by module"
-        yield from ranked_modules(title, self._grouped(rows, "module"), saved, "B")
+        yield from rank_modules(title, self._grouped(rows, "module"), saved, "B")
 
     def write_files(self, folder: Path, stem: str) -> Sequence[Path]:
         """Write ``<stem>.csv``, ``<stem>.speedscope.json`` and ``<stem>.timeline.json``."""
@@ -246,7 +245,7 @@ class MemoryChange:
     def __init__(self, used: Callable[[], int]) -> None:
         self.bytes = 0
         self._used = used
-        self._before: dict[int, int] = {}
+        self._before = Handover[int]()
 
     def watch_before(self, context: OpContext) -> None:
         """Insert the routine before the operator."""
@@ -264,12 +263,10 @@ class MemoryChange:
 
     def begin(self) -> None:
         """Instrumentation routine before the operator."""
-        self._before[threading.get_ident()] = self._used()
+        self._before.leave(self._used())
 
     def end(self) -> None:
         """Instrumentation routine after it."""
-        before = self._before.pop(threading.get_ident(), None)
-        if before is None:
-            before = left_elsewhere(self._before)
+        before = self._before.take()
         if before is not None:
             self.bytes += self._used() - before

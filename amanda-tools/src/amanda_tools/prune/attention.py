@@ -9,8 +9,9 @@ import numpy as np
 from amanda import OpContext
 from amanda.tools.description import OpDescription
 from amanda.tools.graph import Graph, TracedOp
-from amanda_tools._operators.selection import Untreatable, rank_of, shape_of
-from amanda_tools._values.arithmetic import Arithmetic, arithmetic_of
+from amanda_tools._operators.weights import Untreatable
+from amanda_tools._values.shapes import rank_of, shape_of
+from amanda_tools._values.tensors import Arithmetic, arithmetic_of
 from amanda_tools.prune.options import PruneOptions
 
 CAUSAL = "it is causal: the choice of keys would depend on later queries"
@@ -104,7 +105,7 @@ class AttentionPruning:
             later = arithmetic.constant(np.triu(np.ones((queries, keys)), 1), weights)
             rank = len(shape_of(weights))
             total = arithmetic.sum(arithmetic.stop_gradient(weights) * later, list(range(rank)))
-            if float(arithmetic.numpy(total)) == 0:
+            if float(arithmetic.wide_numpy(total)) == 0:
                 self.causal.add(op_id)
         return op_id in self.causal
 
@@ -120,11 +121,11 @@ class AttentionPruning:
         finite = arithmetic.where(weights == weights, weights, 0.0)
         attention = arithmetic.sum(finite, list(range(1, rank - 1)))
         if self._options.block == 1:
-            kept = arithmetic.top(attention, count)
+            kept = arithmetic.top_mask(attention, count)
         else:
             members = np.arange(keys)[:, None] // self._options.block == np.arange(blocks)
             by_block = arithmetic.matmul(attention, arithmetic.constant(members, weights))
-            chosen = arithmetic.top(by_block, count)
+            chosen = arithmetic.top_mask(by_block, count)
             kept = arithmetic.matmul(chosen, arithmetic.constant(members.T, weights))
         return arithmetic.reshape(kept, [-1, *[1] * (rank - 2), keys])
 

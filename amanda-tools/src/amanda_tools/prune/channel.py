@@ -8,11 +8,10 @@ import numpy as np
 
 from amanda import OpContext
 from amanda.tools.description import OpDescription
-from amanda_tools._operators.selection import Weight, weight_of
-from amanda_tools._values.arithmetic import arithmetic_of
+from amanda_tools._operators.weights import Weight, weight_of
+from amanda_tools._values.tensors import Array, arithmetic_of
 from amanda_tools.prune.dynamic import Gate, check_groups, new_gate
 from amanda_tools.prune.options import PruneOptions
-from amanda_tools.prune.rules import Array
 
 
 class ChannelPruning:
@@ -51,7 +50,7 @@ class ChannelPruning:
 
     def _fill(self, gate: Gate, weight: Weight) -> None:
         """Give a gate its values."""
-        phi = initial_phi(arithmetic_of(weight.value).numpy(weight.value), weight)
+        phi = initial_phi(arithmetic_of(weight.value).wide_numpy(weight.value), weight)
         channels = phi.shape[1]
         gate.kept = channels - round(self._options.sparsity * channels)
         gate.initial = {"phi": phi, "rho": np.ones(channels)}
@@ -64,7 +63,7 @@ class ChannelPruning:
         phi, rho = (gate.value(name, features) for name in ("phi", "rho"))
         saliency = arithmetic.relu(arithmetic.matmul(features, phi) + rho)
         assert gate.kept is not None
-        kept = arithmetic.top(saliency, gate.kept)
+        kept = arithmetic.top_mask(saliency, gate.kept)
         if self._options.boost:
             kept = kept * saliency
         shape = [1] * gate.rank

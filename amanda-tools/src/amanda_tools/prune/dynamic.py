@@ -8,14 +8,9 @@ from typing import Any
 import attrs
 
 from amanda import OpContext
-from amanda_tools._operators.selection import (
-    Untreatable,
-    Weight,
-    rank_of,
-    shape_of,
-)
-from amanda_tools._values.arithmetic import arithmetic_of
-from amanda_tools.prune.rules import Array
+from amanda_tools._operators.weights import Untreatable, Weight, data_index
+from amanda_tools._values.shapes import rank_of, shape_of
+from amanda_tools._values.tensors import Array, arithmetic_of
 
 
 @attrs.define(eq=False)
@@ -47,13 +42,13 @@ class Gate:
         """One of its values, beside a tensor."""
         arithmetic = arithmetic_of(like)
         if not self.values:
-            wide = arithmetic.single(like)
+            wide = arithmetic.widen(like)
             self.values = {n: arithmetic.variable(v, wide) for n, v in self.initial.items()}
-        return arithmetic.matched(self.values[name], like)
+        return arithmetic.cast_like(self.values[name], like)
 
     def arrays(self) -> Mapping[str, Array]:
         """What was trained, with numpy."""
-        return {name: arithmetic_of(value).numpy(value) for name, value in self.values.items()}
+        return {name: arithmetic_of(value).wide_numpy(value) for name, value in self.values.items()}
 
 
 def new_gate(context: OpContext, weight: Weight) -> Gate:
@@ -63,8 +58,7 @@ def new_gate(context: OpContext, weight: Weight) -> Gate:
         Untreatable: the input has another number of axes than it should, or nobody
             knows how many.
     """
-    # addmm(bias, input, weight) has the data in the middle.
-    source = min({0, 1, 2} - {weight.index, context["bias_index"]})
+    source = data_index(context, weight)
     rank = rank_of(context.get_inputs()[source])
     layout = context["data_layout"]
     if layout is not None:

@@ -11,7 +11,8 @@ from typing import Any
 import numpy as np
 
 from amanda.errors import AmandaError
-from amanda_tools.prune.rules import Array
+from amanda.files import replaced
+from amanda_tools._values.tensors import Array
 
 _HEADER = "amanda-prune"
 _VERSION = 1
@@ -30,15 +31,9 @@ def write(
     """
     target = Path(path)
     header = json.dumps({"kind": kind, "version": _VERSION, **about})
-    partial = target.with_name(f".{target.name}.partial")
-    try:
-        with partial.open("wb") as file:
-            contents: dict[str, Any] = {_HEADER: np.array(header), **arrays}
-            np.savez_compressed(file, **contents)
-        os.replace(partial, target)
-    except BaseException:
-        partial.unlink(missing_ok=True)
-        raise
+    with replaced(target, binary=True) as file:
+        contents: dict[str, Any] = {_HEADER: np.array(header), **arrays}
+        np.savez_compressed(file, **contents)
     return target
 
 

@@ -8,7 +8,7 @@ from typing import Literal
 import attrs
 
 from amanda.tools.reporting import type_names
-from amanda_tools._operators.selection import checked
+from amanda_tools._bases.options import require
 
 Method = Literal["magnitude", "nm", "tile", "channel", "activation", "attention"]
 
@@ -67,7 +67,7 @@ class PruneOptions:
     def __attrs_post_init__(self) -> None:
         known = ", ".join(_DEFAULT_OPS)
         is_static = self.method in STATIC_METHODS
-        checked(
+        require(
             {
                 f"method={self.method} is not one of {known}": self.method in _DEFAULT_OPS,
                 f"sparsity={self.sparsity} is not in [0, 1)": 0 <= self.sparsity < 1,

@@ -7,15 +7,14 @@ A rule is made once per tool. ``check`` says of which weights it can make a mask
 from __future__ import annotations
 
 import math
-from typing import Any, Protocol
+from typing import Protocol
 
 import attrs
 import numpy as np
 
-from amanda_tools._operators.selection import Untreatable, Weight
+from amanda_tools._operators.weights import Untreatable, Weight
+from amanda_tools._values.tensors import Array
 from amanda_tools.prune.options import PruneOptions
-
-Array = np.ndarray[Any, Any]
 
 
 class Rule(Protocol):
@@ -82,7 +81,7 @@ class NofM:
         order = np.argsort(-groups, axis=1, kind="stable")
         mask = np.zeros(groups.shape, bool)
         np.put_along_axis(mask, order[:, : self.n], True, axis=1)
-        return weight.folded(mask, "I", value.shape)
+        return weight.from_matrix(mask, "I", value.shape)
 
 
 @attrs.frozen
@@ -107,7 +106,7 @@ class TileWise:
 
     def mask(self, value: Array, weight: Weight, sparsity: float) -> Array:
         mask = self._matrix_mask(weight.matrix(np.abs(value), "O"), sparsity)
-        return weight.folded(mask, "O", value.shape)
+        return weight.from_matrix(mask, "O", value.shape)
 
     def _matrix_mask(self, scores: Array, sparsity: float) -> Array:
         rows, columns = scores.shape

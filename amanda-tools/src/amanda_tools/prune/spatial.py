@@ -9,8 +9,9 @@ import numpy as np
 
 from amanda import OpContext
 from amanda.tools.description import OpDescription
-from amanda_tools._operators.selection import Untreatable, shape_of, weight_of
-from amanda_tools._values.arithmetic import Arithmetic, arithmetic_of
+from amanda_tools._operators.weights import Untreatable, weight_of
+from amanda_tools._values.shapes import shape_of
+from amanda_tools._values.tensors import Arithmetic, arithmetic_of
 from amanda_tools.prune.dynamic import Gate, input_channels, new_gate
 from amanda_tools.prune.options import PruneOptions
 
@@ -60,7 +61,7 @@ class SpatialPruning:
         sizes = [shape_of(output)[axis] for axis in gate.positions]
         saliency = self._saliency(arithmetic, inputs[gate.source], gate, sizes)
         count = math.prod(sizes)
-        hard = arithmetic.top(saliency, count - round(self._options.sparsity * count))
+        hard = arithmetic.top_mask(saliency, count - round(self._options.sparsity * count))
         soft = arithmetic.sigmoid(saliency)
         # The order matters: it makes the value exactly 0 or 1.
         mask = hard + (soft - arithmetic.stop_gradient(soft))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import weakref
 from collections.abc import Callable, Hashable, Mapping
 from typing import Any
 
@@ -13,16 +14,28 @@ import amanda
 from amanda import OpContext
 from amanda.errors import AmandaError
 from amanda.tools.description import OpDescription
-from amanda_tools._operators.selection import Weight, shape_of, weakly, weight_of
-from amanda_tools._values.arithmetic import arithmetic_of
+from amanda_tools._operators.weights import Weight, weight_of
+from amanda_tools._values.shapes import shape_of
+from amanda_tools._values.tensors import Array, arithmetic_of
 from amanda_tools.prune.options import PruneOptions
-from amanda_tools.prune.rules import Array, rule_of, without_smallest
+from amanda_tools.prune.rules import rule_of, without_smallest
 
 
 @amanda.traceable
 def masked(weight: Any, mask: Any) -> Any:
     """Instrumentation routine: the weight under its mask, and so its gradient."""
-    return weight * arithmetic_of(weight).matched(mask, weight)
+    return weight * arithmetic_of(weight).cast_like(mask, weight)
+
+
+def weak_reference(value: Any) -> Callable[[], Any]:
+    """Return a function that gives a value while it is alive, else None.
+
+    It always gives None for objects that take no weak reference.
+    """
+    try:
+        return weakref.ref(value)
+    except TypeError:
+        return lambda: None
 
 
 @attrs.define(eq=False)
@@ -121,12 +134,12 @@ class GlobalThreshold:
         if op_id in self._met:
             return True
         if weight.mask is None and self._threshold is not None:
-            scores = np.abs(arithmetic_of(value).numpy(value))
+            scores = np.abs(arithmetic_of(value).wide_numpy(value))
             weight.set(scores > self._threshold, None)
             return False
         self._met.add(op_id)
         if weight not in self._scores:
-            self._scores[weight] = np.abs(arithmetic_of(value).numpy(value))
+            self._scores[weight] = np.abs(arithmetic_of(value).wide_numpy(value))
             self.step = weight.step
         return False
 
@@ -206,7 +219,7 @@ class StaticPruning:
 
     def _new_weight(self, op_id: str, found: Weight) -> PrunedWeight:
         # What is not the program's own object (a copy of a variable) may be gone at once.
-        source = weakly(found.value)
+        source = weak_reference(found.value)
         weight = PrunedWeight(attrs.evolve(found, value=None), shape_of(found.value), source)
         self._by_value[found.identity] = weight
         if self._given is not None:
@@ -238,7 +251,7 @@ class StaticPruning:
         """Make the mask that is due."""
         step = weight.step
         sparsity = self._options.sparsity * self._schedule.share(step)
-        mask = self._rule.mask(arithmetic_of(value).numpy(value), weight.weight, sparsity)
+        mask = self._rule.mask(arithmetic_of(value).wide_numpy(value), weight.weight, sparsity)
         weight.set(mask, self._schedule.next_due(step))
 
     def _masked_by_schedule(self, value: Any, pruned: PrunedWeight, op_id: str) -> Any:

@@ -16,21 +16,16 @@ from amanda.tools.description import OpDescription, describe
 from amanda.tools.graph_tracing import GraphTracingTool
 from amanda.tools.mapping import MappingTool
 from amanda_tools._bases.printing import PrintingTool
-from amanda_tools._operators.selection import (
-    Selection,
-    Untreatable,
-    values_of_run,
-    weakly,
-)
-from amanda_tools._values.arithmetic import arithmetic_of
+from amanda_tools._operators.targets import Targets
+from amanda_tools._operators.weights import Untreatable, values_of_run
+from amanda_tools._values.tensors import Array, arithmetic_of
 from amanda_tools.prune import files
 from amanda_tools.prune.attention import CAUSAL, AttentionPruning
 from amanda_tools.prune.channel import ChannelPruning
 from amanda_tools.prune.dynamic import Gate
 from amanda_tools.prune.options import PruneOptions
-from amanda_tools.prune.rules import Array
 from amanda_tools.prune.spatial import SpatialPruning
-from amanda_tools.prune.static import StaticPruning
+from amanda_tools.prune.static import StaticPruning, weak_reference
 
 Pruning = StaticPruning | ChannelPruning | SpatialPruning | AttentionPruning
 
@@ -57,7 +52,7 @@ class PruneTool(PrintingTool[PruneOptions]):
 
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)
-        self._selection = Selection(
+        self._targets = Targets(
             self.options.types, self.options.exclude, is_default=not self.options.ops
         )
         self._pruning = _METHODS.get(self.options.method, StaticPruning)(self.options)
@@ -75,17 +70,17 @@ class PruneTool(PrintingTool[PruneOptions]):
         op = describe(context)
         is_default = not self.options.ops
         index = context["weight_index"]
-        if self._selection.takes(op, has_weight=is_default and index is not None):
+        if self._targets.takes(op, has_weight=is_default and index is not None):
             try:
                 self._pruning.treat(context, op)
             except Untreatable as reason:
-                self._selection.skip(op, str(reason))
+                self._targets.skip(op, str(reason))
             else:
                 self._ops[op.id] = op
                 return
         value = None if index is None else context.get_value(index)
         if value is not None:
-            self._dense_readers[op.id] = weakly(value)
+            self._dense_readers[op.id] = weak_reference(value)
 
     # -- masks ------------------------------------------------------------
 
@@ -160,7 +155,7 @@ class PruneTool(PrintingTool[PruneOptions]):
         """
         masks = self.masks
         return {
-            id: arithmetic_of(value).numpy(value) * masks[id]
+            id: arithmetic_of(value).wide_numpy(value) * masks[id]
             for id, value in self._values(run).items()
         }
 
@@ -189,7 +184,7 @@ class PruneTool(PrintingTool[PruneOptions]):
         for op_id, value in self._values(run).items():
             arithmetic = arithmetic_of(value)
             try:
-                arithmetic.assign(value, arithmetic.numpy(value) * masks[op_id])
+                arithmetic.assign(value, arithmetic.wide_numpy(value) * masks[op_id])
             except TypeError as error:
                 raise CapabilityError(
                     f"prune: the weight of op {op_id} cannot be written ({error}); use export()"
@@ -227,7 +222,7 @@ class PruneTool(PrintingTool[PruneOptions]):
         """The pruned operators; what showed itself as causal when it ran is moved to the others."""
         if isinstance(self._pruning, AttentionPruning):
             for op_id in self._pruning.causal & self._ops.keys():
-                self._selection.skip(self._ops.pop(op_id), CAUSAL)
+                self._targets.skip(self._ops.pop(op_id), CAUSAL)
         return list(self._ops.values())
 
     def _figures(self, op_id: str) -> dict[str, Any]:
@@ -260,10 +255,10 @@ class PruneTool(PrintingTool[PruneOptions]):
             "weights": size,
             "zeros": zeros,
             "sparsity": zeros / size if size else 0.0,
-            "skipped": self._selection.rows(),
+            "skipped": self._targets.rows(),
             "read_without_mask": self._shared(),
             "masks_never_used": [op_id for op_id in self._given if op_id not in self._ops],
-            "ops_never_met": self._selection.never_met(),
+            "ops_never_met": self._targets.never_met(),
         }
 
     def tables(self) -> Iterable[Table]:
@@ -287,7 +282,7 @@ class PruneTool(PrintingTool[PruneOptions]):
             )
         if unused := found["masks_never_used"]:
             yield Table("prune: masks never used", ("op",), [(op_id,) for op_id in unused])
-        yield from self._selection.tables("prune")
+        yield from self._targets.tables("prune")
 
     def write_files(self, folder: Path, stem: str) -> Sequence[Path]:
         """Write ``<stem>.masks.npz``, of a dynamic method ``<stem>.gates.npz``."""

@@ -11,10 +11,11 @@ import numpy as np
 
 from amanda.errors import AmandaError
 from amanda.files import write_json
-from amanda_tools._operators.selection import shape_of, values_of_run
+from amanda_tools._operators.weights import values_of_run
 from amanda_tools._values import tensor_files
-from amanda_tools._values.arithmetic import arithmetic_of
-from amanda_tools.quantize.numbers import Array, integers
+from amanda_tools._values.shapes import shape_of
+from amanda_tools._values.tensors import Array, arithmetic_of
+from amanda_tools.quantize.numbers import integers
 from amanda_tools.quantize.quantizers import Quantizer
 
 Quantizers = Mapping[str, Sequence[Quantizer]]
@@ -55,7 +56,7 @@ def whole_numbers(quantizer: Quantizer, value: Any) -> Array:
     """The integers that stand for a weight, in the framework's layout."""
     scale, zero = grid_of(quantizer, shape_of(value))
     kind = np.int8 if quantizer.bits <= 8 else np.int16
-    array, grid = arithmetic_of(value).numpy(value), quantizer.grid
+    array, grid = arithmetic_of(value).wide_numpy(value), quantizer.grid
     if "step" in quantizer.learned:
         # A learned step divides; elsewhere its inverse multiplies.
         return np.round(np.clip(array / scale, grid.low, grid.high)).astype(kind)

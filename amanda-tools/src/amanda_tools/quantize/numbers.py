@@ -8,16 +8,14 @@ import attrs
 import numpy as np
 
 import amanda
-from amanda_tools._values.arithmetic import Arithmetic, arithmetic_of
-
-Array = np.ndarray[Any, Any]
+from amanda_tools._values.tensors import Arithmetic, Array, arithmetic_of
 
 FLOATS = {"e4m3": ("float8_e4m3fn", 448.0), "e5m2": ("float8_e5m2", 57344.0)}
 """Name to the frameworks' type and its largest finite number (OCP 8-bit floating point, 2023)."""
 
 
 @attrs.frozen
-class Grid:
+class QuantGrid:
     """Integers from `low` to `high`; for floating point numbers the scale takes the largest to 1.
 
     Attributes:
@@ -32,7 +30,7 @@ class Grid:
     is_symmetric: bool
 
     @classmethod
-    def of(cls, number: str, bits: int, *, symmetric: bool) -> Grid:
+    def of(cls, number: str, bits: int, *, symmetric: bool) -> QuantGrid:
         """The grid of some bits; a symmetric one leaves its lowest number out."""
         if number != "int":
             return cls(number, -FLOATS[number][1], FLOATS[number][1], True)
@@ -40,7 +38,7 @@ class Grid:
         return cls(number, -high if symmetric else -high - 1, high, symmetric)
 
     @classmethod
-    def unsigned(cls, bits: int) -> Grid:
+    def unsigned(cls, bits: int) -> QuantGrid:
         """From 0, for what is never negative."""
         return cls("int", 0, 2**bits - 1, True)
 
@@ -59,7 +57,7 @@ class Grid:
         return scale, zero.astype(np.float32)
 
 
-def integers(value: Array, scale: Array, zero: Array, grid: Grid) -> Array:
+def integers(value: Array, scale: Array, zero: Array, grid: QuantGrid) -> Array:
     """The numbers that stand for values, with numpy and in the arithmetic of float32."""
     inverse = np.float32(1) / scale.astype(np.float32)
     rounded: Array = np.round(value.astype(np.float32) * inverse) + zero
@@ -70,10 +68,10 @@ def integers(value: Array, scale: Array, zero: Array, grid: Grid) -> Array:
 def fake_quantize(tensor: Any, scale: Any, zero: Any, low: float, high: float) -> Any:
     """Instrumentation routine: the values that integers can stand for."""
     arithmetic = arithmetic_of(tensor)
-    wide = arithmetic.single(tensor)
-    scale, zero = arithmetic.matched(scale, wide), arithmetic.matched(zero, wide)
+    wide = arithmetic.widen(tensor)
+    scale, zero = arithmetic.cast_like(scale, wide), arithmetic.cast_like(zero, wide)
     rounded = arithmetic.round(wide * (1 / scale)) + zero
-    return arithmetic.matched((arithmetic.clip(rounded, low, high) - zero) * scale, tensor)
+    return arithmetic.cast_like((arithmetic.clip(rounded, low, high) - zero) * scale, tensor)
 
 
 @amanda.traceable
@@ -81,15 +79,15 @@ def fake_float(tensor: Any, scale: Any, number: str) -> Any:
     """Instrumentation routine: the values that floating point numbers of 8 bits can stand for."""
     arithmetic = arithmetic_of(tensor)
     dtype, largest = FLOATS[number]
-    wide = arithmetic.single(tensor)
-    scale = arithmetic.matched(scale, wide)
-    rounded = arithmetic.through(arithmetic.clip(wide / scale, -largest, largest), dtype)
-    return arithmetic.matched(rounded * scale, tensor)
+    wide = arithmetic.widen(tensor)
+    scale = arithmetic.cast_like(scale, wide)
+    rounded = arithmetic.round_trip(arithmetic.clip(wide / scale, -largest, largest), dtype)
+    return arithmetic.cast_like(rounded * scale, tensor)
 
 
-def dynamic_fit(arithmetic: Arithmetic, tensor: Any, grid: Grid) -> tuple[Any, Any]:
-    """:meth:`Grid.fitted` for the range of a tensor, in the framework of the tensor."""
-    low, high = arithmetic.extremes(tensor)
+def dynamic_fit(arithmetic: Arithmetic, tensor: Any, grid: QuantGrid) -> tuple[Any, Any]:
+    """:meth:`QuantGrid.fitted` for the range of a tensor, in the framework of the tensor."""
+    low, high = arithmetic.min_max(tensor)
     low, high = arithmetic.clip(low, -np.inf, 0.0), arithmetic.clip(high, 0.0, np.inf)
     if grid.is_symmetric:
         span = arithmetic.where(-low > high, -low, high) / grid.high

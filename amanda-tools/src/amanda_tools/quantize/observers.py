@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from amanda_tools.quantize.numbers import Array, Grid, integers
+from amanda_tools._values.tensors import Array
+from amanda_tools.quantize.numbers import QuantGrid, integers
 from amanda_tools.quantize.options import QuantizeOptions
 
 SAMPLES = 2**18
@@ -32,7 +33,7 @@ class Observer:
             stride = -(-value.size // SAMPLES)
             self._samples.append(value[::stride])
 
-    def range(self, grid: Grid) -> tuple[Array, Array]:
+    def range(self, grid: QuantGrid) -> tuple[Array, Array]:
         """The range of all that was taken in."""
         if not self._samples:
             return np.asarray(self._low), np.asarray(self._high)
@@ -42,7 +43,7 @@ class Observer:
         return low[0], high[0]
 
 
-def range_of(rows: Array, options: QuantizeOptions, grid: Grid) -> tuple[Array, Array]:
+def range_of(rows: Array, options: QuantizeOptions, grid: QuantGrid) -> tuple[Array, Array]:
     """The range of each row, as the option observer has it."""
     low, high = np.minimum(rows.min(1), 0), np.maximum(rows.max(1), 0)
     if options.observer == "percentile":
@@ -50,7 +51,7 @@ def range_of(rows: Array, options: QuantizeOptions, grid: Grid) -> tuple[Array, 
     return _least_error(rows, low, high, grid) if options.observer == "mse" else (low, high)
 
 
-def _percentiles(rows: Array, percentile: float, grid: Grid) -> tuple[Array, Array]:
+def _percentiles(rows: Array, percentile: float, grid: QuantGrid) -> tuple[Array, Array]:
     if grid.is_symmetric:
         high = np.percentile(np.abs(rows), percentile, axis=1)
         return -high, high
@@ -58,7 +59,7 @@ def _percentiles(rows: Array, percentile: float, grid: Grid) -> tuple[Array, Arr
     return np.minimum(low, 0), np.maximum(high, 0)
 
 
-def _least_error(rows: Array, low: Array, high: Array, grid: Grid) -> tuple[Array, Array]:
+def _least_error(rows: Array, low: Array, high: Array, grid: QuantGrid) -> tuple[Array, Array]:
     """Of shares of the full range, for each row the one whose rounding errs least."""
     errors = []
     for share in _SHRINKS:

@@ -8,7 +8,7 @@ from typing import Literal
 import attrs
 
 from amanda.tools.reporting import type_names
-from amanda_tools._operators.selection import checked
+from amanda_tools._bases.options import require
 
 DEFAULT_OPS = ("conv2d", "linear")
 """The types that are quantized by default; a product with a weight is a linear one."""
@@ -60,7 +60,7 @@ class QuantizeOptions:
             "observer": ("minmax", "percentile", "mse"),
             "learn": ("lsq", "range"),
         }
-        checked(
+        require(
             {
                 **{
                     f"{name}={getattr(self, name)} is not one of {', '.join(known)}": getattr(

@@ -9,9 +9,9 @@ from typing import Any
 import attrs
 import numpy as np
 
-from amanda_tools._operators.selection import shape_of
-from amanda_tools._values.arithmetic import Arithmetic, arithmetic_of
-from amanda_tools.quantize.numbers import Array, Grid, dynamic_fit, fake_float, fake_quantize
+from amanda_tools._values.shapes import shape_of
+from amanda_tools._values.tensors import Arithmetic, Array, arithmetic_of
+from amanda_tools.quantize.numbers import QuantGrid, dynamic_fit, fake_float, fake_quantize
 from amanda_tools.quantize.observers import Observer, range_of
 from amanda_tools.quantize.options import QuantizeOptions
 
@@ -41,7 +41,7 @@ class Quantizer:
     index: int
     role: str
     bits: int
-    grid: Grid
+    grid: QuantGrid
     axes: tuple[int, ...] = ()
     scale: Array | None = None
     zero: Array | None = None
@@ -57,11 +57,11 @@ class Quantizer:
     ) -> Quantizer:
         """A quantizer of a weight, which knows its range, or what it begins to learn with."""
         bits = options.weight_bits
-        grid = Grid.of(options.number, bits, symmetric=True)
+        grid = QuantGrid.of(options.number, bits, symmetric=True)
         channels = tuple(axes) if options.per_channel else ()
         self = cls(options, index, "weight", bits, grid, channels)
         arithmetic = arithmetic_of(value)
-        array = arithmetic.numpy(value)
+        array = arithmetic.wide_numpy(value)
         rows = array.reshape(1, -1)
         if channels:
             count = math.prod(array.shape[axis] for axis in channels)
@@ -83,7 +83,7 @@ class Quantizer:
         """A quantizer of an activation, which has to see some of them first, or each one."""
         bits = options.activation_bits
         symmetric = options.symmetric or (options.method, options.learn) == ("qat", "lsq")
-        grid = Grid.of(options.number, bits, symmetric=symmetric)
+        grid = QuantGrid.of(options.number, bits, symmetric=symmetric)
         self = cls(options, index, "activation", bits, grid)
         if options.method != "dynamic":
             self.remaining = options.calibration
@@ -124,7 +124,7 @@ class Quantizer:
         if self.learned:
             return self.rounded_with(tensor, self.learned)
         if self.scale is None:
-            wide = arithmetic.single(tensor)
+            wide = arithmetic.widen(tensor)
             return self._rounded(tensor, *dynamic_fit(arithmetic, wide, self.grid))
         return self._rounded(tensor, *self.constants(tensor))
 
@@ -132,7 +132,7 @@ class Quantizer:
         """Make the variables of what is learned, beside a tensor, where there are none yet."""
         if self.initial and not self.learned:
             arithmetic = arithmetic_of(like)
-            wide = arithmetic.single(like)
+            wide = arithmetic.widen(like)
             self.learned = {n: arithmetic.variable(v, wide) for n, v in self.initial.items()}
 
     def constants(self, like: Any) -> tuple[Any, Any]:
@@ -141,7 +141,7 @@ class Quantizer:
         key = (str(like.dtype), str(getattr(like, "device", "")), shape)
         if key not in self._constants:
             arithmetic = arithmetic_of(like)
-            wide = arithmetic.single(like)
+            wide = arithmetic.widen(like)
             assert self.scale is not None
             assert self.zero is not None
             self._constants[key] = tuple(
@@ -165,16 +165,16 @@ class Quantizer:
         self.remaining -= 1
         if self._observer is None:
             return
-        self._observer.observe(arithmetic.numpy(tensor))
+        self._observer.observe(arithmetic.wide_numpy(tensor))
         if self.remaining:
             return
         low, high = self._observer.range(self.grid)
         if self.options.method == "qat" and self.options.learn == "lsq" and low >= 0:
-            self.grid = Grid.unsigned(self.bits)
+            self.grid = QuantGrid.unsigned(self.bits)
         self._set_range(low, high)
         assert self.scale is not None
         if "step" in self.initial:
-            rows = arithmetic.numpy(tensor).reshape(1, -1)
+            rows = arithmetic.wide_numpy(tensor).reshape(1, -1)
             values = {"step": _first_step(rows, self.grid, self.scale)}
         elif low == high:
             values = {"low": np.array(-1.0), "high": np.array(1.0)}
@@ -191,10 +191,10 @@ class Quantizer:
     def rounded_with(self, tensor: Any, learned: Mapping[str, Any]) -> Any:
         """The rounded tensor, differentiable, with these values of what is learned."""
         arithmetic = arithmetic_of(tensor)
-        wide = arithmetic.single(tensor)
+        wide = arithmetic.widen(tensor)
         shape = self.beside(shape_of(tensor)) if self.axes else (1,)
         values = {
-            name: arithmetic.reshape(arithmetic.matched(value, wide), shape)
+            name: arithmetic.reshape(arithmetic.cast_like(value, wide), shape)
             for name, value in learned.items()
         }
         if "step" in values:
@@ -202,7 +202,7 @@ class Quantizer:
         else:
             high = values["high"]
             rounded = self._in_range(arithmetic, wide, values.get("low", -high), high)
-        return arithmetic.matched(rounded, tensor)
+        return arithmetic.cast_like(rounded, tensor)
 
     def _with_step(self, arithmetic: Arithmetic, tensor: Any, step: Any) -> Any:
         """Learned step size quantization (Esser et al., ICLR 2020)."""
@@ -245,7 +245,9 @@ class Quantizer:
             return self.scale, self.zero
         if not self.learned:
             return None
-        found = {n: arithmetic_of(v).numpy(v).astype(np.float32) for n, v in self.learned.items()}
+        found = {
+            n: arithmetic_of(v).wide_numpy(v).astype(np.float32) for n, v in self.learned.items()
+        }
         if "step" in found:
             step = np.maximum(found["step"], np.float32(_SMALLEST))
             return step.reshape(self.scale.shape), np.zeros_like(self.scale)
@@ -282,7 +284,7 @@ def _nothing(arithmetic: Arithmetic, tensor: Any) -> Any:
     return tensor - arithmetic.stop_gradient(tensor)
 
 
-def _first_step(rows: Array, grid: Grid, fallback: Array) -> Array:
+def _first_step(rows: Array, grid: QuantGrid, fallback: Array) -> Array:
     """What a step begins with: ``2 * mean(abs(x)) / sqrt(high)``."""
     step = 2 * np.abs(rows).mean(1, dtype=np.float64) / math.sqrt(grid.high)
     return np.where(step > _SMALLEST, step, np.asarray(fallback).reshape(-1))

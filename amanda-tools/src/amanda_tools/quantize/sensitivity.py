@@ -13,7 +13,7 @@ import amanda
 from amanda import OpContext
 from amanda.results import Table
 from amanda.tools.mapping import MappingTool
-from amanda_tools._values.arithmetic import arithmetic_of
+from amanda_tools._values.tensors import arithmetic_of
 from amanda_tools.quantize.quantizers import Quantizer
 
 
@@ -135,7 +135,7 @@ class MeasuringTool(amanda.Tool):
         output = operator(*inputs)
         powers = self._powers.setdefault(op_id, [0.0, 0.0])
         for exact, other in zip(_tensors(output), _tensors(operator(*rounded)), strict=True):
-            values = [arithmetic_of(t).numpy(t).astype(np.float64) for t in (exact, other)]
+            values = [arithmetic_of(t).wide_numpy(t).astype(np.float64) for t in (exact, other)]
             powers[0] += float(np.square(values[0]).sum())
             powers[1] += float(np.square(values[0] - values[1]).sum())
         return output

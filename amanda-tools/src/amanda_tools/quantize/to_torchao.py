@@ -60,7 +60,7 @@ class Exported:
 
 
 @attrs.define
-class Use:
+class ParameterUse:
     """One use of a parameter.
 
     Attributes:
@@ -111,9 +111,9 @@ def _torchao() -> Any:
         ) from error
 
 
-def _uses(run: Callable[[], Any]) -> list[Use]:
+def _uses(run: Callable[[], Any]) -> list[ParameterUse]:
     """All uses of parameters in a run."""
-    found: list[Use] = []
+    found: list[ParameterUse] = []
 
     def collect(context: OpContext) -> None:
         inputs = context.get_inputs()
@@ -121,7 +121,7 @@ def _uses(run: Callable[[], Any]) -> list[Use]:
         for index in range(len(inputs)):
             value = context.get_value(index)
             if value is not None:
-                found.append(Use(describe(context), index, value, rank))
+                found.append(ParameterUse(describe(context), index, value, rank))
 
     collector = amanda.Tool()
     collector.add_inst_for_op(collect)
@@ -136,7 +136,7 @@ class _Obstacle(Exception):
 
 class _Exporter:
     def __init__(
-        self, torchao: Any, model: Any, uses: Sequence[Use], quantizers: Quantizers
+        self, torchao: Any, model: Any, uses: Sequence[ParameterUse], quantizers: Quantizers
     ) -> None:
         self._torchao = torchao
         self._torch = importlib.import_module("torch")
@@ -163,7 +163,7 @@ class _Exporter:
         static = "static" if activation is not None else ""
         return ExportedOp(op_id, type(tensor).__name__, static, reason)
 
-    def _use(self, op_id: str, weight: Quantizer) -> Use:
+    def _use(self, op_id: str, weight: Quantizer) -> ParameterUse:
         for use in self._uses:
             if use.op.id == op_id and use.index == weight.index:
                 if use.op.name not in ("linear", "conv2d"):
@@ -171,7 +171,7 @@ class _Exporter:
                 return use
         raise AmandaError(f"quantize: the run has not executed op {op_id}, which the tool knows")
 
-    def _place(self, use: Use, weight: Quantizer) -> tuple[str, str]:
+    def _place(self, use: ParameterUse, weight: Quantizer) -> tuple[str, str]:
         """The module and the attribute that hold the weight, for this operator alone."""
         places = [
             (path, name)
@@ -190,7 +190,7 @@ class _Exporter:
                 raise _Obstacle(f"op {other.op.id} uses its weight in another way")
         return path, name
 
-    def _is_alike(self, other: Use, weight: Quantizer) -> bool:
+    def _is_alike(self, other: ParameterUse, weight: Quantizer) -> bool:
         """Whether another operator rounds the same weight in the same way."""
         for quantizer in self._quantizers.get(other.op.id, ()):
             if quantizer.role == "weight" and quantizer.index == other.index:
@@ -200,7 +200,7 @@ class _Exporter:
         return False
 
     def _static(
-        self, use: Use, weight: Quantizer, activations: Sequence[Quantizer]
+        self, use: ParameterUse, weight: Quantizer, activations: Sequence[Quantizer]
     ) -> tuple[Any, Any] | None:
         """Scale and zero point of the data, where torchao rounds it as the simulation does."""
         numbers = {quantizer.grid.number for quantizer in (weight, *activations)}
@@ -218,7 +218,9 @@ class _Exporter:
             torch.tensor(zero.reshape(shape), dtype=torch.int8, device=use.value.device),
         )
 
-    def _tensor(self, use: Use, weight: Quantizer, activation: tuple[Any, Any] | None) -> Any:
+    def _tensor(
+        self, use: ParameterUse, weight: Quantizer, activation: tuple[Any, Any] | None
+    ) -> Any:
         torch, value = self._torch, use.value
         scale = torch.tensor(grid_of(weight, value.shape)[0], device=value.device)
         block = tuple(1 if axis in weight.axes else size for axis, size in enumerate(value.shape))
@@ -255,7 +257,9 @@ class _Exporter:
             act_quant_kwargs=how,
         )
 
-    def _float8(self, use: Use, weight: Quantizer, scale: Any, block: Sequence[int]) -> Any:
+    def _float8(
+        self, use: ParameterUse, weight: Quantizer, scale: Any, block: Sequence[int]
+    ) -> Any:
         torch, value = self._torch, use.value
         if use.op.name != "linear" or value.dtype != torch.float32:
             raise _Obstacle(

@@ -18,15 +18,11 @@ from amanda.results import Table
 from amanda.tools.description import OpDescription, describe
 from amanda.tools.mapping import MappingTool
 from amanda_tools._bases.printing import PrintingTool
-from amanda_tools._operators.selection import (
-    Selection,
-    Untreatable,
-    Weight,
-    weight_of,
-)
-from amanda_tools._values.arithmetic import arithmetic_of
+from amanda_tools._operators.targets import Targets
+from amanda_tools._operators.weights import Untreatable, Weight, data_index, weight_of
+from amanda_tools._values.tensors import Array, arithmetic_of
 from amanda_tools.quantize import files
-from amanda_tools.quantize.numbers import Array, fake_float, fake_quantize
+from amanda_tools.quantize.numbers import fake_float, fake_quantize
 from amanda_tools.quantize.options import DEFAULT_OPS, QuantizeOptions
 from amanda_tools.quantize.quantizers import Quantizer
 from amanda_tools.quantize.sensitivity import OpSensitivity, Sensitivity, measure_noise
@@ -47,7 +43,7 @@ class QuantizeTool(PrintingTool[QuantizeOptions]):
 
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)
-        self._selection = Selection(self.options.ops, self.options.exclude)
+        self._targets = Targets(self.options.ops, self.options.exclude)
         self._ops: dict[str, OpDescription] = {}
         self._only: str | None = None
         self.quantizers: dict[str, list[Quantizer]] = {}
@@ -61,7 +57,7 @@ class QuantizeTool(PrintingTool[QuantizeOptions]):
         op = describe(context)
         is_default = self.options.ops == DEFAULT_OPS
         has_weight = context["weight_index"] is not None
-        if not self._selection.takes(op, has_weight=is_default and has_weight):
+        if not self._targets.takes(op, has_weight=is_default and has_weight):
             return
         is_qat, rate = self.options.method == "qat", self.options.learning_rate
         if is_qat and not rate and context.namespace.tags[-1] != "eager":
@@ -74,7 +70,7 @@ class QuantizeTool(PrintingTool[QuantizeOptions]):
             if op.id not in self.quantizers:
                 self.quantizers[op.id] = self._quantizers_of(context, op)
         except Untreatable as reason:
-            self._selection.skip(op, str(reason))
+            self._targets.skip(op, str(reason))
             return
         self._ops[op.id] = op
         if rate:
@@ -139,7 +135,7 @@ class QuantizeTool(PrintingTool[QuantizeOptions]):
             quantizer.prepare(inputs[quantizer.index])
         variables = [value for quantizer in quantizers for value in quantizer.learned.values()]
         arithmetic = arithmetic_of(inputs[places[0]])
-        tensors, values = arithmetic.training(
+        tensors, values = arithmetic.train_in_backward(
             [inputs[place] for place in places], variables, self.options.learning_rate
         )
         rounded, remaining = list(inputs), iter(values)
@@ -336,8 +332,8 @@ class QuantizeTool(PrintingTool[QuantizeOptions]):
                 for op_id, quantizers in self.quantizers.items()
                 if not all(quantizer.is_ready for quantizer in quantizers)
             ],
-            "skipped": self._selection.rows(),
-            "ops_never_met": self._selection.never_met(),
+            "skipped": self._targets.rows(),
+            "ops_never_met": self._targets.never_met(),
         }
 
     def tables(self) -> Iterable[Table]:
@@ -355,14 +351,14 @@ class QuantizeTool(PrintingTool[QuantizeOptions]):
         if missing := self.summary()["not_calibrated"]:
             title = f"quantize: {len(missing)} ops are not calibrated yet"
             yield Table(title, ("op",), [(op_id,) for op_id in missing])
-        yield from self._selection.tables("quantize")
+        yield from self._targets.tables("quantize")
 
 
 def data_inputs(context: OpContext, op: OpDescription, weight: Weight | None) -> list[int]:
     """The inputs of an operator that are activations and take part in its arithmetic."""
     inputs = context.get_inputs()
     if weight is not None:
-        return [min({0, 1, 2} - {weight.index, context["bias_index"]})]
+        return [data_index(context, weight)]
     if op.type == "attention":
         return list(range(min(3, len(inputs))))
     if op.type == "matmul":

@@ -52,7 +52,7 @@ class Kept:
 
 
 @attrs.define(eq=False, weakref_slot=True)
-class Part:
+class Recomputed:
     """A tensor that comes out of an operator's second run.
 
     Attributes:
@@ -61,12 +61,12 @@ class Part:
         geometry: how the tensor lies in the output's memory; None for the packed one itself.
     """
 
-    execution: Execution
+    execution: RecordedRun
     number: int
     geometry: tuple[torch.dtype, int, torch.Size, tuple[int, ...]] | None = None
 
     @classmethod
-    def in_memory_of(cls, execution: Execution, number: int, tensor: torch.Tensor) -> Part:
+    def in_memory_of(cls, execution: RecordedRun, number: int, tensor: torch.Tensor) -> Recomputed:
         """A tensor in the memory of an output."""
         geometry = (tensor.dtype, int(tensor.storage_offset()), tensor.shape, tensor.stride())
         return cls(execution, number, geometry)
@@ -107,7 +107,7 @@ class Gone:
 class Ticket:
     """What autograd holds in place of a tensor that an operator saves."""
 
-    content: Kept | Part | Gone
+    content: Kept | Recomputed | Gone
 
 
 @attrs.frozen
@@ -166,20 +166,20 @@ class Follower:
     Attributes:
         function: makes it.
         number: which output is changed.
-        geometry: which part of its memory; see :class:`Part`.
+        geometry: which part of its memory; see :class:`Recomputed`.
         others: where the other inputs are to be found.
-        autocast: as of :class:`Execution`.
+        autocast: as of :class:`RecordedRun`.
     """
 
     function: OpFunction
     number: int
     geometry: Any
-    others: Sequence[Kept | Part | None]
+    others: Sequence[Kept | Recomputed | None]
     autocast: Autocast | None
 
-    def run_again(self, execution: Execution) -> None:
+    def run_again(self, execution: RecordedRun) -> None:
         """Make the change once more, in what an execution has made again."""
-        target = Part(execution, self.number, self.geometry).tensor_now()
+        target = Recomputed(execution, self.number, self.geometry).tensor_now()
         others = [None if source is None else source.tensor_now() for source in self.others]
         with (
             vanilla(),
@@ -190,7 +190,7 @@ class Follower:
 
 
 @attrs.define(eq=False, weakref_slot=True)
-class Execution:
+class RecordedRun:
     """One run of an operator that is run again in the backward pass.
 
     Attributes:
@@ -211,7 +211,7 @@ class Execution:
     op_id: str
     function: OpFunction
     names: Sequence[str]
-    inputs: Sequence[Kept | Part | None]
+    inputs: Sequence[Kept | Recomputed | None]
     gradients: Sequence[bool]
     autocast: Autocast | None
     random: Sequence[torch.Tensor] = ()
@@ -222,12 +222,12 @@ class Execution:
     has_run: bool = False
     tickets: weakref.WeakSet[Ticket] = attrs.field(factory=weakref.WeakSet)
     unspent: weakref.WeakSet[Ticket] = attrs.field(factory=weakref.WeakSet)
-    waiting: weakref.WeakSet[Execution] = attrs.field(factory=weakref.WeakSet)
+    waiting: weakref.WeakSet[RecordedRun] = attrs.field(factory=weakref.WeakSet)
 
-    def sources(self) -> list[Execution]:
+    def sources(self) -> list[RecordedRun]:
         """The executions that this one's inputs come out of."""
         others = [source for follower in self.followers for source in follower.others]
-        return [part.execution for part in (*self.inputs, *others) if isinstance(part, Part)]
+        return [part.execution for part in (*self.inputs, *others) if isinstance(part, Recomputed)]
 
     def lead(self, ticket: Ticket) -> None:
         """A ticket leads here."""

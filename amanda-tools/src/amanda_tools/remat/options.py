@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import attrs
 
 from amanda.tools.reporting import type_names
-from amanda_tools._operators.selection import checked
+from amanda_tools._bases.options import require
 
 _UNITS = {"": 1, "b": 1}
 _UNITS |= {f"{p}b": 1000**i for i, p in enumerate("kmgt", 1)}
@@ -37,7 +37,7 @@ class RematOptions:
     def __attrs_post_init__(self) -> None:
         match = _SIZE.fullmatch(self.budget)
         known = bool(match) and match is not None and match[2].lower() in _UNITS
-        checked(
+        require(
             {
                 f"budget={self.budget} is neither a size such as 512MiB nor a share such as 0.5": (
                     known and self.bytes_of(1 << 62) > 0

@@ -22,7 +22,7 @@ _LOOKS = 80
 
 
 @attrs.define(eq=False)
-class Step:
+class MeasuredOp:
     """One operator of the measured iteration.
 
     Attributes:
@@ -72,10 +72,10 @@ class Plan:
         return self.peak_bytes <= self.budget_bytes
 
 
-class Memory:
+class MemoryModel:
     """The pieces of memory of the measured iteration, and who makes, reads and keeps them."""
 
-    def __init__(self, steps: Sequence[Step], sizes: Mapping[int, int]) -> None:
+    def __init__(self, steps: Sequence[MeasuredOp], sizes: Mapping[int, int]) -> None:
         self.steps = steps
         self.sizes = sizes
         self.makers = {piece: i for i, step in enumerate(steps) for piece in step.made}
@@ -110,7 +110,7 @@ class _Backward:
     nothing of that operator is wanted any more.
     """
 
-    def __init__(self, memory: Memory, recomputed: Collection[int]) -> None:
+    def __init__(self, memory: MemoryModel, recomputed: Collection[int]) -> None:
         self._memory = memory
         self._recomputed = recomputed
         self._live = 0
@@ -183,7 +183,7 @@ class _Backward:
         return {reader for reader in readers if reader in self._recomputed}
 
 
-def plan(memory: Memory, budget: int, allowed: Collection[int]) -> Plan:
+def plan(memory: MemoryModel, budget: int, allowed: Collection[int]) -> Plan:
     """The cheapest plan that was found within a budget, else the one with the lowest peak.
 
     Args:
@@ -213,7 +213,7 @@ def plan(memory: Memory, budget: int, allowed: Collection[int]) -> Plan:
 class _Found:
     """What a search comes by: the first plan within the budget, and the one with the least peak."""
 
-    def __init__(self, memory: Memory, budget: int, search: _Search) -> None:
+    def __init__(self, memory: MemoryModel, budget: int, search: _Search) -> None:
         self.chosen: frozenset[int] | None = None
         self.best = frozenset[int]()
         self.peak = memory.size(memory.kept(()))
@@ -236,7 +236,9 @@ class _Search:
         weights: what each step costs.
     """
 
-    def __init__(self, memory: Memory, allowed: Collection[int], weights: Sequence[float]) -> None:
+    def __init__(
+        self, memory: MemoryModel, allowed: Collection[int], weights: Sequence[float]
+    ) -> None:
         self.recomputed: set[int] = set()
         self._memory = memory
         self._allowed = allowed

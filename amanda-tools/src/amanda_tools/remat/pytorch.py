@@ -20,11 +20,11 @@ from torch.autograd.graph import saved_tensors_hooks
 from amanda.interface.calls import OpFunction
 from amanda_tools.remat.executions import (
     Autocast,
-    Execution,
     Follower,
     Gone,
     Kept,
-    Part,
+    Recomputed,
+    RecordedRun,
     Ticket,
     random_states,
     storage_of,
@@ -52,7 +52,7 @@ class Recomputer:
         # The executions that the memory of living tensors came out of. They live as long as
         # such a tensor, a ticket, or an execution that reads it does, and no longer than until
         # the backward pass begins.
-        self._origins: weakref.WeakKeyDictionary[Any, tuple[Execution, int, int]] = (
+        self._origins: weakref.WeakKeyDictionary[Any, tuple[RecordedRun, int, int]] = (
             weakref.WeakKeyDictionary()
         )
         self._met: set[str] = set()
@@ -96,8 +96,8 @@ class Recomputer:
 
     def _execution(
         self, inputs: Sequence[Any], function: OpFunction, op_id: str, names: Sequence[str]
-    ) -> Execution:
-        found = Execution(
+    ) -> RecordedRun:
+        found = RecordedRun(
             op_id,
             function,
             names,
@@ -115,7 +115,7 @@ class Recomputer:
         storage = storage_of(inputs[0])
         origin = None if storage is None else self._origins.get(storage)
         target = self._found(inputs[0], op_id)
-        if origin is None or not isinstance(target, Part):
+        if origin is None or not isinstance(target, Recomputed):
             return
         execution, number, version = origin
         others = [None if tensor is None else self._found(tensor, op_id) for tensor in inputs[1:]]
@@ -124,13 +124,13 @@ class Recomputer:
         # What autograd packs on the way is what will be there afterwards.
         self._origins[storage] = execution, number, version + 1
         for ticket in execution.tickets:
-            if isinstance(ticket.content, Part) and ticket.content.number >= 0:
+            if isinstance(ticket.content, Recomputed) and ticket.content.number >= 0:
                 ticket.content = Gone(op_id)
         execution.followers.append(follower)
         for source in execution.sources():
             source.waiting.add(execution)
 
-    def _found(self, tensor: torch.Tensor, op_id: str) -> Kept | Part:
+    def _found(self, tensor: torch.Tensor, op_id: str) -> Kept | Recomputed:
         """Where a tensor will be found in the backward pass."""
         storage = storage_of(tensor)
         origin = None if storage is None else self._origins.get(storage)
@@ -140,13 +140,13 @@ class Recomputer:
         # What was changed in place since does not come out of a second run.
         if version_of(tensor) != version:
             return Kept.of(tensor, op_id)
-        return Part.in_memory_of(execution, number, tensor)
+        return Recomputed.in_memory_of(execution, number, tensor)
 
     def _ticket(
         self,
         tensor: torch.Tensor,
         op_id: str,
-        execution: Execution | None,
+        execution: RecordedRun | None,
         storages: set[Any],
         number: int,
     ) -> Ticket:
@@ -154,15 +154,15 @@ class Recomputer:
         if isinstance(content, Kept) and execution is not None:
             storage = storage_of(tensor)
             if storage is not None and storage not in storages:
-                content = Part(execution, -1 - number)
+                content = Recomputed(execution, -1 - number)
         ticket = Ticket(content)
-        if isinstance(content, Part):
+        if isinstance(content, Recomputed):
             content.execution.lead(ticket)
         return ticket
 
     def _unpack(self, ticket: Ticket) -> torch.Tensor:
         content = ticket.content
-        if not isinstance(content, Part):
+        if not isinstance(content, Recomputed):
             return content.tensor_now()
         with self._lock:
             self._origins.clear()
@@ -172,7 +172,7 @@ class Recomputer:
             content.execution.release()
         return tensor
 
-    def _compute(self, target: Execution) -> None:
+    def _compute(self, target: RecordedRun) -> None:
         """Run an execution again, and before it those that its inputs come out of."""
         stack = [target]
         while stack:

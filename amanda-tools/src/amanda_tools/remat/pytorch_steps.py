@@ -28,7 +28,7 @@ from amanda_tools.remat.executions import (
     version_of,
     with_random_states,
 )
-from amanda_tools.remat.plan import Step
+from amanda_tools.remat.plan import MeasuredOp
 
 
 @attrs.frozen
@@ -60,7 +60,7 @@ class Measurement:
     unknown = 0
 
     def __init__(self) -> None:
-        self.steps: list[Step] = []
+        self.steps: list[MeasuredOp] = []
         self.sizes: dict[int, int] = {}
         self._pieces: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
         self._met: set[int] = set()
@@ -98,7 +98,7 @@ class Measurement:
             Whether the operator is differentiated; only then it is a step.
         """
         before = self._before.pop(context.get_op_id())
-        step = Step(describe(context))
+        step = MeasuredOp(describe(context))
         outputs = [tensor for tensor in context.get_outputs() or () if tensor is not None]
         if changed := self._changed(before):
             step.obstacle = "it changes a tensor in place"
@@ -136,7 +136,7 @@ class Measurement:
         ]
         return [piece for piece in pieces if piece is not None]
 
-    def _maker(self, tensor: torch.Tensor) -> Step | None:
+    def _maker(self, tensor: torch.Tensor) -> MeasuredOp | None:
         """The step that has made the memory of a tensor."""
         storage = storage_of(tensor)
         piece = None if storage is None else self._pieces.get(storage)
@@ -151,7 +151,7 @@ class Measurement:
         }
 
     def _mark_changes(
-        self, context: OpContext, before: Before, step: Step, changed: set[int | None]
+        self, context: OpContext, before: Before, step: MeasuredOp, changed: set[int | None]
     ) -> None:
         """What was read before it was changed cannot be read again. What has made it can be run
         again, if the change follows."""
@@ -168,7 +168,7 @@ class Measurement:
             maker.inputs = [*maker.inputs, *others]
 
     def _can_follow(
-        self, context: OpContext, before: Before, maker: Step, changed: set[int | None]
+        self, context: OpContext, before: Before, maker: MeasuredOp, changed: set[int | None]
     ) -> bool:
         """Whether a change can be made again right after the maker has run again."""
         place = self.steps.index(maker)
@@ -189,7 +189,7 @@ class Measurement:
         # The copy of a view may be laid out more densely.
         return is_same(target.contiguous(), inputs[0].detach().contiguous())
 
-    def _saved(self, context: OpContext, step: Step) -> frozenset[int]:
+    def _saved(self, context: OpContext, step: MeasuredOp) -> frozenset[int]:
         """What autograd has kept, by what the operator's nodes tell."""
         constants = {
             id(storage_of(tensor))
@@ -206,7 +206,7 @@ class Measurement:
         step.made = [*step.made, *sorted(pieces - self._met)]
         return pieces
 
-    def _drawn(self, before: Before, step: Step) -> Sequence[torch.Tensor]:
+    def _drawn(self, before: Before, step: MeasuredOp) -> Sequence[torch.Tensor]:
         """The states of the generators before an operator that draws from them, else none.
 
         They are kept for its second run, as an input is.
@@ -220,7 +220,9 @@ class Measurement:
         step.is_random = True
         return before.random
 
-    def _run_again(self, context: OpContext, step: Step, random: Sequence[torch.Tensor]) -> None:
+    def _run_again(
+        self, context: OpContext, step: MeasuredOp, random: Sequence[torch.Tensor]
+    ) -> None:
         tensors, outputs = context.get_inputs(), context.get_outputs() or ()
         if any(item is HOOKED for item in saved_items(context)):
             step.obstacle = "a hook of the program keeps what it saves"
@@ -247,7 +249,7 @@ def _obstacle(
     context: OpContext,
     inputs: Sequence[torch.Tensor],
     outputs: Sequence[torch.Tensor],
-    step: Step,
+    step: MeasuredOp,
 ) -> str:
     """Why an operator cannot be run again, as far as that can be seen without trying."""
     if not inputs:

@@ -14,12 +14,12 @@ from typing import Any
 from amanda import OpContext
 from amanda.tools.description import describe
 from amanda_tools._operators.cost import FORMULAS
-from amanda_tools._operators.kinds import VIEWS
-from amanda_tools._operators.signature import Call, Signature
-from amanda_tools._operators.weights import byte_size
-from amanda_tools.remat.plan import Step
+from amanda_tools._operators.op_types import VIEWS
+from amanda_tools._operators.signature import CallShapes, Signature
+from amanda_tools._values.shapes import byte_size
+from amanda_tools.remat.plan import MeasuredOp
 
-_HANDING_ON = VIEWS | {"identity_n", "read_variable", "expand_dims"}
+_PASSING_ON = VIEWS | {"identity_n", "read_variable", "expand_dims"}
 """Types that make no memory of their own."""
 
 
@@ -36,7 +36,7 @@ class Measurement:
     unit = "ops"
 
     def __init__(self) -> None:
-        self.steps: list[Step] = []
+        self.steps: list[MeasuredOp] = []
         self.sizes: dict[int, int] = {}
         self.unknown = 0
         self._pieces: dict[int, tuple[Callable[[], Any], int | None]] = {}
@@ -57,13 +57,13 @@ class Measurement:
         """
         op = describe(context)
         inputs, outputs = context.get_inputs(), context.get_outputs() or ()
-        step = Step(op, obstacle=reason)
+        step = MeasuredOp(op, obstacle=reason)
         pieces = [
             None if tensor is None or context.get_value(index) is not None else self._piece(tensor)
             for index, tensor in enumerate(inputs)
         ]
         step.inputs = [piece for piece in pieces if piece is not None]
-        if op.type in _HANDING_ON:
+        if op.type in _PASSING_ON:
             source = pieces[0] if pieces else None
             for output in outputs:
                 self._pieces[id(output)] = weakref.ref(output), source
@@ -120,7 +120,7 @@ def _operations(context: OpContext) -> int:
     try:
         shapes = [_shape(tensor) for tensor in context.get_inputs()]
         outputs = [_shape(tensor) for tensor in context.get_outputs() or ()]
-        return 2 * math.ceil(formula.macs(Call(signature, shapes, outputs)))
+        return 2 * math.ceil(formula.macs(CallShapes(signature, shapes, outputs)))
     except (LookupError, TypeError, ValueError, StopIteration):
         return 0
 

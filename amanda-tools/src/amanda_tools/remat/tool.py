@@ -16,11 +16,11 @@ from amanda.results import Chart, Table
 from amanda.tools.description import describe, place
 from amanda.tools.mapping import MappingTool
 from amanda_tools._bases.printing import PrintingTool
-from amanda_tools._operators.selection import Selection
-from amanda_tools._output.charting import ranked_modules
+from amanda_tools._operators.targets import Targets
+from amanda_tools._output.chart_data import rank_modules
 from amanda_tools._output.units import quantity
 from amanda_tools.remat.options import RematOptions
-from amanda_tools.remat.plan import Memory, Plan, Step, plan
+from amanda_tools.remat.plan import MeasuredOp, MemoryModel, Plan, plan
 
 
 def _nothing() -> None:
@@ -39,7 +39,7 @@ class RematTool(PrintingTool[RematOptions]):
 
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)
-        self._selection = Selection(self.options.ops, self.options.exclude)
+        self._targets = Targets(self.options.ops, self.options.exclude)
         self.depends_on(MappingTool.standard())
         self.add_inst_for_op(self._analyse)
         self.add_inst_for_op(self._analyse_outputs, require_outputs=True)
@@ -78,9 +78,9 @@ class RematTool(PrintingTool[RematOptions]):
         if self._plan is not None or not self._is_known(context):
             return
         op = describe(context)
-        may_run = self._selection.takes(op)
+        may_run = self._targets.takes(op)
         reason = "" if may_run else "its type is not in ops"
-        if op.id in self._selection.skipped:
+        if op.id in self._targets.skipped:
             reason = "it is excluded"
         elif not self.options.ops and not self._measuring(context).is_own(context):
             reason = "it is no operator of the framework's own; name its type in ops"
@@ -97,7 +97,7 @@ class RematTool(PrintingTool[RematOptions]):
         kind = context.namespace.tags[0]
         if kind == "tensorflow" or (kind, context.namespace.tags[-1]) == ("pytorch", "eager"):
             return True
-        self._selection.skip(describe(context), f"nothing is known of it in {context.namespace}")
+        self._targets.skip(describe(context), f"nothing is known of it in {context.namespace}")
         return False
 
     def _look_again(self, runs: list[bool]) -> None:
@@ -162,7 +162,7 @@ class RematTool(PrintingTool[RematOptions]):
 
     # -- results ----------------------------------------------------------
 
-    def _measured(self) -> tuple[Sequence[Step], Mapping[int, int]]:
+    def _measured(self) -> tuple[Sequence[MeasuredOp], Mapping[int, int]]:
         """The steps of the measured iteration, and bytes by piece of memory."""
         found = self._measurement
         return ([], {}) if found is None else (found.steps, found.sizes)
@@ -174,7 +174,7 @@ class RematTool(PrintingTool[RematOptions]):
         known = len(steps) + sum(len(step.saved) for step in steps)
         if self._draft is not None and self._draft[0] == known:
             return self._draft[1]
-        memory = Memory(steps, sizes)
+        memory = MemoryModel(steps, sizes)
         allowed = [i for i, step in enumerate(steps) if not step.obstacle]
         budget = self.options.bytes_of(memory.size(memory.kept(())))
         found = plan(memory, budget, allowed)
@@ -232,7 +232,7 @@ class RematTool(PrintingTool[RematOptions]):
             "recomputed": len(found.recomputed),
             "extra_cost": extra / total if total else 0.0,
             "ops_of_unknown_size": unknown,
-            "skipped": self._selection.rows(),
+            "skipped": self._targets.rows(),
         }
 
     def charts(self) -> Iterable[Chart]:
@@ -242,7 +242,7 @@ class RematTool(PrintingTool[RematOptions]):
             found = modules.setdefault(place(row["id"], row["module"]), {"kept": 0, "again": 0})
             found["again" if row["recompute"] else "kept"] += row["saved_bytes"]
         series = {"kept": "kept", "computed again": "again"}
-        yield from ranked_modules("needed for the backward pass, by module", modules, series, "B")
+        yield from rank_modules("needed for the backward pass, by module", modules, series, "B")
 
     def tables(self) -> Iterable[Table]:
         """The figures, and the operators by what is kept of them."""

@@ -13,7 +13,7 @@ from amanda.results import Chart, Table
 from amanda.tools.description import OUTSIDE
 from amanda_tools._bases.watching import (
     KINDS,
-    Watched,
+    WatchedTensor,
     WatchingOptions,
     WatchingTool,
 )
@@ -28,11 +28,6 @@ class StatsOptions(WatchingOptions):
     """The options of ``stats``.
 
     Attributes:
-        tensors: some of activations, weights and gradients.
-        ops: types of operators; none for all.
-        modules: patterns of module paths, such as layer1.*; none for all.
-        every: look at each N-th execution of an operator only.
-        limit: looks that the series hold; sums have them all.
         csv: write the series, a line per look.
         tensorboard: write the series and the histograms for TensorBoard.
     """
@@ -58,10 +53,7 @@ class StatsTool(WatchingTool[StatsOptions]):
 
     def op_rows(self) -> list[dict[str, Any]]:
         """One row per tensor: its operator, ``kind`` and ``tensor``, and the figures."""
-        return [
-            {**w.op.row(), "kind": w.kind, "tensor": w.tensor, **w.moments.row()}
-            for w in self.watched.values()
-        ]
+        return self.tensor_rows()
 
     def summary(self) -> dict[str, Any]:
         """What stands out: tensors with NaN or infinities, dead units, saturated elements."""
@@ -94,7 +86,7 @@ class StatsTool(WatchingTool[StatsOptions]):
             shares = [(key, f"{100 * share:.1f} %") for key, share in saturated.items()]
             yield Table("stats: saturated elements", ("tensor", "share"), shares)
 
-    def _of(self, kind: str) -> list[Watched]:
+    def _of(self, kind: str) -> list[WatchedTensor]:
         return list(self.of_kind(kind))
 
     def charts(self) -> Iterable[Chart]:
@@ -142,14 +134,14 @@ def _sizes(title: str, moments: Iterable[Moments]) -> Iterable[Chart]:
         yield Chart(title=title, kind="hist", labels=labels, values={"elements": values})
 
 
-def _rank(watched: Watched) -> tuple[bool, float]:
+def _rank(watched: WatchedTensor) -> tuple[bool, float]:
     """Whether it is of a module, and its range: an initialiser's is as wide as it likes."""
     moments = watched.moments
     largest = max(abs(moments.minimum), abs(moments.maximum)) if moments.executions else 0.0
     return watched.op.place != OUTSIDE, largest
 
 
-def _shown(watched: Watched) -> tuple[Any, ...]:
+def _shown(watched: WatchedTensor) -> tuple[Any, ...]:
     row = watched.moments.row()
     figures = tuple(
         "-" if row[name] is None else f"{row[name]:.4g}" for name in ("mean", "std", "min", "max")

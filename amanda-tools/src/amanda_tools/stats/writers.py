@@ -13,7 +13,7 @@ from typing import Any
 
 import attrs
 
-from amanda_tools._bases.watching import Look, Watched
+from amanda_tools._bases.watching import Sample, WatchedTensor
 
 _TENSORBOARD = (
     "tensorboard.compat.proto.event_pb2",
@@ -24,7 +24,7 @@ _TENSORBOARD = (
 FIGURES = ("mean", "std", "min", "max", "sparsity")
 
 
-def write_csv(path: Path, series: Iterable[Look]) -> None:
+def write_csv(path: Path, series: Iterable[Sample]) -> None:
     """One line per look: step, key and figures.
 
     Raises:
@@ -53,7 +53,9 @@ def require_tensorboard() -> None:
         ) from error
 
 
-def write_tensorboard(folder: Path, series: Iterable[Look], watched: Iterable[Watched]) -> Path:
+def write_tensorboard(
+    folder: Path, series: Iterable[Sample], watched: Iterable[WatchedTensor]
+) -> Path:
     """Write an event file with scalars of each look and a histogram of each tensor.
 
     Returns:
@@ -91,7 +93,7 @@ def write_tensorboard(folder: Path, series: Iterable[Look], watched: Iterable[Wa
     return path
 
 
-def _histogram(summary_pb2: Any, watched: Watched) -> Any:
+def _histogram(summary_pb2: Any, watched: WatchedTensor) -> Any:
     moments, bins = watched.moments, watched.moments.histogram()
     count = sum(int(n) for _, _, n in bins)
     return summary_pb2.HistogramProto(

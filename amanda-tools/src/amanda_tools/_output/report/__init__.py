@@ -1,7 +1,11 @@
-"""Pages to look at in a browser: one file that needs nothing from outside.
+"""HTML pages of results: one file that loads nothing from outside.
 
-Tables come as data and are drawn by the browser as far as one sees them; charts are SVG.
-A page allows itself no connection and no script but its own (Content-Security-Policy).
+::
+
+    html = render(Document(title="my results", sections=[Section(name="flops", grids=[...])]))
+
+Tables are data that the browser draws as far as they are seen; charts are HTML and SVG. A page
+allows itself no connection, and no script but its own (Content-Security-Policy).
 """
 
 from __future__ import annotations
@@ -9,61 +13,36 @@ from __future__ import annotations
 import base64
 import functools
 import hashlib
-from importlib import resources
 from typing import TYPE_CHECKING
 
-from amanda_tools._output.report import charts
+from amanda_tools._output.charts import AXES, COLOURS, lay_out
 from amanda_tools._output.report.document import Document, Section
+from amanda_tools._output.templating import environment, source
 
 if TYPE_CHECKING:
     import jinja2
 
-__all__ = ["Document", "Section", "rendered"]
+__all__ = ["Document", "Section", "render"]
 
 _SCRIPTS = ("tables.js", "graphs.js")
 
 
-def rendered(document: Document) -> str:
-    """The page in HTML."""
-    script = "\n".join(_source(name) for name in _SCRIPTS)
+def render(document: Document) -> str:
+    """Return the page as HTML."""
+    script = "\n".join(source(name) for name in _SCRIPTS)
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
-    return (
-        _environment()
-        .get_template("page.html")
-        .render(
-            document=document,
-            style=_source("style.css"),
-            script=script,
-            digest=digest,
-            axes={
-                "width": charts.WIDTH,
-                "height": charts.HEIGHT,
-                "left": charts.LEFT,
-                "right": charts.RIGHT,
-                "bottom": charts.BOTTOM,
-            },
-        )
+    return _page().render(
+        document=document,
+        style=source("style.css"),
+        script=script,
+        digest=digest,
+        axes=AXES,
+        colours=COLOURS,
     )
 
 
 @functools.cache
-def _environment() -> jinja2.Environment:
-    import jinja2
-
-    environment = jinja2.Environment(
-        loader=jinja2.FunctionLoader(_source),
-        autoescape=True,
-        undefined=jinja2.StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-    environment.filters["drawing"] = charts.drawing_of
-    environment.policies["json.dumps_kwargs"] = {
-        "ensure_ascii": False, "separators": (",", ":"), "default": str,
-    }  # fmt: skip
-    return environment
-
-
-@functools.cache
-def _source(name: str) -> str:
-    return (resources.files(__name__) / "templates" / name).read_text(encoding="utf-8")
+def _page() -> jinja2.Template:
+    found = environment()
+    found.filters["drawing"] = lay_out
+    return found.get_template("page.html")

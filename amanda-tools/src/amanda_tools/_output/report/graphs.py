@@ -9,7 +9,7 @@ import attrs
 
 from amanda.tools.description import OUTSIDE, place
 from amanda_tools._operators.module_paths import depth_of, prefix_of
-from amanda_tools._output.drawing import HEIGHT, WIDTH, hue, placed
+from amanda_tools._output.graph_drawing import HEIGHT, WIDTH, hue, placed
 
 MAX_NODES = 6000
 """Nodes of a level; finer ones are left out."""

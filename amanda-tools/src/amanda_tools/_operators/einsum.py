@@ -1,36 +1,38 @@
-"""Einstein sums: the multiply-accumulates of a contraction, pair by pair."""
+"""Einstein sums: the letters of an equation, and the multiply-accumulates of a contraction."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
 
-from amanda_tools._operators.signature import Call
+from amanda_tools._operators.signature import CallShapes
 
 
-def einsum(call: Call) -> int:
-    """The contraction, in the order that the operator was given, else from the left.
+def einsum(call: CallShapes) -> int:
+    """MACs of a contraction, pair by pair in the order of attribute ``path``, else from the left.
 
-    A pair costs the product of the sizes of all its letters. Letters of one
-    factor alone that nobody else needs are summed before, which costs no MAC;
-    a single factor costs none.
+    A pair costs the product of the sizes of all of its letters. A letter that stands in one factor
+    only, and in nothing that follows, is summed first, which costs no MAC; a single factor costs
+    none.
     """
     attributes = call.signature.attributes
-    factors, result = parsed(str(attributes["equation"]), [len(s) for s in call.given])
+    factors, result = parse_equation(str(attributes["equation"]), [len(s) for s in call.given])
     sizes: dict[str, int] = {}
     for letters, shape in zip(factors, call.given, strict=True):
         for letter, size in zip(letters, shape, strict=True):
-            # One of them may be broadcast.
+            # A size of 1 is broadcast.
             sizes[letter] = max(size, sizes.get(letter, 1))
     path = list(attributes.get("path") or ())
     return _contracted(factors, result, sizes, path)
 
 
-def parsed(equation: str, ranks: Sequence[int]) -> tuple[list[str], str]:
-    """The letters of each factor and of the result; an ellipsis becomes capital numbers.
+def parse_equation(equation: str, ranks: Sequence[int]) -> tuple[list[str], str]:
+    """Split an equation into the letters of each factor and of the result.
+
+    The axes of an ellipsis get letters of their own, from a private range of Unicode.
 
     Raises:
-        LookupError: the equation does not fit the factors.
+        LookupError: the equation does not fit factors of these ranks.
     """
     left, arrow, right = equation.replace(" ", "").partition("->")
     factors = left.split(",")
@@ -40,7 +42,7 @@ def parsed(equation: str, ranks: Sequence[int]) -> tuple[list[str], str]:
         (rank - len(f.replace("...", "")) for f, rank in zip(factors, ranks, strict=True)),
         default=0,
     )
-    # Letters of a private range stand for the axes of the ellipsis, the last ones first.
+    # Aligned at the right, as broadcasting is: the last axis of every ellipsis has the same letter.
     dots = "".join(chr(0xE000 + i) for i in range(wide))
     expanded = [
         factor.replace("...", dots[wide - (rank - len(factor.replace("...", ""))) :])
@@ -55,6 +57,7 @@ def parsed(equation: str, ranks: Sequence[int]) -> tuple[list[str], str]:
 def _contracted(
     factors: Sequence[str], result: str, sizes: dict[str, int], path: Sequence[int]
 ) -> int:
+    """MACs of a contraction; `path` gives two positions per step, as ``torch.einsum`` takes it."""
     terms = [set(letters) for letters in factors]
     total, step = 0, 0
     while len(terms) > 1:

@@ -1,9 +1,11 @@
-"""Canonical types that count no operation by convention.
+"""Sets of canonical operator types: views, free of arithmetic, unable to produce NaN.
 
-The convention is that of the papers that compare models: only products with
-sums count. What computes one element from another, moves, selects, reduces,
-normalizes or draws numbers is free; what is in none of the lists (a
-decomposition, a Fourier transform, somebody's own operator) is unknown, and said.
+A type that is in none of the sets (a decomposition, a Fourier transform, a custom operator) is
+unknown, and tools say so.
+
+The drivers have small tables of views as well. Those are about other questions: through which
+operators a variable's value is followed (TensorFlow), and which outputs autograd treats as aliases
+(PyTorch).
 """
 
 from __future__ import annotations
@@ -24,7 +26,7 @@ VIEWS = frozenset(
     type unsafe_view reshape_alias squeeze_multiple strided_slice
     """.split()
 )
-"""Types that may hand on the storage of their input."""
+"""Types whose outputs may share the memory of their input."""
 
 _ELEMENTWISE = """
     abs absolute acos acosh add addcdiv addcmul addr angle arccos arccosh arcsin arcsinh arctan
@@ -129,7 +131,7 @@ _CALLING = """
     stateless_if stateless_while no_gradient placeholder_with_default prevent_gradient
     control_trigger merge switch enter exit next_iteration loop_cond
 """
-"""What runs operators that count for themselves, and what only orders them."""
+"""Types that run other operators, which count for themselves, or only order them."""
 
 FREE = VIEWS.union(
     *(
@@ -147,37 +149,41 @@ FREE = VIEWS.union(
         )
     )
 )
-"""Types that count zero."""
+"""Types that count no floating-point operation, as papers that compare models count.
+
+Only sums of products count: not what computes element by element, moves, selects, reduces,
+normalizes or draws numbers.
+"""
 
 
 _FREE_FAMILIES = (
     # Steps of optimizers, element by element.
     "_foreach_", "_fused_", "_amp_", "apply_", "resource_apply_", "sparse_apply_",
     "resource_sparse_apply_",
-    # Checks, and what hands values on: datasets, lists, tables, variables.
+    # Checks, and operators that pass values on: datasets, lists, tables, variables.
     "_assert", "anonymous_", "iterator_", "make_iterator", "optional_", "tensor_list_",
     "tensor_array_", "lookup_table_", "resource_scatter_", "resource_gather", "scatter_nd_",
     "stateless_random_", "stateful_", "segment_", "sparse_segment_", "unsorted_segment_",
 )  # fmt: skip
-"""What the names of further types that count zero begin with."""
+"""Prefixes of further types that count none."""
 
 _WORD = re.compile(r"(?<=[a-z])(?=[A-Z])|(?<=[A-Z0-9])(?=[A-Z][a-z])")
 
 
 def is_free_name(name: str) -> bool:
-    """Whether operators with this name of a framework's count none, such as ``StridedSlice``."""
+    """True if operators of this name in a framework (``StridedSlice``) count no operation."""
     return is_free(_WORD.sub("_", re.sub(r"V\d+$", "", name)).lower())
 
 
 def is_free(kind: str) -> bool:
-    """Whether operators of a canonical type count no operation."""
+    """True if a canonical type counts no operation."""
     if kind.lstrip("_") in FREE:
         return True
     return kind.startswith(_FREE_FAMILIES) or kind.endswith(("_dataset", "_summary"))
 
 
 CONVERTING = frozenset("bfloat16 double float half to type type_as".split())
-"""Types that may hand on their input, and may convert it to a type with a smaller range."""
+"""Types that may convert to an element type with a smaller range, which can make infinities."""
 
 
 PASSING = (VIEWS - CONVERTING) | frozenset(
@@ -189,7 +195,8 @@ PASSING = (VIEWS - CONVERTING) | frozenset(
     maximum minimum abs neg identity_n column_stack hstack vstack dstack tril triu
     """.split()
 )
-"""Types whose outputs are among their inputs, or zero: they cannot make a number none."""
+"""Types whose outputs are elements of their inputs, or zero: they cannot make a NaN from numbers.
+"""
 
 
 PLACING = frozenset(
@@ -199,7 +206,7 @@ PLACING = frozenset(
     new_tensor nan_to_num pad set setitem tensor from_numpy as_tensor read read_variable
     """.split()
 )
-"""Types that write what the program gave them, or leave memory as it was."""
+"""Types that write values that the program gave, or leave memory uninitialized."""
 
 
 PASSING_BACKWARD = frozenset(
@@ -209,11 +216,11 @@ PASSING_BACKWARD = frozenset(
     stack t transpose unbind unsafe_split unsafe_view unsqueeze view relu max_pool2d_with_indices
     """.split()
 ) | {"accumulate_grad"}
-"""The same of backward operators; the sum of gradients is checked where it is consumed."""
+""":data:`PASSING` of backward operators. A sum of gradients is checked where it is read."""
 
 
 def can_produce(op: OpDescription) -> bool:
-    """Whether an operator has to be watched."""
+    """True if an operator can produce a NaN or infinity from finite inputs."""
     if op.direction == "backward":
         return op.type not in PASSING_BACKWARD
     return op.type not in PASSING and op.type not in PLACING

@@ -1,4 +1,4 @@
-"""Which line of the user's program runs an operator, or has added it to a graph."""
+"""The line of the user's program that runs an operator, or that has added it to a graph."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ _NOT_THE_USER = _OURS | _FRAMEWORKS | _PYTHON
 
 
 def source_line() -> str:
-    """``file:line`` of the innermost frame that is neither ours, nor a framework's, nor Python's.
+    """Return ``file:line`` of the innermost stack frame in the user's code.
 
-    A file below the current folder is given relative to it. "" if there is no such frame, as
-    in a thread of a framework.
+    Frames of Amanda, the frameworks and Python's own launchers are passed over. A file below the
+    working directory is given relative to it. "" without such a frame, as in a framework's thread.
     """
     frame = inspect.currentframe()
     while frame is not None:
@@ -35,10 +35,9 @@ def source_line() -> str:
 
 
 def line_made_at(context: OpContext) -> str:
-    """``file:line`` of the user's call that added an operator to its graph.
+    """Return ``file:line`` of the user's call that added an operator to its graph.
 
-    "" where the driver does not know: in eager modes, where the line that runs it is meant,
-    and of an operator that a framework has made on its own.
+    "" in eager modes, and for operators that a framework added on its own.
     """
     made_at = getattr(context.get_op(), "made_at", None)
     frames: Iterator[tuple[str, int]] = iter(()) if made_at is None else made_at()
@@ -49,15 +48,15 @@ def line_made_at(context: OpContext) -> str:
 
 
 def source_of(context: OpContext) -> str:
-    """The user's line of an operator, called in its analysis: of one in a graph the line that
-    made it, else the one that runs it."""
+    """Return the user's line of an operator, in its analysis: where it was made, else where it
+    runs."""
     return line_made_at(context) or source_line()
 
 
 @functools.lru_cache(maxsize=4096)
 def _is_users(file: str) -> bool:
-    """Whether a file is of none of the modules that :func:`source_line` passes over."""
-    # What autograph makes of a function of the user stands for lines of the user's file.
+    """True if a file belongs to none of the packages that :func:`source_line` passes over."""
+    # TensorFlow's autograph writes generated files, whose lines are not the user's.
     name = os.path.basename(file)
     if file.startswith("<") or name.startswith("__autograph_generated_file"):
         return False
@@ -65,7 +64,7 @@ def _is_users(file: str) -> bool:
 
 
 def _places() -> Iterator[str]:
-    """The folders of packages and the files of modules that are not the user's."""
+    """Yield the folders and files of the packages that are not the user's."""
     for name in _NOT_THE_USER:
         module = sys.modules.get(name)
         yield from (str(path) for path in getattr(module, "__path__", ()))
@@ -77,6 +76,6 @@ def _short(file: str) -> str:
     try:
         folder = os.getcwd() + os.sep
     except OSError:
-        # The folder has been removed.
+        # The working directory has been removed.
         return file
     return file.removeprefix(folder)

@@ -15,7 +15,7 @@ from typing import Any
 
 import attrs
 
-from amanda_tools.kernels.recordings import MARK, Activity, Execution, Recording
+from amanda_tools.kernels.recordings import MARK, Activity, OpSpan, ProfilerRecording
 
 _LAUNCHES = frozenset(
     {"cuda_runtime", "cuda_driver", "xpu_runtime", "xpu_driver", "privateuse1_runtime"}
@@ -116,14 +116,14 @@ class Threads:
         return None, self._by_external_id.get(_argument(kernel, "External id") or 0)
 
 
-def recording_of(events: Sequence[Mapping[str, Any]]) -> Recording:
+def recording_of(events: Sequence[Mapping[str, Any]]) -> ProfilerRecording:
     """What a trace says of operators, whose executions are annotated with :data:`MARK`."""
     threads = Threads(events)
-    recording = Recording()
+    recording = ProfilerRecording()
     for host in threads.executions:
         event = host.event
         recording.executions.append(
-            Execution(host.op, event["ts"], event.get("dur", 0.0), _thread(event))
+            OpSpan(host.op, event["ts"], event.get("dur", 0.0), _thread(event))
         )
     for host in threads.activities:
         event = host.event

@@ -1,0 +1,186 @@
+"""The model parameters among the inputs of operators, each counted once.
+
+PyTorch has a type for parameters. TensorFlow has variables, which also hold the state of
+optimizers, metrics and random generators; :class:`VariableUse` tells parameters apart by what
+the run does with them::
+
+    parameters = Parameters()
+    used = list(parameters.used_by(context))          # in an analysis of a forward operator
+    parameters.note_gradient(context.get_op_id())     # in an analysis of a backward operator
+    sum(parameter.size for parameter in parameters.select(used))      # after the run
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+import weakref
+from collections.abc import Hashable, Iterable, Iterator
+from typing import Any
+
+import attrs
+
+from amanda import OpContext
+from amanda_tools._values.shapes import byte_size, size_of
+from amanda_tools._values.tensors import reader_of
+
+_FORWARDING = frozenset({"read_variable", "identity", "cast"})
+"""Types that pass a variable's value on to the operators that use it."""
+
+_QUERYING = frozenset({"variable_shape", "var_is_initialized", "is_variable_initialized"})
+"""Types that take a variable's handle without reading or changing its value."""
+
+
+@attrs.frozen
+class Parameter:
+    """One parameter of a model, or what may turn out to be one.
+
+    Attributes:
+        number: identifies it within one :class:`Parameters`.
+        size: number of elements.
+        bytes: bytes of the elements.
+    """
+
+    number: int
+    size: int
+    bytes: int
+
+
+@attrs.define(eq=False)
+class VariableUse:
+    """What a run does with one variable.
+
+    Attributes:
+        parameter: the variable, counted as a parameter.
+        is_scalar: it has no axes.
+        is_floating: its elements are floating-point numbers.
+        has_role: a mapping rule names it as a weight or a bias.
+        came_first: an operator read it before any gradient was computed.
+        is_assigned: an operator wrote into it.
+        users: ids of the operators that read it.
+    """
+
+    parameter: Parameter
+    is_scalar: bool
+    is_floating: bool
+    has_role: bool = False
+    came_first: bool = False
+    is_assigned: bool = False
+    users: set[str] = attrs.field(factory=set)
+
+    def is_parameter(self, differentiated: set[str]) -> bool:
+        """Decide whether the variable is a parameter of the model.
+
+        It is if a gradient flows to one of its users. Without one (inference, statistics of a
+        batch norm), it is if it holds floating-point numbers that are read before gradients are
+        computed or are never written: the state of an optimizer comes later. A scalar that is
+        written, such as the sum of a metric, is none.
+
+        Args:
+            differentiated: ids of the operators whose gradients were computed.
+        """
+        if self.has_role or (self.is_floating and not differentiated.isdisjoint(self.users)):
+            return True
+        if not self.is_floating or (self.is_scalar and self.is_assigned):
+            return False
+        return self.came_first or not (self.is_assigned or self.is_scalar)
+
+
+class Parameters:
+    """Recognizes parameters among the inputs of operators; keeps none of them alive."""
+
+    def __init__(self) -> None:
+        self._known: dict[int, tuple[Any, Parameter]] = {}
+        self._by_input: dict[tuple[str, int], Parameter] = {}
+        self._uses: dict[Hashable, VariableUse] = {}
+        self._assigned: set[Hashable] = set()
+        self._differentiated: set[str] = set()
+        self._count = 0
+
+    def used_by(self, context: OpContext) -> Iterator[Parameter]:
+        """Yield the parameters, and variables that may be some, that an operator reads.
+
+        Call it in an analysis of a forward operator.
+        """
+        roles = (context["weight_index"], context["bias_index"])
+        for position, tensor in enumerate(context.get_inputs()):
+            if tensor is None:
+                continue
+            key = context.get_value_key(position)
+            if key is not None:
+                yield from self._variable(context, position, key, has_role=position in roles)
+                continue
+            value = context.get_value(position)
+            if value is not None and (position in roles or _is_torch_parameter(value)):
+                yield self._parameter(value, (context.get_op_id(), position))
+
+    def note_gradient(self, op_id: str) -> None:
+        """Note that a gradient of this forward operator is computed."""
+        self._differentiated.add(op_id)
+
+    def select(self, parameters: Iterable[Parameter]) -> set[Parameter]:
+        """Of `parameters`, return those that the run so far shows to be model parameters."""
+        others = {
+            use.parameter
+            for use in self._uses.values()
+            if not use.is_parameter(self._differentiated)
+        }
+        return set(parameters) - others
+
+    def _variable(
+        self, context: OpContext, position: int, key: Hashable, *, has_role: bool
+    ) -> Iterator[Parameter]:
+        """Note how an operator uses a variable; yield it if its value is used."""
+        kind, tensor = context["op_type"], context.get_inputs()[position]
+        if kind in _FORWARDING or kind in _QUERYING:
+            return
+        if reader_of(tensor).is_opaque(tensor) and not has_role:
+            # An operator that takes the handle itself writes into the variable.
+            self._assigned.add(key)
+            if key in self._uses:
+                self._uses[key].is_assigned = True
+            return
+        use = self._uses.get(key) or self._new_use(context.get_value(position), key)
+        if use is not None:
+            use.has_role |= has_role
+            use.came_first |= not self._differentiated
+            use.users.add(context.get_op_id())
+            yield use.parameter
+
+    def _new_use(self, value: Any, key: Hashable) -> VariableUse | None:
+        if value is None:
+            return None
+        is_floating = reader_of(value).is_readable_float(value)
+        use = VariableUse(
+            self._new_parameter(value),
+            is_scalar=len(value.shape) == 0,
+            is_floating=is_floating,
+            is_assigned=key in self._assigned,
+        )
+        self._uses[key] = use
+        return use
+
+    def _new_parameter(self, value: Any) -> Parameter:
+        parameter = Parameter(self._count, size_of(value), byte_size(value) or 0)
+        self._count += 1
+        return parameter
+
+    def _parameter(self, value: Any, place: tuple[str, int]) -> Parameter:
+        """Return the parameter of a value; equal for one object, or for one place and size."""
+        entry = self._known.get(id(value))
+        if entry is not None and entry[0]() is value:
+            return entry[1]
+        # A driver that gives values of variables makes a new object at each reading.
+        parameter = self._by_input.get(place)
+        if parameter is None or parameter.size != size_of(value) or _is_torch_parameter(value):
+            parameter = self._by_input[place] = self._new_parameter(value)
+        # Objects that take no weak reference are recognized by their place alone.
+        with contextlib.suppress(TypeError):
+            self._known[id(value)] = (weakref.ref(value), parameter)
+        return parameter
+
+
+def _is_torch_parameter(value: Any) -> bool:
+    """True for ``torch.nn.Parameter``, which is one at any input of an operator."""
+    torch = sys.modules.get("torch")
+    return torch is not None and isinstance(value, torch.nn.Parameter)

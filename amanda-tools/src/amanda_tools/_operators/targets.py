@@ -1,0 +1,83 @@
+"""The operators that an optimization tool acts on, by type, and why not on others."""
+
+from __future__ import annotations
+
+import fnmatch
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import attrs
+
+from amanda.results import Table
+from amanda.tools.description import OpDescription
+
+_PRODUCTS = frozenset({"matmul", "einsum"})
+"""Types that count as ``linear`` if one of the factors is a parameter."""
+
+
+@attrs.define
+class Targets:
+    """Selects operators by type, without those that are excluded; remembers what it met.
+
+    Attributes:
+        types: canonical types, or the framework's names.
+        exclude: patterns of op ids and module paths (``*``, ``?``, ``[...]``).
+        is_default: the types are the tool's default, not the user's choice.
+        skipped: id to (operator, reason) of operators of the types that are not treated.
+    """
+
+    types: Sequence[str]
+    exclude: Sequence[str] = ()
+    is_default: bool = False
+    skipped: dict[str, tuple[OpDescription, str]] = attrs.field(factory=dict)
+    _met: set[str] = attrs.field(factory=set)
+
+    def takes(self, op: OpDescription, *, has_weight: bool = False) -> bool:
+        """Decide whether the tool acts on an operator.
+
+        Args:
+            op: the operator.
+            has_weight: count a matrix product as ``linear``: one of its factors is a parameter.
+        """
+        self._met |= {op.type, op.name}
+        is_linear = has_weight and op.type in _PRODUCTS and "linear" in self.types
+        if is_linear:
+            self._met.add("linear")
+        if not op.is_selected(self.types) and not is_linear:
+            return False
+        if self._excludes(op):
+            self.skip(op, "it is excluded")
+            return False
+        return True
+
+    def _excludes(self, op: OpDescription) -> bool:
+        return any(
+            name == pattern or fnmatch.fnmatchcase(name, pattern)
+            for pattern in self.exclude
+            for name in (op.id, op.module)
+        )
+
+    def skip(self, op: OpDescription, reason: str) -> None:
+        """Remember why an operator of the types is not treated."""
+        self.skipped[op.id] = (op, reason)
+
+    def never_met(self) -> list[str]:
+        """Return the types that no operator had; of default types only if no operator had any."""
+        missing = [kind for kind in self.types if kind not in self._met]
+        return missing if len(missing) == len(self.types) or not self.is_default else []
+
+    def rows(self) -> list[dict[str, Any]]:
+        """Return one row per skipped operator, with the ``reason``."""
+        return [
+            {"id": op.id, "type": op.type, "module": op.module, "reason": reason}
+            for op, reason in self.skipped.values()
+        ]
+
+    def tables(self, tool: str) -> Iterable[Table]:
+        """Yield tables of skipped operators and of types that were never met."""
+        if self.skipped:
+            rows = [(row["id"], row["type"], row["reason"]) for row in self.rows()]
+            yield Table(f"{tool}: {len(rows)} ops skipped", ("op", "type", "reason"), rows)
+        if missing := self.never_met():
+            title = f"{tool}: types that were asked for and never met"
+            yield Table(title, ("type",), [(kind,) for kind in missing])

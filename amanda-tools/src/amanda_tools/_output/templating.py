@@ -1,0 +1,35 @@
+"""Jinja's environment for the templates in ``templates/``: the page of a run, charts as SVG."""
+
+from __future__ import annotations
+
+import functools
+from importlib import resources
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import jinja2
+
+
+@functools.cache
+def source(name: str) -> str:
+    """Return the text of a file in ``templates/``."""
+    return (resources.files("amanda_tools._output") / "templates" / name).read_text("utf-8")
+
+
+@functools.cache
+def environment() -> jinja2.Environment:
+    """Return the environment; it escapes all values, and refuses names that are not defined."""
+    # Imported here: loading the tools, as `amanda tools` does, must not cost this import.
+    import jinja2
+
+    found = jinja2.Environment(
+        loader=jinja2.FunctionLoader(source),
+        autoescape=True,
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    found.policies["json.dumps_kwargs"] = {
+        "ensure_ascii": False, "separators": (",", ":"), "default": str,
+    }  # fmt: skip
+    return found

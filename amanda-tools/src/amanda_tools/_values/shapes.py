@@ -1,0 +1,36 @@
+"""Shapes and sizes of tensors of any framework, as plain Python numbers."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+Shape = tuple[int, ...]
+
+
+def shape_of(tensor: Any) -> Shape:
+    """Return the shape of a tensor; all of its sizes have to be known."""
+    return tuple(int(size) for size in tensor.shape)
+
+
+def rank_of(tensor: Any) -> int | None:
+    """Return the number of axes; None of a symbolic tensor of unknown rank."""
+    rank = tensor.shape.rank if hasattr(tensor.shape, "rank") else len(tensor.shape)
+    return None if rank is None else int(rank)
+
+
+def size_of(tensor: Any) -> int:
+    """Return the number of elements."""
+    return math.prod(shape_of(tensor))
+
+
+def byte_size(tensor: Any) -> int | None:
+    """Return the bytes of a tensor's elements; None if its shape or element type is unknown."""
+    dtype = getattr(tensor, "dtype", None)
+    item = getattr(dtype, "itemsize", None) or getattr(dtype, "size", None)
+    try:
+        size = size_of(tensor)
+    except (AttributeError, RuntimeError, TypeError, ValueError):
+        # Symbolic, or nested: a size of its own for each item.
+        return None
+    return None if item is None else size * int(item)

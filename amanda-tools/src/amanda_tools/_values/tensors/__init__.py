@@ -1,0 +1,277 @@
+"""Reading and computing with tensors of any framework, without a branch for a framework in a tool.
+
+:func:`reader_of` gives what analysis tools need: finite or not, NumPy copies, element types.
+:func:`arithmetic_of` adds what optimization tools compute with; it knows PyTorch and TensorFlow::
+
+    reader = reader_of(tensor)
+    if reader.is_readable_float(tensor) and not reader.is_finite(tensor):
+        print(reader.numpy(tensor))
+
+    arithmetic = arithmetic_of(weight)
+    masked = weight * arithmetic.constant(numpy_mask, like=weight)
+
+Each framework has one module here, imported when the first of its tensors comes.
+"""
+
+from __future__ import annotations
+
+import abc
+import functools
+import importlib
+from collections.abc import Hashable, Sequence
+from typing import Any, cast
+
+import numpy as np
+
+Array = np.ndarray[Any, Any]
+
+
+class TensorReader(abc.ABC):
+    """Reads the tensors of one framework."""
+
+    @abc.abstractmethod
+    def is_floating(self, tensor: Any) -> bool:
+        """True if the element type is a real floating-point type; symbolic tensors included."""
+
+    @abc.abstractmethod
+    def is_finite(self, tensor: Any) -> bool:
+        """True if a floating-point tensor holds no NaN or infinity."""
+
+    def is_clean(self, tensor: Any) -> bool:
+        """True if the tensor holds no NaN or infinity. Hot path: asked at every execution."""
+        return not self.is_readable_float(tensor) or self.is_finite(tensor)
+
+    @abc.abstractmethod
+    def has_nan(self, tensor: Any) -> bool:
+        """True if a floating-point tensor holds a NaN."""
+
+    def is_readable(self, tensor: Any) -> bool:
+        """True if :meth:`numpy` works: False for symbolic tensors and those without dense data."""
+        return True
+
+    def is_readable_float(self, tensor: Any) -> bool:
+        """True if the tensor has floating-point elements that can be read."""
+        return self.is_floating(tensor) and self.is_readable(tensor)
+
+    def is_opaque(self, tensor: Any) -> bool:
+        """True for handles of variables, iterators and lists, which hold no elements themselves."""
+        return False
+
+    @abc.abstractmethod
+    def numpy(self, tensor: Any) -> Array:
+        """Copy to NumPy in the type of the same name; float32 for types that NumPy lacks."""
+
+    def wide_numpy(self, tensor: Any) -> Array:
+        """:meth:`numpy` with float16, too, as float32, whose products and sums do not overflow."""
+        array = self.numpy(tensor)
+        return array.astype(np.float32) if array.dtype == np.float16 else array
+
+    def storable(self, tensor: Any) -> Any:
+        """Copy to the CPU with the element type unchanged, as safetensors' writers take it."""
+        return self.numpy(tensor)
+
+    @abc.abstractmethod
+    def copy(self, tensor: Any) -> Any:
+        """Copy within the framework, detached from automatic differentiation."""
+
+    def shape(self, tensor: Any) -> list[int]:
+        """Sizes of the axes; [] of nested tensors, which have none."""
+        return [int(size) for size in tensor.shape]
+
+    @abc.abstractmethod
+    def dtype(self, tensor: Any) -> str:
+        """Name of the element type: ``float32``, ``bfloat16``."""
+
+
+class Arithmetic(TensorReader):
+    """Computes with the tensors of one framework, beyond what Python's operators do.
+
+    Unless said otherwise, operations are differentiable and work in graphs. Results that are
+    computed once, such as a static mask, are computed with NumPy instead.
+    """
+
+    # -- bits (of values, not in graphs) ----------------------------------
+
+    @abc.abstractmethod
+    def bits(self, tensor: Any, positions: Array) -> Array:
+        """Elements at positions of the flattened tensor, their bits as unsigned integers.
+
+        Raises:
+            TypeError: the elements are neither real floating-point numbers nor integers.
+        """
+
+    @abc.abstractmethod
+    def with_bits(self, tensor: Any, positions: Array, bits: Array) -> Any:
+        """Copy, detached, with other elements at positions of the flattened tensor."""
+
+    @abc.abstractmethod
+    def to_bits(self, values: Array, like: Any) -> Array:
+        """Cast numbers to the element type of `like`; return the bits as unsigned integers."""
+
+    @abc.abstractmethod
+    def from_bits(self, bits: Array, like: Any) -> Array:
+        """Inverse of :meth:`to_bits`, as float64."""
+
+    # -- constants and variables ------------------------------------------
+
+    @abc.abstractmethod
+    def constant(self, array: Array, like: Any) -> Any:
+        """Turn an array into a constant with the element type and device of `like`."""
+
+    @abc.abstractmethod
+    def cast_like(self, constant: Any, like: Any) -> Any:
+        """Cast a constant to the element type and move it to the device of `like`."""
+
+    @abc.abstractmethod
+    def variable(self, array: Array, like: Any) -> Any:
+        """Make a trainable value. Call it in a routine: an analysis may run within a graph."""
+
+    @abc.abstractmethod
+    def assign(self, target: Any, array: Array) -> None:
+        """Write an array into a parameter or variable.
+
+        Raises:
+            TypeError: `target` is a plain value.
+        """
+
+    @abc.abstractmethod
+    def train_in_backward(
+        self, tensors: Sequence[Any], variables: Sequence[Any], rate: float
+    ) -> tuple[list[Any], list[Any]]:
+        """Return `tensors`, and the values of `variables`, so that the backward pass trains.
+
+        A backward pass that reaches one of the returned tensors does one step of gradient
+        descent, ``variable -= rate * gradient``. Gradients of `tensors` pass unchanged.
+        """
+
+    @abc.abstractmethod
+    def stop_gradient(self, tensor: Any) -> Any:
+        """Detach from automatic differentiation, without a copy."""
+
+    # -- elementwise ------------------------------------------------------
+
+    @abc.abstractmethod
+    def relu(self, tensor: Any, /) -> Any:
+        """``max(tensor, 0)``."""
+
+    @abc.abstractmethod
+    def sigmoid(self, tensor: Any, /) -> Any:
+        """Logistic function."""
+
+    @abc.abstractmethod
+    def round(self, tensor: Any, /) -> Any:
+        """Round to the nearest integer, halves to even."""
+
+    @abc.abstractmethod
+    def clip(self, tensor: Any, low: Any, high: Any, /) -> Any:
+        """Clamp to numbers or tensors, which get gradients, too."""
+
+    @abc.abstractmethod
+    def where(self, condition: Any, a: Any, b: Any, /) -> Any:
+        """`a` where the condition holds, else `b`; either may be a Python number."""
+
+    @abc.abstractmethod
+    def widen(self, tensor: Any) -> Any:
+        """Cast floating-point types below 32 bits to float32; return others as they are."""
+
+    @abc.abstractmethod
+    def round_trip(self, tensor: Any, dtype: str) -> Any:
+        """Cast to an 8-bit floating-point type and back."""
+
+    # -- axes -------------------------------------------------------------
+
+    @abc.abstractmethod
+    def softmax(self, tensor: Any) -> Any:
+        """Softmax along the last axis."""
+
+    @abc.abstractmethod
+    def matmul(self, a: Any, b: Any, /) -> Any:
+        """Matrix product over the last two axes."""
+
+    @abc.abstractmethod
+    def min_max(self, tensor: Any) -> tuple[Any, Any]:
+        """Smallest and largest element, as scalars."""
+
+    @abc.abstractmethod
+    def mean(self, tensor: Any, axes: Sequence[int]) -> Any:
+        """Mean over axes, which are removed; of no axes the tensor itself."""
+
+    @abc.abstractmethod
+    def sum(self, tensor: Any, axes: Sequence[int]) -> Any:
+        """Sum over axes, which are removed; of no axes the tensor itself."""
+
+    @abc.abstractmethod
+    def reshape(self, tensor: Any, shape: Sequence[int], /) -> Any:
+        """Reshape; one size may be -1."""
+
+    @abc.abstractmethod
+    def transpose(self, tensor: Any, /) -> Any:
+        """Exchange the last two axes."""
+
+    @abc.abstractmethod
+    def take(self, tensor: Any, indices: Sequence[int], axis: int) -> Any:
+        """Select positions along an axis."""
+
+    @abc.abstractmethod
+    def top_mask(self, scores: Any, count: int) -> Any:
+        """1 at the `count` largest scores of the last axis, at ties the first ones; else 0."""
+
+
+class PlainReader(TensorReader):
+    """Reads arrays that NumPy understands, and tensors with a list of numbers in ``data``."""
+
+    def is_floating(self, tensor: Any) -> bool:
+        return bool(np.issubdtype(self.numpy(tensor).dtype, np.floating))
+
+    def is_finite(self, tensor: Any) -> bool:
+        return bool(np.isfinite(self.numpy(tensor)).all())
+
+    def has_nan(self, tensor: Any) -> bool:
+        return bool(np.isnan(self.numpy(tensor)).any())
+
+    def numpy(self, tensor: Any) -> Array:
+        data = getattr(tensor, "data", tensor)
+        array = np.array(data if isinstance(data, list) else tensor)
+        return array.reshape([int(size) for size in tensor.shape])
+
+    def copy(self, tensor: Any) -> Any:
+        return self.numpy(tensor)
+
+    def dtype(self, tensor: Any) -> str:
+        return str(self.numpy(tensor).dtype)
+
+
+_MODULES = {"torch": "pytorch", "tensorflow": "tensorflow", "keras": "tensorflow"}
+"""Top-level package of a tensor's type to the module here."""
+
+
+def reader_of(tensor: Any) -> TensorReader:
+    """Return the reader of the framework that a tensor belongs to."""
+    return _reader_of_type(cast("Hashable", type(tensor)))
+
+
+def arithmetic_of(tensor: Any) -> Arithmetic:
+    """Return the arithmetic of the framework that a tensor belongs to.
+
+    Raises:
+        TypeError: there is none for this type.
+    """
+    reader = reader_of(tensor)
+    if isinstance(reader, Arithmetic):
+        return reader
+    kind = type(tensor)
+    raise TypeError(
+        f"the optimization tools cannot compute with {kind.__module__}.{kind.__qualname__}; "
+        "they know the tensors of torch and tensorflow"
+    )
+
+
+@functools.lru_cache(maxsize=256)
+def _reader_of_type(kind: type) -> TensorReader:
+    for base in kind.__mro__:
+        package = base.__module__.partition(".")[0]
+        if package in _MODULES:
+            module = importlib.import_module(f"{__name__}.{_MODULES[package]}")
+            arithmetic: Arithmetic = module.ARITHMETIC
+            return arithmetic
+    return PlainReader()

@@ -1,0 +1,199 @@
+"""Reading and computing with PyTorch's tensors; imported when the first of them comes."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from amanda_tools._values.tensors import Arithmetic, Array
+
+_NUMPY_FLOATS = (torch.float64, torch.float32, torch.float16)
+
+
+class _TrainInBackward(torch.autograd.Function):
+    """Identity on tensors and on values of variables; its backward pass trains the variables."""
+
+    @staticmethod
+    def forward(ctx: Any, rate: float, variables: Sequence[Any], *tensors: Any) -> Any:
+        ctx.rate, ctx.variables = rate, variables
+        # Copies: a step must not change values that were saved for the backward pass.
+        copies = [variable.detach().clone() for variable in variables]
+        return (*(tensor.view_as(tensor) for tensor in tensors), *copies)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> Any:
+        count = len(gradients) - len(ctx.variables)
+        with torch.no_grad():
+            for variable, gradient in zip(ctx.variables, gradients[count:], strict=True):
+                if gradient is not None:
+                    variable.sub_(gradient, alpha=ctx.rate)
+        return (None, None, *gradients[:count])
+
+
+class TorchArithmetic(Arithmetic):
+    """PyTorch's tensors, on any device that has data."""
+
+    # -- reading ----------------------------------------------------------
+
+    def is_floating(self, tensor: Any) -> bool:
+        return bool(tensor.is_floating_point())
+
+    def is_readable(self, tensor: Any) -> bool:
+        return not (
+            tensor.is_meta
+            or tensor.is_nested
+            or tensor.is_quantized
+            or tensor.layout is not torch.strided
+        )
+
+    def is_finite(self, tensor: Any) -> bool:
+        return bool(torch.isfinite(tensor).all())
+
+    def is_clean(self, tensor: Any) -> bool:
+        # One kernel and one number to the CPU. The sum of finite numbers may overflow: only a
+        # finite sum is an answer.
+        try:
+            if math.isfinite(tensor.sum().item()):
+                return True
+        except (RuntimeError, TypeError):
+            # No sum, or no real one: quantized, nested, complex, on the meta device.
+            pass
+        return super().is_clean(tensor)
+
+    def has_nan(self, tensor: Any) -> bool:
+        return bool(torch.isnan(tensor).any())
+
+    def shape(self, tensor: Any) -> list[int]:
+        # A nested tensor of the strided layout raises when it is asked for its shape.
+        return [] if tensor.is_nested else super().shape(tensor)
+
+    def dtype(self, tensor: Any) -> str:
+        return str(tensor.dtype).removeprefix("torch.")
+
+    def numpy(self, tensor: Any) -> Array:
+        tensor = tensor.detach().cpu()
+        if tensor.is_floating_point() and tensor.dtype not in _NUMPY_FLOATS:
+            tensor = tensor.float()
+        array: Array = tensor.resolve_conj().resolve_neg().numpy().copy()
+        return array
+
+    def storable(self, tensor: Any) -> Any:
+        tensor = tensor.detach().resolve_conj().resolve_neg()
+        return torch.empty(tensor.shape, dtype=tensor.dtype).copy_(tensor)
+
+    def copy(self, tensor: Any) -> Any:
+        return tensor.detach().clone()
+
+    # -- bits -------------------------------------------------------------
+
+    def bits(self, tensor: Any, positions: Array) -> Array:
+        return _as_integers(tensor.detach()[_indices(tensor, positions)].reshape(-1))
+
+    def with_bits(self, tensor: Any, positions: Array, bits: Array) -> Any:
+        # A clone keeps the order in memory, on which the last bits of later products depend.
+        new = tensor.detach().clone()
+        elements = _from_integers(bits, tensor).to(tensor.device)
+        new[_indices(tensor, positions)] = elements if new.dim() else elements[0]
+        return new
+
+    def to_bits(self, values: Array, like: Any) -> Array:
+        return _as_integers(torch.tensor(values).to(like.dtype))
+
+    def from_bits(self, bits: Array, like: Any) -> Array:
+        return np.asarray(_from_integers(bits, like).double().numpy())
+
+    # -- constants and variables ------------------------------------------
+
+    def constant(self, array: Array, like: Any) -> Any:
+        return torch.tensor(array, dtype=like.dtype, device=like.device)
+
+    def cast_like(self, constant: Any, like: Any) -> Any:
+        return constant.to(device=like.device, dtype=like.dtype)
+
+    def variable(self, array: Array, like: Any) -> Any:
+        # A tensor made in inference mode cannot be trained later.
+        with torch.inference_mode(False):
+            return self.constant(array, like).requires_grad_()
+
+    def assign(self, target: Any, array: Array) -> None:
+        with torch.no_grad():
+            target.copy_(self.constant(array, target))
+
+    def train_in_backward(
+        self, tensors: Sequence[Any], variables: Sequence[Any], rate: float
+    ) -> tuple[list[Any], list[Any]]:
+        apply: Any = _TrainInBackward.apply
+        found = apply(rate, list(variables), *tensors)
+        return list(found[: len(tensors)]), list(found[len(tensors) :])
+
+    def stop_gradient(self, tensor: Any) -> Any:
+        return tensor.detach()
+
+    # -- elementwise ------------------------------------------------------
+
+    relu = staticmethod(torch.relu)
+    sigmoid = staticmethod(torch.sigmoid)
+    round = staticmethod(torch.round)
+    clip = staticmethod(torch.clamp)
+
+    def where(self, condition: Any, a: Any, b: Any, /) -> Any:
+        return torch.where(condition, a, b)
+
+    def widen(self, tensor: Any) -> Any:
+        return tensor.float() if tensor.element_size() < 4 else tensor
+
+    def round_trip(self, tensor: Any, dtype: str) -> Any:
+        return tensor.to(getattr(torch, dtype)).to(tensor.dtype)
+
+    # -- axes -------------------------------------------------------------
+
+    matmul = staticmethod(torch.matmul)
+    reshape = staticmethod(torch.reshape)
+
+    def softmax(self, tensor: Any) -> Any:
+        return tensor.softmax(-1)
+
+    def min_max(self, tensor: Any) -> tuple[Any, Any]:
+        return tensor.amin(), tensor.amax()
+
+    def mean(self, tensor: Any, axes: Sequence[int]) -> Any:
+        # PyTorch takes no axes for all of them.
+        return tensor.mean(tuple(axes)) if axes else tensor
+
+    def sum(self, tensor: Any, axes: Sequence[int]) -> Any:
+        return tensor.sum(tuple(axes)) if axes else tensor
+
+    def transpose(self, tensor: Any, /) -> Any:
+        return tensor.mT
+
+    def take(self, tensor: Any, indices: Sequence[int], axis: int) -> Any:
+        return tensor.index_select(axis, torch.tensor(indices, device=tensor.device))
+
+    def top_mask(self, scores: Any, count: int) -> Any:
+        order = scores.detach().argsort(dim=-1, descending=True, stable=True)
+        return (order.argsort(-1) < count).to(scores.dtype)
+
+
+def _indices(tensor: Any, positions: Array) -> Any:
+    axes = np.unravel_index(positions, tuple(tensor.shape)) if tensor.dim() else ()
+    return tuple(torch.tensor(axis, device=tensor.device) for axis in axes)
+
+
+def _as_integers(tensor: Any) -> Array:
+    if tensor.is_complex() or tensor.dtype == torch.bool:
+        raise TypeError(f"elements of type {tensor.dtype}")
+    size = 8 * tensor.element_size()
+    integers = tensor.view(getattr(torch, f"int{size}")).cpu().numpy()
+    return np.asarray(integers.view(f"uint{size}"))
+
+
+def _from_integers(bits: Array, like: Any) -> Any:
+    signed = bits.view(f"int{8 * bits.dtype.itemsize}")
+    return torch.from_numpy(signed).view(like.dtype)
+
+
+ARITHMETIC = TorchArithmetic()
