@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from amanda_tools._output.report.columns import MAX_ROWS, column, grid, records
+from amanda_tools._output.report.columns import MAX_ROWS, column, page_table, table_of_records
 
 
 @pytest.mark.parametrize(
@@ -57,7 +57,7 @@ def test_texts_that_repeat_are_there_once() -> None:
 
 def test_rows_may_have_different_keys() -> None:
     """A column for each; tables too long are cut, and say so."""
-    table = records("rows", [{"a": 1}, {"b": "x"}])
+    table = table_of_records("rows", [{"a": 1}, {"b": "x"}])
     assert [c["values"] for c in table.columns] == [[1, None], ["", "x"]]
-    long = grid("long", ["n"], [[i] for i in range(MAX_ROWS + 7)])
+    long = page_table("long", ["n"], [[i] for i in range(MAX_ROWS + 7)])
     assert (long.rows, long.hidden) == (MAX_ROWS, 7)

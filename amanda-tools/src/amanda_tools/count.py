@@ -24,7 +24,7 @@ from amanda_tools._output.chart_data import (
 
 @attrs.frozen(kw_only=True)
 class CountOptions:
-    """The options of ``count``. Without any all operators are counted, forward and backward.
+    """The options of ``count``. Without any, all operators are counted, forward and backward.
 
     Attributes:
         ops: types of forward ops to count, such as conv2d.
@@ -37,21 +37,21 @@ class CountOptions:
 
 @attrs.define(eq=False)
 class Counter:
-    """The executions of one operator."""
+    """Counts the executions of one operator."""
 
     op: OpDescription
     executions: int = 0
 
     def count(self) -> None:
-        """Instrumentation routine: one more execution."""
+        """Instrumentation routine: count one execution."""
         self.executions += 1
 
 
 class CountTool(PrintingTool[CountOptions]):
     """Counts the executions of operators, forward and backward, by type and by module.
 
-    Only the operators that are counted carry a routine. A type is the canonical
-    one (``conv2d``) or the framework's (``ConvolutionBackward0``).
+    Only operators that are counted carry a routine. A type is the canonical one (``conv2d``) or the
+    framework's name (``ConvolutionBackward0``).
     """
 
     name = "count"
@@ -62,12 +62,12 @@ class CountTool(PrintingTool[CountOptions]):
         self._counters: dict[str, Counter] = {}
         self._types: set[str] = set()
         self.depends_on(MappingTool.standard())
-        # An analysis that nobody asked for would cost, too.
+        # An analysis for a direction that is not counted would cost time, too.
         for direction in self._directions():
             self.add_inst_for_op(self._analyse, backward=direction == "backward")
 
     def _directions(self) -> list[str]:
-        """Which of forward and backward operators are to be counted."""
+        """Return which of ``forward`` and ``backward`` are counted."""
         ops, backward_ops = self.options.ops, self.options.backward_ops
         asked = {"forward": ops or not backward_ops, "backward": backward_ops or not ops}
         return [direction for direction, is_asked in asked.items() if is_asked]
@@ -78,7 +78,7 @@ class CountTool(PrintingTool[CountOptions]):
         options = self.options
         if not op.is_selected(options.ops if context.is_forward() else options.backward_ops):
             return
-        # An operator that is analysed again (another scope, no cache) counts on.
+        # An operator may be analysed again (in another scope, without the cache); it counts on.
         counter = self._counters.setdefault(op.id, Counter(op))
         if context.is_forward():
             context.insert_before_op(counter.count, inputs=[])
@@ -90,7 +90,8 @@ class CountTool(PrintingTool[CountOptions]):
         return [{**c.op.row(), "executions": c.executions} for c in self._counters.values()]
 
     def summary(self) -> dict[str, Any]:
-        """Executions in total, by type and by module, and the types that were never met."""
+        """Executions in total, by type and by module; ``ops_never_met``, the types that never
+        came."""
         return {
             "forward": self._total("forward"),
             "backward": self._total("backward"),
@@ -132,7 +133,7 @@ class CountTool(PrintingTool[CountOptions]):
         return sum(c.executions for c in self._counters.values() if c.op.direction == direction)
 
     def _grouped(self, key: Callable[[OpDescription], str]) -> dict[str, dict[str, Any]]:
-        """Distinct operators and executions by direction and `key`, the most frequent first."""
+        """Count operators and executions by direction and `key`, the most frequent first."""
         groups: dict[str, dict[str, Any]] = {"forward": {}, "backward": {}}
         for counter in self._counters.values():
             group = groups[counter.op.direction]

@@ -34,6 +34,7 @@ class DumpOptions(WatchingOptions):
     """The options of ``dump``.
 
     Attributes:
+        every: take each N-th execution of an operator only.
         limit: tensors to take; those after are counted only.
         bytes: bytes to take; what does not fit is counted only.
         shard: bytes of a file after which the next one begins.
@@ -51,13 +52,14 @@ class Entry:
     """One tensor that was taken.
 
     Attributes:
-        key: its name in its file: operator's id, tensor and step.
+        key: name in its file: operator id, tensor and step.
         file: number of the file that holds it.
         row: the operator, as in the rows of all tools.
-        kind, tensor: which of its tensors.
-        step: the operator's execution, from 0.
+        kind, tensor: which of the operator's tensors.
+        step: number of the operator's execution, from 0.
         shape, dtype: of the tensor.
-        order: when its operator was met, among all; what executes a graph keeps no order.
+        order: number of its routine, in the order of analyses; graph executors run operators in any
+            order.
     """
 
     key: str
@@ -71,7 +73,7 @@ class Entry:
     order: int
 
     def plain(self, stem: str) -> dict[str, Any]:
-        """The entry as the index has it."""
+        """Return the entry of the index, for files named after `stem`."""
         return {
             **self.row,
             "key": self.key,
@@ -88,12 +90,12 @@ class Entry:
 class DumpTool(WatchingTool[DumpOptions]):
     """Writes activations, weights and gradients to safetensors while the program runs.
 
-    Full files go to a temporary folder at once, so that no more than one is in memory.
+    Full files go to a temporary folder at once, so that at most one is in memory.
 
     Attributes:
-        entries: what was taken, in order.
-        dropped: tensors that were not, for the limits or a type that the format lacks.
-        waiting_bytes: bytes of tensors that are in memory and in no file yet.
+        entries: tensors taken, in order.
+        dropped: number of tensors not taken: beyond the limits, or of a type that the format lacks.
+        waiting_bytes: bytes of tensors in memory that are in no file yet.
     """
 
     name = "dump"
@@ -126,7 +128,7 @@ class DumpTool(WatchingTool[DumpOptions]):
             self.dropped += 1
             return
         room = self.options.bytes - self._bytes
-        # What is too large need not be copied.
+        # Tensors that are too large are not copied.
         stored = None if (byte_size(tensor) or 0) > room else reader.storable(tensor)
         if stored is None or stored.nbytes > room:
             self.dropped += 1
@@ -134,10 +136,10 @@ class DumpTool(WatchingTool[DumpOptions]):
         shape = [int(size) for size in tensor.shape]
         key = f"{routine.op.id} {name} {routine.step}"
         if key in self._waiting:
-            # An operator whose counters began anew, such as one of a second scope.
+            # The operator's counters began anew, as they do in a second scope.
             self.dropped += 1
             return
-        # A file is of one framework: that of its first tensor.
+        # The format's writers take tensors of one framework: the first tensor decides for its file.
         first = next(iter(self._waiting.values()), stored)
         if type(first) is not type(stored):
             self._write_shard()
@@ -163,12 +165,14 @@ class DumpTool(WatchingTool[DumpOptions]):
     # -- result -----------------------------------------------------------
 
     def op_rows(self) -> list[dict[str, Any]]:
-        """The index: one row per tensor, with ``key``, ``file``, ``kind``, ``tensor``, ``step``,
-        ``shape`` and ``dtype``."""
+        """The index: one row per tensor.
+
+        ``key``, ``file``, ``kind``, ``tensor``, ``step``, ``shape`` and ``dtype``.
+        """
         return [entry.plain(self._stem) for entry in self.entries]
 
     def summary(self) -> dict[str, Any]:
-        """How many tensors and bytes were taken, and how many were not."""
+        """Number of tensors, bytes and operators taken, and of tensors not taken."""
         kinds = {entry.kind for entry in self.entries}
         return {
             "tensors": len(self.entries),
@@ -179,7 +183,7 @@ class DumpTool(WatchingTool[DumpOptions]):
         }
 
     def tables(self) -> Iterable[Table]:
-        """What was taken, by kind."""
+        """Tensors taken, by kind; the limits if there are tensors not taken."""
         found = self.summary()
         title = f"dump: {found['tensors']} tensors, {quantity(found['bytes'], 'B')}"
         yield Table(title, ("kind", "tensors"), list(found["kinds"].items()))
@@ -189,7 +193,7 @@ class DumpTool(WatchingTool[DumpOptions]):
             yield Table(title, ("limit", "value"), limits)
 
     def load(self, entry: Entry) -> Array:
-        """The values of one tensor that was taken; of types that numpy lacks as float32."""
+        """Return the values of a tensor that was taken; types that NumPy lacks as float32."""
         self._write_shard()
         assert self._folder is not None
         return read_tensor(self._folder / str(entry.file), entry.key)
@@ -201,7 +205,7 @@ class DumpTool(WatchingTool[DumpOptions]):
         for number in range(self._files):
             assert self._folder is not None
             written.append(folder / f"{stem}-{number:05}.safetensors")
-            # It may be written more than once.
+            # Copied, not moved: results may be written more than once.
             shutil.copyfile(self._folder / str(number), written[-1])
         index = folder / f"{stem}.index.json"
         write_json(index, {"tensors": [entry.plain(stem) for entry in self.entries]})
@@ -209,6 +213,6 @@ class DumpTool(WatchingTool[DumpOptions]):
 
 
 def _remove(folder: Path, process: int) -> None:
-    """Remove the tool's folder, but not from a forked child."""
+    """Remove the tool's folder, unless this is a forked child of the process that made it."""
     if os.getpid() == process:
         shutil.rmtree(folder, ignore_errors=True)

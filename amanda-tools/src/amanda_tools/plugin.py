@@ -1,4 +1,5 @@
-"""What amanda-tools registers. Imports no framework and no tool."""
+"""Entry point of amanda-tools: registers its tools and the page of a run, and imports none of
+them."""
 
 from __future__ import annotations
 
@@ -13,7 +14,7 @@ if TYPE_CHECKING:
 
 @hookimpl
 def amanda_register_tools() -> Mapping[str, str]:
-    """The tools of this package."""
+    """Register the tools of this package."""
     return {
         "count": "amanda_tools.count:CountTool",
         "coverage": "amanda_tools.coverage:CoverageTool",
@@ -36,7 +37,7 @@ def amanda_register_tools() -> Mapping[str, str]:
 
 @hookimpl
 def amanda_render_report(report: RunReport) -> str:
-    """The page of a run."""
+    """Render the page of a run."""
     from amanda_tools._output.report import render
     from amanda_tools._output.report.run import document_of
 

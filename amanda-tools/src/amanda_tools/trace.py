@@ -1,4 +1,5 @@
-"""``trace``: the operator graph with module paths, and the timeline of a run."""
+"""``trace``: the graph of operators with module paths and source lines, and the timeline of a
+run."""
 
 from __future__ import annotations
 
@@ -31,8 +32,8 @@ class TraceOptions:
         limit: executions that the timeline keeps; later ones are counted only.
         dot: also write the graph for Graphviz.
         svg: also draw the graph.
-        follow: follow tensors at every execution and not at an operator's first only, so
-            that operators first met in a later iteration are connected too; slower.
+        follow: follow tensors at every execution, not only at an operator's first, so that
+            operators first met in a later iteration are connected, too; slower.
     """
 
     timeline: bool = True
@@ -47,8 +48,8 @@ class TraceTool(PrintingTool[TraceOptions]):
     """Records the graph of operators, forward and backward, and when each of them ran.
 
     Attributes:
-        timeline: the spans of all executions; empty if not asked for.
-        sources: id of each forward operator to the user's line that runs it.
+        timeline: spans of all executions; empty without the option.
+        sources: line of the user's program by id of a forward operator.
     """
 
     name = "trace"
@@ -66,7 +67,7 @@ class TraceTool(PrintingTool[TraceOptions]):
 
     @property
     def graph(self) -> Graph:
-        """The graph."""
+        """The graph of forward operators, each with its backward operators."""
         return self._tracing.graph
 
     def _analyse(self, context: OpContext) -> None:
@@ -77,7 +78,7 @@ class TraceTool(PrintingTool[TraceOptions]):
     # -- result -----------------------------------------------------------
 
     def result(self) -> dict[str, Any]:
-        """The common form, and the graph's ``tensors`` and ``edges``."""
+        """The common form, with the graph's ``tensors`` and ``edges``."""
         graph = self.graph
         return {
             **super().result(),
@@ -86,7 +87,8 @@ class TraceTool(PrintingTool[TraceOptions]):
         }
 
     def op_rows(self) -> list[dict[str, Any]]:
-        """One row per operator; a forward operator's ``inputs`` are numbers of ``tensors``."""
+        """One row per operator; ``inputs`` and ``outputs`` of forward ones are indices of
+        ``tensors``."""
         return [row for op in self.graph.ops for row in self._rows(op)]
 
     def _rows(self, op: TracedOp) -> Iterator[dict[str, Any]]:
@@ -107,7 +109,7 @@ class TraceTool(PrintingTool[TraceOptions]):
             yield {**attrs.asdict(backward), "direction": "backward", **common}
 
     def summary(self) -> dict[str, Any]:
-        """The size of the graph and of the timeline."""
+        """Sizes of the graph and of the timeline."""
         graph = self.graph
         return {
             "forward": len(graph.ops),
@@ -139,7 +141,7 @@ class TraceTool(PrintingTool[TraceOptions]):
             yield Table(title, ("executions that it does not hold",), [(dropped,)])
 
     def charts(self) -> Iterable[Chart]:
-        """Time by type, if it was taken."""
+        """Time by type, if a timeline was recorded."""
         seconds = self.timeline.seconds()
         rows = [{**row, "seconds": seconds.get(row["id"], 0.0)} for row in self.op_rows()]
         yield from rank_groups(
@@ -149,7 +151,7 @@ class TraceTool(PrintingTool[TraceOptions]):
     def _grouped(
         self, rows: Sequence[dict[str, Any]], keys: Sequence[str]
     ) -> list[tuple[Any, ...]]:
-        """Count and time of the operators of each group, the longest first."""
+        """Count operators and sum their time by the values of `keys`, the longest first."""
         seconds = self.timeline.seconds()
         counts: dict[tuple[str, ...], int] = {}
         times: dict[tuple[str, ...], float] = {}
@@ -166,8 +168,8 @@ class TraceTool(PrintingTool[TraceOptions]):
     # -- files ------------------------------------------------------------
 
     def write_files(self, folder: Path, stem: str) -> Sequence[Path]:
-        """Write ``<stem>.timeline.json`` for Perfetto, ``<stem>.dot`` for Graphviz and
-        ``<stem>.svg``, the picture."""
+        """Write ``<stem>.timeline.json`` for Perfetto, ``<stem>.dot`` for Graphviz,
+        ``<stem>.svg``."""
         written = []
         if self.options.timeline:
             written.append(folder / f"{stem}.timeline.json")
@@ -183,7 +185,7 @@ class TraceTool(PrintingTool[TraceOptions]):
 
 
 def dot_lines(graph: Graph) -> Iterator[str]:
-    """The forward operators and their edges in Graphviz's language."""
+    """Yield the forward operators and their edges in Graphviz's language."""
     yield "digraph amanda {"
     yield "  node [shape=box];"
     for op in graph.ops:
@@ -195,5 +197,5 @@ def dot_lines(graph: Graph) -> Iterator[str]:
 
 
 def _quoted(text: str) -> str:
-    # Graphviz takes the escapes of JSON, the line break included.
+    # Graphviz understands the escapes of JSON, the line break included.
     return json.dumps(text, ensure_ascii=False)

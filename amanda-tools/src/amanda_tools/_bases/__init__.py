@@ -1,1 +1,1 @@
-"""Base classes shared by tools."""
+"""Base classes of tools: printed tables, watched tensors; checks of options."""

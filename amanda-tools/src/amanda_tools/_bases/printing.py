@@ -1,4 +1,4 @@
-"""Summaries of tools as rich tables."""
+"""Base class of the tools of this package: summaries are printed as tables with rich."""
 
 from __future__ import annotations
 
@@ -18,33 +18,33 @@ _WIDTH_OF_FILES = 120
 
 
 class QuietConsole(rich.console.Console):
-    """A console that leaves it to the caller what happens when the reader has left."""
+    """A console that leaves closed pipes to the caller."""
 
     def on_broken_pipe(self) -> None:
-        """Raise the error again; rich's own would end the program with status 1."""
+        """Raise BrokenPipeError again; rich's own method ends the program with status 1."""
         raise BrokenPipeError
 
 
 class PrintingTool(ReportingTool[OptionsT]):
-    """A tool that reports, and prints its tables with rich."""
+    """A reporting tool whose tables are printed with rich."""
 
     def print_summary(self, file: TextIO) -> None:
-        """Print the tables, with colours and to the width of a terminal if `file` is one."""
+        """Print the tables; with colours and to the terminal's width if `file` is a terminal."""
         width = None if file.isatty() else _WIDTH_OF_FILES
         console = QuietConsole(file=file, width=width, highlight=False)
         for table in self.tables():
-            # Outside of the table, which may be narrower than they are.
+            # Titles are not part of the table, which may be narrower than they are.
             console.print(Text(table.title, style="bold"), soft_wrap=True)
             if table.rows:
-                console.print(rendered(table))
+                console.print(to_rich(table))
             if more := table.head()[1]:
                 console.print(Text(more), soft_wrap=True)
 
 
-def rendered(table: Table) -> rich.table.Table:
-    """A table in rich's form, without its title."""
+def to_rich(table: Table) -> rich.table.Table:
+    """Convert a table to rich's form, without its title."""
     rows, _ = table.head()
-    # Text, not str: ids and types are no markup, "[0]" has to stay.
+    # Text, not str: ids such as "[0]" are no markup.
     result = rich.table.Table()
     for position, column in enumerate(table.columns):
         numeric = bool(rows) and all(isinstance(row[position], Number) for row in rows)

@@ -1,1 +1,1 @@
-"""Output shared by tools: units, tables, charts, CSV files, the page of a run."""
+"""Output shared by tools: units, charts, graphs, CSV files, the HTML page."""

@@ -1,4 +1,4 @@
-"""A picture of the operator graph: layers from top to bottom, as SVG."""
+"""The operator graph as a picture in layers from top to bottom: positions, and an SVG file."""
 
 from __future__ import annotations
 
@@ -9,18 +9,21 @@ from xml.sax.saxutils import escape
 from amanda.tools.graph import Graph, TracedOp
 
 WIDTH, HEIGHT = 180, 34
-"""Of an operator's box."""
+"""Size of an operator's box, in pixels."""
 
 _GAP_X, _GAP_Y = 24, 40
+"""Pixels between boxes."""
+
 _SWEEPS = 4
+"""Passes over the layers that order operators by their neighbours."""
 
 
 def svg_lines(graph: Graph, sources: Mapping[str, str]) -> Iterator[str]:
-    """The forward operators and their edges; hovering shows id, module and line.
+    """Yield the lines of an SVG file with the forward operators and their edges.
 
-    An operator is one layer below the lowest operator that it reads from; within a
-    layer operators are ordered by where their neighbours are (barycentres, after
-    Sugiyama, Tagawa and Toda, 1981).
+    Hovering shows id, module and line of an operator. An operator stands one layer below the lowest
+    one that it reads from; within a layer operators are ordered by the mean position of their
+    neighbours (barycentres; Sugiyama, Tagawa and Toda, 1981).
     """
     places = positions(graph)
     width = max((x for x, _ in places.values()), default=0) + WIDTH + _GAP_X
@@ -38,15 +41,15 @@ def svg_lines(graph: Graph, sources: Mapping[str, str]) -> Iterator[str]:
 
 
 def positions(graph: Graph) -> dict[str, tuple[float, float]]:
-    """The upper left corner of each operator's box."""
-    return placed({op.id: [p.id for p in graph.producers(op.id)] for op in graph.ops})
+    """Return the upper left corner of each operator's box, by id."""
+    return place_nodes({op.id: [p.id for p in graph.producers(op.id)] for op in graph.ops})
 
 
-def placed(above: Mapping[str, Sequence[str]]) -> dict[str, tuple[float, float]]:
-    """The upper left corner of each node's box, of nodes in the order of the run.
+def place_nodes(above: Mapping[str, Sequence[str]]) -> dict[str, tuple[float, float]]:
+    """Return the upper left corner of each node's box.
 
     Args:
-        above: the nodes that each one reads from.
+        above: node to the nodes that it reads from; in the order of the run.
     """
     layers = _layers(above)
     below: dict[str, list[str]] = {op_id: [] for op_id in above}
@@ -75,11 +78,11 @@ def placed(above: Mapping[str, Sequence[str]]) -> dict[str, tuple[float, float]]
 
 
 def _layers(above: Mapping[str, Sequence[str]]) -> list[list[str]]:
-    """The operators by the length of the longest way to them."""
+    """Group nodes by the length of the longest way to them."""
     depth: dict[str, int] = {}
     layers: list[list[str]] = []
-    # An operator comes after those that it reads from, except where a later execution
-    # of an earlier one read from it.
+    # Nodes come after those that they read from, except where a later execution of an earlier node
+    # read from a later one: such an edge does not count.
     for op_id, producers in above.items():
         depth[op_id] = 1 + max((depth.get(producer, -1) for producer in producers), default=-1)
         while len(layers) <= depth[op_id]:
@@ -123,10 +126,10 @@ def _cut(text: str) -> str:
 
 
 def colour(kind: str) -> str:
-    """A light colour for an op type, the same in every picture."""
+    """Return a light colour for an op type, the same in every picture."""
     return f"hsl({hue(kind)},60%,86%)"
 
 
 def hue(kind: str) -> int:
-    """The degrees of an op type's colour."""
+    """Return the hue, in degrees, of an op type."""
     return int.from_bytes(hashlib.sha256(kind.encode()).digest()[:2], "big") % 360

@@ -1,1 +1,1 @@
-"""Timelines shared by tools: events, Chrome traces, memory counters."""
+"""Time and memory of operators while the program runs, and files of them for Perfetto."""

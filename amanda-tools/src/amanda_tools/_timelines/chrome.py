@@ -1,8 +1,9 @@
-"""A timeline in the Chrome trace-event format, for Perfetto and ``chrome://tracing``.
+"""Timelines as files in the Chrome trace-event format, for Perfetto and ``chrome://tracing``.
 
-The format: "Trace Event Format", a public document of the Chromium project. Complete
-events (``X``) are operators and modules, counters (``C``) are memory, and metadata
-(``M``) names the tracks.
+``write(timeline, sources, path)`` writes a :class:`Timeline`; ``write_events(events, path)`` writes
+any events. The format is the "Trace Event Format", a public document of the Chromium project:
+complete events (``X``) are operators and modules, counters (``C``) are memory, metadata (``M``)
+names the tracks.
 """
 
 from __future__ import annotations
@@ -20,16 +21,16 @@ from amanda.tools.description import OpDescription
 from amanda_tools._timelines.timeline import MemorySample, Span, Timeline
 
 _MODULES = 1 << 31
-"""Added to a thread's number for the track of its modules."""
+"""Added to a thread's id for the id of the track with its modules."""
 
 
 def write(timeline: Timeline, sources: Mapping[str, str], path: Path) -> None:
-    """Write a timeline as a file.
+    """Write a timeline to a file.
 
     Args:
-        timeline: what to write.
-        sources: id of a forward operator to the user's line.
-        path: of the file.
+        timeline: the timeline.
+        sources: line of the user's program by id of a forward operator.
+        path: path of the file.
 
     Raises:
         OSError: the file cannot be written.
@@ -38,7 +39,7 @@ def write(timeline: Timeline, sources: Mapping[str, str], path: Path) -> None:
 
 
 def write_events(found: Iterable[Mapping[str, Any]], path: Path) -> None:
-    """Write events, one at a time, so that the file is either complete or not there.
+    """Write events one by one; the file is either complete or not there.
 
     Raises:
         OSError: the file cannot be written.
@@ -53,7 +54,8 @@ def write_events(found: Iterable[Mapping[str, Any]], path: Path) -> None:
 
 
 def events(timeline: Timeline, sources: Mapping[str, str]) -> Iterator[dict[str, Any]]:
-    """The events: operators and memory as they ended, modules when they end, tracks at last."""
+    """Yield operators and memory in the order in which they ended, modules as they end, track
+    names last."""
     process = os.getpid()
     tracks: dict[int, ModuleTrack] = {}
     for record in timeline.records():
@@ -73,16 +75,8 @@ def _operator(span: Span, sources: Mapping[str, str], process: int) -> dict[str,
     arguments = {"id": span.op.id, "module": span.op.module}
     if source := sources.get(span.op.forward or span.op.id):
         arguments["source"] = source
-    return {
-        "name": span.op.type,
-        "cat": span.op.direction,
-        "ph": "X",
-        "ts": span.start / 1000,
-        "dur": span.duration / 1000,
-        "pid": process,
-        "tid": span.thread,
-        "args": arguments,
-    }
+    times = (span.start / 1000, span.duration / 1000)
+    return slice_event(span.op.type, span.op.direction, *times, process, span.thread, arguments)
 
 
 def _counters(sample: MemorySample, process: int) -> Iterator[dict[str, Any]]:
@@ -94,15 +88,38 @@ def _counters(sample: MemorySample, process: int) -> Iterator[dict[str, Any]]:
             }  # fmt: skip
 
 
+def slice_event(
+    name: str,
+    category: str,
+    start: float,
+    duration: float,
+    process: int,
+    track: int,
+    arguments: Mapping[str, Any],
+) -> dict[str, Any]:
+    """Return a complete event; `start` and `duration` in microseconds."""
+    return {
+        "name": name,
+        "cat": category,
+        "ph": "X",
+        "ts": start,
+        "dur": duration,
+        "pid": process,
+        "tid": track,
+        "args": arguments,
+    }
+
+
 def track_name(process: int, thread: int, name: str) -> dict[str, Any]:
-    """The event that names a track."""
+    """Return the event that names a track."""
     return {
         "name": "thread_name", "ph": "M", "pid": process, "tid": thread, "args": {"name": name}
     }  # fmt: skip
 
 
 def module_path(op: OpDescription) -> tuple[str, ...]:
-    """The modules that run an operator, outermost first: class, then path; () outside of any."""
+    """Return the modules that run an operator, outermost first: its class, then names; ()
+    outside."""
     head = op.id.partition("/")[0]
     path = [part.partition("#")[0] for part in head.split(".") if part]
     suffix = () if op.direction == "forward" else (" (backward)",)
@@ -111,12 +128,12 @@ def module_path(op: OpDescription) -> tuple[str, ...]:
 
 @attrs.define
 class ModuleTrack:
-    """The slices of modules above the operators of one thread.
+    """Slices of modules above the operators of one thread.
 
-    A module's slice goes from its first to its last operator in a row.
+    A module's slice reaches from its first to its last operator in a row.
 
     Attributes:
-        process, thread: whose they are.
+        process, thread: ids.
     """
 
     process: int
@@ -124,7 +141,7 @@ class ModuleTrack:
     _open: list[list[Any]] = attrs.field(factory=list)
 
     def follow(self, span: Span) -> Iterator[dict[str, Any]]:
-        """The slices that end before this operator; those around it are opened."""
+        """Yield the slices that end before this operator; open those that begin with it."""
         path = module_path(span.op)
         shared = 0
         while shared < min(len(path), len(self._open)) and self._open[shared][0] == path[shared]:
@@ -137,17 +154,10 @@ class ModuleTrack:
             entry[2] = max(entry[2], span.end)
 
     def close(self, depth: int) -> Iterator[dict[str, Any]]:
-        """The slices that are deeper than so many, which end."""
+        """Yield the open slices deeper than `depth`, which end."""
         while len(self._open) > depth:
             path = ".".join(entry[0] for entry in self._open)
             name, start, end = self._open.pop()
-            yield {
-                "name": name,
-                "cat": "module",
-                "ph": "X",
-                "ts": start / 1000,
-                "dur": (end - start) / 1000,
-                "pid": self.process,
-                "tid": self.thread + _MODULES,
-                "args": {"module": path},
-            }
+            times = (start / 1000, (end - start) / 1000)
+            track = (self.process, self.thread + _MODULES)
+            yield slice_event(name, "module", *times, *track, {"module": path})

@@ -1,4 +1,4 @@
-"""How much memory the process and its devices use, from what the system tells cheaply."""
+"""Memory in use by the process and its CUDA device, read cheaply."""
 
 from __future__ import annotations
 
@@ -10,24 +10,24 @@ _PAGE = os.sysconf("SC_PAGE_SIZE") if hasattr(os, "sysconf") else 4096
 
 
 _OPEN: dict[int, int] = {}
-"""Process id to its open file: opening it takes ten times as long as reading it."""
+"""Open file of :data:`_STATM` by process id: opening takes ten times as long as reading."""
 
 
 def resident_bytes() -> int:
-    """Bytes of the process that are in main memory; 0 where the system does not tell."""
+    """Return the bytes of the process in main memory; 0 on systems that do not tell."""
     process = os.getpid()
     try:
         if process not in _OPEN:
             _OPEN[process] = os.open(_STATM, os.O_RDONLY)
         return int(os.pread(_OPEN[process], 128, 0).split(None, 2)[1]) * _PAGE
     except (OSError, IndexError, ValueError):
-        # Not there, or closed with all files of a process that became a daemon.
+        # No such file, or a daemon closed all files of its process.
         _OPEN.pop(process, None)
         return 0
 
 
 def device_bytes() -> int:
-    """Bytes of tensors on the current CUDA device; 0 if none is in use."""
+    """Return the bytes of tensors on the current CUDA device; 0 if none is in use."""
     torch = sys.modules.get("torch")
     if torch is None or not torch.cuda.is_initialized():
         return 0
@@ -35,7 +35,7 @@ def device_bytes() -> int:
 
 
 def synchronize() -> None:
-    """Wait until the CUDA devices in use have done what they were told."""
+    """Wait until the CUDA device in use has finished its queued work."""
     torch = sys.modules.get("torch")
     if torch is not None and torch.cuda.is_initialized():
         torch.cuda.synchronize()

@@ -1,4 +1,13 @@
-"""When each operator ran: spans, streamed to disk while the program runs."""
+"""When each operator ran: spans, streamed to disk while the program runs.
+
+In a tool::
+
+    self.timeline = Timeline(limit=1000)
+    self.add_inst_for_op(self.timeline.watch)
+    self.add_inst_for_op(self.timeline.watch, backward=True)
+
+Afterwards ``timeline.totals()`` has the sums by operator id, ``timeline.records()`` the spans.
+"""
 
 from __future__ import annotations
 
@@ -22,13 +31,13 @@ from amanda_tools._timelines.memory import device_bytes, resident_bytes
 Numbers = npt.NDArray[np.int64]
 
 _WAITING = 4 * 1024
-"""Numbers that wait as they are before they are counted; four make a record."""
+"""Numbers in the list of recent records, four per record, that trigger counting them."""
 
 _BUFFERED = 4 * 4096
-"""Numbers that wait in memory before they go to the disk."""
+"""Numbers in the buffer of counted records that trigger writing them to disk."""
 
 _SAMPLE = 1_000_000
-"""Nanoseconds between two looks at the memory, and at what waits."""
+"""Nanoseconds between two looks at the memory in use and at the list of recent records."""
 
 
 @attrs.frozen
@@ -39,7 +48,7 @@ class Span:
         op: the operator.
         start: nanoseconds since the timeline began.
         duration: nanoseconds between the routines before and after the operator.
-        thread: the thread's native id.
+        thread: native id of the thread.
     """
 
     op: OpDescription
@@ -55,7 +64,7 @@ class Span:
 
 @attrs.frozen
 class MemorySample:
-    """How much memory was in use at a moment.
+    """Memory in use at a moment.
 
     Attributes:
         time: nanoseconds since the timeline began.
@@ -70,12 +79,12 @@ class MemorySample:
 
 @attrs.define
 class Total:
-    """What the executions of one operator add up to.
+    """Sums over the executions of one operator.
 
     Attributes:
-        calls: how many there were.
-        nanoseconds: how long they took together.
-        longest, shortest: how long one took, in nanoseconds.
+        calls: number of executions.
+        nanoseconds: their total duration.
+        longest, shortest: duration of one execution, in nanoseconds.
     """
 
     calls: int = 0
@@ -85,12 +94,12 @@ class Total:
 
     @property
     def seconds(self) -> float:
-        """How long they took together."""
+        """Total duration in seconds."""
         return self.nanoseconds / 1e9
 
 
 class Sums:
-    """The totals of all operators, by their numbers, of which many are added at once."""
+    """Totals of all operators, by their numbers; many executions are added at once."""
 
     def __init__(self) -> None:
         self._columns = self._rows(0)
@@ -102,7 +111,8 @@ class Sums:
         return [np.full(count, value, np.int64) for value in first]
 
     def add(self, numbers: Numbers, durations: Numbers) -> None:
-        """One more execution of each of these operators."""
+        """Add executions: `numbers` of operators and `durations` in nanoseconds, of equal
+        length."""
         missing = int(numbers.max(initial=-1)) + 1 - len(self._columns[0])
         if missing > 0:
             more = self._rows(missing + len(self._columns[0]))
@@ -115,17 +125,13 @@ class Sums:
         np.minimum.at(shortest, numbers, durations)
 
     def totals(self) -> list[Total]:
-        """The total of each number, up to the highest that has one."""
+        """Return the totals by operator number, up to the highest number that was added."""
         rows = zip(*(column.tolist() for column in self._columns), strict=True)
         return [Total(*row) for row in rows]
 
 
 class _ThreadId(threading.local):
-    """What belongs to one thread.
-
-    Attributes:
-        native: the thread's native id; asking for it takes a system call.
-    """
+    """Native id of the current thread, kept because asking for it takes a system call."""
 
     def __init__(self) -> None:
         self.native = threading.get_native_id()
@@ -134,15 +140,14 @@ class _ThreadId(threading.local):
 class Timeline:
     """The spans of all executions, up to a limit, in a temporary file.
 
-    A span lies between two instrumentation routines, so that it holds the cost
-    of the instrumentation of this one operator too. Operators of a device that
-    works asynchronously show the time of their launch. What is in memory does
-    not grow with the number of executions.
+    A span lies between two instrumentation routines, so it contains the cost of instrumenting this
+    one operator. Operators of a device that works asynchronously show the time of their launch. The
+    memory it takes does not grow with the number of executions.
 
     Args:
-        limit: spans to keep; those after are counted only.
-        memory: look at the memory too, at most once in a millisecond.
-        settle: called before each look at the clock, to wait for a device; None for nothing.
+        limit: spans to keep; later ones are counted only.
+        memory: sample the memory in use as well, at most once in a millisecond.
+        settle: called before each look at the clock, to wait for a device; None to call nothing.
     """
 
     def __init__(
@@ -155,7 +160,8 @@ class Timeline:
         self._numbers: dict[str, int] = {}
         self._sums = Sums()
         self._limit = limit
-        # Operator, start, end and thread of each execution, as the routines leave them.
+        # Records as the routines leave them, four numbers each: number of the operator, start, end,
+        # thread. Memory samples have -1, time, bytes of the process, bytes on the device.
         self._waiting: list[int] = []
         self._buffer = array.array("q")
         self._file: IO[bytes] | None = None
@@ -168,7 +174,7 @@ class Timeline:
     # -- recording --------------------------------------------------------
 
     def watch(self, context: OpContext) -> None:
-        """Insert the routines that time an operator; called in an analysis before it."""
+        """Insert the routines that time an operator; to be called in an analysis before it."""
         op = describe(context)
         number = self._numbers.setdefault(op.id, len(self._ops))
         if number == len(self._ops):
@@ -182,7 +188,7 @@ class Timeline:
             context.insert_after_backward_op(stop, grad_inputs=[])
 
     def _routines(self, number: int) -> tuple[Callable[[], None], Callable[[], None]]:
-        """The routines before and after one operator."""
+        """Make the routines before and after one operator."""
         started = Handover[int]()
         leave, take, clock, waiting = (
             started.leave,
@@ -218,7 +224,7 @@ class Timeline:
         return settled_start, settled_stop
 
     def _look(self, now: int) -> None:
-        """What is not done at every execution."""
+        """Do what is not done at every execution: sample the memory, count recent records."""
         self._due = now + _SAMPLE
         if self._samples:
             self._waiting.extend((-1, now, resident_bytes(), device_bytes()))
@@ -226,7 +232,7 @@ class Timeline:
             self._take()
 
     def _take(self) -> None:
-        """Count what waits, and keep of it what is to be kept."""
+        """Count recent records; move those within the limit to the buffer."""
         waiting = self._waiting
         count = len(waiting)
         records = np.fromiter(waiting, np.int64, count).reshape(-1, 4)
@@ -236,7 +242,7 @@ class Timeline:
         records[:, 1] -= self._began
         self._sums.add(records[is_span, 0], records[is_span, 2])
         room = 0 if self._is_lost else self._limit - self._kept
-        # With the samples between them.
+        # Memory samples among the kept spans stay as well.
         kept = records[np.cumsum(is_span) <= room] if room else records[:0]
         spans = int(is_span.sum())
         self._kept += min(spans, room)
@@ -246,15 +252,18 @@ class Timeline:
             self._flush()
 
     def _flush(self) -> None:
+        """Write the buffer to the temporary file; if the disk is full, drop this and what
+        follows."""
         try:
             if self._file is None:
                 self._file = tempfile.TemporaryFile(prefix="amanda-timeline-")  # noqa: SIM115
                 weakref.finalize(self, self._file.close)
             self._file.write(self._buffer.tobytes())
-            # A forked child would write what waits in its copy of the file's buffer once more.
+            # Without this a forked child would write its copy of the file object's buffer once
+            # more.
             self._file.flush()
         except OSError:
-            # The program goes on without the rest of its timeline.
+            # The program continues; the rest of its timeline is lost, and counted as dropped.
             lost = sum(number >= 0 for number in self._buffer[::4])
             self._is_lost = True
             self._kept -= lost
@@ -265,23 +274,23 @@ class Timeline:
 
     @property
     def kept(self) -> int:
-        """How many spans were kept."""
+        """Number of spans kept."""
         self._take()
         return self._kept
 
     @property
     def dropped(self) -> int:
-        """How many were not, for the limit or for want of space on the disk."""
+        """Number of spans not kept: beyond the limit, or the disk was full."""
         self._take()
         return self._dropped
 
     @property
     def buffered(self) -> int:
-        """How many records, of spans and of memory, wait in memory to be written to the disk."""
+        """Number of records (spans and memory samples) in the buffer, not yet on disk."""
         return len(self._buffer) // 4
 
     def records(self) -> Iterator[Span | MemorySample]:
-        """Spans and memory samples, in the order in which they ended, from the disk."""
+        """Yield spans and memory samples in the order in which they ended, reading from disk."""
         self._take()
         if self._file is not None:
             self._file.flush()
@@ -303,16 +312,16 @@ class Timeline:
 
     @property
     def spans(self) -> list[Span]:
-        """All spans that were kept, in the order in which they ended."""
+        """All spans kept, in the order in which they ended."""
         return [record for record in self.records() if isinstance(record, Span)]
 
     def seconds(self) -> dict[str, float]:
-        """Total time of each operator, by id, of spans that were not kept too."""
+        """Return the total duration in seconds by operator id, of spans that were not kept too."""
         return {op_id: total.seconds for op_id, total in self.totals().items()}
 
     def totals(self) -> dict[str, Total]:
-        """What the executions of each operator add up to, by id, spans that were not kept too."""
+        """Return the sums by operator id, of spans that were not kept too."""
         self._take()
-        # Operators that were met last may not have run to their end.
+        # The last operators may have no finished execution, and then no sums.
         pairs = zip(self._ops, self._sums.totals(), strict=False)
         return {op.id: total for op, total in pairs if total.calls}

@@ -17,6 +17,7 @@ from amanda_tools._values.tensors import Array
 
 _SMALLEST, _LARGEST = -30, 30
 """Exponents of the first and the last bin of the histogram, which also hold what lies beyond."""
+
 BOUNDS: Mapping[str, tuple[float, float]] = {
     "sigmoid": (0.0, 1.0),
     "hardsigmoid": (0.0, 1.0),
@@ -36,6 +37,7 @@ _FIELDS = 1 << 11
 
 _FIRST, _LAST = 1023 + _SMALLEST, 1023 + _LARGEST
 """Exponent fields of the first and the last bin of the histogram; 1023 is float64's bias."""
+
 _NEAR = 0.01
 """Distance to a bound within which a value is saturated: this fraction of the bounds' distance, or
 this much where one bound is infinite."""

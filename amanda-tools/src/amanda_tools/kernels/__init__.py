@@ -17,7 +17,7 @@ from amanda_tools._bases.printing import PrintingTool
 from amanda_tools._output.charts import write_svg
 from amanda_tools._output.csv_files import write_rows
 from amanda_tools._output.units import quantity
-from amanda_tools.kernels import timeline
+from amanda_tools.kernels import timeline_file
 from amanda_tools.kernels.recordings import (
     Activity,
     ProfilerRecorder,
@@ -241,7 +241,7 @@ class KernelsTool(PrintingTool[KernelsOptions]):
             write_rows(written[-1], [line for row in rows for line in _csv_lines(row)])
         if self.options.timeline:
             written.append(folder / f"{stem}.timeline.json")
-            timeline.write(self.recording, self._ops, written[-1])
+            timeline_file.write(self.recording, self._ops, written[-1])
         if self.options.svg:
             written.append(folder / f"{stem}.svg")
             [chart] = self.charts()

@@ -1,4 +1,4 @@
-"""``profile``: time, memory and calls of every operator and module."""
+"""``profile``: time, calls, output memory and saved memory of every operator and module."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ from amanda_tools.profile.speedscope import flame_graph
 __all__ = ["ProfileOptions", "ProfileTool"]
 
 SORTS = {"time": "seconds", "calls": "calls", "memory": "output_bytes", "saved": "saved_bytes"}
-"""What rows can be sorted by, and the key of a row for it."""
+"""Values of the option ``sort``, and the key of a row that each stands for."""
 
 
 @attrs.frozen(kw_only=True)
@@ -49,8 +49,8 @@ class ProfileOptions:
     Attributes:
         by: what the largest table lists: op, type or module.
         sort: by what: time, calls, memory or saved.
-        sync: wait for CUDA devices before each look at the clock, which times their work and
-            not its launch, and slows it down.
+        sync: wait for CUDA devices before each look at the clock, which times their work and not
+            its launch, and slows it down.
         memory: look at the memory in use before and after each execution.
         timeline: also write a timeline for Perfetto.
         flame: also write a flame graph for speedscope.app.
@@ -69,10 +69,10 @@ class ProfileOptions:
 
 
 class ProfileTool(PrintingTool[ProfileOptions]):
-    """Measures time, calls, output memory and what is saved for the backward pass.
+    """Measures time, calls, output memory, and the memory saved for the backward pass.
 
     Attributes:
-        timeline: the spans of all executions.
+        timeline: spans of all executions.
     """
 
     name = "profile"
@@ -101,7 +101,8 @@ class ProfileTool(PrintingTool[ProfileOptions]):
         if not self.options.memory:
             self.timeline.watch(context)
             return
-        # Around the clock's routines: looking at the memory is none of the operator's time.
+        # Outside of the timeline's routines: looking at the memory must not count as the operator's
+        # time.
         used = device_bytes if device_bytes() else resident_bytes
         delta = self._deltas.setdefault(op.id, MemoryChange(used))
         delta.watch_before(context)
@@ -121,13 +122,12 @@ class ProfileTool(PrintingTool[ProfileOptions]):
     # -- result -----------------------------------------------------------
 
     def op_rows(self) -> list[dict[str, Any]]:
-        """One row per operator.
+        """One row per operator that ran to its end.
 
-        It has ``calls``, ``seconds`` in all, ``mean``, ``shortest`` and ``longest`` in
-        seconds, ``source``, and ``memory_delta``: the bytes by which all its executions
-        together changed the memory of tensors on the CUDA device, or without one that of the
-        process; null with ``memory=false``. A forward operator
-        has ``output_bytes`` and ``saved_bytes`` of its first execution.
+        ``calls``; ``seconds`` in all, ``mean``, ``shortest`` and ``longest``, in seconds;
+        ``source``. ``memory_delta``: bytes by which its executions together changed the memory of
+        tensors on the CUDA device, or without one that of the process; null with ``memory=false``.
+        Forward operators have ``output_bytes`` and ``saved_bytes`` of the first execution.
         """
         totals = self.timeline.totals()
         rows = []
@@ -152,8 +152,11 @@ class ProfileTool(PrintingTool[ProfileOptions]):
         return rows
 
     def summary(self) -> dict[str, Any]:
-        """Time and calls in all, forward and backward, by type and by module; what all
-        operators together save for the backward pass, what several save once."""
+        """Time and calls in all, forward and backward, by type and by module.
+
+        ``saved_bytes`` is what all operators together save for the backward pass; memory that
+        several of them save counts once.
+        """
         rows = self.op_rows()
         saved = {address: n for part in self._saved.values() for address, n in part.items()}
         found: dict[str, Any] = {
@@ -168,6 +171,7 @@ class ProfileTool(PrintingTool[ProfileOptions]):
         return found
 
     def _grouped(self, rows: Iterable[Mapping[str, Any]], key: str) -> dict[str, dict[str, Any]]:
+        """Sum figures of rows by the value of `key`."""
         groups: dict[str, dict[str, Any]] = {}
         for row in rows:
             name = row["id"] if key == "op" else row[key]
@@ -181,7 +185,8 @@ class ProfileTool(PrintingTool[ProfileOptions]):
     # -- for people -------------------------------------------------------
 
     def tables(self) -> Iterable[Table]:
-        """The dearest operators, types or modules."""
+        """Operators, types or modules, those with the most time (or other figure of ``sort``)
+        first."""
         rows, key = self.op_rows(), SORTS[self.options.sort]
         total = sum(row["seconds"] for row in rows)
         places = [{**row, "module": self._ops[row["id"]].place} for row in rows]
@@ -206,7 +211,7 @@ class ProfileTool(PrintingTool[ProfileOptions]):
         yield Table(title, (by, "calls", "ms", "share", "µs a call", "outputs", "saved"), shown)
 
     def charts(self) -> Iterable[Chart]:
-        """Time by module and by type, what is saved for the backward pass by module."""
+        """Time by module and by type; memory saved for the backward pass by module."""
         rows = [{**row, "module": self._ops[row["id"]].place} for row in self.op_rows()]
         modules, types = (sum_by_direction(rows, key, "seconds") for key in ("module", "type"))
         yield from rank_modules("time by module", modules, BOTH_DIRECTIONS, "s")
@@ -233,13 +238,13 @@ class ProfileTool(PrintingTool[ProfileOptions]):
 
 
 class MemoryChange:
-    """By how much the executions of an operator change the memory in use.
+    """Measures by how much the executions of an operator change the memory in use.
 
     Args:
-        used: gives the bytes in use.
+        used: returns the bytes in use.
 
     Attributes:
-        bytes: of all executions together.
+        bytes: sum over all executions.
     """
 
     def __init__(self, used: Callable[[], int]) -> None:
@@ -255,7 +260,7 @@ class MemoryChange:
             context.insert_before_backward_op(self.begin, grad_outputs=[])
 
     def watch_after(self, context: OpContext) -> None:
-        """Insert the routine after it."""
+        """Insert the routine after the operator."""
         if context.is_forward():
             context.insert_after_op(self.end, outputs=[])
         else:
@@ -266,7 +271,7 @@ class MemoryChange:
         self._before.leave(self._used())
 
     def end(self) -> None:
-        """Instrumentation routine after it."""
+        """Instrumentation routine after the operator."""
         before = self._before.take()
         if before is not None:
             self.bytes += self._used() - before

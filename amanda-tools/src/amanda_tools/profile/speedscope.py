@@ -1,7 +1,7 @@
-"""A flame graph in speedscope's format: modules, and operators on top of them.
+"""Flame graphs in speedscope's format: modules, and operators on top of them.
 
-The format: https://www.speedscope.app/file-format-schema.json. A sample is a
-stack with a weight; here one operator with the modules that run it, and its time.
+The format: https://www.speedscope.app/file-format-schema.json. A sample is a stack with a weight:
+here one operator with the modules that run it, and its time.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from amanda_tools._timelines.chrome import module_path
 
 
 def flame_graph(times: Sequence[tuple[OpDescription, float]], name: str) -> dict[str, Any]:
-    """The file's content.
+    """Return the content of the file.
 
     Args:
         times: operators and their seconds.
-        name: what the viewer calls it.
+        name: title in the viewer.
     """
     frames: dict[str, int] = {}
     profiles = []

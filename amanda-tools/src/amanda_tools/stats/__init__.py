@@ -41,22 +41,19 @@ class StatsOptions(WatchingOptions):
 
 
 class StatsTool(WatchingTool[StatsOptions]):
-    """Statistics of activations, weights and gradients over a run.
-
-    Attributes:
-        watched: the tensors, by operator's id and name of the tensor.
-        series: what each look has seen, in order.
-    """
+    """Statistics of activations, weights and gradients over a run."""
 
     name = "stats"
     Options = StatsOptions
 
     def op_rows(self) -> list[dict[str, Any]]:
-        """One row per tensor: its operator, ``kind`` and ``tensor``, and the figures."""
+        """One row per tensor: its operator, ``kind``, ``tensor``, and the figures of
+        :class:`Moments`."""
         return self.tensor_rows()
 
     def summary(self) -> dict[str, Any]:
-        """What stands out: tensors with NaN or infinities, dead units, saturated elements."""
+        """Number of tensors and looks; tensors with NaN or infinities, dead units, saturated
+        elements."""
         watched = self.watched.values()
         rows = [(w, w.moments.row()) for w in watched]
         return {
@@ -71,7 +68,10 @@ class StatsTool(WatchingTool[StatsOptions]):
         }
 
     def tables(self) -> Iterable[Table]:
-        """A table for each kind, tensors of modules and wide ranges first; and of dead units."""
+        """A table for each kind of tensor; one of dead units, one of saturated elements.
+
+        Tensors of modules come first, and those with the widest range.
+        """
         columns = ("tensor", "mean", "std", "min", "max", "zeros", "nan", "inf")
         for kind in KINDS:
             part = sorted(self._of(kind), key=_rank, reverse=True)
@@ -90,11 +90,12 @@ class StatsTool(WatchingTool[StatsOptions]):
         return list(self.of_kind(kind))
 
     def charts(self) -> Iterable[Chart]:
-        """Of each kind of tensor the deviations in the order of the run, and all sizes."""
+        """For each kind of tensor the standard deviations in the order of the run, and a
+        histogram."""
         for kind in KINDS:
             part = self._of(kind)
             moments = [watched.moments for watched in part]
-            # A constant has no place on an axis of powers.
+            # A deviation of zero has no place on a logarithmic axis.
             deviations = [m.deviation if m.deviation > 0 else None for m in moments]
             if len(moments) > 1:
                 yield Chart(
@@ -121,7 +122,7 @@ class StatsTool(WatchingTool[StatsOptions]):
 
 
 def _sizes(title: str, moments: Iterable[Moments]) -> Iterable[Chart]:
-    """A histogram of the powers of two, of all tensors together."""
+    """Yield a histogram of magnitudes, by powers of two, of all tensors together."""
     counts: dict[int, int] = {}
     for low, high, count in (found for m in moments for found in m.histogram()):
         if low or high:
@@ -135,7 +136,10 @@ def _sizes(title: str, moments: Iterable[Moments]) -> Iterable[Chart]:
 
 
 def _rank(watched: WatchedTensor) -> tuple[bool, float]:
-    """Whether it is of a module, and its range: an initialiser's is as wide as it likes."""
+    """Sort key: tensors of modules first, then the largest magnitude.
+
+    Operators outside of modules initialize weights, with ranges that say nothing about the model.
+    """
     moments = watched.moments
     largest = max(abs(moments.minimum), abs(moments.maximum)) if moments.executions else 0.0
     return watched.op.place != OUTSIDE, largest

@@ -1,4 +1,4 @@
-"""The series of ``stats`` as a table and for TensorBoard."""
+"""The series of ``stats`` as CSV, and series and histograms for TensorBoard."""
 
 from __future__ import annotations
 
@@ -22,10 +22,11 @@ _TENSORBOARD = (
 )
 
 FIGURES = ("mean", "std", "min", "max", "sparsity")
+"""Figures of a :class:`Sample` that are written."""
 
 
 def write_csv(path: Path, series: Iterable[Sample]) -> None:
-    """One line per look: step, key and figures.
+    """Write a line per sample: step, key and figures.
 
     Raises:
         OSError: the file cannot be written.
@@ -37,14 +38,14 @@ def write_csv(path: Path, series: Iterable[Sample]) -> None:
 
 
 def require_tensorboard() -> None:
-    """See that TensorBoard is there.
+    """Import the parts of TensorBoard that writing needs.
 
     Raises:
-        ValueError: it is not.
+        ValueError: TensorBoard is not installed.
     """
     try:
-        # All that is needed: when results are written, Python may be about to end, and modules
-        # that start threads cannot be imported any more.
+        # All of them now: results may be written while Python ends, when modules that start threads
+        # cannot be imported any more.
         for name in _TENSORBOARD:
             importlib.import_module(name)
     except ImportError as error:
@@ -56,14 +57,14 @@ def require_tensorboard() -> None:
 def write_tensorboard(
     folder: Path, series: Iterable[Sample], watched: Iterable[WatchedTensor]
 ) -> Path:
-    """Write an event file with scalars of each look and a histogram of each tensor.
+    """Write an event file with the scalars of each sample and a histogram of each tensor.
 
     Returns:
-        The file.
+        Path of the file.
     """
     event_pb2, summary_pb2, writers = map(importlib.import_module, _TENSORBOARD)
     folder.mkdir(parents=True, exist_ok=True)
-    # TensorBoard tells its files by this name. Its own writer would start a thread.
+    # TensorBoard recognizes event files by this name. Its own writer would start a thread.
     now, host = time.time(), socket.gethostname()
     path = folder / f"events.out.tfevents.{int(now)}.{host}.{os.getpid()}.{time.monotonic_ns()}"
 
@@ -94,6 +95,7 @@ def write_tensorboard(
 
 
 def _histogram(summary_pb2: Any, watched: WatchedTensor) -> Any:
+    """-"""
     moments, bins = watched.moments, watched.moments.histogram()
     count = sum(int(n) for _, _, n in bins)
     return summary_pb2.HistogramProto(

@@ -1,4 +1,4 @@
-"""Tables of a page: columns of plain data that the browser sorts, filters and shows."""
+"""Tables of a page: columns of plain data, which the browser sorts, filters and draws."""
 
 from __future__ import annotations
 
@@ -14,28 +14,30 @@ import attrs
 from amanda.files import plain_data
 
 MAX_ROWS = 50_000
-"""Rows of a table that a page holds; the JSON file of a tool has all."""
+"""Rows of a table that a page holds; the tool's JSON file has all."""
 
 _LONGEST = 400
 """Characters of a cell."""
 
 _AMOUNT = re.compile(r"([-+]?[\d,]*\.?\d+(?:e[-+]?\d+)?)(?: ?([kMGTP]?)([A-Za-z%µ/]*))?(?: .*)?")
+"""A number with a unit, as it may stand at the beginning of a text: ``35.1 GFLOP``, ``3 of 8``."""
+
 _PREFIXES = {"": 1.0, "k": 1e3, "M": 1e6, "G": 1e9, "T": 1e12, "P": 1e15}
 _SPECIAL = frozenset({"inf", "-inf", "nan"})
 _NOTHING = frozenset({"", "-"})
 
 
 @attrs.frozen(kw_only=True)
-class Grid:
+class PageTable:
     """One table of a page.
 
     Attributes:
         title: one line.
-        columns: what :func:`column` gives, all of the same length.
-        rows: how many rows it has here.
-        hidden: how many more it would have.
-        is_open: whether it is shown at once and not only when one asks for it.
-        marks: of each row what makes it stand out: "", "bad" or "first"; empty for nothing.
+        columns: results of :func:`column`, of equal length.
+        rows: number of rows.
+        hidden: number of rows left out.
+        is_open: shown at once, not only when it is opened.
+        marks: highlighting of each row: "", "bad" or "first"; empty for none.
     """
 
     title: str
@@ -46,25 +48,25 @@ class Grid:
     marks: Sequence[str] = ()
 
     def data(self) -> dict[str, Any]:
-        """What the browser gets."""
+        """Return the JSON data for the browser."""
         return {"columns": list(self.columns), "rows": self.rows, "marks": list(self.marks)}
 
 
-def grid(
+def page_table(
     title: str,
     names: Sequence[str],
     rows: Sequence[Sequence[Any]],
     *,
     is_open: bool = True,
     marks: Sequence[str] = (),
-) -> Grid:
-    """A table of rows, which may be of different lengths."""
+) -> PageTable:
+    """Make a table from rows, which may differ in length."""
     kept = rows[:MAX_ROWS]
     columns = [
         column(str(name), [row[i] if i < len(row) else None for row in kept])
         for i, name in enumerate(names)
     ]
-    return Grid(
+    return PageTable(
         title=title,
         columns=columns,
         rows=len(kept),
@@ -74,17 +76,21 @@ def grid(
     )
 
 
-def records(title: str, rows: Sequence[Mapping[str, Any]], *, is_open: bool = True) -> Grid:
-    """A table of rows that are mappings, with a column for each key that any of them has."""
+def table_of_records(
+    title: str, rows: Sequence[Mapping[str, Any]], *, is_open: bool = True
+) -> PageTable:
+    """Make a table from mappings, with a column for each key that any of them has."""
     names = list(dict.fromkeys(key for row in rows for key in row))
-    return grid(title, names, [[row.get(name) for name in names] for row in rows], is_open=is_open)
+    return page_table(
+        title, names, [[row.get(name) for name in names] for row in rows], is_open=is_open
+    )
 
 
 def column(name: str, values: Iterable[Any]) -> dict[str, Any]:
-    """A column: its name and values; how they sort; texts that occur often only once.
+    """Make a column: name, values, and how they sort; repeated texts are stored once.
 
-    It is ``numeric`` if all that is there is numbers, and has ``keys`` to sort by if all that
-    is there is texts that begin with one (``35.1 GFLOP``, ``12.5 %``, ``3 of 8``).
+    ``numeric`` is true if all values are numbers. A column of texts that begin with a number
+    (``35.1 GFLOP``, ``12.5 %``, ``3 of 8``) is numeric as well and has ``keys`` to sort by.
     """
     cells = [plain_cell(value) for value in values]
     there = [cell for cell in cells if cell is not None and cell not in _NOTHING]
@@ -92,7 +98,7 @@ def column(name: str, values: Iterable[Any]) -> dict[str, Any]:
         return {"name": name, "numeric": True, "values": cells}
     texts = ["" if cell is None else str(cell) for cell in cells]
     keys = [_amount(text) for text in texts]
-    # Names such as the "0" and "4" of a list's modules are no amounts.
+    # Names such as "0" and "4", of modules in a list, are no amounts.
     is_named = all(text.isdecimal() for text in there if isinstance(text, str))
     is_amount = (
         bool(there)
@@ -115,7 +121,7 @@ def column(name: str, values: Iterable[Any]) -> dict[str, Any]:
 
 
 def plain_cell(value: Any) -> Any:
-    """A number, a text or None; NumPy's numbers are numbers, the rest as JSON or text has it."""
+    """Convert a value to a number, a text or None; NumPy's numbers become Python's."""
     if value is None:
         return None
     if isinstance(value, bool):
@@ -132,11 +138,11 @@ def plain_cell(value: Any) -> Any:
 
 
 def _amount(text: str) -> float | None:
-    """The number that a text begins with, in the unit that follows; None if it is none."""
+    """Parse the number that a text begins with, with its unit prefix; None if there is none."""
     found = _AMOUNT.fullmatch(text)
     if found is None:
         return None
     number, prefix, unit = found.groups()
-    # "12 M" is an amount of something, "3 Generations" is not a number of giga-somethings.
+    # "12 M" is twelve million, but the "G" of "3 Generations" is no prefix.
     factor = _PREFIXES[prefix or ""] if len(unit or "") <= 5 else 1.0
     return float(number.replace(",", "")) * factor

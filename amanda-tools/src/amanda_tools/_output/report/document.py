@@ -1,4 +1,4 @@
-"""What a page consists of, whoever it is about: the run of some tools, or a comparison."""
+"""The parts of a page: a document of sections with figures, charts, tables and a graph."""
 
 from __future__ import annotations
 
@@ -7,25 +7,25 @@ from collections.abc import Mapping, Sequence
 import attrs
 
 from amanda.results import Chart
-from amanda_tools._output.report.columns import Grid
+from amanda_tools._output.report.columns import PageTable
 from amanda_tools._output.report.graphs import GraphView
 
 
 @attrs.frozen(kw_only=True)
 class Section:
-    """A part of a page, such as what one tool has found.
+    """A part of a page, such as the results of one tool.
 
     Attributes:
-        name: its heading, and where links lead to.
-        about: a sentence below it.
+        name: heading, and target of links.
+        about: a sentence below the heading.
         notes: further sentences.
         facts: single figures by name.
-        charts: pictures, drawn in this order.
+        charts: charts, in order.
         grids: tables.
         graph: the operator graph.
-        text: what stands there as it is.
+        text: preformatted text.
         files: names of files beside the page.
-        lost: messages about what is missing.
+        lost: messages about missing parts.
     """
 
     name: str
@@ -33,7 +33,7 @@ class Section:
     notes: Sequence[str] = ()
     facts: Mapping[str, str] = attrs.field(factory=dict)
     charts: Sequence[Chart] = ()
-    grids: Sequence[Grid] = ()
+    grids: Sequence[PageTable] = ()
     graph: GraphView | None = None
     text: str = ""
     files: Sequence[str] = ()
@@ -45,9 +45,9 @@ class Document:
     """A page.
 
     Attributes:
-        title: its heading.
-        facts: what is known of the whole, by heading.
-        sections: its parts.
+        title: heading.
+        facts: facts about the whole, by name.
+        sections: the parts.
     """
 
     title: str

@@ -1,4 +1,4 @@
-"""The operator graph of a page, in several levels of detail."""
+"""The operator graph of a page, at several levels of detail."""
 
 from __future__ import annotations
 
@@ -9,27 +9,34 @@ import attrs
 
 from amanda.tools.description import OUTSIDE, place
 from amanda_tools._operators.module_paths import depth_of, prefix_of
-from amanda_tools._output.graph_drawing import HEIGHT, WIDTH, hue, placed
+from amanda_tools._output.graph_drawing import HEIGHT, WIDTH, hue, place_nodes
 
 MAX_NODES = 6000
-"""Nodes of a level; finer ones are left out."""
+"""Nodes of a level; levels with more are left out."""
+
+_FEW_NODES = 300
+"""The finest level with at most so many nodes is shown first."""
+
+_COARSER = 1.15
+"""A level needs this many times fewer nodes than the next one to be of use."""
 
 _GAP = 48
-"""Between parts of the graph that nothing connects."""
+"""Pixels between parts of the graph that nothing connects."""
 
 _AROUND = f"{OUTSIDE}\0"
-"""The node of what makes weights and inputs: its edges would lead everywhere, and are left out."""
+"""Node of the operators that make weights and inputs; its edges, which would lead everywhere,
+are left out."""
 
 
 @attrs.frozen(kw_only=True)
 class GraphView:
-    """A graph in levels from coarse to fine.
+    """A graph at levels from coarse to fine.
 
-    At each level modules to some depth are one node; at the finest one all operators are.
+    At each level modules down to some depth are one node each; at the finest, operators are.
 
     Attributes:
-        levels: what the browser draws, see :func:`_level`.
-        note: what is left out; "" if nothing is.
+        levels: data for the browser, see :func:`_level`.
+        note: a sentence about levels left out; "" if none is.
     """
 
     levels: Sequence[Mapping[str, Any]]
@@ -37,20 +44,20 @@ class GraphView:
 
     @property
     def chosen(self) -> int:
-        """The level to begin with: the finest that is not large."""
-        small = [i for i, level in enumerate(self.levels) if len(level["nodes"]) <= 300]
+        """Number of the level shown first: the finest with at most :data:`_FEW_NODES` nodes."""
+        small = [i for i, level in enumerate(self.levels) if len(level["nodes"]) <= _FEW_NODES]
         return max(small, default=0)
 
     def data(self) -> dict[str, Any]:
-        """What the browser gets."""
+        """Return the JSON data for the browser."""
         size = {"width": WIDTH, "height": HEIGHT}
         return {**size, "chosen": self.chosen, "levels": list(self.levels)}
 
 
 def graph_of(result: Mapping[str, Any]) -> GraphView | None:
-    """The graph of a result that has ``ops`` and ``edges``; None of one that has not.
+    """Make the graph of a result with ``ops`` and ``edges``; None without them.
 
-    An edge leads from ``producer`` to ``consumer``, which are ids of operators.
+    Edges lead from ``producer`` to ``consumer``, which are ids of operators.
     """
     ops, edges = _mappings(result.get("ops")), _mappings(result.get("edges"))
     pairs = [(str(e.get("producer", "")), str(e.get("consumer", ""))) for e in edges]
@@ -78,8 +85,8 @@ def _view(ops: Mapping[str, Mapping[str, Any]], pairs: Sequence[tuple[str, str]]
         size = len(set(groups.values()))
         if size > MAX_NODES:
             note = f"{len(ops):,} operators are too many to draw; modules stand for them."
-        # A level that is hardly coarser than the next one is of no use.
-        elif not levels or 1.15 * size < len(levels[0]["nodes"]):
+        # A level that is hardly coarser than the next one helps nobody.
+        elif not levels or _COARSER * size < len(levels[0]["nodes"]):
             levels.insert(0, _level(title, ops, groups, pairs))
     return GraphView(levels=levels, note=note)
 
@@ -95,14 +102,16 @@ def _module(op: Mapping[str, Any]) -> str:
 
 
 def _around(ops: Mapping[str, Mapping[str, Any]], pairs: Sequence[tuple[str, str]]) -> set[str]:
-    """The operators that no way from a module leads to: what makes weights and inputs, and
-    what updates weights."""
+    """Return the operators that no way from a module leads to.
+
+    They make weights and inputs, or update weights.
+    """
     after: dict[str, list[str]] = {}
     for producer, consumer in pairs:
         after.setdefault(producer, []).append(consumer)
     waiting = [i for i, op in ops.items() if place(i, _module(op)) != OUTSIDE]
     if not waiting:
-        # A program without modules is nothing but such operators.
+        # Without modules all operators are such, and none is special.
         return set()
     reached = set(waiting)
     while waiting:
@@ -113,19 +122,19 @@ def _around(ops: Mapping[str, Mapping[str, Any]], pairs: Sequence[tuple[str, str
 
 
 def _group(op: Mapping[str, Any], depth: int, is_around: bool) -> str:
-    """The node that an operator belongs to: a module of this depth, or itself."""
+    """Return the node that an operator belongs to: a module at this depth, or itself."""
     if is_around:
         return _AROUND
     module = _module(op)
     if depth_of(module) < depth:
         return str(op["id"])
-    # Two models may have modules of the same names.
+    # Ids begin with the model, so that modules of two models are told apart.
     owner = str(op["id"]).partition("/")[0].removesuffix(f".{module}")
     return f"{owner}\0{prefix_of(module, depth)}\0"
 
 
-def parts_of(nodes: Sequence[str], pairs: Iterable[tuple[str, str]]) -> list[list[str]]:
-    """The parts of a graph that nothing connects with each other, the largest first."""
+def connected_parts(nodes: Sequence[str], pairs: Iterable[tuple[str, str]]) -> list[list[str]]:
+    """Split nodes into parts that no edge connects, the largest first."""
     leader = {node: node for node in nodes}
 
     def find(node: str) -> str:
@@ -147,8 +156,12 @@ def _level(
     groups: Mapping[str, str],
     pairs: Sequence[tuple[str, str]],
 ) -> dict[str, Any]:
-    """Its ``title``; ``nodes`` as (label, place, x, y, hue, number of operators, text to
-    search); ``edges`` as numbers of nodes."""
+    """Lay out one level.
+
+    Returns:
+        ``title``; ``nodes`` as (label, second line, x, y, hue, number of operators, text to
+        search); ``edges`` as pairs of node numbers.
+    """
     members: dict[str, list[str]] = {}
     for op_id, group in groups.items():
         members.setdefault(group, []).append(op_id)
@@ -156,20 +169,20 @@ def _level(
     for producer, consumer in pairs:
         if groups[producer] not in (groups[consumer], _AROUND):
             above[groups[consumer]][groups[producer]] = None
-    places = packed({group: list(readers) for group, readers in above.items()})
+    places = place_parts({group: list(readers) for group, readers in above.items()})
     numbers = {group: number for number, group in enumerate(places)}
     nodes = [_node(group, [ops[i] for i in members[group]], *at) for group, at in places.items()]
     edges = [[numbers[p], numbers[group]] for group, producers in above.items() for p in producers]
     return {"title": title, "nodes": nodes, "edges": edges}
 
 
-def packed(above: Mapping[str, Sequence[str]]) -> dict[str, tuple[float, float]]:
-    """Places of all nodes: parts that nothing connects stand side by side, the largest first."""
+def place_parts(above: Mapping[str, Sequence[str]]) -> dict[str, tuple[float, float]]:
+    """Return positions of all nodes: unconnected parts side by side, the largest first."""
     pairs = [(p, node) for node, producers in above.items() for p in producers]
     found: dict[str, tuple[float, float]] = {}
     x = y = shelf = widest = 0.0
-    for part in parts_of(list(above), pairs):
-        places = placed({node: above[node] for node in part})
+    for part in connected_parts(list(above), pairs):
+        places = place_nodes({node: above[node] for node in part})
         width = max(at[0] for at in places.values()) + WIDTH
         widest = widest or max(width, 10 * WIDTH)
         if x and x + width > widest:

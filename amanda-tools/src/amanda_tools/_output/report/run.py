@@ -1,4 +1,4 @@
-"""The page of a run: what any tool's result has to show, in its own terms or in general ones."""
+"""The page of a run: sections from the results of any tool, known to us or not."""
 
 from __future__ import annotations
 
@@ -6,22 +6,22 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from amanda.results import RunReport, ToolReport
-from amanda_tools._output.report.columns import Grid, grid, plain_cell, records
+from amanda_tools._output.report.columns import PageTable, page_table, plain_cell, table_of_records
 from amanda_tools._output.report.document import Document, Section
 from amanda_tools._output.report.graphs import graph_of
 
 _COMMON = frozenset({"tool", "schema", "namespaces", "summary", "ops"})
-"""Keys of a result in the common form that have a place of their own on the page."""
+"""Keys of a result in the common form, which have their own places on the page."""
 
 _FEW = 6
-"""A list of at most so many plain values is a figure, and no table."""
+"""A list with at most so many plain values is shown as a figure, not as a table."""
 
 _MANY = 24
-"""Of a mapping with more that is no figure, not everything gets a table of its own."""
+"""A mapping with more entries that are no figures is one table, not one table per entry."""
 
 
 def document_of(report: RunReport) -> Document:
-    """The page of a run."""
+    """Make the page of a run."""
     return Document(
         title=report.title,
         facts=report.facts,
@@ -33,12 +33,12 @@ def _section(tool: ToolReport) -> Section:
     try:
         return section_of(tool)
     except Exception as error:
-        # What a result holds may fail when it is looked at; the other tools have their parts.
+        # Values of any tool may raise when they are converted; the other tools keep their sections.
         return Section(name=tool.name, about=tool.about, lost=[f"{type(error).__name__}: {error}"])
 
 
 def section_of(tool: ToolReport) -> Section:
-    """What a tool has found; of a tool that nobody knows all that its result holds."""
+    """Make the section of a tool; of a tool without tables from all that its result holds."""
     result = tool.result
     if not isinstance(result, Mapping):
         result = {} if result is None else {"result": result}
@@ -46,9 +46,11 @@ def section_of(tool: ToolReport) -> Section:
     summary = result.get("summary", {})
     if not isinstance(summary, Mapping):
         summary = {"summary": summary}
-    grids = [grid(table.title, table.columns, table.rows) for table in tool.tables if table.columns]
+    grids = [
+        page_table(table.title, table.columns, table.rows) for table in tool.tables if table.columns
+    ]
     facts = {} if has_tables else figures(summary)
-    # What tables show already is there for who asks.
+    # Tables from the summary repeat what the tool's own tables show: they are closed at first.
     grids += tables_of(summary, is_open=not has_tables)
     grids += _operators(result.get("ops"))
     rest = {key: value for key, value in result.items() if key not in _COMMON}
@@ -68,7 +70,7 @@ def section_of(tool: ToolReport) -> Section:
 
 
 def figures(data: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
-    """What is no table: single values, and a few of them together, by name."""
+    """Return single values, and short lists of them, as texts by name."""
     found: dict[str, str] = {}
     for key, value in data.items():
         name = f"{prefix}{key}"
@@ -82,46 +84,46 @@ def figures(data: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
     return found
 
 
-def tables_of(data: Mapping[str, Any], *, is_open: bool, prefix: str = "") -> Iterator[Grid]:
-    """What is not among the figures: mappings and lists, as tables."""
+def tables_of(data: Mapping[str, Any], *, is_open: bool, prefix: str = "") -> Iterator[PageTable]:
+    """Yield tables of the mappings and lists that :func:`figures` leaves out."""
     for key, value in data.items():
         title = f"{prefix}{key}"
         if isinstance(value, Mapping):
             yield from _of_mapping(title, value, is_open)
         elif isinstance(value, (list, tuple)) and not _are_few(value):
             if all(isinstance(item, Mapping) for item in value):
-                yield records(title, value, is_open=is_open)
+                yield table_of_records(title, value, is_open=is_open)
             else:
-                yield grid(title, [str(key)], [[item] for item in value], is_open=is_open)
+                yield page_table(title, [str(key)], [[item] for item in value], is_open=is_open)
 
 
-def _of_mapping(title: str, value: Mapping[str, Any], is_open: bool) -> Iterator[Grid]:
+def _of_mapping(title: str, value: Mapping[str, Any], is_open: bool) -> Iterator[PageTable]:
     values = list(value.values())
     if all(map(_is_plain, values)):
         if not _are_few(values):
-            yield grid(title, ["", "value"], list(value.items()), is_open=is_open)
+            yield page_table(title, ["", "value"], list(value.items()), is_open=is_open)
     elif all(isinstance(v, Mapping) for v in values) and (
         len(values) > _FEW or all(_is_plain(leaf) for v in values for leaf in v.values())
     ):
         rows = [{"": name, **item} for name, item in value.items()]
-        yield records(title, rows, is_open=is_open)
+        yield table_of_records(title, rows, is_open=is_open)
     elif len(values) > _MANY:
-        yield grid(title, ["", "value"], list(value.items()), is_open=is_open)
+        yield page_table(title, ["", "value"], list(value.items()), is_open=is_open)
     else:
         if plain := figures(value):
-            yield grid(title, ["", "value"], list(plain.items()), is_open=is_open)
+            yield page_table(title, ["", "value"], list(plain.items()), is_open=is_open)
         yield from tables_of(value, is_open=is_open, prefix=f"{title}: ")
 
 
-def _operators(ops: Any) -> list[Grid]:
+def _operators(ops: Any) -> list[PageTable]:
     if not isinstance(ops, (list, tuple)) or not ops:
         return []
     if not all(isinstance(op, Mapping) for op in ops):
-        return [grid("operators", ["operator"], [[op] for op in ops])]
+        return [page_table("operators", ["operator"], [[op] for op in ops])]
     if len({str(op.get("namespace")) for op in ops}) == 1:
-        # It is told at the head of the page.
+        # It stands at the head of the page.
         ops = [{key: value for key, value in op.items() if key != "namespace"} for op in ops]
-    return [records("operators", ops)]
+    return [table_of_records("operators", ops)]
 
 
 def _is_plain(value: Any) -> bool:

@@ -1,4 +1,4 @@
-"""Operators with their kernels below them, as a Chrome trace for Perfetto."""
+"""The timeline of kernels: operators with their kernels, as a Chrome trace for Perfetto."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ from pathlib import Path
 from typing import Any
 
 from amanda.tools.description import OpDescription
-from amanda_tools._timelines.chrome import track_name, write_events
-from amanda_tools.kernels.recordings import Activity, ProfilerRecording
+from amanda_tools._timelines.chrome import slice_event, track_name, write_events
+from amanda_tools.kernels.recordings import Activity, OpSpan, ProfilerRecording
 
 
 def write(recording: ProfilerRecording, ops: Mapping[str, OpDescription], path: Path) -> None:
-    """Write a recording as a file.
+    """Write a recording to a file.
 
     Args:
-        recording: what to write.
-        ops: the operators, by id.
-        path: of the file.
+        recording: what a profiler recorded.
+        ops: operators by id.
+        path: path of the file.
 
     Raises:
         OSError: the file cannot be written.
@@ -29,32 +29,28 @@ def write(recording: ProfilerRecording, ops: Mapping[str, OpDescription], path: 
 def events(
     recording: ProfilerRecording, ops: Mapping[str, OpDescription]
 ) -> Iterator[dict[str, Any]]:
-    """Operators and the activities within them on the tracks of threads, kernels on those of
-    devices; a viewer puts what is within another slice below it."""
+    """Yield operators and activities on the tracks of threads, and kernels on the tracks of
+    devices.
+
+    Viewers draw a slice below the one that contains it.
+    """
     tracks: dict[str, int] = {}
     process = os.getpid()
     starts = [e.start for e in recording.executions] + [a.start for a in recording.activities]
     origin = min(starts, default=0.0)
 
-    def slice_of(name: str, kind: str, item: Any, arguments: Mapping[str, Any]) -> dict[str, Any]:
-        return {
-            "name": name,
-            "cat": kind,
-            "ph": "X",
-            "ts": item.start - origin,
-            "dur": item.span,
-            "pid": process,
-            "tid": tracks.setdefault(item.track, len(tracks) + 1),
-            "args": arguments,
-        }
+    def event(name: str, category: str, item: OpSpan | Activity, arguments: Any) -> dict[str, Any]:
+        track = tracks.setdefault(item.track, len(tracks) + 1)
+        start = item.start - origin
+        return slice_event(name, category, start, item.span, process, track, arguments)
 
     for execution in recording.executions:
         op = ops.get(execution.op)
         about = {"id": execution.op, "module": op.module if op else ""}
-        yield slice_of(op.type if op else execution.op, "operator", execution, about)
+        yield event(op.type if op else execution.op, "operator", execution, about)
     for activity in recording.activities:
         kind = "kernel" if activity.is_kernel else "activity"
-        yield slice_of(activity.name, kind, activity, _arguments(activity))
+        yield event(activity.name, kind, activity, _arguments(activity))
     for track, number in tracks.items():
         yield track_name(process, number, track)
 
