@@ -21,7 +21,7 @@ from torch import nn
 import amanda
 from amanda.testing import loopback as lb
 from amanda_tools.diff import DiffTool
-from amanda_tools.diff.comparison import distance, pair_of
+from amanda_tools.diff.comparison import compare_tensors, distance
 from amanda_tools.diff.recordings import Record, Recording
 from amanda_tools.dump import DumpTool
 from tests import models
@@ -182,10 +182,10 @@ def test_channels_last_meets_channels_first() -> None:
         (array, array.transpose(0, 2, 3, 1)),
         (array.transpose(0, 2, 3, 1), array),
     ):
-        pair = pair_of(record(ours), record(theirs), 0.0)
+        pair = compare_tensors(record(ours), record(theirs), 0.0)
         assert pair.agrees
         assert "channels last" in pair.note
-    other = pair_of(record(array), record(array[..., :2]), 1.0)
+    other = compare_tensors(record(array), record(array[..., :2]), 1.0)
     assert (other.agrees, other.largest) == (False, None)
     assert "shapes" in other.note
 

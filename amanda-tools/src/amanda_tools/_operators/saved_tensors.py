@@ -7,6 +7,7 @@ from typing import Any
 
 from amanda import OpContext
 from amanda.tools.description import op_name
+from amanda_tools._internals import raw_saved_tensors
 from amanda_tools._values.shapes import byte_size
 
 HOOKED: Any = object()
@@ -83,14 +84,9 @@ def node_of(tensor: Any) -> Any:
 
 def _saved(node: Any) -> Iterator[Any]:
     """Yield what a node has saved, without calling unpack hooks."""
-    for name in dir(node):
-        if not name.startswith("_raw_saved_"):
-            continue
+    for item in raw_saved_tensors(node):
         try:
-            value = getattr(node, name)
-            items = value if isinstance(value, (list, tuple)) else (value,)
-            for item in items:
-                yield HOOKED if item.unpack_hook is not None else item.data
+            yield HOOKED if item.unpack_hook is not None else item.data
         except RuntimeError:
             # The backward pass has freed it.
             continue

@@ -18,6 +18,7 @@ import torch
 from torch import nn
 
 from amanda import OpContext
+from amanda_tools._internals import forget_keyword_hooks
 from amanda_tools._operators.saved_tensors import node_of
 from amanda_tools.coverage.peers import Peer
 
@@ -96,13 +97,9 @@ class ModuleHooks(Peer):
         ]
 
     def exit(self) -> None:
-        # PyTorch 2.13 does not forget that a hook took keywords when it removes the hook, so that
-        # modules would take the slow way for ever. There is no public way to make it; without
-        # the private name, as in another version, nothing more is done than the handle does.
-        noted = getattr(nn.modules.module, "_global_forward_hooks_with_kwargs", {})
         for handle in self._handles:
             handle.remove()
-            noted.pop(handle.id, None)
+        forget_keyword_hooks(handle.id for handle in self._handles)
         self._handles = []
         self._local = threading.local()
 

@@ -1,4 +1,4 @@
-"""``diff``: two runs, operator by operator: where do they part?"""
+"""``diff``: compares two runs operator by operator and names the first divergence."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ import attrs
 from amanda.results import Chart, Table
 from amanda.tools.reporting import type_names
 from amanda_tools._bases.watching import check_kinds
-from amanda_tools.diff.alignment import aligned
-from amanda_tools.diff.comparison import Pair, compared, plain
+from amanda_tools.diff.alignment import align_ops
+from amanda_tools.diff.comparison import Pair, compare, to_row
 from amanda_tools.diff.page import charts, page
 from amanda_tools.diff.recordings import Recording
 from amanda_tools.dump import DumpOptions, DumpTool
@@ -20,7 +20,7 @@ from amanda_tools.dump import DumpOptions, DumpTool
 __all__ = ["DiffOptions", "DiffTool", "Recording"]
 
 _SHOWN = 40
-"""Operators without a like that are printed. The result names all."""
+"""Operators without a counterpart that are printed; the result names all."""
 
 
 @attrs.frozen(kw_only=True)
@@ -44,7 +44,7 @@ class DiffOptions(DumpOptions):
 
 
 class DiffTool(DumpTool):
-    """Compares a run with an earlier one, operator by operator; the first divergence is named.
+    """Compares a run with an earlier one, operator by operator, and names the first divergence.
 
     Attributes:
         options: the options of this instance.
@@ -60,35 +60,40 @@ class DiffTool(DumpTool):
         self._pairs: tuple[int, list[Pair], dict[str, str]] | None = None
 
     def pairs(self) -> list[Pair]:
-        """The tensors of both runs that belong together, in the order of this run."""
+        """Return the corresponding tensors of both runs, in the order of this run."""
         return self._compared()[0]
 
     def _compared(self) -> tuple[list[Pair], dict[str, str]]:
+        """Return pairs, and corresponding operator ids; computed once unless more has run since."""
         if self._reference is None:
             return [], {}
-        # What was compared is kept until more has run.
+        # The comparison reads every tensor: it is kept until more has run.
         if self._pairs is None or self._pairs[0] != len(self.entries):
             run = Recording.of(self)
             align, tolerance = self.options.align, self.options.tolerance
-            ops = aligned(run, self._reference, align, tolerance)
-            pairs = list(compared(run, self._reference, ops, tolerance))
+            ops = align_ops(run, self._reference, align, tolerance)
+            pairs = list(compare(run, self._reference, ops, tolerance))
             self._pairs = (len(self.entries), pairs, ops)
         return self._pairs[1], self._pairs[2]
 
     # -- result -----------------------------------------------------------
 
     def op_rows(self) -> list[dict[str, Any]]:
-        """One row per compared tensor: its operator, ``tensor``, ``step``, ``reference`` (the
-        other operator's id), ``relative_error``, ``largest_difference``, ``agrees``, ``note``;
-        of a recording the index."""
+        """One row per compared tensor; of a recording the index.
+
+        ``tensor`` and ``step``; ``reference``, the other operator's id; ``relative_error``,
+        ``largest_difference``, ``agrees``, ``note``.
+        """
         if self._reference is None:
             return super().op_rows()
         rows = {entry.row["id"]: entry.row for entry in self.entries}
-        return [{**rows[pair.record.id], **plain(pair)} for pair in self.pairs()]
+        return [{**rows[pair.record.id], **to_row(pair)} for pair in self.pairs()]
 
     def summary(self) -> dict[str, Any]:
-        """``first``: the first tensor that diverges, or null; how many were compared and agree;
-        operators without a like. Of a recording what it holds."""
+        """``first``, the first divergent tensor or null; counts; operators without a counterpart.
+
+        Of a recording, what it holds.
+        """
         if self._reference is None:
             return {"recorded": True, **super().summary()}
         pairs, ops = self._compared()
@@ -108,7 +113,7 @@ class DiffTool(DumpTool):
         }
 
     def tables(self) -> Iterable[Table]:
-        """The first divergence, those after it, and operators without a like."""
+        """The first divergence, all others, and operators without a counterpart."""
         if self._reference is None:
             yield from super().tables()
             return
@@ -130,7 +135,7 @@ class DiffTool(DumpTool):
                 yield Table(f"diff: only in {title}{more}", ("op",), [(op,) for op in shown])
 
     def charts(self) -> Iterable[Chart]:
-        """The relative errors along the run."""
+        """Relative errors along the run."""
         if self._reference is not None:
             yield from charts(self.op_rows(), self.options.tolerance)
 
@@ -146,10 +151,10 @@ class DiffTool(DumpTool):
 
 
 def _recording(reference: Any) -> Recording | None:
-    """What a reference stands for.
+    """Return the recording that the option ``reference`` names, None without one.
 
     Raises:
-        ValueError: it is no recording.
+        ValueError: there is no recording.
     """
     if isinstance(reference, DumpTool):
         return Recording.of(reference)
@@ -161,7 +166,7 @@ def _recording(reference: Any) -> Recording | None:
 def _about(pair: Pair) -> dict[str, Any]:
     record = pair.record
     names = ("id", "type", "module", "direction")
-    return {**{name: getattr(record, name) for name in names}, **plain(pair)}
+    return {**{name: getattr(record, name) for name in names}, **to_row(pair)}
 
 
 def _shown(pair: Pair) -> tuple[Any, ...]:

@@ -1,4 +1,4 @@
-"""Which operators of two runs belong together."""
+"""Finds the operators of two runs that correspond, by id, by order or by value."""
 
 from __future__ import annotations
 
@@ -12,26 +12,41 @@ from typing import Any
 import attrs
 import numpy as np
 
-from amanda_tools.diff.comparison import pair_of
+from amanda_tools.diff.comparison import compare_tensors
 from amanda_tools.diff.recordings import Record, Recording
 
-_USUAL, _KNOWN, _PIECE, _LIKELY, _RESHAPED = 8, 6, 3, 2, 1
-"""What a pair is worth: its types usually correspond; they did once, or are equal; one is likely to
-be a part of what corresponds as a whole; only the shapes fit, where one side lacks the other's type
-and nothing later is equal; only the types do."""
+# Scores of a pair of operators that are not equal in value. An alignment maximizes their sum; only
+# their order and that a better pair outweighs one or two worse ones matter.
+
+_USUAL_TYPES = 8
+"""Equal shapes, and of all types equal in value these two types correspond most often."""
+
+_KNOWN_TYPES = 6
+"""Equal shapes, and the types are the same, or correspond elsewhere in the runs."""
+
+_SAME_TYPE_IN_COMPOSITE = 3
+"""Equal shapes and types, but one is probably a part of a composite that corresponds as a whole."""
+
+_ONLY_SHAPE_AT_END = 2
+"""Equal shapes after the last equal values, of types that only one of the runs has."""
+
+_ONLY_TYPE = 1
+"""The same type with other shapes."""
+
+_NORM_TOLERANCE = 1e-9
+"""Relative margin for rounding when candidates are looked up by their norms."""
 
 
-def aligned(run: Recording, reference: Recording, align: str, tolerance: float) -> dict[str, str]:
-    """The operators of a run, by id, and those of the reference that they correspond to.
+def align_ops(run: Recording, reference: Recording, align: str, tolerance: float) -> dict[str, str]:
+    """Return corresponding operators: id in the run to id in the reference.
 
     Args:
         run: the run at hand.
-        reference: the other one.
-        align: ``id``: operators of one id and type correspond. ``order``: those that the longest
-            common order of types pairs. ``value``: those of equal values, whatever their types,
-            and the rest by order. ``auto``: by id if most operators have their like there, else
-            by value.
-        tolerance: relative error of values that are equal.
+        reference: the other run.
+        align: ``id``: operators of equal id and type correspond. ``order``: those that the longest
+            common order of types pairs. ``value``: those of equal values, whatever their types, and
+            the rest by order. ``auto``: by id if most operators have a counterpart, else by value.
+        tolerance: relative error up to which values are equal.
     """
     ours, theirs = run.ops(), reference.ops()
     by_id = {i: i for i, r in ours.items() if i in theirs and theirs[i].type == r.type}
@@ -44,12 +59,13 @@ def aligned(run: Recording, reference: Recording, align: str, tolerance: float) 
         if align == "order":
             found = _by_order(mine, other)
         else:
-            found = _by_value([*map(_Value.of, mine)], [*map(_Value.of, other)], tolerance)
+            found = _by_value([*map(_OpValue.of, mine)], [*map(_OpValue.of, other)], tolerance)
         pairs |= {mine[i].id: other[j].id for i, j in found.items()}
     return pairs
 
 
 def _by_order(mine: Sequence[Record], other: Sequence[Record]) -> dict[int, int]:
+    """Pair positions by the longest common order of types."""
     ours, theirs = ([record.type for record in records] for records in (mine, other))
     matcher = difflib.SequenceMatcher(None, ours, theirs, autojunk=False)
     blocks = matcher.get_matching_blocks()
@@ -57,14 +73,14 @@ def _by_order(mine: Sequence[Record], other: Sequence[Record]) -> dict[int, int]
 
 
 @attrs.frozen
-class _Value:
-    """What finds an operator's like.
+class _OpValue:
+    """The first tensor of an operator, as far as alignment reads it.
 
     Attributes:
-        record: its first tensor.
-        shape: the sizes of its axes in no order, as layouts differ.
-        norm: of its elements, NaN where it is not finite.
-        is_telling: whether it has more than one value. A zero equals any other.
+        record: the tensor's record.
+        shape: sizes of the axes, sorted: layouts may differ.
+        norm: Euclidean norm; NaN if an element is not finite.
+        is_telling: it has elements that differ. A tensor of zeros equals any other one.
     """
 
     record: Record
@@ -73,8 +89,8 @@ class _Value:
     is_telling: bool
 
     @classmethod
-    def of(cls, record: Record) -> _Value:
-        """Read the tensor; it is not kept."""
+    def of(cls, record: Record) -> _OpValue:
+        """Read the tensor, without keeping it."""
         array = record.load()
         flat = array.astype(np.float64).ravel()
         with np.errstate(over="ignore", invalid="ignore"):
@@ -83,27 +99,32 @@ class _Value:
         return cls(record, tuple(sorted(array.shape)), norm, is_telling)
 
 
-def _by_value(mine: Sequence[_Value], other: Sequence[_Value], tolerance: float) -> dict[int, int]:
-    """Positions that belong together: equal values first, then the order of what is left.
+def _by_value(
+    mine: Sequence[_OpValue], other: Sequence[_OpValue], tolerance: float
+) -> dict[int, int]:
+    """Pair positions of equal values, then the rest by the best order.
 
-    A part of a network that one program computes in one operator and the other in several is equal
-    at its end, and branches are equal in whichever order they run.
+    Where one program computes in one operator what the other computes in several, the end of it is
+    equal in value; branches are equal in whichever order they run.
     """
-    pairs = _equal(mine, other, tolerance)
+    pairs = _pair_equal_values(mine, other, tolerance)
     types = Counter((mine[i].record.type, other[j].record.type) for i, j in pairs.items())
-    left, rows = _left(mine, pairs.keys())
-    free, columns = _left(other, pairs.values())
+    left, rows = _unpaired(mine, pairs.keys())
+    free, columns = _unpaired(other, pairs.values())
     known = {value.record.type for value in mine} & {value.record.type for value in other}
-    table = [[_worth(ours, theirs, types, known) for theirs in columns[0]] for ours in rows[0]]
+    table = [[_score(ours, theirs, types, known) for theirs in columns[0]] for ours in rows[0]]
     if left and free:
-        worth = np.array(table, np.int32)[np.ix_(rows[1], columns[1])]
-        pairs.update((left[row], free[column]) for row, column in _best(worth))
+        scores = np.array(table, np.int32)[np.ix_(rows[1], columns[1])]
+        pairs.update((left[row], free[column]) for row, column in _best_pairs(scores))
     return pairs
 
 
-def _equal(mine: Sequence[_Value], other: Sequence[_Value], tolerance: float) -> dict[int, int]:
-    """Positions of equal values; of several the one of the same type, then the nearest."""
-    # The norms of equal values are equal: nothing else need be read again.
+def _pair_equal_values(
+    mine: Sequence[_OpValue], other: Sequence[_OpValue], tolerance: float
+) -> dict[int, int]:
+    """Pair positions of equal values; of several candidates one of the same type, then the
+    nearest."""
+    # Equal values have equal norms: no other tensors need be read again.
     by_shape: dict[tuple[int, ...], list[tuple[float, int]]] = defaultdict(list)
     for j, value in enumerate(other):
         if value.is_telling:
@@ -117,22 +138,24 @@ def _equal(mine: Sequence[_Value], other: Sequence[_Value], tolerance: float) ->
         if not value.is_telling or tolerance >= 1:
             continue
         norms = by_shape[value.shape]
-        low = bisect.bisect_left(norms, (value.norm / (1 + tolerance) * (1 - 1e-9), -1))
-        high = bisect.bisect_right(norms, (value.norm / (1 - tolerance) * (1 + 1e-9), len(other)))
+        low = bisect.bisect_left(norms, (value.norm / (1 + tolerance) * (1 - _NORM_TOLERANCE), -1))
+        high = bisect.bisect_right(
+            norms, (value.norm / (1 - tolerance) * (1 + _NORM_TOLERANCE), len(other))
+        )
         candidates = [j for _, j in norms[low:high] if j not in taken]
         candidates.sort(
             key=lambda j: (other[j].record.type != value.record.type, abs(j - expected))
         )
         for j in candidates:
-            if pair_of(value.record, other[j].record, tolerance).agrees:
+            if compare_tensors(value.record, other[j].record, tolerance).agrees:
                 pairs[i], expected = j, j + 1
                 taken.add(j)
                 break
     return pairs
 
 
-def _pieces(values: Sequence[_Value], paired: Container[int]) -> set[int]:
-    """Positions just before a paired operator of their module: likely parts of it."""
+def _parts_of_composites(values: Sequence[_OpValue], paired: Container[int]) -> set[int]:
+    """Return positions just before a paired operator of the same module: probably parts of it."""
     found: set[int] = set()
     module: str | None = None
     for i in reversed(range(len(values))):
@@ -147,20 +170,26 @@ def _pieces(values: Sequence[_Value], paired: Container[int]) -> set[int]:
 
 @attrs.frozen
 class _Class:
-    """Operators that are alike for what has no equal: ``is_last`` after all that has one."""
+    """Properties that an operator without an equal is paired by.
+
+    Attributes:
+        type, shape: of the operator's first tensor.
+        is_part: it is probably a part of a composite that corresponds as a whole.
+        is_last: it comes after all operators that have an equal.
+    """
 
     type: str
     shape: tuple[int, ...]
-    is_piece: bool
+    is_part: bool
     is_last: bool
 
 
-def _left(
-    values: Sequence[_Value], paired: Iterable[int]
+def _unpaired(
+    values: Sequence[_OpValue], paired: Iterable[int]
 ) -> tuple[list[int], tuple[list[_Class], list[int]]]:
-    """Positions that are not paired; their classes, and which of those each position has."""
+    """Return the positions without a pair, the distinct classes, and the class of each position."""
     taken = set(paired)
-    pieces, last = _pieces(values, taken), max(taken, default=-1)
+    pieces, last = _parts_of_composites(values, taken), max(taken, default=-1)
     positions = [i for i in range(len(values)) if i not in taken]
     numbers: dict[_Class, int] = {}
     which = []
@@ -170,39 +199,40 @@ def _left(
     return positions, (list(numbers), which)
 
 
-def _worth(
+def _score(
     ours: _Class, theirs: _Class, types: Mapping[tuple[str, str], int], known: Container[str]
 ) -> int:
-    """What it is worth to pair two operators.
+    """Return the score of pairing two operators, 0 if they cannot correspond.
 
     Args:
-        ours, theirs: what they are.
-        types: how often types are equal in value.
-        known: types of both sides.
+        ours, theirs: classes of the operators.
+        types: how often pairs of types are equal in value.
+        known: types that both runs have.
     """
     pair = (ours.type, theirs.type)
     is_same = ours.type == theirs.type
     if ours.shape != theirs.shape:
-        return _RESHAPED if is_same else 0
-    if ours.is_piece or theirs.is_piece:
-        return _PIECE if is_same else 0
+        return _ONLY_TYPE if is_same else 0
+    if ours.is_part or theirs.is_part:
+        return _SAME_TYPE_IN_COMPOSITE if is_same else 0
     if is_same or pair in types:
         rivals = [n for key, n in types.items() if key[0] == pair[0] or key[1] == pair[1]]
-        return _USUAL if types.get(pair, 0) == max(rivals, default=0) else _KNOWN
+        return _USUAL_TYPES if types.get(pair, 0) == max(rivals, default=0) else _KNOWN_TYPES
     is_end = ours.is_last and theirs.is_last
-    return _LIKELY if is_end and any(kind not in known for kind in pair) else 0
+    return _ONLY_SHAPE_AT_END if is_end and any(kind not in known for kind in pair) else 0
 
 
-def _best(worth: Any) -> Iterator[tuple[int, int]]:
-    """The pairs of rows and columns that are worth most, both in order (Needleman and Wunsch).
+def _best_pairs(scores: Any) -> Iterator[tuple[int, int]]:
+    """Yield the pairs of rows and columns with the largest sum of scores, both in ascending order.
 
-    Of pairs of equal worth the last: what several operators compute is there after them.
+    The algorithm of Needleman and Wunsch. Of equal sums the last pairs are taken: the result of
+    several operators is there after the last of them.
     """
-    height, width = worth.shape
-    # What can still be gained from a row and a column on.
+    height, width = scores.shape
+    # Entry (row, column) is the largest sum that the rows and columns from there on can reach.
     total = np.zeros((height + 1, width + 1), np.int32)
     for row in reversed(range(height)):
-        with_pair = np.where(worth[row] > 0, total[row + 1, 1:] + worth[row], 0)
+        with_pair = np.where(scores[row] > 0, total[row + 1, 1:] + scores[row], 0)
         best = np.maximum(total[row + 1, :-1], with_pair)
         total[row, :-1] = np.maximum.accumulate(best[::-1])[::-1]
     row = column = 0

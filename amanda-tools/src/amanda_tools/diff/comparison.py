@@ -1,4 +1,4 @@
-"""How far the tensors of two runs are apart."""
+"""Compares corresponding tensors of two runs: relative error, largest difference."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ from amanda_tools._values.tensors import Array
 from amanda_tools.diff.recordings import Record, Recording
 
 _CHANNELS = {4: (0, 3, 1, 2), 5: (0, 4, 1, 2, 3), 3: (0, 2, 1)}
-"""The axes that make channels-last data channels-first, by rank."""
+"""Order of the axes that makes channels-last data channels-first, by number of axes."""
 
 
 @attrs.frozen
 class Pair:
-    """Two tensors that belong together.
+    """Two corresponding tensors.
 
     Attributes:
         record: of the run at hand.
         reference: of the reference.
-        relative: norm of the difference by norm of the reference; infinite where only one is
-            finite or where the reference is zero and the other is not.
-        largest: largest difference of two elements, None where the shapes do not fit.
-        note: what is special: other shapes, another layout, no finite numbers.
-        agrees: whether the relative error is within the tolerance.
+        relative: norm of the difference divided by the norm of the reference; infinite where only
+            one of them is finite, or only the reference is zero.
+        largest: largest difference of two elements; None where the shapes do not fit.
+        note: peculiarities: other shapes, another layout, elements that are not finite.
+        agrees: the relative error is within the tolerance.
     """
 
     record: Record
@@ -38,23 +38,23 @@ class Pair:
     agrees: bool
 
 
-def compared(
+def compare(
     run: Recording, reference: Recording, ops: Mapping[str, str], tolerance: float
 ) -> Iterator[Pair]:
-    """The tensors that belong together, in the order of the run."""
+    """Yield the pairs of corresponding tensors, in the order of the run."""
     theirs = {(record.id, *record.place): record for record in reference.records}
     for record in run.records:
         other = theirs.get((ops.get(record.id, ""), *record.place))
         if other is not None:
-            yield pair_of(record, other, tolerance)
+            yield compare_tensors(record, other, tolerance)
 
 
-def pair_of(record: Record, reference: Record, tolerance: float) -> Pair:
-    """Compare two tensors; a channels-last one with a channels-first one too."""
+def compare_tensors(record: Record, reference: Record, tolerance: float) -> Pair:
+    """Compare two tensors; a channels-last one may correspond to a channels-first one."""
     ours, theirs = record.load(), reference.load()
     note = ""
     if ours.shape != theirs.shape:
-        ours, theirs, note = _in_one_layout(ours, theirs)
+        ours, theirs, note = _match_layouts(ours, theirs)
         if not note:
             shapes = f"shapes {list(ours.shape)} and {list(theirs.shape)}"
             return Pair(record, reference, math.inf, None, shapes, agrees=False)
@@ -63,7 +63,7 @@ def pair_of(record: Record, reference: Record, tolerance: float) -> Pair:
     return Pair(record, reference, relative, largest, note, relative <= tolerance)
 
 
-def _in_one_layout(ours: Array, theirs: Array) -> tuple[Array, Array, str]:
+def _match_layouts(ours: Array, theirs: Array) -> tuple[Array, Array, str]:
     axes = _CHANNELS.get(ours.ndim) if ours.ndim == theirs.ndim else None
     if axes is not None and ours.transpose(axes).shape == theirs.shape:
         return ours.transpose(axes), theirs, "channels last here"
@@ -73,9 +73,9 @@ def _in_one_layout(ours: Array, theirs: Array) -> tuple[Array, Array, str]:
 
 
 def distance(ours: Array, theirs: Array) -> tuple[float, float, str]:
-    """Relative and largest difference of two arrays of one shape, and what is special.
+    """Return relative error, largest difference and a note, of two arrays of one shape.
 
-    What is NaN in both, or the same infinity in both, is equal.
+    Elements that are NaN in both, or the same infinity in both, are equal.
     """
     a, b = (array.astype(np.float64).ravel() for array in (ours, theirs))
     same = (a == b) | (np.isnan(a) & np.isnan(b))
@@ -92,8 +92,8 @@ def distance(ours: Array, theirs: Array) -> tuple[float, float, str]:
     return (error / scale if scale else math.inf), largest, ""
 
 
-def plain(pair: Pair) -> dict[str, Any]:
-    """A pair as a row of the result."""
+def to_row(pair: Pair) -> dict[str, Any]:
+    """Return the keys that a pair adds to a row of the result."""
     record = pair.record
     return {
         "tensor": record.tensor,

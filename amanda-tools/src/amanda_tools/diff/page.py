@@ -1,4 +1,4 @@
-"""The comparison as a page of its own: the error along the run, and a table to sort."""
+"""The page of a comparison: the error along the run, and a table to sort."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ _COLUMNS = {
     "largest_difference": "largest difference",
     "note": "note",
 }
-"""Keys of a row, and what the page calls them."""
+"""Keys of a row, and the headings of their columns."""
 
 
 def page(rows: Sequence[Mapping[str, Any]], summary: Mapping[str, Any]) -> str:
-    """The page, which needs nothing from outside."""
+    """Return the page as HTML."""
     first = summary["first"]
     if first is None:
         head = f"All {summary['compared']} compared tensors agree."
@@ -49,7 +49,8 @@ def page(rows: Sequence[Mapping[str, Any]], summary: Mapping[str, Any]) -> str:
 
 
 def charts(rows: Sequence[Mapping[str, Any]], tolerance: float) -> Iterator[Chart]:
-    """The relative errors along the run, those beyond the tolerance as a series of their own."""
+    """Yield the relative errors along the run, those beyond the tolerance as a series of their
+    own."""
     if not rows:
         return
     errors = [row["relative_error"] for row in rows]

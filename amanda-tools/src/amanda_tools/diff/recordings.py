@@ -1,4 +1,4 @@
-"""Recordings of runs: what they hold in which order, from the disk or from a tool."""
+"""Recordings of runs, read from files or taken from a tool of this process."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ class Record:
     Attributes:
         id, type, module, direction: of its operator.
         kind, tensor, step: which tensor of which execution.
-        order: when the operator was met, among all.
-        is_ordered: whether operators ran one after the other, as they do outside of graphs.
-        load: gives its values.
+        order: number of the operator, in the order of analyses.
+        is_ordered: operators ran in the program's order, as they do outside of graphs.
+        load: reads the values.
     """
 
     id: str
@@ -40,19 +40,19 @@ class Record:
 
     @property
     def place(self) -> tuple[str, int]:
-        """Which of the operator's tensors it is."""
+        """Which of the operator's tensors it is: name and step."""
         return self.tensor, self.step
 
 
 @attrs.frozen
 class Recording:
-    """A run's tensors, in the order in which they were taken."""
+    """The tensors of a run, in the order in which the program computes them."""
 
     records: Sequence[Record]
 
     @classmethod
     def of(cls, tool: DumpTool) -> Recording:
-        """What a tool has taken in this process."""
+        """Take the tensors that a tool holds in this process."""
         return cls(
             _in_order(
                 _record({**entry.row, **_place(entry)}, functools.partial(tool.load, entry))
@@ -62,13 +62,13 @@ class Recording:
 
     @classmethod
     def read(cls, path: Path) -> Recording:
-        """What ``amanda run -t diff`` or ``-t dump`` has written into a folder.
+        """Read what ``amanda run -t diff`` or ``-t dump`` has written.
 
         Args:
             path: the folder, or an index in it.
 
         Raises:
-            ValueError: there is no such recording.
+            ValueError: there is no recording, or more than one.
         """
         index = path
         if path.is_dir():
@@ -89,7 +89,7 @@ class Recording:
         )
 
     def ops(self) -> dict[str, Record]:
-        """The first record of each operator, by id, in order."""
+        """Return the first record of each operator by id, in order."""
         found: dict[str, Record] = {}
         for record in self.records:
             found.setdefault(record.id, record)
@@ -108,7 +108,7 @@ def _record(about: dict[str, Any], load: Callable[[], Array]) -> Record:
 
 
 def _in_order(records: Iterable[Record]) -> list[Record]:
-    """The records as the program computes them, where what ran them did not keep to that."""
+    """Sort records into the program's order; those of graphs were taken in any order."""
     found = list(records)
     if all(record.is_ordered for record in found):
         return found

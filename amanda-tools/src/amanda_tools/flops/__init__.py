@@ -56,9 +56,9 @@ class FlopsOptions:
 class FlopsTool(PrintingTool[FlopsOptions]):
     """Counts floating-point operations, parameters and bytes, forward and backward.
 
-    Two operations per multiply-accumulate of matrix products, convolutions and
-    attention, at every execution, with the shapes that it has. Types that count
-    zero by convention and types without a formula are listed.
+    Two operations per multiply-accumulate of matrix products, convolutions and attention, at every
+    execution, with the shapes that it has. Types that count zero by convention and types without a
+    formula are listed.
     """
 
     name = "flops"
@@ -87,7 +87,8 @@ class FlopsTool(PrintingTool[FlopsOptions]):
         )
         if isinstance(known, ProductOp):
             if any(is_nested(tensor) for tensor in context.get_inputs()):
-                # One with a ragged axis has a shape, too, which says nothing.
+                # A nested tensor with a ragged axis has a shape, too, but not the sizes of its
+                # items.
                 known.shapes_of = shapes_of_items
             if known.formula.needs_outputs:
                 context.insert_before_op(known.begin)
@@ -117,6 +118,7 @@ class FlopsTool(PrintingTool[FlopsOptions]):
             context.insert_before_backward_op(known.count, grad_outputs=[])
 
     def _backward_op(self, op: OpDescription) -> Op:
+        """Classify a backward operator: with a formula, free, or unknown."""
         forward = self._ops.get(op.forward)
         formula = formula_of(op.name)
         if formula is not None and isinstance(forward, ProductOp):
@@ -128,9 +130,12 @@ class FlopsTool(PrintingTool[FlopsOptions]):
     # -- result -----------------------------------------------------------
 
     def op_rows(self) -> list[dict[str, Any]]:
-        """One row per operator: ``executions`` (null where free ones are not counted),
-        ``macs`` and ``flops`` of all of them, ``params``, ``weight_bytes`` and
-        ``activation_bytes`` of a forward one, ``counted``: formula, zero or unknown."""
+        """One row per operator.
+
+        ``executions``, null where operators that count zero are not counted; ``macs`` and ``flops``
+        over all executions; ``counted``: formula, zero or unknown. Forward operators have
+        ``params``, ``weight_bytes`` and ``activation_bytes``.
+        """
         return [self._row(op) for op in self._ops.values()]
 
     def _row(self, op: Op) -> dict[str, Any]:
@@ -151,7 +156,8 @@ class FlopsTool(PrintingTool[FlopsOptions]):
         return row
 
     def summary(self) -> dict[str, Any]:
-        """The sums, and what they leave out."""
+        """Sums over all operators, by type and by module; types that count zero, and unknown
+        ones."""
         rows = self.op_rows()
         forward = [row for row in rows if row["direction"] == "forward"]
         unknown = [row for row in rows if row["counted"] == "unknown"]
@@ -170,7 +176,7 @@ class FlopsTool(PrintingTool[FlopsOptions]):
         }
 
     def _params(self, op_ids: Iterable[str]) -> tuple[int, int]:
-        """Elements and bytes of the parameters that operators use, each once."""
+        """Return elements and bytes of the parameters that operators use, each counted once."""
         used = (p for i in op_ids if i in self._bytes for p in self._bytes[i].parameters)
         found = self._parameters.select(used)
         return sum(parameter.size for parameter in found), sum(p.bytes for p in found)
@@ -178,6 +184,8 @@ class FlopsTool(PrintingTool[FlopsOptions]):
     def _grouped(
         self, rows: Sequence[dict[str, Any]], key: Callable[[dict[str, Any]], str]
     ) -> dict[str, dict[str, Any]]:
+        """Sum figures of rows by `key`; parameters that several rows share count once in a
+        group."""
         members: dict[str, list[dict[str, Any]]] = {}
         for row in rows:
             members.setdefault(key(row), []).append(row)
@@ -195,7 +203,7 @@ class FlopsTool(PrintingTool[FlopsOptions]):
     # -- for people -------------------------------------------------------
 
     def tables(self) -> Iterable[Table]:
-        """The totals, the shares of modules, types or operators, and what is unknown."""
+        """Totals; shares of modules, types or operators; types without a formula."""
         found = self.summary()
         totals = [
             ("forward", quantity(found["flops"], "FLOP")),
@@ -215,7 +223,7 @@ class FlopsTool(PrintingTool[FlopsOptions]):
             yield Table(title, ("type", "calls"), list(unknown.items()))
 
     def _place(self, row: dict[str, Any]) -> str:
-        """Where the row belongs in the largest table."""
+        """Return the group of a row in the largest table."""
         if self.options.by == "op":
             return str(row.get("forward") or row["id"])
         parts = self._ops[row["id"]].op.place.split(".")
@@ -223,7 +231,7 @@ class FlopsTool(PrintingTool[FlopsOptions]):
 
     def _table(self, by: str, groups: dict[str, dict[str, Any]], found: dict[str, Any]) -> Table:
         total = found["flops"] + found["flops_backward"]
-        # The others are in the files.
+        # Groups without operations are in the files only.
         busy = [(name, of) for name, of in groups.items() if _operations(of)]
         order = sorted(busy, key=lambda item: -_operations(item[1]))
         rows = [
@@ -242,17 +250,18 @@ class FlopsTool(PrintingTool[FlopsOptions]):
         return Table(f"flops by {by}", columns, rows)
 
     def charts(self) -> Iterable[Chart]:
-        """Operations by module and by type, parameters by module."""
+        """Operations by module and by type; parameters by module."""
         found, both = self.summary(), {"forward": "flops", "backward": "flops_backward"}
         modules = self._grouped(self.op_rows(), lambda row: self._ops[row["id"]].op.place)
         yield from rank_modules("operations by module", modules, both, "FLOP")
         yield from rank_groups("operations by type", found["by_type"], both, "FLOP")
-        # Outside of modules they are initialised and updated.
+        # Operators outside of modules initialize and update parameters; they are not where models
+        # use them.
         inside = {name: of for name, of in modules.items() if name != OUTSIDE} or modules
         yield from rank_modules("parameters by module", inside, {"parameters": "params"})
 
     def write_files(self, folder: Path, stem: str) -> Sequence[Path]:
-        """Write ``<stem>.csv`` if it was asked for: one line per operator."""
+        """Write ``<stem>.csv``, a line per operator, if the option asks for it."""
         if not self.options.csv:
             return []
         path = folder / f"{stem}.csv"
@@ -261,6 +270,7 @@ class FlopsTool(PrintingTool[FlopsOptions]):
 
 
 def _forward_op(op: OpDescription, context: OpContext) -> Op:
+    """Classify a forward operator: with a formula, free, or unknown."""
     formula = FORMULAS.get(op.type)
     if formula is None:
         return OtherOp(op, is_free(op.type))
@@ -268,7 +278,7 @@ def _forward_op(op: OpDescription, context: OpContext) -> Op:
 
 
 def _calls(rows: Iterable[dict[str, Any]]) -> dict[str, int]:
-    """Executions by type, the most first."""
+    """Sum executions by type, the largest first."""
     calls: dict[str, int] = {}
     for row in rows:
         calls[row["type"]] = calls.get(row["type"], 0) + row["executions"]

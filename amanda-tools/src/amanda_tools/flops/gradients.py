@@ -1,9 +1,11 @@
-"""Multiply-accumulates of backward operators, from the shapes of gradients.
+"""Multiply-accumulates (MACs) of backward operators, from the shapes of gradients.
 
-A product has one gradient per factor, each as dear as the product itself; only
-those that are computed count. A backward operator is known by the name that its
-framework gives it, as one forward operator may have several that compute
-products (an LSTM has many) and others that do not.
+A product has one gradient per factor, each of the same cost as the product itself; only gradients
+that are computed count. Backward operators are known by their framework's names, since one forward
+operator may have several, of which some compute products and others do not::
+
+    formula = formula_of("LinearBackward0")
+    macs = formula(GradientShapes(forward_call, forward_macs, grad_outputs, grad_inputs))
 """
 
 from __future__ import annotations
@@ -24,10 +26,10 @@ class GradientShapes:
     """One execution of a backward operator.
 
     Attributes:
-        forward: the forward operator's call, as it was last executed.
-        forward_macs: its multiply-accumulates.
-        grad_outputs: shapes of what the backward operator consumes.
-        grad_inputs: shapes of what it produces; None for what it does not compute.
+        forward: shapes of the last execution of the forward operator.
+        forward_macs: its MACs.
+        grad_outputs: shapes of the gradients that the backward operator consumes.
+        grad_inputs: shapes of those that it produces; None for gradients that are not computed.
     """
 
     forward: CallShapes
@@ -37,15 +39,15 @@ class GradientShapes:
 
     @property
     def received(self) -> Shape:
-        """The shape of the first gradient that it consumes.
+        """Shape of the first gradient consumed.
 
         Raises:
-            LookupError: it consumes none.
+            LookupError: there is none.
         """
         return next((s for s in self.grad_outputs if s is not None), None) or _missing()
 
     def produced(self, index: int) -> Shape | None:
-        """The shape of a gradient that it produces, None if it does not."""
+        """Return the shape of a gradient that is produced, None if it is not computed."""
         return self.grad_inputs[index] if index < len(self.grad_inputs) else None
 
 
@@ -57,7 +59,7 @@ def _missing() -> NoReturn:
 
 
 def product(left: int, right: int) -> Formula:
-    """The gradients of a matrix product's factors, which are at these positions."""
+    """Formula for a matrix product whose factors are the inputs at these positions."""
 
     def macs(call: GradientShapes) -> int:
         if not any(shape is not None for shape in call.grad_outputs):
@@ -70,7 +72,8 @@ def product(left: int, right: int) -> Formula:
 
 
 def matrix_by_vector(vector: int) -> Formula:
-    """The gradient of the vector; that of the matrix is an outer product, which has no sum."""
+    """Formula for a matrix-vector product: the vector's gradient. The matrix's is an outer
+    product, without a sum."""
 
     def macs(call: GradientShapes) -> int:
         size = call.produced(vector)
@@ -80,13 +83,13 @@ def matrix_by_vector(vector: int) -> Formula:
 
 
 def convolution(call: GradientShapes) -> int:
-    """The gradients of the data and of the weight: one kernel at each place of the output."""
+    """Gradients of the data and of the weight: one kernel at each position of the output."""
     count = sum(call.produced(index) is not None for index in (0, 1))
     return count * _one_gradient(call) if count else 0
 
 
 def one_convolution(call: GradientShapes) -> int:
-    """A gradient that is an operator of its own."""
+    """One gradient of a convolution, where each is an operator of its own."""
     return _one_gradient(call)
 
 
@@ -94,7 +97,7 @@ def _one_gradient(call: GradientShapes) -> int:
     signature = call.forward.signature
     if "transpose" in signature.type or not signature.data_layout:
         return call.forward_macs
-    # TensorFlow's operators consume the weight or the data too; the gradient comes last.
+    # TensorFlow's operators consume the weight or the data as well; the gradient comes last.
     given = [shape for shape in call.grad_outputs if shape is not None]
     gradient = given[-1] if len(given) > 1 else call.received
     count = channels(gradient, signature.data_layout)
@@ -102,7 +105,7 @@ def _one_gradient(call: GradientShapes) -> int:
 
 
 def matrix_product(call: GradientShapes) -> int:
-    """A matrix product of its own, with factors transposed in whatever way."""
+    """A matrix product among the backward operators, with factors transposed in any way."""
     result = call.produced(0)
     if result is None or len(result) < 2:
         _missing()
@@ -114,7 +117,7 @@ def matrix_product(call: GradientShapes) -> int:
 
 
 def fused_attention(call: GradientShapes) -> int:
-    """Scores computed anew, and the gradients of the scores, query, key and value."""
+    """Scores computed again, and the gradients of scores, query, key and value."""
     query, key, value = (call.produced(index) for index in range(3))
     if query is None or key is None or value is None:
         return call.forward_macs * 5 // 2
@@ -123,13 +126,13 @@ def fused_attention(call: GradientShapes) -> int:
 
 
 def as_forward(call: GradientShapes) -> int:
-    """Each gradient of a factor costs what the operator costs."""
+    """One gradient per factor, each at the cost of the forward operator."""
     factors = [shape for shape in call.grad_inputs if shape is not None and len(shape) > 1]
     return len(factors) * call.forward_macs
 
 
 def recurrent_layer(call: GradientShapes) -> int:
-    """One layer and direction: the gradients of its data, its state and both its weights."""
+    """One layer and direction: gradients of its data, its state and both of its weights."""
     data, of_data, of_state = (call.produced(index) for index in range(3))
     if of_data is None or of_state is None:
         _missing()
@@ -138,7 +141,7 @@ def recurrent_layer(call: GradientShapes) -> int:
 
 
 def whole_recurrence(call: GradientShapes) -> int:
-    """A network in one operator: the gradients of its data and of its weights."""
+    """A network in one operator: gradients of its data and of its weights."""
     return 2 * call.forward_macs
 
 
@@ -180,16 +183,16 @@ GRADIENTS: Mapping[str, Formula] = {
     "Conv3DBackpropInputV2": one_convolution,
     "DepthwiseConv2dNativeBackpropFilter": one_convolution,
     "DepthwiseConv2dNativeBackpropInput": one_convolution,
-    # Of a transposed convolution the data's gradient is a plain one.
+    # The data's gradient of a transposed convolution is a plain convolution.
     "Conv2D": one_convolution,
     "Conv3D": one_convolution,
     "DepthwiseConv2dNative": one_convolution,
     "CudnnRNNBackprop": whole_recurrence,
     "CudnnRNNBackpropV3": whole_recurrence,
 }
-"""Name of a backward operator, without the number that PyTorch appends, to formula."""
+"""Formulas by name of a backward operator, without the number that PyTorch appends."""
 
 
 def formula_of(name: str) -> Formula | None:
-    """The formula for a backward operator, None if it computes no product that is known."""
+    """Return the formula of a backward operator; None if it computes no known product."""
     return GRADIENTS.get(name) or GRADIENTS.get(name.rstrip("0123456789"))

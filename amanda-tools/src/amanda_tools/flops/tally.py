@@ -1,4 +1,4 @@
-"""What was executed: how often with which shapes. Formulas are applied when somebody asks."""
+"""Counts executions by their shapes; formulas are applied when the figures are read."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ from amanda_tools.flops.gradients import GradientShapes
 KeyT = TypeVar("KeyT")
 
 _FOLD = 1024
-"""Different shapes of one operator that are kept before they become a number."""
+"""Distinct shapes of an operator that are kept before formulas turn them into numbers."""
 
 
 @attrs.define(eq=False)
 class Totals:
-    """What the executions of an operator add up to.
+    """Sums over the executions of an operator.
 
     Attributes:
-        executions: how many there were.
+        executions: number of executions.
         macs: their multiply-accumulates.
-        unknown: how many of them had a form that the formula does not know.
+        unknown: executions with shapes that the formula does not know.
     """
 
     executions: int = 0
@@ -38,14 +38,18 @@ class Totals:
 
 @attrs.define(eq=False)
 class Tally(Generic[KeyT]):
-    """Counts executions by shapes, cheaply, and turns them into numbers later."""
+    """Counts executions by their shapes, and turns them into multiply-accumulates later.
+
+    Attributes:
+        macs_of: multiply-accumulates of one execution with given shapes.
+    """
 
     macs_of: Callable[[KeyT], int]
     _runs: dict[KeyT, int] = attrs.field(factory=dict)
     _folded: Totals = attrs.field(factory=Totals)
 
     def add(self, key: KeyT) -> None:
-        """One more execution with these shapes."""
+        """Count one execution with these shapes."""
         runs = self._runs
         runs[key] = runs.get(key, 0) + 1
         if len(runs) > _FOLD:
@@ -53,11 +57,11 @@ class Tally(Generic[KeyT]):
 
     @property
     def pending(self) -> int:
-        """How many different shapes wait to become a number."""
+        """Number of distinct shapes that are not turned into numbers yet."""
         return len(self._runs)
 
     def totals(self) -> Totals:
-        """The sums over all executions."""
+        """Return the sums over all executions."""
         total, runs = self._folded, self._runs
         for key, executions in runs.items():
             total.executions += executions
@@ -71,7 +75,7 @@ class Tally(Generic[KeyT]):
 
 
 def shapes_of(tensors: Sequence[Any]) -> tuple[Any, ...]:
-    """The shapes of tensors, as their framework represents them; None for an absent one."""
+    """Return the shapes of tensors as their framework represents them; None for absent ones."""
     try:
         return tuple([None if tensor is None else tensor.shape for tensor in tensors])
     except (RuntimeError, ValueError):
@@ -79,7 +83,7 @@ def shapes_of(tensors: Sequence[Any]) -> tuple[Any, ...]:
 
 
 def shapes_of_items(tensors: Sequence[Any]) -> tuple[Any, ...]:
-    """The same where some are nested, whose items have a shape each."""
+    """:func:`shapes_of` for tensors some of which are nested: shapes of their items."""
     return tuple(
         Items(tuple([tuple(item.shape) for item in tensor.unbind()]))
         if is_nested(tensor)
@@ -89,22 +93,22 @@ def shapes_of_items(tensors: Sequence[Any]) -> tuple[Any, ...]:
 
 
 def is_nested(tensor: Any) -> bool:
-    """Whether a tensor is one of PyTorch's that hold a list of others."""
+    """True for PyTorch's nested tensors, which hold a list of tensors."""
     return bool(getattr(tensor, "is_nested", False))
 
 
 @attrs.frozen
 class Items:
-    """The shapes of the items of a nested tensor."""
+    """Shapes of the items of a nested tensor."""
 
     shapes: tuple[Shape, ...]
 
 
 def plain(shapes: Sequence[Any]) -> tuple[Shape | None, ...]:
-    """The same as plain numbers.
+    """Convert shapes to plain numbers.
 
     Raises:
-        LookupError: a size is none, such as that of a ragged axis.
+        LookupError: a size is unknown, such as that of a ragged axis.
     """
     try:
         return tuple(None if s is None else tuple(int(size) for size in s) for s in shapes)
@@ -113,10 +117,10 @@ def plain(shapes: Sequence[Any]) -> tuple[Shape | None, ...]:
 
 
 def by_item(shapes: tuple[Any, ...]) -> Iterator[tuple[Any, ...]]:
-    """The same for each item of the nested tensors among them; without one, the shapes.
+    """Split shapes with nested tensors into one tuple per item; yield others unchanged.
 
     Raises:
-        ValueError: they have different numbers of items.
+        ValueError: nested tensors have different numbers of items.
     """
     if not any(isinstance(shape, Items) for shape in shapes):
         yield shapes
@@ -130,14 +134,15 @@ def by_item(shapes: tuple[Any, ...]) -> Iterator[tuple[Any, ...]]:
 
 @attrs.define(eq=False)
 class ProductOp:
-    """A forward operator that computes products.
+    """A forward operator with a formula, and the tally of its executions.
 
     Attributes:
         op: the operator.
-        signature: what its formula needs beside the shapes.
+        signature: facts that all executions share.
         formula: the formula.
-        last: the shapes of the last execution, inputs and outputs.
-        shapes_of: what asks tensors for their shapes.
+        last: shapes of the last execution, inputs and outputs.
+        shapes_of: :func:`shapes_of`, or :func:`shapes_of_items` once a nested tensor came.
+        tally: the executions.
     """
 
     op: OpDescription
@@ -152,7 +157,7 @@ class ProductOp:
         self.tally = Tally(self.macs)
 
     def run(self, *inputs: Any) -> None:
-        """Instrumentation routine: an execution whose outputs need not be seen."""
+        """Instrumentation routine before an execution whose outputs need not be seen."""
         self.last = (self.shapes_of(inputs), ())
         self.tally.add(self.last)
 
@@ -161,24 +166,31 @@ class ProductOp:
         self._inputs.leave(self.shapes_of(inputs))
 
     def end(self, *outputs: Any) -> None:
-        """Instrumentation routine after it."""
+        """Instrumentation routine after an execution."""
         self.last = (self._inputs.take() or (), self.shapes_of(outputs))
         self.tally.add(self.last)
 
     def call(self, shapes: tuple[Any, Any]) -> CallShapes:
-        """The call with these shapes."""
+        """Return the call with these shapes."""
         return CallShapes(self.signature, plain(shapes[0]), plain(shapes[1]))
 
     def macs(self, shapes: tuple[Any, Any]) -> int:
-        """The multiply-accumulates of an execution with these shapes."""
-        # What no formula asks for need not fit: an output may be nested, and an input not.
+        """Return the multiply-accumulates of an execution with these shapes."""
+        # Outputs that the formula does not read may be nested where inputs are not.
         outputs = shapes[1] if self.formula.needs_outputs else ()
         return sum(self.formula.macs(self.call((part, outputs))) for part in by_item(shapes[0]))
 
 
 @attrs.define(eq=False)
 class ProductGradientOp:
-    """A backward operator that computes gradients of products."""
+    """A backward operator with a formula, and the tally of its executions.
+
+    Attributes:
+        op: the operator.
+        forward: its forward operator.
+        formula: the formula.
+        tally: the executions, each with the shapes of the forward operator's last one.
+    """
 
     op: OpDescription
     forward: ProductOp
@@ -194,16 +206,15 @@ class ProductGradientOp:
         self._received.leave(shapes_of(grad_outputs))
 
     def end(self, *grad_inputs: Any) -> None:
-        """Instrumentation routine after it."""
+        """Instrumentation routine after an execution."""
         received = self._received.take() or ()
         self.tally.add((received, shapes_of(grad_inputs), self.forward.last))
 
     def macs(self, key: tuple[Any, Any, tuple[Any, Any]]) -> int:
-        """The multiply-accumulates of an execution with these shapes."""
+        """Return the multiply-accumulates of an execution with these shapes."""
         received, produced, last = key
         forward = self.forward.call(last)
-        # Only few formulas need the forward operator's figure; those that do not know
-        # its form must not fail for it.
+        # Few gradient formulas read this figure; the others must not fail where it is unknown.
         try:
             macs = self.forward.formula.macs(forward)
         except (LookupError, TypeError, ValueError, StopIteration):
@@ -213,12 +224,12 @@ class ProductGradientOp:
 
 @attrs.define(eq=False)
 class OtherOp:
-    """An operator that computes no product, or none that is known.
+    """An operator without a formula.
 
     Attributes:
         op: the operator.
-        is_free: whether it counts zero by convention.
-        executions: how often an unknown one ran; 0 for the others.
+        is_free: it counts zero by convention; else it is unknown.
+        executions: executions of an unknown operator; 0 for free ones, which are not counted.
     """
 
     op: OpDescription
@@ -226,18 +237,18 @@ class OtherOp:
     executions: int = 0
 
     def count(self) -> None:
-        """Instrumentation routine: one more execution."""
+        """Instrumentation routine: count one execution."""
         self.executions += 1
 
 
 @attrs.define
 class OpBytes:
-    """What an operator reads and writes.
+    """Parameters that a forward operator reads, and bytes that it writes.
 
     Attributes:
-        weights: the parameters among its inputs.
-        activation_bytes: bytes of the outputs of its first execution; None where
-            sizes are not known before the program runs, 0 for views.
+        parameters: parameters among its inputs.
+        activation_bytes: bytes of the outputs of its first execution, 0 for views; None where sizes
+            are unknown before the program runs.
     """
 
     parameters: list[Parameter] = attrs.field(factory=list)

@@ -1,4 +1,4 @@
-"""Faults: which elements of a tensor, and what becomes of them. All numbers come from numpy."""
+"""Draws faults: which elements of a tensor, and their new values. All randomness is NumPy's."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ class Fault:
     """One element that was changed.
 
     Attributes:
-        op: the operator's id.
-        execution: which of the operator's executions, from 0.
+        op: id of the operator.
+        execution: number of the operator's execution, from 0.
         position: of the element in the flattened tensor.
-        bit: the bit that was changed; None of faults that change the whole number.
-        before, after: the element's value.
+        bit: the bit that was changed; None for faults that change the whole number.
+        before, after: value of the element.
     """
 
     op: str
@@ -34,13 +34,13 @@ class Fault:
 
 
 def generator(*keys: int | str) -> np.random.Generator:
-    """Random numbers that depend on these keys only, on every machine."""
+    """Make a random generator from these keys alone: equal on every machine."""
     numbers = [zlib.crc32(key.encode()) if isinstance(key, str) else key for key in keys]
     return np.random.default_rng(numbers)
 
 
 def draw_positions(options: InjectOptions, size: int, random: np.random.Generator) -> Array:
-    """The elements of a tensor that are hit, in ascending order."""
+    """Draw the positions of the elements that are hit, in ascending order."""
     count = random.binomial(size, options.rate) if options.rate else options.count
     return np.sort(random.choice(size, min(count, size), replace=False, shuffle=False))
 
@@ -57,10 +57,13 @@ def draw_execution(
 def faulty(
     options: InjectOptions, tensor: Any, positions: Array, random: np.random.Generator
 ) -> tuple[Any, Sequence[tuple[int, int | None, float, float]]]:
-    """A tensor with faults at some positions; of each position, bit, value before and after.
+    """Put faults into a copy of a tensor.
+
+    Returns:
+        The copy, and for each fault position, bit, value before and after.
 
     Raises:
-        TypeError: its elements are neither real floating point numbers nor integers.
+        TypeError: the elements are neither real floating-point numbers nor integers.
     """
     arithmetic = arithmetic_of(tensor)
     before = arithmetic.bits(tensor, positions)
@@ -78,7 +81,7 @@ def faulty(
 def _draw_bits(options: InjectOptions, before: Array, random: np.random.Generator) -> list[int]:
     width = 8 * before.dtype.itemsize
     drawn: list[int] = random.integers(0, width, len(before)).tolist()
-    # A narrower type has no such bit: its highest one is meant.
+    # In a narrower type its highest bit stands for bits that it does not have.
     return drawn if options.bit < 0 else [min(options.bit, width - 1)] * len(before)
 
 

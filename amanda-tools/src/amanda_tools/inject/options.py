@@ -72,5 +72,5 @@ class InjectOptions:
 
     @property
     def is_permanent(self) -> bool:
-        """Whether an operator has the same fault in all its executions."""
+        """An operator has the same fault in all of its executions."""
         return self.target == "weights" or self.fault in ("stuck0", "stuck1")

@@ -1,4 +1,4 @@
-"""The tool ``inject``."""
+"""The tool ``inject``, and how it runs a campaign."""
 
 from __future__ import annotations
 
@@ -45,13 +45,12 @@ from amanda_tools.inject.options import InjectOptions
 class InjectTool(PrintingTool[InjectOptions]):
     """Injects faults and noise into activations, weights and gradients of operators.
 
-    Which elements are hit depends on the seed, the operator's id and the number of
-    its execution alone, and so not on the order of operators, on the framework's
-    random numbers or on other operators. The gradient passes a faulty value
-    unchanged.
+    Which elements are hit depends on the seed, the operator's id and the number of its execution
+    alone, not on the order of operators, the framework's random numbers or other operators. A
+    gradient passes a faulty value unchanged.
 
     Attributes:
-        faults: what was injected, in order, up to the option limit.
+        faults: injected faults in order, up to the option ``limit``.
     """
 
     name = "inject"
@@ -89,7 +88,7 @@ class InjectTool(PrintingTool[InjectOptions]):
         self._ops[op.id] = op
 
     def _inject(self, *tensors: Any, op_id: str) -> Any:
-        """Instrumentation routine: the first of the tensors gets the faults that are due."""
+        """Instrumentation routine: put faults into the first tensor that is present."""
         place = next((i for i, tensor in enumerate(tensors) if tensor is not None), None)
         if place is None or not self._can_change(tensors[place], op_id):
             return None
@@ -121,7 +120,7 @@ class InjectTool(PrintingTool[InjectOptions]):
         return changed
 
     def _restart(self, trial: int = 0) -> None:
-        """Forget executions and faults; the same trial then has the same faults again."""
+        """Forget executions and faults; the same trial number gives the same faults again."""
         self._trial = trial
         for found in (self._executions, self._injected, self._sizes):
             found.clear()
@@ -140,23 +139,25 @@ class InjectTool(PrintingTool[InjectOptions]):
     ) -> Campaign:
         """Run a program many times, each time with faults in one execution of one operator.
 
-        An execution is chosen with a probability proportional to its elements, so that with
-        ``count=1`` every element is as likely. A trial depends on the seed and its number
-        alone, so that a campaign that was interrupted goes on as if it had not been.
+        An execution is drawn with a probability proportional to its number of elements, so that
+        with ``count=1`` every element is equally likely. A trial depends on the seed and its number
+        alone: a campaign that was interrupted continues as if it had not been.
 
         Args:
-            run: runs the program, deterministically, and returns its output: arrays,
-                tensors, or lists, tuples and mappings of them.
-            trials: how many there are to be in the end.
-            is_wrong: of the output without and with faults, whether the second is a wrong
-                answer; by default, whether the largest along the last axis is another one.
-            path: a file that gets one line of JSON per trial, and from which trials that it
-                has already are taken.
-            progress: called with the number of trials done and of all.
+            run: runs the program, deterministically, and returns its output: arrays, tensors, or
+                lists, tuples and mappings of them.
+            trials: number of trials in the end, those in the file included.
+            is_wrong: from the output without and the one with faults, whether the latter is a wrong
+                answer; by default, whether the argmax along the last axis differs.
+            path: a file that gets one line of JSON per trial; trials in it are not run again.
+            progress: called with the number of trials done and the number of all.
+
+        Returns:
+            All trials.
 
         Raises:
-            AmandaError: the file is of another campaign, no operator was met, or `run`
-                is not deterministic.
+            AmandaError: the file belongs to another campaign, no operator was met, or `run` is not
+                deterministic.
         """
         expected, places = self._run_without_faults(run)
         header = {
@@ -178,7 +179,7 @@ class InjectTool(PrintingTool[InjectOptions]):
         return Campaign(done)
 
     def _run_without_faults(self, run: Callable[[], Any]) -> tuple[Any, dict[tuple[str, int], int]]:
-        """The output without faults, and the elements of each execution that can be hit."""
+        """Return the output without faults, and the number of elements of each execution."""
         self._aim(None, armed=False)
         self._restart()
         try:
@@ -206,13 +207,15 @@ class InjectTool(PrintingTool[InjectOptions]):
         expected: Any,
         is_wrong: Callable[[Any, Any], bool],
     ) -> Trial:
+        """Run the program with the faults of one trial."""
         target = draw_execution(places, generator(self.options.seed, number, "place"))
         self._restart(number)
         self._aim(target)
         try:
             found = run_once(run)
         except Exception as error:
-            # Whatever a fault makes the program raise is an outcome, not a failure of the campaign.
+            # An exception that a fault causes is an outcome; without a fault it is the program's
+            # own.
             outcome = "error"
             if not self.faults:
                 raise error
@@ -226,7 +229,8 @@ class InjectTool(PrintingTool[InjectOptions]):
         return Trial(number, *target, outcome, [_plain(fault) for fault in self.faults])
 
     def _aim(self, target: tuple[str, int] | None, *, armed: bool = True) -> None:
-        """Inject into one execution of one operator only; None for all; nowhere if not armed."""
+        """Restrict faults to one execution of one operator; None for all; not `armed`: inject
+        nowhere."""
         self._only, self._is_armed = target, armed
 
     # -- result -----------------------------------------------------------
@@ -236,14 +240,14 @@ class InjectTool(PrintingTool[InjectOptions]):
         return {**super().result(), "faults": [attrs.asdict(fault) for fault in self.faults]}
 
     def op_rows(self) -> list[dict[str, Any]]:
-        """One row per operator, with its executions and the faults that it got."""
+        """One row per operator, with its ``executions`` and ``faults``."""
         return [
             {**op.row(), "executions": self._executions[op.id], "faults": self._injected[op.id]}
             for op in self._ops.values()
         ]
 
     def summary(self) -> dict[str, Any]:
-        """How many faults there were, and what was left alone and why."""
+        """Number of faults; operators left alone, with reasons."""
         return {
             "options": attrs.asdict(self.options),
             "faults": sum(self._injected.values()),
@@ -253,7 +257,7 @@ class InjectTool(PrintingTool[InjectOptions]):
         }
 
     def tables(self) -> Iterable[Table]:
-        """Faults by operator, and what was left alone."""
+        """Faults by operator; operators left alone."""
         options = self.options
         rows = [(row["id"], row["executions"], row["faults"]) for row in self.op_rows()]
         title = f"inject: {sum(self._injected.values())} x {options.fault} in {options.target}"
@@ -262,7 +266,7 @@ class InjectTool(PrintingTool[InjectOptions]):
 
 
 def _plain(fault: Fault) -> dict[str, Any]:
-    """A fault as the file has it, which has no infinities."""
+    """Convert a fault to a row of the campaign file; JSON has no infinities."""
     row = attrs.asdict(fault, filter=lambda field, _: field.name not in ("op", "execution"))
     return {
         k: str(v) if isinstance(v, float) and not math.isfinite(v) else v for k, v in row.items()

@@ -16,6 +16,7 @@ from torch.profiler import ProfilerActivity, profile, record_function
 from amanda import OpContext
 from amanda.errors import CapabilityError
 from amanda.tools.description import OpDescription
+from amanda_tools._internals import is_profiling
 from amanda_tools.kernels.annotations import annotate
 from amanda_tools.kernels.kineto import recording_of
 from amanda_tools.kernels.recordings import MARK, ProfilerRecorder, ProfilerRecording, Settings
@@ -94,14 +95,6 @@ def is_in_backward() -> bool:
             return True
         frame = frame.f_back
     return False
-
-
-def is_profiling() -> bool:
-    """Whether PyTorch's profiler runs in this thread, whoever has started it."""
-    # PyTorch has no public way to ask. Without this name the answer is no: then a second
-    # profiler takes over from the first, as it would without the question.
-    enabled = getattr(torch.autograd, "_profiler_enabled", None)
-    return enabled is not None and bool(enabled())
 
 
 RECORDER = TorchRecorder

@@ -1,4 +1,4 @@
-"""``nan``: the first operator that produces NaN or an infinity, forward or backward."""
+"""``nan``: finds the first operator that produces NaN or an infinity, forward or backward."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ from amanda_tools.nan.events import (
     NonFiniteError,
     NonFiniteEvent,
     NonFiniteWarning,
-    described,
-    what_is_new,
+    describe_tensors,
+    find_new_kind,
 )
 from amanda_tools.nan.replay import OpReplay
 
@@ -41,7 +41,7 @@ class NanOptions:
         action: what to do at the first one: warn, abort the program, or only record it.
         inf: also look for infinities.
         backward: also look at the backward pass.
-        ignore: op types that may produce such, as log where a zero is expected.
+        ignore: op types that may produce them, as log where a zero is expected.
         history: operators before it to name.
         limit: producing operators to record; nothing is looked at after that.
         replay: keep the first one's inputs, and write them with the results.
@@ -57,11 +57,12 @@ class NanOptions:
 
 
 class NanTool(PrintingTool[NanOptions]):
-    """Finds the operator that produces NaN or infinities, not those that pass them on.
+    """Finds the operators that produce NaN or infinities, not those that pass them on.
 
     Attributes:
-        events: the producing operators, in the order in which they did so.
+        events: producing operators, in the order in which they produced.
         replay: the first one with its inputs, to be run again; None if there is none.
+        recent: ids of the operators watched last, the current one included.
     """
 
     name = "nan"
@@ -74,7 +75,7 @@ class NanTool(PrintingTool[NanOptions]):
         self._received: dict[str, Any] | None = None
         self._watches: dict[str, OpWatch] = {}
         self._sources: dict[str, str] = {}
-        # With the one that runs.
+        # The operator that runs is the last entry.
         self.recent: collections.deque[str] = collections.deque(maxlen=self.options.history + 1)
         self.depends_on(MappingTool.standard())
         self.add_inst_for_op(self._analyse)
@@ -120,26 +121,32 @@ class NanTool(PrintingTool[NanOptions]):
     def suspect(
         self, watch: OpWatch, inputs: Sequence[Any], outputs: Sequence[Any], was_clean: bool
     ) -> None:
-        """Look closer at an execution whose outputs are not all finite.
+        """Examine an execution whose outputs are not all finite.
+
+        Args:
+            watch: routines of the operator.
+            inputs, outputs: tensors of the execution.
+            was_clean: inputs that the operator has overwritten were finite before.
 
         Raises:
             NonFiniteError: the operator produced it, and the tool is to abort.
         """
-        # What was written into is as its operator left it; before it was clean or not.
+        # Overwritten inputs are no longer what the operator read; `was_clean` stands for them.
         written = [i for i, t in enumerate(inputs) if any(t is o for o in outputs)]
         others = [None if i in written else t for i, t in enumerate(inputs)]
-        kind = what_is_new(others, outputs, infinities=self.options.inf) if was_clean else ""
-        # What is taken out of a list, an iterator or a variable was put there before.
+        kind = find_new_kind(others, outputs, infinities=self.options.inf) if was_clean else ""
+        # Values taken out of a list, an iterator or a variable were put there before.
         if any(t is not None and reader_of(t).is_opaque(t) for t in others):
             kind = ""
-        # What autograd has saved of a NaN that was read is no backward operator's fault.
+        # A backward operator that reads a saved NaN which the program itself has read is not at
+        # fault.
         if kind and not (watch.op.forward and self._received):
             self._found(watch, kind, inputs, outputs, written)
         elif not self.events and self._received is None and was_clean:
             self._note_received(watch, others)
 
     def _note_received(self, watch: OpWatch, inputs: Sequence[Any]) -> None:
-        """Remember where a NaN that no operator has produced is read first."""
+        """Note the first operator that reads a NaN which no operator has produced."""
         for position, tensor in enumerate(inputs):
             if tensor is not None and _has_nan(tensor):
                 name = watch.names[position] if position < len(watch.names) else ""
@@ -157,6 +164,7 @@ class NanTool(PrintingTool[NanOptions]):
         outputs: Sequence[Any],
         written: list[int],
     ) -> None:
+        """Record a producing operator; warn or abort at the first one."""
         known = next((event for event in self.events if event.op.id == watch.op.id), None)
         if known is not None:
             known.times += 1
@@ -165,8 +173,8 @@ class NanTool(PrintingTool[NanOptions]):
             op=watch.op,
             kind=kind,
             source=self._source(watch),
-            inputs=described(inputs),
-            outputs=described(outputs),
+            inputs=describe_tensors(inputs),
+            outputs=describe_tensors(outputs),
             overwritten=written,
             attributes={name: _plain(value) for name, value in watch.attributes.items()},
             last=list(self.recent)[:-1],
@@ -188,12 +196,13 @@ class NanTool(PrintingTool[NanOptions]):
         op = watch.op
         if op.direction == "backward":
             return self._sources.get(op.forward, "")
-        # What runs an operator again may be another line; what runs a graph is not its line.
+        # A line that runs the operator again may be another one; a line that runs a graph did not
+        # make the operator.
         return watch.made_at or source_line() or self._sources.get(op.id, "")
 
     @property
     def is_full(self) -> bool:
-        """Whether nothing more is to be recorded."""
+        """The limit of recorded operators is reached."""
         return len(self.events) >= self.options.limit
 
     # -- result -----------------------------------------------------------
@@ -203,13 +212,16 @@ class NanTool(PrintingTool[NanOptions]):
         return [event.row() for event in self.events]
 
     def result(self) -> dict[str, Any]:
-        """The common form; the namespaces are those of all operators that were watched."""
+        """The common form, with the namespaces of all operators watched."""
         namespaces = {watch.op.namespace for watch in self._watches.values()}
         return {**super().result(), "namespaces": sorted(namespaces)}
 
     def summary(self) -> dict[str, Any]:
-        """``first``, null if no operator produced NaN or infinities; how many did; and
-        ``received``: the first operator that read a NaN which no operator had produced."""
+        """``first``, ``producers``, ``received`` and ``watched``.
+
+        ``first`` is null if no operator produced any; ``received`` is the first operator that read
+        a NaN which no operator had produced.
+        """
         first = self.events[0].row() if self.events else None
         keys = ("id", "type", "name", "module", "source", "direction", "kind")
         return {
@@ -255,7 +267,7 @@ class NanTool(PrintingTool[NanOptions]):
 
 
 class OpWatch:
-    """The routines around one operator."""
+    """Routines before and after one operator."""
 
     __slots__ = ("_held", "_tool", "_writes", "attributes", "function", "made_at", "names", "op")
 
@@ -267,16 +279,16 @@ class OpWatch:
         self.attributes: dict[str, Any] = {}
         self.names: list[str] = []
         self._held = Handover[tuple[Sequence[Any], bool]]()
-        # Whether it writes into its inputs; not known before it has run.
+        # Whether the operator writes into its inputs; None until it has run once.
         self._writes: bool | None = False if op.forward else None
 
     def begin(self, *inputs: Any) -> None:
-        """Instrumentation routine before the operator: hold what it is about to read."""
+        """Instrumentation routine before the operator: hold its inputs."""
         was_clean = self._writes is False or all(t is None or _is_clean(t) for t in inputs)
         self._held.leave((inputs, was_clean))
 
     def end(self, *outputs: Any) -> None:
-        """Instrumentation routine after it: are the outputs numbers?"""
+        """Instrumentation routine after the operator: check its outputs."""
         inputs, was_clean = self._held.take() or ((), True)
         tool = self._tool
         tool.recent.append(self.op.id)

@@ -1,4 +1,5 @@
-"""What the search for NaN and infinities finds, and what tells a producer from the rest."""
+"""Findings of ``nan``: operators that produced NaN or infinities, and statistics of their
+tensors."""
 
 from __future__ import annotations
 
@@ -15,18 +16,18 @@ from amanda_tools._values.tensors import reader_of
 
 
 class NonFiniteError(AmandaError):
-    """An operator has produced NaN or an infinity, and the tool was asked to stop there."""
+    """An operator has produced NaN or an infinity, and the tool was asked to abort."""
 
 
 class NonFiniteWarning(AmandaWarning):
     """An operator has produced NaN or an infinity."""
 
 
-def what_is_new(inputs: Sequence[Any], outputs: Sequence[Any], *, infinities: bool) -> str:
-    """``"nan"`` or ``"inf"`` if the outputs have such and the inputs do not justify it, else "".
+def find_new_kind(inputs: Sequence[Any], outputs: Sequence[Any], *, infinities: bool) -> str:
+    """Return ``"nan"`` or ``"inf"`` if outputs have one that inputs do not explain, else "".
 
-    A NaN is new if no input has one: infinities that meet make one. An infinity is new
-    if all inputs are finite numbers.
+    A NaN is new if no input holds one; it may come from infinities. An infinity is new if all
+    inputs are finite.
     """
     has_nan = any(reader_of(t).has_nan(t) for t in _floating(outputs))
     if has_nan:
@@ -41,19 +42,19 @@ def _floating(tensors: Sequence[Any]) -> list[Any]:
 
 @attrs.define(eq=False)
 class NonFiniteEvent:
-    """An operator that has produced what is no finite number.
+    """An operator that has produced NaN or an infinity.
 
     Attributes:
-        op: the operator, of the backward pass a backward one.
+        op: the operator, in the backward pass a backward one.
         kind: ``"nan"`` or ``"inf"``.
-        source: the user's line, ``file:line``; of a backward operator that of its forward one.
-        inputs, outputs: statistics, null for an absent tensor; of a backward
-            operator the gradients that it consumes and produces.
-        overwritten: positions of inputs that the operator has written into before
-            they could be looked at.
-        attributes: the operator's non-tensor arguments, as text where they are no plain data.
-        last: the operators watched before it, the latest last.
-        times: how often it produced such.
+        source: line of the user's program, ``file:line``; of a backward operator that of its
+            forward operator.
+        inputs, outputs: :func:`statistics`, None for absent tensors; of a backward operator the
+            gradients that it consumes and produces.
+        overwritten: positions of inputs that the operator wrote into before they could be examined.
+        attributes: non-tensor arguments, as text where they are no plain data.
+        last: ids of the operators watched before it, the latest last.
+        times: how often it produced one.
     """
 
     op: OpDescription
@@ -67,7 +68,7 @@ class NonFiniteEvent:
     times: int = 1
 
     def row(self) -> dict[str, Any]:
-        """The event as plain data."""
+        """Return the row of the result."""
         return {
             **self.op.row(),
             "kind": self.kind,
@@ -81,7 +82,7 @@ class NonFiniteEvent:
         }
 
     def message(self) -> str:
-        """One line for people."""
+        """Return one line for people."""
         where = f" ({self.op.module})" if self.op.module else ""
         source = f", {self.source}" if self.source else ""
         what = "NaN" if self.kind == "nan" else "an infinity"
@@ -91,8 +92,8 @@ class NonFiniteEvent:
         )
 
 
-def described(tensors: Sequence[Any]) -> list[dict[str, Any] | None]:
-    """The statistics of each tensor."""
+def describe_tensors(tensors: Sequence[Any]) -> list[dict[str, Any] | None]:
+    """Return :func:`statistics` of each tensor, None for absent ones."""
     return [None if tensor is None else statistics(tensor) for tensor in tensors]
 
 

@@ -1,4 +1,4 @@
-"""An operator kept with its inputs, to be run again."""
+"""An operator with copies of its inputs, to be run again alone."""
 
 from __future__ import annotations
 
@@ -18,14 +18,13 @@ from amanda_tools._values.tensors import reader_of
 
 @attrs.frozen(eq=False)
 class OpReplay:
-    """The first operator that produced NaN or an infinity, with copies of what it read.
+    """The first operator that produced NaN or an infinity, with copies of its inputs.
 
     Attributes:
         op: the operator.
-        names: a name for each input.
-        inputs: copies of its inputs, None for an absent one; of a backward operator
-            the gradients that it consumed.
-        function: runs a forward operator on such inputs; None where that cannot be done.
+        names: name of each input: ``0.input``, ``1.weight``.
+        inputs: copies, None for absent ones; of a backward operator the gradients that it consumed.
+        function: runs a forward operator on its inputs; None where that is not possible.
     """
 
     op: OpDescription
@@ -48,10 +47,10 @@ class OpReplay:
         return cls(op, numbered, copies, function)
 
     def run(self) -> Any:
-        """Run the operator again, uninstrumented, on copies of the same inputs.
+        """Run the operator again, uninstrumented, on copies of the inputs.
 
         Raises:
-            CapabilityError: it is a backward operator, or the driver cannot run one again.
+            CapabilityError: it is a backward operator, or the driver cannot run it alone.
         """
         if self.function is None:
             raise CapabilityError(
@@ -62,9 +61,12 @@ class OpReplay:
             return self.function(*copies)
 
     def write(self, path: Path) -> Path:
-        """Write the inputs as numpy arrays ``0.input``, ``1.weight``, ..., and ``op``: a JSON
-        text with the operator and the element types; types that numpy lacks are float32, and
-        what has no elements (a handle, a list of tensors) is left out."""
+        """Write the inputs as NumPy arrays, and ``op``, a JSON text with the operator and element
+        types.
+
+        Element types that NumPy lacks become float32; inputs without elements (handles, lists) are
+        left out.
+        """
         given = zip(self.names, self.inputs, strict=True)
         pairs = [(n, t) for n, t in given if t is not None and reader_of(t).is_readable(t)]
         arrays: dict[str, Any] = {name: reader_of(t).numpy(t) for name, t in pairs}

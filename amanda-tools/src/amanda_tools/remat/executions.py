@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import functools
-import operator as operators
 import weakref
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
@@ -16,12 +14,10 @@ from torch.autograd.graph import saved_tensors_hooks
 from amanda.errors import AmandaError
 from amanda.interface.calls import OpFunction
 from amanda.tool import vanilla
+from amanda_tools._internals import version_of
 
 STATE = frozenset({"running_mean", "running_var"})
 """Inputs that a normalization updates, and that must not be updated once more."""
-
-version_of = functools.partial(operators.attrgetter("_version"))
-"""How often a tensor was changed in place: what autograd itself looks at."""
 
 
 @attrs.define(eq=False, weakref_slot=True)

@@ -18,6 +18,7 @@ import torch
 from torch.autograd.graph import saved_tensors_hooks
 
 from amanda.interface.calls import OpFunction
+from amanda_tools._internals import version_of
 from amanda_tools.remat.executions import (
     Autocast,
     Follower,
@@ -29,7 +30,6 @@ from amanda_tools.remat.executions import (
     random_states,
     storage_of,
     tensors_in,
-    version_of,
 )
 
 

@@ -17,6 +17,7 @@ import torch
 
 from amanda import OpContext
 from amanda.tools.description import describe, op_name
+from amanda_tools._internals import version_of
 from amanda_tools._operators.saved_tensors import HOOKED, saved_items
 from amanda_tools._timelines.memory import synchronize
 from amanda_tools.remat.executions import (
@@ -25,7 +26,6 @@ from amanda_tools.remat.executions import (
     random_states,
     storage_of,
     tensors_in,
-    version_of,
     with_random_states,
 )
 from amanda_tools.remat.plan import MeasuredOp

@@ -1,0 +1,80 @@
+"""Every private symbol of PyTorch that this package uses, and what was observed about it.
+
+Nothing is imported before it is needed: functions are called for PyTorch's own objects only. Each
+works without its symbol, with less; :func:`missing` lists the symbols that are gone, and a test
+fails when there are any in the supported versions.
+"""
+
+from __future__ import annotations
+
+import importlib
+import operator
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+_KEYWORD_HOOKS = ("torch.nn.modules.module", "_global_forward_hooks_with_kwargs")
+_PROFILER_ENABLED = ("torch.autograd", "_profiler_enabled")
+_SAVED_PREFIX = "_raw_saved_"
+
+version_of: Callable[[Any], int] = operator.attrgetter("_version")
+"""Number of in-place changes of a tensor, of all its views together: what autograd checks.
+
+Public documentation mentions it ("In-place correctness checks", notes on autograd), without a
+public name.
+"""
+
+
+def missing() -> list[str]:
+    """Return the private symbols that the installed PyTorch lacks, as ``module.name``."""
+    torch = importlib.import_module("torch")
+    found = [
+        f"{module}.{name}"
+        for module, name in (_KEYWORD_HOOKS, _PROFILER_ENABLED)
+        if not hasattr(importlib.import_module(module), name)
+    ]
+    tensor = torch.ones(1, requires_grad=True)
+    if not hasattr(tensor, "_version"):
+        found.append("torch.Tensor._version")
+    if not list(raw_saved_tensors((tensor * tensor).grad_fn)):
+        found.append(f"torch.autograd.graph.Node.{_SAVED_PREFIX}*")
+    return found
+
+
+def is_profiling() -> bool:
+    """True if PyTorch's profiler runs in this thread, whoever started it.
+
+    There is no public way to ask, and ``torch.profiler.profile.start`` (2.13) silently takes over
+    from a profiler that runs. Without the symbol the answer is False, which leads to just that.
+    """
+    module, name = _PROFILER_ENABLED
+    enabled = getattr(importlib.import_module(module), name, None)
+    return enabled is not None and bool(enabled())
+
+
+def forget_keyword_hooks(hook_ids: Iterable[int]) -> None:
+    """Remove what global forward hooks leave behind when their handles are removed.
+
+    ``register_module_forward_hook(with_kwargs=True)`` (2.13) notes the hook in a dict that
+    ``handle.remove()`` does not clear. Modules from ``torch.compile`` then warn at every later call
+    that there are global hooks. Without the symbol nothing is done.
+    """
+    module, name = _KEYWORD_HOOKS
+    noted = getattr(importlib.import_module(module), name, {})
+    for hook_id in hook_ids:
+        noted.pop(hook_id, None)
+
+
+def raw_saved_tensors(node: Any) -> Iterator[Any]:
+    """Yield the ``SavedTensor`` objects of an autograd node, without unpacking them.
+
+    The attributes ``_saved_*`` unpack: they call the program's hooks, and raise after the backward
+    pass. ``_raw_saved_*`` (since 1.10) do neither.
+    """
+    for name in dir(node):
+        if name.startswith(_SAVED_PREFIX):
+            try:
+                value = getattr(node, name)
+            except RuntimeError:
+                # The backward pass has freed it.
+                continue
+            yield from value if isinstance(value, (list, tuple)) else (value,)

@@ -1,0 +1,48 @@
+"""The private symbols of PyTorch that amanda-tools reads."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from amanda_tools import _internals
+
+
+def test_no_symbol_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In the supported versions all are there; one that goes is named."""
+    assert _internals.missing() == []
+    monkeypatch.delattr(torch.autograd, "_profiler_enabled")
+    assert _internals.missing() == ["torch.autograd._profiler_enabled"]
+    assert not _internals.is_profiling()
+
+
+def test_hooks_with_keywords_leave_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """PyTorch's own handle leaves a note behind, which this removes; without the dict it does
+    nothing."""
+    module = torch.nn.modules.module
+    noted = vars(module)["_global_forward_hooks_with_kwargs"]
+    handle = module.register_module_forward_hook(lambda *_: None, with_kwargs=True)
+    handle.remove()
+    assert handle.id in noted
+    _internals.forget_keyword_hooks([handle.id])
+    assert handle.id not in noted
+    monkeypatch.delattr(module, "_global_forward_hooks_with_kwargs")
+    _internals.forget_keyword_hooks([handle.id])
+
+
+def test_saved_tensors_are_not_unpacked() -> None:
+    """Neither the program's hooks nor a finished backward pass stand in the way."""
+    unpacked = []
+
+    def unpack(tensor: torch.Tensor) -> torch.Tensor:
+        unpacked.append(tensor)
+        return tensor
+
+    x = torch.ones(2, requires_grad=True)
+    with torch.autograd.graph.saved_tensors_hooks(lambda tensor: tensor, unpack):
+        y = x.exp()
+    assert len(list(_internals.raw_saved_tensors(y.grad_fn))) == 1
+    assert unpacked == []
+    y.sum().backward()
+    assert unpacked
+    list(_internals.raw_saved_tensors(y.grad_fn))
