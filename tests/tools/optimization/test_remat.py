@@ -227,4 +227,4 @@ def test_bad_options() -> None:
         with pytest.raises(ValueError, match="neither a size such as 512MiB nor a share"):
             RematTool(budget=budget)
     sizes = {"512MiB": 512 << 20, "2GB": 2 * 10**9, "1000": 1000, "0.25": 250}
-    assert {b: RematTool(budget=b).options.bytes_of(1000) for b in sizes} == sizes
+    assert {b: RematTool(budget=b).options.to_bytes(1000) for b in sizes} == sizes

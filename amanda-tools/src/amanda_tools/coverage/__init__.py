@@ -1,4 +1,4 @@
-"""``coverage``: which operators module hooks, torch-function modes, Keras layers and we see."""
+"""``coverage``: which operators module hooks, torch-function modes, Keras layers and Amanda see."""
 
 from __future__ import annotations
 
@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 __all__ = ["CoverageOptions", "CoverageTool"]
 
 OURS = "amanda"
+"""Amanda's own name among the mechanisms."""
+
 DIRECTIONS = ("forward", "backward")
 
 
@@ -44,14 +46,14 @@ class CoverageOptions:
 
 @attrs.define(eq=False)
 class CoveredOp:
-    """An operator and its executions."""
+    """An operator, the mechanisms that may see it, and its executions."""
 
     op: OpDescription
     peers: Sequence[Peer]
     executions: int = 0
 
     def count(self) -> None:
-        """Instrumentation routine: one more execution."""
+        """Instrumentation routine: count one execution."""
         self.executions += 1
         for peer in self.peers:
             peer.executed(self.op.id)
@@ -76,13 +78,13 @@ class CoverageTool(PrintingTool[CoverageOptions]):
     # -- life cycle -------------------------------------------------------
 
     def enter_scope(self, drivers: Sequence[Driver]) -> None:
-        """Install the peers of the drivers' frameworks."""
+        """Install the mechanisms of the drivers' frameworks."""
         for framework in dict.fromkeys(driver.namespace.tags[0] for driver in drivers):
             for peer in self._peers_of(framework):
                 peer.enter()
 
     def exit_scope(self) -> None:
-        """Take the peers away again."""
+        """Remove the mechanisms."""
         for peers in self._peers.values():
             for peer in peers:
                 peer.exit()
@@ -115,18 +117,18 @@ class CoverageTool(PrintingTool[CoverageOptions]):
 
     def _covered(self, context: OpContext, peers: Sequence[Peer]) -> CoveredOp:
         op = describe(context)
-        # An operator that is analysed again (another scope, no cache) counts on.
+        # An operator may be analysed again (in another scope, without the cache); it counts on.
         return self._ops.setdefault(op.id, CoveredOp(op, peers))
 
     # -- result -----------------------------------------------------------
 
     def mechanisms(self) -> list[Peer]:
-        """The mechanisms of the frameworks whose operators were met, Amanda aside."""
+        """Return the mechanisms, without Amanda, of the frameworks whose operators were met."""
         frameworks = dict.fromkeys(_framework(covered.op) for covered in self._ops.values())
         return [peer for framework in frameworks for peer in self._peers_of(framework)]
 
     def op_rows(self) -> list[dict[str, Any]]:
-        """One row per operator: its ``executions``, and ``seen_by``, a list of mechanisms."""
+        """One row per operator: ``executions``, and ``seen_by``, a list of mechanisms."""
         seen = {peer: peer.seen() for peer in self.mechanisms()}
         return [
             {
@@ -138,15 +140,16 @@ class CoverageTool(PrintingTool[CoverageOptions]):
         ]
 
     def summary(self) -> dict[str, Any]:
-        """What each mechanism sees of the operators of its framework, and of each type.
+        """What each mechanism sees of the operators of its framework, in all and by type and
+        module.
 
-        ``mechanisms``: name to ``how`` ("measured", "derived"; of Amanda itself "measured"),
-        and for ``forward`` and ``backward`` each ``ops`` and ``executions`` seen, ``of_ops``
-        and ``of_executions`` that there are, and ``share``, a fraction of the operators, null
-        where there are none; ``in_modules`` is the same of what modules or functions run,
-        without the initialisation of weights, optimizers and the like. ``by_type`` and
-        ``by_module``: direction, then type or module, to ``ops``, ``executions`` and
-        ``seen_by``, a mechanism's name to operators.
+        ``mechanisms``: name to ``how`` ("measured", "derived"; Amanda: "measured") and, for
+        ``forward`` and ``backward`` each, ``ops`` and ``executions`` seen, ``of_ops`` and
+        ``of_executions`` that there are, and ``share``, a fraction of the operators, null without
+        any. ``in_modules`` is the same for operators that modules or functions run: without the
+        initialization of weights, optimizers and the like. ``by_type`` and ``by_module``:
+        direction, then type or module, to ``ops``, ``executions`` and ``seen_by``, operators by
+        mechanism.
         """
         rows = self.op_rows()
         known = {OURS: ("", "measured")}
@@ -172,12 +175,13 @@ class CoverageTool(PrintingTool[CoverageOptions]):
     # -- for people -------------------------------------------------------
 
     def tables(self) -> Iterable[Table]:
-        """What each mechanism sees, and the types or modules of which most is missed."""
+        """What each mechanism sees; types or modules, those with the most operators missed
+        first."""
         found = self.summary()["mechanisms"]
         counts = (f"{found[OURS][way]['ops']} {way} ops" for way in DIRECTIONS)
         columns = ("mechanism", "direction", "ops", "%", "in modules", "%")
         rows = [
-            (_title(name, of["how"]), way, *_cells(of[way]), *_cells(of["in_modules"][way]))
+            (_label(name, of["how"]), way, *_cells(of[way]), *_cells(of["in_modules"][way]))
             for way in DIRECTIONS
             for name, of in found.items()
         ]
@@ -203,8 +207,8 @@ class CoverageTool(PrintingTool[CoverageOptions]):
         return Table(f"coverage: {way} ops by {by}", (by, OURS, *names), shown)
 
     def charts(self) -> Iterable[Chart]:
-        """Operators that each mechanism sees and misses, forward and backward, in modules; of
-        all operators where none runs in a module."""
+        """Operators that each mechanism sees and misses: those in modules, or all if none is in
+        one."""
         shown = self._shown()
         yield Chart(
             title="operators, in modules" if self._has_modules() else "operators",
@@ -220,7 +224,7 @@ class CoverageTool(PrintingTool[CoverageOptions]):
         return any(_is_in_module(covered.op.row()) for covered in self._ops.values())
 
     def _shown(self) -> list[tuple[str, str, Mapping[str, Any]]]:
-        """Direction, mechanism and its figures, of each bar."""
+        """Return direction, mechanism and figures of each bar."""
         mechanisms = self.summary()["mechanisms"].items()
         inside = self._has_modules()
         return [
@@ -256,12 +260,12 @@ def _in(rows: Iterable[Mapping[str, Any]], way: str) -> list[Mapping[str, Any]]:
 
 
 def _is_in_module(row: Mapping[str, Any]) -> bool:
-    """Whether a module or a function runs an operator; ids of others begin with a slash."""
+    """True if a module or function runs the operator; ids of others begin with a slash."""
     return bool(row["module"]) or not row["id"].startswith("/")
 
 
 def _figures(rows: Sequence[Mapping[str, Any]], name: str) -> dict[str, Any]:
-    """What one mechanism sees of these operators."""
+    """Count what one mechanism sees of these operators."""
     seen = [row for row in rows if name in row["seen_by"]]
     return {
         "ops": len(seen),
@@ -275,6 +279,7 @@ def _figures(rows: Sequence[Mapping[str, Any]], name: str) -> dict[str, Any]:
 def _grouped(
     rows: Iterable[Mapping[str, Any]], key: Callable[[Mapping[str, Any]], str]
 ) -> dict[str, dict[str, Any]]:
+    """Count operators, executions and operators seen, by `key`."""
     groups: dict[str, dict[str, Any]] = {}
     for row in rows:
         group = groups.setdefault(key(row), {"ops": 0, "executions": 0, "seen_by": {}})
@@ -285,7 +290,7 @@ def _grouped(
     return groups
 
 
-def _title(name: str, how: str) -> str:
+def _label(name: str, how: str) -> str:
     return name if name == OURS else f"{name} ({how})"
 
 

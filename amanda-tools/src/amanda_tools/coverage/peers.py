@@ -1,4 +1,4 @@
-"""Mechanisms that frameworks offer for watching a model, and what each of them sees."""
+"""Mechanisms that frameworks offer for watching a model, and which operators each of them sees."""
 
 from __future__ import annotations
 
@@ -12,23 +12,21 @@ _MODULES = {
     "pytorch": "amanda_tools.coverage.pytorch",
     "tensorflow": "amanda_tools.coverage.tensorflow",
 }
-"""The framework's tag in namespaces, and where its mechanisms are."""
+"""Framework, as the first tag of namespaces, to the module with its mechanisms."""
 
 
 class Peer(abc.ABC):
-    """A mechanism of a framework. It sees an operator that is at the borders of its calls.
+    """A mechanism of a framework.
 
-    A mechanism is called with what goes into some call (of a module, of a function) and with
-    what comes out. It sees an operator if there is a call whose values are the operator's own:
-    its data come from outside of the call, and its results leave it. What a call computes on
-    the way from one to the other it does not show.
+    A mechanism is called with the inputs and outputs of some calls (of modules, of functions). It
+    sees an operator if there is a call with the operator's own values: its data come from outside
+    of the call, and its results leave it. Values that a call computes in between stay hidden.
 
     Attributes:
-        name: as results give it.
-        framework: the first tag of the namespaces that it belongs to.
-        how: ``"measured"`` if it is installed beside Amanda, ``"derived"`` if it would change
-            the run, or has no public interface, and what it sees is concluded from where the
-            operator is.
+        name: name in results.
+        framework: first tag of the namespaces that it belongs to.
+        how: ``"measured"`` if it is installed beside Amanda; ``"derived"`` if it would change the
+            run or has no public interface, so that what it sees follows from where operators are.
     """
 
     name: ClassVar[str]
@@ -36,10 +34,10 @@ class Peer(abc.ABC):
     how: ClassVar[str]
 
     def enter(self) -> None:
-        """The scope begins."""
+        """Called when the scope begins."""
 
     def exit(self) -> None:
-        """The scope has ended: everything is as it was before."""
+        """Called when the scope has ended; leaves everything as it was before."""
 
     def look(self, context: OpContext) -> None:
         """Analysis before a forward operator."""
@@ -51,15 +49,16 @@ class Peer(abc.ABC):
         """Analysis after a backward operator."""
 
     def executed(self, op_id: str) -> None:
-        """A forward operator is executed, for the first time or again."""
+        """Called at each execution of a forward operator."""
 
     @abc.abstractmethod
     def seen(self) -> frozenset[str]:
-        """The ids of the forward and backward operators that it has seen."""
+        """Return the ids of the forward and backward operators seen."""
 
 
 def peers_of(framework: str) -> tuple[Peer, ...]:
-    """New peers for a framework, by the first tag of its namespaces; none for others."""
+    """Make the mechanisms of a framework, named by the first tag of its namespaces; () if
+    unknown."""
     if framework not in _MODULES:
         return ()
     classes: tuple[type[Peer], ...] = importlib.import_module(_MODULES[framework]).PEERS

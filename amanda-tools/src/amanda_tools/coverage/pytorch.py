@@ -1,4 +1,4 @@
-"""What PyTorch's module hooks and torch-function modes see."""
+"""Which operators PyTorch's module hooks and torch-function modes see."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ from amanda_tools.coverage.peers import Peer
 
 @attrs.define
 class Borders:
-    """The tensors of one execution of an operator, and its backward operators at the borders.
+    """Tensors of one execution of an operator, and backward operators between their gradients.
 
     Attributes:
-        op_id: of the operator.
+        op_id: id of the operator.
         inputs, outputs: weak references to its tensors.
-        backward: ids of the backward operators that go from the gradients of its outputs to
-            those of its data.
+        backward: ids of the backward operators that lead from the gradients of its outputs to those
+            of its data.
     """
 
     op_id: str
@@ -42,7 +42,8 @@ class Borders:
     backward: Sequence[str]
 
     def are_within(self, given: frozenset[int], returned: frozenset[int]) -> bool:
-        """Whether a call that is given and returns these tensors shows them all."""
+        """True if a call with these arguments and results, given as ids of tensors, shows all of
+        them."""
         return (
             bool(self.outputs)
             and all(id(ref()) in given for ref in self.inputs)
@@ -52,20 +53,20 @@ class Borders:
 
 @attrs.define
 class ModuleCall:
-    """A call of a module that is running, and the operators first executed in it."""
+    """A running call of a module, and the operators first executed in it."""
 
     module: int
     ops: list[Borders] = attrs.field(factory=list)
 
 
 class ModuleHooks(Peer):
-    """Forward hooks are installed on all modules; what they are given is compared.
+    """Forward hooks on all modules, whose arguments are compared with the operators' tensors.
 
-    An operator is seen if its inputs are arguments of the innermost module's call, or
-    parameters or buffers of that module, and its outputs are among what the call returns.
-    Full backward hooks would change the graph of gradients (and fail on modules that work in
-    place), so that what they see is derived: of an operator that is seen, the backward
-    operator that takes the gradients of its outputs, if it gives those of all its data.
+    An operator is seen if its inputs are arguments of the innermost module's call, or parameters or
+    buffers of that module, and its outputs are among what the call returns. Full backward hooks
+    would change the autograd graph (and fail on modules that work in place), so what they see is
+    derived: of an operator that is seen, the backward operator that takes the gradients of its
+    outputs, if it gives those of all its data.
     """
 
     name = "module_hooks"
@@ -86,7 +87,7 @@ class ModuleHooks(Peer):
 
     def enter(self) -> None:
         if self._handles:
-            # The tool is in an outer scope, too.
+            # Installed already: the tool is in an outer scope as well.
             return
         module = nn.modules.module
         self._handles = [
@@ -107,10 +108,11 @@ class ModuleHooks(Peer):
         self._calls.append(ModuleCall(id(module)))
 
     def _leave_module(self, module: nn.Module, args: Any, kwargs: Any, output: Any = None) -> None:
-        # After an exception PyTorch leaves the keywords out: nothing is given or returned.
+        # After an exception PyTorch passes no keywords: nothing is given or returned then.
         calls = self._calls
         call = None
-        # A call that ended before its hooks (one of the user's failed) was left behind.
+        # Calls that ended without this hook, as when a hook of the user's fails, were left on the
+        # stack.
         while calls and (call is None or call.module != id(module)):
             call = calls.pop()
         if call is None or not call.ops:
@@ -123,7 +125,7 @@ class ModuleHooks(Peer):
                 self._seen |= {op.op_id, *op.backward}
 
     def look(self, context: OpContext) -> None:
-        # Before the operator, which may work in place and give its input another node.
+        # Before the operator: one that works in place gives its input another node.
         self._local.edges = [
             (node_of(tensor), tensor)
             for position, tensor in enumerate(context.get_inputs())
@@ -150,7 +152,7 @@ class ModuleHooks(Peer):
 
 
 def tensors_in(value: Any) -> Iterator[torch.Tensor]:
-    """The tensors of nested lists, tuples, dicts and data classes."""
+    """Yield the tensors in nested lists, tuples, dicts and data classes."""
     if isinstance(value, torch.Tensor):
         yield value
     elif isinstance(value, Mapping):
@@ -167,12 +169,12 @@ def tensors_in(value: Any) -> Iterator[torch.Tensor]:
 def border_nodes(
     op_id: str, outputs: Sequence[Any], edges: Sequence[tuple[Any, Any]]
 ) -> Iterator[str]:
-    """Ids of the nodes of the outputs that lead to all `edges` at once.
+    """Yield the ids of the nodes of the outputs that lead to all `edges` directly.
 
     Args:
-        op_id: of the forward operator.
+        op_id: id of the forward operator.
         outputs: its outputs.
-        edges: of each input that takes a gradient the node and the tensor.
+        edges: node and tensor of each input that takes a gradient.
     """
     nodes = {id(node): node for node in map(node_of, outputs) if node is not None}
     counts: collections.Counter[str] = collections.Counter()
@@ -197,11 +199,11 @@ def _leads_to(targets: Sequence[Any], edge: tuple[Any, Any]) -> bool:
 
 @attrs.define
 class FunctionCall:
-    """A call of a function of PyTorch's that is written in Python.
+    """A call of a PyTorch function that is written in Python.
 
     Attributes:
-        frame: of the call; kept while the next operator may still belong to it, so that
-            nothing else gets its identity.
+        frame: stack frame of the call; kept while the next operator may still belong to it, so that
+            no other frame gets its identity.
         ops: ids of the operators first executed in it.
     """
 
@@ -210,13 +212,13 @@ class FunctionCall:
 
 
 class TorchFunction(Peer):
-    """What a ``TorchFunctionMode`` is called for, from the Python stack of the operator.
+    """Calls of a ``TorchFunctionMode``, derived from the Python stack of each operator.
 
-    With a second mode installed, fused paths of PyTorch (attention in eval mode) would not be
-    taken, so it is derived. A mode is called for what the program calls; while it handles a
-    call it is off. Of a function written in Python (``F.normalize``) it therefore sees the
-    function and not the operators in it, except where there is only one. It is not called for
-    an ``autograd.Function``, nor for the backward pass.
+    With a second mode installed PyTorch would not take its fused paths (attention in eval mode), so
+    it is derived. A mode is called for functions that the program calls, and is off while it
+    handles a call. Of a function written in Python (``F.normalize``) it therefore sees the
+    function, not the operators in it, unless there is only one. It is not called for an
+    ``autograd.Function``, nor in the backward pass.
     """
 
     name = "torch_function"
@@ -252,7 +254,7 @@ class TorchFunction(Peer):
             self._alone.add(op_id)
 
     def executed(self, op_id: str) -> None:
-        # An execution that is not the first belongs to no call that is waited for.
+        # Only first executions are analysed: any other one ends the call that was waited for.
         if self._running:
             thread = threading.get_ident()
             if self._fresh.pop(thread, None) != op_id:
@@ -263,13 +265,13 @@ class TorchFunction(Peer):
 
 
 def is_custom_function(context: OpContext) -> bool:
-    """Whether an operator is an ``autograd.Function``: it is called through a partial."""
+    """True if an operator is an ``autograd.Function``, which the driver calls through a partial."""
     return isinstance(getattr(context.get_op(), "func", None), functools.partial)
 
 
 def outermost_function() -> types.FrameType | None:
-    """The frame of the outermost function of PyTorch's, written in Python, for which a
-    torch-function mode is called; None if none is running in this thread."""
+    """Return the frame of the outermost running PyTorch function that a torch-function mode is
+    called for and that is written in Python; None if there is none in this thread."""
     codes = _function_codes()
     found: types.FrameType | None = None
     frame: types.FrameType | None = inspect.currentframe()
@@ -282,13 +284,14 @@ def outermost_function() -> types.FrameType | None:
 
 @functools.cache
 def _function_codes() -> frozenset[types.CodeType]:
-    """The code of what can be overridden and is written in Python."""
+    """Return the code objects of overridable functions that are written in Python."""
     functions = itertools.chain(*torch.overrides.get_overridable_functions().values())
     return frozenset(f.__code__ for f in functions if isinstance(f, types.FunctionType))
 
 
 @functools.cache
 def _backward_codes() -> frozenset[types.CodeType]:
+    """Return the code objects of the functions that start a backward pass."""
     entries: tuple[Any, ...] = (
         torch.Tensor.backward,
         torch.autograd.backward,

@@ -1,4 +1,4 @@
-"""What Keras layers show of a model, and what a graph lists of itself."""
+"""Which operators Keras layers show, and which ones a graph lists."""
 
 from __future__ import annotations
 
@@ -13,13 +13,12 @@ from amanda_tools.coverage.peers import Peer
 
 
 class KerasLayers(Peer):
-    """What a layer's call is given and returns, from the graph of operators.
+    """Arguments and results of layers' calls, derived from the graph of operators.
 
-    Keras has no hooks: who wants to watch wraps the call of each layer. An operator is seen if
-    its data come from outside of the innermost name scope that runs it, and its results leave
-    that scope. Name scopes stand for layers, in all modes alike, so that functions with a
-    scope of their own count as layers: it is the most that a layer can show. Nothing is called
-    for the backward pass.
+    Keras has no hooks; watching means wrapping the call of each layer. An operator is seen if its
+    data come from outside of the innermost name scope that runs it, and its results leave that
+    scope. Name scopes stand for layers, in all modes alike; functions with a scope of their own
+    count as layers, which is the most that layers can show. Nothing is called in the backward pass.
     """
 
     name = "keras_layers"
@@ -65,7 +64,8 @@ def _producers(op: TracedOp) -> list[str]:
 
 
 def _without_data(ops: Mapping[str, TracedOp]) -> set[str]:
-    """The operators that compute with parameters and constants only: reads, casts of weights."""
+    """Return the operators that compute with parameters and constants only: reads, casts of
+    weights."""
     static: set[str] = set()
     for op in ops.values():
         tensors = [tensor for tensor in op.inputs if tensor is not None]
@@ -75,11 +75,11 @@ def _without_data(ops: Mapping[str, TracedOp]) -> set[str]:
 
 
 class GraphOperations(Peer):
-    """What ``get_operations()`` of the graph that is run lists.
+    """Operators that ``get_operations()`` of the executed graph lists.
 
     It lists operators of both directions, but not those within called functions, loops and
-    branches, which are graphs of their own; an operator that runs eagerly is in none. An id
-    leads through calls and bodies, where an operator's own name does not.
+    branches, which are graphs of their own. Operators that run eagerly are in no graph. An operator
+    in a called graph has an id with the path that leads to it, and a name without.
     """
 
     name = "graph_operations"
@@ -98,7 +98,7 @@ class GraphOperations(Peer):
         self._graphs.update(t.graph for t in context.get_outputs() or () if t is not None)
 
     def look_at_gradients(self, context: OpContext) -> None:
-        # The gradient of what is called is a call, too.
+        # The gradient of a call is a call, too, whose operators the graph does not list.
         if _is_eager(context) or context.get_op_id() not in self._seen:
             return
         tensors = [tensor for tensor in context.get_grad_inputs() or () if tensor is not None]

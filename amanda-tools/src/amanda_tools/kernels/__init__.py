@@ -1,4 +1,4 @@
-"""``kernels``: what each operator runs on the device, and how long."""
+"""``kernels``: kernels and copies that each operator runs on the device, and their times."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ class KernelsOptions:
 
 
 class KernelsTool(PrintingTool[KernelsOptions]):
-    """Assigns device kernels, or what the CPU does, to operators (paper, Figure 8).
+    """Assigns device kernels, or activities of the CPU, to operators (paper, Figure 8).
 
     Attributes:
         recording: what the profilers recorded; complete when the scope has ended.
@@ -84,7 +84,7 @@ class KernelsTool(PrintingTool[KernelsOptions]):
         """Start the profilers of the drivers' frameworks.
 
         Raises:
-            CapabilityError: a driver cannot be served, or its profiler is in use.
+            CapabilityError: a driver has no profiler, or the profiler is in use.
         """
         check_drivers(drivers, is_late=self._is_entered)
         self._is_entered = True
@@ -96,7 +96,7 @@ class KernelsTool(PrintingTool[KernelsOptions]):
                 self._recorders[framework] = recorder
 
     def exit_scope(self) -> None:
-        """Stop the profilers and take over what they have recorded."""
+        """Stop the profilers and take their recordings."""
         self._is_entered = False
         recorders, self._recorders = self._recorders, {}
         for recorder in recorders.values():
@@ -126,11 +126,11 @@ class KernelsTool(PrintingTool[KernelsOptions]):
     def op_rows(self) -> list[dict[str, Any]]:
         """One row per operator.
 
-        ``executions`` are those that were recorded; null where the profiler records kernels
-        only, as it does of graphs. ``kernels`` is a list, the longest first, of ``name``,
-        ``device``, ``calls``, ``duration_us``, ``launch_us``, ``waited_us`` and ``bytes``.
-        ``device_us`` and ``host_us`` add up the durations. On the host these are activities,
-        each without the time of the activities within it.
+        ``executions`` are those recorded; null where the profiler records kernels only, as it does
+        of graphs. ``kernels`` is a list, the longest first, of ``name``, ``device``, ``calls``,
+        ``duration_us``, ``launch_us``, ``waited_us`` and ``bytes``. ``device_us`` and ``host_us``
+        are sums of durations. On the host kernels are activities, each without the time of the
+        activities within it.
         """
         executions = collections.Counter(e.op for e in self.recording.executions)
         by_op = self._by_op()
@@ -145,14 +145,14 @@ class KernelsTool(PrintingTool[KernelsOptions]):
         ]
 
     def summary(self) -> dict[str, Any]:
-        """Times by kernel, type and module, and how much of them is some operator's.
+        """Times by kernel, type and module, and the fraction of them that belongs to operators.
 
         ``device_us`` and ``host_us`` are all that was recorded, ``device_attributed`` and
-        ``host_attributed`` the fraction of it in operators, null without any, ``launches`` the
-        kernels on devices. ``by_kernel`` has the keys of a row's ``kernels``, and ``ops``, how
-        many operators run it. ``by_type`` and ``by_module`` have ``ops``, ``calls``,
+        ``host_attributed`` the fraction of it in operators, null without any; ``launches`` counts
+        kernels on devices. ``by_kernel`` has the keys of a row's ``kernels``, and ``ops``, the
+        number of operators that run it. ``by_type`` and ``by_module`` have ``ops``, ``calls``,
         ``device_us``, ``host_us`` and ``kernels``, microseconds by name. ``ambiguous`` counts
-        activities whose name several operators bear, ``problems`` says what is missing.
+        activities whose name belongs to several operators; ``problems`` says what is missing.
         """
         activities = self.recording.activities
         found: dict[str, Any] = {**_times(activities)}
@@ -179,7 +179,7 @@ class KernelsTool(PrintingTool[KernelsOptions]):
         return by_op
 
     def _grouped(self, key: str) -> dict[str, dict[str, Any]]:
-        """Times of operators by id, type, module or place, the longest first."""
+        """Sum times of operators by a field of their description, the longest first."""
         by_op = self._by_op()
         groups: dict[str, list[OpDescription]] = collections.defaultdict(list)
         for op in self._ops.values():
@@ -195,7 +195,7 @@ class KernelsTool(PrintingTool[KernelsOptions]):
     # -- for people -------------------------------------------------------
 
     def tables(self) -> Iterable[Table]:
-        """The longest kernels, and the operators, types or modules that run them."""
+        """The longest kernels; the operators, types or modules that run them."""
         found = self.summary()
         place = "device" if found["launches"] else "host"
         total, inside = found[f"{place}_us"], found[f"{place}_attributed"] or 0.0
@@ -217,8 +217,8 @@ class KernelsTool(PrintingTool[KernelsOptions]):
             yield Table("kernels: not recorded", ("why",), [(text,) for text in problems])
 
     def charts(self) -> Iterable[Chart]:
-        """Time of the types of operators that take most of it, each made of its kernels: on
-        devices where there are any, else on the host."""
+        """Time of the types that take most of it, by kernel: on devices if there are any, else
+        on the host."""
         summary = self.summary()
         place = "device" if summary["launches"] else "host"
         groups = summary["by_type"]
@@ -250,6 +250,7 @@ class KernelsTool(PrintingTool[KernelsOptions]):
 
 
 def _times(activities: Iterable[Activity]) -> dict[str, float]:
+    """Sum durations on devices and on the host."""
     times = {"device_us": 0.0, "host_us": 0.0}
     for activity in activities:
         times["device_us" if activity.is_kernel else "host_us"] += activity.duration
@@ -257,12 +258,13 @@ def _times(activities: Iterable[Activity]) -> dict[str, float]:
 
 
 def _sum(values: Iterable[float | None]) -> float | None:
+    """Sum the known values; None if none is known."""
     known = [value for value in values if value is not None]
     return sum(known) if known else None
 
 
 def _merged(activities: Iterable[Activity]) -> list[dict[str, Any]]:
-    """Activities of one name and device in one, the longest first."""
+    """Merge activities of one name and device, the longest first."""
     groups: dict[tuple[str, str], list[Activity]] = collections.defaultdict(list)
     for activity in activities:
         groups[activity.name, activity.device].append(activity)
@@ -293,14 +295,14 @@ def _group(ops: Sequence[OpDescription], activities: Sequence[Activity]) -> dict
 
 
 def _kernels_at(group: Mapping[str, Any], place: str) -> dict[str, float]:
-    """Seconds by kernel, of those on devices or on the host."""
+    """Return seconds by kernel, of those on devices or on the host."""
     on_host = place == "host"
     kernels = group["kernels"].items()
     return {name: us / 1e6 for name, us in kernels if name.endswith("(cpu)") is on_host}
 
 
 def _stacked(bars: Sequence[Mapping[str, float]]) -> dict[str, list[float | None]]:
-    """A series for each of the longest kernels, and one for the others."""
+    """Make a series for each of the longest kernels, and one for the others."""
     totals: collections.Counter[str] = collections.Counter()
     for bar in bars:
         totals.update(bar)
@@ -338,7 +340,7 @@ def _group_cells(name: str, group: Mapping[str, Any], place: str, total: float) 
 
 
 def _csv_lines(row: Mapping[str, Any]) -> Iterable[dict[str, Any]]:
-    """A line for each kernel of an operator; one without a kernel for an operator that has none."""
+    """Yield a line per kernel of an operator; a single line for an operator without any."""
     common = {key: value for key, value in row.items() if key != "kernels"}
     for kernel in row["kernels"] or ({"name": ""},):
         figures = {key: value for key, value in kernel.items() if key not in ("name", "ops")}

@@ -1,4 +1,4 @@
-"""An annotation of a profiler around each execution of an operator."""
+"""Profiler annotations around executions of an operator."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from amanda import OpContext
 
 
 def annotate(context: OpContext, make: Callable[[], AbstractContextManager[Any] | None]) -> None:
-    """Enter what `make` gives before each execution of an operator, and leave it after.
+    """Enter a context manager before each execution of an operator, and leave it after.
 
     Args:
         context: of an analysis before the operator.
-        make: called before each execution; None for no annotation.
+        make: makes the context manager at each execution; None for no annotation.
     """
-    # Of each thread; a stack, since a recomputation runs an operator within itself.
+    # Per thread, and a stack: recomputation in a checkpoint runs an operator within itself.
     local = threading.local()
 
     def begin() -> None:

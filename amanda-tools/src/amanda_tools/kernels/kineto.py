@@ -1,9 +1,9 @@
-"""Which operator a kernel belongs to, in the trace that PyTorch's profiler exports.
+"""Assigns kernels to operators in the trace that PyTorch's profiler (Kineto) exports.
 
-The trace is in the Chrome trace-event format with Kineto's categories: ``cpu_op`` and
-``user_annotation`` on threads, ``cuda_runtime`` and ``cuda_driver`` for the calls that launch,
-``kernel``, ``gpu_memcpy`` and ``gpu_memset`` on streams. A launch and what it launches have
-the same ``correlation``; ``External id`` leads to the activity that was running.
+The trace has the Chrome trace-event format: ``cpu_op`` and ``user_annotation`` on threads,
+``cuda_runtime`` and ``cuda_driver`` for calls that launch, ``kernel``, ``gpu_memcpy`` and
+``gpu_memset`` on streams. A launch and the kernel it launches have the same ``correlation``;
+``External id`` leads to the activity that was running.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _KERNELS = frozenset({"kernel", "gpu_memcpy", "gpu_memset"})
 _HOST = frozenset({"cpu_op", "user_annotation"})
 
 _ENGINE = "autograd::engine::evaluate_function"
-"""What surrounds each node in the backward pass: its own time is the engine's and our hooks'."""
+"""Surrounds each node in the backward pass: its own time is the engine's and that of our hooks."""
 
 _ITEM_SIZES = {
     "bool": 1, "unsigned char": 1, "signed char": 1, "short": 2, "short int": 2, "int": 4,
@@ -32,7 +32,7 @@ _ITEM_SIZES = {
     "c10::complex<float>": 8, "c10::complex<double>": 16, "c10::Float8_e4m3fn": 1,
     "c10::Float8_e5m2": 1,
 }  # fmt: skip
-"""Bytes of an element, by the name that Kineto gives its type."""
+"""Bytes of an element by Kineto's name of its type."""
 
 
 @attrs.define(eq=False)
@@ -40,9 +40,9 @@ class Host:
     """Something on a thread: an activity, an annotation or a launch.
 
     Attributes:
-        event: of the trace.
+        event: the event of the trace.
         op: id of the operator that it belongs to, "" if none.
-        activity: the innermost activity around it, itself if it is one.
+        activity: the innermost activity around it; itself if it is one.
         inner: microseconds of the activities directly within it.
     """
 
@@ -53,16 +53,16 @@ class Host:
 
     @property
     def end(self) -> float:
-        """Microseconds."""
+        """End in microseconds."""
         return float(self.event["ts"] + self.event.get("dur", 0.0))
 
 
 class Threads:
-    """What ran on the threads, and what it belongs to.
+    """Activities, annotations and launches on threads, and the operators they belong to.
 
     Attributes:
-        activities: those of the operators, and those of none.
-        executions: annotated operators.
+        activities: activities, of operators or not.
+        executions: annotations of operators.
     """
 
     def __init__(self, events: Iterable[Mapping[str, Any]]) -> None:
@@ -75,7 +75,7 @@ class Threads:
             if event.get("ph") == "X" and event.get("cat") in _HOST | _LAUNCHES:
                 threads[event["pid"], event["tid"]].append(event)
         for part in threads.values():
-            # Of two that begin together the longer one is around the other.
+            # Of two that begin together the longer one contains the other.
             part.sort(key=lambda event: (event["ts"], -event.get("dur", 0.0)))
             self._nest(part)
 
@@ -109,7 +109,7 @@ class Threads:
             self.executions.append(host)
 
     def launch_of(self, kernel: Mapping[str, Any]) -> tuple[Host | None, Host | None]:
-        """The launch of a kernel, if it was recorded, and the activity that launched it."""
+        """Return the launch of a kernel, if it was recorded, and the activity that launched it."""
         launch = self._launches.get(_argument(kernel, "correlation") or 0)
         if launch is not None:
             return launch, launch.activity
@@ -117,7 +117,7 @@ class Threads:
 
 
 def recording_of(events: Sequence[Mapping[str, Any]]) -> ProfilerRecording:
-    """What a trace says of operators, whose executions are annotated with :data:`MARK`."""
+    """Read a trace in which executions of operators are annotated with :data:`MARK`."""
     threads = Threads(events)
     recording = ProfilerRecording()
     for host in threads.executions:
@@ -177,10 +177,9 @@ def _argument(event: Mapping[str, Any], name: str) -> int | None:
 
 
 def given_bytes(event: Mapping[str, Any]) -> int | None:
-    """Bytes of the tensors that an activity was given, from their shapes and types.
+    """Return the bytes of the tensors that an activity was given, from their shapes and types.
 
-    None if no shapes were recorded, or if it was given a list of tensors, whose types the
-    trace does not tell.
+    None if shapes were not recorded, or for lists of tensors, whose types the trace does not have.
     """
     arguments = event.get("args", {})
     shapes, types = arguments.get("Input Dims"), arguments.get("Input type")

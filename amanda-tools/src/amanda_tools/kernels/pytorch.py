@@ -1,4 +1,5 @@
-"""ProfilerRecording with ``torch.profiler``: CUPTI on a GPU, the CPU's activities everywhere."""
+"""Recording with ``torch.profiler``: kernels through CUPTI on a GPU, activities of the CPU
+anywhere."""
 
 from __future__ import annotations
 
@@ -22,12 +23,13 @@ from amanda_tools.kernels.kineto import recording_of
 from amanda_tools.kernels.recordings import MARK, ProfilerRecorder, ProfilerRecording, Settings
 
 _BACKWARD = (torch.autograd.backward.__code__, torch.autograd.grad.__code__)
+"""Code objects of the functions that start a backward pass."""
 
 
 class TorchRecorder(ProfilerRecorder):
-    """Annotates each execution, so that what is within it on its thread is the operator's.
+    """Annotates each execution: activities within an annotation on its thread are the operator's.
 
-    PyTorch's profiler records the thread that starts it and what this hands to autograd.
+    PyTorch's profiler records the thread that starts it, and those that autograd uses for it.
     """
 
     framework = "pytorch"
@@ -40,12 +42,12 @@ class TorchRecorder(ProfilerRecorder):
 
     def start(self) -> None:
         if is_profiling():
-            # PyTorch would let this one take over without a word.
+            # PyTorch would silently let this profiler take over.
             raise CapabilityError(
                 "tool kernels needs PyTorch's profiler, which serves one user at a time and is "
                 "in use; take the other one out of the program"
             )
-        # Asking for a GPU's activities where there is none gives a warning.
+        # Asking for a GPU's activities without a GPU gives a warning.
         wanted = [ProfilerActivity.CPU]
         if torch.cuda.is_available():
             wanted.append(ProfilerActivity.CUDA)
@@ -77,8 +79,8 @@ class TorchRecorder(ProfilerRecorder):
         annotate(context, lambda: record_function(name) if self.is_within_limit() else None)
 
     def at_limit(self) -> None:
-        # It can be stopped in the thread only that has started it, and not from within a
-        # backward pass: autograd would switch it on again.
+        # It can only be stopped in the thread that started it, and not within a backward pass:
+        # autograd would switch it on again.
         if (
             self._profiler is not None
             and threading.get_ident() == self._thread
@@ -88,7 +90,7 @@ class TorchRecorder(ProfilerRecorder):
 
 
 def is_in_backward() -> bool:
-    """Whether this thread is within a backward pass that it has started."""
+    """True if this thread is within a backward pass that it has started."""
     frame: types.FrameType | None = inspect.currentframe()
     while frame is not None:
         if frame.f_code in _BACKWARD:

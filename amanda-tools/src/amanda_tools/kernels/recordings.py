@@ -1,4 +1,4 @@
-"""What a profiler recorded, operator by operator, whichever profiler it was."""
+"""Recordings of profilers in one form, and the interface of a profiler's recorder."""
 
 from __future__ import annotations
 
@@ -14,26 +14,26 @@ from amanda.errors import CapabilityError
 from amanda.tools.description import OpDescription
 
 MARK = "amanda/op:"
-"""What the name of an annotation around an operator begins with; its id follows."""
+"""Prefix of the annotation around an operator; the operator's id follows."""
 
 
 @attrs.frozen
 class Activity:
-    """A kernel on a device, or what the CPU did for an operator.
+    """A kernel on a device, or an activity of the CPU.
 
     Attributes:
         op: id of the operator; "" if it belongs to none.
-        name: as the profiler gives it.
+        name: name that the profiler gives.
         device: ``cpu``, ``cuda:0``.
         start: microseconds on the profiler's clock.
-        duration: microseconds; of a CPU activity without the activities within it, so that
-            sums count nothing twice.
-        span: microseconds from its begin to its end.
-        track: where it ran: a thread, or a stream of the device.
-        launch: microseconds that the call took which launched it; None on the CPU.
+        duration: microseconds; of a CPU activity without the activities within it, so that sums
+            count nothing twice.
+        span: microseconds from begin to end.
+        track: the thread, or the stream of the device.
+        launch: microseconds of the call that launched it; None on the CPU.
         waited: microseconds from the begin of that call to the kernel's own; None on the CPU.
-        bytes: moved by a copy or a fill, else the size of the tensors that the activity was
-            given; None if the profiler does not tell.
+        bytes: bytes moved by a copy or fill, else of the tensors that the activity was given; None
+            if unknown.
     """
 
     op: str
@@ -49,18 +49,18 @@ class Activity:
 
     @property
     def is_kernel(self) -> bool:
-        """Whether it ran on a device of its own."""
+        """It ran on a device other than the CPU."""
         return self.device != "cpu"
 
 
 @attrs.frozen
 class OpSpan:
-    """An operator that ran, as the profiler saw it.
+    """One execution of an operator, as the profiler's annotation around it shows it.
 
     Attributes:
-        op: its id.
+        op: id of the operator.
         start, span: microseconds.
-        track: its thread.
+        track: the thread.
     """
 
     op: str
@@ -75,8 +75,9 @@ class ProfilerRecording:
 
     Attributes:
         activities: in no particular order.
-        executions: of operators that are annotated; empty where kernels name their operators.
-        ambiguous: activities whose name several operators bear; the first one has them.
+        executions: of annotated operators; empty where kernels name their operators.
+        ambiguous: number of activities whose name belongs to several operators; the first one gets
+            them.
     """
 
     activities: list[Activity] = attrs.field(factory=list)
@@ -95,8 +96,8 @@ class Settings:
     """How to record.
 
     Attributes:
-        shapes: note the shapes of tensors, for bytes.
-        limit: executions to record; eager operators only.
+        shapes: note shapes of tensors, for bytes.
+        limit: executions of eager operators to record.
     """
 
     shapes: bool
@@ -104,12 +105,12 @@ class Settings:
 
 
 class ProfilerRecorder(abc.ABC):
-    """Runs the profiler of a framework, and tells operators apart in what it records.
+    """Runs the profiler of a framework, and marks operators in what it records.
 
     Attributes:
-        executions: that were annotated, or would have been but for the limit.
-        not_recorded: those that came after the limit.
-        problem: what went wrong while it recorded, "" if nothing did.
+        executions: executions so far, beyond the limit as well.
+        not_recorded: executions beyond the limit.
+        problem: what went wrong while it recorded; "" if nothing did.
     """
 
     framework: ClassVar[str]
@@ -130,15 +131,15 @@ class ProfilerRecorder(abc.ABC):
 
     @abc.abstractmethod
     def stop(self) -> ProfilerRecording:
-        """Stop the profiler; what it recorded. Harmless when it does not run."""
+        """Stop the profiler and return its recording; an empty one if it does not run."""
 
     @abc.abstractmethod
     def watch(self, context: OpContext, op: OpDescription) -> None:
         """Mark the executions of an operator, in an analysis before it."""
 
     def is_within_limit(self) -> bool:
-        """Count one more execution; whether it is to be recorded. At the limit
-        :meth:`at_limit` is called."""
+        """Count an execution; return whether it is to be recorded. Calls :meth:`at_limit` beyond
+        it."""
         self.executions += 1
         if self.executions <= self.settings.limit:
             return True
@@ -147,42 +148,45 @@ class ProfilerRecorder(abc.ABC):
         return False
 
     def at_limit(self) -> None:
-        """No eager operator is annotated any more."""
+        """Called when eager operators are no longer annotated."""
 
     def watch_outputs(self, context: OpContext, op: OpDescription) -> None:
-        """Look at an operator in an analysis after it."""
+        """Note names of an operator's nodes, in an analysis after it."""
 
 
 _MODULES: Mapping[str, str] = {
     "pytorch": "amanda_tools.kernels.pytorch",
     "tensorflow": "amanda_tools.kernels.tensorflow",
 }
+"""Framework to the module with its ``RECORDER``."""
+
 _REFUSED: Mapping[str, str] = {
     "torch-graph": "what torch.compile makes of a graph are kernels of many operators at once; "
     "use torch-eager, which is the default",
 }
+"""Drivers that cannot be recorded, and why."""
 
 
 def has_profiler(namespace: str) -> bool:
-    """Whether there is a profiler that records operators of a namespace."""
+    """True if there is a profiler that records operators of a namespace."""
     return namespace.partition("/")[0] in _MODULES
 
 
 def framework_of(driver: Driver) -> str:
-    """The framework whose profiler records for a driver; "" if none does."""
+    """Return the framework whose profiler records for a driver; "" if there is none."""
     return driver.namespace.tags[0] if has_profiler(driver.namespace) else ""
 
 
 def check_drivers(drivers: Sequence[Driver], *, is_late: bool) -> None:
-    """See that there is a profiler for the drivers of a scope.
+    """Check that the drivers of a scope can be recorded.
 
     Args:
-        drivers: that the scope has begun to use.
-        is_late: whether their framework was imported while the program ran, which a
-            framework without a profiler must not end.
+        drivers: drivers that the scope begins to use.
+        is_late: their framework was imported while the program ran; then one without a profiler
+            must not end the program.
 
     Raises:
-        CapabilityError: there is none for any of them, or one cannot be served.
+        CapabilityError: one of them cannot be recorded, or none has a profiler.
     """
     for driver in drivers:
         if driver.name in _REFUSED:
@@ -199,7 +203,7 @@ def check_drivers(drivers: Sequence[Driver], *, is_late: bool) -> None:
 
 
 def recorder_for(framework: str, settings: Settings) -> ProfilerRecorder:
-    """A recorder for a framework that has one."""
+    """Make the recorder of a framework that has one."""
     make: Callable[[Settings], ProfilerRecorder] = importlib.import_module(
         _MODULES[framework]
     ).RECORDER

@@ -16,12 +16,11 @@ from amanda_tools.kernels.recordings import MARK, ProfilerRecorder, ProfilerReco
 from amanda_tools.kernels.xplane import Names, planes_in, recording_of, vanilla_name
 
 _DETAILS = 2
-"""The level at which the host's threads record each kernel."""
+"""Level of the host tracer at which threads record each kernel."""
 
 
 class TensorFlowRecorder(ProfilerRecorder):
-    """In graphs every kernel bears the name of its node, and nothing is inserted; eager
-    operators are annotated."""
+    """Uses names of graph nodes, which kernels of graphs carry; annotates eager operators."""
 
     framework = "tensorflow"
 
@@ -70,8 +69,8 @@ class TensorFlowRecorder(ProfilerRecorder):
         tensors = context.get_outputs() if context.is_forward() else context.get_grad_inputs()
         nodes = {tensor.op.name for tensor in tensors or () if tensor is not None}
         if context.is_forward():
-            # In loops, and of an operator without outputs, the id has the node's path, to
-            # which the type is added where the name lacks it.
+            # In loops, and without outputs, the id has the node's path, with the type appended
+            # where the name lacks it.
             path = op.id.partition("/")[2]
             ends = {vanilla_name(node) for node in nodes} or {path.rpartition("/")[2]}
             paths = (path, path.removesuffix(f"/{op.name}"))

@@ -1,8 +1,8 @@
-"""Which operator a kernel belongs to, in the planes that TensorFlow's profiler writes.
+"""Assigns kernels to operators in the planes that TensorFlow's profiler writes (XSpace).
 
-A plane is the host or a device, a line a thread or a stream. A kernel of a graph bears the name
-of its node, ``node:Type``; steps link the threads that run a graph to the call that started it.
-An operator that runs eagerly is within our annotation on its thread.
+A plane is the host or a device, a line a thread or a stream. A kernel of a graph carries the name
+of its node, ``node:Type``; steps link the threads that run a graph to the call that started it. An
+eager operator lies within our annotation on its thread.
 """
 
 from __future__ import annotations
@@ -25,18 +25,18 @@ _RUN = "FunctionRun"
 _SESSION = "SessionRun"
 _FUNCTION = re.compile(r"__(inference|forward|backward)_(.+?)(?:_amanda)?_\d+")
 _FRAME = re.compile(r"/_\d+/")
-"""What lowering a loop or a branch puts between its name and those of the nodes in it."""
+"""Inserted by TensorFlow between the name of a lowered loop or branch and those of its nodes."""
 
 
 class Names:
-    """The operators that the nodes of graphs belong to."""
+    """Maps names of graph nodes to operators."""
 
     def __init__(self) -> None:
         self._ops: dict[str, list[str]] = collections.defaultdict(list)
         self._labels: dict[str, list[str]] = collections.defaultdict(list)
 
     def add(self, node: str, op_id: str) -> None:
-        """A node's name, in its graph or in the instrumented copy, and the operator's id."""
+        """Note the name of an operator's node, in its graph or in the instrumented copy."""
         for name in {node, vanilla_name(node)}:
             if op_id not in self._ops[name]:
                 self._ops[name].append(op_id)
@@ -46,11 +46,11 @@ class Names:
             labels.append(label)
 
     def find(self, node: str, function: Function | None) -> list[str]:
-        """Ids of the operators with a node of this name; those of the function if there are any.
+        """Return the ids of the operators with a node of this name; of the function if it has any.
 
         Args:
-            node: as a kernel bears it.
-            function: that runs, if it is known.
+            node: name that a kernel carries.
+            function: the function that runs, if known.
         """
         found = (
             self._ops.get(node)
@@ -63,7 +63,7 @@ class Names:
             op_id for op_id in found if _label(op_id).partition("@")[0] == function.name
         ] or found
         labels = self._labels.get(function.name, [])
-        # Functions of one name are told apart by their order, if all of them are there.
+        # Functions of one name are told apart by their order, if all of them have run.
         if len(labels) != function.count:
             return found
         number = f"@{function.number}" if function.number else ""
@@ -71,7 +71,7 @@ class Names:
 
 
 def _label(op_id: str) -> str:
-    """The function or graph that an operator's id begins with: ``step@1``."""
+    """Return the function or graph that an operator's id begins with: ``step@1``."""
     return op_id.partition("/")[0]
 
 
@@ -80,9 +80,9 @@ class Function:
     """A function that a thread has run.
 
     Attributes:
-        name: in Python, or ``graph`` of a session.
-        number: how many functions of that name were run before it.
-        count: how many functions of that name were run.
+        name: its name in Python, or ``graph`` of a session.
+        number: number of functions of that name that were run before it.
+        count: number of functions of that name that were run.
     """
 
     name: str
@@ -91,7 +91,7 @@ class Function:
 
 
 def vanilla_name(node: str) -> str:
-    """A node's name in the user's graph: the copy's is ``amanda/<name>/<name>``."""
+    """Return a node's name in the user's graph; in the copy it is ``amanda/<name>/<name>``."""
     name = node.removeprefix("amanda/")
     half = len(name) // 2
     if name != node and len(name) % 2 and name[half] == "/" and name[:half] == name[half + 1 :]:
@@ -101,13 +101,13 @@ def vanilla_name(node: str) -> str:
 
 @attrs.define(eq=False)
 class LineEvent:
-    """An event of a line, with what is around it.
+    """An event of a line, and the event around it.
 
     Attributes:
-        name: of the event; ``node:Type`` of a kernel.
-        kind: the type of a kernel's operator, else "".
+        name: name of the event; ``node:Type`` of a kernel.
+        kind: type of a kernel's operator, else "".
         start, span: microseconds.
-        stats: what else is known of it.
+        stats: further facts by name.
         outer: the event around it.
     """
 
@@ -119,7 +119,7 @@ class LineEvent:
     outer: LineEvent | None = None
 
     def around(self) -> Iterator[LineEvent]:
-        """The events around it, innermost first."""
+        """Yield the events around it, innermost first."""
         event = self.outer
         while event is not None:
             yield event
@@ -127,11 +127,11 @@ class LineEvent:
 
 
 def recording_of(planes: Iterable[Any], names: Names) -> ProfilerRecording:
-    """What the planes say of operators.
+    """Read planes.
 
     Args:
-        planes: of an ``XSpace``.
-        names: of the operators in graphs.
+        planes: planes of an ``XSpace``.
+        names: node names of the operators in graphs.
     """
     recording = ProfilerRecording()
     host: list[tuple[str, list[LineEvent]]] = []
@@ -156,7 +156,7 @@ def recording_of(planes: Iterable[Any], names: Names) -> ProfilerRecording:
 
 
 def nested(plane: Any, line: Any) -> list[LineEvent]:
-    """The events of a line in the order of their begin."""
+    """Return the events of a line in the order of their begin, each with the event around it."""
     found: list[LineEvent] = []
     stack: list[LineEvent] = []
     for item in sorted(line.events, key=lambda item: (item.offset_ps, -item.duration_ps)):
@@ -185,7 +185,7 @@ def _value(plane: Any, stat: Any) -> Any:
 
 
 def _steps(events: Iterable[LineEvent]) -> dict[Any, Function]:
-    """The function that each step of a graph runs, by the step's id."""
+    """Return the function that each step of a graph runs, by the step's id."""
     runs: list[tuple[Any, tuple[str, str, str]]] = []
     steps: dict[Any, Function] = {}
     for event in sorted(events, key=lambda event: event.start):
@@ -196,7 +196,7 @@ def _steps(events: Iterable[LineEvent]) -> dict[Any, Function]:
             match = next((m for m in map(_FUNCTION.fullmatch, called) if m is not None), None)
             if match is not None:
                 runs.append((event.stats["id"], (match[1], match[2], match[0])))
-    # In the order in which they were first run, as their ids are.
+    # Functions of one name, in the order in which they were first run.
     orders: dict[tuple[str, str], list[str]] = collections.defaultdict(list)
     for _, (kind, name, full) in runs:
         if full not in orders[kind, name]:
@@ -218,7 +218,7 @@ class _Reader:
         self._functions = functions
 
     def read_host(self, event: LineEvent, track: str) -> None:
-        """An event of a thread."""
+        """Read an event of a thread."""
         if event.name.startswith(MARK):
             op_id = event.name.removeprefix(MARK)
             self._recording.executions.append(OpSpan(op_id, event.start, event.span, track))
@@ -226,12 +226,12 @@ class _Reader:
             self._add_eager(event, track)
         elif event.kind and event.name.endswith(f":{event.kind}"):
             node = event.name.removesuffix(f":{event.kind}")
-            # Our routines in the graph; what they do is not the program's.
+            # Routines of tools in the graph are not the program's.
             if not (node.startswith("amanda/") and event.kind == "EagerPyFunc"):
                 self._add(event, self._owner(event, node), event.kind, "cpu", track)
 
     def read_device(self, event: LineEvent, device: str, track: str) -> None:
-        """A kernel on a device: it says which operator of the host has launched it."""
+        """Read a kernel on a device; it names the operator of the host that launched it."""
         source = str(event.stats.get("tf_op") or "")
         node, _, kind = source.rpartition(":")
         if source.startswith(MARK):
@@ -245,7 +245,7 @@ class _Reader:
         if local is None or not local.name.startswith(_LOCAL):
             return
         kind = local.name.removeprefix(_LOCAL)
-        # The kernels of a function are events of their own.
+        # The kernels of a called function are events of their own.
         if _FUNCTION.fullmatch(kind) is None:
             marks = (e.name.removeprefix(MARK) for e in event.around() if e.name.startswith(MARK))
             self._add(event, next(marks, ""), kind, "cpu", track)
@@ -265,13 +265,13 @@ class _Reader:
 
 
 def _moved(stats: Mapping[str, Any]) -> int | None:
-    """Bytes of a copy, from ``size:1024 ...`` in its details."""
+    """Return the bytes of a copy, from ``size:1024 ...`` in its details."""
     match = re.search(r"\b(?:size|num_bytes):(\d+)", str(stats.get("memcpy_details", "")))
     return int(match[1]) if match is not None else None
 
 
 def planes_in(contents: Iterable[bytes]) -> Iterator[Any]:
-    """The planes in the files that the profiler has written."""
+    """Yield the planes in files that the profiler has written."""
     from tensorflow.tsl.profiler.protobuf import xplane_pb2
 
     for content in contents:

@@ -1,4 +1,4 @@
-"""``remat``: recompute activations in the backward pass, to stay within a budget of memory."""
+"""``remat``: recomputes activations in the backward pass, to keep saved memory within a limit."""
 
 from amanda_tools.remat.options import RematOptions
 from amanda_tools.remat.tool import RematTool

@@ -11,6 +11,8 @@ from amanda.tools.reporting import type_names
 from amanda_tools._bases.options import require
 
 _UNITS = {"": 1, "b": 1}
+"""Bytes by unit: kB and the like are powers of 1000, KiB and the like of 1024."""
+
 _UNITS |= {f"{p}b": 1000**i for i, p in enumerate("kmgt", 1)}
 _UNITS |= {f"{p}ib": 1024**i for i, p in enumerate("kmgt", 1)}
 
@@ -40,14 +42,14 @@ class RematOptions:
         require(
             {
                 f"budget={self.budget} is neither a size such as 512MiB nor a share such as 0.5": (
-                    known and self.bytes_of(1 << 62) > 0
+                    known and self.to_bytes(1 << 62) > 0
                 )
             },
             "remat",
         )
 
-    def bytes_of(self, saved: int) -> int:
-        """The budget in bytes, where `saved` bytes are kept without the tool."""
+    def to_bytes(self, saved: int) -> int:
+        """Return the limit in bytes, where `saved` bytes are kept without the tool."""
         match = _SIZE.fullmatch(self.budget)
         assert match is not None
         number, unit = float(match[1]), match[2].lower()

@@ -1,10 +1,13 @@
-"""Which operators to run again in the backward pass: a plan from one measured iteration.
+"""Chooses the operators to run again in the backward pass, from one measured iteration.
 
-The choice is greedy. The next operator is the one with the least cost for the bytes that it
-frees, where the cost is that of all neighbouring operators which would be run again with it:
-the heuristic of dynamic tensor rematerialization (Kirisame et al., ICLR 2021), without its
-staleness, since all is chosen at once. It keeps the runs of recomputed operators short, as the
-checkpoints of Chen et al. (2016) do.
+The choice is greedy: the next operator is the one with the least cost per byte freed, where the
+cost includes all neighbouring operators that would be run again with it. This is the heuristic of
+dynamic tensor rematerialization (Kirisame et al., ICLR 2021) without its staleness, since
+everything is chosen at once. It keeps chains of recomputed operators short, as the checkpoints of
+Chen et al. (2016) do::
+
+    memory = MemoryModel(measurement.ops, measurement.sizes)
+    plan = make_plan(memory, budget=10**9, allowed=range(len(memory.ops)))
 """
 
 from __future__ import annotations
@@ -15,48 +18,24 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 
 import attrs
 
-from amanda.tools.description import OpDescription
+from amanda_tools.remat.measurement import MeasuredOp
 
-_LOOKS = 80
-"""How often at most the backward pass is simulated."""
-
-
-@attrs.define(eq=False)
-class MeasuredOp:
-    """One operator of the measured iteration.
-
-    Attributes:
-        op: the operator.
-        cost: of running it again; microseconds, or operations where time is not known.
-        inputs: the pieces of memory that it reads, parameters aside.
-        made: the pieces that it makes, outputs and what it keeps of its own.
-        saved: the pieces that are kept for its backward operators.
-        obstacle: why it cannot be run again; "" if it can.
-        is_random: whether it draws random numbers.
-        followers: ids of operators that change what it has made in place, in order.
-    """
-
-    op: OpDescription
-    cost: float = 0.0
-    inputs: Sequence[int] = ()
-    made: Sequence[int] = ()
-    saved: frozenset[int] = frozenset()
-    obstacle: str = ""
-    is_random: bool = False
-    followers: list[str] = attrs.field(factory=list)
+_MOST_SIMULATIONS = 80
+"""Limit of simulated backward passes that look for the lowest peak; each costs time in
+proportion to the operators."""
 
 
 @attrs.frozen
 class Plan:
-    """What to run again.
+    """Which operators are run again, and the memory that it leads to.
 
     Attributes:
-        recomputed: positions of the steps.
+        recomputed: positions of the operators.
         saved_bytes: kept for the backward pass without the plan.
         held_bytes: kept with it, at the end of the forward pass.
-        peak_bytes: the most that is kept or recomputed at any time.
-        minimum_bytes: the least peak that was found for any budget.
-        budget_bytes: what was asked for.
+        peak_bytes: largest sum of kept and recomputed memory during the backward pass.
+        minimum_bytes: lowest peak found for any limit.
+        budget_bytes: the limit.
     """
 
     recomputed: frozenset[int]
@@ -68,46 +47,55 @@ class Plan:
 
     @property
     def is_met(self) -> bool:
-        """Whether the plan stays within the budget."""
+        """The plan stays within the limit."""
         return self.peak_bytes <= self.budget_bytes
 
 
 class MemoryModel:
-    """The pieces of memory of the measured iteration, and who makes, reads and keeps them."""
+    """Memory of the measured iteration: which operators make, read and keep each piece.
 
-    def __init__(self, steps: Sequence[MeasuredOp], sizes: Mapping[int, int]) -> None:
-        self.steps = steps
+    Attributes:
+        ops: the operators, in order.
+        sizes: bytes by piece.
+        makers: piece to the position of the operator that makes it.
+        keepers: piece to the positions of the operators that keep it for their backward pass.
+        readers: piece to the positions of the operators that read it.
+    """
+
+    def __init__(self, ops: Sequence[MeasuredOp], sizes: Mapping[int, int]) -> None:
+        self.ops = ops
         self.sizes = sizes
-        self.makers = {piece: i for i, step in enumerate(steps) for piece in step.made}
+        self.makers = {piece: i for i, step in enumerate(ops) for piece in step.made}
         self.keepers: dict[int, list[int]] = {}
         self.readers: dict[int, list[int]] = {}
-        for i, step in enumerate(steps):
+        for i, step in enumerate(ops):
             for piece in step.saved:
                 self.keepers.setdefault(piece, []).append(i)
             for piece in set(step.inputs):
                 self.readers.setdefault(piece, []).append(i)
 
     def size(self, pieces: Iterable[int]) -> int:
-        """Bytes of some pieces."""
+        """Sum the bytes of pieces."""
         return sum(self.sizes[piece] for piece in pieces)
 
     def kept(self, recomputed: Collection[int]) -> set[int]:
-        """The pieces that are there at the end of the forward pass."""
-        inputs = [piece for i in recomputed for piece in self.steps[i].inputs]
+        """Return the pieces in memory at the end of the forward pass."""
+        inputs = [piece for i in recomputed for piece in self.ops[i].inputs]
         pieces = itertools.chain(self.keepers, inputs)
         return {piece for piece in pieces if self.makers.get(piece) not in recomputed}
 
     def peak(self, recomputed: Collection[int]) -> int:
-        """The most bytes at any time of the backward pass; see :class:`_Backward`."""
+        """Return the largest number of bytes at any time of the backward pass; see
+        :class:`_Backward`."""
         return _Backward(self, recomputed).peak()
 
 
 class _Backward:
-    """A backward pass in numbers, under the rules by which the tool recomputes.
+    """Simulates a backward pass under the rules by which the tool recomputes.
 
-    What is recomputed stays until the backward pass has been at all operators that keep it,
-    and all that are recomputed from it have been; a kept input of a recomputed operator, until
-    nothing of that operator is wanted any more.
+    A recomputed result stays until the backward pass has passed all operators that keep it, and all
+    that are recomputed from it have run. A kept input of a recomputed operator stays until nothing
+    of that operator is wanted any more.
     """
 
     def __init__(self, memory: MemoryModel, recomputed: Collection[int]) -> None:
@@ -121,7 +109,7 @@ class _Backward:
         self._ends: dict[int, int] = {}
         for i in sorted(recomputed, reverse=True):
             later = [self._ends[d] for d in self._waiting[i]]
-            self._ends[i] = min([*self._wanted[i], *later], default=len(memory.steps))
+            self._ends[i] = min([*self._wanted[i], *later], default=len(memory.ops))
 
     def peak(self) -> int:
         memory = self._memory
@@ -133,13 +121,13 @@ class _Backward:
             ends = [self._ends[i] for i in readers if i in self._recomputed]
             end = min([*memory.keepers.get(piece, ()), *ends])
             released.setdefault(end, []).append(piece)
-        for i in reversed(range(len(memory.steps))):
+        for i in reversed(range(len(memory.ops))):
             self._step(i)
             self._live -= memory.size(released.get(i, ()))
         return self._highest
 
     def _step(self, i: int) -> None:
-        makers = {self._memory.makers.get(piece) for piece in self._memory.steps[i].saved}
+        makers = {self._memory.makers.get(piece) for piece in self._memory.ops[i].saved}
         for maker in makers:
             if maker is not None and maker in self._recomputed:
                 self._run(maker)
@@ -158,7 +146,7 @@ class _Backward:
                 waiting += self._sources(i)
         for i in sorted(needed):
             self._cached.add(i)
-            self._live += self._memory.size(self._memory.steps[i].made)
+            self._live += self._memory.size(self._memory.ops[i].made)
             self._highest = max(self._highest, self._live)
             for source in self._sources(i):
                 self._waiting[source].discard(i)
@@ -167,39 +155,39 @@ class _Backward:
     def _release(self, i: int) -> None:
         if i in self._cached and not self._wanted[i] and not self._waiting[i]:
             self._cached.discard(i)
-            self._live -= self._memory.size(self._memory.steps[i].made)
+            self._live -= self._memory.size(self._memory.ops[i].made)
 
     def _sources(self, i: int) -> set[int]:
-        makers = (self._memory.makers.get(piece) for piece in self._memory.steps[i].inputs)
+        makers = (self._memory.makers.get(piece) for piece in self._memory.ops[i].inputs)
         return {m for m in makers if m is not None and m in self._recomputed}
 
     def _keepers_of(self, i: int) -> set[int]:
-        made = self._memory.steps[i].made
+        made = self._memory.ops[i].made
         return {keeper for piece in made for keeper in self._memory.keepers.get(piece, ())}
 
     def _dependents(self, i: int) -> set[int]:
-        made = self._memory.steps[i].made
+        made = self._memory.ops[i].made
         readers = (reader for piece in made for reader in self._memory.readers.get(piece, ()))
         return {reader for reader in readers if reader in self._recomputed}
 
 
-def plan(memory: MemoryModel, budget: int, allowed: Collection[int]) -> Plan:
-    """The cheapest plan that was found within a budget, else the one with the lowest peak.
+def make_plan(memory: MemoryModel, budget: int, allowed: Collection[int]) -> Plan:
+    """Return the cheapest plan found within a limit, else the one with the lowest peak.
 
     Args:
         memory: the measured iteration.
-        budget: bytes.
-        allowed: positions of the steps that may be run again.
+        budget: the limit in bytes.
+        allowed: positions of the operators that may be run again.
     """
     saved = lowest = memory.size(memory.kept(()))
     chosen = best = frozenset[int]()
     is_met = saved <= budget
-    # Bytes in place of costs part the operators evenly, which gives low peaks.
+    # With bytes in place of costs, recomputed chains become equally large, which gives low peaks.
     for weights in (
-        [step.cost for step in memory.steps],
-        [float(memory.size(step.made)) for step in memory.steps],
+        [step.cost for step in memory.ops],
+        [float(memory.size(step.made)) for step in memory.ops],
     ):
-        found = _Found(memory, budget, _Search(memory, allowed, weights))
+        found = _SearchResult(memory, budget, _Search(memory, allowed, weights))
         if found.peak < lowest:
             best, lowest = found.best, found.peak
         if not is_met and found.chosen is not None:
@@ -210,14 +198,14 @@ def plan(memory: MemoryModel, budget: int, allowed: Collection[int]) -> Plan:
     return Plan(chosen, saved, held, memory.peak(chosen), lowest, budget)
 
 
-class _Found:
-    """What a search comes by: the first plan within the budget, and the one with the least peak."""
+class _SearchResult:
+    """The first plan of a search within the limit, and the one with the lowest peak."""
 
     def __init__(self, memory: MemoryModel, budget: int, search: _Search) -> None:
         self.chosen: frozenset[int] | None = None
         self.best = frozenset[int]()
         self.peak = memory.size(memory.kept(()))
-        stride = max(1, len(memory.steps) // _LOOKS)
+        stride = max(1, len(memory.ops) // _MOST_SIMULATIONS)
         for count, held in enumerate(search.steps()):
             if (self.chosen is not None or held > budget) and count % stride:
                 continue
@@ -230,10 +218,12 @@ class _Found:
 
 
 class _Search:
-    """Adds operators to a plan, the cheapest for its bytes first.
+    """Adds operators to a plan, those with the least cost per byte first.
 
     Args:
-        weights: what each step costs.
+        memory: the measured iteration.
+        allowed: positions of operators that may be added.
+        weights: cost of each operator.
     """
 
     def __init__(
@@ -248,10 +238,10 @@ class _Search:
         self._costs = {i: weights[i] for i in allowed}
 
     def steps(self) -> Iterable[int]:
-        """Grow the plan; yields the bytes that are held after each addition."""
+        """Grow the plan; yield the bytes kept after each addition."""
         memory = self._memory
         held = memory.size(self._kept)
-        later = [i for i in self._allowed if any(p in memory.keepers for p in memory.steps[i].made)]
+        later = [i for i in self._allowed if any(p in memory.keepers for p in memory.ops[i].made)]
         while later:
             heap = [(self._score(self._closure(i))[0], i) for i in later]
             heapq.heapify(heap)
@@ -274,14 +264,15 @@ class _Search:
                 return
 
     def _closure(self, i: int) -> set[int]:
-        """An operator, and those before it whose results nobody keeps anyway."""
+        """Return an operator with those before it whose results are lost and have to be
+        recomputed, too."""
         found, waiting = set(), [i]
         while waiting:
             j = waiting.pop()
             if j in found:
                 continue
             found.add(j)
-            for piece in self._memory.steps[j].inputs:
+            for piece in self._memory.ops[j].inputs:
                 maker = self._memory.makers.get(piece)
                 is_lost = piece not in self._kept and maker not in self.recomputed
                 if is_lost and maker is not None and maker in self._allowed:
@@ -289,9 +280,9 @@ class _Search:
         return found
 
     def _score(self, closure: set[int]) -> tuple[float, int]:
-        """The cost of a byte that is freed, and how many are."""
+        """Return cost per byte freed, and bytes freed."""
         memory = self._memory
-        steps = [memory.steps[i] for i in closure]
+        steps = [memory.ops[i] for i in closure]
         made = {piece for step in steps for piece in step.made}
         new = {
             piece
@@ -307,12 +298,12 @@ class _Search:
         return (cost / gain if gain > 0 else float("inf")), gain
 
     def _around(self, closure: set[int]) -> set[int]:
-        """Recomputed operators next to some others."""
+        """Return the recomputed operators that make the inputs or read the results of others."""
         memory = self._memory
         found = set()
         for i in closure:
-            found |= {memory.makers.get(piece) for piece in memory.steps[i].inputs}
-            for piece in memory.steps[i].made:
+            found |= {memory.makers.get(piece) for piece in memory.ops[i].inputs}
+            for piece in memory.ops[i].made:
                 found |= set(memory.readers.get(piece, ()))
         return {i for i in found if i is not None and i in self.recomputed and i not in closure}
 
@@ -321,7 +312,7 @@ class _Search:
         around = self._around(closure)
         self.recomputed |= closure
         for i in closure:
-            step = memory.steps[i]
+            step = memory.ops[i]
             self._kept -= set(step.made)
             self._kept |= {p for p in step.inputs if memory.makers.get(p) not in self.recomputed}
         first = self._group(next(iter(closure)))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import importlib
 import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
@@ -19,19 +18,20 @@ from amanda_tools._bases.printing import PrintingTool
 from amanda_tools._operators.targets import Targets
 from amanda_tools._output.chart_data import rank_modules
 from amanda_tools._output.units import quantity
+from amanda_tools.remat.measurement import MeasuredOp, Measurement, measurement_of
 from amanda_tools.remat.options import RematOptions
-from amanda_tools.remat.plan import MeasuredOp, MemoryModel, Plan, plan
+from amanda_tools.remat.plan import MemoryModel, Plan, make_plan
 
 
 def _nothing() -> None:
-    """There is no recomputer yet."""
+    """Stand for a weak reference before there is a recomputer."""
 
 
 class RematTool(PrintingTool[RematOptions]):
     """Trades computation for memory: runs operators again instead of keeping their results.
 
-    The first iteration is measured, up to its backward pass. From then on, what the plan
-    names is not kept by autograd, and made again when the backward pass asks for it.
+    The first iteration is measured, up to its backward pass. From then on autograd does not keep
+    the results that the plan names; they are computed again when the backward pass asks for them.
     """
 
     name = "remat"
@@ -47,7 +47,7 @@ class RematTool(PrintingTool[RematOptions]):
         self._forget()
 
     def _forget(self) -> None:
-        self._measurement: Any = None
+        self._measurement: Measurement | None = None
         self._make: Any = None
         self._recomputer: Callable[[], Any] = _nothing
         self._plan: Plan | None = None
@@ -56,7 +56,7 @@ class RematTool(PrintingTool[RematOptions]):
         self._is_late = False
 
     def measure_again(self) -> None:
-        """Forget what was measured and planned: the next iteration is measured anew.
+        """Forget measurement and plan: the next iteration is measured anew.
 
         For a program whose iterations change for good, as between two phases of training.
         """
@@ -93,7 +93,7 @@ class RematTool(PrintingTool[RematOptions]):
             self._measuring(context).backward(context)
 
     def _is_known(self, context: OpContext) -> bool:
-        """Whether the tool knows what automatic differentiation keeps here."""
+        """True where it is known what automatic differentiation keeps."""
         kind = context.namespace.tags[0]
         if kind == "tensorflow" or (kind, context.namespace.tags[-1]) == ("pytorch", "eager"):
             return True
@@ -101,17 +101,18 @@ class RematTool(PrintingTool[RematOptions]):
         return False
 
     def _look_again(self, runs: list[bool]) -> None:
-        """Instrumentation routine, with the program's gradient mode: an operator that first
-        ran without gradients has to be measured when it runs with them."""
+        """Instrumentation routine, in the program's gradient mode.
+
+        An operator that first ran without gradients has to be measured when it runs with them.
+        """
         if runs and not self._is_late and self._plan is None:
             measurement = self._measurement
-            self._is_late = measurement is not None and measurement.finds_gradients()
+            self._is_late = measurement is not None and measurement.starts_with_gradients()
         runs[:] = [True]
 
-    def _measuring(self, context: OpContext) -> Any:
+    def _measuring(self, context: OpContext) -> Measurement:
         if self._measurement is None:
-            name = f"amanda_tools.remat.{context.namespace.tags[0]}_steps"
-            self._measurement = importlib.import_module(name).Measurement()
+            self._measurement = measurement_of(context.namespace.tags[0])
         return self._measurement
 
     def _call_before_backward(self, context: OpContext) -> None:
@@ -122,19 +123,19 @@ class RematTool(PrintingTool[RematOptions]):
                 return
 
     def _begin(self, _: Any) -> None:
-        """The first backward pass begins: all that it keeps is known."""
+        """Called when the first backward pass begins: all that it keeps is known."""
         if self._plan is not None or self._measurement is None:
             return
         if self._is_late:
-            # This iteration has been measured in part: the next one is measured.
+            # Part of this iteration was measured without gradients: measure the next one.
             self.measure_again()
             return
         if not self.options.apply:
             return
-        from amanda_tools.remat.pytorch import Recomputer
+        from amanda_tools.remat.pytorch_recomputation import Recomputer
 
         self._plan = self._planned()
-        steps = self._measurement.steps
+        steps = self._measurement.ops
         chosen = [steps[i] for i in self._plan.recomputed]
         recomputed = frozenset(step.op.id for step in chosen)
         if recomputed:
@@ -148,7 +149,8 @@ class RematTool(PrintingTool[RematOptions]):
     def _insert(self, context: OpContext) -> None:
         op_id = context.get_op_id()
         if op_id in self._acting:
-            # It lives as long as the actions of a scope, and what it knows of tensors with it.
+            # Only the actions of a scope keep the recomputer alive, and with it what it knows of
+            # tensors.
             recomputer = self._recomputer()
             if recomputer is None:
                 recomputer = self._make()
@@ -163,9 +165,9 @@ class RematTool(PrintingTool[RematOptions]):
     # -- results ----------------------------------------------------------
 
     def _measured(self) -> tuple[Sequence[MeasuredOp], Mapping[int, int]]:
-        """The steps of the measured iteration, and bytes by piece of memory."""
+        """Return the operators of the measured iteration, and bytes by piece."""
         found = self._measurement
-        return ([], {}) if found is None else (found.steps, found.sizes)
+        return ([], {}) if found is None else (found.ops, found.sizes)
 
     def _planned(self) -> Plan:
         if self._plan is not None:
@@ -176,32 +178,32 @@ class RematTool(PrintingTool[RematOptions]):
             return self._draft[1]
         memory = MemoryModel(steps, sizes)
         allowed = [i for i, step in enumerate(steps) if not step.obstacle]
-        budget = self.options.bytes_of(memory.size(memory.kept(())))
-        found = plan(memory, budget, allowed)
+        budget = self.options.to_bytes(memory.size(memory.kept(())))
+        found = make_plan(memory, budget, allowed)
         self._draft = known, found
         return found
 
     def op_rows(self) -> list[dict[str, Any]]:
-        """One row per operator that makes or keeps something.
+        """One row per operator that allocates or keeps memory.
 
-        It has ``saved_bytes``, what is kept of what it makes, ``cost_us`` or, where nobody
-        has measured times, ``cost_ops``; ``recompute``, and ``reason`` where it cannot be.
+        ``saved_bytes``: kept memory that it made; ``cost_us``, or ``cost_ops`` where no time was
+        measured; ``recompute``; ``reason`` why it cannot be recomputed.
         """
         found = self._planned()
         steps, sizes = self._measured()
         kept = {piece for step in steps for piece in step.saved}
+        unit = "us" if self._measurement is None else self._measurement.unit
         rows = []
         for i, step in enumerate(steps):
             if not step.made and not step.saved:
                 continue
-            cost = "cost_us" if self._measurement.unit == "us" else "cost_ops"
             rows.append(
                 {
                     **step.op.row(),
                     "saved_bytes": sum(sizes[piece] for piece in kept.intersection(step.made)),
                     "cost_us": None,
                     "cost_ops": None,
-                    cost: step.cost,
+                    f"cost_{unit}": step.cost,
                     "recompute": i in found.recomputed,
                     "reason": step.obstacle,
                 }
@@ -209,11 +211,11 @@ class RematTool(PrintingTool[RematOptions]):
         return rows
 
     def summary(self) -> dict[str, Any]:
-        """What is kept for the backward pass without and with the plan, and its cost.
+        """Memory kept for the backward pass without and with the plan, and the plan's cost.
 
-        ``held_bytes`` is kept at the end of the forward pass, ``peak_bytes`` the most at any
-        time of the backward pass, with what is recomputed; ``minimum_bytes`` the lowest peak
-        that was found for any budget. ``extra_cost`` is a share of the forward pass.
+        ``held_bytes`` is kept at the end of the forward pass; ``peak_bytes`` is the most at any
+        time of the backward pass, recomputed results included; ``minimum_bytes`` is the lowest peak
+        found for any limit. ``extra_cost`` is a fraction of the forward pass.
         """
         found = self._planned()
         steps, _ = self._measured()
@@ -236,7 +238,7 @@ class RematTool(PrintingTool[RematOptions]):
         }
 
     def charts(self) -> Iterable[Chart]:
-        """What is kept by module, with and without the plan."""
+        """Memory kept by module, with and without the plan."""
         modules: dict[str, dict[str, int]] = {}
         for row in self.op_rows():
             found = modules.setdefault(place(row["id"], row["module"]), {"kept": 0, "again": 0})
@@ -245,7 +247,7 @@ class RematTool(PrintingTool[RematOptions]):
         yield from rank_modules("needed for the backward pass, by module", modules, series, "B")
 
     def tables(self) -> Iterable[Table]:
-        """The figures, and the operators by what is kept of them."""
+        """The figures; operators by the memory kept of them."""
         found = self.summary()
         is_met = "is met" if found["is_met"] else "cannot be met"
         state = "applied" if found["is_applied"] else "planned only"

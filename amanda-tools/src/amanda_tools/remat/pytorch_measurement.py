@@ -1,7 +1,7 @@
-"""What PyTorch's operators cost and keep; imported when a tensor of it is there.
+"""Measures what PyTorch's operators cost and keep; imported when the first of them comes.
 
-An operator that may be recomputed is run a second time when it is first met. That gives its
-time, and whether it does the same again: its results have to be equal bit by bit.
+An operator that may be recomputed is run a second time when it is first met. This gives its time,
+and whether it is reproducible: its results have to be equal bit by bit.
 """
 
 from __future__ import annotations
@@ -20,7 +20,8 @@ from amanda.tools.description import describe, op_name
 from amanda_tools._internals import version_of
 from amanda_tools._operators.saved_tensors import HOOKED, saved_items
 from amanda_tools._timelines.memory import synchronize
-from amanda_tools.remat.executions import (
+from amanda_tools.remat.measurement import MeasuredOp, Measurement
+from amanda_tools.remat.recorded_runs import (
     STATE,
     collected,
     random_states,
@@ -28,17 +29,17 @@ from amanda_tools.remat.executions import (
     tensors_in,
     with_random_states,
 )
-from amanda_tools.remat.plan import MeasuredOp
 
 
 @attrs.frozen
 class Before:
-    """What was there before an operator ran.
+    """State before an operator ran.
 
     Attributes:
-        versions: how often each input had been changed.
-        random: the states of the generators.
-        target: a copy of what an operator is about to change in place, if a step has made it.
+        versions: weak reference and version of each input.
+        random: states of the generators.
+        target: copy of the tensor that the operator is about to change in place, if a measured
+            operator made it; else None.
     """
 
     versions: Sequence[tuple[weakref.ref[torch.Tensor], int]]
@@ -46,28 +47,18 @@ class Before:
     target: torch.Tensor | None
 
 
-class Measurement:
-    """Collects the steps of an iteration.
-
-    Attributes:
-        steps: the operators in order.
-        sizes: bytes of each piece of memory.
-        unit: of what a step costs.
-        unknown: operators of which nobody knows how much they keep.
-    """
+class TorchMeasurement(Measurement):
+    """Measures the operators of one iteration; each is run twice."""
 
     unit = "us"
-    unknown = 0
 
     def __init__(self) -> None:
-        self.steps: list[MeasuredOp] = []
-        self.sizes: dict[int, int] = {}
+        super().__init__()
         self._pieces: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
         self._met: set[int] = set()
         self._before: dict[str, Before] = {}
 
     def before(self, context: OpContext) -> None:
-        """Called in an analysis before the operator."""
         given = [t for t in context.get_inputs() if t is not None and not t.is_inference()]
         versions = [(weakref.ref(tensor), version_of(tensor)) for tensor in given]
         target, writes = None, op_name(context.get_op()).endswith("_")
@@ -75,12 +66,10 @@ class Measurement:
             target = given[0].detach().clone()
         self._before[context.get_op_id()] = Before(versions, random_states(), target)
 
-    def finds_gradients(self) -> bool:
-        """Whether gradients are recorded now, and were not in what was measured so far."""
-        return torch.is_grad_enabled() and not self.steps
+    def starts_with_gradients(self) -> bool:
+        return torch.is_grad_enabled() and not self.ops
 
     def is_own(self, context: OpContext) -> bool:
-        """Whether the operator is PyTorch's own, no ``autograd.Function`` or custom operator."""
         op = context.get_op()
         func = getattr(op, "func", op)
         if isinstance(func, functools.partial):
@@ -89,14 +78,6 @@ class Measurement:
         return not is_registered or str(func).startswith("aten.")
 
     def after(self, context: OpContext, reason: str) -> bool:
-        """Called in an analysis that sees the outputs.
-
-        Args:
-            reason: why it must not be run again, "" if it may.
-
-        Returns:
-            Whether the operator is differentiated; only then it is a step.
-        """
         before = self._before.pop(context.get_op_id())
         step = MeasuredOp(describe(context))
         outputs = [tensor for tensor in context.get_outputs() or () if tensor is not None]
@@ -105,7 +86,7 @@ class Measurement:
             self._mark_changes(context, before, step, changed)
         if not any(tensor.requires_grad for tensor in outputs):
             return False
-        self.steps.append(step)
+        self.ops.append(step)
         inputs = [tensor for tensor in context.get_inputs() if tensor is not None]
         step.inputs = self._read(context)
         known = {id(storage_of(tensor)) for tensor in inputs}
@@ -120,6 +101,7 @@ class Measurement:
         return True
 
     def _piece(self, tensor: torch.Tensor) -> int | None:
+        """Return the piece of a tensor's storage, a new one if needed; None without a storage."""
         storage = storage_of(tensor)
         if storage is None:
             return None
@@ -128,7 +110,7 @@ class Measurement:
         return piece
 
     def _read(self, context: OpContext) -> list[int]:
-        """The pieces that the operator reads, parameters and buffers aside."""
+        """Return the pieces that the operator reads, those of parameters and buffers aside."""
         pieces = [
             self._piece(tensor)
             for index, tensor in enumerate(context.get_inputs())
@@ -137,13 +119,13 @@ class Measurement:
         return [piece for piece in pieces if piece is not None]
 
     def _maker(self, tensor: torch.Tensor) -> MeasuredOp | None:
-        """The step that has made the memory of a tensor."""
+        """Return the measured operator that made the memory of a tensor."""
         storage = storage_of(tensor)
         piece = None if storage is None else self._pieces.get(storage)
-        return next((step for step in self.steps if piece in step.made), None)
+        return next((step for step in self.ops if piece in step.made), None)
 
     def _changed(self, before: Before) -> set[int | None]:
-        """The pieces that an operator has changed in place."""
+        """Return the pieces that an operator has changed in place."""
         return {
             self._piece(tensor)
             for ref, version in before.versions
@@ -153,12 +135,15 @@ class Measurement:
     def _mark_changes(
         self, context: OpContext, before: Before, step: MeasuredOp, changed: set[int | None]
     ) -> None:
-        """What was read before it was changed cannot be read again. What has made it can be run
-        again, if the change follows."""
+        """Mark operators that an in-place change makes unrepeatable.
+
+        An operator whose inputs were changed cannot be run again. The operator that made the
+        changed tensor can, if the change is repeated after it.
+        """
         maker = self._maker(context.get_inputs()[0]) if before.target is not None else None
         if maker is not None and not self._can_follow(context, before, maker, changed):
             maker = None
-        for other in self.steps:
+        for other in self.ops:
             is_hit = changed.intersection(other.inputs) or changed.intersection(other.made)
             if is_hit and other is not maker:
                 other.obstacle = other.obstacle or f"{step.op.id} changes its tensors in place"
@@ -170,9 +155,9 @@ class Measurement:
     def _can_follow(
         self, context: OpContext, before: Before, maker: MeasuredOp, changed: set[int | None]
     ) -> bool:
-        """Whether a change can be made again right after the maker has run again."""
-        place = self.steps.index(maker)
-        later = {piece for step in self.steps[place:] for piece in step.made}
+        """Decide whether a change can be repeated right after its maker has run again."""
+        place = self.ops.index(maker)
+        later = {piece for step in self.ops[place:] for piece in step.made}
         others = set(self._read(context)) - changed
         if len(changed) != 1 or maker.obstacle or others & later or not self.is_own(context):
             return False
@@ -186,11 +171,11 @@ class Measurement:
         start = time.perf_counter()
         context.get_function()(target, *rest)
         maker.cost += 1e6 * (time.perf_counter() - start)
-        # The copy of a view may be laid out more densely.
+        # A copy of a view may be laid out more densely than the view.
         return is_same(target.contiguous(), inputs[0].detach().contiguous())
 
     def _saved(self, context: OpContext, step: MeasuredOp) -> frozenset[int]:
-        """What autograd has kept, by what the operator's nodes tell."""
+        """Return the pieces that autograd has kept, from the operator's nodes."""
         constants = {
             id(storage_of(tensor))
             for index, tensor in enumerate(context.get_inputs())
@@ -202,14 +187,14 @@ class Measurement:
             return frozenset()
         kept = [t for t in found if id(storage_of(t)) not in constants]
         pieces = frozenset(p for p in map(self._piece, kept) if p is not None)
-        # What nobody has read or made so far is inside of the operator.
+        # Memory that no operator has read or made before belongs to this operator alone.
         step.made = [*step.made, *sorted(pieces - self._met)]
         return pieces
 
     def _drawn(self, before: Before, step: MeasuredOp) -> Sequence[torch.Tensor]:
-        """The states of the generators before an operator that draws from them, else none.
+        """Return the generators' states before an operator that drew from them, else ().
 
-        They are kept for its second run, as an input is.
+        The states are kept for the second run, and count as an input.
         """
         now = random_states()
         if all(map(torch.equal, before.random, now)):
@@ -236,7 +221,7 @@ class Measurement:
                 result = tensors_in(function(*inputs))
             synchronize()
             step.cost = 1e6 * (time.perf_counter() - start)
-        except Exception as error:  # whatever an operator may raise
+        except Exception as error:  # any error of the operator is a reason
             step.obstacle = f"it cannot be run again: {error}"
             result = []
         first = [tensor for tensor in outputs if tensor is not None]
@@ -251,7 +236,7 @@ def _obstacle(
     outputs: Sequence[torch.Tensor],
     step: MeasuredOp,
 ) -> str:
-    """Why an operator cannot be run again, as far as that can be seen without trying."""
+    """Return why an operator cannot be run again, as far as it shows without trying; else ""."""
     if not inputs:
         return "it has no inputs"
     if not step.made:
@@ -264,7 +249,7 @@ def _obstacle(
 
 
 def _again(name: str, tensor: torch.Tensor | None) -> torch.Tensor | None:
-    """An input for a second run, without its graph."""
+    """Detach an input for a second run; copy it if the operator updates it."""
     if tensor is None:
         return None
     detached = tensor.detach().clone() if name in STATE else tensor.detach()
@@ -276,7 +261,7 @@ def _are_same(first: Sequence[torch.Tensor], second: Sequence[torch.Tensor]) -> 
 
 
 def is_same(a: torch.Tensor, b: torch.Tensor) -> bool:
-    """Whether two tensors are laid out alike and equal bit by bit."""
+    """True if two tensors have equal layouts and are equal bit by bit."""
     if (a.shape, a.dtype, a.stride()) != (b.shape, b.dtype, b.stride()):
         return False
     flat = (tensor.detach().reshape(-1).view(torch.uint8) for tensor in (a, b))
@@ -284,10 +269,13 @@ def is_same(a: torch.Tensor, b: torch.Tensor) -> bool:
 
 
 def is_plain(tensor: torch.Tensor) -> bool:
-    """Whether a tensor is what it seems: elements in a memory of its own."""
+    """True if a tensor is dense and real, with elements in memory of its own."""
     return (
         type(tensor) in (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer)
         and tensor.layout is torch.strided
         and not (tensor.is_nested or tensor.is_quantized or tensor.is_meta)
         and not (tensor.is_conj() or tensor.is_neg() or tensor.is_inference())
     )
+
+
+MEASUREMENT = TorchMeasurement

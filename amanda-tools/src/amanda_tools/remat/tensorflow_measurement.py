@@ -1,7 +1,7 @@
-"""What TensorFlow's backward operators read of the forward pass, which is so long kept.
+"""Finds what TensorFlow's backward operators read of the forward pass, which is kept so long.
 
-Nothing is measured: a step costs as many operations as its formula says, at least one for each
-element that it makes.
+Nothing is timed: an operator costs as many operations as its formula says, and at least one per
+byte that it makes.
 """
 
 from __future__ import annotations
@@ -16,45 +16,24 @@ from amanda.tools.description import describe
 from amanda_tools._operators.cost import FORMULAS
 from amanda_tools._operators.op_types import VIEWS
 from amanda_tools._operators.signature import CallShapes, Signature
-from amanda_tools._values.shapes import byte_size
-from amanda_tools.remat.plan import MeasuredOp
+from amanda_tools._values.shapes import byte_size, shape_of
+from amanda_tools.remat.measurement import MeasuredOp, Measurement
 
 _PASSING_ON = VIEWS | {"identity_n", "read_variable", "expand_dims"}
-"""Types that make no memory of their own."""
+"""Types that allocate no memory of their own."""
 
 
-class Measurement:
-    """Collects the steps of an iteration.
-
-    Attributes:
-        steps: the operators in order.
-        sizes: bytes of each piece of memory.
-        unit: of what a step costs.
-        unknown: operators of which nobody knows how much they make.
-    """
+class TensorFlowMeasurement(Measurement):
+    """Collects the operators of one iteration; costs are their numbers of operations."""
 
     unit = "ops"
 
     def __init__(self) -> None:
-        self.steps: list[MeasuredOp] = []
-        self.sizes: dict[int, int] = {}
-        self.unknown = 0
+        super().__init__()
         self._pieces: dict[int, tuple[Callable[[], Any], int | None]] = {}
         self._places: dict[str, int] = {}
 
-    def before(self, context: OpContext) -> None:
-        """Nothing is looked at before an operator."""
-
-    def is_own(self, context: OpContext) -> bool:
-        """Whether the operator is the framework's own: all that is seen are."""
-        return True
-
     def after(self, context: OpContext, reason: str) -> bool:
-        """Called in an analysis that sees the outputs.
-
-        Args:
-            reason: why it must not be run again, "" if it may.
-        """
         op = describe(context)
         inputs, outputs = context.get_inputs(), context.get_outputs() or ()
         step = MeasuredOp(op, obstacle=reason)
@@ -74,17 +53,16 @@ class Measurement:
             self.unknown += len(step.made) < len(made)
         step.obstacle = step.obstacle or _obstacle(op.name, context)
         step.cost = float(max(_operations(context), *map(self.sizes.__getitem__, step.made), 0))
-        self._places.setdefault(op.id, len(self.steps))
-        self.steps.append(step)
+        self._places.setdefault(op.id, len(self.ops))
+        self.ops.append(step)
         return True
 
     def backward(self, context: OpContext) -> None:
-        """Called in an analysis of a backward operator: what it reads was kept for it."""
         place = self._places.get(context.get_op_id())
         if place is None:
             return
         known = [self._known(tensor) for tensor in context.get_grad_outputs() or ()]
-        step = self.steps[place]
+        step = self.ops[place]
         step.saved |= {piece for piece in known if piece is not None}
 
     def _known(self, tensor: Any) -> int | None:
@@ -92,7 +70,7 @@ class Measurement:
         return piece if reference is not None and reference() is tensor else None
 
     def _piece(self, tensor: Any) -> int | None:
-        """The memory of a tensor; None if it is a variable's, or of unknown size."""
+        """Return the piece of a tensor; None for variables' and for unknown sizes."""
         reference, piece = self._pieces.get(id(tensor), (None, None))
         if reference is not None and reference() is tensor:
             return piece
@@ -111,19 +89,18 @@ def _obstacle(name: str, context: OpContext) -> str:
 
 
 def _operations(context: OpContext) -> int:
-    """Twice the multiply-accumulates, 0 where no formula knows."""
+    """Return twice the multiply-accumulates, 0 without a formula."""
     op = describe(context)
     formula = FORMULAS.get(op.type)
     if formula is None:
         return 0
     signature = Signature.of(context, op.type)
     try:
-        shapes = [_shape(tensor) for tensor in context.get_inputs()]
-        outputs = [_shape(tensor) for tensor in context.get_outputs() or ()]
+        shapes = [None if t is None else shape_of(t) for t in context.get_inputs()]
+        outputs = [None if t is None else shape_of(t) for t in context.get_outputs() or ()]
         return 2 * math.ceil(formula.macs(CallShapes(signature, shapes, outputs)))
     except (LookupError, TypeError, ValueError, StopIteration):
         return 0
 
 
-def _shape(tensor: Any) -> tuple[int, ...] | None:
-    return None if tensor is None else tuple(int(size) for size in tensor.shape)
+MEASUREMENT = TensorFlowMeasurement

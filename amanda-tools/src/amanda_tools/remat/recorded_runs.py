@@ -1,4 +1,5 @@
-"""One run of an operator of PyTorch, and how it is run again; see :mod:`.pytorch`."""
+"""Runs of PyTorch operators that are run again in the backward pass; see
+:mod:`.pytorch_recomputation`."""
 
 from __future__ import annotations
 
@@ -17,12 +18,12 @@ from amanda.tool import vanilla
 from amanda_tools._internals import version_of
 
 STATE = frozenset({"running_mean", "running_var"})
-"""Inputs that a normalization updates, and that must not be updated once more."""
+"""Inputs that a normalization updates; the second run must update copies."""
 
 
 @attrs.define(eq=False, weakref_slot=True)
 class Kept:
-    """A tensor that is held, and the version of it that counts."""
+    """A tensor that is held, with its version at that time."""
 
     tensor: torch.Tensor
     version: int
@@ -30,14 +31,14 @@ class Kept:
 
     @classmethod
     def of(cls, tensor: torch.Tensor, op_id: str) -> Kept:
-        """Hold a tensor, not its graph."""
+        """Hold a tensor without its autograd graph."""
         return cls(tensor.detach(), version_of(tensor), op_id)
 
     def tensor_now(self) -> torch.Tensor:
-        """The tensor.
+        """Return the tensor.
 
         Raises:
-            AmandaError: somebody has changed it in place.
+            AmandaError: it was changed in place since.
         """
         if version_of(self.tensor) != self.version:
             raise AmandaError(
@@ -49,12 +50,13 @@ class Kept:
 
 @attrs.define(eq=False, weakref_slot=True)
 class Recomputed:
-    """A tensor that comes out of an operator's second run.
+    """A tensor that the second run of an operator makes.
 
     Attributes:
-        execution: of the operator.
-        number: which output; of what the operator has packed, -1 - the number.
-        geometry: how the tensor lies in the output's memory; None for the packed one itself.
+        execution: the run.
+        number: position among its outputs; -1 - number for a tensor that the operator packed.
+        geometry: element type, offset, shape and strides within the output's memory; None for a
+            packed tensor itself.
     """
 
     execution: RecordedRun
@@ -63,12 +65,12 @@ class Recomputed:
 
     @classmethod
     def in_memory_of(cls, execution: RecordedRun, number: int, tensor: torch.Tensor) -> Recomputed:
-        """A tensor in the memory of an output."""
+        """Describe a tensor that lies in the memory of an output."""
         geometry = (tensor.dtype, int(tensor.storage_offset()), tensor.shape, tensor.stride())
         return cls(execution, number, geometry)
 
     def tensor_now(self) -> torch.Tensor:
-        """The tensor, of an execution that has run again."""
+        """Return the tensor; the run has been run again."""
         execution = self.execution
         if self.number < 0:
             return execution.packed[-1 - self.number]
@@ -83,15 +85,15 @@ class Recomputed:
 
 @attrs.frozen
 class Gone:
-    """A tensor that an operator has changed in place after it was saved."""
+    """A tensor that an operator changed in place after it was saved."""
 
     op_id: str
 
     def tensor_now(self) -> torch.Tensor:
-        """None is left.
+        """Always raise: the tensor does not exist any more.
 
         Raises:
-            AmandaError: always, as PyTorch does.
+            AmandaError: as PyTorch raises for such a program.
         """
         raise AmandaError(
             "remat: a tensor that the backward pass needs has been modified by an inplace "
@@ -101,7 +103,7 @@ class Gone:
 
 @attrs.define(eq=False, weakref_slot=True)
 class Ticket:
-    """What autograd holds in place of a tensor that an operator saves."""
+    """What autograd holds in place of a saved tensor."""
 
     content: Kept | Recomputed | Gone
 
@@ -116,19 +118,21 @@ class Autocast:
 
     @classmethod
     def of(cls, inputs: Sequence[Any]) -> Autocast | None:
-        """The current one, for the device of the inputs."""
+        """Read the current setting for the device of the inputs; None if autocast does not know
+        it."""
         kind = next(tensor.device.type for tensor in inputs if tensor is not None)
         if not torch.amp.is_autocast_available(kind):
             return None
         return cls(kind, torch.get_autocast_dtype(kind), torch.is_autocast_enabled(kind))
 
     def again(self) -> torch.autocast:
-        """Set it once more. Casts of weights are not shared with other operators."""
+        """Make the setting once more, without the cache of casts, which other operators must not
+        share."""
         return torch.autocast(self.kind, self.dtype, self.is_enabled, cache_enabled=False)
 
 
 def random_states() -> list[torch.Tensor]:
-    """The states of the generators that operators draw from."""
+    """Return the states of the generators that operators draw from."""
     states = [torch.get_rng_state()]
     if torch.cuda.is_available() and torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         states.append(torch.cuda.get_rng_state())
@@ -137,7 +141,7 @@ def random_states() -> list[torch.Tensor]:
 
 @contextmanager
 def with_random_states(states: Sequence[torch.Tensor]) -> Iterator[None]:
-    """Within it, the generators are in some states; without any, nothing is done."""
+    """Set generators to given states within the block; without any, do nothing."""
     if not states:
         yield
         return
@@ -157,14 +161,14 @@ def _set_random_states(states: Sequence[torch.Tensor]) -> None:
 
 @attrs.define(eq=False)
 class Follower:
-    """A change in place of what an operator has made.
+    """An operator that changes the output of a recorded run in place.
 
     Attributes:
-        function: makes it.
-        number: which output is changed.
-        geometry: which part of its memory; see :class:`Recomputed`.
-        others: where the other inputs are to be found.
-        autocast: as of :class:`RecordedRun`.
+        function: runs it.
+        number: position of the output that is changed.
+        geometry: part of its memory; see :class:`Recomputed`.
+        others: where its other inputs are found.
+        autocast: as in :class:`RecordedRun`.
     """
 
     function: OpFunction
@@ -174,7 +178,7 @@ class Follower:
     autocast: Autocast | None
 
     def run_again(self, execution: RecordedRun) -> None:
-        """Make the change once more, in what an execution has made again."""
+        """Change the output of a run that was run again."""
         target = Recomputed(execution, self.number, self.geometry).tensor_now()
         others = [None if source is None else source.tensor_now() for source in self.others]
         with (
@@ -187,21 +191,23 @@ class Follower:
 
 @attrs.define(eq=False, weakref_slot=True)
 class RecordedRun:
-    """One run of an operator that is run again in the backward pass.
+    """One run of an operator, with everything to run it again in the backward pass.
 
     Attributes:
-        op_id: of the operator.
+        op_id: id of the operator.
         function: runs it.
-        names: of its inputs.
-        inputs: where they are to be found.
+        names: names of its inputs.
+        inputs: where they are found.
         gradients: whether each of them requires a gradient.
-        autocast: what ``torch.autocast`` was set to; None where there is none.
-        random: the states of the generators before an operator that draws from them, else none.
-        count: how many tensors it packed.
-        followers: what has changed its outputs in place since.
-        outputs, packed: the tensors of its second run, while they are wanted.
+        autocast: setting of ``torch.autocast``; None where there is none.
+        random: states of the generators before an operator that draws from them, else empty.
+        count: number of tensors it packed.
+        followers: operators that changed its outputs in place since.
+        outputs, packed: tensors of the second run, while they are wanted.
+        has_run: there are tensors of a second run.
+        tickets: all living tickets that lead here.
         unspent: tickets that the backward pass has not unpacked since the second run.
-        waiting: executions that are still to be run again from this one's outputs.
+        waiting: runs that are still to be run again from this one's outputs.
     """
 
     op_id: str
@@ -221,20 +227,20 @@ class RecordedRun:
     waiting: weakref.WeakSet[RecordedRun] = attrs.field(factory=weakref.WeakSet)
 
     def sources(self) -> list[RecordedRun]:
-        """The executions that this one's inputs come out of."""
+        """Return the runs that the inputs come out of."""
         others = [source for follower in self.followers for source in follower.others]
         return [part.execution for part in (*self.inputs, *others) if isinstance(part, Recomputed)]
 
     def lead(self, ticket: Ticket) -> None:
-        """A ticket leads here."""
+        """Note a ticket that leads here."""
         self.tickets.add(ticket)
         self.unspent.add(ticket)
 
     def run_again(self) -> None:
-        """Make the outputs and what was packed once more.
+        """Compute the outputs and the packed tensors once more.
 
         Raises:
-            AmandaError: the operator does not do what it did.
+            AmandaError: the operator packed another number of tensors.
         """
         inputs = self._inputs_again()
         packed: list[torch.Tensor] = []
@@ -269,16 +275,16 @@ class RecordedRun:
         return inputs
 
     def release(self) -> None:
-        """Let go of the second run's tensors, if nobody wants them any more."""
+        """Drop the tensors of the second run if nothing wants them any more."""
         if self.has_run and not self.unspent and not self.waiting:
             self.outputs, self.packed, self.has_run = [], [], False
-            # For a second backward pass, if there is one.
+            # A second backward pass (retain_graph) unpacks the tickets again.
             self.unspent = weakref.WeakSet(self.tickets)
 
 
 @contextmanager
 def collected(packed: list[torch.Tensor]) -> Iterator[None]:
-    """Within it, what autograd saves goes into a list, and into no other hook's hands."""
+    """Collect what autograd saves within the block in a list; other hooks do not see it."""
 
     def pack(tensor: torch.Tensor) -> None:
         packed.append(tensor.detach())
@@ -291,7 +297,7 @@ def collected(packed: list[torch.Tensor]) -> Iterator[None]:
 
 
 def storage_of(tensor: Any) -> Any:
-    """The memory of a tensor, which has weak references; None if it has none of its own."""
+    """Return the storage of a tensor, which takes weak references; None if it has none."""
     try:
         return tensor.untyped_storage()
     except (AttributeError, RuntimeError, NotImplementedError):
@@ -299,7 +305,7 @@ def storage_of(tensor: Any) -> Any:
 
 
 def tensors_in(result: Any) -> list[torch.Tensor]:
-    """The tensors of an operator's result."""
+    """Return the tensors of an operator's result."""
     if isinstance(result, torch.Tensor):
         return [result]
     items = result if isinstance(result, (list, tuple)) else ()

@@ -1,10 +1,10 @@
-"""Recomputation on PyTorch; imported when a tensor of it is there.
+"""Recomputation in PyTorch's backward pass; imported when the first operator of PyTorch comes.
 
-What autograd keeps is packed into tickets (``torch.autograd.graph.saved_tensors_hooks``). A
-ticket of an operator that is recomputed holds no tensor, but leads to the operator, which holds
-its inputs in the same way. When the backward pass unpacks a ticket, the operators it leads to
-run again, with everything as it was, and autograd's own packing of that second run gives the
-tensors that the first one had packed, in the same order.
+Tensors that autograd saves are packed into tickets (``torch.autograd.graph.saved_tensors_hooks``).
+The ticket of a recomputed operator holds no tensor but leads to the recorded run, which holds its
+inputs in the same way. When the backward pass unpacks a ticket, the runs that it leads to are run
+again, with all state as it was, and autograd's own packing of the second run gives the tensors that
+the first run packed, in the same order.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from torch.autograd.graph import saved_tensors_hooks
 
 from amanda.interface.calls import OpFunction
 from amanda_tools._internals import version_of
-from amanda_tools.remat.executions import (
+from amanda_tools.remat.recorded_runs import (
     Autocast,
     Follower,
     Gone,
@@ -34,12 +34,12 @@ from amanda_tools.remat.executions import (
 
 
 class Recomputer:
-    """Runs the operators of the forward pass, and again in the backward pass.
+    """Replaces operators in the forward pass and runs them again in the backward pass.
 
     Args:
         recomputed: ids of the operators that are run again.
         drawing: ids of those that draw random numbers.
-        changing: ids of operators that change what those have made in place.
+        changing: ids of operators that change results of those in place.
     """
 
     def __init__(
@@ -49,16 +49,15 @@ class Recomputer:
         self._drawing = drawing
         self._changing = changing
         self._lock = threading.RLock()
-        # The executions that the memory of living tensors came out of. They live as long as
-        # such a tensor, a ticket, or an execution that reads it does, and no longer than until
-        # the backward pass begins.
+        # Runs by the storages of living outputs. An entry lives as long as such a tensor, a ticket,
+        # or a run that reads it, and no longer than until the backward pass begins.
         self._origins: weakref.WeakKeyDictionary[Any, tuple[RecordedRun, int, int]] = (
             weakref.WeakKeyDictionary()
         )
         self._met: set[str] = set()
 
     def run(self, *inputs: Any, function: OpFunction, op_id: str, names: Sequence[str]) -> Any:
-        """Replacement routine: the operator, with tickets for what it saves."""
+        """Replacement routine: run the operator, with tickets for what it saves."""
         if not torch.is_grad_enabled():
             return function(*inputs)
         execution = None
@@ -85,7 +84,7 @@ class Recomputer:
                 storage = storage_of(output)
                 if storage is not None and storage not in storages:
                     self._origins[storage] = execution, number, version_of(output)
-        # Autograd holds pack, and by it both, as long as what it has packed.
+        # Autograd keeps `pack`, and through it both of these, as long as what was packed.
         storages.clear()
         tickets.clear()
         return result
@@ -111,7 +110,7 @@ class Recomputer:
         return found
 
     def _follow(self, inputs: Sequence[Any], function: OpFunction, op_id: str) -> None:
-        """An operator is about to change what an execution has made."""
+        """Note an operator that is about to change the output of a run in place."""
         storage = storage_of(inputs[0])
         origin = None if storage is None else self._origins.get(storage)
         target = self._found(inputs[0], op_id)
@@ -119,9 +118,9 @@ class Recomputer:
             return
         execution, number, version = origin
         others = [None if tensor is None else self._found(tensor, op_id) for tensor in inputs[1:]]
-        # Not the part itself, which holds its execution.
+        # Not `target` itself, which holds its run: that would be a reference cycle.
         follower = Follower(function, target.number, target.geometry, others, Autocast.of(inputs))
-        # What autograd packs on the way is what will be there afterwards.
+        # What autograd packs while the operator runs is what will be there afterwards.
         self._origins[storage] = execution, number, version + 1
         for ticket in execution.tickets:
             if isinstance(ticket.content, Recomputed) and ticket.content.number >= 0:
@@ -131,13 +130,13 @@ class Recomputer:
             source.waiting.add(execution)
 
     def _found(self, tensor: torch.Tensor, op_id: str) -> Kept | Recomputed:
-        """Where a tensor will be found in the backward pass."""
+        """Return where a tensor will be found in the backward pass."""
         storage = storage_of(tensor)
         origin = None if storage is None else self._origins.get(storage)
         if origin is None or tensor.is_conj() or tensor.is_neg():
             return Kept.of(tensor, op_id)
         execution, number, version = origin
-        # What was changed in place since does not come out of a second run.
+        # A tensor that was changed in place since does not come out of a second run.
         if version_of(tensor) != version:
             return Kept.of(tensor, op_id)
         return Recomputed.in_memory_of(execution, number, tensor)
@@ -173,7 +172,7 @@ class Recomputer:
         return tensor
 
     def _compute(self, target: RecordedRun) -> None:
-        """Run an execution again, and before it those that its inputs come out of."""
+        """Run a recorded run again, and first those that its inputs come out of."""
         stack = [target]
         while stack:
             execution = stack[-1]
