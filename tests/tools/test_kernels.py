@@ -19,7 +19,7 @@ import amanda
 from amanda.engine.dispatch import create_driver
 from amanda.errors import CapabilityError
 from amanda.testing import loopback as lb
-from amanda_tools.kernels import KernelsTool, timeline
+from amanda_tools.kernels import KernelsTool, timeline_file
 from amanda_tools.kernels.kineto import given_bytes, recording_of
 from amanda_tools.kernels.recordings import MARK, Activity
 from tests import models
@@ -374,8 +374,8 @@ def test_sizes(arguments: dict[str, Any], expected: int | None) -> None:
 
 def test_an_empty_timeline() -> None:
     """Nothing recorded is a file without slices."""
-    assert list(timeline.events(KernelsTool().recording, {})) == []
+    assert list(timeline_file.events(KernelsTool().recording, {})) == []
     activity = Activity("gone", "k", "cpu", 5.0, 1.0, 1.0, "thread 1")
     recording = KernelsTool().recording
     recording.activities.append(activity)
-    assert [e["name"] for e in timeline.events(recording, {})] == ["k", "thread_name"]
+    assert [e["name"] for e in timeline_file.events(recording, {})] == ["k", "thread_name"]

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from amanda_tools._operators.targets import Untreatable, Weight
+from amanda_tools._operators.weights import Untreatable, Weight
 from amanda_tools.prune import PruneOptions, PruneTool
 from amanda_tools.prune.rules import Magnitude, NofM, TileWise
 from amanda_tools.prune.static import Schedule
