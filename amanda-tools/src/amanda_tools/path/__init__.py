@@ -1,7 +1,19 @@
-"""``path``: effective paths, the critical neurons, synapses and weights of an input or a class."""
+"""``path``: effective paths: the critical neurons, synapses and weights of an input or a class.
 
-from amanda_tools.path.call import Call, NoRule, Wanted
-from amanda_tools.path.paths import Mask, OpPath, Path, containment, read, similarity, write
+:func:`rule` registers a rule for operators that have none, :func:`similarity` and
+:func:`containment` compare paths, :func:`read` and :func:`write` are for files of paths.
+"""
+
+from amanda_tools.path.effective_paths import (
+    Mask,
+    OpPath,
+    Path,
+    containment,
+    read,
+    similarity,
+    write,
+)
+from amanda_tools.path.rule_call import Call, NoRule, Wanted
 from amanda_tools.path.rules import rule
 from amanda_tools.path.tool import PathOptions, PathTool
 

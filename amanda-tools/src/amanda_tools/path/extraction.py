@@ -1,4 +1,4 @@
-"""From the critical outputs of a pass backwards to its inputs."""
+"""Extracts paths: from the critical elements of a pass's output back to its inputs."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ import numpy as np
 
 from amanda_tools._values.tensors import Array
 from amanda_tools.path import weighted_sums as _weighted_sums  # noqa: F401 - registers rules
-from amanda_tools.path.call import Call, NoRule, Wanted
-from amanda_tools.path.paths import Mask, OpPath, Path
+from amanda_tools.path.effective_paths import Mask, OpPath, Path
 from amanda_tools.path.recording import Pass, RecordedExecution
-from amanda_tools.path.rules import RULES, everything
+from amanda_tools.path.rule_call import Call, NoRule, Wanted
+from amanda_tools.path.rules import RULES, claim_everything
 
 Claim = tuple[Array, Array | None]
 
@@ -24,9 +24,9 @@ class Start:
 
     Attributes:
         output: the execution whose output is explained.
-        position: which output it is.
-        index: of each input of the batch the flat places that are critical.
-        labels: of each input its class, None if the output has several positions.
+        position: position of the output.
+        index: for each input of the batch the critical flat indices.
+        labels: for each input its class; None if the output has several positions.
     """
 
     output: RecordedExecution
@@ -36,10 +36,10 @@ class Start:
 
     @classmethod
     def of(cls, output: RecordedExecution, axis: int, labels: Sequence[int] | None) -> Start:
-        """The predicted class of each input, or the one that it is labelled with.
+        """Begin at the predicted class of each input, or at its label.
 
         Raises:
-            ValueError: the axis or the labels do not fit.
+            ValueError: axis or labels do not fit.
         """
         position = output.real_outputs()[0]
         scores = output.outputs[position]
@@ -74,18 +74,18 @@ class Start:
 
 
 class Extraction:
-    """The paths of the inputs of one batch.
+    """Extracts the paths of the inputs of one batch.
 
     Args:
-        run: what ran.
+        run: the pass.
         start: where the paths begin.
-        theta: the share of a value that critical contributions make up.
+        theta: fraction of a value that critical contributions make up.
         keep_synapses: keep the numbers of the critical products.
 
     Attributes:
         paths: the path of each input.
-        skipped: operator's id to why it was treated without a rule.
-        executions: those that the output depends on, and that depend on the input.
+        skipped: operator id to the reason why no rule was applied.
+        executions: those between the model's input and the output.
     """
 
     def __init__(self, run: Pass, start: Start, theta: float, *, keep_synapses: bool) -> None:
@@ -109,7 +109,7 @@ class Extraction:
         self.paths = self._paths(start.labels)
 
     def _order(self, run: Pass, output: RecordedExecution) -> list[RecordedExecution]:
-        """The last first: readers come before what they read."""
+        """Return the executions that the output depends on, readers before what they read."""
         reached, found = {output}, []
         for execution in reversed(list(run.executions.values())):
             if execution in reached:
@@ -162,7 +162,7 @@ class Extraction:
     def _wanted(
         self, sample: int, execution: RecordedExecution, outputs: Sequence[int]
     ) -> list[Wanted]:
-        """What readers have claimed of each output; own values where they do not agree."""
+        """Merge what readers have claimed of each output; where they disagree, own values count."""
         found = []
         for position in outputs:
             claims = self._claims.pop((sample, execution, position), [])
@@ -181,23 +181,23 @@ class Extraction:
         return found
 
     def _treated(self, call: Call, wanted: Wanted) -> Wanted:
-        """Apply the rule, or the conservative treatment, and say why."""
+        """Apply the rule, or claim everything and note why."""
         op = call.execution.op.about
         rule = RULES.get(op.type) or RULES.get(op.type.lstrip("_"))
         if not len(wanted.index):
             return wanted
         if rule is None:
             self.skipped[op.id] = "no rule for its type"
-            everything(call, wanted)
+            claim_everything(call, wanted)
             return wanted
         try:
             rule(call, wanted)
         except Exception as error:
-            # Somebody's operator must not end somebody's run.
+            # An error of a third party's rule must not end the program.
             is_known = isinstance(error, NoRule)
             self.skipped[op.id] = str(error) if is_known else f"{type(error).__name__}: {error}"
             wanted = Wanted(wanted.index, wanted.values, wanted.output)
-            everything(call, wanted)
+            claim_everything(call, wanted)
         if not wanted.synapses:
             every = wanted.index[:, None] * call.width + np.arange(call.width)
             wanted.synapses.append(every.reshape(-1))
@@ -206,7 +206,7 @@ class Extraction:
     def _pass_on(
         self, sample: int, execution: RecordedExecution, parts: Sequence[Wanted]
     ) -> dict[int, Array]:
-        """Hand the claims to what made the inputs; those on weights are given back."""
+        """Pass claims on to the sources of the inputs; return those on weights."""
         weights: dict[int, Array] = {}
         for position, index, values in (claim for wanted in parts for claim in wanted.claims):
             source, array = execution.sources[position], execution.inputs[position]
@@ -226,7 +226,7 @@ class Extraction:
     def _neurons(
         self, shapes: Sequence[tuple[int, ...]], found: Sequence[Sequence[Wanted]]
     ) -> list[Mask]:
-        """The mask of each input's neurons; of several outputs they are strung together."""
+        """Return the mask of each input's neurons; several outputs are strung together."""
         if len(shapes) == 1:
             return self._masks(shapes[0], [parts[0].index for parts in found])
         per_output = [
@@ -240,7 +240,7 @@ class Extraction:
         return strung
 
     def _masks(self, shape: tuple[int, ...], index: Sequence[Array]) -> list[Mask]:
-        """Without the axis of the batch where each input has its own places, else of all."""
+        """Return a mask per input: without the batch axis where each input has its own entries."""
         batch = self._batch
         for axis, count in enumerate(shape):
             if count != batch:
@@ -270,11 +270,15 @@ class Extraction:
 def _weights(
     execution: RecordedExecution, claimed: Sequence[dict[int, Array]]
 ) -> list[Mask | None]:
-    """The mask of the weight for each input, None if the operator has none."""
+    """Return the mask of the weight for each input, None without a weight."""
     op = execution.op
     positions = [position for claims in claimed for position in claims]
-    if len(op.weight_layout) > 1 and op.weight is not None and not execution.is_data[op.weight]:
-        positions.append(op.weight)
+    if (
+        len(op.signature.weight_layout) > 1
+        and op.signature.weight is not None
+        and not execution.is_data[op.signature.weight]
+    ):
+        positions.append(op.signature.weight)
     if not positions:
         return [None] * len(claimed)
     position = positions[0]
@@ -287,10 +291,10 @@ def _weights(
 
 
 def _model_of(run: Pass, output: RecordedExecution) -> set[RecordedExecution]:
-    """The executions between the model's inputs and its output.
+    """Return the executions between the model's inputs and its output.
 
-    What makes a module's input, and is outside of modules, is none; nor what makes something of
-    nothing.
+    Operators outside of modules that make a module's input do not belong to it, nor operators that
+    make something from nothing.
     """
     found: set[RecordedExecution] = set()
     for execution in run.executions.values():

@@ -1,4 +1,4 @@
-"""What ran in one pass of a model: its operators, their values, and how they are connected."""
+"""Records one pass of a model: its operators, their values, and how they are connected."""
 
 from __future__ import annotations
 
@@ -14,9 +14,13 @@ from amanda.errors import CapabilityError
 from amanda.tools.description import OpDescription, describe
 from amanda.tools.graph_tracing import Graph, GraphTracingTool, TracedTensor
 from amanda.tools.mapping import MappingTool
+from amanda_tools._operators.signature import Signature
+from amanda_tools._values.shapes import Shape, shape_of
 from amanda_tools._values.tensors import Array, arithmetic_of, reader_of
 
 _NUMBERS = re.compile(r"float|bfloat|u?int|bool")
+"""Element types that are recorded."""
+
 _SHAPES = frozenset(
     "shape shape_n size rank zeros_like ones_like empty_like full_like rand_like randn_like "
     "new_zeros new_ones new_empty new_full".split()
@@ -26,53 +30,46 @@ _SHAPES = frozenset(
 _DRAWING = re.compile(
     r"(stateless_)?(rand|randn|randint|randperm|\w*truncated_normal|random_(uniform|normal)\w*)(_v\d)?"
 )
-"""Types that draw numbers, of a shape and from a state that they may be given."""
+"""Types that draw random numbers; they may be given a shape and a state."""
 
 _CHOOSING = frozenset("embedding embedding_bag index_select gather gather_nd take".split())
-"""Types that choose among the elements of a weight."""
+"""Types that select elements of a weight."""
 
 _FEEDING = re.compile(
     r"get_next|dequeue|unstage|py_func|placeholder|decode_|parse_example|tensor_list"
 )
-"""Types that bring data from outside."""
+"""Types that bring data from outside of the program's operators."""
 
 _TRAINING = re.compile(
     r"loss|metric|accuracy|criterion|optimi[sz]er|gradient|\b(sgd|adam|rmsprop|adagrad)",
     re.IGNORECASE,
 )
-"""Part of the id of an operator that judges a model, or trains it."""
+"""Matches ids of operators that judge a model, or train it."""
 
 _LOSS = re.compile(r"loss|entropy")
-"""Part of the type of an operator that judges a model; TensorFlow's may give rows of gradients."""
+"""Matches types of operators that judge a model; TensorFlow's may return gradients as well."""
 
 _BODY = re.compile(r"/(?=(body|cond|then_branch|else_branch|branches\d+)/)")
-"""Where the id of a loop or of a branch may end in the id of an operator that it runs."""
+"""Where the id of a loop or branch may end in the id of an operator within it."""
 
 
 @attrs.frozen(eq=False)
 class RecordedOp:
-    """What all executions of an operator have in common.
+    """Facts that all executions of an operator share.
 
     Attributes:
         about: the operator, as in the rows of all tools.
-        names: the declared name of each input.
-        attributes: its non-tensor arguments.
+        signature: names of inputs, attributes, weight and layouts.
         parameters: shapes of the inputs that are parameters, variables or constants, by position.
-        weight: position of its weight, None if the mapping rules know none.
-        weight_layout, data_layout: letters of axes, "" where the mapping rules know none.
         run: runs it again on tensors, None where the driver cannot.
-        tensors: of each input what makes a tensor of its type from an array.
-        types: of each input the name of its element type.
-        is_eager: whether tensors keep their identity while the program runs.
+        tensors: for each input a function that makes a tensor of its type from an array, or None.
+        types: for each input the name of its element type.
+        is_eager: tensors keep their identity while the program runs.
     """
 
     about: OpDescription
-    names: Sequence[str]
-    attributes: Mapping[str, Any]
-    parameters: Mapping[int, tuple[int, ...]]
-    weight: int | None
-    weight_layout: str
-    data_layout: str
+    signature: Signature
+    parameters: Mapping[int, Shape]
     run: Callable[..., Any] | None
     tensors: Sequence[Callable[[Array], Any] | None]
     types: Sequence[str]
@@ -80,21 +77,21 @@ class RecordedOp:
 
     @property
     def is_in_module(self) -> bool:
-        """Whether a module or a graph runs it, an outermost one included."""
+        """A module, an outermost one included, or a graph runs it."""
         return bool(self.about.module) or self.about.id.find("/") > 0
 
     @classmethod
     def of(cls, context: OpContext, graph: Graph, made: Container[str]) -> RecordedOp:
-        """What an analysis sees.
+        """Read the facts in an analysis.
 
         Args:
-            context: the operator's.
-            graph: what has run before.
+            context: the operator's context.
+            graph: operators that have run before.
             made: ids of the operators that have run in this pass.
         """
         inputs = context.get_inputs()
-        # To ask whether a tensor is a parameter may be slow; what the model has made in this pass
-        # is none. What another pass or a script has made may be: optimizers write into parameters.
+        # Asking whether a tensor is a parameter may be slow. Results of the model in this pass are
+        # none; those of another pass or of a script may be: optimizers write into parameters.
         links = [None if t is None else graph.tensor_of(t) for t in inputs]
         asked = [
             i
@@ -107,14 +104,11 @@ class RecordedOp:
             run = context.get_function()
         except CapabilityError:
             run = None
+        about = describe(context)
         return cls(
-            describe(context),
-            context.get_input_names(),
-            context.get_attrs(),
-            {i: tuple(map(int, v.shape)) for i, v in values.items() if hasattr(v, "shape")},
-            context["weight_index"],
-            context["weight_layout"] or "",
-            context["data_layout"] or "",
+            about,
+            Signature.of(context, about.type),
+            {i: shape_of(v) for i, v in values.items() if hasattr(v, "shape")},
             run,
             [None if t is None else _maker(t) for t in inputs],
             ["" if t is None else reader_of(t).dtype(t) for t in inputs],
@@ -128,10 +122,11 @@ class RecordedExecution:
 
     Attributes:
         op: the operator.
-        inputs, outputs: copies of the values; None for what is absent or has no numbers.
-        sources: of each input the execution and the output that it comes from, if it is known.
-        is_data: of each input whether it depends on what went into the model.
-        written: the inputs that are not what their source has given: something wrote into them.
+        inputs, outputs: copies of the values; None for absent tensors and those without numbers.
+        sources: for each input the execution and output that it comes from, if known.
+        is_data: for each input whether it depends on the model's input.
+        written: positions of inputs that differ from what their source gave: something wrote into
+            them.
     """
 
     op: RecordedOp
@@ -142,10 +137,10 @@ class RecordedExecution:
     written: list[int] = attrs.field(factory=list)
 
     def is_fed(self, position: int) -> bool:
-        """Whether an input that no operator has made is one of the model.
+        """Decide whether an input that no operator has made is an input of the model.
 
-        A number that the program has written is none, and whole numbers beside real ones are
-        arguments, such as a shape, if they do not choose among them.
+        Scalars are none: the program has written them. Integers beside real numbers are arguments,
+        such as a shape, unless they select elements.
         """
         array = self.inputs[position]
         if array is None or array.ndim == 0 or position in self.op.parameters:
@@ -154,10 +149,10 @@ class RecordedExecution:
         return is_real(array) or is_alone or self.op.about.type in _CHOOSING
 
     def depends_on_input(self, position: int) -> bool:
-        """Whether an output depends on what went into the model.
+        """Decide whether an output depends on the model's input.
 
-        What is made of nothing does where no module makes it: a script makes its inputs so, a
-        module its constants. What comes out of a data set does everywhere.
+        Tensors made from nothing do where no module makes them: a script makes its inputs so, a
+        module its constants. Data sets' tensors do everywhere.
         """
         kind, array = self.op.about.type, self.outputs[position]
         is_drawn = bool(_DRAWING.fullmatch(kind))
@@ -168,11 +163,11 @@ class RecordedExecution:
         return is_made and array is not None and array.ndim > 0
 
     def real_outputs(self) -> list[int]:
-        """The outputs that are real numbers."""
+        """Return the positions of outputs of real numbers."""
         return [i for i, array in enumerate(self.outputs) if is_real(array)]
 
     def gives_rows(self) -> bool:
-        """Whether an output can be the scores of some classes, for each input of a batch."""
+        """True if an output can be scores of classes, for each input of a batch."""
         real = [self.outputs[i] for i in self.real_outputs()]
         return any(array is not None and array.ndim > 1 and array.shape[-1] > 1 for array in real)
 
@@ -182,8 +177,8 @@ class Pass:
     """The executions of one pass, in order.
 
     Attributes:
-        labels: the labels that were set when it began.
-        executions: id of an operator to its (last) execution.
+        labels: labels that were set when it began.
+        executions: operator id to its last execution.
     """
 
     labels: Any = None
@@ -194,7 +189,11 @@ class PassRecorder(Tool):
     """Records each pass; an operator that runs again begins the next one.
 
     Args:
-        finished: called with each pass that is over.
+        finished: called with each pass that has ended.
+
+    Attributes:
+        labels: labels for the passes that begin from now on.
+        tracing: the tool that follows tensors.
     """
 
     def __init__(self, finished: Callable[[Pass], None]) -> None:
@@ -202,7 +201,7 @@ class PassRecorder(Tool):
         self.labels: Any = None
         self._finished = finished
         self._pass: Pass | None = None
-        # Tensors are followed as this tool's routines leave them.
+        # After this tool: tensors are followed as its routines leave them.
         self.tracing = GraphTracingTool()
         self.tracing.depends_on(self)
         self.depends_on(MappingTool.standard())
@@ -213,13 +212,14 @@ class PassRecorder(Tool):
         return self.tracing.graph
 
     def finish(self) -> None:
-        """The pass that runs is over."""
+        """End the current pass."""
         finished, self._pass = self._pass, None
         if finished is not None:
             self._finished(finished)
 
     def in_order(self, run: Pass) -> list[RecordedExecution]:
-        """The executions of a pass; of a graph, which may run them in any, in the graph's order."""
+        """Return the executions of a pass; of a graph, which may run them in any order, in the
+        graph's."""
         executions = list(run.executions.values())
         if all(execution.op.is_eager for execution in executions):
             return executions
@@ -228,7 +228,7 @@ class PassRecorder(Tool):
 
     def _analyse(self, context: OpContext) -> None:
         made = {} if self._pass is None else self._pass.executions
-        # Of an operator of a graph nobody knows yet when it runs again.
+        # When a graph's operator is analysed, it is not known yet when it runs.
         if context.get_op_id() in made and context.namespace.tags[-1] == "eager":
             self.finish()
             made = {}
@@ -251,12 +251,12 @@ class PassRecorder(Tool):
     def _read(
         self, running: Pass, execution: RecordedExecution, link: TracedTensor | None, tensor: Any
     ) -> None:
-        """Note an input: its value, and where it comes from."""
+        """Note an input: its value and its source."""
         source = None if link is None else running.executions.get(link.producer)
         position = len(execution.inputs)
         is_parameter = position in execution.op.parameters
         if is_parameter and source is not None and not source.op.is_in_module:
-            source = None  # It has written the parameter: an optimizer, or who initialises.
+            source = None  # the source has written a parameter: an optimizer, or an initializer
         if source is None or link is None or link.position >= len(source.outputs):
             execution.inputs.append(None if tensor is None else _array(tensor))
             execution.sources.append(None)
@@ -277,31 +277,31 @@ class PassRecorder(Tool):
         if execution is not None:
             execution.outputs = [None if t is None else _array(t) for t in tensors]
         if op.is_eager:
-            # Its arguments may be others at the next execution.
+            # The arguments may differ at the next execution.
             self.reanalyse(op.about.id)
 
     def _is_new(self, op: RecordedOp) -> bool:
-        # What a loop runs several times is one pass.
+        # All iterations of a loop are one pass.
         return op.is_eager or not _BODY.search(op.about.id)
 
     def _links(self, op: RecordedOp, tensors: Sequence[Any]) -> Sequence[TracedTensor | None]:
         if op.is_eager:
             return [None if t is None else self._graph.tensor_of(t) for t in tensors]
-        # What a graph's routine gets are other tensors at each run.
+        # Routines in graphs get other tensors at each run.
         known = op.about.id in self._graph
         return self._graph.op(op.about.id).inputs if known else [None] * len(tensors)
 
 
 def _may_be_variable(graph: Graph, link: TracedTensor) -> bool:
-    """Whether an operator has read a variable, or may have written one: a script's own."""
+    """True if an operator has read a variable, or may have written one, as a script's own may."""
     return link.producer.startswith("/") or "read_variable" in graph.op(link.producer).type
 
 
-def bodies(executions: Sequence[RecordedExecution]) -> dict[str, set[RecordedExecution]]:
-    """The loops and branches of graphs that have run, by id, each with what is in them.
+def find_bodies(executions: Sequence[RecordedExecution]) -> dict[str, set[RecordedExecution]]:
+    """Find the loops and branches of graphs that have run: id to the executions within.
 
-    A graph's body reads nothing from outside and gives nothing to it but through the operator that
-    runs it; a scope of the same name does.
+    A graph's body exchanges tensors with the outside through the operator that runs it only; a name
+    scope of the same form does so directly.
     """
     found: dict[str, set[RecordedExecution]] = {}
     parts: dict[str, set[str]] = {}
@@ -311,7 +311,7 @@ def bodies(executions: Sequence[RecordedExecution]) -> dict[str, set[RecordedExe
             name = op_id[: match.start()]
             found.setdefault(name, set()).add(execution)
             parts.setdefault(name, set()).add(match[1])
-    # A loop has a condition and a body; a branch's name is its own.
+    # A loop has both, a condition and a body; a branch has a name of its own.
     found = {name: body for name, body in found.items() if len(parts[name] & {"body", "cond"}) != 1}
     for execution in executions:
         for source, _ in filter(None, execution.sources):
@@ -321,19 +321,19 @@ def bodies(executions: Sequence[RecordedExecution]) -> dict[str, set[RecordedExe
     return found
 
 
-def last_scores(executions: Sequence[RecordedExecution]) -> RecordedExecution | None:
-    """The end of the longest way through a model that can be scores of classes, the last of equals.
+def find_scores(executions: Sequence[RecordedExecution]) -> RecordedExecution | None:
+    """Find the output to explain: the end of the longest way through a model that may be scores.
 
-    What belongs to a loss by its name or type, or is outside of modules, counts only if there is
-    nothing else: so a script's own arithmetic and its optimizer are left out. Where loops or
-    branches of a graph interrupt the way, the last one counts.
+    Of equals the last. Operators of a loss, by name or type, and those outside of modules count
+    only if there is nothing else: this leaves out a script's own arithmetic and its optimizer.
+    Where loops or branches of a graph interrupt the way, the last candidate counts.
     """
     depths: dict[RecordedExecution, int] = {}
     for execution in executions:
         sources = zip(execution.sources, execution.is_data, strict=True)
         before = [depths.get(s[0], 0) for s, is_data in sources if s is not None and is_data]
         depths[execution] = 1 + max(before, default=0)
-    inside = {execution for body in bodies(executions).values() for execution in body}
+    inside = {execution for body in find_bodies(executions).values() for execution in body}
     found = [e for e in executions if any(e.is_data) and e.gives_rows() and e not in inside]
     found = [e for e in found if e.op.is_in_module] or found
     found = [e for e in found if not _LOSS.search(e.op.about.type)] or found
@@ -344,36 +344,37 @@ def last_scores(executions: Sequence[RecordedExecution]) -> RecordedExecution | 
 
 
 def is_real(array: Array | None) -> bool:
-    """Whether there are real numbers."""
+    """True for real numbers: neither integers nor booleans."""
     return array is not None and array.dtype.kind not in "biu"
 
 
 def _array(tensor: Any) -> Array | None:
-    """A copy of the values, None of what has no real numbers."""
+    """Copy the values; None without real numbers."""
     reader = reader_of(tensor)
     if not _NUMBERS.match(reader.dtype(tensor)):
         return None
     try:
-        # Not ascontiguousarray, which gives a single number an axis.
+        # Not ascontiguousarray, which turns a scalar into an array of one axis.
         return np.asarray(reader.wide_numpy(tensor), order="C")
     except (RuntimeError, TypeError, ValueError, NotImplementedError):
         return None
 
 
 def _are_same(one: Array, other: Array | None) -> bool:
-    """Whether two arrays have the same elements."""
+    """True if two arrays have equal elements, NaN included."""
     if other is None or one.shape != other.shape:
         return False
     return bool(((one == other) | ((one != one) & (other != other))).all())
 
 
 def _maker(tensor: Any) -> Callable[[Array], Any] | None:
-    """What makes a tensor of the type of another from an array; None of what has no numbers."""
+    """Return a function that makes tensors of this type from arrays; None for types without
+    numbers."""
     if not _NUMBERS.match(reader_of(tensor).dtype(tensor)):
         return None
     try:
         arithmetic = arithmetic_of(tensor)
-        # Not the tensor itself, which would stay alive.
+        # Not the tensor itself, which must not be kept alive.
         like = arithmetic.constant(np.zeros(0), like=tensor)
     except (TypeError, ValueError, RuntimeError):
         return None

@@ -1,8 +1,7 @@
-"""The extraction rules of operators that compute one element from one, or move elements.
+"""Extraction rules of operators that work element by element, or rearrange elements.
 
-A rule is a function of a :class:`Call` and of what is :class:`Wanted`; it says with
-``wanted.claim()`` which elements of the inputs are critical. Operators without a rule are
-taken in full, see :func:`everything`.
+A rule takes a :class:`Call` and a :class:`Wanted`, and names the critical elements of the inputs
+with ``wanted.claim()``. Without a rule all inputs are critical, see :func:`claim_everything`.
 """
 
 from __future__ import annotations
@@ -12,11 +11,11 @@ from collections.abc import Callable
 import numpy as np
 
 from amanda_tools._values.tensors import Array
-from amanda_tools.path.call import Call, NoRule, Rule, Wanted, coordinates
-from amanda_tools.path.synapses import chosen
+from amanda_tools.path.rule_call import Call, NoRule, Rule, Wanted, coordinates
+from amanda_tools.path.synapses import select_critical
 
 RULES: dict[str, Rule] = {}
-"""Canonical type to rule."""
+"""Rules by canonical type."""
 
 
 _PASSING = """
@@ -50,7 +49,7 @@ _MOVING = """
 
 
 def rule(*types: str) -> Callable[[Rule], Rule]:
-    """Register a rule for some canonical types; a later one takes the place of an earlier one.
+    """Register a rule for canonical types; a later one replaces an earlier one.
 
     Example::
 
@@ -66,9 +65,9 @@ def rule(*types: str) -> Callable[[Rule], Rule]:
     return register
 
 
-def everything(call: Call, wanted: Wanted) -> None:
-    """The conservative treatment: every element of the inputs is critical, of inputs with the
-    batch in front those of the same places in the batch."""
+def claim_everything(call: Call, wanted: Wanted) -> None:
+    """Claim all elements of the inputs; with the batch in front, of the same entries of the
+    batch."""
     output = call.output(wanted.output)
     for position in call.data:
         source = call.array(position)
@@ -83,7 +82,7 @@ def everything(call: Call, wanted: Wanted) -> None:
 
 @rule("relu")
 def relu(call: Call, wanted: Wanted) -> None:
-    """What it lets through; what it has silenced explains nothing."""
+    """Critical inputs are the positive ones; clamped elements contribute nothing."""
     for position in call.data[:1]:
         own = call.output().reshape(-1)[wanted.index]
         wanted.claim(position, wanted.index, own.astype(np.float64))
@@ -91,9 +90,9 @@ def relu(call: Call, wanted: Wanted) -> None:
 
 @rule(*_PASSING.split())
 def passing(call: Call, wanted: Wanted) -> None:
-    """Elements stay in their order, and what they have to explain is the same.
+    """Rule for operators that keep elements in their order and values (reshape, identity).
 
-    A bias is no neuron. Of several outputs each is an input.
+    An added bias is no neuron. The n-th output belongs to the n-th input.
     """
     position = wanted.output
     if call.array(position).size != call.output(position).size:
@@ -103,10 +102,10 @@ def passing(call: Call, wanted: Wanted) -> None:
 
 @rule(*_ELEMENTWISE.split())
 def elementwise(call: Call, wanted: Wanted) -> None:
-    """Of each factor the element at the same place.
+    """Rule for elementwise operators: the element at the same position of each data input.
 
-    Normalizations along other axes are taken with the statistics that they found as constants.
-    A constant factor of a weighted sum is a part of its weights.
+    Normalizations along other axes count the statistics that they found as constants. A constant
+    factor of a weighted sum is a part of its weights.
     """
     output = call.output(wanted.output)
     call.width = max(1, len(call.data))
@@ -120,7 +119,7 @@ def elementwise(call: Call, wanted: Wanted) -> None:
 
 
 def _unscaled(output: Array, source: Array, wanted: Wanted) -> Array | None:
-    """What a scaled element has to explain before a constant has scaled it."""
+    """Return the values to explain before a constant scaled the elements."""
     if source.shape != output.shape:
         return None
     before = source.reshape(-1)[wanted.index]
@@ -131,7 +130,7 @@ def _unscaled(output: Array, source: Array, wanted: Wanted) -> Array | None:
 
 @rule("add", "sub", "rsub")
 def addition(call: Call, wanted: Wanted) -> None:
-    """Both branches' contributions are sorted; what no input makes is a bias."""
+    """Critical are the largest contributions of both branches; a constant is a bias."""
     output, data = call.output(wanted.output), call.data
     signs = np.ones(len(call.execution.inputs))
     if call.execution.op.about.type == "sub":
@@ -151,7 +150,7 @@ def addition(call: Call, wanted: Wanted) -> None:
         for position, source, place in zip(data, sources, places, strict=True)
     ]
     call.width = len(data)
-    mask = chosen(np.stack(parts, axis=1), wanted.values, call.theta)
+    mask = select_critical(np.stack(parts, axis=1), wanted.values, call.theta)
     for column, (position, place) in enumerate(zip(data, places, strict=True)):
         wanted.claim(position, place[mask[:, column]])
     rows, columns = np.nonzero(mask)
@@ -160,11 +159,11 @@ def addition(call: Call, wanted: Wanted) -> None:
 
 @rule("batch_norm")
 def batch_norm(call: Call, wanted: Wanted) -> None:
-    """Folded into what comes before: a scale and a bias per channel."""
+    """Rule for batch norm, folded into the operator before it: a scale and a bias per channel."""
     position = call.position("input", "x", 0)
     assert position is not None
     source = call.array(position)
-    layout = call.execution.op.data_layout or "NC"
+    layout = call.execution.op.signature.data_layout or "NC"
     axis = layout.index("C")
     if call.attribute("training", "is_training", default=False):
         rest = tuple(i for i in range(source.ndim) if i != axis)
@@ -181,7 +180,8 @@ def batch_norm(call: Call, wanted: Wanted) -> None:
 
 @rule(*_MOVING.split())
 def moving(call: Call, wanted: Wanted) -> None:
-    """Elements move, so that places do."""
+    """Rule for operators that only rearrange elements (reshape, gather): map output indices
+    back."""
     for position in call.data:
         origin = call.memo(f"moved {position}", lambda p=position: call.moved(p))  # type: ignore[misc]
         places = origin[wanted.output].reshape(-1)[wanted.index]
@@ -191,7 +191,7 @@ def moving(call: Call, wanted: Wanted) -> None:
 
 @rule("embedding")
 def embedding(call: Call, wanted: Wanted) -> None:
-    """Rows of the weight, and the numbers that chose them."""
+    """Claim rows of the weight, and the indices that chose them."""
     op = call.execution.op
     weight = call.position("weight", "params", "resource")
     number = next(

@@ -1,8 +1,8 @@
-"""Which contributions to a value are critical: the smallest set that makes up its share.
+"""Selects critical contributions: the smallest set that makes up a fraction of a value.
 
-Source: Qiu et al., "Adversarial Defense through Network Profiling Based Path Extraction",
-CVPR 2019, the extraction of effective paths: of the products of a critical neuron's inputs with
-their weights the largest ones, as many as reach ``theta`` times the neuron's value.
+Source: Qiu et al., "Adversarial Defense through Network Profiling Based Path Extraction", CVPR
+2019: of the products of a critical neuron's inputs with their weights the largest ones, as many as
+reach ``theta`` times the neuron's value.
 """
 
 from __future__ import annotations
@@ -17,28 +17,30 @@ import numpy as np
 from amanda_tools._values.tensors import Array
 
 ROUNDING = 1e-6
-"""A sum reaches a goal that it misses by less than this part of all positive contributions."""
+"""A sum counts as reaching a goal that it misses by less than this fraction of all positive
+contributions."""
 
 _CHUNK = 1 << 20
-"""Products that are in memory at a time."""
+"""Products in memory at a time."""
 
 LETTERS = string.ascii_letters
 
 
-def chosen(products: Array, values: Array, theta: float) -> Array:
-    """The critical ones of some contributions.
+def select_critical(products: Array, values: Array, theta: float) -> Array:
+    """Select the critical contributions of each row.
 
-    Of each row the smallest set whose sum reaches `theta` times the value, largest first and of
-    equals the first. A negative value is made up of negative contributions in the same way. Where a
-    bias has made a part of the value that they cannot reach, all of the value's sign are critical.
+    Of a row they are the smallest set whose sum reaches `theta` times the value: the largest first,
+    at ties the first. A negative value is made up of negative contributions in the same way. Where
+    a bias made a part of the value that they cannot reach, all contributions of the value's sign
+    are critical.
 
     Args:
-        products: contributions, one row per value.
-        values: what they, and perhaps a bias, have made; one per row.
+        products: contributions, shape (values, products per value).
+        values: the values that they, and perhaps a bias, make up.
         theta: between 0 and 1.
 
     Returns:
-        A mask of the shape of `products`.
+        A boolean mask of the shape of `products`.
     """
     signed = np.where(values[:, None] < 0, -products, products)
     ordered = -np.sort(-signed, axis=1)
@@ -55,14 +57,13 @@ def chosen(products: Array, values: Array, theta: float) -> Array:
 
 @attrs.frozen(eq=False)
 class Operand:
-    """A factor of the products, its axes named by letters.
+    """A factor of products, its axes named by letters.
 
     Attributes:
         values: its elements, flat.
-        strides: letter to how far apart two neighbours are in `values`; 0 if it is broadcast.
+        strides: letter to the distance of two neighbours in `values`; 0 if the axis is broadcast.
         sizes: letter to size.
-        source: place in `values` to place in the operator's input, -1 for a border; None if
-            they are the same.
+        source: index in `values` to index in the operator's input, -1 for padding; None if equal.
     """
 
     values: Array
@@ -72,7 +73,7 @@ class Operand:
 
     @classmethod
     def of(cls, array: Array, letters: str) -> Operand:
-        """An array with a letter for each axis; one of size 1 is broadcast."""
+        """Name each axis of an array by a letter; axes of size 1 are broadcast."""
         array = np.ascontiguousarray(array)
         steps = [math.prod(array.shape[i + 1 :]) for i in range(array.ndim)]
         pairs = zip(letters, steps, array.shape, strict=True)
@@ -80,19 +81,19 @@ class Operand:
         return cls(array.reshape(-1), strides, dict(zip(letters, array.shape, strict=True)))
 
     def inputs(self, places: Array) -> Array:
-        """Places in the operator's input, without those of a border."""
+        """Convert indices to those in the operator's input, without padding."""
         found = places if self.source is None else self.source[places]
         return found[found >= 0]
 
 
 @attrs.frozen(eq=False)
 class Rows:
-    """The products that make up some values, in chunks of rows.
+    """The products that make up values, one row per value, computed in chunks of rows.
 
     Attributes:
         operands: the factors.
-        bases: of each operand the place of each row's first element.
-        offsets: of each operand the distance of a row's elements from its first.
+        bases: for each operand the index of each row's first element.
+        offsets: for each operand the distances of a row's elements from its first.
     """
 
     operands: Sequence[Operand]
@@ -101,12 +102,12 @@ class Rows:
 
     @classmethod
     def of(cls, operands: Sequence[Operand], letters: str, index: Array) -> Rows:
-        """The rows of some elements of a result.
+        """Make the rows of elements of a result.
 
         Args:
-            operands: the factors of the products.
-            letters: the result's axes; over all other letters the products are summed.
-            index: flat places in the result.
+            operands: the factors.
+            letters: axes of the result; products are summed over all other letters.
+            index: flat indices in the result.
         """
         sizes: dict[str, int] = {}
         for operand in operands:
@@ -129,22 +130,22 @@ class Rows:
 
     @property
     def width(self) -> int:
-        """How many products make up a value."""
+        """Number of products per value."""
         return len(self.offsets[0])
 
     def critical(
         self, values: Array, theta: float, *, relative: bool = False
     ) -> tuple[list[Array], Array]:
-        """The critical products of all rows.
+        """Select the critical products of all rows.
 
         Args:
-            values: what each row has to explain.
-            theta: the share of it.
+            values: the value of each row to explain.
+            theta: the fraction of it.
             relative: `values` are multiples of the rows' sums.
 
         Returns:
-            Of each operand the places in the operator's input, and the products themselves:
-            row times :attr:`width` plus the position in the row.
+            For each operand the indices in the operator's input, and the products: row times
+            :attr:`width` plus position in the row.
         """
         marks = [np.zeros(operand.values.size, bool) for operand in self.operands]
         found = [np.zeros(0, np.int64)]
@@ -154,7 +155,7 @@ class Rows:
             wanted = values[start : start + step]
             if relative:
                 wanted = wanted * products.sum(axis=1, dtype=np.float64)
-            mask = chosen(products, wanted, theta)
+            mask = select_critical(products, wanted, theta)
             for mark, place in zip(marks, places, strict=True):
                 mark[place[mask]] = True
             found.append(np.flatnonzero(mask) + start * self.width)
@@ -162,7 +163,7 @@ class Rows:
         return inputs, np.concatenate(found)
 
     def products(self, part: slice) -> tuple[list[Array], Array]:
-        """The places and the products of some rows."""
+        """Return indices and products of some rows."""
         places = [
             base[part, None] + offset for base, offset in zip(self.bases, self.offsets, strict=True)
         ]
@@ -172,7 +173,8 @@ class Rows:
         return places, products
 
     def largest(self) -> tuple[Array, Array]:
-        """Of each row the first of the largest elements: its place in the input, and its column."""
+        """Return for each row the largest element, at ties the first: index in the input, and
+        column."""
         [operand] = self.operands
         step = max(1, _CHUNK // self.width)
         best = [np.zeros(0, np.int64)]

@@ -15,16 +15,16 @@ from amanda.results import Chart, Table
 from amanda_tools._bases.printing import PrintingTool
 from amanda_tools._output.charts import write_svg
 from amanda_tools._output.csv_files import write_rows
-from amanda_tools.path import paths as storage
+from amanda_tools.path import effective_paths
+from amanda_tools.path.effective_paths import KINDS, Path, count_critical
 from amanda_tools.path.extraction import Extraction, Start
-from amanda_tools.path.paths import KINDS, Path, counted
 from amanda_tools.path.recording import (
     Pass,
     PassRecorder,
     RecordedExecution,
     RecordedOp,
-    bodies,
-    last_scores,
+    find_bodies,
+    find_scores,
 )
 
 
@@ -70,12 +70,12 @@ class _Figures:
 class PathTool(PrintingTool[PathOptions]):
     """Effective paths: critical neurons, synapses and weights per input and per class.
 
-    Source: Qiu et al., "Adversarial Defense through Network Profiling Based Path Extraction",
-    CVPR 2019.
+    Source: Qiu et al., "Adversarial Defense through Network Profiling Based Path Extraction", CVPR
+    2019.
 
     Attributes:
         class_paths: class to the union of the paths of its inputs.
-        counts: class to how many inputs that were.
+        counts: class to the number of these inputs.
     """
 
     name = "path"
@@ -97,8 +97,8 @@ class PathTool(PrintingTool[PathOptions]):
 
     @property
     def labels(self) -> Any:
-        """The classes to explain in the passes that begin from now on, a number for each input of
-        the batch; None for the predicted ones."""
+        """Classes to explain in the passes that begin from now on, one per input of the batch;
+        None for the predicted ones."""
         return self._recorder.labels
 
     @labels.setter
@@ -107,17 +107,17 @@ class PathTool(PrintingTool[PathOptions]):
         self._recorder.labels = None if labels is None else np.asarray(labels)
 
     def exit_scope(self) -> None:
-        """Extract what ran last."""
+        """Extract the last pass."""
         self._recorder.finish()
 
     # -- paths --------------------------------------------------------------------
 
     @property
     def paths(self) -> list[Path]:
-        """The paths of the inputs, in order; no more than the option ``limit``.
+        """Paths of the inputs in order, up to the option ``limit``.
 
         Raises:
-            AmandaError: the model ran, and the output that was asked for was not there.
+            AmandaError: the model ran without the output that was asked for.
         """
         self._recorder.finish()
         if not self._paths and not self._dropped and self._without_output:
@@ -125,7 +125,7 @@ class PathTool(PrintingTool[PathOptions]):
         return list(self._paths)
 
     def class_path(self, label: int) -> Path:
-        """The path of a class: the union of those of its inputs.
+        """Return the path of a class: the union of those of its inputs.
 
         Raises:
             AmandaError: there was no input of this class.
@@ -137,13 +137,13 @@ class PathTool(PrintingTool[PathOptions]):
         return self.class_paths[label]
 
     def _extract(self, run: Pass) -> None:
-        """A pass is over."""
+        """Extract the paths of a pass that has ended."""
         output = self._output(run)
         if output is None:
             self._without_output += 1
             return
         self._start = output.op.about.id
-        self._bodies |= _outermost(bodies(list(run.executions.values())))
+        self._bodies |= _outermost(find_bodies(list(run.executions.values())))
         start = Start.of(output, self.options.axis, run.labels)
         if not start.index:
             return
@@ -159,7 +159,7 @@ class PathTool(PrintingTool[PathOptions]):
             figures = self._figures.setdefault(op_id, _Figures(ops[op_id]))
             figures.inputs += 1
             for kind in KINDS:
-                critical, total = counted(part, kind)
+                critical, total = count_critical(part, kind)
                 figures.critical[kind] += critical
                 figures.total[kind] += total
         if len(self._paths) < self.options.limit:
@@ -172,7 +172,7 @@ class PathTool(PrintingTool[PathOptions]):
             self.counts[path.label] = self.counts.get(path.label, 0) + 1
 
     def _output(self, run: Pass) -> RecordedExecution | None:
-        """Where the paths of a pass begin."""
+        """Return the execution where the paths of a pass begin."""
         wanted = self.options.output or self._start
         if wanted in run.executions:
             found = run.executions[wanted]
@@ -183,14 +183,16 @@ class PathTool(PrintingTool[PathOptions]):
         if self.options.output:
             named = [e for e in in_order if fnmatch.fnmatchcase(e.op.about.module, wanted)]
             return next((e for e in reversed(named) if any(e.is_data) and e.real_outputs()), None)
-        return last_scores(in_order)
+        return find_scores(in_order)
 
     # -- result -------------------------------------------------------------------
 
     def op_rows(self) -> list[dict[str, Any]]:
-        """One row per operator on the way to the output: ``neurons``, ``synapses`` and ``weights``
-        that are critical, as means over the inputs, ``..._total`` of them and ``..._density``;
-        ``reason``, why it was treated without a rule."""
+        """One row per operator between input and output.
+
+        ``neurons``, ``synapses`` and ``weights``: critical ones, means over the inputs;
+        ``..._total`` and ``..._density`` of each; ``reason`` why no rule was applied.
+        """
         self._recorder.finish()
         rows = []
         for op_id, figures in reversed(self._figures.items()):
@@ -205,7 +207,7 @@ class PathTool(PrintingTool[PathOptions]):
         return rows
 
     def summary(self) -> dict[str, Any]:
-        """The densities over all operators and of each class, and what had no rule."""
+        """Densities over all operators and of each class; operators without a rule."""
         self._recorder.finish()
         unknown: dict[str, int] = {}
         for op, _ in self._skipped.values():
@@ -244,7 +246,7 @@ class PathTool(PrintingTool[PathOptions]):
         return "no operator of the model gave rows of numbers; name one: output=<op id or module>"
 
     def tables(self) -> Iterable[Table]:
-        """Densities by operator, classes, and what had no rule."""
+        """Densities by operator; classes; operators without a rule."""
         found, rows = self.summary(), self.op_rows()
         if not rows:
             problem = self._problem() if self._without_output else "no model ran"
@@ -274,7 +276,7 @@ class PathTool(PrintingTool[PathOptions]):
             yield Table(title, ("id",), [(name,) for name in sorted(self._bodies)])
 
     def charts(self) -> Iterable[Chart]:
-        """The critical shares of the operators, in the order in which they ran."""
+        """Critical fractions of the operators, in the order in which they ran."""
         if rows := self.op_rows():
             yield Chart(
                 title="critical share by operator",
@@ -289,15 +291,15 @@ class PathTool(PrintingTool[PathOptions]):
             )
 
     def write_files(self, folder: File, stem: str) -> Sequence[File]:
-        """Write ``<stem>.safetensors``, the masks, ``<stem>.csv``, the rows, and ``<stem>.svg``,
-        the densities drawn."""
+        """Write ``<stem>.safetensors``, the masks; ``<stem>.csv``, the rows; ``<stem>.svg``, the
+        chart."""
         rows = self.op_rows()
         if not rows:
             return []
         named = {f"input {i}": path for i, path in enumerate(self._paths)}
         named |= {f"class {label}": path for label, path in self.class_paths.items()}
         written = [folder / f"{stem}.safetensors"]
-        storage.write(written[0], named)
+        effective_paths.write(written[0], named)
         if self.options.csv:
             written.append(folder / f"{stem}.csv")
             write_rows(written[-1], rows)
@@ -314,6 +316,6 @@ def _percent(share: float | None) -> str:
 
 
 def _outermost(names: Iterable[str]) -> set[str]:
-    """Ids without those that are within another one."""
+    """Return ids without those that lie within another one."""
     known = set(names)
     return {n for n in known if not any(n.startswith(f"{other}/") for other in known)}

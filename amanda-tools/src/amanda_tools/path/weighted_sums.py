@@ -1,4 +1,4 @@
-"""The extraction rules of weighted sums: convolutions, products, pooling, means, attention."""
+"""Extraction rules of weighted sums: convolutions, products, pooling, means, attention."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import numpy as np
 
 from amanda_tools._operators.einsum import parse_equation
 from amanda_tools._values.tensors import Array
-from amanda_tools.path.call import Call, NoRule, Wanted
+from amanda_tools.path.rule_call import Call, NoRule, Wanted
 from amanda_tools.path.rules import rule
 from amanda_tools.path.synapses import LETTERS, Operand, Rows
 from amanda_tools.path.windows import INSIDE, layout_of, per_axis, windows
@@ -28,12 +28,12 @@ def weighted_sum(
     """Claim the critical products of a sum of products.
 
     Args:
-        call, wanted: as a rule has them.
+        call, wanted: arguments of the rule.
         operands: the factors.
-        letters: the axes of the result, in its order.
-        positions: which inputs the operands are, None of a constant.
-        relative: no bias is in the result, and a factor may be missing: the sum of the
-            products stands for the value.
+        letters: axes of the result, in its order.
+        positions: input of each operand, None for constants.
+        relative: the result has no bias, and a factor may be missing (1 / n): values are scaled to
+            the sum of the products.
     """
     rows = Rows.of(operands, letters, wanted.index)
     call.width = rows.width
@@ -54,19 +54,19 @@ def weighted_sum(
 
 @rule("linear", "matmul", "linalg_matmul", "addmm", "einsum", "mv", "baddbmm", "addbmm")
 def product(call: Call, wanted: Wanted) -> None:
-    """A matrix product with vectors, batches and broadcasting, or an Einstein sum of two."""
+    """Matrix product with vectors, batches and broadcasting, or Einstein sum of two factors."""
     op = call.execution.op
     present = [i for i, array in enumerate(call.execution.inputs) if array is not None]
-    if op.about.name == "linear" and "equation" not in op.attributes:
+    if op.about.name == "linear" and "equation" not in op.signature.attributes:
         left, right = 0, 1
         shapes = [call.array(i).shape for i in (left, right)]
         equation = "...i,oi->...o" if len(shapes[1]) == 2 else "...i,i->..."
-    elif "equation" in op.attributes:
+    elif "equation" in op.signature.attributes:
         if len(present) != 2:
             raise NoRule(f"an Einstein sum of {len(present)} factors")
-        (left, right), equation = present, str(op.attributes["equation"])
+        (left, right), equation = present, str(op.signature.attributes["equation"])
     else:
-        # An addend comes before the factors.
+        # An addend comes before the factors (addmm).
         left, right = present[-2:]
         if op.about.name == "__rmatmul__":
             left, right = right, left
@@ -82,7 +82,7 @@ def product(call: Call, wanted: Wanted) -> None:
 
 
 def _matrices(call: Call, left: int, right: int) -> str:
-    """The Einstein sum of a matrix product."""
+    """Return the equation of a matrix product."""
     first = "k" if call.array(left).ndim == 1 else "...ik"
     second = "k" if call.array(right).ndim == 1 else "...kj"
     if call.attribute("transpose_a", "adj_x", default=False):
@@ -98,18 +98,18 @@ def _matrices(call: Call, left: int, right: int) -> str:
 
 @rule("conv1d", "conv2d", "conv3d")
 def convolution(call: Call, wanted: Wanted) -> None:
-    """A window of the channels of its group for each output."""
+    """Each output is a sum over a window and the channels of its group."""
     operands, letters = call.memo("windows", lambda: _convolved(call))
     weighted_sum(call, wanted, operands, letters, (0, 1))
 
 
 def _convolved(call: Call) -> tuple[list[Operand], str]:
-    """The data and the weight, and the letters of the result."""
-    weight, layout = call.array(1), call.execution.op.weight_layout
+    """Return data and weight as operands, and the letters of the result."""
+    weight, layout = call.array(1), call.execution.op.signature.weight_layout
     if weight.ndim != len(layout):
         raise NoRule(f"its weight has not the layout {layout}")
     spatial = [letter for letter in layout if letter not in "OICM"]
-    # Of a depthwise convolution each channel is a group, with M outputs.
+    # In a depthwise convolution each channel is a group with M outputs.
     front = "CM" if "M" in layout else "OI"
     order = [layout.index(letter) for letter in (*front, *spatial)]
     ids: Array = np.arange(weight.size).reshape(weight.shape).transpose(order)
@@ -132,7 +132,7 @@ def average_pooling(call: Call, wanted: Wanted) -> None:
 
 @rule(*(f"max_pool{n}d{end}" for n in (1, 2, 3) for end in ("", "_with_indices")))
 def max_pooling(call: Call, wanted: Wanted) -> None:
-    """The largest element of the window, the first of equals."""
+    """Claim the largest element of the window, at ties the first."""
     image, letters = call.memo("windows", lambda: _pooled(call, -np.inf))
     rows = Rows.of([image], letters, wanted.index)
     _claim_largest(call, wanted, rows)
@@ -176,7 +176,7 @@ def adaptive_pooling(call: Call, wanted: Wanted) -> None:
 
 
 def _reduced(call: Call) -> tuple[Operand, str]:
-    """The data, and the letters that stay."""
+    """Return the data as operand, and the letters of the axes that remain."""
     source = call.array(0)
     axes = call.attribute("dim", "axis")
     if axes is None and len(call.execution.inputs) > 1:
@@ -198,7 +198,7 @@ def reduction(call: Call, wanted: Wanted) -> None:
 
 @rule("amax", "max")
 def maximum(call: Call, wanted: Wanted) -> None:
-    """The largest element, the first of equals."""
+    """Claim the largest element, at ties the first."""
     if len(call.data) != 1:
         raise NoRule("the larger of two")
     operand, kept = call.memo("reduced", lambda: _reduced(call))
@@ -210,7 +210,7 @@ def maximum(call: Call, wanted: Wanted) -> None:
 
 @rule("attention")
 def attention(call: Call, wanted: Wanted) -> None:
-    """Values by the weights that the scores give, and keys and queries by their products.
+    """Claim values by the attention weights, and keys and queries by the products in the scores.
 
     A score is critical if its weight is, as for a softmax.
     """
@@ -220,7 +220,7 @@ def attention(call: Call, wanted: Wanted) -> None:
     query, key, value = (call.array(name) for name in names)
     lead = LETTERS[: query.ndim - 2]
     shared = query.shape[-3] // key.shape[-3] if query.ndim > 2 else 1
-    # Of grouped queries R belong to one key.
+    # Grouped queries: R of them share one key.
     heads = lead[:-1] + lead[-1:] + "R" if lead else ""
     split = (*query.shape[:-3], query.shape[-3] // shared, shared) if lead else ()
     q = Operand.of(query.reshape(*split, *query.shape[-2:]), heads + "IE")
@@ -248,7 +248,7 @@ def attention(call: Call, wanted: Wanted) -> None:
 
 
 def _attention_weights(call: Call, shared: int) -> tuple[Array, Array]:
-    """The scores before scaling and masks, and the weights that they give."""
+    """Return the scores before scaling and masks, and the attention weights."""
     query, key = call.array("query"), call.array("key")
     if shared > 1:
         key = key.repeat(shared, axis=-3)

@@ -1,4 +1,4 @@
-"""The windows of convolutions and pooling, in every layout and with every kind of border."""
+"""Windows of convolutions and pooling, in every layout and with every kind of padding."""
 
 from __future__ import annotations
 
@@ -9,27 +9,28 @@ from typing import Any
 import numpy as np
 
 from amanda_tools._values.tensors import Array
-from amanda_tools.path.call import Call, NoRule
+from amanda_tools.path.rule_call import Call, NoRule
 from amanda_tools.path.synapses import Operand
 
 OUTSIDE, INSIDE = "xyz", "uvw"
-"""Letters of the places of the result, and of those in the window."""
+"""Letters of positions in the result, and of positions within the window."""
 
 
 def layout_of(call: Call) -> str:
-    """A letter for each axis of the data; the batch may be missing.
+    """Return a letter per axis of the data; the batch axis may be missing.
 
     Raises:
-        NoRule: the mapping rules do not know it.
+        NoRule: the mapping rules do not know the layout.
     """
-    layout = call.execution.op.data_layout
+    layout = call.execution.op.signature.data_layout
     if "C" not in layout or "N" not in layout:
         raise NoRule(f"its data has the layout {layout or 'that nobody knows'}")
     return layout if call.array(0).ndim == len(layout) else layout.replace("N", "")
 
 
 def per_axis(value: Any, layout: str, default: Sequence[int]) -> list[int]:
-    """A number for each spatial axis, from one for all, one for each, or one for each axis."""
+    """Expand an argument to a number per spatial axis: given once, per spatial axis, or per
+    axis."""
     spatial = [letter for letter in layout if letter not in "NC"]
     if value is None or (not isinstance(value, int) and len(value) == 0):
         return list(default[: len(spatial)])
@@ -42,17 +43,17 @@ def per_axis(value: Any, layout: str, default: Sequence[int]) -> list[int]:
 def windows(
     call: Call, kernel: Sequence[int], groups: int, fill: float, strides: Sequence[int]
 ) -> tuple[Operand, str]:
-    """The data with a border, as an operand, and the letters of the result.
+    """Make an operand of the padded data, and the letters of the result.
 
     Letters: ``N`` batch, ``G`` group, ``C`` channels of the group, ``P`` outputs of the group,
     :data:`OUTSIDE` and :data:`INSIDE`.
 
     Args:
         call: the operator.
-        kernel: the window's sizes.
-        groups: into how many groups the channels are parted.
-        fill: what the border holds.
-        strides: used if the operator names none.
+        kernel: sizes of the window.
+        groups: number of groups of channels.
+        fill: value of the padding.
+        strides: strides if the operator has no such argument.
     """
     layout, source = layout_of(call), call.array(0)
     spatial = [letter for letter in layout if letter not in "NC"]
@@ -81,11 +82,13 @@ def windows(
 def _bordered(
     call: Call, layout: str, outputs: Sequence[int], reach: Sequence[tuple[int, int]]
 ) -> Array:
-    """The flat places of the data as batch, channels and spatial axes, -1 in the border.
+    """Return flat indices of the data as (batch, channels, *spatial), -1 in the padding.
 
     Args:
+        call: the operator.
+        layout: letter per axis of the data.
         outputs: sizes of the result.
-        reach: of each spatial axis how far a window reaches, and its stride.
+        reach: for each spatial axis the extent of a window, and its stride.
     """
     source = call.array(0)
     first = [letter for letter in "NC" if letter in layout]
@@ -107,7 +110,7 @@ def _bordered(
 def _before(
     call: Call, layout: str, sizes: Sequence[int], reach: Sequence[tuple[int, int]]
 ) -> list[int]:
-    """How wide the border before each spatial axis is."""
+    """Return the width of the padding before each spatial axis."""
     padding = call.attribute("padding", default=0)
     if isinstance(padding, bytes):
         padding = padding.decode()

@@ -1,4 +1,4 @@
-"""Effective paths: what of each operator is critical, their union and their similarity."""
+"""Effective paths: the critical part of each operator, unions, similarity, files."""
 
 from __future__ import annotations
 
@@ -16,15 +16,16 @@ from amanda_tools._values.tensor_files import write_tensors
 from amanda_tools._values.tensors import Array
 
 KINDS = ("neurons", "weights", "synapses")
+"""What can be critical."""
 
 
 @attrs.frozen(eq=False)
 class Mask:
-    """A mask of eight elements per byte.
+    """A boolean mask, packed to eight elements per byte.
 
     Attributes:
-        shape: its shape.
-        bits: the elements in order, packed.
+        shape: shape of the mask.
+        bits: the elements in order, packed as ``numpy.packbits`` does.
     """
 
     shape: tuple[int, ...]
@@ -32,24 +33,24 @@ class Mask:
 
     @classmethod
     def of(cls, shape: Sequence[int], index: Array) -> Mask:
-        """With some flat places set."""
+        """Make a mask with these flat indices set."""
         mask = np.zeros(math.prod(shape), bool)
         mask[index] = True
         return cls(tuple(int(size) for size in shape), np.packbits(mask))
 
     @property
     def array(self) -> Array:
-        """As an array of bool."""
+        """The mask as an array of bool."""
         return np.unpackbits(self.bits, count=self.size).astype(bool).reshape(self.shape)
 
     @property
     def size(self) -> int:
-        """How many elements it has."""
+        """Number of elements."""
         return math.prod(self.shape)
 
     @property
     def count(self) -> int:
-        """How many are set."""
+        """Number of elements set."""
         return int(np.unpackbits(self.bits).sum())
 
     def __or__(self, other: Mask) -> Mask:
@@ -61,15 +62,15 @@ class Mask:
 
 @attrs.frozen(eq=False)
 class OpPath:
-    """The part of a path that lies in one operator.
+    """The part of a path in one operator.
 
     Attributes:
-        neurons: the elements of its output; None in a union of outputs of several shapes.
-        weights: the elements of its weight, None if it has none.
-        synapses: the critical products of the tool's option ``synapses``, in order, as numbers:
-            place in the output times the products per output, plus the place among them.
-        critical: how many synapses are critical; None of a union, if they were not kept.
-        total: how many synapses there are.
+        neurons: elements of its output; None in a union of outputs of different shapes.
+        weights: elements of its weight, None without one.
+        synapses: with the option ``synapses`` the critical products, ascending: index in the output
+            times products per output, plus position among them.
+        critical: number of critical synapses; None in a union if they were not kept.
+        total: number of synapses.
     """
 
     neurons: Mask | None
@@ -103,8 +104,8 @@ class Path:
 
     Attributes:
         label: the class; None if the output has more than one position.
-        ops: operator's id to the part that lies in it, from the output to the input.
-        inputs: number of an input of the model to its critical elements.
+        ops: operator id to its part, from the output to the input.
+        inputs: input of the model to its critical elements.
     """
 
     label: int | None
@@ -124,14 +125,15 @@ class Path:
         return Path(label, ops, inputs)
 
     def density(self, kind: str = "neurons") -> float:
-        """The share of neurons, weights or synapses that is critical, over all operators."""
-        found = [counted(op, kind) for op in self.ops.values()]
+        """Return the fraction of neurons, weights or synapses that is critical, over all
+        operators."""
+        found = [count_critical(op, kind) for op in self.ops.values()]
         total = sum(size for _, size in found)
         return sum(count for count, _ in found) / total if total else 0.0
 
 
-def counted(op: OpPath, kind: str) -> tuple[int, int]:
-    """How many neurons, weights or synapses of an operator are critical, and how many there are."""
+def count_critical(op: OpPath, kind: str) -> tuple[int, int]:
+    """Return the critical and all neurons, weights or synapses of an operator."""
     if kind == "synapses":
         return (0, 0) if op.critical is None else (op.critical, op.total)
     mask = getattr(op, kind)
@@ -139,7 +141,7 @@ def counted(op: OpPath, kind: str) -> tuple[int, int]:
 
 
 def _overlap(one: OpPath, other: OpPath, kind: str) -> tuple[int, int, int]:
-    """Critical in both, in the first, in the second."""
+    """Count what is critical in both, in the first, and in the second."""
     left, right = getattr(one, kind), getattr(other, kind)
     if left is None or right is None:
         return 0, 0, 0
@@ -151,7 +153,7 @@ def _overlap(one: OpPath, other: OpPath, kind: str) -> tuple[int, int, int]:
 
 
 def similarity(a: Path, b: Path, kind: str = "neurons", ops: Iterable[str] = ()) -> float:
-    """The Jaccard index of two paths: what is critical in both, of what is in either.
+    """Return the Jaccard index of two paths: critical in both, divided by critical in either.
 
     Args:
         a, b: paths of one model.
@@ -159,7 +161,7 @@ def similarity(a: Path, b: Path, kind: str = "neurons", ops: Iterable[str] = ())
         ops: ids of operators; none for all that both have.
 
     Returns:
-        Between 0 and 1; 1 of two empty paths.
+        Between 0 and 1; 1 for two empty paths.
 
     Raises:
         AmandaError: they have nothing of that kind in common.
@@ -169,8 +171,11 @@ def similarity(a: Path, b: Path, kind: str = "neurons", ops: Iterable[str] = ())
 
 
 def containment(a: Path, b: Path, kind: str = "neurons", ops: Iterable[str] = ()) -> float:
-    """What part of path `a` lies in path `b`, for an input's path and its class's, which is
-    much larger. Arguments and errors as of :func:`similarity`."""
+    """Return the fraction of path `a` that lies in path `b`.
+
+    For the path of an input and that of its class, which is much larger. Arguments and errors are
+    those of :func:`similarity`.
+    """
     both, left, _ = _overlaps(a, b, kind, ops)
     return both / left if left else 1.0
 
@@ -190,7 +195,7 @@ def _overlaps(a: Path, b: Path, kind: str, ops: Iterable[str]) -> list[int]:
 
 
 def write(path: str | os.PathLike[str], paths: Mapping[str, Path]) -> None:
-    """Write paths by name; masks are packed, eight elements per byte, as ``numpy.packbits`` does.
+    """Write paths by name, masks packed.
 
     Raises:
         OSError: the file cannot be written.
@@ -213,10 +218,10 @@ def write(path: str | os.PathLike[str], paths: Mapping[str, Path]) -> None:
 
 
 def read(path: str | os.PathLike[str]) -> dict[str, Path]:
-    """The paths that :func:`write` or ``amanda run -t path`` has written, by name.
+    """Read the paths that :func:`write` or ``amanda run -t path`` has written, by name.
 
     Raises:
-        AmandaError: it is no such file.
+        AmandaError: the file holds no paths.
         OSError: it cannot be read.
     """
     from safetensors import SafetensorError, safe_open

@@ -1,5 +1,7 @@
-"""What a rule sees: one executed operator, the elements of its output that are critical, and
-how it says which elements of its inputs are."""
+"""Arguments of extraction rules: an executed operator, and the critical elements of its output.
+
+A rule reads a :class:`Call` and claims elements of the inputs in a :class:`Wanted`.
+"""
 
 from __future__ import annotations
 
@@ -16,11 +18,11 @@ from amanda_tools.path.recording import RecordedExecution, is_real
 T = TypeVar("T")
 
 _EXACT = {"float64": 52, "float32": 24, "float16": 11, "bfloat16": 8}
-"""Element type to the bits of the integers that it holds exactly."""
+"""Bits of the integers that an element type holds exactly."""
 
 
 class NoRule(Exception):
-    """A rule does not know this form of its operator; the message says what it is."""
+    """A rule does not know this form of its operator; the message describes the form."""
 
 
 @attrs.define(eq=False)
@@ -28,9 +30,9 @@ class Call:
     """An executed operator.
 
     Attributes:
-        execution: its values.
-        theta: the share of a value that critical contributions make up.
-        width: how many products make up one value of its output; rules may set it.
+        execution: the execution, with its values.
+        theta: fraction of a value that critical contributions make up.
+        width: number of products that make up one value of its output; rules set it.
     """
 
     execution: RecordedExecution
@@ -39,22 +41,23 @@ class Call:
     _memory: dict[str, Any] = attrs.field(factory=dict)
 
     def memo(self, name: str, make: Callable[[], T]) -> T:
-        """What `make` gives, made once for all inputs of the batch."""
+        """Return the result of `make`, computed once for all inputs of the batch."""
         if name not in self._memory:
             self._memory[name] = make()
         found: T = self._memory[name]
         return found
 
     def attribute(self, *names: str, default: Any = None) -> Any:
-        """The first of some non-tensor arguments that is there."""
-        known = self.execution.op.attributes
+        """Return the first non-tensor argument with one of these names, else `default`."""
+        known = self.execution.op.signature.attributes
         return next((known[n] for n in names if known.get(n) is not None), default)
 
     def array(self, *names: str | int) -> Array:
-        """The values of the input at a position, or of the first that is declared with a name.
+        """Return the values of the input at a position, or of the first declared with one of these
+        names.
 
         Raises:
-            NoRule: it is not there, or has no numbers.
+            NoRule: it is absent, or has no numbers.
         """
         position = self.position(*names)
         found = None if position is None else self.execution.inputs[position]
@@ -63,8 +66,8 @@ class Call:
         return found
 
     def position(self, *names: str | int) -> int | None:
-        """The position of an input, None if there is none."""
-        declared = list(self.execution.op.names)
+        """Return the position of an input, None if it is absent."""
+        declared = list(self.execution.op.signature.names)
         for name in names:
             if isinstance(name, int):
                 return name if name < len(self.execution.inputs) else None
@@ -73,7 +76,7 @@ class Call:
         return None
 
     def output(self, position: int = 0) -> Array:
-        """The values of an output.
+        """Return the values of an output.
 
         Raises:
             NoRule: it has none.
@@ -85,7 +88,7 @@ class Call:
 
     @property
     def data(self) -> list[int]:
-        """The positions of the inputs of real numbers that depend on the model's input."""
+        """Positions of the inputs of real numbers that depend on the model's input."""
         inputs = self.execution.inputs
         return [
             position
@@ -94,19 +97,20 @@ class Call:
         ]
 
     def moved(self, position: int) -> list[Array]:
-        """For an operator that only moves elements: where each output element comes from.
+        """Find where each output element comes from, for an operator that only rearranges elements.
 
-        The operator runs again on the numbers of its elements, in digits that its element type
-        holds exactly, and with the opposite sign, so that what it fills in is told from them.
+        The operator runs again on the indices of its input elements: once per digit, in a base that
+        the element type holds exactly, and again with the opposite sign, which tells indices from
+        constants that the operator fills in.
 
         Args:
-            position: the input whose elements are followed; the others of real numbers are zero.
+            position: the input whose elements are followed; other inputs of real numbers are zero.
 
         Returns:
-            Of each output the places in the input, -1 where an element comes from elsewhere.
+            For each output the flat indices in the input, -1 for elements from elsewhere.
 
         Raises:
-            NoRule: the driver cannot run it again.
+            NoRule: the driver cannot run the operator again.
         """
         source = self.array(position)
         numbers = np.arange(1, source.size + 1)
@@ -150,14 +154,15 @@ class Wanted:
     """Critical elements of one output of an operator, for one input of the batch.
 
     Attributes:
-        index: their flat places, in order.
-        values: what they have to explain: their values, or, where what follows is a part of
-            the same weighted sum (a bias, a batch norm), the values after that.
-        output: which output it is.
-        claims: what the rule has found: input, flat places, values or None for the input's own.
-        synapses: the critical products: place in the output times the call's ``width`` plus the
-            place among the products. If a rule notes none, all products of the critical
-            elements are.
+        index: flat indices, ascending.
+        values: the values to explain: the elements' own, or those after what follows, where that is
+            a part of the same weighted sum (a bias, a batch norm).
+        output: position of the output.
+        claims: critical elements found so far: input, flat indices, values or None for the input's
+            own.
+        synapses: critical products: index in the output times the call's ``width`` plus position
+            among the products. If a rule notes none, all products of the critical elements are
+            critical.
     """
 
     index: Array
@@ -167,12 +172,12 @@ class Wanted:
     synapses: list[Array] = attrs.field(factory=list)
 
     def claim(self, position: int, index: Array, values: Array | None = None) -> None:
-        """Say that elements of an input are critical.
+        """Note elements of an input as critical.
 
         Args:
-            position: the input.
-            index: their flat places.
-            values: what they have to explain, None for their own values.
+            position: position of the input.
+            index: flat indices.
+            values: the values to explain; None for the elements' own.
         """
         self.claims.append((position, index, values))
 
@@ -181,7 +186,7 @@ Rule = Callable[[Call, Wanted], None]
 
 
 def coordinates(index: Array, shape: Sequence[int], like: Sequence[int]) -> Array:
-    """Flat places in a result as flat places in a factor that was broadcast to it."""
+    """Convert flat indices in a result to those in a factor that was broadcast to it."""
     if tuple(shape) == tuple(like):
         return index
     strides = np.cumprod([1, *like[:0:-1]])[::-1]
