@@ -1,4 +1,4 @@
-"""Attention pruning: blocks of keys that get little attention."""
+"""Attention pruning: leaves out blocks of keys that get little attention."""
 
 from __future__ import annotations
 
@@ -15,29 +15,30 @@ from amanda_tools._values.tensors import Arithmetic, arithmetic_of
 from amanda_tools.prune.options import PruneOptions
 
 CAUSAL = "it is causal: the choice of keys would depend on later queries"
+"""Reason to skip an operator."""
 
 _FUSED = ["query", "key", "value", "attn_mask"]
 
 _BETWEEN = frozenset(
     "add sub mul div masked_fill where to float type cast identity reshape view clamp".split()
 )
-"""What may stand between the product of queries and keys and the softmax."""
+"""Types that may stand between the product of queries and keys and the softmax."""
 
 _HIDDEN = -9000.0
-"""A mask that is added hides with -inf, the type's lowest number, or -10000."""
+"""Additive masks hide keys with -inf, the type's lowest number, or -10000: all below this."""
 
 
 class AttentionPruning:
-    """For each sample, the blocks of keys that get the least attention are left out.
+    """For each sample, leaves out the blocks of keys that get the least attention.
 
-    The attention of a block is the sum of the attention weights of its keys over all
-    heads and queries (Block-Skim, Guan et al., AAAI 2022, trains a classifier for the same
-    purpose). What remains is normalised again. A query that would have no key left keeps
-    those that it had. It acts on fused attention, through its mask, and on a softmax
-    between two matrix products.
+    The attention of a block is the sum of the attention weights of its keys over all heads and
+    queries (Block-Skim, Guan et al., AAAI 2022, trains a classifier for the same purpose). The
+    remaining weights are normalized again. A query that would have no key left keeps those that it
+    had. The method acts on fused attention, through its mask, and on a softmax between two matrix
+    products.
 
-    Attention that hides later keys from earlier queries in its first execution is causal, and
-    left alone: which keys matter would depend on later queries.
+    Attention that hides later keys from earlier queries in its first execution is causal, and left
+    alone: which keys matter would depend on later queries.
 
     Attributes:
         causal: ids of operators that were found to be causal when they ran.
@@ -49,7 +50,7 @@ class AttentionPruning:
         self.causal: set[str] = set()
 
     def treat(self, context: OpContext, op: OpDescription) -> None:
-        """Let an attention leave out blocks of keys.
+        """Make an attention leave out blocks of keys.
 
         Raises:
             Untreatable: it is no attention, or a causal one.
@@ -73,7 +74,7 @@ class AttentionPruning:
     # -- fused ------------------------------------------------------------
 
     def _fused(self, *inputs: Any, operator: Any, scale: float | None, op_id: str) -> Any:
-        """Instrumentation routine: the attention with a mask that hides more."""
+        """Replacement routine: the attention with a mask that hides more keys."""
         query, key, value, mask = inputs[:4]
         arithmetic = arithmetic_of(query)
         query, key = arithmetic.stop_gradient(query), arithmetic.stop_gradient(key)
@@ -86,7 +87,7 @@ class AttentionPruning:
     # -- softmax ----------------------------------------------------------
 
     def _without_blocks(self, weights: Any, op_id: str) -> Any:
-        """Instrumentation routine: attention weights of which blocks are zero."""
+        """Instrumentation routine: set the attention weights of blocks to zero."""
         arithmetic = arithmetic_of(weights)
         if self._is_causal(arithmetic, weights, op_id):
             return None
@@ -98,7 +99,8 @@ class AttentionPruning:
         return arithmetic.where(is_empty, weights, rest)
 
     def _is_causal(self, arithmetic: Arithmetic, weights: Any, op_id: str) -> bool:
-        """Whether no query attends to a later key; the first execution that can tell decides."""
+        """True if no query attends to a later key; the first execution with several keys
+        decides."""
         queries, keys = shape_of(weights)[-2:]
         if op_id not in self._known and queries == keys > 1:
             self._known.add(op_id)
@@ -112,12 +114,13 @@ class AttentionPruning:
     # -- blocks -----------------------------------------------------------
 
     def _kept(self, arithmetic: Arithmetic, weights: Any) -> Any:
-        """1 for the keys that stay; it has the axes of the weights, of size 1 but for two."""
+        """Return 1 for keys that stay, else 0, broadcastable to the weights (batch, ...,
+        queries, keys)."""
         shape = shape_of(weights)
         keys, rank = shape[-1], len(shape)
         blocks = -(-keys // self._options.block)
         count = max(1, blocks - round(self._options.sparsity * blocks))
-        # A query without any key has no weights but NaN.
+        # A query that may attend to no key has weights of NaN.
         finite = arithmetic.where(weights == weights, weights, 0.0)
         attention = arithmetic.sum(finite, list(range(1, rank - 1)))
         if self._options.block == 1:
@@ -133,7 +136,7 @@ class AttentionPruning:
 def attention_weights(
     arithmetic: Arithmetic, query: Any, key: Any, mask: Any, scale: float | None
 ) -> Any:
-    """What fused attention computes inside; with fewer heads of keys they are shared."""
+    """Compute the attention weights inside of fused attention; grouped heads of keys are shared."""
     heads, key_heads = shape_of(query)[-3], shape_of(key)[-3]
     if heads != key_heads:
         key = arithmetic.take(key, [i * key_heads // heads for i in range(heads)], -3)
@@ -148,7 +151,7 @@ def attention_weights(
 
 
 def hide(arithmetic: Arithmetic, mask: Any, kept: Any) -> Any:
-    """A mask of fused attention that hides the keys that do not stay, too."""
+    """Return a mask for fused attention that also hides the keys that do not stay."""
     if mask is None:
         return kept
     is_added = arithmetic.is_floating(mask)
@@ -160,7 +163,7 @@ def hide(arithmetic: Arithmetic, mask: Any, kept: Any) -> Any:
 
 
 def check_softmax(context: OpContext) -> None:
-    """See whether a softmax makes the weights of an attention.
+    """Check that a softmax makes the weights of an attention.
 
     Raises:
         Untreatable: it does not.

@@ -7,56 +7,33 @@ from typing import Any
 import numpy as np
 
 from amanda import OpContext
-from amanda.tools.description import OpDescription
-from amanda_tools._operators.weights import Weight, weight_of
+from amanda_tools._operators.weights import Weight
 from amanda_tools._values.tensors import Array, arithmetic_of
-from amanda_tools.prune.dynamic import Gate, check_groups, new_gate
-from amanda_tools.prune.options import PruneOptions
+from amanda_tools.prune.dynamic import Gate, GatedPruning, check_groups, new_gate
 
 
-class ChannelPruning:
-    """For each sample, only the output channels of the highest saliency stay.
+class ChannelPruning(GatedPruning):
+    """For each sample, keeps the output channels with the highest saliency.
 
-    The saliency of output channels is ``relu(s @ phi + rho)``, where ``s`` is the mean
-    magnitude of each input channel; ``phi`` and ``rho`` can be trained. What stays is
-    multiplied by its saliency (boosting), else nothing could train them.
+    The saliency of output channels is ``relu(s @ phi + rho)``, where ``s`` is the mean magnitude of
+    each input channel; ``phi`` and ``rho`` can be trained. Channels that stay are multiplied by
+    their saliency (boosting), without which nothing could train them.
 
-    ``rho`` begins as ones, as in the paper, ``phi`` as the magnitudes of the weights
-    between the channels, scaled so that the mean of each column is 1 over its length: a
-    bound on what an output channel can be, so that untrained gates make sense.
-
-    Attributes:
-        gates: of each pruned operator.
+    ``rho`` is initialized to ones, as in the paper, ``phi`` to the magnitudes of the weights
+    between the channels, scaled so that the mean of each column is 1 over its length: a bound on
+    what an output channel can be, so that untrained gates make sense.
     """
 
-    def __init__(self, options: PruneOptions) -> None:
-        self._options = options
-        self.gates: dict[str, Gate] = {}
-
-    def treat(self, context: OpContext, op: OpDescription) -> None:
-        """Put a gate behind an operator.
-
-        Raises:
-            Untreatable: its channels are not known.
-        """
-        weight = weight_of(context)
+    def make_gate(self, context: OpContext, weight: Weight) -> Gate:
         check_groups(weight)
-        if op.id not in self.gates:
-            gate = new_gate(context, weight)
-            self._fill(gate, weight)
-            self.gates[op.id] = gate
-        gate = self.gates[op.id]
-        context.replace_op(self._gated, operator=context.get_function(), gate=gate)
-
-    def _fill(self, gate: Gate, weight: Weight) -> None:
-        """Give a gate its values."""
+        gate = new_gate(context, weight)
         phi = initial_phi(arithmetic_of(weight.value).wide_numpy(weight.value), weight)
         channels = phi.shape[1]
-        gate.kept = channels - round(self._options.sparsity * channels)
+        gate.kept = channels - round(self.options.sparsity * channels)
         gate.initial = {"phi": phi, "rho": np.ones(channels)}
+        return gate
 
-    def _gated(self, *inputs: Any, operator: Any, gate: Gate) -> Any:
-        """Instrumentation routine: the operator, and the gate on its output."""
+    def run_gated(self, *inputs: Any, operator: Any, gate: Gate) -> Any:
         output = operator(*inputs)
         arithmetic = arithmetic_of(output)
         features = arithmetic.mean(abs(inputs[gate.source]), gate.positions)
@@ -64,7 +41,7 @@ class ChannelPruning:
         saliency = arithmetic.relu(arithmetic.matmul(features, phi) + rho)
         assert gate.kept is not None
         kept = arithmetic.top_mask(saliency, gate.kept)
-        if self._options.boost:
+        if self.options.boost:
             kept = kept * saliency
         shape = [1] * gate.rank
         shape[0], shape[gate.channels] = -1, rho.shape[0]
@@ -72,10 +49,10 @@ class ChannelPruning:
 
 
 def initial_phi(value: Array, weight: Weight) -> Array:
-    """The magnitude of the weights from each input channel to each output channel."""
+    """Return the magnitude of the weights from each input to each output channel, scaled."""
     groups = weight.groups
     if is_depthwise := set("CM") <= set(weight.layout):
-        # A group for each input channel, whose outputs stand together.
+        # Each input channel is a group, whose outputs stand together.
         axes = (weight.layout.index("C"), weight.layout.index("M"))
         groups = value.shape[axes[0]]
     else:

@@ -1,29 +1,32 @@
-"""What the methods share that choose anew for every input."""
+"""Base of the methods that choose anew for every input: operators with a gate on their output."""
 
 from __future__ import annotations
 
+import abc
 from collections.abc import Mapping
 from typing import Any
 
 import attrs
 
 from amanda import OpContext
-from amanda_tools._operators.weights import Untreatable, Weight, data_index
+from amanda.tools.description import OpDescription
+from amanda_tools._operators.weights import Untreatable, Weight, data_index, weight_of
 from amanda_tools._values.shapes import rank_of, shape_of
 from amanda_tools._values.tensors import Array, arithmetic_of
+from amanda_tools.prune.options import PruneOptions
 
 
 @attrs.define(eq=False)
 class Gate:
-    """What a method adds to one operator.
+    """Trainable values that a method adds to one operator, and the axes that it works on.
 
     Attributes:
-        source: which of the operator's inputs the data are.
-        initial: what of it can be trained, by name, as it begins.
-        values: the same as the framework's variables; there when it has run once.
-        channels: the axis of channels in the operator's input and output.
-        rank: how many axes they have.
-        kept: channels that stay; of methods that do not choose channels None.
+        source: position of the data among the operator's inputs.
+        channels: axis of the channels in data and output.
+        rank: number of axes of data and output.
+        initial: initial values by name.
+        values: the framework's variables by name; there when the gate has run once.
+        kept: number of channels that stay; None for methods that do not choose channels.
     """
 
     source: int
@@ -35,11 +38,11 @@ class Gate:
 
     @property
     def positions(self) -> list[int]:
-        """The axes that are neither samples nor channels."""
+        """Axes that are neither samples nor channels."""
         return [axis for axis in range(1, self.rank) if axis != self.channels]
 
     def value(self, name: str, like: Any) -> Any:
-        """One of its values, beside a tensor."""
+        """Return one of the values, with the element type and device of a tensor."""
         arithmetic = arithmetic_of(like)
         if not self.values:
             wide = arithmetic.widen(like)
@@ -47,16 +50,52 @@ class Gate:
         return arithmetic.cast_like(self.values[name], like)
 
     def arrays(self) -> Mapping[str, Array]:
-        """What was trained, with numpy."""
+        """Return the current values as NumPy arrays."""
         return {name: arithmetic_of(value).wide_numpy(value) for name, value in self.values.items()}
 
 
+class GatedPruning(abc.ABC):
+    """Base class: puts a gate on the output of operators.
+
+    Attributes:
+        options: options of the tool.
+        gates: gates by operator id.
+    """
+
+    def __init__(self, options: PruneOptions) -> None:
+        self.options = options
+        self.gates: dict[str, Gate] = {}
+
+    def treat(self, context: OpContext, op: OpDescription) -> None:
+        """Put a gate on the output of an operator.
+
+        Raises:
+            Untreatable: the method has no gate for it.
+        """
+        weight = weight_of(context)
+        if op.id not in self.gates:
+            self.gates[op.id] = self.make_gate(context, weight)
+        gate = self.gates[op.id]
+        context.replace_op(self.run_gated, operator=context.get_function(), gate=gate)
+
+    @abc.abstractmethod
+    def make_gate(self, context: OpContext, weight: Weight) -> Gate:
+        """Make a gate with its initial values.
+
+        Raises:
+            Untreatable: the method has no gate for this operator.
+        """
+
+    @abc.abstractmethod
+    def run_gated(self, *inputs: Any, operator: Any, gate: Gate) -> Any:
+        """Replacement routine: the operator, with the gate on its output."""
+
+
 def new_gate(context: OpContext, weight: Weight) -> Gate:
-    """A gate without values, for an operator whose first axis has samples.
+    """Make a gate without values, for an operator whose first data axis is the batch.
 
     Raises:
-        Untreatable: the input has another number of axes than it should, or nobody
-            knows how many.
+        Untreatable: the data have an unexpected or unknown number of axes or channels.
     """
     source = data_index(context, weight)
     rank = rank_of(context.get_inputs()[source])
@@ -69,28 +108,28 @@ def new_gate(context: OpContext, weight: Weight) -> Gate:
         if channels not in (None, input_channels(weight)):
             raise Untreatable(f"its input has {channels} channels, more than its weight shows")
         return gate
-    # A matrix product: whatever comes before the last axis are samples and positions.
+    # A matrix product: all axes before the last one are batch and positions.
     if rank is None or rank < 2:
         raise Untreatable(f"its input has {rank or 'an unknown number of'} axes")
     return Gate(source, rank - 1, rank)
 
 
 def input_channels(weight: Weight) -> int:
-    """The channels of an operator's input, from its weight.
+    """Return the number of channels of an operator's data, from its weight.
 
     Raises:
-        Untreatable: its layout does not tell.
+        Untreatable: the layout does not tell.
     """
     shape = shape_of(weight.value)
     if "C" in weight.layout:
         return shape[weight.layout.index("C")]  # a depthwise convolution
     axis = weight.axis("I")
-    # Of a transposed convolution the axis holds all groups.
+    # The axis of a transposed convolution holds the channels of all groups.
     return shape[axis] * (weight.groups if axis > weight.axis("O") else 1)
 
 
 def check_groups(weight: Weight) -> None:
-    """Refuse transposed convolutions with groups, whose weights stand in another order.
+    """Refuse transposed convolutions with groups, whose weights are ordered differently.
 
     Raises:
         Untreatable: it is one.

@@ -1,4 +1,4 @@
-"""Files of ``prune``: arrays by op id, with what they were made for."""
+"""Files of ``prune``: arrays by op id in ``.npz``, with a header that says what they are."""
 
 from __future__ import annotations
 
@@ -21,13 +21,16 @@ _VERSION = 1
 def write(
     path: str | os.PathLike[str], kind: str, arrays: Mapping[str, Array], **about: Any
 ) -> Path:
-    """Write arrays as a compressed ``.npz`` file; it is complete or not there.
+    """Write arrays as a compressed ``.npz`` file, which is complete or not there.
 
     Args:
-        path: the file, to which nothing is appended.
-        kind: what the arrays are.
+        path: path of the file; no suffix is appended.
+        kind: masks, gates or weights.
         arrays: by name.
-        about: further facts, plain data.
+        about: further facts for the header, plain data.
+
+    Returns:
+        The path.
     """
     target = Path(path)
     header = json.dumps({"kind": kind, "version": _VERSION, **about})
@@ -38,11 +41,11 @@ def write(
 
 
 def read(path: str | os.PathLike[str], kind: str) -> tuple[dict[str, Array], dict[str, Any]]:
-    """The arrays of a file, and what was said about them.
+    """Read the arrays and the header of a file.
 
     Raises:
         OSError: it cannot be read.
-        AmandaError: it is no such file.
+        AmandaError: it was not written by ``prune``, or holds another kind.
     """
     try:
         with np.load(path, allow_pickle=False) as file:

@@ -1,7 +1,7 @@
-"""The static methods: from a weight to its mask, with numpy.
+"""Static methods of pruning: from the value of a weight to its mask, with NumPy.
 
-A rule is made once per tool. ``check`` says of which weights it can make a mask,
-``mask`` makes it: True where the weight stays.
+One rule is made per tool: ``check`` refuses weights that it has no mask for, ``mask`` makes the
+mask, True where the weight stays.
 """
 
 from __future__ import annotations
@@ -24,28 +24,28 @@ class Rule(Protocol):
         """Raise :class:`Untreatable` if the method has no mask for such a weight."""
 
     def mask(self, value: Array, weight: Weight, sparsity: float) -> Array:
-        """The mask of a value of this weight at some sparsity."""
+        """Return the mask of a value of this weight at a sparsity, a fraction of its elements."""
 
 
 def rule_of(options: PruneOptions) -> Rule:
-    """The rule of a static method."""
+    """Return the rule that the options choose."""
     if options.method == "nm":
         return NofM(options.n, options.m)
     return TileWise(options.tile) if options.method == "tile" else Magnitude()
 
 
 class Magnitude:
-    """The smallest weights of a tensor, one by one."""
+    """Prunes the smallest weights of a tensor, one by one."""
 
     def check(self, weight: Weight) -> None:
-        """Every weight will do."""
+        """Accept every weight."""
 
     def mask(self, value: Array, weight: Weight, sparsity: float) -> Array:
         return without_smallest(np.abs(value), round(sparsity * value.size))
 
 
 def without_smallest(scores: Array, count: int) -> Array:
-    """False at the `count` smallest scores, of equal ones at the first ones."""
+    """Return a mask that is False at the `count` smallest scores, at ties the first ones."""
     if count == 0:
         return np.ones(scores.shape, bool)
     flat = scores.ravel()
@@ -60,10 +60,10 @@ def without_smallest(scores: Array, count: int) -> Array:
 class NofM:
     """Vector-wise: of each `m` neighbours along the input axis the `n` largest stay.
 
-    It is the pattern of NVIDIA's sparse tensor cores, as APEX's ASP makes it: for a
-    convolution the neighbours are input channels at one position of the kernel. Of a product
-    that sums over several axes (``Einsum``), the inputs are those of all of them, in row-major
-    order: what a matrix has that the weight is reshaped to.
+    This is the pattern of NVIDIA's sparse tensor cores, as APEX's ASP makes it: for a convolution
+    the neighbours are input channels at one position of the kernel. In a product that sums over
+    several axes (``Einsum``) the inputs are those of all of them, in row-major order, as in the
+    matrix that the weight would be reshaped to.
     """
 
     n: int
@@ -88,11 +88,10 @@ class NofM:
 class TileWise:
     """Tile-wise sparsity (Guo et al., SC'20) of the matrix (inputs x outputs).
 
-    First the weakest columns go, whole outputs. The columns that are left are
-    taken together in tiles of `size`; in each tile rows go, so that a tile is a
-    dense matrix product of fewer rows. Columns and rows have the same share in it:
-    each stage leaves ``sqrt(1 - sparsity)``. The strength of a column or row is the
-    mean magnitude of its weights.
+    First the weakest columns are pruned, which are whole outputs. The remaining columns are divided
+    into tiles of `size`; in each tile rows are pruned, so that a tile is a dense matrix product
+    with fewer rows. Columns and rows have equal shares: each stage keeps ``sqrt(1 - sparsity)``.
+    The strength of a column or row is the mean magnitude of its weights.
     """
 
     size: int
@@ -113,7 +112,7 @@ class TileWise:
         dropped = round((1 - math.sqrt(1 - sparsity)) * columns)
         keeps = np.flatnonzero(without_smallest(scores.mean(0), dropped))
         tiles = [keeps[i : i + self.size] for i in range(0, len(keeps), self.size)]
-        # One entry per row of each tile; the weakest go first.
+        # One entry per row of each tile; the weakest are pruned first.
         strengths = np.stack([scores[:, tile].mean(1) for tile in tiles])
         order = np.argsort(strengths, axis=None, kind="stable")
         widths = np.array([len(tile) for tile in tiles])[order // rows]

@@ -1,4 +1,4 @@
-"""Static pruning: one mask per weight, made by schedule, in forward and backward."""
+"""Static pruning: one mask per weight, made by a schedule, for forward and backward pass."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from amanda_tools.prune.rules import rule_of, without_smallest
 
 @amanda.traceable
 def masked(weight: Any, mask: Any) -> Any:
-    """Instrumentation routine: the weight under its mask, and so its gradient."""
+    """Instrumentation routine: put a weight under its mask, which masks its gradient as well."""
     return weight * arithmetic_of(weight).cast_like(mask, weight)
 
 
@@ -43,13 +43,13 @@ class PrunedWeight:
     """A weight and its mask, shared by all operators that read it.
 
     Attributes:
-        weight: the weight as the first of them has it, without its value.
+        weight: the weight as its first reader has it, without the value.
         shape: its shape.
-        source: gives the value if it is an object of its own that is alive.
+        source: returns the value while it is alive, where it is an object of its own.
         readers: ids of the operators that read it under the mask.
         mask: True where the weight stays; None before there is one.
-        steps: backward passes by operator.
-        due: the step at which the mask is made anew; None if never.
+        steps: number of backward passes by operator id.
+        due: training step at which the next mask is made; None if there is none.
     """
 
     weight: Weight
@@ -63,20 +63,20 @@ class PrunedWeight:
 
     @property
     def step(self) -> int:
-        """Training steps so far: backward passes of the reader that had most."""
+        """Training steps so far: the most backward passes that one of the readers had."""
         return max(self.steps.values(), default=0)
 
     def count(self, gradient: Any, op_id: str) -> None:
-        """Instrumentation routine: one more training step of a reader."""
+        """Instrumentation routine: count one training step of a reader."""
         self.steps[op_id] += 1
 
     def set(self, mask: Array, due: int | None) -> None:
-        """Take another mask."""
+        """Set the mask, and the step at which the next one is made."""
         self.mask, self.due = mask, due
         self._constants.clear()
 
     def constant(self, like: Any) -> Any:
-        """The mask, or None, in the type and on the device of a tensor."""
+        """Return the mask, or None, with the element type and device of a tensor."""
         if self.mask is None:
             return None
         key = (str(like.dtype), str(getattr(like, "device", "")))
@@ -87,9 +87,9 @@ class PrunedWeight:
 
 @attrs.frozen
 class Schedule:
-    """When masks are made, and for which share of the final sparsity.
+    """When masks are made, and at which fraction of the final sparsity.
 
-    The share grows as in Zhu and Gupta (2017), ``1 - (1 - t)**3`` from start to end.
+    The fraction grows as in Zhu and Gupta (2017), ``1 - (1 - t)**3`` from start to end.
     """
 
     start: int
@@ -98,29 +98,29 @@ class Schedule:
 
     @property
     def is_constant(self) -> bool:
-        """Whether the first mask is there from the beginning and the last."""
+        """The first mask is made at once, and is the last."""
         return self.start == 0 and self.end == 0
 
     def share(self, step: int) -> float:
-        """Of the final sparsity, at one step."""
+        """Return the fraction of the final sparsity at a step."""
         if step >= self.end:
             return 1.0
         return float(1 - (1 - (step - self.start) / (self.end - self.start)) ** 3)
 
     def next_due(self, step: int) -> int | None:
-        """The step of the mask that follows one made at `step`."""
+        """Return the step of the mask after one made at `step`; None if it is the last."""
         return min(step + self.every, self.end) if step < self.end else None
 
 
 class GlobalThreshold:
-    """The smallest weights of all operators together.
+    """Prunes the smallest weights of all operators together.
 
-    The magnitudes are collected in one iteration, and the masks hold from the
-    next one: when the first operator runs a second time, all have been met. One
-    that is met later is compared with the threshold that was found.
+    Magnitudes are collected during one iteration; when the first operator runs a second time, all
+    operators have been met, and masks hold from then on. An operator that is met later is compared
+    with the threshold found.
 
     Attributes:
-        step: of the iteration in which they were collected.
+        step: training step at which the magnitudes were collected.
     """
 
     def __init__(self) -> None:
@@ -130,7 +130,7 @@ class GlobalThreshold:
         self._threshold: float | None = None
 
     def collect(self, op_id: str, weight: PrunedWeight, value: Any) -> bool:
-        """Take in a weight; whether all had been collected before."""
+        """Collect a weight; return whether all weights had been collected before."""
         if op_id in self._met:
             return True
         if weight.mask is None and self._threshold is not None:
@@ -144,7 +144,7 @@ class GlobalThreshold:
         return False
 
     def masks(self, sparsity: float) -> list[tuple[PrunedWeight, Array]]:
-        """The masks of the weights that were collected, which are forgotten."""
+        """Return the masks of the collected weights, and forget their magnitudes."""
         scores = list(self._scores.items())
         flat = np.concatenate([part.ravel() for _, part in scores])
         mask = without_smallest(flat, round(sparsity * flat.size))
@@ -162,7 +162,7 @@ class StaticPruning:
     """Gives weights their masks.
 
     Attributes:
-        weights: of each pruned operator.
+        weights: pruned weights by operator id.
     """
 
     def __init__(self, options: PruneOptions) -> None:
@@ -176,15 +176,20 @@ class StaticPruning:
         self._given_by = ""
 
     def use(self, masks: Mapping[str, Array], source: str) -> None:
-        """Take these masks, by op id, and make no others."""
+        """Use these masks, by op id, and make no others.
+
+        Args:
+            masks: the masks.
+            source: where they come from, for error messages.
+        """
         self._given, self._given_by = masks, source
 
     def treat(self, context: OpContext, op: OpDescription) -> None:
-        """Let an operator read its weight under the mask.
+        """Make an operator read its weight under the mask.
 
         Raises:
             Untreatable: the method has no mask for it.
-            AmandaError: the masks that were loaded are of another model.
+            AmandaError: the masks that were loaded belong to another model.
         """
         found = weight_of(context)
         self._rule.check(found)
@@ -197,7 +202,8 @@ class StaticPruning:
             self._masked_by_schedule, inputs=[found.index], pruned=weight, op_id=op.id
         )
         if not self._schedule.is_constant:
-            # Not before: a checkpoint's recomputation, which comes between, is of the same step.
+            # After the backward operator: a checkpoint's recomputation runs before it, and belongs
+            # to the same step.
             context.insert_after_backward_op(weight.count, grad_inputs=[found.index], op_id=op.id)
 
     # -- weights ----------------------------------------------------------
@@ -212,13 +218,13 @@ class StaticPruning:
         return known
 
     def _shared(self, found: Weight) -> PrunedWeight | None:
-        """What is known of this very weight from another operator."""
+        """Return the weight that another operator has registered for the same value."""
         known = self._by_value.get(found.identity)
         is_same = known is not None and (found.key is not None or known.source() is found.value)
         return known if is_same else None
 
     def _new_weight(self, op_id: str, found: Weight) -> PrunedWeight:
-        # What is not the program's own object (a copy of a variable) may be gone at once.
+        # A value that is no object of the program's (a copy of a variable) may be gone at once.
         source = weak_reference(found.value)
         weight = PrunedWeight(attrs.evolve(found, value=None), shape_of(found.value), source)
         self._by_value[found.identity] = weight
@@ -255,7 +261,7 @@ class StaticPruning:
         weight.set(mask, self._schedule.next_due(step))
 
     def _masked_by_schedule(self, value: Any, pruned: PrunedWeight, op_id: str) -> Any:
-        """Instrumentation routine: the weight under the mask of this step."""
+        """Instrumentation routine: put the weight under the mask of this step."""
         if pruned.due is not None and pruned.step >= max(pruned.due, self._schedule.start):
             if self._global is None:
                 self._make(pruned, value)

@@ -22,12 +22,12 @@ from amanda_tools._values.tensors import Array, arithmetic_of
 from amanda_tools.prune import files
 from amanda_tools.prune.attention import CAUSAL, AttentionPruning
 from amanda_tools.prune.channel import ChannelPruning
-from amanda_tools.prune.dynamic import Gate
+from amanda_tools.prune.dynamic import Gate, GatedPruning
 from amanda_tools.prune.options import PruneOptions
 from amanda_tools.prune.spatial import SpatialPruning
 from amanda_tools.prune.static import StaticPruning, weak_reference
 
-Pruning = StaticPruning | ChannelPruning | SpatialPruning | AttentionPruning
+Pruning = StaticPruning | GatedPruning | AttentionPruning
 
 _METHODS: Mapping[str, Callable[[PruneOptions], Pruning]] = {
     "channel": ChannelPruning,
@@ -39,10 +39,10 @@ _METHODS: Mapping[str, Callable[[PruneOptions], Pruning]] = {
 class PruneTool(PrintingTool[PruneOptions]):
     """Prunes weights or activations of any model, in training and in inference.
 
-    The static methods (magnitude, nm, tile) give a weight one mask: it reads as
-    zero in the forward pass and has no gradient there. The weights themselves
-    stay what they are until :meth:`bake`. The dynamic ones (channel, activation,
-    attention) choose for each sample what is left out.
+    The static methods (magnitude, nm, tile) give a weight one mask: under it the weight reads as
+    zero in the forward pass and has no gradient. The weights themselves do not change until
+    :meth:`bake`. The dynamic methods (channel, activation, attention) choose for each sample what
+    is left out.
     """
 
     name = "prune"
@@ -86,21 +86,22 @@ class PruneTool(PrintingTool[PruneOptions]):
 
     @property
     def masks(self) -> dict[str, Array]:
-        """Op id to mask, in the framework's layout of the weight, True where it stays.
+        """Masks by op id, in the framework's layout of the weight, True where it stays.
 
-        Operators that share a weight share its mask. Only the static methods have masks.
+        Operators that share a weight share its mask. Only static methods have masks.
         """
         weights = self._weights()
         return {id: w.mask.copy() for id, w in weights.items() if w.mask is not None}
 
     def parameters(self) -> list[Any]:
-        """What the gates of a dynamic method learn, for an optimizer; known after the first run."""
+        """Return what the gates of a dynamic method learn, for an optimizer; known after the
+        first run."""
         if self.options.method == "channel" and not self.options.boost:
             return []
         return [value for gate in self._gates().values() for value in gate.values.values()]
 
     def save(self, path: str | os.PathLike[str]) -> Path:
-        """Write the masks, or the parameters of the gates, by op id.
+        """Write the masks, or the values of the gates, by op id.
 
         Raises:
             AmandaError: there are none.
@@ -119,14 +120,14 @@ class PruneTool(PrintingTool[PruneOptions]):
         return files.write(path, "gates", gates, method=self.options.method)
 
     def load(self, path: str | os.PathLike[str]) -> None:
-        """Use the masks, or the parameters of gates, of a file instead of new ones.
+        """Use the masks, or the values of gates, of a file instead of new ones.
 
-        Masks hold from the next analysis on, and stay; an operator that has none in
-        the file is an error that names it. Gates must have been met before.
+        Masks hold from the next analysis on, and stay; an operator without a mask in the file is an
+        error that names it. Gates must have been met before.
 
         Raises:
             OSError: the file cannot be read.
-            AmandaError: it is of another method or model.
+            AmandaError: it is for another method or model.
         """
         if isinstance(self._pruning, StaticPruning):
             self._given, _ = files.read(path, "masks")
@@ -145,13 +146,13 @@ class PruneTool(PrintingTool[PruneOptions]):
     # -- dense weights ----------------------------------------------------
 
     def dense_weights(self, run: Callable[[], Any]) -> dict[str, Array]:
-        """Op id to weight with zeros, in the framework's layout.
+        """Return the weights with zeros by op id, in the framework's layout.
 
         Args:
             run: runs the model once, as it was run under the tool.
 
         Raises:
-            AmandaError: it does not run all operators that have masks.
+            AmandaError: `run` does not execute all operators that have masks.
         """
         masks = self.masks
         return {
@@ -160,19 +161,19 @@ class PruneTool(PrintingTool[PruneOptions]):
         }
 
     def export(self, path: str | os.PathLike[str], run: Callable[[], Any]) -> Path:
-        """Write :meth:`dense_weights` as an ``.npz`` file of numpy."""
+        """Write :meth:`dense_weights` as an ``.npz`` file."""
         return files.write(path, "weights", self.dense_weights(run), method=self.options.method)
 
     def bake(self, run: Callable[[], Any]) -> None:
-        """Write the zeros into the model's own weights; it then runs the same without the tool.
+        """Write the zeros into the model's own weights, which then runs the same without the tool.
 
         Args:
             run: runs the model once, as it was run under the tool.
 
         Raises:
-            AmandaError: another operator reads such a weight without the mask, and would
-                change, or `run` does not run all operators that have masks.
-            CapabilityError: the driver gives values of weights, and not what holds them.
+            AmandaError: another operator reads such a weight without the mask, and would change; or
+                `run` does not execute all operators that have masks.
+            CapabilityError: the driver gives values of weights, not the objects that hold them.
         """
         masks = self.masks
         if shared := self._shared():
@@ -191,12 +192,12 @@ class PruneTool(PrintingTool[PruneOptions]):
                 ) from error
 
     def _values(self, run: Callable[[], Any]) -> dict[str, Any]:
-        """The weights of the operators that have masks."""
+        """Return the weights of the operators that have masks."""
         places = {op_id: weight.weight.index for op_id, weight in self._weights().items()}
         return values_of_run(run, places, self.name)
 
     def _shared(self) -> dict[str, str]:
-        """Pruned op id to another op that reads its weight without the mask."""
+        """Return pruned op id to another op that reads its weight without the mask."""
         found = {}
         for op_id, weight in self._weights().items():
             value = weight.source()
@@ -209,8 +210,7 @@ class PruneTool(PrintingTool[PruneOptions]):
         return self._pruning.weights if isinstance(self._pruning, StaticPruning) else {}
 
     def _gates(self) -> Mapping[str, Gate]:
-        has_gates = isinstance(self._pruning, (ChannelPruning, SpatialPruning))
-        return self._pruning.gates if has_gates else {}  # type: ignore[union-attr]
+        return self._pruning.gates if isinstance(self._pruning, GatedPruning) else {}
 
     # -- result -----------------------------------------------------------
 
@@ -219,14 +219,15 @@ class PruneTool(PrintingTool[PruneOptions]):
         return [{**op.row(), **self._figures(op.id)} for op in self._treated()]
 
     def _treated(self) -> list[OpDescription]:
-        """The pruned operators; what showed itself as causal when it ran is moved to the others."""
+        """Return the pruned operators; those found to be causal when they ran become skipped
+        ones."""
         if isinstance(self._pruning, AttentionPruning):
             for op_id in self._pruning.causal & self._ops.keys():
                 self._targets.skip(self._ops.pop(op_id), CAUSAL)
         return list(self._ops.values())
 
     def _figures(self, op_id: str) -> dict[str, Any]:
-        """What was pruned of one operator."""
+        """Return the figures of one operator."""
         if gate := self._gates().get(op_id):
             return {"channels_kept": gate.kept} if gate.kept is not None else {}
         weight = self._weights().get(op_id)
@@ -245,7 +246,8 @@ class PruneTool(PrintingTool[PruneOptions]):
         }
 
     def summary(self) -> dict[str, Any]:
-        """The sparsity over all weights, each counted once, and what is not pruned and why."""
+        """Sparsity over all weights, each counted once; operators that are not pruned, with
+        reasons."""
         weights = {id(w): w for w in self._weights().values() if w.mask is not None}.values()
         size = sum(w.mask.size for w in weights)
         zeros = size - sum(int(w.mask.sum()) for w in weights)
@@ -262,7 +264,7 @@ class PruneTool(PrintingTool[PruneOptions]):
         }
 
     def tables(self) -> Iterable[Table]:
-        """The pruned operators, and those that are not."""
+        """Pruned operators, and those that are not."""
         found, method = self.summary(), self.options.method
         rows = self.op_rows()
         if self._weights():
@@ -285,7 +287,7 @@ class PruneTool(PrintingTool[PruneOptions]):
         yield from self._targets.tables("prune")
 
     def write_files(self, folder: Path, stem: str) -> Sequence[Path]:
-        """Write ``<stem>.masks.npz``, of a dynamic method ``<stem>.gates.npz``."""
+        """Write ``<stem>.masks.npz``; of a dynamic method ``<stem>.gates.npz``."""
         if self.masks:
             return [self.save(folder / f"{stem}.masks.npz")]
         return [self.save(folder / f"{stem}.gates.npz")] if self._gates() else []

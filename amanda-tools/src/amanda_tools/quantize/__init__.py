@@ -1,4 +1,4 @@
-"""``quantize``: simulated quantization, after training, at run time and in training."""
+"""``quantize``: simulated quantization: after training, at run time, and in training."""
 
 from amanda_tools.quantize.options import QuantizeOptions
 from amanda_tools.quantize.sensitivity import Sensitivity

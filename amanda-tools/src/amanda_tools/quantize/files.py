@@ -1,4 +1,4 @@
-"""Writes what was simulated, for other programs: JSON, or safetensors with integer weights."""
+"""Files of simulated quantization: JSON, or safetensors with integer weights."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ Quantizers = Mapping[str, Sequence[Quantizer]]
 
 
 def check_ready(quantizers: Quantizers) -> None:
-    """Refuse what is not calibrated yet.
+    """Refuse operators that are not calibrated.
 
     Raises:
-        AmandaError: it names the first operator.
+        AmandaError: it names the first one.
     """
     if not quantizers:
         raise AmandaError("quantize: no operator has been quantized; run the model under the tool")
@@ -35,12 +35,12 @@ def check_ready(quantizers: Quantizers) -> None:
 
 
 def weight_quantizers(quantizers: Quantizers) -> dict[str, Quantizer]:
-    """Op id to what rounds its weight."""
+    """Return the quantizer of the weight by op id."""
     return {op_id: q for op_id, found in quantizers.items() for q in found if q.role == "weight"}
 
 
 def grid_of(quantizer: Quantizer, shape: Sequence[int]) -> tuple[Array, Array]:
-    """Scale and zero point in a shape that stands beside a tensor of some shape.
+    """Return scale and zero point in a shape that broadcasts to a tensor of `shape`.
 
     Raises:
         AmandaError: they are not known yet, as those of a dynamic activation never are.
@@ -52,27 +52,27 @@ def grid_of(quantizer: Quantizer, shape: Sequence[int]) -> tuple[Array, Array]:
     return scale, zero
 
 
-def whole_numbers(quantizer: Quantizer, value: Any) -> Array:
-    """The integers that stand for a weight, in the framework's layout."""
+def to_integers(quantizer: Quantizer, value: Any) -> Array:
+    """Return the integers that stand for a weight, in the framework's layout."""
     scale, zero = grid_of(quantizer, shape_of(value))
     kind = np.int8 if quantizer.bits <= 8 else np.int16
     array, grid = arithmetic_of(value).wide_numpy(value), quantizer.grid
     if "step" in quantizer.learned:
-        # A learned step divides; elsewhere its inverse multiplies.
+        # The learned step divides; elsewhere its inverse multiplies, with other rounding.
         return np.round(np.clip(array / scale, grid.low, grid.high)).astype(kind)
     return integers(array, scale, zero, grid).astype(kind)
 
 
 def integer_weights(quantizers: Quantizers, run: Callable[[], Any]) -> dict[str, Array]:
-    """Op id to the integers that stand for its weight.
+    """Return the integers that stand for weights, by op id.
 
     Raises:
-        AmandaError: `run` does not run all operators.
+        AmandaError: `run` does not execute all operators.
     """
     weights = weight_quantizers(quantizers)
     places = {op_id: quantizer.index for op_id, quantizer in weights.items()}
     values = values_of_run(run, places, "quantize")
-    return {op_id: whole_numbers(weights[op_id], value) for op_id, value in values.items()}
+    return {op_id: to_integers(weights[op_id], value) for op_id, value in values.items()}
 
 
 def write_ranges(path: Path, quantizers: Quantizers, header: Mapping[str, Any]) -> None:
@@ -93,11 +93,11 @@ def write_tensors(
 ) -> None:
     """Write scales, zero points and integer weights as safetensors.
 
-    A tensor is named ``<op id>|<input>|scale``, ``...|zero_point`` or ``...|integers``; all else
-    (grid, bits, axis) stands as JSON under ``amanda`` in the metadata.
+    Tensors are named ``<op id>|<input>|scale``, ``...|zero_point`` and ``...|integers``; the rest
+    (grid, bits, axis) is JSON under ``amanda`` in the metadata.
 
     Raises:
-        AmandaError: weights are integers, and there is no `run` that gives them.
+        AmandaError: weights are integers, and `run`, which gives their values, is None.
         OSError: the file cannot be written.
     """
     weights = weight_quantizers(quantizers)

@@ -1,4 +1,4 @@
-"""The numbers that a tensor is rounded to, and the rounding."""
+"""Grids of numbers that tensors are rounded to, and the rounding."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ import amanda
 from amanda_tools._values.tensors import Arithmetic, Array, arithmetic_of
 
 FLOATS = {"e4m3": ("float8_e4m3fn", 448.0), "e5m2": ("float8_e5m2", 57344.0)}
-"""Name to the frameworks' type and its largest finite number (OCP 8-bit floating point, 2023)."""
+"""Type name in the frameworks and largest finite number (OCP 8-bit floating point, 2023)."""
 
 
 @attrs.frozen
 class QuantGrid:
-    """Integers from `low` to `high`; for floating point numbers the scale takes the largest to 1.
+    """Integers from `low` to `high`, or 8-bit floating-point numbers scaled to their largest one.
 
     Attributes:
         number: int, e4m3 or e5m2.
-        low, high: the smallest and the largest number.
-        is_symmetric: whether the zero point is 0.
+        low, high: smallest and largest number.
+        is_symmetric: the zero point is 0.
     """
 
     number: str
@@ -31,7 +31,7 @@ class QuantGrid:
 
     @classmethod
     def of(cls, number: str, bits: int, *, symmetric: bool) -> QuantGrid:
-        """The grid of some bits; a symmetric one leaves its lowest number out."""
+        """Make the signed grid of some bits; a symmetric one leaves its lowest number out."""
         if number != "int":
             return cls(number, -FLOATS[number][1], FLOATS[number][1], True)
         high = 2 ** (bits - 1) - 1
@@ -39,17 +39,18 @@ class QuantGrid:
 
     @classmethod
     def unsigned(cls, bits: int) -> QuantGrid:
-        """From 0, for what is never negative."""
+        """Make the grid from 0, for tensors that are never negative."""
         return cls("int", 0, 2**bits - 1, True)
 
     def fitted(self, low: Array, high: Array) -> tuple[Array, Array]:
-        """Scale and zero point of a range, per channel or of one; zero is always a number."""
+        """Return scale and zero point for a range, of one or per channel; zero is always
+        representable."""
         low, high = np.minimum(low, 0).astype(np.float64), np.maximum(high, 0).astype(np.float64)
         if self.is_symmetric:
             scale = np.maximum(-low, high) / self.high
         else:
             scale = (high - low) / (self.high - self.low)
-        # Whatever consists of zeros has any scale.
+        # A range of zeros can have any scale.
         scale = np.where(scale > np.finfo(np.float32).tiny, scale, 1.0).astype(np.float32)
         if self.is_symmetric:
             return scale, np.zeros_like(scale)
@@ -58,7 +59,7 @@ class QuantGrid:
 
 
 def integers(value: Array, scale: Array, zero: Array, grid: QuantGrid) -> Array:
-    """The numbers that stand for values, with numpy and in the arithmetic of float32."""
+    """Return the integers that stand for values, with NumPy in float32 arithmetic."""
     inverse = np.float32(1) / scale.astype(np.float32)
     rounded: Array = np.round(value.astype(np.float32) * inverse) + zero
     return np.clip(rounded, grid.low, grid.high)
@@ -66,7 +67,7 @@ def integers(value: Array, scale: Array, zero: Array, grid: QuantGrid) -> Array:
 
 @amanda.traceable
 def fake_quantize(tensor: Any, scale: Any, zero: Any, low: float, high: float) -> Any:
-    """Instrumentation routine: the values that integers can stand for."""
+    """Instrumentation routine: round to values that integers represent."""
     arithmetic = arithmetic_of(tensor)
     wide = arithmetic.widen(tensor)
     scale, zero = arithmetic.cast_like(scale, wide), arithmetic.cast_like(zero, wide)
@@ -76,7 +77,7 @@ def fake_quantize(tensor: Any, scale: Any, zero: Any, low: float, high: float) -
 
 @amanda.traceable
 def fake_float(tensor: Any, scale: Any, number: str) -> Any:
-    """Instrumentation routine: the values that floating point numbers of 8 bits can stand for."""
+    """Instrumentation routine: round to values that 8-bit floating-point numbers represent."""
     arithmetic = arithmetic_of(tensor)
     dtype, largest = FLOATS[number]
     wide = arithmetic.widen(tensor)
@@ -86,7 +87,7 @@ def fake_float(tensor: Any, scale: Any, number: str) -> Any:
 
 
 def dynamic_fit(arithmetic: Arithmetic, tensor: Any, grid: QuantGrid) -> tuple[Any, Any]:
-    """:meth:`QuantGrid.fitted` for the range of a tensor, in the framework of the tensor."""
+    """Compute :meth:`QuantGrid.fitted` for the range of a tensor, in its framework."""
     low, high = arithmetic.min_max(tensor)
     low, high = arithmetic.clip(low, -np.inf, 0.0), arithmetic.clip(high, 0.0, np.inf)
     if grid.is_symmetric:

@@ -1,4 +1,4 @@
-"""Ranges of what was seen: of weights at once, of activations over a calibration."""
+"""Ranges of tensors: of weights at once, of activations over a calibration."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from amanda_tools.quantize.numbers import QuantGrid, integers
 from amanda_tools.quantize.options import QuantizeOptions
 
 SAMPLES = 2**18
-"""Elements of one execution that the observers percentile and mse look at: evenly spread."""
+"""Elements per execution that the observers percentile and mse look at, evenly spaced."""
 
 _SHRINKS = np.linspace(1.0, 0.2, 81)
-"""Shares of the full range among which observer=mse chooses."""
+"""Fractions of the full range from which observer=mse chooses."""
 
 
 class Observer:
@@ -24,7 +24,7 @@ class Observer:
         self._samples: list[Array] = []
 
     def observe(self, value: Array) -> None:
-        """Take in the activations of one execution; what is not finite does not count."""
+        """Add the activations of one execution; elements that are not finite do not count."""
         value = value[np.isfinite(value)].astype(np.float32)
         if value.size == 0:
             return
@@ -34,7 +34,7 @@ class Observer:
             self._samples.append(value[::stride])
 
     def range(self, grid: QuantGrid) -> tuple[Array, Array]:
-        """The range of all that was taken in."""
+        """Return the range of everything observed."""
         if not self._samples:
             return np.asarray(self._low), np.asarray(self._high)
         rows = np.concatenate(self._samples)[None, :]
@@ -44,7 +44,7 @@ class Observer:
 
 
 def range_of(rows: Array, options: QuantizeOptions, grid: QuantGrid) -> tuple[Array, Array]:
-    """The range of each row, as the option observer has it."""
+    """Return the range of each row, as the option observer defines it."""
     low, high = np.minimum(rows.min(1), 0), np.maximum(rows.max(1), 0)
     if options.observer == "percentile":
         return _percentiles(rows, options.percentile, grid)
@@ -60,7 +60,7 @@ def _percentiles(rows: Array, percentile: float, grid: QuantGrid) -> tuple[Array
 
 
 def _least_error(rows: Array, low: Array, high: Array, grid: QuantGrid) -> tuple[Array, Array]:
-    """Of shares of the full range, for each row the one whose rounding errs least."""
+    """For each row, return the fraction of the full range with the least squared rounding error."""
     errors = []
     for share in _SHRINKS:
         scale, zero = (part[:, None] for part in grid.fitted(low * share, high * share))

@@ -1,4 +1,4 @@
-"""What stands at one input of one operator and rounds it."""
+"""Fake-quantizes one input of one operator: calibration, rounding, learned ranges."""
 
 from __future__ import annotations
 
@@ -16,24 +16,24 @@ from amanda_tools.quantize.observers import Observer, range_of
 from amanda_tools.quantize.options import QuantizeOptions
 
 _SMALLEST = 1e-9
-"""The least that a learned step can become."""
+"""Lower bound of a learned step."""
 
 
 @attrs.define(eq=False)
 class Quantizer:
-    """Rounds one input of an operator.
+    """Fake-quantizes one input of an operator.
 
     Attributes:
-        options: of the tool.
-        index: which input it is.
+        options: options of the tool.
+        index: position of the input.
         role: weight or activation.
-        bits: of each number.
-        axes: of weights with a scale per channel, the axes of channels; else none.
+        bits: bits of a number.
         grid: the numbers.
-        scale, zero: float32, of one element or one per channel; None before they are known
-            and of dynamic activations.
-        initial: what is trained, by name, as it begins.
-        learned: the same as the framework's variables; there when it has run once.
+        axes: axes of channels, of weights with a scale per channel; else none.
+        scale, zero: float32, of one element or one per channel; None before they are known, and for
+            dynamic activations.
+        initial: initial values of what is learned, by name.
+        learned: the framework's variables by name; there when it has run once.
         remaining: executions that are still to be observed.
     """
 
@@ -55,7 +55,7 @@ class Quantizer:
     def of_weight(
         cls, options: QuantizeOptions, index: int, value: Any, axes: Sequence[int]
     ) -> Quantizer:
-        """A quantizer of a weight, which knows its range, or what it begins to learn with."""
+        """Make the quantizer of a weight; its range, or what it begins to learn with, is known."""
         bits = options.weight_bits
         grid = QuantGrid.of(options.number, bits, symmetric=True)
         channels = tuple(axes) if options.per_channel else ()
@@ -80,7 +80,8 @@ class Quantizer:
 
     @classmethod
     def of_activation(cls, options: QuantizeOptions, index: int) -> Quantizer:
-        """A quantizer of an activation, which has to see some of them first, or each one."""
+        """Make the quantizer of an activation, which observes executions first, or ranges each
+        tensor."""
         bits = options.activation_bits
         symmetric = options.symmetric or (options.method, options.learn) == ("qat", "lsq")
         grid = QuantGrid.of(options.number, bits, symmetric=symmetric)
@@ -89,7 +90,7 @@ class Quantizer:
             self.remaining = options.calibration
             self._observer = Observer(options)
         if options.method == "qat":
-            # Their values come with the calibration; an optimizer can have them before.
+            # The calibration sets the values; an optimizer can have the variables before.
             bounds = ("high",) if symmetric else ("low", "high")
             names = ("step",) if options.learn == "lsq" else bounds
             self.initial = {name: np.ones(1) for name in names}
@@ -97,23 +98,23 @@ class Quantizer:
 
     @property
     def axis(self) -> int | list[int] | None:
-        """The axis of channels, several if a channel has a number on each of them."""
+        """The axis of channels; a list if a channel has an index on each of several axes."""
         return self.axes[0] if len(self.axes) == 1 else list(self.axes) or None
 
     @property
     def is_constant(self) -> bool:
-        """Whether the rounding never changes."""
+        """The rounding never changes."""
         return self.scale is not None and not self.initial and self.is_ready
 
     @property
     def is_ready(self) -> bool:
-        """Whether it rounds."""
+        """It is calibrated: it rounds."""
         return self.remaining == 0
 
     # -- routines ---------------------------------------------------------
 
     def __call__(self, tensor: Any) -> Any:
-        """The rounded tensor; None while it is only observed, or if it holds no numbers."""
+        """Return the rounded tensor; None while it is only observed, or if it holds no floats."""
         arithmetic = arithmetic_of(tensor)
         if not arithmetic.is_floating(tensor):
             return None
@@ -129,14 +130,14 @@ class Quantizer:
         return self._rounded(tensor, *self.constants(tensor))
 
     def prepare(self, like: Any) -> None:
-        """Make the variables of what is learned, beside a tensor, where there are none yet."""
+        """Make the variables of what is learned, where there are none yet."""
         if self.initial and not self.learned:
             arithmetic = arithmetic_of(like)
             wide = arithmetic.widen(like)
             self.learned = {n: arithmetic.variable(v, wide) for n, v in self.initial.items()}
 
     def constants(self, like: Any) -> tuple[Any, Any]:
-        """Scale and zero point, to compute with beside a tensor."""
+        """Return scale and zero point with the device and shape for a tensor."""
         shape = self.beside(shape_of(like) if self.axes else ())
         key = (str(like.dtype), str(getattr(like, "device", "")), shape)
         if key not in self._constants:
@@ -156,7 +157,7 @@ class Quantizer:
         return fake_quantize(tensor, scale, zero, self.grid.low, self.grid.high)
 
     def beside(self, shape: Sequence[int]) -> tuple[int, ...]:
-        """The shape of one value per channel beside a tensor of some shape."""
+        """Return the shape in which values per channel broadcast to a tensor of `shape`."""
         return tuple(size if axis in self.axes else 1 for axis, size in enumerate(shape))
 
     # -- calibration ------------------------------------------------------
@@ -189,7 +190,7 @@ class Quantizer:
     # -- learning ---------------------------------------------------------
 
     def rounded_with(self, tensor: Any, learned: Mapping[str, Any]) -> Any:
-        """The rounded tensor, differentiable, with these values of what is learned."""
+        """Return the rounded tensor, differentiable in the tensor and in these learned values."""
         arithmetic = arithmetic_of(tensor)
         wide = arithmetic.widen(tensor)
         shape = self.beside(shape_of(tensor)) if self.axes else (1,)
@@ -205,9 +206,9 @@ class Quantizer:
         return arithmetic.cast_like(rounded, tensor)
 
     def _with_step(self, arithmetic: Arithmetic, tensor: Any, step: Any) -> Any:
-        """Learned step size quantization (Esser et al., ICLR 2020)."""
+        """Round with a learned step size (Esser et al., ICLR 2020)."""
         shape = shape_of(tensor)
-        # Weights of a channel or all of them; features of a sample.
+        # Number of values that share a step: weights of a channel, or features of a sample.
         parts = math.prod(shape[axis] for axis in self.axes)
         count = math.prod(shape) // parts if self.role == "weight" else math.prod(shape[1:])
         share = 1 / math.sqrt(count * self.grid.high)
@@ -218,7 +219,7 @@ class Quantizer:
         return (rounded + _nothing(arithmetic, bounded)) * step
 
     def _in_range(self, arithmetic: Arithmetic, tensor: Any, low: Any, high: Any) -> Any:
-        """Straight through inside of a learned range; what is outside trains the bound it meets.
+        """Round straight-through within a learned range; clipped elements train the bound.
 
         The gradients are those of PACT (Choi et al., 2018) and of TensorFlow's
         ``fake_quant_with_min_max_vars``.
@@ -238,7 +239,8 @@ class Quantizer:
     # -- figures ----------------------------------------------------------
 
     def final(self) -> tuple[Array, Array] | None:
-        """Scale and zero point with what was learned; None if there is none, or not yet."""
+        """Return scale and zero point, learned ones included; None if there are none, or not
+        yet."""
         if self.remaining or self.scale is None or self.zero is None:
             return None
         if not self.initial:
@@ -262,7 +264,7 @@ class Quantizer:
         return scale.reshape(self.scale.shape), zero.reshape(self.scale.shape)
 
     def row(self) -> dict[str, Any]:
-        """All that another program needs to round alike, as plain data."""
+        """Return everything that another program needs to round alike, as plain data."""
         final = self.final()
         scale, zero = final if final is not None else (None, None)
         return {
@@ -280,11 +282,11 @@ class Quantizer:
 
 
 def _nothing(arithmetic: Arithmetic, tensor: Any) -> Any:
-    """Zeros that have the gradient of a tensor."""
+    """Return zeros with the gradient of a tensor."""
     return tensor - arithmetic.stop_gradient(tensor)
 
 
 def _first_step(rows: Array, grid: QuantGrid, fallback: Array) -> Array:
-    """What a step begins with: ``2 * mean(abs(x)) / sqrt(high)``."""
+    """Return the initial step: ``2 * mean(abs(x)) / sqrt(high)``."""
     step = 2 * np.abs(rows).mean(1, dtype=np.float64) / math.sqrt(grid.high)
     return np.where(step > _SMALLEST, step, np.asarray(fallback).reshape(-1))

@@ -1,4 +1,4 @@
-"""Which operators suffer from quantization."""
+"""Results of a sensitivity analysis, and the measurement of each operator's rounding noise."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from amanda_tools.quantize.quantizers import Quantizer
 
 @attrs.frozen
 class OpSensitivity:
-    """What the quantization of one operator costs.
+    """The cost of quantizing one operator.
 
     Attributes:
         id, type, module: of the operator.
-        sqnr: of its output, in decibels; infinite if nothing changes.
-        metric: of a run in which it alone is quantized; None without a metric.
+        sqnr: signal-to-quantization-noise ratio of its output, in decibels; infinite without noise.
+        metric: of a run with this operator alone quantized; None without a metric.
     """
 
     id: str
@@ -36,10 +36,10 @@ class OpSensitivity:
 
 @attrs.frozen
 class Sensitivity:
-    """The operators, the most sensitive first.
+    """The quantized operators, the most sensitive first.
 
     Attributes:
-        ops: by the metric if there is one, else by SQNR.
+        ops: sorted by the metric if there is one, else by SQNR.
         baseline: the metric without quantization.
     """
 
@@ -53,12 +53,12 @@ class Sensitivity:
         sqnr_below: float | None = None,
         metric_below: float | None = None,
     ) -> list[str]:
-        """The ids of the operators to leave out, for the option ``exclude``.
+        """Return the ids of the operators to leave out, for the option ``exclude``.
 
         Args:
             worst: the first so many.
-            sqnr_below: those whose SQNR is below, in decibels.
-            metric_below: those whose metric is below.
+            sqnr_below: those with an SQNR below this, in decibels.
+            metric_below: those with a metric below this.
         """
         return [
             op.id
@@ -69,16 +69,16 @@ class Sensitivity:
         ]
 
     def text(self, **limits: Any) -> str:
-        """:meth:`exclude` as a line to paste into a program."""
+        """Return :meth:`exclude` as Python source to paste into a program."""
         ids = "".join(f"    {op_id!r},\n" for op_id in self.exclude(**limits))
         return f"exclude=[\n{ids}]" if ids else "exclude=[]"
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain data."""
+        """Return plain data."""
         return {"baseline": self.baseline, "ops": [attrs.asdict(op) for op in self.ops]}
 
     def tables(self) -> Iterable[Table]:
-        """The operators, for people."""
+        """Yield a table of the operators."""
         title = "quantize: sensitivity of ops"
         if self.baseline is None:
             yield Table(title, ("op", "SQNR (dB)"), [(op.id, round(op.sqnr, 2)) for op in self.ops])
@@ -92,14 +92,14 @@ class Sensitivity:
 def measure_noise(
     quantizers: Mapping[str, Sequence[Quantizer]], run: Callable[[], Any]
 ) -> tuple[Any, dict[str, float]]:
-    """Run a model and compare each quantized operator with itself.
+    """Run a model and compare each quantized operator with itself on exact inputs.
 
     Args:
-        quantizers: calibrated ones, by op id.
+        quantizers: calibrated quantizers by op id.
         run: runs the model.
 
     Returns:
-        What `run` gave, computed exactly, and by op id the SQNR in decibels.
+        The output of `run`, computed exactly, and the SQNR in decibels by op id.
     """
     measure = MeasuringTool(quantizers)
     with amanda.apply(measure):
@@ -108,7 +108,7 @@ def measure_noise(
 
 
 class MeasuringTool(amanda.Tool):
-    """Runs operators with exact and with rounded inputs, and goes on with the exact output."""
+    """Runs operators with exact and with rounded inputs, and continues with the exact output."""
 
     def __init__(self, quantizers: Mapping[str, Sequence[Quantizer]]) -> None:
         super().__init__()
@@ -118,7 +118,7 @@ class MeasuringTool(amanda.Tool):
         self.add_inst_for_op(self._analyse)
 
     def ratios(self) -> dict[str, float]:
-        """SQNR by op id, over all executions."""
+        """Return the SQNR in decibels by op id, over all executions."""
         return {op_id: decibels(*powers) for op_id, powers in self._powers.items()}
 
     def _analyse(self, context: OpContext) -> None:
@@ -127,7 +127,7 @@ class MeasuringTool(amanda.Tool):
             context.replace_op(self._measured, operator=context.get_function(), op_id=op_id)
 
     def _measured(self, *inputs: Any, operator: Any, op_id: str) -> Any:
-        """Instrumentation routine: the operator, compared with itself."""
+        """Replacement routine: run the operator on exact and on rounded inputs."""
         rounded = list(inputs)
         for quantizer in self._quantizers[op_id]:
             found = quantizer(inputs[quantizer.index])
@@ -142,7 +142,7 @@ class MeasuringTool(amanda.Tool):
 
 
 def decibels(signal: float, noise: float) -> float:
-    """A ratio of powers."""
+    """Convert a ratio of powers to decibels."""
     if noise == 0:
         return math.inf
     return 10 * math.log10(signal / noise) if signal else -math.inf

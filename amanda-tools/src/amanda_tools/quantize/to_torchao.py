@@ -1,8 +1,8 @@
-"""A copy of a PyTorch model whose weights are torchao's quantized tensors.
+"""Exports a PyTorch model with torchao's quantized tensors for weights.
 
-Their scales and integers are those of the simulation, so that the copy computes what was
-simulated. Formats: ``IntxUnpackedToInt8Tensor`` for integers of up to 8 bits, ``Int8Tensor`` where
-the activation is an integer too, ``Float8Tensor`` for floating point numbers of 8 bits.
+Their scales and integers are those of the simulation, so that the copy computes what was simulated.
+Formats: ``IntxUnpackedToInt8Tensor`` for integers of up to 8 bits, ``Int8Tensor`` where the
+activation is an integer too, ``Float8Tensor`` for 8-bit floating-point numbers.
 """
 
 from __future__ import annotations
@@ -19,20 +19,20 @@ import amanda
 from amanda import OpContext
 from amanda.errors import AmandaError
 from amanda.tools.description import OpDescription, describe
-from amanda_tools.quantize.files import Quantizers, check_ready, grid_of, whole_numbers
+from amanda_tools.quantize.files import Quantizers, check_ready, grid_of, to_integers
 from amanda_tools.quantize.numbers import FLOATS
 from amanda_tools.quantize.quantizers import Quantizer
 
 
 @attrs.frozen
 class ExportedOp:
-    """What became of one operator.
+    """The export of one operator.
 
     Attributes:
-        id: of the operator.
-        weight: the name of the format, "" if the weight stays as it is.
-        activation: static, if it is rounded as in the simulation, else "".
-        reason: why something is left as it was, "" if nothing is.
+        id: id of the operator.
+        weight: name of the format, "" if the weight is unchanged.
+        activation: ``static`` if it is rounded as in the simulation, else "".
+        reason: why something is unchanged, "" if nothing is.
     """
 
     id: str
@@ -47,7 +47,7 @@ class Exported:
 
     Attributes:
         model: the copy.
-        ops: what became of each quantized operator.
+        ops: the export of each quantized operator.
     """
 
     model: Any
@@ -55,7 +55,7 @@ class Exported:
 
     @property
     def is_complete(self) -> bool:
-        """Whether all that was simulated is in the model."""
+        """Everything that was simulated is in the model."""
         return not any(op.reason for op in self.ops)
 
 
@@ -65,9 +65,9 @@ class ParameterUse:
 
     Attributes:
         op: the operator.
-        index: which input it is.
+        index: position of the input.
         value: the parameter.
-        rank: axes of the operator's first input.
+        rank: number of axes of the operator's first input.
     """
 
     op: OpDescription
@@ -76,12 +76,12 @@ class ParameterUse:
     rank: int
 
 
-def exported(model: Any, quantizers: Quantizers, run: Callable[[], Any]) -> Exported:
+def export_model(model: Any, quantizers: Quantizers, run: Callable[[], Any]) -> Exported:
     """Copy a model, with torchao's tensors for its weights.
 
     Args:
-        model: the module; it stays as it is.
-        quantizers: of the tool.
+        model: the module; it is not changed.
+        quantizers: quantizers of the tool, by op id.
         run: runs the model once, as it was run under the tool.
 
     Raises:
@@ -102,7 +102,7 @@ def exported(model: Any, quantizers: Quantizers, run: Callable[[], Any]) -> Expo
 def _torchao() -> Any:
     try:
         with warnings.catch_warnings():
-            # It warns of what it cannot load, and of PyTorch's own changes.
+            # Importing it warns of extensions that it cannot load, and of changes in PyTorch.
             warnings.simplefilter("ignore")
             return importlib.import_module("torchao.quantization")
     except ImportError as error:
@@ -112,7 +112,7 @@ def _torchao() -> Any:
 
 
 def _uses(run: Callable[[], Any]) -> list[ParameterUse]:
-    """All uses of parameters in a run."""
+    """Return all uses of parameters in a run."""
     found: list[ParameterUse] = []
 
     def collect(context: OpContext) -> None:
@@ -131,10 +131,12 @@ def _uses(run: Callable[[], Any]) -> list[ParameterUse]:
 
 
 class _Obstacle(Exception):
-    """Why a weight stays as it is."""
+    """The reason why a weight is unchanged."""
 
 
 class _Exporter:
+    """Replaces weights in the copy of a model."""
+
     def __init__(
         self, torchao: Any, model: Any, uses: Sequence[ParameterUse], quantizers: Quantizers
     ) -> None:
@@ -172,7 +174,7 @@ class _Exporter:
         raise AmandaError(f"quantize: the run has not executed op {op_id}, which the tool knows")
 
     def _place(self, use: ParameterUse, weight: Quantizer) -> tuple[str, str]:
-        """The module and the attribute that hold the weight, for this operator alone."""
+        """Return the module and attribute that hold the weight, if all readers round it alike."""
         places = [
             (path, name)
             for path, module in self._model.named_modules()
@@ -191,7 +193,7 @@ class _Exporter:
         return path, name
 
     def _is_alike(self, other: ParameterUse, weight: Quantizer) -> bool:
-        """Whether another operator rounds the same weight in the same way."""
+        """True if another operator rounds the same weight in the same way."""
         for quantizer in self._quantizers.get(other.op.id, ()):
             if quantizer.role == "weight" and quantizer.index == other.index:
                 a, b = quantizer.final(), weight.final()
@@ -202,7 +204,7 @@ class _Exporter:
     def _static(
         self, use: ParameterUse, weight: Quantizer, activations: Sequence[Quantizer]
     ) -> tuple[Any, Any] | None:
-        """Scale and zero point of the data, where torchao rounds it as the simulation does."""
+        """Return scale and zero point of the data, where torchao rounds as the simulation does."""
         numbers = {quantizer.grid.number for quantizer in (weight, *activations)}
         if use.op.name != "linear" or len(activations) != 1 or numbers != {"int"}:
             return None
@@ -229,9 +231,10 @@ class _Exporter:
         if weight.bits > 8:
             raise _Obstacle(f"torchao has no integers of {weight.bits} bits")
         if value.dtype != torch.float32:
-            # The simulation computes in float32 and rounds once; torchao would round the scale.
+            # The simulation computes in float32 and rounds once; torchao would round the scale to
+            # this type.
             raise _Obstacle(f"its weight is of type {value.dtype}")
-        whole = torch.tensor(whole_numbers(weight, value), device=value.device)
+        whole = torch.tensor(to_integers(weight, value), device=value.device)
         if activation is not None:
             return self._int8(whole, scale, block, activation)
         zero = torch.zeros_like(scale, dtype=torch.int8)

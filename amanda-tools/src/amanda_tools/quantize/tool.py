@@ -34,8 +34,11 @@ if TYPE_CHECKING:
 class QuantizeTool(PrintingTool[QuantizeOptions]):
     """Simulates quantization of any model: after training, at run time, or while it trains.
 
-    Weights and activations are rounded to the values that a quantized operator would
-    compute with, where they enter an operator.
+    Weights and activations are rounded, where they enter an operator, to the values that a
+    quantized operator would compute with.
+
+    Attributes:
+        quantizers: quantizers by op id, one per input that is rounded.
     """
 
     name = "quantize"
@@ -103,12 +106,12 @@ class QuantizeTool(PrintingTool[QuantizeOptions]):
                 context.insert_before_op(fake_float, inputs=place, scale=scale, number=grid.number)
 
     def _rounded(self, tensor: Any, quantizer: Quantizer, op_id: str) -> Any:
-        """Instrumentation routine: one input, rounded."""
+        """Instrumentation routine: round one input."""
         is_meant = self._only in (None, op_id)
         return quantizer(tensor) if tensor is not None and is_meant else None
 
     def _insert_training(self, context: OpContext, op_id: str) -> None:
-        """Observe, and then replace the operator by one that trains its ranges."""
+        """Observe, then replace the operator by one that trains its ranges."""
         quantizers = self.quantizers[op_id]
         if all(quantizer.is_ready for quantizer in quantizers):
             operator = context.get_function()
@@ -120,7 +123,8 @@ class QuantizeTool(PrintingTool[QuantizeOptions]):
             )
 
     def _observed(self, tensor: Any, quantizer: Quantizer, op_id: str) -> None:
-        """Instrumentation routine: one input, observed as long as there is something to learn."""
+        """Instrumentation routine: observe one input until all inputs of the operator are
+        calibrated."""
         own = self.quantizers[op_id]
         if not quantizer.is_ready:
             quantizer(tensor)
@@ -129,7 +133,8 @@ class QuantizeTool(PrintingTool[QuantizeOptions]):
                 self.reanalyse(each_id)
 
     def _trained(self, *inputs: Any, operator: Any, quantizers: list[Quantizer]) -> Any:
-        """Instrumentation routine: the operator on rounded inputs; its gradient trains ranges."""
+        """Replacement routine: run the operator on rounded inputs; its gradient trains the
+        ranges."""
         places = [quantizer.index for quantizer in quantizers]
         for quantizer in quantizers:
             quantizer.prepare(inputs[quantizer.index])
@@ -145,10 +150,11 @@ class QuantizeTool(PrintingTool[QuantizeOptions]):
         return operator(*rounded)
 
     def _quantizers_of(self, context: OpContext, op: OpDescription) -> list[Quantizer]:
-        """Those of the same operator in another function of the program, or new ones.
+        """Return the quantizers of the same operator in another function of the program, or new
+        ones.
 
-        Training and evaluation of one Keras model are functions of their own. The k-th operator
-        of a type that reads a variable is the same one in each of them.
+        Training and evaluation of one Keras model are functions of their own. The k-th operator of
+        a type that reads a variable is the same one in each of them.
         """
         index = context["weight_index"]
         key = None if index is None else context.get_value_key(index)
@@ -161,7 +167,7 @@ class QuantizeTool(PrintingTool[QuantizeOptions]):
         return found
 
     def _new_quantizers(self, context: OpContext, op: OpDescription) -> list[Quantizer]:
-        """One for each input that is rounded.
+        """Make a quantizer for each input that is rounded.
 
         Raises:
             Untreatable: there is none.
@@ -175,7 +181,8 @@ class QuantizeTool(PrintingTool[QuantizeOptions]):
             if is_rounded and self.options.activation_bits:
                 found.append(Quantizer.of_activation(self.options, index))
         if weight is not None and self.options.weight_bits:
-            # A depthwise convolution of TensorFlow has no outputs but C, an embedding neither.
+            # TensorFlow's depthwise convolutions have C and M in place of O; embeddings have no O
+            # either.
             axes = weight.axes("OB") or weight.axes("C")
             found.append(Quantizer.of_weight(self.options, weight.index, weight.value, axes))
         if not found:
@@ -183,13 +190,13 @@ class QuantizeTool(PrintingTool[QuantizeOptions]):
         return found
 
     def _weight(self, context: OpContext, op: OpDescription) -> Weight | None:
-        """The operator's weight; None of one that multiplies activations with each other."""
+        """Return the weight; None for an operator that multiplies activations with each other."""
         if context["weight_index"] is None and op.type not in ("conv2d", "linear"):
             return None
         return weight_of(context)
 
     def parameters(self) -> list[Any]:
-        """What method=qat learns, for an optimizer; known after the first run."""
+        """Return what method=qat learns, for an optimizer; known after the first run."""
         found = {id(q): q for quantizers in self.quantizers.values() for q in quantizers}
         return [value for quantizer in found.values() for value in quantizer.learned.values()]
 
@@ -198,15 +205,15 @@ class QuantizeTool(PrintingTool[QuantizeOptions]):
     def sensitivity(
         self, run: Callable[[], Any], metric: Callable[[Any], float] | None = None
     ) -> Sensitivity:
-        """Rank operators by what their quantization costs.
+        """Rank operators by the cost of their quantization.
 
-        The signal-to-quantization-noise ratio (SQNR) of an operator compares its output with
-        rounded inputs with that with exact ones, in one run without any other error. A metric
-        is measured with one operator quantized at a time, one run for each.
+        The signal-to-quantization-noise ratio (SQNR) of an operator compares its outputs on rounded
+        and on exact inputs, in one run without any other error. A metric is measured with one
+        operator quantized at a time, one run each.
 
         Args:
-            run: runs the model, in inference mode, and returns what `metric` takes.
-            metric: the quality of what a run returns, the higher the better.
+            run: runs the model in inference mode, and returns what `metric` takes.
+            metric: quality of a run's result, the higher the better.
 
         Raises:
             AmandaError: the tool learns its ranges, or `run` meets no operator.
@@ -245,7 +252,7 @@ class QuantizeTool(PrintingTool[QuantizeOptions]):
     def _metric_of(
         self, op_id: str, run: Callable[[], Any], metric: Callable[[Any], float]
     ) -> float:
-        """The metric with one operator quantized."""
+        """Return the metric with one operator quantized."""
         self._focus(op_id)
         try:
             with amanda.apply(self):
@@ -264,7 +271,7 @@ class QuantizeTool(PrintingTool[QuantizeOptions]):
         self.reanalyse()
 
     def integer_weights(self, run: Callable[[], Any]) -> dict[str, Array]:
-        """Op id to the integers that stand for its weight, in the framework's layout.
+        """Return the integers that stand for weights by op id, in the framework's layout.
 
         ``(integers - zero_point) * scale``, in float32, is what the operator computes with.
 
@@ -272,7 +279,7 @@ class QuantizeTool(PrintingTool[QuantizeOptions]):
             run: runs the model once, as it was run under the tool.
 
         Raises:
-            AmandaError: numbers are not integers, or `run` does not run all operators.
+            AmandaError: the numbers are not integers, or `run` does not execute all operators.
         """
         if self.options.number != "int":
             raise AmandaError(f"quantize: number={self.options.number} has no integers")
@@ -282,12 +289,12 @@ class QuantizeTool(PrintingTool[QuantizeOptions]):
         """Write scales and zero points by op id and input.
 
         Args:
-            path: ends with .json, or with .safetensors for the integer weights, too.
+            path: ends with .json, or with .safetensors to include integer weights.
             run: runs the model once, as it was run under the tool; for integer weights.
 
         Raises:
-            AmandaError: an operator has not been calibrated yet, or `run` is missing.
-            ValueError: the path ends in another way.
+            AmandaError: an operator is not calibrated, or `run` is missing.
+            ValueError: the path ends otherwise.
         """
         target = Path(path)
         files.check_ready(self.quantizers)
@@ -301,19 +308,18 @@ class QuantizeTool(PrintingTool[QuantizeOptions]):
         return target
 
     def to_torchao(self, model: Any, run: Callable[[], Any]) -> Exported:
-        """A copy of a PyTorch model that computes with torchao's tensors what was simulated.
+        """Copy a PyTorch model that computes with torchao's tensors what was simulated.
 
         Args:
-            model: the module that was run under the tool; it stays as it is.
+            model: the module that was run under the tool; it is not changed.
             run: runs it once, as it was run under the tool.
 
         Raises:
-            AmandaError: torchao is missing, an operator is not calibrated yet, or none can be
-                exported.
+            AmandaError: torchao is missing, an operator is not calibrated, or none can be exported.
         """
-        from amanda_tools.quantize.to_torchao import exported
+        from amanda_tools.quantize.to_torchao import export_model
 
-        return exported(model, self.quantizers, run)
+        return export_model(model, self.quantizers, run)
 
     def op_rows(self) -> list[dict[str, Any]]:
         """One row per quantized operator, with its ``quantizers``."""
@@ -323,7 +329,7 @@ class QuantizeTool(PrintingTool[QuantizeOptions]):
         ]
 
     def summary(self) -> dict[str, Any]:
-        """How many operators are quantized, and what is not and why."""
+        """Number of quantized operators; those that are not, with reasons."""
         return {
             "options": attrs.asdict(self.options),
             "ops": len(self._ops),
@@ -337,7 +343,7 @@ class QuantizeTool(PrintingTool[QuantizeOptions]):
         }
 
     def tables(self) -> Iterable[Table]:
-        """The quantized operators, and those that are not."""
+        """Quantized operators, and those that are not."""
         rows = []
         for op_id, quantizers in self.quantizers.items():
             for quantizer in quantizers:
@@ -355,7 +361,7 @@ class QuantizeTool(PrintingTool[QuantizeOptions]):
 
 
 def data_inputs(context: OpContext, op: OpDescription, weight: Weight | None) -> list[int]:
-    """The inputs of an operator that are activations and take part in its arithmetic."""
+    """Return the positions of the activations that take part in an operator's arithmetic."""
     inputs = context.get_inputs()
     if weight is not None:
         return [data_index(context, weight)]
