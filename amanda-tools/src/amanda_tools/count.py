@@ -14,6 +14,7 @@ from amanda.tools.description import OpDescription, describe, place
 from amanda.tools.mapping import MappingTool
 from amanda.tools.reporting import type_names
 from amanda_tools._bases.printing import PrintingTool
+from amanda_tools._operators.routines import insert_before
 from amanda_tools._output.chart_data import (
     BOTH_DIRECTIONS,
     rank_groups,
@@ -80,10 +81,7 @@ class CountTool(PrintingTool[CountOptions]):
             return
         # An operator may be analysed again (in another scope, without the cache); it counts on.
         counter = self._counters.setdefault(op.id, Counter(op))
-        if context.is_forward():
-            context.insert_before_op(counter.count, inputs=[])
-        else:
-            context.insert_before_backward_op(counter.count, grad_outputs=[])
+        insert_before(context, counter.count)
 
     def op_rows(self) -> list[dict[str, Any]]:
         """One row per counted operator, with its ``executions``."""

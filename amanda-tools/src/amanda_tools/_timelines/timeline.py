@@ -25,7 +25,7 @@ import numpy.typing as npt
 
 from amanda import OpContext
 from amanda.tools.description import OpDescription, describe
-from amanda_tools._operators.handover import Handover
+from amanda_tools._operators.routines import Handover, insert_after, insert_before
 from amanda_tools._timelines.memory import device_bytes, resident_bytes
 
 Numbers = npt.NDArray[np.int64]
@@ -180,12 +180,8 @@ class Timeline:
         if number == len(self._ops):
             self._ops.append(op)
         start, stop = self._routines(number)
-        if context.is_forward():
-            context.insert_before_op(start, inputs=[])
-            context.insert_after_op(stop, outputs=[])
-        else:
-            context.insert_before_backward_op(start, grad_outputs=[])
-            context.insert_after_backward_op(stop, grad_inputs=[])
+        insert_before(context, start)
+        insert_after(context, stop)
 
     def _routines(self, number: int) -> tuple[Callable[[], None], Callable[[], None]]:
         """Make the routines before and after one operator."""

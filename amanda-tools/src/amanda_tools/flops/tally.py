@@ -9,8 +9,8 @@ import attrs
 
 from amanda.tools.description import OpDescription
 from amanda_tools._operators.cost import Formula
-from amanda_tools._operators.handover import Handover
 from amanda_tools._operators.parameters import Parameter
+from amanda_tools._operators.routines import Handover
 from amanda_tools._operators.signature import CallShapes, Shape, Signature
 from amanda_tools.flops.gradients import Formula as GradientFormula
 from amanda_tools.flops.gradients import GradientShapes

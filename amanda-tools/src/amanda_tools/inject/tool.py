@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import collections
 import json
-import math
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
@@ -14,6 +13,7 @@ import numpy as np
 import amanda
 from amanda import OpContext
 from amanda.errors import AmandaError
+from amanda.files import plain_data
 from amanda.results import Table
 from amanda.tools.description import OpDescription, describe
 from amanda.tools.mapping import MappingTool
@@ -268,6 +268,4 @@ class InjectTool(PrintingTool[InjectOptions]):
 def _plain(fault: Fault) -> dict[str, Any]:
     """Convert a fault to a row of the campaign file; JSON has no infinities."""
     row = attrs.asdict(fault, filter=lambda field, _: field.name not in ("op", "execution"))
-    return {
-        k: str(v) if isinstance(v, float) and not math.isfinite(v) else v for k, v in row.items()
-    }
+    return {key: plain_data(value) for key, value in row.items()}

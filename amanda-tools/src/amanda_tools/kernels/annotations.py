@@ -8,6 +8,7 @@ from contextlib import AbstractContextManager
 from typing import Any
 
 from amanda import OpContext
+from amanda_tools._operators.routines import insert_after, insert_before
 
 
 def annotate(context: OpContext, make: Callable[[], AbstractContextManager[Any] | None]) -> None:
@@ -32,9 +33,5 @@ def annotate(context: OpContext, make: Callable[[], AbstractContextManager[Any] 
         if mark is not None:
             mark.__exit__(None, None, None)
 
-    if context.is_forward():
-        context.insert_before_op(begin, inputs=[])
-        context.insert_after_op(end, outputs=[])
-    else:
-        context.insert_before_backward_op(begin, grad_outputs=[])
-        context.insert_after_backward_op(end, grad_inputs=[])
+    insert_before(context, begin)
+    insert_after(context, end)

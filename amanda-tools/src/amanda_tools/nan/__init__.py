@@ -17,8 +17,8 @@ from amanda.tools.description import OpDescription, describe
 from amanda.tools.mapping import MappingTool
 from amanda.tools.reporting import type_names
 from amanda_tools._bases.printing import PrintingTool
-from amanda_tools._operators.handover import Handover
 from amanda_tools._operators.op_types import can_produce
+from amanda_tools._operators.routines import Handover
 from amanda_tools._operators.source_lines import line_made_at, source_line
 from amanda_tools._values.tensors import reader_of
 from amanda_tools.nan.events import (

@@ -14,8 +14,8 @@ from amanda.results import Chart, Table
 from amanda.tools.description import OpDescription, describe
 from amanda.tools.mapping import MappingTool
 from amanda_tools._bases.printing import PrintingTool
-from amanda_tools._operators.handover import Handover
 from amanda_tools._operators.op_types import VIEWS
+from amanda_tools._operators.routines import Handover, insert_after, insert_before
 from amanda_tools._operators.saved_tensors import saved_tensors
 from amanda_tools._operators.source_lines import source_of
 from amanda_tools._output.chart_data import (
@@ -105,9 +105,9 @@ class ProfileTool(PrintingTool[ProfileOptions]):
         # time.
         used = device_bytes if device_bytes() else resident_bytes
         delta = self._deltas.setdefault(op.id, MemoryChange(used))
-        delta.watch_before(context)
+        insert_before(context, delta.begin)
         self.timeline.watch(context)
-        delta.watch_after(context)
+        insert_after(context, delta.end)
 
     def _analyse_outputs(self, context: OpContext) -> None:
         op_id = context.get_op_id()
@@ -251,20 +251,6 @@ class MemoryChange:
         self.bytes = 0
         self._used = used
         self._before = Handover[int]()
-
-    def watch_before(self, context: OpContext) -> None:
-        """Insert the routine before the operator."""
-        if context.is_forward():
-            context.insert_before_op(self.begin, inputs=[])
-        else:
-            context.insert_before_backward_op(self.begin, grad_outputs=[])
-
-    def watch_after(self, context: OpContext) -> None:
-        """Insert the routine after the operator."""
-        if context.is_forward():
-            context.insert_after_op(self.end, outputs=[])
-        else:
-            context.insert_after_backward_op(self.end, grad_inputs=[])
 
     def begin(self) -> None:
         """Instrumentation routine before the operator."""

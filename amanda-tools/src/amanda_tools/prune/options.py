@@ -65,13 +65,10 @@ class PruneOptions:
     masks: str = ""
 
     def __attrs_post_init__(self) -> None:
-        known = ", ".join(_DEFAULT_OPS)
         is_static = self.method in STATIC_METHODS
         require(
             {
-                f"method={self.method} is not one of {known}": self.method in _DEFAULT_OPS,
                 f"sparsity={self.sparsity} is not in [0, 1)": 0 <= self.sparsity < 1,
-                f"scope={self.scope} is neither op nor global": self.scope in ("op", "global"),
                 f"scope=global is for method=magnitude, not {self.method}": self.scope == "op"
                 or self.method == "magnitude",
                 f"n={self.n} of m={self.m} is not 1 <= n <= m": 1 <= self.n <= self.m,

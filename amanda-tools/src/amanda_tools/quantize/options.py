@@ -54,21 +54,8 @@ class QuantizeOptions:
     def __attrs_post_init__(self) -> None:
         is_int = self.number == "int"
         bits = {"weight_bits": self.weight_bits, "activation_bits": self.activation_bits}
-        choices = {
-            "method": ("static", "dynamic", "qat"),
-            "number": ("int", "e4m3", "e5m2"),
-            "observer": ("minmax", "percentile", "mse"),
-            "learn": ("lsq", "range"),
-        }
         require(
             {
-                **{
-                    f"{name}={getattr(self, name)} is not one of {', '.join(known)}": getattr(
-                        self, name
-                    )
-                    in known
-                    for name, known in choices.items()
-                },
                 **{
                     f"{name}={value} is neither 0 nor from 2 to 16": value == 0 or 2 <= value <= 16
                     for name, value in bits.items()
