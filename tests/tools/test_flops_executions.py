@@ -18,7 +18,7 @@ from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
 import amanda
-from amanda_tools._output.units import quantity
+from amanda_tools._output.units import format_quantity
 from amanda_tools.flops import FlopsTool
 from amanda_tools.flops.tally import Tally
 
@@ -298,4 +298,4 @@ def test_the_result_is_plain_data_and_a_table(tmp_path: Path) -> None:
 )
 def test_numbers_for_people(amount: float, text: str) -> None:
     """Powers of a thousand, three digits."""
-    assert quantity(amount, "FLOP") == text
+    assert format_quantity(amount, "FLOP") == text

@@ -37,7 +37,9 @@ def test_the_choice_is_the_smallest_set() -> None:
     products = random.integers(-3, 6, (200, 6)).astype(float)
     values = products.sum(axis=1) + random.integers(-4, 5, 200)
     for theta in (0.3, 0.5, 1.0):
-        for row, value, mask in zip(products, values, select_critical(products, values, theta), strict=True):
+        for row, value, mask in zip(
+            products, values, select_critical(products, values, theta), strict=True
+        ):
             sign = -1 if value < 0 else 1
             gains = sign * row
             goal = min(theta * abs(value), gains[gains > 0].sum())

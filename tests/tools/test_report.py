@@ -29,10 +29,10 @@ from amanda_tools._output.charts import (
     lay_out,
 )
 from amanda_tools._output.report import Document, Section, render
-from amanda_tools._output.report.columns import column
+from amanda_tools._output.report.columns import make_column
 from amanda_tools._output.report.graphs import MAX_NODES, GraphView, graph_of
 from amanda_tools._output.report.run import document_of, section_of
-from amanda_tools._output.units import short_quantity
+from amanda_tools._output.units import format_short
 
 # -- charts -------------------------------------------------------------------
 
@@ -58,7 +58,7 @@ def drawn(**chart: Any) -> Drawing:
 )
 def test_amounts_have_three_digits_and_a_prefix(value: float, unit: str, text: str) -> None:
     """Small prefixes are for times only."""
-    assert short_quantity(value, unit) == text
+    assert format_short(value, unit) == text
 
 
 def test_bars_are_shares_of_the_longest() -> None:
@@ -319,7 +319,7 @@ def test_what_is_no_plain_data_is_text() -> None:
     good = {"n": np.float32(0.5), "p": Path("a/b"), "rows": [{"i": np.int64(i)} for i in range(9)]}
     section = section_of(ToolReport(name="good", result=good))
     assert section.facts == {"n": "0.5", "p": "a/b"}
-    assert section.grids[0].columns[0] == column("i", range(9))
+    assert section.grids[0].columns[0] == make_column("i", range(9))
     tools = [ToolReport(name="bad", result={"x": Bad()}), ToolReport(name="good", result=good)]
     bad, same = document_of(RunReport(title="t", facts={}, tools=tools)).sections
     assert (bad.lost, same) == (["RuntimeError: no text"], section)

@@ -7,7 +7,12 @@ from typing import Any
 
 import pytest
 
-from amanda_tools._output.report.columns import MAX_ROWS, column, page_table, table_of_records
+from amanda_tools._output.report.columns import (
+    MAX_ROWS,
+    make_column,
+    make_table,
+    make_table_from_records,
+)
 
 
 @pytest.mark.parametrize(
@@ -23,7 +28,7 @@ from amanda_tools._output.report.columns import MAX_ROWS, column, page_table, ta
 )
 def test_texts_that_begin_with_a_number_sort_by_it(values: list[str], keys: list[Any]) -> None:
     """With prefix and unit; what is special stays so."""
-    found = column("amount", values)
+    found = make_column("amount", values)
     assert found["numeric"]
     assert [k if isinstance(k, str) or k is None else pytest.approx(k) for k in keys] == found[
         "keys"
@@ -36,28 +41,28 @@ def test_texts_that_begin_with_a_number_sort_by_it(values: list[str], keys: list
 )
 def test_names_are_no_numbers(values: list[str]) -> None:
     """Modules of a list, versions and dates are text."""
-    assert not column("module", values)["numeric"]
+    assert not make_column("module", values)["numeric"]
 
 
 def test_numbers_are_numbers_and_what_json_lacks_is_text() -> None:
     """None stays None, infinities are told, booleans are words, the rest is written as JSON."""
-    assert column("n", [1, None, 2.5, math.inf]) == {
+    assert make_column("n", [1, None, 2.5, math.inf]) == {
         "name": "n", "numeric": True, "values": [1, None, 2.5, "inf"],
     }  # fmt: skip
-    assert column("b", [True, False])["values"] == ["true", "false"]
-    assert column("l", [[1, {"a": math.nan}], None])["values"] == ['[1, {"a": "nan"}]', ""]
-    assert len(column("t", ["x" * 1000, "y"])["values"][0]) == 400
+    assert make_column("b", [True, False])["values"] == ["true", "false"]
+    assert make_column("l", [[1, {"a": math.nan}], None])["values"] == ['[1, {"a": "nan"}]', ""]
+    assert len(make_column("t", ["x" * 1000, "y"])["values"][0]) == 400
 
 
 def test_texts_that_repeat_are_there_once() -> None:
     """The browser puts them together again."""
-    found = column("type", ["conv2d"] * 5 + ["relu"])
+    found = make_column("type", ["conv2d"] * 5 + ["relu"])
     assert (found["texts"], found["index"]) == (["conv2d", "relu"], [0, 0, 0, 0, 0, 1])
 
 
 def test_rows_may_have_different_keys() -> None:
     """A column for each; tables too long are cut, and say so."""
-    table = table_of_records("rows", [{"a": 1}, {"b": "x"}])
+    table = make_table_from_records("rows", [{"a": 1}, {"b": "x"}])
     assert [c["values"] for c in table.columns] == [[1, None], ["", "x"]]
-    long = page_table("long", ["n"], [[i] for i in range(MAX_ROWS + 7)])
+    long = make_table("long", ["n"], [[i] for i in range(MAX_ROWS + 7)])
     assert (long.rows, long.hidden) == (MAX_ROWS, 7)

@@ -21,7 +21,7 @@ from amanda_tools._bases.watching import (
     WatchingTool,
     check_kinds,
 )
-from amanda_tools._output.units import quantity
+from amanda_tools._output.units import format_quantity
 from amanda_tools._values.shapes import byte_size
 from amanda_tools._values.tensor_files import WRITABLE, read_tensor, write_tensors
 from amanda_tools._values.tensors import Array, reader_of
@@ -185,7 +185,7 @@ class DumpTool(WatchingTool[DumpOptions]):
     def tables(self) -> Iterable[Table]:
         """Tensors taken, by kind; the limits if there are tensors not taken."""
         found = self.summary()
-        title = f"dump: {found['tensors']} tensors, {quantity(found['bytes'], 'B')}"
+        title = f"dump: {found['tensors']} tensors, {format_quantity(found['bytes'], 'B')}"
         yield Table(title, ("kind", "tensors"), list(found["kinds"].items()))
         if found["not_taken"]:
             title = f"dump: {found['not_taken']} tensors were not taken"

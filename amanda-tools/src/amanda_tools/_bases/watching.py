@@ -18,7 +18,7 @@ from amanda.tools.description import OpDescription, describe
 from amanda.tools.mapping import MappingTool
 from amanda.tools.reporting import type_names
 from amanda_tools._bases.printing import PrintingTool
-from amanda_tools._operators.compiled_code import observer
+from amanda_tools._operators.compiled_code import make_observer
 from amanda_tools._values.moments import BOUNDS, Moments
 from amanda_tools._values.tensors import Array, reader_of
 
@@ -158,7 +158,7 @@ class WatchingTool(PrintingTool[OptionsT]):
             layout = context["data_layout"] or ""
             axis = layout.index("C") if "C" in layout else None
             routine = WatchingRoutine(self, op, "activations", "output", axis)
-            context.insert_after_op(observer(context, routine.run))
+            context.insert_after_op(make_observer(context, routine.run))
         if "weights" in self.options.tensors:
             for role in ("weight", "bias"):
                 position = context[f"{role}_index"]
@@ -168,7 +168,7 @@ class WatchingTool(PrintingTool[OptionsT]):
                 layout = (context["weight_layout"] or "") if role == "weight" else ""
                 axis = layout.index("I") if "I" in layout else None
                 routine = WatchingRoutine(self, op, "weights", role, axis)
-                context.insert_before_op(observer(context, routine.run), inputs=[position])
+                context.insert_before_op(make_observer(context, routine.run), inputs=[position])
 
     def _analyse_backward(self, context: OpContext) -> None:
         op = describe(context)

@@ -2,7 +2,7 @@
 
 In an analysis::
 
-    context.insert_after_op(observer(context, look))
+    context.insert_after_op(make_observer(context, look))
 
 A routine in compiled code has to be a traceable function of tensors. So an operator of our own is
 compiled in: it returns copies of its inputs, with which the code continues, and calls the
@@ -28,7 +28,7 @@ _OBSERVERS: weakref.WeakValueDictionary[int, CompiledObserver] = weakref.WeakVal
 """Observers by the number that stands in compiled code."""
 
 
-def observer(context: OpContext, observe: Observe) -> Observe:
+def make_observer(context: OpContext, observe: Observe) -> Observe:
     """Return the routine to insert so that `observe` gets the tensors, in every mode.
 
     Args:

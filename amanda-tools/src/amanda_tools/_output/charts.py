@@ -18,7 +18,7 @@ import attrs
 from amanda.files import replaced
 from amanda.results import Chart
 from amanda_tools._output.templating import environment
-from amanda_tools._output.units import short_quantity
+from amanda_tools._output.units import format_short
 
 MAX_BARS = 24
 """Bars of a chart; those that follow are in the tables only."""
@@ -212,10 +212,10 @@ def _lay_out_bars(
         parts, start = [], 0.0
         for i, value in enumerate(values):
             percent = round(100 * value / longest, 3)
-            text = _with_series(names, i, short_quantity(value, chart.unit))
+            text = _with_series(names, i, format_short(value, chart.unit))
             parts.append(BarPart(i, percent, text, start))
             start += percent
-        bars.append(Bar(str(label), parts, short_quantity(sum(values), chart.unit)))
+        bars.append(Bar(str(label), parts, format_short(sum(values), chart.unit)))
     return Drawing(chart=chart, series=names, bars=bars, hidden=max(count - MAX_BARS, 0))
 
 
@@ -246,7 +246,7 @@ class Scale:
 
     def ticks(self, unit: str) -> list[Tick]:
         """Return ticks at about five round values."""
-        return [Tick(self.place(v), short_quantity(v, unit)) for v in self._values()]
+        return [Tick(self.place(v), format_short(v, unit)) for v in self._values()]
 
     def _values(self) -> Iterable[float]:
         if self.log:
@@ -329,7 +329,7 @@ def _marks(
             if value is None:
                 continue
             y = vertical.place(value)
-            text = f"{label}: {_with_series(names, i, short_quantity(value, chart.unit))}"
+            text = f"{label}: {_with_series(names, i, format_short(value, chart.unit))}"
             top, height = (min(y, zero), abs(zero - y)) if chart.kind == "hist" else (y, 0.0)
             left = horizontal.place(x) - width / 2
             yield ChartMark(i, round(left, 2), top, round(width, 2), round(height, 2), text)

@@ -11,7 +11,7 @@ _ROUNDED_UP = 0.9995
 """Numbers from this multiple of a prefix on are shown with it: they round to 1.00 of it."""
 
 
-def quantity(amount: float, unit: str) -> str:
+def format_quantity(amount: float, unit: str) -> str:
     """Format with three decimals and a prefix: ``35.128 GFLOP``, ``86.568 M``. For tables."""
     if not amount:
         return f"0 {unit}".rstrip()
@@ -21,7 +21,7 @@ def quantity(amount: float, unit: str) -> str:
     return f"{amount:g} {unit}".rstrip()
 
 
-def short_quantity(amount: float, unit: str) -> str:
+def format_short(amount: float, unit: str) -> str:
     """Format with three digits and a prefix: ``1.23 GFLOP``, ``4.5 µs``, ``12 %``. For charts.
 
     Only seconds get prefixes of small numbers.

@@ -16,7 +16,7 @@ from amanda.tools.graph_tracing import GraphTracingTool
 from amanda_tools._bases.printing import PrintingTool
 from amanda_tools._output.charts import write_svg
 from amanda_tools._output.csv_files import write_rows
-from amanda_tools.coverage.peers import Peer, peers_of
+from amanda_tools.coverage.peers import Peer, make_peers
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -91,7 +91,7 @@ class CoverageTool(PrintingTool[CoverageOptions]):
 
     def _peers_of(self, framework: str) -> tuple[Peer, ...]:
         if framework not in self._peers:
-            self._peers[framework] = peers_of(framework)
+            self._peers[framework] = make_peers(framework)
         return self._peers[framework]
 
     # -- analyses ---------------------------------------------------------

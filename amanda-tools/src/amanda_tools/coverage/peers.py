@@ -56,7 +56,7 @@ class Peer(abc.ABC):
         """Return the ids of the forward and backward operators seen."""
 
 
-def peers_of(framework: str) -> tuple[Peer, ...]:
+def make_peers(framework: str) -> tuple[Peer, ...]:
     """Make the mechanisms of a framework, named by the first tag of its namespaces; () if
     unknown."""
     if framework not in _MODULES:

@@ -142,7 +142,7 @@ class ModuleHooks(Peer):
             [t for t in tensors or () if t is not None]
             for tensors in (context.get_inputs(), context.get_outputs())
         )
-        backward = list(border_nodes(op_id, outputs, edges))
+        backward = list(find_border_nodes(op_id, outputs, edges))
         self._calls[-1].ops.append(
             Borders(op_id, [*map(weakref.ref, inputs)], [*map(weakref.ref, outputs)], backward)
         )
@@ -166,7 +166,7 @@ def tensors_in(value: Any) -> Iterator[torch.Tensor]:
             yield from tensors_in(getattr(value, field.name, None))
 
 
-def border_nodes(
+def find_border_nodes(
     op_id: str, outputs: Sequence[Any], edges: Sequence[tuple[Any, Any]]
 ) -> Iterator[str]:
     """Yield the ids of the nodes of the outputs that lead to all `edges` directly.

@@ -7,7 +7,7 @@ from typing import Any
 
 from amanda.results import Chart
 from amanda_tools._output.report import Document, Section, render
-from amanda_tools._output.report.columns import page_table
+from amanda_tools._output.report.columns import make_table
 
 _COLUMNS = {
     "id": "op",
@@ -43,7 +43,7 @@ def page(rows: Sequence[Mapping[str, Any]], summary: Mapping[str, Any]) -> str:
         name="diff",
         notes=[head, counts],
         charts=list(charts(rows, summary["tolerance"])),
-        grids=[page_table("compared tensors", ["#", *_COLUMNS.values()], cells, marks=marks)],
+        grids=[make_table("compared tensors", ["#", *_COLUMNS.values()], cells, marks=marks)],
     )
     return render(Document(title="amanda diff", sections=[section]))
 

@@ -19,7 +19,7 @@ from amanda_tools._operators.parameters import Parameters
 from amanda_tools._operators.signature import Signature
 from amanda_tools._output.chart_data import rank_groups, rank_modules
 from amanda_tools._output.csv_files import write_rows
-from amanda_tools._output.units import quantity
+from amanda_tools._output.units import format_quantity
 from amanda_tools._values.shapes import byte_size
 from amanda_tools.flops.gradients import formula_of
 from amanda_tools.flops.tally import (
@@ -206,11 +206,11 @@ class FlopsTool(PrintingTool[FlopsOptions]):
         """Totals; shares of modules, types or operators; types without a formula."""
         found = self.summary()
         totals = [
-            ("forward", quantity(found["flops"], "FLOP")),
-            ("backward", quantity(found["flops_backward"], "FLOP")),
-            ("parameters", quantity(found["params"], "")),
-            ("weights", quantity(found["weight_bytes"], "B")),
-            ("activations, first execution", quantity(found["activation_bytes"], "B")),
+            ("forward", format_quantity(found["flops"], "FLOP")),
+            ("backward", format_quantity(found["flops_backward"], "FLOP")),
+            ("parameters", format_quantity(found["params"], "")),
+            ("weights", format_quantity(found["weight_bytes"], "B")),
+            ("activations, first execution", format_quantity(found["activation_bytes"], "B")),
         ]
         yield Table("flops: 2 per multiply-accumulate", ("what", "amount"), totals)
         rows = self.op_rows()
@@ -238,11 +238,11 @@ class FlopsTool(PrintingTool[FlopsOptions]):
             (
                 name,
                 of["ops"],
-                quantity(of["flops"], "FLOP"),
-                quantity(of["flops_backward"], "FLOP"),
+                format_quantity(of["flops"], "FLOP"),
+                format_quantity(of["flops_backward"], "FLOP"),
                 f"{100 * _operations(of) / total:.1f} %" if total else "-",
-                quantity(of["params"], ""),
-                quantity(of["activation_bytes"], "B"),
+                format_quantity(of["params"], ""),
+                format_quantity(of["activation_bytes"], "B"),
             )
             for name, of in order
         ]

@@ -116,7 +116,7 @@ def plain(shapes: Sequence[Any]) -> tuple[Shape | None, ...]:
         raise LookupError("a ragged axis has no one size") from error
 
 
-def by_item(shapes: tuple[Any, ...]) -> Iterator[tuple[Any, ...]]:
+def split_by_item(shapes: tuple[Any, ...]) -> Iterator[tuple[Any, ...]]:
     """Split shapes with nested tensors into one tuple per item; yield others unchanged.
 
     Raises:
@@ -178,7 +178,9 @@ class ProductOp:
         """Return the multiply-accumulates of an execution with these shapes."""
         # Outputs that the formula does not read may be nested where inputs are not.
         outputs = shapes[1] if self.formula.needs_outputs else ()
-        return sum(self.formula.macs(self.call((part, outputs))) for part in by_item(shapes[0]))
+        return sum(
+            self.formula.macs(self.call((part, outputs))) for part in split_by_item(shapes[0])
+        )
 
 
 @attrs.define(eq=False)

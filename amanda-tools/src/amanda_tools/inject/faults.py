@@ -33,7 +33,7 @@ class Fault:
     after: float
 
 
-def generator(*keys: int | str) -> np.random.Generator:
+def make_generator(*keys: int | str) -> np.random.Generator:
     """Make a random generator from these keys alone: equal on every machine."""
     numbers = [zlib.crc32(key.encode()) if isinstance(key, str) else key for key in keys]
     return np.random.default_rng(numbers)
@@ -54,7 +54,7 @@ def draw_execution(
     return list(sizes)[int(chosen)]
 
 
-def faulty(
+def inject_faults(
     options: InjectOptions, tensor: Any, positions: Array, random: np.random.Generator
 ) -> tuple[Any, Sequence[tuple[int, int | None, float, float]]]:
     """Put faults into a copy of a tensor.

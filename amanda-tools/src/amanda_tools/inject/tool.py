@@ -36,8 +36,8 @@ from amanda_tools.inject.faults import (
     Fault,
     draw_execution,
     draw_positions,
-    faulty,
-    generator,
+    inject_faults,
+    make_generator,
 )
 from amanda_tools.inject.options import InjectOptions
 
@@ -111,9 +111,9 @@ class InjectTool(PrintingTool[InjectOptions]):
     def _changed(self, tensor: Any, op_id: str, execution: int) -> Any:
         options = self.options
         when = 0 if options.is_permanent else execution
-        random = generator(options.seed, self._trial, op_id, when)
+        random = make_generator(options.seed, self._trial, op_id, when)
         positions = draw_positions(options, size_of(tensor), random)
-        changed, changes = faulty(options, tensor, positions, random)
+        changed, changes = inject_faults(options, tensor, positions, random)
         self._injected[op_id] += len(changes)
         room = max(0, options.limit - len(self.faults))
         self.faults += [Fault(op_id, execution, *change) for change in changes[:room]]
@@ -208,7 +208,7 @@ class InjectTool(PrintingTool[InjectOptions]):
         is_wrong: Callable[[Any, Any], bool],
     ) -> Trial:
         """Run the program with the faults of one trial."""
-        target = draw_execution(places, generator(self.options.seed, number, "place"))
+        target = draw_execution(places, make_generator(self.options.seed, number, "place"))
         self._restart(number)
         self._aim(target)
         try:

@@ -16,7 +16,7 @@ from amanda.tools.mapping import MappingTool
 from amanda_tools._bases.printing import PrintingTool
 from amanda_tools._output.charts import write_svg
 from amanda_tools._output.csv_files import write_rows
-from amanda_tools._output.units import quantity
+from amanda_tools._output.units import format_quantity
 from amanda_tools.kernels import timeline_file
 from amanda_tools.kernels.recordings import (
     Activity,
@@ -325,7 +325,7 @@ def _kernel_cells(kernel: Mapping[str, Any], total: float) -> tuple[Any, ...]:
         f"{duration / 1000:.3f}",
         _share(duration, total),
         f"{duration / kernel['calls']:.1f}",
-        "-" if moved is None else quantity(moved, "B"),
+        "-" if moved is None else format_quantity(moved, "B"),
         kernel["ops"],
     )
 

@@ -140,10 +140,10 @@ def recording_of(planes: Iterable[Any], names: Names) -> ProfilerRecording:
         for line in plane.lines:
             track = f"{line.name or 'thread'} {line.id}"
             if plane.name == _HOST:
-                host.append((track, nested(plane, line)))
+                host.append((track, nest_events(plane, line)))
             elif plane.name.startswith(_DEVICE):
                 device = plane.name.removeprefix(_DEVICE).lower()
-                devices.append((device, f"{device} {line.name}", nested(plane, line)))
+                devices.append((device, f"{device} {line.name}", nest_events(plane, line)))
     functions = _steps(event for _, events in host for event in events)
     reader = _Reader(recording, names, functions)
     for track, events in host:
@@ -155,7 +155,7 @@ def recording_of(planes: Iterable[Any], names: Names) -> ProfilerRecording:
     return recording
 
 
-def nested(plane: Any, line: Any) -> list[LineEvent]:
+def nest_events(plane: Any, line: Any) -> list[LineEvent]:
     """Return the events of a line in the order of their begin, each with the event around it."""
     found: list[LineEvent] = []
     stack: list[LineEvent] = []

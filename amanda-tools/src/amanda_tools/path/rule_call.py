@@ -185,7 +185,7 @@ class Wanted:
 Rule = Callable[[Call, Wanted], None]
 
 
-def coordinates(index: Array, shape: Sequence[int], like: Sequence[int]) -> Array:
+def unbroadcast(index: Array, shape: Sequence[int], like: Sequence[int]) -> Array:
     """Convert flat indices in a result to those in a factor that was broadcast to it."""
     if tuple(shape) == tuple(like):
         return index

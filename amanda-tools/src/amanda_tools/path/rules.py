@@ -11,7 +11,7 @@ from collections.abc import Callable
 import numpy as np
 
 from amanda_tools._values.tensors import Array
-from amanda_tools.path.rule_call import Call, NoRule, Rule, Wanted, coordinates
+from amanda_tools.path.rule_call import Call, NoRule, Rule, Wanted, unbroadcast
 from amanda_tools.path.synapses import select_critical
 
 RULES: dict[str, Rule] = {}
@@ -114,7 +114,7 @@ def elementwise(call: Call, wanted: Wanted) -> None:
         values = None
         if call.execution.op.about.type in ("mul", "div") and len(call.data) == 1:
             values = _unscaled(output, source, wanted)
-        index = coordinates(wanted.index, output.shape, source.shape)
+        index = unbroadcast(wanted.index, output.shape, source.shape)
         wanted.claim(position, index, values)
 
 
@@ -140,7 +140,7 @@ def addition(call: Call, wanted: Wanted) -> None:
     if call.attribute("alpha", default=1) != 1:
         signs[1:] *= float(call.attribute("alpha"))
     sources = [call.array(position) for position in data]
-    places = [coordinates(wanted.index, output.shape, s.shape) for s in sources]
+    places = [unbroadcast(wanted.index, output.shape, s.shape) for s in sources]
     if len(data) == 1:
         own = sources[0].shape == output.shape
         wanted.claim(data[0], places[0], wanted.values * signs[data[0]] if own else None)

@@ -25,7 +25,7 @@ from amanda_tools._output.chart_data import (
     sum_by_direction,
 )
 from amanda_tools._output.csv_files import write_rows
-from amanda_tools._output.units import quantity
+from amanda_tools._output.units import format_quantity
 from amanda_tools._timelines import chrome
 from amanda_tools._timelines.memory import (
     device_bytes,
@@ -199,8 +199,8 @@ class ProfileTool(PrintingTool[ProfileOptions]):
                 f"{1000 * of['seconds']:.3f}",
                 f"{100 * of['seconds'] / total:.1f} %" if total else "-",
                 f"{1e6 * of['seconds'] / of['calls']:.1f}",
-                quantity(of["output_bytes"], "B"),
-                quantity(of["saved_bytes"], "B"),
+                format_quantity(of["output_bytes"], "B"),
+                format_quantity(of["saved_bytes"], "B"),
             )
             for name, of in order
         ]

@@ -41,10 +41,10 @@ class Magnitude:
         """Accept every weight."""
 
     def mask(self, value: Array, weight: Weight, sparsity: float) -> Array:
-        return without_smallest(np.abs(value), round(sparsity * value.size))
+        return mask_smallest(np.abs(value), round(sparsity * value.size))
 
 
-def without_smallest(scores: Array, count: int) -> Array:
+def mask_smallest(scores: Array, count: int) -> Array:
     """Return a mask that is False at the `count` smallest scores, at ties the first ones."""
     if count == 0:
         return np.ones(scores.shape, bool)
@@ -110,7 +110,7 @@ class TileWise:
     def _matrix_mask(self, scores: Array, sparsity: float) -> Array:
         rows, columns = scores.shape
         dropped = round((1 - math.sqrt(1 - sparsity)) * columns)
-        keeps = np.flatnonzero(without_smallest(scores.mean(0), dropped))
+        keeps = np.flatnonzero(mask_smallest(scores.mean(0), dropped))
         tiles = [keeps[i : i + self.size] for i in range(0, len(keeps), self.size)]
         # One entry per row of each tile; the weakest are pruned first.
         strengths = np.stack([scores[:, tile].mean(1) for tile in tiles])

@@ -18,11 +18,11 @@ from amanda_tools._operators.weights import Weight, weight_of
 from amanda_tools._values.shapes import shape_of
 from amanda_tools._values.tensors import Array, arithmetic_of
 from amanda_tools.prune.options import PruneOptions
-from amanda_tools.prune.rules import rule_of, without_smallest
+from amanda_tools.prune.rules import mask_smallest, rule_of
 
 
 @amanda.traceable
-def masked(weight: Any, mask: Any) -> Any:
+def apply_mask(weight: Any, mask: Any) -> Any:
     """Instrumentation routine: put a weight under its mask, which masks its gradient as well."""
     return weight * arithmetic_of(weight).cast_like(mask, weight)
 
@@ -147,7 +147,7 @@ class GlobalThreshold:
         """Return the masks of the collected weights, and forget their magnitudes."""
         scores = list(self._scores.items())
         flat = np.concatenate([part.ravel() for _, part in scores])
-        mask = without_smallest(flat, round(sparsity * flat.size))
+        mask = mask_smallest(flat, round(sparsity * flat.size))
         self._threshold = float(flat[~mask].max(initial=0.0))
         self._met.clear()
         self._scores.clear()
@@ -196,7 +196,7 @@ class StaticPruning:
         weight = self._weight_of(op.id, found)
         if weight.due is None and weight.mask is not None:
             mask = weight.constant(found.value)
-            context.insert_before_op(masked, inputs=[found.index], mask=mask)
+            context.insert_before_op(apply_mask, inputs=[found.index], mask=mask)
             return
         context.insert_before_op(
             self._masked_by_schedule, inputs=[found.index], pruned=weight, op_id=op.id
@@ -268,7 +268,7 @@ class StaticPruning:
             else:
                 self._make_global(self._global, value, pruned, op_id)
         mask = pruned.constant(value)
-        return None if mask is None else masked(value, mask)
+        return None if mask is None else apply_mask(value, mask)
 
     def _make_global(
         self, threshold: GlobalThreshold, value: Any, pruned: PrunedWeight, op_id: str

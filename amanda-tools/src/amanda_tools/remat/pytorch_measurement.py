@@ -23,7 +23,7 @@ from amanda_tools._timelines.memory import synchronize
 from amanda_tools.remat.measurement import MeasuredOp, Measurement
 from amanda_tools.remat.recorded_runs import (
     STATE,
-    collected,
+    collect_saved,
     random_states,
     storage_of,
     tensors_in,
@@ -217,7 +217,7 @@ class TorchMeasurement(Measurement):
         try:
             synchronize()
             start = time.perf_counter()
-            with torch.enable_grad(), with_random_states(random), collected([]):
+            with torch.enable_grad(), with_random_states(random), collect_saved([]):
                 result = tensors_in(function(*inputs))
             synchronize()
             step.cost = 1e6 * (time.perf_counter() - start)

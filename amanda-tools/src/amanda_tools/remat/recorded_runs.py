@@ -249,7 +249,7 @@ class RecordedRun:
             torch.enable_grad(),
             with_random_states(self.random),
             nullcontext() if self.autocast is None else self.autocast.again(),
-            collected(packed),
+            collect_saved(packed),
         ):
             result = self.function(*inputs)
         if len(packed) != self.count:
@@ -283,7 +283,7 @@ class RecordedRun:
 
 
 @contextmanager
-def collected(packed: list[torch.Tensor]) -> Iterator[None]:
+def collect_saved(packed: list[torch.Tensor]) -> Iterator[None]:
     """Collect what autograd saves within the block in a list; other hooks do not see it."""
 
     def pack(tensor: torch.Tensor) -> None:

@@ -17,7 +17,7 @@ from amanda.tools.mapping import MappingTool
 from amanda_tools._bases.printing import PrintingTool
 from amanda_tools._operators.targets import Targets
 from amanda_tools._output.chart_data import rank_modules
-from amanda_tools._output.units import quantity
+from amanda_tools._output.units import format_quantity
 from amanda_tools.remat.measurement import MeasuredOp, Measurement, measurement_of
 from amanda_tools.remat.options import RematOptions
 from amanda_tools.remat.plan import MemoryModel, Plan, make_plan
@@ -251,7 +251,7 @@ class RematTool(PrintingTool[RematOptions]):
         found = self.summary()
         is_met = "is met" if found["is_met"] else "cannot be met"
         state = "applied" if found["is_applied"] else "planned only"
-        size = functools.partial(quantity, unit="B")
+        size = functools.partial(format_quantity, unit="B")
         title = f"remat: {found['recomputed']} ops are run again ({state}); the budget {is_met}"
         if unknown := found["ops_of_unknown_size"]:
             title += f"; not counted: {unknown} ops whose sizes are not known before they run"

@@ -33,7 +33,7 @@ class PageTable:
 
     Attributes:
         title: one line.
-        columns: results of :func:`column`, of equal length.
+        columns: results of :func:`make_column`, of equal length.
         rows: number of rows.
         hidden: number of rows left out.
         is_open: shown at once, not only when it is opened.
@@ -52,7 +52,7 @@ class PageTable:
         return {"columns": list(self.columns), "rows": self.rows, "marks": list(self.marks)}
 
 
-def page_table(
+def make_table(
     title: str,
     names: Sequence[str],
     rows: Sequence[Sequence[Any]],
@@ -63,7 +63,7 @@ def page_table(
     """Make a table from rows, which may differ in length."""
     kept = rows[:MAX_ROWS]
     columns = [
-        column(str(name), [row[i] if i < len(row) else None for row in kept])
+        make_column(str(name), [row[i] if i < len(row) else None for row in kept])
         for i, name in enumerate(names)
     ]
     return PageTable(
@@ -76,17 +76,17 @@ def page_table(
     )
 
 
-def table_of_records(
+def make_table_from_records(
     title: str, rows: Sequence[Mapping[str, Any]], *, is_open: bool = True
 ) -> PageTable:
     """Make a table from mappings, with a column for each key that any of them has."""
     names = list(dict.fromkeys(key for row in rows for key in row))
-    return page_table(
+    return make_table(
         title, names, [[row.get(name) for name in names] for row in rows], is_open=is_open
     )
 
 
-def column(name: str, values: Iterable[Any]) -> dict[str, Any]:
+def make_column(name: str, values: Iterable[Any]) -> dict[str, Any]:
     """Make a column: name, values, and how they sort; repeated texts are stored once.
 
     ``numeric`` is true if all values are numbers. A column of texts that begin with a number

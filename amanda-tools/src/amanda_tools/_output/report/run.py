@@ -6,7 +6,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from amanda.results import RunReport, ToolReport
-from amanda_tools._output.report.columns import PageTable, page_table, plain_cell, table_of_records
+from amanda_tools._output.report.columns import (
+    PageTable,
+    make_table,
+    make_table_from_records,
+    plain_cell,
+)
 from amanda_tools._output.report.document import Document, Section
 from amanda_tools._output.report.graphs import graph_of
 
@@ -47,7 +52,7 @@ def section_of(tool: ToolReport) -> Section:
     if not isinstance(summary, Mapping):
         summary = {"summary": summary}
     grids = [
-        page_table(table.title, table.columns, table.rows) for table in tool.tables if table.columns
+        make_table(table.title, table.columns, table.rows) for table in tool.tables if table.columns
     ]
     facts = {} if has_tables else figures(summary)
     # Tables from the summary repeat what the tool's own tables show: they are closed at first.
@@ -92,26 +97,26 @@ def tables_of(data: Mapping[str, Any], *, is_open: bool, prefix: str = "") -> It
             yield from _of_mapping(title, value, is_open)
         elif isinstance(value, (list, tuple)) and not _are_few(value):
             if all(isinstance(item, Mapping) for item in value):
-                yield table_of_records(title, value, is_open=is_open)
+                yield make_table_from_records(title, value, is_open=is_open)
             else:
-                yield page_table(title, [str(key)], [[item] for item in value], is_open=is_open)
+                yield make_table(title, [str(key)], [[item] for item in value], is_open=is_open)
 
 
 def _of_mapping(title: str, value: Mapping[str, Any], is_open: bool) -> Iterator[PageTable]:
     values = list(value.values())
     if all(map(_is_plain, values)):
         if not _are_few(values):
-            yield page_table(title, ["", "value"], list(value.items()), is_open=is_open)
+            yield make_table(title, ["", "value"], list(value.items()), is_open=is_open)
     elif all(isinstance(v, Mapping) for v in values) and (
         len(values) > _FEW or all(_is_plain(leaf) for v in values for leaf in v.values())
     ):
         rows = [{"": name, **item} for name, item in value.items()]
-        yield table_of_records(title, rows, is_open=is_open)
+        yield make_table_from_records(title, rows, is_open=is_open)
     elif len(values) > _MANY:
-        yield page_table(title, ["", "value"], list(value.items()), is_open=is_open)
+        yield make_table(title, ["", "value"], list(value.items()), is_open=is_open)
     else:
         if plain := figures(value):
-            yield page_table(title, ["", "value"], list(plain.items()), is_open=is_open)
+            yield make_table(title, ["", "value"], list(plain.items()), is_open=is_open)
         yield from tables_of(value, is_open=is_open, prefix=f"{title}: ")
 
 
@@ -119,11 +124,11 @@ def _operators(ops: Any) -> list[PageTable]:
     if not isinstance(ops, (list, tuple)) or not ops:
         return []
     if not all(isinstance(op, Mapping) for op in ops):
-        return [page_table("operators", ["operator"], [[op] for op in ops])]
+        return [make_table("operators", ["operator"], [[op] for op in ops])]
     if len({str(op.get("namespace")) for op in ops}) == 1:
         # It stands at the head of the page.
         ops = [{key: value for key, value in op.items() if key != "namespace"} for op in ops]
-    return [table_of_records("operators", ops)]
+    return [make_table_from_records("operators", ops)]
 
 
 def _is_plain(value: Any) -> bool:
