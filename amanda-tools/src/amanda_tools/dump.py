@@ -127,10 +127,10 @@ class DumpTool(WatchingTool[DumpOptions]):
         if len(self.entries) >= self.options.limit or not is_writable:
             self.dropped += 1
             return
-        room = self.options.bytes - self._bytes
+        remaining = self.options.bytes - self._bytes
         # Tensors that are too large are not copied.
-        stored = None if (byte_size(tensor) or 0) > room else reader.storable(tensor)
-        if stored is None or stored.nbytes > room:
+        stored = None if (byte_size(tensor) or 0) > remaining else reader.storable(tensor)
+        if stored is None or stored.nbytes > remaining:
             self.dropped += 1
             return
         shape = [int(size) for size in tensor.shape]

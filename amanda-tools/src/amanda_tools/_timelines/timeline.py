@@ -237,12 +237,12 @@ class Timeline:
         records[is_span, 2] -= records[is_span, 1]
         records[:, 1] -= self._began
         self._sums.add(records[is_span, 0], records[is_span, 2])
-        room = 0 if self._is_lost else self._limit - self._kept
+        remaining = 0 if self._is_lost else self._limit - self._kept
         # Memory samples among the kept spans stay as well.
-        kept = records[np.cumsum(is_span) <= room] if room else records[:0]
+        kept = records[np.cumsum(is_span) <= remaining] if remaining else records[:0]
         spans = int(is_span.sum())
-        self._kept += min(spans, room)
-        self._dropped += max(0, spans - room)
+        self._kept += min(spans, remaining)
+        self._dropped += max(0, spans - remaining)
         self._buffer.frombytes(kept.tobytes())
         if len(self._buffer) >= _BUFFERED:
             self._flush()

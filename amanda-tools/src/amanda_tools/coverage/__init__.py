@@ -34,7 +34,7 @@ class CoverageOptions:
     """The options of ``coverage``.
 
     Attributes:
-        by: what the second table lists: type or module.
+        by: grouping of the second and third table: type or module.
         svg: also draw the bar chart.
         csv: also write the rows of all operators as a table.
     """

@@ -19,9 +19,9 @@ class InjectOptions:
     """The options of ``inject``.
 
     Attributes:
-        fault: what happens to an element: a bit is inverted (bitflip), or is 0 or 1
-            for good (stuck0, stuck1); it becomes a number (value), gets noise added
-            (normal), or is drawn anew (uniform).
+        fault: what happens to an element: a bit is inverted (bitflip), or is always 0 or 1 (stuck0,
+            stuck1); it becomes a number (value), gets noise added (normal), or is drawn anew
+            (uniform).
         target: the op's outputs, its weight, or the gradients of its outputs.
         ops: types of the ops to inject into.
         exclude: op ids or module paths to leave alone, patterns with * and ?.
@@ -32,7 +32,7 @@ class InjectOptions:
         std: standard deviation of fault=normal.
         low: lower end of fault=uniform.
         high: upper end of fault=uniform.
-        seed: other numbers give other faults, the same number the same.
+        seed: another seed gives other faults, the same one the same.
         limit: faults that the result lists; later ones are counted only.
     """
 

@@ -115,8 +115,8 @@ class InjectTool(PrintingTool[InjectOptions]):
         positions = draw_positions(options, size_of(tensor), random)
         changed, changes = inject_faults(options, tensor, positions, random)
         self._injected[op_id] += len(changes)
-        room = max(0, options.limit - len(self.faults))
-        self.faults += [Fault(op_id, execution, *change) for change in changes[:room]]
+        remaining = max(0, options.limit - len(self.faults))
+        self.faults += [Fault(op_id, execution, *change) for change in changes[:remaining]]
         return changed
 
     def _restart(self, trial: int = 0) -> None:

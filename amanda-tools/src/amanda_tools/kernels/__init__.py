@@ -40,7 +40,7 @@ class KernelsOptions:
     """The options of ``kernels``.
 
     Attributes:
-        by: what the second table lists: op, type or module.
+        by: grouping of the second table: op, type or module.
         shapes: note the shapes of tensors, which gives bytes and costs time (PyTorch).
         limit: executions of operators to record; of eager operators only.
         svg: also draw the time of each type of operator by kernel.

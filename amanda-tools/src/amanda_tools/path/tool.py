@@ -38,11 +38,11 @@ class PathOptions:
     """The options of ``path``.
 
     Attributes:
-        theta: share of a critical neuron's value that its critical inputs make up.
+        theta: fraction of a critical neuron's value that its critical inputs make up.
         output: where paths begin: id of an operator, or pattern of module paths (the last operator
             there); by default the end of the longest way through the model that is rows of numbers.
         axis: axis of the classes in that output.
-        synapses: keep which products are critical, and not only how many.
+        synapses: keep the critical products, not only their number.
         limit: inputs whose own paths are kept; those of the classes have all of them.
         csv: write the densities as a table.
         svg: draw them.

@@ -47,8 +47,8 @@ class ProfileOptions:
     """The options of ``profile``.
 
     Attributes:
-        by: what the largest table lists: op, type or module.
-        sort: by what: time, calls, memory or saved.
+        by: grouping of the largest table: op, type or module.
+        sort: its order: time, calls, memory or saved.
         sync: wait for CUDA devices before each look at the clock, which times their work and not
             its launch, and slows it down.
         memory: look at the memory in use before and after each execution.

@@ -13,7 +13,7 @@ from amanda_tools._bases.options import require
 Method = Literal["magnitude", "nm", "tile", "channel", "activation", "attention"]
 
 STATIC_METHODS = ("magnitude", "nm", "tile")
-"""The methods that give a weight one mask; the others choose anew for every input."""
+"""Methods that give a weight one mask; the others choose anew for every input."""
 
 _DEFAULT_OPS = {
     "magnitude": ("conv2d", "linear"),
@@ -23,6 +23,7 @@ _DEFAULT_OPS = {
     "activation": ("conv2d",),
     "attention": ("attention", "softmax"),
 }
+"""Types that each method prunes by default."""
 
 
 @attrs.frozen(kw_only=True)
@@ -30,21 +31,20 @@ class PruneOptions:
     """The options of ``prune``.
 
     Attributes:
-        method: what becomes zero: single weights (magnitude), all but n of m
-            weights (nm), columns and rows of tiles (tile), output channels per
-            sample (channel), positions per sample (activation), blocks of keys
-            per sample (attention).
-        sparsity: the share that becomes zero, from 0 to below 1; nm has its own.
+        method: what becomes zero: single weights (magnitude), all but n of m weights (nm), columns
+            and rows of tiles (tile), output channels per sample (channel), positions per sample
+            (activation), blocks of keys per sample (attention).
+        sparsity: fraction that becomes zero, from 0 to below 1; nm has its own.
         ops: types of the ops to prune; without any, those that the method is for.
         exclude: op ids or module paths to leave alone, patterns with * and ?.
-        scope: of magnitude: the share is one of each op, or global.
+        scope: of magnitude: the fraction is one of each op, or global.
         n: weights that stay in each group (nm).
         m: weights of a group, along the input axis (nm).
         tile: columns of a tile (tile).
-        boost: of channel: also multiply what stays by its saliency.
+        boost: of channel: also multiply channels that stay by their saliency.
         block: keys that stay or go together (attention).
         start: training step of the first mask (static methods).
-        end: training step from which the masks stay as they are (static methods).
+        end: training step from which the masks do not change (static methods).
         every: training steps from one mask to the next (static methods).
         masks: file of masks to use instead of new ones (static methods).
     """
@@ -85,5 +85,5 @@ class PruneOptions:
 
     @property
     def types(self) -> Sequence[str]:
-        """The types of ops that are pruned."""
+        """Types of the ops that are pruned."""
         return self.ops or _DEFAULT_OPS[self.method]

@@ -11,7 +11,7 @@ from amanda.tools.reporting import type_names
 from amanda_tools._bases.options import require
 
 DEFAULT_OPS = ("conv2d", "linear")
-"""The types that are quantized by default; a product with a weight is a linear one."""
+"""Types quantized by default; a matrix product with a weight counts as a linear one."""
 
 
 @attrs.frozen(kw_only=True)
@@ -19,20 +19,20 @@ class QuantizeOptions:
     """The options of ``quantize``.
 
     Attributes:
-        method: static has ranges of activations from a calibration, dynamic from each
-            tensor itself, qat trains them with the model.
+        method: static takes ranges of activations from a calibration, dynamic from each tensor
+            itself, qat trains them with the model.
         weight_bits: 2 to 16; 0 leaves weights alone.
         activation_bits: 2 to 16; 0 leaves activations alone.
-        number: integers, or floating point numbers of 8 bits (e4m3, e5m2).
+        number: integers, or 8-bit floating-point numbers (e4m3, e5m2).
         per_channel: weights have a scale per output channel, else one.
         symmetric: activations have the zero point 0; weights always have.
-        observer: the range of what was seen (minmax), that without the outermost values
-            (percentile), or the one with the least squared error (mse).
+        observer: the full range (minmax), the range without the outermost values (percentile), or
+            the one with the least squared error (mse).
         percentile: of observer=percentile.
         calibration: executions of each op that are observed before it is quantized.
-        learn: of qat: the step (lsq), or the range straight through (range).
-        learning_rate: of qat: the tool trains what it learns by gradient descent, at each
-            backward pass; 0 leaves it to your optimizer, which graph modes cannot.
+        learn: of qat: the step (lsq), or the bounds of the range, straight-through (range).
+        learning_rate: of qat: the tool trains what it learns by gradient descent, at each backward
+            pass; 0 leaves it to your optimizer, which is not possible in graph modes.
         ops: types of the ops to quantize.
         exclude: op ids or module paths to leave alone, patterns with * and ?.
     """

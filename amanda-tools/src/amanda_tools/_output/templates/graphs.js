@@ -1,4 +1,4 @@
-// Operator graphs: SVG of one level at a time, moved and zoomed by its view box.
+// Operator graphs: an SVG of one level at a time, moved and zoomed through its view box.
 
 const SVG = "http://www.w3.org/2000/svg";
 
@@ -72,7 +72,7 @@ class Graph {
     return group;
   }
 
-  // The beginning of the largest part, as large as one can read it.
+  // Show the beginning of the largest part, at a readable size.
   begin() {
     const { clientWidth: w, clientHeight: h } = this.canvas;
     const scale = Math.min(Math.max(this.whole.w / w, this.whole.h / h, 0.6), 1.25);
@@ -158,7 +158,7 @@ class Graph {
       from = event;
     });
     canvas.addEventListener("pointerup", () => (from = null));
-    // The wheel belongs to the page until one is in the graph.
+    // The wheel scrolls the page until the graph has the focus.
     canvas.addEventListener("wheel", (event) => {
       if (!event.ctrlKey && document.activeElement !== canvas) return;
       event.preventDefault();

@@ -1,9 +1,9 @@
 "use strict";
-// Tables: only the rows that one sees are in the document.
+// Tables: only visible rows are in the document.
 
 const ROW = 26, AHEAD = 12, SMALL = 9, WIDEST = 48;
 
-// Made once: each costs more than many numbers.
+// Made once: making one costs more than formatting many numbers.
 const WHOLE = new Intl.NumberFormat("en-US", { maximumFractionDigits: 0 });
 const DIGITS = new Intl.NumberFormat("en-US", { maximumSignificantDigits: 5 });
 const COLLATOR = new Intl.Collator("en", { numeric: true });
@@ -17,7 +17,7 @@ function shown(value) {
   return DIGITS.format(value);
 }
 
-// What a column sorts by: a number, or null for nothing, which always comes last.
+// The sort key of a cell: a number, or null for an empty one, which always comes last.
 function keyed(value) {
   if (typeof value === "number" || value === null || value === undefined) return value ?? null;
   const special = { inf: Infinity, "-inf": -Infinity };
@@ -36,11 +36,11 @@ class Column {
   get width() {
     let longest = this.name.length + 2;
     for (const text of this.texts) if (text.length > longest) longest = text.length;
-    // Letters are narrower than the digits that "ch" is about.
+    // Letters are narrower than digits, which the unit "ch" measures.
     return Math.min(longest, WIDEST) * (this.isNumeric ? 1 : 0.92) + 3;
   }
 
-  // Orders two rows; what is empty comes last in both directions.
+  // Orders two rows; empty cells come last in both directions.
   compare(a, b, sign) {
     const [x, y] = this.keys ? [this.keys[a], this.keys[b]] : [this.texts[a], this.texts[b]];
     const nothing = this.keys ? null : "";
@@ -91,7 +91,7 @@ class Grid {
     if (this.all.length > SMALL) this.scroll.tabIndex = 0;
   }
 
-  // Numbers begin with the largest; the third click gives the first order back.
+  // Numbers begin with the largest; the third click restores the first order.
   sort(i) {
     const first = this.columns[i].isNumeric ? "descending" : "ascending";
     const second = first === "ascending" ? "descending" : "ascending";
@@ -103,13 +103,13 @@ class Grid {
       else head.removeAttribute("aria-sort");
     });
     const sign = next === "ascending" ? 1 : -1;
-    // Rows that are equal keep the order of the last sort.
+    // Equal rows keep the order of the last sort.
     this.order = next ? [...this.order].sort((a, b) => this.columns[i].compare(a, b, sign)) : this.all;
     this.scroll.scrollTop = 0;
     this.filter();
   }
 
-  // Rows that hold all words, in any column.
+  // Keep rows that contain all words, in any column.
   filter() {
     const words = this.input.value.toLowerCase().split(/\s+/).filter(Boolean);
     this.rows = words.length === 0 ? this.order : this.order.filter((row) => {
