@@ -11,6 +11,7 @@ In an analysis::
 from __future__ import annotations
 
 import math
+import weakref
 from collections.abc import Callable, Hashable, Mapping
 from typing import Any
 
@@ -119,6 +120,17 @@ def data_index(context: OpContext, weight: Weight) -> int:
     """Return the position of the data that an operator multiplies with its weight."""
     # addmm(bias, input, weight) has the data in the middle.
     return min({0, 1, 2} - {weight.index, context["bias_index"]})
+
+
+def weak_reference(value: Any) -> Callable[[], Any]:
+    """Return a function that gives a value while it is alive, else None.
+
+    It always gives None for objects that take no weak reference.
+    """
+    try:
+        return weakref.ref(value)
+    except TypeError:
+        return lambda: None
 
 
 def values_of_run(run: Callable[[], Any], places: Mapping[str, int], tool: str) -> dict[str, Any]:

@@ -28,9 +28,8 @@ class ChannelPruning(GatedPruning):
         check_groups(weight)
         gate = new_gate(context, weight)
         phi = initial_phi(arithmetic_of(weight.value).wide_numpy(weight.value), weight)
-        channels = phi.shape[1]
-        gate.kept = channels - round(self.options.sparsity * channels)
-        gate.initial = {"phi": phi, "rho": np.ones(channels)}
+        gate.initial = {"phi": phi, "rho": np.ones(phi.shape[1])}
+        gate.kept = phi.shape[1] - round(self.options.sparsity * phi.shape[1])
         return gate
 
     def run_gated(self, *inputs: Any, operator: Any, gate: Gate) -> Any:
@@ -69,5 +68,4 @@ def initial_phi(value: Array, weight: Weight) -> Array:
         rows = slice(group * strength.shape[0], (group + 1) * strength.shape[0])
         columns = slice(group * per_group, (group + 1) * per_group)
         phi[rows, columns] = strength[:, columns]
-    mean = phi.sum() / phi.shape[1]
-    return phi / mean if mean else phi
+    return phi / (phi.sum() / phi.shape[1] or 1.0)

@@ -72,11 +72,10 @@ class GatedPruning(abc.ABC):
         Raises:
             Untreatable: the method has no gate for it.
         """
-        weight = weight_of(context)
         if op.id not in self.gates:
-            self.gates[op.id] = self.make_gate(context, weight)
-        gate = self.gates[op.id]
-        context.replace_op(self.run_gated, operator=context.get_function(), gate=gate)
+            self.gates[op.id] = self.make_gate(context, weight_of(context))
+        operator = context.get_function()
+        context.replace_op(self.run_gated, operator=operator, gate=self.gates[op.id])
 
     @abc.abstractmethod
     def make_gate(self, context: OpContext, weight: Weight) -> Gate:

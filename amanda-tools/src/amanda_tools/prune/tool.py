@@ -17,7 +17,7 @@ from amanda.tools.graph_tracing import GraphTracingTool
 from amanda.tools.mapping import MappingTool
 from amanda_tools._bases.printing import PrintingTool
 from amanda_tools._operators.targets import Targets
-from amanda_tools._operators.weights import Untreatable, values_of_run
+from amanda_tools._operators.weights import Untreatable, values_of_run, weak_reference
 from amanda_tools._values.tensors import Array, arithmetic_of
 from amanda_tools.prune import files
 from amanda_tools.prune.attention import CAUSAL, AttentionPruning
@@ -25,7 +25,7 @@ from amanda_tools.prune.channel import ChannelPruning
 from amanda_tools.prune.dynamic import Gate, GatedPruning
 from amanda_tools.prune.options import PruneOptions
 from amanda_tools.prune.spatial import SpatialPruning
-from amanda_tools.prune.static import StaticPruning, weak_reference
+from amanda_tools.prune.static import StaticPruning
 
 Pruning = StaticPruning | GatedPruning | AttentionPruning
 
