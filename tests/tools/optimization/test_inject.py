@@ -12,7 +12,7 @@ import torch.nn.functional as F  # noqa: N812
 from torch import nn
 
 import amanda
-from amanda_tools.inject import InjectOptions, InjectTool
+from amanda_tools.inject import InjectTool
 from tests import models
 
 
@@ -224,4 +224,4 @@ def test_the_list_of_faults_is_limited_and_the_count_is_not() -> None:
 )
 def test_options_that_cannot_be_are_refused(options: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        InjectOptions(**options)
+        InjectTool(**options)

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from amanda_tools._operators.weights import Untreatable, Weight
-from amanda_tools.prune import PruneOptions, PruneTool
+from amanda_tools.prune import PruneTool
 from amanda_tools.prune.rules import Magnitude, NofM, TileWise
 from amanda_tools.prune.static import Schedule
 
@@ -148,7 +148,7 @@ def test_the_schedule_grows_as_published() -> None:
 )
 def test_options_that_cannot_be_are_refused(options: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        PruneOptions(**options)
+        PruneTool(**options)
 
 
 def test_an_unknown_option_names_the_close_ones() -> None:

@@ -381,4 +381,4 @@ def test_what_is_not_quantized_is_listed_with_the_reason() -> None:
 )
 def test_options_that_cannot_be_are_refused(options: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        QuantizeOptions(**options)
+        QuantizeTool(**options)
