@@ -154,6 +154,7 @@ class DumpTool(WatchingTool[DumpOptions]):
     def _write_shard(self) -> None:
         if not self._waiting:
             return
+        # In a temporary folder: the folder of the results is known only when the run ends.
         if self._folder is None:
             self._folder = Path(tempfile.mkdtemp(prefix="amanda-dump-"))
             weakref.finalize(self, _remove, self._folder, os.getpid())

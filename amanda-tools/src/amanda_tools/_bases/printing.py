@@ -30,6 +30,7 @@ class PrintingTool(ReportingTool[OptionsT]):
 
     def print_summary(self, file: TextIO) -> None:
         """Print the tables; with colours and to the terminal's width if `file` is a terminal."""
+        # Rich would take 80 columns for files.
         width = None if file.isatty() else _WIDTH_OF_FILES
         console = QuietConsole(file=file, width=width, highlight=False)
         for table in self.tables():

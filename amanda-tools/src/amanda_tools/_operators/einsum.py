@@ -63,11 +63,15 @@ def _contracted(
     while len(terms) > 1:
         pair = sorted(path[step : step + 2]) if len(path) >= step + 2 else [0, 1]
         step += 2
+        # The larger position first: removing it does not shift the other.
         right, left = terms.pop(pair[1]), terms.pop(pair[0])
         needed = set(result).union(*terms)
+        # Letters of one factor that nothing else needs are summed before the product.
         left &= needed | right
         right &= needed | left
         total += math.prod(sizes[letter] for letter in left | right)
+        # With a path the result is the last term, as torch.einsum counts; else it is the first
+        # factor.
         if path:
             terms.append((left | right) & needed)
         else:

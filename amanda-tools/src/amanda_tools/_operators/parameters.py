@@ -120,6 +120,7 @@ class Parameters:
 
     def select(self, parameters: Iterable[Parameter]) -> set[Parameter]:
         """Of `parameters`, return those that the run so far shows to be model parameters."""
+        # Decided late: whether a variable is a parameter shows in the backward pass.
         others = {
             use.parameter
             for use in self._uses.values()

@@ -36,6 +36,7 @@ def saved_tensors(context: OpContext) -> dict[int, int]:
     for tensor in saved_items(context):
         address = 0 if tensor is HOOKED else _address(tensor)
         if address and address not in parameters:
+            # Several views of one memory are saved once: the largest counts.
             found[address] = max(found.get(address, 0), byte_size(tensor) or 0)
     return found
 
@@ -60,6 +61,7 @@ def _nodes(inputs: Sequence[Any], outputs: Sequence[Any]) -> Iterator[Any]:
     if in_place:
         yield from {id(node): node for node in waiting if node is not None}.values()
         return
+    # Nodes of the inputs belong to earlier operators: the search ends there.
     before = [node_of(tensor) for tensor in inputs]
     seen = [node for node in before if node is not None]
     for _ in range(_MOST_NODES):

@@ -26,6 +26,7 @@ def source_line() -> str:
     while frame is not None:
         root = str(frame.f_globals.get("__name__", "")).partition(".")[0]
         file = frame.f_code.co_filename
+        # By module name, not by file: the user's program may lie below a package's folder.
         if root not in _NOT_THE_USER and not file.startswith("<frozen"):
             return f"{_short(file)}:{frame.f_lineno}"
         if frame.f_back is None:

@@ -65,6 +65,7 @@ def sum_to_parents(
     totals = {name: sum(float(of.get(key) or 0) for key in keys) for name, of in modules.items()}
     groups = _by_prefix([name for name, total in totals.items() if total > 0], 1)
     waiting = set(groups)
+    # Greedy: splitting the largest group first shows where most of the figure is.
     while waiting:
         largest = max(
             sorted(waiting), key=lambda group: sum(map(totals.__getitem__, groups[group]))

@@ -59,6 +59,7 @@ def place_nodes(above: Mapping[str, Sequence[str]]) -> dict[str, tuple[float, fl
     column: dict[str, float] = {}
     for layer in layers:
         column.update((op_id, float(i)) for i, op_id in enumerate(layer))
+    # Alternate directions: each pass orders the layers by the neighbours that it has just placed.
     for sweep in range(_SWEEPS):
         downwards = sweep % 2 == 0
         neighbours: Mapping[str, Sequence[str]] = above if downwards else below

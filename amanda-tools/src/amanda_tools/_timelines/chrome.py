@@ -144,6 +144,7 @@ class ModuleTrack:
         """Yield the slices that end before this operator; open those that begin with it."""
         path = module_path(span.op)
         shared = 0
+        # Modules that the previous operator was in as well stay open.
         while shared < min(len(path), len(self._open)) and self._open[shared][0] == path[shared]:
             shared += 1
         yield from self.close(shared)

@@ -119,6 +119,7 @@ class Sums:
             pairs = zip(self._columns, more, strict=True)
             self._columns = [np.concatenate(pair) for pair in pairs]
         calls, nanoseconds, longest, shortest = self._columns
+        # Not calls[numbers] += 1, which counts an operator that occurs several times once.
         np.add.at(calls, numbers, 1)
         np.add.at(nanoseconds, numbers, durations)
         np.maximum.at(longest, numbers, durations)
@@ -232,6 +233,7 @@ class Timeline:
         waiting = self._waiting
         count = len(waiting)
         records = np.fromiter(waiting, np.int64, count).reshape(-1, 4)
+        # Only as many as were read: routines of other threads may have appended meanwhile.
         del waiting[:count]
         is_span = records[:, 0] >= 0
         records[is_span, 2] -= records[is_span, 1]

@@ -79,6 +79,7 @@ class Moments:
 
     def add(self, array: Array) -> None:
         """Add the values of one execution."""
+        # float64 for all types: sums of many float16 or float32 elements would lose precision.
         values = array.astype(np.float64, copy=False)
         is_finite = np.isfinite(values)
         self.executions += 1
@@ -115,6 +116,8 @@ class Moments:
     def _take(self, finite: Array, zeros: int) -> None:
         """Update mean, squares, extremes and histogram with finite elements, `zeros` of which are
         zero."""
+        # Chunk by chunk: one pass over data that is in the cache costs less than several over all
+        # of it.
         fields = np.zeros(2 * _FIELDS, np.int64)
         for start in range(0, finite.size, _CHUNK):
             chunk = finite[start : start + _CHUNK]
@@ -126,10 +129,12 @@ class Moments:
             # logarithm.
             first = (chunk.view(np.int64) >> 52) & (2 * _FIELDS - 1)
             fields += np.bincount(first, minlength=fields.size)
+        # The sign bit is 1 for negative numbers, whose bins come first.
         by_sign = fields.reshape(2, _FIELDS)[::-1]
         self._bins[:, 0] += by_sign[:, 1 : _FIRST + 1].sum(axis=1)
         self._bins[:, 1:-1] += by_sign[:, _FIRST + 1 : _LAST]
         self._bins[:, -1] += by_sign[:, _LAST:].sum(axis=1)
+        # Exponent field 0 holds zeros and subnormal numbers; the latter belong to the first bin.
         if by_sign[:, 0].sum() > zeros:
             tiny = finite[np.abs(finite) < np.finfo(np.float64).tiny]
             self._bins[:, 0] += [(tiny < 0).sum(), (tiny > 0).sum()]

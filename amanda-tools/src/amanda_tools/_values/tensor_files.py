@@ -65,6 +65,7 @@ def read_tensor(path: Path, key: str) -> Array:
         kind = file.get_slice(key).get_dtype()
         if kind not in _SMALL:
             return np.asarray(file.get_tensor(key))
+        # Through PyTorch if it is loaded anyway, or where nothing else knows the type.
         if "torch" in sys.modules or not _has_small_types():
             return np.asarray(_open(path, "pt").get_tensor(key).float().numpy())
         return _read_small(path, key, _SMALL[kind])

@@ -143,6 +143,7 @@ class ModuleHooks(Peer):
             for tensors in (context.get_inputs(), context.get_outputs())
         )
         backward = list(find_border_nodes(op_id, outputs, edges))
+        # The innermost module's call; whether it shows the operator is known when it returns.
         self._calls[-1].ops.append(
             Borders(op_id, [*map(weakref.ref, inputs)], [*map(weakref.ref, outputs)], backward)
         )

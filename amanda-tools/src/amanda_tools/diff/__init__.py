@@ -86,6 +86,7 @@ class DiffTool(DumpTool):
         """
         if self._reference is None:
             return super().op_rows()
+        # The row of the operator, as in the results of all tools, with the comparison added.
         rows = {entry.row["id"]: entry.row for entry in self.entries}
         return [{**rows[pair.record.id], **to_row(pair)} for pair in self.pairs()]
 

@@ -115,6 +115,8 @@ def _by_value(
     table = [[_score(ours, theirs, types, known) for theirs in columns[0]] for ours in rows[0]]
     if left and free:
         scores = np.array(table, np.int32)[np.ix_(rows[1], columns[1])]
+        # Scores are computed per pair of classes, of which there are far fewer than pairs of
+        # operators.
         pairs.update((left[row], free[column]) for row, column in _best_pairs(scores))
     return pairs
 
@@ -138,6 +140,7 @@ def _pair_equal_values(
         if not value.is_telling or tolerance >= 1:
             continue
         norms = by_shape[value.shape]
+        # The relative error is relative to the reference: its norm is within these bounds.
         low = bisect.bisect_left(norms, (value.norm / (1 + tolerance) * (1 - _NORM_TOLERANCE), -1))
         high = bisect.bisect_right(
             norms, (value.norm / (1 - tolerance) * (1 + _NORM_TOLERANCE), len(other))
@@ -234,6 +237,7 @@ def _best_pairs(scores: Any) -> Iterator[tuple[int, int]]:
     for row in reversed(range(height)):
         with_pair = np.where(scores[row] > 0, total[row + 1, 1:] + scores[row], 0)
         best = np.maximum(total[row + 1, :-1], with_pair)
+        # Skipping columns costs nothing: the best of this column and all after it.
         total[row, :-1] = np.maximum.accumulate(best[::-1])[::-1]
     row = column = 0
     while row < height and column < width:

@@ -78,6 +78,7 @@ def distance(ours: Array, theirs: Array) -> tuple[float, float, str]:
     Elements that are NaN in both, or the same infinity in both, are equal.
     """
     a, b = (array.astype(np.float64).ravel() for array in (ours, theirs))
+    # Infinities of one sign are equal; their difference would be NaN.
     same = (a == b) | (np.isnan(a) & np.isnan(b))
     finite = np.isfinite(a) & np.isfinite(b)
     if not (finite | same).all():

@@ -86,6 +86,7 @@ class FlopsTool(PrintingTool[FlopsOptions]):
             self._parameters.used_by(context)
         )
         if isinstance(known, ProductOp):
+            # Once an input is nested, this operator's tensors are asked item by item.
             if any(is_nested(tensor) for tensor in context.get_inputs()):
                 # A nested tensor with a ragged axis has a shape, too, but not the sizes of its
                 # items.

@@ -52,6 +52,7 @@ class Tally(Generic[KeyT]):
         """Count one execution with these shapes."""
         runs = self._runs
         runs[key] = runs.get(key, 0) + 1
+        # A decoder meets new shapes at every step: memory must not grow with them.
         if len(runs) > _FOLD:
             self.totals()
 
@@ -70,6 +71,7 @@ class Tally(Generic[KeyT]):
             except (LookupError, TypeError, ValueError, StopIteration):
                 # A form of the operator that the formula does not know.
                 total.unknown += executions
+        # What was counted is in the totals; the same shapes may come again.
         runs.clear()
         return total
 

@@ -35,6 +35,7 @@ class Fault:
 
 def make_generator(*keys: int | str) -> np.random.Generator:
     """Make a random generator from these keys alone: equal on every machine."""
+    # Not hash(), which differs from process to process.
     numbers = [zlib.crc32(key.encode()) if isinstance(key, str) else key for key in keys]
     return np.random.default_rng(numbers)
 
@@ -42,6 +43,7 @@ def make_generator(*keys: int | str) -> np.random.Generator:
 def draw_positions(options: InjectOptions, size: int, random: np.random.Generator) -> Array:
     """Draw the positions of the elements that are hit, in ascending order."""
     count = random.binomial(size, options.rate) if options.rate else options.count
+    # Sorted: the values of value-changing faults are drawn in this order.
     return np.sort(random.choice(size, min(count, size), replace=False, shuffle=False))
 
 

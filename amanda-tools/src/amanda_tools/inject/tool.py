@@ -102,6 +102,7 @@ class InjectTool(PrintingTool[InjectOptions]):
 
     def _can_change(self, tensor: Any, op_id: str) -> bool:
         try:
+            # No positions: this only asks whether the element type is supported.
             arithmetic_of(tensor).bits(tensor, np.zeros(0, int))
         except TypeError as error:
             self._targets.skip(self._ops[op_id], str(error))
@@ -160,6 +161,7 @@ class InjectTool(PrintingTool[InjectOptions]):
                 deterministic.
         """
         expected, places = self._run_without_faults(run)
+        # The file is refused if any of this differs.
         header = {
             "campaign": "amanda-inject",
             "options": json.loads(json.dumps(attrs.asdict(self.options))),

@@ -90,6 +90,7 @@ class KernelsTool(PrintingTool[KernelsOptions]):
         self._is_entered = True
         settings = Settings(self.options.shapes, self.options.limit)
         for framework in dict.fromkeys(map(framework_of, drivers)):
+            # A framework with several drivers (eager, session) has one profiler.
             if framework and framework not in self._recorders:
                 recorder = recorder_for(framework, settings)
                 recorder.start()

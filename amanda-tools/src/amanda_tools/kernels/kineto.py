@@ -134,6 +134,7 @@ def recording_of(events: Sequence[Mapping[str, Any]]) -> ProfilerRecording:
                 name=event["name"],
                 device="cpu",
                 start=event["ts"],
+                # Rounding of the trace can make the inner activities longer than the outer one.
                 duration=max(span - host.inner, 0.0),
                 span=span,
                 track=_thread(event),
@@ -148,6 +149,7 @@ def recording_of(events: Sequence[Mapping[str, Any]]) -> ProfilerRecording:
 def _kernel(event: Mapping[str, Any], launch: Host | None, activity: Host | None) -> Activity:
     arguments = event.get("args", {})
     span = event.get("dur", 0.0)
+    # Copies and fills say what they moved; kernels do not.
     moved = arguments.get("bytes")
     if moved is None and activity is not None:
         moved = given_bytes(activity.event)

@@ -254,6 +254,7 @@ class _Reader:
         step = next((e for e in event.around() if e.name == _STEP), None)
         function = self._functions.get(step.stats.get("id")) if step is not None else None
         found = self._names.find(node, function)
+        # Assigned to the first operator nevertheless: times then add up.
         self._recording.ambiguous += len(found) > 1
         return found[0] if found else ""
 

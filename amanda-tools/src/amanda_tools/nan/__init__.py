@@ -167,6 +167,7 @@ class NanTool(PrintingTool[NanOptions]):
         """Record a producing operator; warn or abort at the first one."""
         known = next((event for event in self.events if event.op.id == watch.op.id), None)
         if known is not None:
+            # Only the first execution of an operator is described.
             known.times += 1
             return
         event = NonFiniteEvent(
@@ -284,6 +285,7 @@ class OpWatch:
 
     def begin(self, *inputs: Any) -> None:
         """Instrumentation routine before the operator: hold its inputs."""
+        # Checking inputs costs as much as checking outputs: only for operators that overwrite them.
         was_clean = self._writes is False or all(t is None or _is_clean(t) for t in inputs)
         self._held.leave((inputs, was_clean))
 

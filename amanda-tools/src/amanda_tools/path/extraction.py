@@ -148,6 +148,7 @@ class Extraction:
         for sample, parts in enumerate(found):
             synapses = [s + w.output * size * call.width for w in parts for s in w.synapses]
             critical = sum(len(part) for part in synapses)
+            # The output holds the whole batch, unless the batch does not divide its size.
             total = max(critical, size * call.width // (1 if size % self._batch else self._batch))
             self._ops[sample][execution.op.about.id] = OpPath(
                 neurons[sample],

@@ -43,12 +43,14 @@ def select_critical(products: Array, values: Array, theta: float) -> Array:
         A boolean mask of the shape of `products`.
     """
     signed = np.where(values[:, None] < 0, -products, products)
+    # Descending; contributions against the value's sign come last and add nothing.
     ordered = -np.sort(-signed, axis=1)
     sums = np.cumsum(np.maximum(ordered, 0), axis=1, dtype=np.float64)
     goal = np.minimum(theta * np.abs(values) - ROUNDING * sums[:, -1], sums[:, -1])
     counts = np.where(goal > 0, (sums < goal[:, None]).sum(axis=1) + 1, 0)
     last = np.take_along_axis(ordered, np.maximum(counts - 1, 0)[:, None], axis=1)
     mask: Array = (signed >= last) & (counts > 0)[:, None]
+    # The threshold selects all contributions that equal the last one: of these the first are kept.
     tied = np.flatnonzero(mask.sum(axis=1) > counts)
     order = np.argsort(-signed[tied], axis=1, kind="stable")
     mask[tied] = np.argsort(order, axis=1) < counts[tied, None]

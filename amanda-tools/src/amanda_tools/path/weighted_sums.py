@@ -229,6 +229,8 @@ def attention(call: Call, wanted: Wanted) -> None:
     p = Operand.of(weights.reshape(*split, *weights.shape[-2:]), heads + "IJ")
     rows = Rows.of([p, v], heads + "ID", wanted.index)
     own = call.output().reshape(-1)[wanted.index].astype(np.float64)
+    # What follows may ask for a multiple of the value: the same multiple of the products explains
+    # it.
     factor = np.divide(wanted.values, own, out=np.zeros_like(own), where=own != 0)
     (critical, of_values), products = rows.critical(factor, call.theta, relative=True)
     inner = Rows.of([q, k], heads + "IJ", critical)
@@ -243,6 +245,7 @@ def attention(call: Call, wanted: Wanted) -> None:
     row, column = np.divmod(products, rows.width)
     wanted.synapses.append(wanted.index[row] * rows.width + column)
     row, column = np.divmod(others, inner.width)
+    # Synapses of the scores are numbered after those of the weighted sum.
     first = call.output().size * rows.width
     wanted.synapses.append(first + critical[row] * inner.width + column)
 

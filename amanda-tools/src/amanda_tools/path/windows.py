@@ -60,6 +60,7 @@ def windows(
     strides = per_axis(call.attribute("stride", "strides"), layout, strides)
     dilations = per_axis(call.attribute("dilation", "dilations"), layout, [1] * 3)
     outputs = [call.output().shape[layout.index(letter)] for letter in spatial]
+    # Windows are found on an array of indices: padding and layout are then the same for all rules.
     origin = _bordered(call, layout, outputs, [
         ((size - 1) * dilation + 1, stride)
         for size, dilation, stride in zip(kernel, dilations, strides, strict=True)

@@ -81,6 +81,7 @@ class AttentionPruning:
         weights = attention_weights(arithmetic, query, key, mask, scale)
         if self._is_causal(arithmetic, weights, op_id):
             return operator(*inputs)
+        # As a boolean mask: True for keys that may be attended to.
         kept = self._kept(arithmetic, weights) > 0
         return operator(inputs[0], inputs[1], value, hide(arithmetic, mask, kept))
 

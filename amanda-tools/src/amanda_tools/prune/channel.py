@@ -63,6 +63,7 @@ def initial_phi(value: Array, weight: Weight) -> Array:
     if is_depthwise:
         strength = strength.reshape(1, -1)
     per_group = strength.shape[1] // groups
+    # The weights of a group reach the channels of that group only: phi is block-diagonal.
     phi = np.zeros((strength.shape[0] * groups, strength.shape[1]))
     for group in range(groups):
         rows = slice(group * strength.shape[0], (group + 1) * strength.shape[0])

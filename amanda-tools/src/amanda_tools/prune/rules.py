@@ -78,6 +78,7 @@ class NofM:
 
     def mask(self, value: Array, weight: Weight, sparsity: float) -> Array:
         groups = weight.matrix(np.abs(value), "I").reshape(-1, self.m)
+        # Stable: of equal weights the first ones stay, on every machine.
         order = np.argsort(-groups, axis=1, kind="stable")
         mask = np.zeros(groups.shape, bool)
         np.put_along_axis(mask, order[:, : self.n], True, axis=1)
@@ -115,6 +116,7 @@ class TileWise:
         # One entry per row of each tile; the weakest are pruned first.
         strengths = np.stack([scores[:, tile].mean(1) for tile in tiles])
         order = np.argsort(strengths, axis=None, kind="stable")
+        # The last tile may be narrower: its rows remove fewer weights.
         widths = np.array([len(tile) for tile in tiles])[order // rows]
         budget = sparsity * scores.size - dropped * rows
         stays = np.ones(strengths.size, bool)

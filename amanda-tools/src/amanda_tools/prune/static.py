@@ -61,6 +61,7 @@ class PrunedWeight:
     def set(self, mask: Array, due: int | None) -> None:
         """Set the mask, and the step at which the next one is made."""
         self.mask, self.due = mask, due
+        # Constants of the old mask, one per element type and device.
         self._constants.clear()
 
     def constant(self, like: Any) -> Any:

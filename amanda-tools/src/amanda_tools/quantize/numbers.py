@@ -60,6 +60,7 @@ class QuantGrid:
 
 def integers(value: Array, scale: Array, zero: Array, grid: QuantGrid) -> Array:
     """Return the integers that stand for values, with NumPy in float32 arithmetic."""
+    # As `fake_quantize` computes: a division would round some values differently.
     inverse = np.float32(1) / scale.astype(np.float32)
     rounded: Array = np.round(value.astype(np.float32) * inverse) + zero
     return np.clip(rounded, grid.low, grid.high)

@@ -30,6 +30,7 @@ class Observer:
             return
         self._low, self._high = min(self._low, value.min()), max(self._high, value.max())
         if self._options.observer != "minmax":
+            # Evenly spaced, not random: the result must not depend on a seed.
             stride = -(-value.size // SAMPLES)
             self._samples.append(value[::stride])
 

@@ -170,6 +170,7 @@ class Quantizer:
         if self.remaining:
             return
         low, high = self._observer.range(self.grid)
+        # Never negative, as after a ReLU: all numbers of the grid can be used.
         if self.options.method == "qat" and self.options.learn == "lsq" and low >= 0:
             self.grid = QuantGrid.unsigned(self.bits)
         self._set_range(low, high)
@@ -213,6 +214,7 @@ class Quantizer:
         count = math.prod(shape) // parts if self.role == "weight" else math.prod(shape[1:])
         share = 1 / math.sqrt(count * self.grid.high)
         step = arithmetic.clip(step, _SMALLEST, math.inf)
+        # The value of the step, with its gradient scaled by `share`, as in the paper.
         step = arithmetic.stop_gradient(step) + _nothing(arithmetic, step * share)
         bounded = arithmetic.clip(tensor / step, self.grid.low, self.grid.high)
         rounded = arithmetic.stop_gradient(arithmetic.round(bounded))

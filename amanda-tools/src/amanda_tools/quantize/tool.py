@@ -79,6 +79,8 @@ class QuantizeTool(PrintingTool[QuantizeOptions]):
         if rate:
             self._insert_training(context, op.id)
             return
+        # Learned ranges need gradients through the rounding; else the gradient passes straight
+        # through.
         with amanda.ad_enabled() if is_qat else contextlib.nullcontext():
             self._insert(context, op)
 
@@ -159,6 +161,7 @@ class QuantizeTool(PrintingTool[QuantizeOptions]):
         index = context["weight_index"]
         key = None if index is None else context.get_value_key(index)
         functions = self._readers.setdefault((key, op.type), {})
+        # An id begins with the function that runs the operator.
         own = functions.setdefault(op.id.partition("/")[0], [])
         same = [ids[len(own)] for ids in functions.values() if len(ids) > len(own)]
         is_known = key is not None and bool(same)

@@ -207,6 +207,7 @@ class _SearchResult:
         self.peak = memory.size(memory.kept(()))
         stride = max(1, len(memory.ops) // _MOST_SIMULATIONS)
         for count, held in enumerate(search.steps()):
+            # The peak is at least what is held: until that fits, few simulations suffice.
             if (self.chosen is not None or held > budget) and count % stride:
                 continue
             now = frozenset(search.recomputed)
@@ -252,8 +253,10 @@ class _Search:
                     continue
                 closure = self._closure(i)
                 score, gain = self._score(closure)
+                # It frees nothing yet; other additions may change that.
                 if gain <= 0:
                     later.append(i)
+                # Scores change as operators are added: a stale one is sorted in again.
                 elif heap and score > heap[0][0]:
                     heapq.heappush(heap, (score, i))
                 else:

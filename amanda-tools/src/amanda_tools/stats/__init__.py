@@ -126,6 +126,7 @@ def _sizes(title: str, moments: Iterable[Moments]) -> Iterable[Chart]:
     counts: dict[int, int] = {}
     for low, high, count in (found for m in moments for found in m.histogram()):
         if low or high:
+            # Bins are named after their lower magnitude.
             power = round(math.log2(min(abs(low), abs(high))))
             counts[power] = counts.get(power, 0) + int(count)
     if counts:

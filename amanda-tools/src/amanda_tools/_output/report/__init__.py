@@ -30,6 +30,7 @@ _SCRIPTS = ("tables.js", "graphs.js")
 def render(document: Document) -> str:
     """Return the page as HTML."""
     script = "\n".join(source(name) for name in _SCRIPTS)
+    # The policy allows this one script by its hash: names of modules can never run as code.
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
     return _page().render(
         document=document,

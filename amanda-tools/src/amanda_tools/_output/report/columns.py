@@ -114,6 +114,7 @@ def make_column(name: str, values: Iterable[Any]) -> dict[str, Any]:
             text if text in _SPECIAL else key for key, text in zip(keys, texts, strict=True)
         ]
     distinct = list(dict.fromkeys(texts))
+    # Texts such as types repeat often: stored once, they make a page several times smaller.
     if len(distinct) * 2 < len(texts):
         numbers = {text: number for number, text in enumerate(distinct)}
         return {**found, "texts": distinct, "index": [numbers[text] for text in texts]}

@@ -139,6 +139,7 @@ def connected_parts(nodes: Sequence[str], pairs: Iterable[tuple[str, str]]) -> l
 
     def find(node: str) -> str:
         while leader[node] != node:
+            # Path halving keeps the trees of this union-find flat.
             leader[node] = node = leader[leader[node]]
         return node
 
@@ -184,6 +185,7 @@ def place_parts(above: Mapping[str, Sequence[str]]) -> dict[str, tuple[float, fl
     for part in connected_parts(list(above), pairs):
         places = place_nodes({node: above[node] for node in part})
         width = max(at[0] for at in places.values()) + WIDTH
+        # The largest part, which is the first, sets the width of all rows.
         widest = widest or max(width, 10 * WIDTH)
         if x and x + width > widest:
             x, y, shelf = 0.0, y + shelf + _GAP, 0.0
