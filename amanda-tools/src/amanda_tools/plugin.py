@@ -1,5 +1,4 @@
-"""Entry point of amanda-tools: registers its tools and the page of a run, and imports none of
-them."""
+"""Entry point of amanda-tools: registers the tools and the page of a run; imports none of them."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""``trace``: the graph of operators with module paths and source lines, and the timeline of a
-run."""
+"""``trace``: the graph of operators with paths and source lines, and the timeline of a run."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""Results of a fault-injection campaign: trials, outcomes, silent-data-corruption rate, resumable
-file.
+"""Results of a fault-injection campaign, and the file from which it can be resumed.
 
 The campaign itself is run by :meth:`amanda_tools.inject.InjectTool.campaign`::
 

@@ -1,5 +1,4 @@
-"""Recording with ``torch.profiler``: kernels through CUPTI on a GPU, activities of the CPU
-anywhere."""
+"""Recording with ``torch.profiler``: kernels on a GPU (CUPTI), activities of the CPU."""
 
 from __future__ import annotations
 

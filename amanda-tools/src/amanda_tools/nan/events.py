@@ -1,5 +1,4 @@
-"""Findings of ``nan``: operators that produced NaN or infinities, and statistics of their
-tensors."""
+"""Findings of ``nan``: operators that produced NaN or infinities, statistics of their tensors."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""Runs of PyTorch operators that are run again in the backward pass; see
-:mod:`.pytorch_recomputation`."""
+"""Runs of PyTorch operators that are run again in the backward pass."""
 
 from __future__ import annotations
 
