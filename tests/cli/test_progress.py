@@ -107,9 +107,7 @@ def test_a_line_comes_and_goes_without_a_trace(on_terminal: Run, script: Script)
 
 def test_a_terminal_that_the_program_uses_is_left_to_it(on_terminal: Run, script: Script) -> None:
     """No line while the program has begun one: a progress bar, a prompt."""
-    path = script(
-        MINIGRAD + "print('50%', end='', flush=True)\ntime.sleep(1)\nprint('\\rdone')\n"
-    )
+    path = script(MINIGRAD + "print('50%', end='', flush=True)\ntime.sleep(1)\nprint('\\rdone')\n")
     shown, _ = on_terminal(str(path))
     assert shown.startswith("50%\rdone\n")
 

@@ -12,7 +12,7 @@ import pytest
 from tests.packaging.environments import ROOT, Environment, created, install
 
 PACKAGE = Path(__file__).parent / "autograd_driver"
-OF_TOOLS = ("jinja2", "matplotlib", "rich", "safetensors")
+OF_TOOLS = ("jinja2", "rich", "safetensors")
 
 PROGRAM = """
 import numpy

@@ -223,8 +223,8 @@ def _shown(value: Any) -> str:
 def _documented(cls: type[Tool]) -> dict[str, str]:
     """The descriptions in the sections "Args" and "Attributes" of a tool's docstrings, by name.
 
-    Read are the docstrings of the class of options and its bases, of the constructor and of the
-    class; of several descriptions of one name the last one read counts.
+    The docstrings of the class, of its constructor and of its class of options, after that
+    one's bases, are read in this order; a later description replaces an earlier one.
     """
     texts: dict[str, str] = {}
     for owner in (cls, cls.__init__, *reversed(getattr(cls, "Options", object).__mro__)):
