@@ -45,19 +45,36 @@ def _exists(name: str) -> bool:
     return False
 
 
+def _links(document: str) -> list[tuple[Path, str]]:
+    """The relative links of a document: files, and the headings in them."""
+    path = ROOT / document
+    found = []
+    for link in _LINK.findall(_CODE.sub("", path.read_text(encoding="utf-8"))):
+        target, _, anchor = re.sub(r"\s", "", link).partition("#")
+        if not re.match(r"\w+:", target):
+            found.append(((path.parent / target).resolve() if target else path, anchor))
+    return found
+
+
 @pytest.mark.parametrize("document", _documents())
 def test_links_lead_somewhere(document: str) -> None:
     """Every relative link is to a file, and to a heading in it if it names one."""
-    path = ROOT / document
-    broken = []
-    for link in _LINK.findall(_CODE.sub("", path.read_text(encoding="utf-8"))):
-        target, _, anchor = re.sub(r"\s+", " ", link).replace(" ", "").partition("#")
-        if re.match(r"\w+:", target):
-            continue
-        file = (path.parent / target) if target else path
-        if not file.exists() or (anchor and anchor not in _anchors(file)):
-            broken.append(link)
-    assert not broken
+    assert not [
+        (file, anchor)
+        for file, anchor in _links(document)
+        if not file.exists() or (anchor and anchor not in _anchors(file))
+    ]
+
+
+def test_the_readme_leads_to_every_document() -> None:
+    """By links from document to document; changelogs and templates stand for themselves."""
+    found, new = set(), {"README.md"}
+    while new:
+        found |= new
+        files = {file for document in new for file, _ in _links(document) if file.suffix == ".md"}
+        new = {str(file.relative_to(ROOT)) for file in files} - found
+    apart = ("CHANGELOG.md", "templates/")
+    assert not [d for d in _documents() if d not in found and not any(a in d for a in apart)]
 
 
 @pytest.mark.parametrize("document", _documents())

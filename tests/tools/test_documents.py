@@ -87,11 +87,3 @@ def test_commands(name: str, command: str, output: str, tmp_path: Path) -> None:
     found = pattern_of(output).match(done.stdout)
     shown = itertools.islice(done.stdout.splitlines(), 60)
     assert found, "\n".join(shown) + done.stderr
-
-
-@pytest.mark.parametrize("name", ALL)
-def test_links(name: str) -> None:
-    """Links lead to files that exist."""
-    path = FOLDER / f"{name}.md"
-    links = re.findall(r"\]\(([^)#:]+)\)", path.read_text(encoding="utf-8"))
-    assert [link for link in links if not (path.parent / link).exists()] == []

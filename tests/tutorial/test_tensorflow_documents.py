@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import subprocess
 import sys
 from collections import Counter
@@ -25,18 +24,6 @@ def test_document(document: str) -> None:
     assert results, "no Python block found"
     for block, printed in results:
         assert printed == block.output, f"output of the block at {block}"
-
-
-@pytest.mark.parametrize("document", DOCUMENTS)
-def test_links(document: str) -> None:
-    """Links between documents lead to files that exist."""
-    path = documents.ROOT / document
-    prose = re.sub(
-        r"^```.*?^```", "", path.read_text(encoding="utf-8"), flags=re.MULTILINE | re.DOTALL
-    )
-    links = re.findall(r"\]\(([^)#:]+)\)", prose)
-    assert links
-    assert [link for link in links if not (path.parent / link).exists()] == []
 
 
 @pytest.mark.slow
