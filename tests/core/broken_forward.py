@@ -40,7 +40,7 @@ class CountsNothing(LoopbackDriver):
         self.ids.next = lambda name: f"/{name}:0"  # type: ignore[method-assign]
 
 
-@fault("test_ids_carry_module_paths", "test_ids_of_two_models")
+@fault("test_ids_carry_module_paths", "test_ids_of_several_models")
 class IgnoresModules(LoopbackDriver):
     """Its ids have no module path."""
 

@@ -53,6 +53,9 @@ class ContextTests(ContractTests):
             pytest.skip("the framework's linear operator has no optional input")
         program = self.fw.program(self.fw.linear, X, W)
         assert self.selected(program, "linear", "insert_before_op") == [X, W, None]
+        values: list[Any] = []
+        self.run(program, self.probe("linear", before=lambda c: values.append(c.get_value(2))))
+        assert values == [None]
 
     def test_lists_are_expanded(self) -> None:
         """A list of tensors is expanded in place."""
@@ -348,26 +351,44 @@ class ContextTests(ContractTests):
         ]
 
     @requires(Capability.MODULES)
-    def test_ids_of_two_models(self) -> None:
-        """A second model of the same class has ids of its own."""
+    def test_ids_of_several_models(self) -> None:
+        """Further models of the same class have ids of their own."""
         seen: list[str] = []
         tool = self.probe("linear", before=lambda c: seen.append(c.get_op_id()))
-        one, two = (self.fw.program(self.fw.model(W), X) for _ in range(2))
+        programs = [self.fw.program(self.fw.model(W), X) for _ in range(3)]
         with self.apply(tool):
-            for program in (one, two, one, two):
+            for program in (*programs, *programs):
                 program.run()
-        assert len(seen) == len(set(seen)) == 4
-        assert all(op_id.startswith("Model@1.") for op_id in seen[2:])
+        assert len(seen) == len(set(seen)) == 6
+        assert [op_id.partition(".")[0] for op_id in seen[::2]] == ["Model", "Model@1", "Model@2"]
 
     @requires(Capability.MODULES)
-    def test_ids_of_a_module_called_twice(self) -> None:
-        """The second call of a module in an iteration has ids of its own."""
+    def test_ids_of_a_module_called_several_times(self) -> None:
+        """Further calls of a module in an iteration have ids of their own."""
         seen: list[str] = []
-        model = self.fw.model(W, calls=2)
+        model = self.fw.model(W, calls=3)
         tool = self.probe("linear", before=lambda c: seen.append(c.get_op_id()))
         self.run(self.fw.program(model, X), tool, times=2)
-        assert len(seen) == len(set(seen)) == 4
-        assert any("#1" in op_id for op_id in seen)
+        assert len(seen) == len(set(seen)) == 6
+        assert ["#1" in op_id for op_id in seen] == [False, False, True, True, False, False]
+        assert ["#2" in op_id for op_id in seen] == [False, False, False, False, True, True]
+
+    @requires(Capability.MODULES)
+    def test_ids_restart_when_a_model_is_called_again(self) -> None:
+        """A further call of an outermost module begins an iteration; a call of another does not."""
+        seen: list[str] = []
+        one, two = self.fw.model(W), self.fw.model(W)
+
+        def build(x: Any) -> Any:
+            return self.fw.relu(two(self.fw.relu(one(x))))
+
+        tool = self.probe("relu", before=lambda c: seen.append(c.get_op_id()))
+        program = self.fw.program(build, X)
+        with self.apply(tool), cache_disabled():
+            for _ in range(2):
+                program.run()
+        assert len(set(seen)) == 2
+        assert seen[2:] == seen[:2]
 
     @requires(Capability.USER_OPS)
     def test_ops_of_the_user(self) -> None:

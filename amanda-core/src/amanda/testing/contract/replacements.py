@@ -14,6 +14,13 @@ from amanda.testing.contract.base import ONES, ContractTests, W, X, product, tim
 from amanda.testing.framework import Trained, requires
 from amanda.tool import Tool, new_iteration
 
+WRONG_GRADIENTS: dict[str, Callable[..., Any]] = {
+    "a string": lambda g: "text",
+    "None": lambda g: None,
+    "too many": lambda g: [g, g, g],
+    "a sequence of something else": lambda g: [g, "text"],
+}
+
 
 class One(Tool):
     """A tool that calls a method of the context for each op of one type."""
@@ -63,6 +70,14 @@ class ReplacementTests(ContractTests):
         tool = self.probe("mul", before=lambda c: c.replace_op(double))
         assert self.run(self.multiplication(), tool, times=3) == [times(X, 2.0)]
         assert len(calls) == 3
+
+    @requires(Capability.REPLACE_OP)
+    def test_result_of_a_replacement(self) -> None:
+        """What the function returns is the op's result for the operators after it."""
+        program = self.fw.program(lambda x, w: self.fw.mul(self.fw.relu(x), w), X, W)
+        for function in (lambda x: self.fw.scale(x, 2.0), lambda x: [self.fw.scale(x, 2.0)]):
+            tool = self.probe("relu", before=lambda c, f=function: c.replace_op(f))
+            assert self.run(program, tool, times=2) == [times(product(X, W), 2.0)]
 
     @requires(Capability.REPLACE_OP)
     def test_replace_op_with_selection(self) -> None:
@@ -214,10 +229,19 @@ class ReplacementTests(ContractTests):
         assert result.gradients[1] in (None, times(W, 0.0))
 
     @requires(Capability.REPLACE_BACKWARD_OP)
-    def test_wrong_return_of_a_whole_backward(self) -> None:
+    def test_whole_backward_with_fewer_gradients(self) -> None:
+        """Inputs after the last supplied gradient are left without one."""
+        tool = self.probe("mul", before=lambda c: c.replace_backward_op(lambda g: g))
+        result = self.train(self.multiplication(), tool)
+        assert result.gradients[0] == ONES
+        assert result.gradients[1] in (None, times(W, 0.0))
+
+    @requires(Capability.REPLACE_BACKWARD_OP)
+    @pytest.mark.parametrize("wrong", WRONG_GRADIENTS.values(), ids=WRONG_GRADIENTS)
+    def test_wrong_return_of_a_whole_backward(self, wrong: Callable[..., Any]) -> None:
         """A supplied gradient of the wrong form is an error naming tool, routine and op."""
-        tool = self.probe("mul", before=lambda c: c.replace_backward_op(lambda g: "text"))
-        with pytest.raises(RoutineResultError, match=r"(?i)Probe\..*mul.*2 inputs.*got str 'text'"):
+        tool = self.probe("mul", before=lambda c: c.replace_backward_op(wrong))
+        with pytest.raises(RoutineResultError, match=r"(?i)Probe\..*mul.*2 inputs.*got "):
             self.train(self.multiplication(), tool)
 
     @requires(Capability.REPLACE_OP, Capability.REPLACE_BACKWARD_OP)
