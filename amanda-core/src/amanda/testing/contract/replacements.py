@@ -75,9 +75,13 @@ class ReplacementTests(ContractTests):
     def test_result_of_a_replacement(self) -> None:
         """What the function returns is the op's result for the operators after it."""
         program = self.fw.program(lambda x, w: self.fw.mul(self.fw.relu(x), w), X, W)
-        for function in (lambda x: self.fw.scale(x, 2.0), lambda x: [self.fw.scale(x, 2.0)]):
-            tool = self.probe("relu", before=lambda c, f=function: c.replace_op(f))
+
+        def check(function: Callable[..., Any]) -> None:
+            tool = self.probe("relu", before=lambda c: c.replace_op(function))
             assert self.run(program, tool, times=2) == [times(product(X, W), 2.0)]
+
+        check(lambda x: self.fw.scale(x, 2.0))
+        check(lambda x: [self.fw.scale(x, 2.0)])
 
     @requires(Capability.REPLACE_OP)
     def test_replace_op_with_selection(self) -> None:
