@@ -8,6 +8,7 @@ something about an environment of their own make one.
 from __future__ import annotations
 
 import os
+import shutil
 import sys
 from pathlib import Path
 
@@ -83,6 +84,24 @@ def _tensorflow(session: nox.Session, version: str) -> None:
 def browser(session: nox.Session) -> None:
     """Pages of ``amanda run --html`` in Debian's chromium; without one the tests are skipped."""
     _python(session, "-m", "pytest", "tests/browser", *session.posargs)
+
+
+@nox.session(venv_backend="virtualenv", reuse_venv=True)
+def mutants(session: nox.Session) -> None:
+    """Change amanda-core's eager drivers in small ways: the contract kit should notice each.
+
+    Arguments are patterns of mutants, such as ``amanda.engine.op_ids*``. All take an hour.
+    """
+    session.install("-q", "-c", CONSTRAINTS, "mutmut==3.8.1", "attrs", "pluggy", "pytest")
+    session.install("-q", "-c", CONSTRAINTS, "importlib-metadata")
+    folder = Path(session.create_tmp()) / "core"
+    shutil.rmtree(folder, ignore_errors=True)
+    shutil.copytree(ROOT / "amanda-core" / "src", folder / "src")
+    shutil.copytree(ROOT / "tests" / "core", folder / "tests" / "core")
+    shutil.copy(ROOT / "tests" / "core" / "mutants.toml", folder / "pyproject.toml")
+    session.chdir(folder)
+    session.run("mutmut", "run", "--max-children", "2", *session.posargs)
+    session.run("mutmut", "results")
 
 
 @nox.session

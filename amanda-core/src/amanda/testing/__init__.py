@@ -4,7 +4,7 @@ Needs ``pip install amanda-core[testing]``, except for ``amanda.testing.loopback
 
 Attributes:
     DriverContract: base class of a driver's tests; see :mod:`amanda.testing.contract`.
-    Framework: what the contract has to be told of a framework.
+    Framework: base class of adapters, which make tensors and programs for the tests.
     requires: marks a contract test with the capabilities that it needs.
 """
 

@@ -1,4 +1,4 @@
-"""Adapters: what the contract tests are told of a framework.
+"""Adapters, which make tensors and programs of a framework for the contract tests.
 
 An adapter makes tensors and programs with calls of the framework only; it
 knows nothing of Amanda. Its base class says how the framework differentiates:
@@ -133,8 +133,10 @@ class Framework(abc.ABC):
         return kind if isinstance(kind, str) else str(op.__name__)
 
     def inputs(self, op: str, *tensors: Any) -> list[Any]:
-        """The flat inputs of ``cat`` or ``split`` that is given these tensors: they
-        themselves, and what else the framework passes as a tensor, such as an axis."""
+        """The flat inputs of ``cat`` or ``split`` called with these tensors.
+
+        They differ from the tensors where the framework passes more, such as an axis.
+        """
         return list(tensors)
 
     # -- operators --------------------------------------------------------
@@ -155,8 +157,8 @@ class Framework(abc.ABC):
     def linear(self, *args: Any, **kwargs: Any) -> Any:
         """The framework's linear operator: input, weight (a row per output), optional bias.
 
-        If its bias is not an input of it (see `names`), one that is given here is
-        added by a further operator.
+        Where the framework's operator takes no bias (see `names`), a given bias is added
+        by another operator.
         """
 
     @abc.abstractmethod
@@ -226,7 +228,7 @@ class EagerFramework(Framework):
     def backward(self, outputs: Sequence[Any], leaves: Sequence[Any]) -> list[Any]:
         """Run backward from the sum of `outputs`; the leaves' gradients as nested lists.
 
-        What the run accumulates is cleared again. None where there is no gradient.
+        Clears the accumulated gradients again. None for a leaf without a gradient.
         """
 
     def second_backward(self, outputs: Sequence[Any], leaves: Sequence[Any]) -> list[Any]:
@@ -274,8 +276,8 @@ class EagerProgram(Program):
 class FunctionalFramework(Framework):
     """An adapter of a framework that runs operators at once and differentiates functions.
 
-    Such a framework, autograd or JAX, has neither leaves nor a backward pass that the user
-    starts: ``grad(f)(x)`` calls ``f`` with tracers of its own in place of ``x``.
+    In autograd or JAX there are neither leaves nor a backward pass that the user starts:
+    ``grad(f)(x)`` calls ``f`` with a tracer in place of ``x``.
     """
 
     @abc.abstractmethod
@@ -342,7 +344,7 @@ class Probe(Tool):
         framework: tells the type of an operator.
         only: the type of the (forward) operators to analyse; "" for all.
         before, after: analysis routines of forward operators.
-        before_backward, after_backward: those of backward operators.
+        before_backward, after_backward: analysis routines of backward operators.
     """
 
     def __init__(

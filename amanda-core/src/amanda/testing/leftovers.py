@@ -1,6 +1,6 @@
-"""Ends what a test has left open, so that a test that fails does not make others fail.
+"""Ends scopes and drivers that a test has left open: a failed test must not make others fail.
 
-A fixture of pytest calls it after each test, and makes an error of what it finds::
+A pytest fixture calls it after each test, and reports its findings as an error::
 
 Yield:
     assert leftovers.end() == []

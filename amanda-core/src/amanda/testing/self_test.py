@@ -7,8 +7,8 @@ It runs a small program of the contract kit's adapter, vanilla and under tools::
     for problem in self_test.problems(MyDriver, MyFramework):
         print(problem)
 
-It finds a driver that does not work at all in this environment. Whether the driver
-keeps the contract is what the contract kit tests.
+It finds a driver that does not work in this environment. The contract kit tests whether
+the driver keeps the contract.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _OPS = ("mul", "relu")
 
 
 def problems(driver_cls: type[Driver], framework_cls: type[Framework]) -> list[str]:
-    """What a driver does wrong with a program of two operators, one line for each problem.
+    """Run a program of two operators under a driver and list its problems, one line for each.
 
     Args:
         driver_cls: the driver; it need not be registered.
@@ -72,7 +72,7 @@ class _Run:
 
 
 class _SelfTest:
-    """The program ``relu(x * w)``, and what is checked with it."""
+    """The program ``relu(x * w)`` and the checks that use it."""
 
     def __init__(self, driver_cls: type[Driver], framework: Framework) -> None:
         self._driver_cls = driver_cls

@@ -1,4 +1,4 @@
-"""Compares the modules and classes that a driver may patch with what they were before a scope."""
+"""Finds attributes of a framework that are still patched after a scope."""
 
 from __future__ import annotations
 

@@ -62,7 +62,7 @@ class AnalysisTests(ContractTests):
         assert seen == [(2, 1)]
 
     def test_analysis_sees_values(self) -> None:
-        """Where ops run at once, the tensors of an analysis are those of the execution."""
+        """Where ops run at once, an analysis sees the tensors of the execution."""
         self.needs_concrete_tensors()
         seen: list[Any] = []
 
@@ -143,7 +143,7 @@ class AnalysisTests(ContractTests):
         assert len(seen) == 3
 
     def test_cache_disabled_drops_earlier_actions(self) -> None:
-        """Without the cache, an execution runs what its own analysis records, once."""
+        """Without the cache, an execution runs the actions of its own analysis, once."""
         calls: list[int] = []
         tool = self.probe("mul", before=lambda c: c.insert_before_op(lambda *t: calls.append(1)))
         program = self.multiplication()
@@ -204,7 +204,7 @@ class AnalysisTests(ContractTests):
         assert calls == [1, 1, 2, 2]
 
     def test_reanalyse_leaves_other_tools_alone(self) -> None:
-        """Tool.reanalyse does not touch what other tools have recorded."""
+        """Tool.reanalyse does not touch the actions of other tools."""
         seen: list[str] = []
         one = self.probe("mul", before=lambda c: seen.append("one"))
         two = self.probe("mul", before=lambda c: seen.append("two"))

@@ -17,7 +17,7 @@ from amanda.tool import cache_disabled
 
 
 class BackwardOpTests(ContractTests):
-    """Which backward ops there are, whom they belong to, and what their contexts show."""
+    """The set of backward ops, their owners, and the content of their contexts."""
 
     def types_of(self, program: Any, op: str) -> list[str]:
         """Types of the backward ops of all ops of one type."""
@@ -292,7 +292,7 @@ class BackwardOpTests(ContractTests):
                 inputs[0]
 
         def build(x: Any, w: Any) -> Any:
-            # Nobody needs the product: the operator saves no input for its gradient.
+            # The one operator that consumes the product does not save it for its gradient.
             product = self.fw.mul(x, w)
             return self.fw.relu(product) if op == "relu" else self.fw.add(product, w)
 

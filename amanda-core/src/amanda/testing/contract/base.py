@@ -1,4 +1,4 @@
-"""What all contract tests share."""
+"""The base class of the contract tests: the fixture, and helpers to run programs under tools."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ class ContractTests:
             pytest.skip(f"{self.driver_cls.name} lacks Capability.{', Capability.'.join(missing)}")
         self.fw = self.framework_cls()
         yield
-        # What is found is ended, so that the tests after this one do not fail for it.
+        # They are ended, so that the tests after this one do not fail for them.
         if left := leftovers.end():
             pytest.fail(f"the test left behind: {'; '.join(left)}", pytrace=False)
 

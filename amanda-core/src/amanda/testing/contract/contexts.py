@@ -1,4 +1,4 @@
-"""Contract rules 4 and 15: inputs, outputs, selections, and what a context tells."""
+"""Contract rules 4, 13 and 15: inputs and outputs, selections, contexts, ids, users' operators."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from amanda.tools.mapping import MappingTool
 
 
 class ContextTests(ContractTests):
-    """What an analysis can read and select."""
+    """The content of a context, and selections from it."""
 
     def selected(self, program: Program, op: str, method: str, **selection: Any) -> list[Any]:
         """The values that a routine gets, recorded with a selection."""
@@ -213,7 +213,7 @@ class ContextTests(ContractTests):
             self.run(self.multiplication(), tool)
 
     def test_unknown_input_name(self) -> None:
-        """A name that the op does not have is an error that names those it has."""
+        """A name that the op does not have is an error that lists the names that it has."""
         tool = self.probe("mul", before=lambda c: c.insert_before_op(print, inputs=["nose"]))
         name = self.fw.names["mul"][1]
         with pytest.raises(SelectionError, match=rf"(?i)'nose'.*mul.*{name}"):
@@ -312,7 +312,7 @@ class ContextTests(ContractTests):
         assert len(self.namespace().tags) >= 2
 
     def test_ids_are_equal_across_iterations(self) -> None:
-        """The ids of one iteration are those of the next."""
+        """The ids of two iterations are equal."""
         seen: list[str] = []
         tool = self.probe(before=lambda c: seen.append(c.get_op_id()))
         program = self.fw.program(lambda x, w: self.fw.relu(self.fw.mul(x, w)), X, W)

@@ -49,7 +49,7 @@ class DifferentiationTests(ContractTests):
 
     @requires(Capability.BACKWARD)
     def test_straight_through_in_a_chain(self) -> None:
-        """What several routines of one point substitute passes the gradient through them all."""
+        """The gradient passes through the substitutions of several routines of one point."""
         program = self.multiplication()
         result = self.train(program, self.doubled_input(), self.doubled_input())
         assert result == Trained([product(times(X, 4.0), W)], [W, times(X, 4.0)])
@@ -76,7 +76,7 @@ class DifferentiationTests(ContractTests):
 
     @requires(Capability.SECOND_ORDER)
     def test_second_order_without_substitution(self) -> None:
-        """Gradients of gradients are those of the vanilla framework under a watching tool."""
+        """Gradients of gradients under a watching tool equal the vanilla framework's."""
         program = self.fw.program(lambda x: self.fw.mul(self.fw.mul(x, x), x), X)
         expected = program.second_gradients()
         tool = self.probe(before=lambda c: c.insert_before_op(lambda *t: t))
@@ -85,7 +85,7 @@ class DifferentiationTests(ContractTests):
 
     @requires(Capability.BACKWARD)
     def test_dead_gradients_stay_dead(self) -> None:
-        """A substitution gives no gradient to what had none."""
+        """A substitution gives no gradient to a tensor that had none."""
         program = self.fw.program(lambda x: self.fw.mul(self.fw.tensor(W), x), X)
         result = self.train(program, self.doubled_input())
         assert result.gradients == [times(W, 2.0)]

@@ -1,4 +1,4 @@
-"""Contract rules 12 to 14: exceptions, what is not seen, traceable routines."""
+"""Contract rules 12 and 14: exceptions of tools, traceable routines."""
 
 from __future__ import annotations
 

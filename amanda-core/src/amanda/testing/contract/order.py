@@ -27,10 +27,10 @@ class OrderTests(ContractTests):
         """Unrelated tools act in the order of apply."""
         seen: list[str] = []
         self.run(self.multiplication(), *(self.tracer(name, seen) for name in "abc"))
-        assert seen == [f"{what} {name}" for what in ("analysis", "routine") for name in "abc"]
+        assert seen == [f"{kind} {name}" for kind in ("analysis", "routine") for name in "abc"]
 
     def test_dependencies_first(self) -> None:
-        """What a tool depends on acts before it, and need not be applied by the user."""
+        """A dependency acts before its tool, and need not be applied by the user."""
         seen: list[str] = []
         first, second = self.tracer("first", seen), self.tracer("second", seen)
         second.depends_on(first)
@@ -109,7 +109,7 @@ class OrderTests(ContractTests):
         assert seen == ["analysis first", "routine first", "routine second"]
 
     def test_routines_see_earlier_results(self) -> None:
-        """A routine sees what earlier routines of the same point have produced."""
+        """A routine sees the results of earlier routines of the same point."""
         double, square = (
             self.probe("mul", before=lambda c: c.insert_after_op(lambda t: self.fw.scale(t, 2.0))),
             self.probe("mul", before=lambda c: c.insert_after_op(lambda t: self.fw.mul(t, t))),

@@ -73,7 +73,7 @@ class ReplacementTests(ContractTests):
 
     @requires(Capability.REPLACE_OP)
     def test_result_of_a_replacement(self) -> None:
-        """What the function returns is the op's result for the operators after it."""
+        """The operators after a replaced op get the tensor that the function returns."""
         program = self.fw.program(lambda x, w: self.fw.mul(self.fw.relu(x), w), X, W)
 
         def check(function: Callable[..., Any]) -> None:
@@ -202,7 +202,7 @@ class ReplacementTests(ContractTests):
 
     @requires(Capability.BACKWARD, Capability.REPLACE_BACKWARD_OP)
     def test_replace_a_backward_op(self) -> None:
-        """From a backward analysis, replace_backward_op supplies what the backward op produces."""
+        """From a backward analysis, replace_backward_op supplies the op's produced gradients."""
         kind = self.fw.backward_types["relu"][0]
 
         def analyse(context: OpContext) -> None:

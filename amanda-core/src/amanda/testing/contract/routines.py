@@ -1,4 +1,4 @@
-"""Contract rule 5: what a routine may return."""
+"""Contract rule 5: return values of routines."""
 
 from __future__ import annotations
 
@@ -64,12 +64,12 @@ class RoutineTests(ContractTests):
         assert self.before(lambda a, b: [None, self.fw.scale(b, 2.0)]) == times(product(X, W), 2.0)
 
     def test_selected_positions_are_replaced(self) -> None:
-        """What a routine returns goes to the positions that it selected, in that order."""
+        """Returned tensors go to the positions that were selected, in that order."""
         result = self.before(lambda w, x: [self.fw.scale(w, 0.0), None], inputs=[1, 0])
         assert result == times(X, 0.0)
 
     def test_the_same_tensors(self) -> None:
-        """A routine may return what it got."""
+        """A routine may return the tensors that it was given."""
         assert self.before(lambda *t: t) == product(X, W)
         assert self.after(lambda t: t) == product(X, W)
 
@@ -117,7 +117,7 @@ class RoutineTests(ContractTests):
 
     @requires(Capability.BACKWARD)
     def test_gradients_are_replaced(self) -> None:
-        """What a routine before a backward op returns is what the op consumes."""
+        """A backward op consumes the gradients that a routine before it returns."""
 
         def analyse(context: OpContext) -> None:
             context.insert_before_backward_op(lambda g: self.fw.scale(g, 2.0), grad_outputs=[0])
@@ -137,7 +137,7 @@ class RoutineTests(ContractTests):
 
     @requires(Capability.BACKWARD)
     def test_produced_gradients_are_replaced(self) -> None:
-        """What a routine after a backward op returns is what the op has produced."""
+        """The gradients that a routine after a backward op returns replace the produced ones."""
         kind = self.fw.backward_types["mul"][0]
 
         def analyse(context: OpContext) -> None:

@@ -143,7 +143,7 @@ class ThreadTests(ContractTests):
 
     @requires(Capability.THREADS)
     def test_ids_of_a_thread(self) -> None:
-        """Each thread counts its operators on its own, whatever runs in others meanwhile."""
+        """Each thread counts its operators on its own; runs of other threads do not matter."""
         seen: dict[str, list[str]] = {}
 
         def note(context: OpContext) -> None:
@@ -203,7 +203,7 @@ class ThreadTests(ContractTests):
     def in_another_thread(
         self, work: Callable[[], Any], meanwhile: Callable[[], AbstractContextManager[Any]]
     ) -> Any:
-        """What `work` returns in a thread, while this thread is in a with-block."""
+        """The result of `work`, run in a thread while this thread is in a with-block."""
         results: list[Any] = []
         entered, finished = threading.Event(), threading.Event()
 

@@ -59,7 +59,7 @@ class TransparencyTests(ContractTests):
 
     @requires(Capability.BACKWARD)
     def test_watching_changes_nothing(self) -> None:
-        """Outputs and gradients under a tool that only watches are those of the vanilla run."""
+        """Outputs and gradients under a tool that only watches equal the vanilla run's."""
         program = self.network()
         expected = program.train()
         with self.apply(self.watcher()):
@@ -69,7 +69,7 @@ class TransparencyTests(ContractTests):
     @requires(Capability.BACKWARD)
     @pytest.mark.parametrize("routine", [nothing, lambda *t: t], ids=["None", "the same"])
     def test_identity_routines_change_nothing(self, routine: Callable[..., Any]) -> None:
-        """Outputs and gradients under identity routines at all points are those of vanilla."""
+        """Outputs and gradients under identity routines at all points equal the vanilla run's."""
         program = self.network()
         expected = program.train()
         with self.apply(self.identity(routine)):
@@ -77,7 +77,7 @@ class TransparencyTests(ContractTests):
         assert program.train() == expected
 
     def test_forward_only(self) -> None:
-        """Outputs of runs without backward are those of the vanilla run."""
+        """Outputs of runs without backward equal the vanilla run's."""
         program = self.network()
         expected = program.run()
         with self.apply(self.identity(nothing), self.watcher()):
@@ -175,7 +175,7 @@ class TransparencyTests(ContractTests):
 
     @requires(Capability.BACKWARD)
     def test_substituted_tensors_die(self) -> None:
-        """What routines return dies with the computation too."""
+        """Tensors that routines return die with the computation too."""
         alive: list[Callable[[], Any]] = []
 
         def double(tensor: Any) -> Any:
@@ -291,7 +291,7 @@ class TransparencyTests(ContractTests):
 
 @contextmanager
 def _patched_attributes() -> Iterator[list[tuple[Any, str, Any]]]:
-    """Notes what is patched through PatchSet, with the value from before."""
+    """Notes each attribute that is patched through PatchSet, with its value from before."""
     patched: list[tuple[Any, str, Any]] = []
     vanilla = PatchSet.set
 
@@ -306,7 +306,7 @@ def _patched_attributes() -> Iterator[list[tuple[Any, str, Any]]]:
 
 @contextmanager
 def _no_collection() -> Iterator[None]:
-    """Without the garbage collector, what is in a reference cycle stays."""
+    """Switch the garbage collector off, so that objects in a reference cycle stay."""
     gc.collect()
     gc.disable()
     try:

@@ -50,7 +50,7 @@ class WholeOpTests(ContractTests):
 
     @requires(Capability.BACKWARD)
     def test_changed_gradients_of_the_outputs(self) -> None:
-        """What a routine returns for an output's gradient is what the operator's backward gets."""
+        """The operator's backward gets the gradient that a routine returns for an output's."""
         tool = self.probe(
             "mul",
             before=lambda c: c.insert_before_backward_op(lambda g: self.fw.scale(g, 2.0)),
@@ -61,7 +61,7 @@ class WholeOpTests(ContractTests):
 
     @requires(Capability.BACKWARD)
     def test_changed_gradients_of_the_inputs(self) -> None:
-        """What a routine returns for an input's gradient flows on to that input."""
+        """The gradient that a routine returns for an input's flows on to that input."""
 
         def analyse(context: OpContext) -> None:
             context.insert_after_backward_op(lambda g: self.fw.scale(g, 2.0), grad_inputs=[1])
@@ -124,8 +124,8 @@ class WholeOpTests(ContractTests):
 
     @requires(Capability.BACKWARD)
     def test_they_see_what_routines_of_backward_ops_return(self) -> None:
-        """Routines of backward ops get the gradients that a routine on the whole operator has
-        returned before them, and one after them gets what they have returned."""
+        """Routines of backward ops get the gradients that a routine before the whole operator has
+        returned; a routine after it gets the gradients that they have returned."""
         kind = self.fw.backward_types["relu"][0]
         seen: list[Any] = []
 
@@ -146,7 +146,7 @@ class WholeOpTests(ContractTests):
     @requires(Capability.BACKWARD, Capability.REPLACE_OP)
     def test_a_replacement_of_several_ops(self) -> None:
         """They act on all operators of a replacement as on one: each runs once, with the
-        gradients of its outputs and the sums of those of its inputs."""
+        gradients of the outputs or the summed gradients of the inputs."""
         seen: list[Any] = []
 
         def analyse(context: OpContext) -> None:
@@ -160,7 +160,7 @@ class WholeOpTests(ContractTests):
 
     @requires(Capability.BACKWARD, Capability.REPLACE_OP)
     def test_changed_gradients_of_a_replacement_of_several_ops(self) -> None:
-        """What they return for a replacement's gradients reaches all of its operators."""
+        """The gradients that they return reach all operators of a replacement."""
 
         def analyse(context: OpContext) -> None:
             context.replace_op(lambda x, w: self.fw.add(self.fw.mul(x, x), w))

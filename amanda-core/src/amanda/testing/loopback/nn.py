@@ -16,7 +16,7 @@ class Module:
         return self.forward(*args, **kwargs)
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """What the module computes; subclasses say it."""
+        """Compute the module's result; subclasses implement it."""
         raise NotImplementedError
 
     def named_modules(self, path: str = "") -> Iterator[tuple[str, Module]]:

@@ -178,10 +178,10 @@ Gradients = list["Tensor | None"]
 
 
 class Node:
-    """One backward operator: from the gradients of its outputs to those of its inputs.
+    """One backward operator: takes the gradients of its outputs, gives the gradients of its inputs.
 
     Attributes:
-        name: what kind of backward operator it is.
+        name: the kind of the backward operator.
         edges: where the gradient of each input goes to.
         sequence: nodes made later have a higher number.
     """
@@ -271,7 +271,7 @@ def record(
 
 
 def attach(node: Node, outputs: Sequence[Tensor]) -> None:
-    """Make `node` the one that computes the gradients of `outputs`."""
+    """Let `node` compute the gradients of `outputs`."""
     for index, output in enumerate(outputs):
         output.requires_grad, output.node, output.index = True, node, index
 
