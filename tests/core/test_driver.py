@@ -18,7 +18,7 @@ from amanda.testing.loopback import LoopbackDriver, Tensor, tensor
 
 def test_a_driver_has_to_say_what_it_does() -> None:
     """A driver without the abstract methods cannot be made."""
-    with pytest.raises(TypeError, match="attach"):
+    with pytest.raises(TypeError, match="ad_isolated"):
         create_driver(Driver)
 
 

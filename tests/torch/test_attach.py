@@ -182,4 +182,4 @@ def test_every_private_symbol_exists() -> None:
     assert _internals.missing(compiler=True) == []
     for driver in (plugin.TorchEagerDriver, plugin.TorchGraphDriver):
         assert driver.check_internals() == []
-    assert importlib.import_module("amanda_torch.eager.driver").EagerDriver
+    assert importlib.import_module("amanda_torch.eager.driver").InterceptingDriver

@@ -1,4 +1,4 @@
-"""Operator ids: their form (design section 6), and that they stay the same."""
+"""Operator ids: their form, and that they stay the same."""
 
 from __future__ import annotations
 

@@ -13,7 +13,6 @@ import amanda
 from amanda.errors import CapabilityError
 from amanda.interface.driver import INTERFACE_VERSION, Capability, Driver
 from amanda.namespace import Namespace
-from amanda.patching import PatchSet
 from amanda_tensorflow import mapping_rules
 
 MINIMUM = (2, 16)
@@ -68,10 +67,6 @@ class TensorFlowDriver(Driver, abc.ABC):
             return f"it needs tensorflow>=2.16, and {name} {version} is installed"
         return ""
 
-    def __init__(self, dispatcher: Any) -> None:
-        super().__init__(dispatcher)
-        self.patches = PatchSet()
-
     def attach(self) -> None:
         """Put the patches in place; on an exception none of them stays.
 
@@ -83,19 +78,7 @@ class TensorFlowDriver(Driver, abc.ABC):
 
         _internals.require(self.mode)
         recording.install()
-        try:
-            self.patch(self.patches)
-        except BaseException:
-            self.detach()
-            raise
-
-    def patch(self, patches: PatchSet) -> None:
-        """Replace functions of TensorFlow through `patches`."""
-        raise NotImplementedError
-
-    def detach(self) -> None:
-        """Undo every patch."""
-        self.patches.undo()
+        super().attach()
 
     @property
     def namespace(self) -> Namespace:
@@ -136,7 +119,7 @@ class TensorFlowEagerDriver(TensorFlowDriver):
 
     name = "tensorflow-eager"
     mode = "eager"
-    target = "amanda_tensorflow.eager.driver:EagerDriver"
+    target = "amanda_tensorflow.eager.driver:InterceptingDriver"
     capabilities = _COMMON
 
 

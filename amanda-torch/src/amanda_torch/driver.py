@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import abc
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -11,16 +10,11 @@ import torch
 import amanda
 from amanda.errors import CapabilityError
 from amanda.namespace import Namespace
-from amanda.patching import PatchSet
 from amanda_torch.plugin import TorchDriver
 
 
 class LoadedDriver(TorchDriver):
     """A driver for PyTorch that can be attached."""
-
-    def __init__(self, dispatcher: Any) -> None:
-        super().__init__(dispatcher)
-        self._patches = PatchSet()
 
     @property
     def namespace(self) -> Namespace:
@@ -39,19 +33,7 @@ class LoadedDriver(TorchDriver):
                 f"PyTorch {torch.__version__} has no {', '.join(gone)}, which amanda-torch "
                 f"{amanda.__version__} needs; install a release of amanda-torch for it"
             )
-        try:
-            self.patch(self._patches)
-        except BaseException:
-            self.detach()
-            raise
-
-    def detach(self) -> None:
-        """Undo every patch."""
-        self._patches.undo()
-
-    @abc.abstractmethod
-    def patch(self, patches: PatchSet) -> None:
-        """Change PyTorch, through `patches`; :meth:`detach` undoes it, also if this fails."""
+        super().attach()
 
     def ad_isolated(self) -> AbstractContextManager[Any]:
         """``torch.no_grad()``."""

@@ -51,7 +51,7 @@ class TorchEagerDriver(TorchDriver):
 
     name = "torch-eager"
     mode = "eager"
-    target = "amanda_torch.eager.driver:EagerDriver"
+    target = "amanda_torch.eager.driver:InterceptingDriver"
     capabilities = frozenset(Capability) - {Capability.STATIC_GRAPH, Capability.COMPILED}
 
     @classmethod

@@ -46,7 +46,6 @@ from amanda.interface.action import Action
 from amanda.interface.binding import Arguments, Signature
 from amanda.interface.calls import BackwardCall, BoundCall, NamedOp
 from amanda.interface.driver import Driver
-from amanda.patching import PatchSet
 
 Tensors = list[Any]
 """Flat tensors of an operator; None for an absent optional one."""
@@ -288,7 +287,7 @@ class OperatorRun:
 class EagerDriver(Driver):
     """A driver of a framework that runs operators at once.
 
-    Subclasses replace functions of the framework in :meth:`patch`.
+    Subclasses replace functions of the framework in :meth:`Driver.patch`.
 
     Attributes:
         operator_class: runs one operator under its plan; a driver may extend it.
@@ -303,14 +302,9 @@ class EagerDriver(Driver):
         self.dispatcher: Dispatcher = dispatcher
         self.ids = OpIds()
         self.thread = DriverThread()
-        self._patches = PatchSet()
         self._signatures: dict[Any, Signature] = {}
 
     # -- to be provided by a driver ---------------------------------------
-
-    def patch(self, patches: PatchSet) -> None:
-        """Replace functions of the framework, all through `patches`, which undoes it."""
-        raise NotImplementedError
 
     def current_value(self, tensor: Any) -> Any:
         """The value of a parameter, buffer, variable or constant; None for other tensors."""
@@ -358,18 +352,6 @@ class EagerDriver(Driver):
         """
 
     # -- life cycle -------------------------------------------------------
-
-    def attach(self) -> None:
-        """Apply :meth:`patch`; on an exception nothing stays patched."""
-        try:
-            self.patch(self._patches)
-        except BaseException:
-            self.detach()
-            raise
-
-    def detach(self) -> None:
-        """Undo every patch."""
-        self._patches.undo()
 
     def exit_thread(self) -> None:
         """The next scope of this thread counts anew."""

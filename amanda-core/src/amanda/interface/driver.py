@@ -15,6 +15,7 @@ from typing import Any, ClassVar, Self
 
 from amanda.interface.action import Action
 from amanda.namespace import Namespace
+from amanda.patching import PatchSet
 
 INTERFACE_VERSION = 2
 """Version of this interface; core refuses drivers written for another one."""
@@ -62,6 +63,7 @@ class Driver(abc.ABC):
         dispatcher_class: a subclass of :class:`amanda.engine.dispatch.Dispatcher`, for drivers
             that insert routines into graphs; None for the ordinary one.
         dispatcher: core's side of this driver.
+        patches: the replaced attributes of the framework.
     """
 
     name: ClassVar[str]
@@ -77,6 +79,7 @@ class Driver(abc.ABC):
 
     def __init__(self, dispatcher: Any) -> None:
         self.dispatcher = dispatcher
+        self.patches = PatchSet()
 
     @classmethod
     def loaded(cls) -> type[Self]:
@@ -117,13 +120,24 @@ class Driver(abc.ABC):
     def namespace(self) -> Namespace:
         """Framework, version and mode: ``pytorch/2.13/eager``."""
 
-    @abc.abstractmethod
-    def attach(self) -> None:
-        """Start to intercept. On an exception nothing may be left behind."""
+    def patch(self, patches: PatchSet) -> None:
+        """Replace functions of the framework, all of them through `patches`.
 
-    @abc.abstractmethod
+        A driver that uses the framework's own modes instead overrides :meth:`attach` and
+        :meth:`detach`.
+        """
+
+    def attach(self) -> None:
+        """Start to intercept: apply :meth:`patch`. On an exception nothing is left behind."""
+        try:
+            self.patch(self.patches)
+        except BaseException:
+            self.detach()
+            raise
+
     def detach(self) -> None:
-        """Restore the framework exactly; idempotent."""
+        """Restore the framework exactly: undo every patch; idempotent."""
+        self.patches.undo()
 
     @abc.abstractmethod
     def vanilla(self) -> AbstractContextManager[Any]:

@@ -40,7 +40,7 @@ _KERAS = ("keras", "tf_keras")
 _LEAF_SUMS = "sums of gradients of variables and other leaves"
 
 
-class EagerDriver(TensorFlowEagerDriver):
+class InterceptingDriver(TensorFlowEagerDriver):
     """Instruments the operators that TensorFlow runs at once."""
 
     def __init__(self, dispatcher: Any) -> None:

@@ -35,7 +35,7 @@ _DESCENDED_PACKAGES = ("torch.utils.checkpoint", "torch.nn.parallel", "torch.dis
 """Packages of PyTorch's own ``autograd.Function``s that only carry other operators."""
 
 
-class EagerDriver(LoadedDriver, TorchEagerDriver):
+class InterceptingDriver(LoadedDriver, TorchEagerDriver):
     """Instruments PyTorch's operators as they are called from Python."""
 
     dispatcher_class = RoutineDispatcher
