@@ -40,7 +40,7 @@ def test_both_are_listed_with_their_distributions(environment: Environment) -> N
     """``amanda tools`` and ``amanda drivers`` tell where a tool and a driver come from."""
     tools = environment.run("amanda", "tools")
     assert tools.stderr == ""
-    assert "shapes  (amanda-shapes 0.1.0)  Tells the output shapes of each operator" in tools.stdout
+    assert "shapes  (amanda-shapes 0.1.0)  Lists the output shapes of each operator" in tools.stdout
     assert "    varying=true|false (default: false)  list only operators whose" in tools.stdout
     rows = [line.split() for line in environment.run("amanda", "drivers").stdout.splitlines()]
     assert ["minigrad-eager", "minigrad", "eager", "0", "amanda-minigrad", "used"] in rows

@@ -1,4 +1,4 @@
-"""The tool, on the toy framework that comes with Amanda: no other one is needed."""
+"""The tool on the loopback framework of amanda-core; no other framework is needed."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def test_the_summary_and_the_file(tmp_path: Path) -> None:
         lb.split(lb.tensor([1.0, 2.0]), 2)
     tool.print_summary(out)
     lines = out.getvalue().splitlines()
-    assert lines[0] == "shapes: 0 of 3 operators see several"
+    assert lines[0] == "shapes: 0 of 3 operators have varying shapes"
     assert lines[-1].split() == ["/split:0", "split", "1", "1", "+", "1"]
     write_json(tmp_path / "shapes.json", tool.result())
     written = json.loads((tmp_path / "shapes.json").read_text())

@@ -1,1 +1,1 @@
-"""An Amanda tool: the shapes of what operators give."""
+"""An Amanda tool: the output shapes of operators."""

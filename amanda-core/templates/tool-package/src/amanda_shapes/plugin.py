@@ -1,4 +1,4 @@
-"""What the package registers. It is loaded with every use of Amanda: it imports nothing heavy."""
+"""The plugin: registers the tool. It is loaded whenever Amanda looks for tools; keep imports light."""
 
 from __future__ import annotations
 
@@ -9,5 +9,5 @@ import amanda
 
 @amanda.hookimpl
 def amanda_register_tools() -> Mapping[str, str]:
-    """Short name to ``module:Class``. The module is imported when the tool is asked for."""
+    """Short name to ``module:Class``. The module is imported when the tool is used."""
     return {"shapes": "amanda_shapes.tool:ShapesTool"}

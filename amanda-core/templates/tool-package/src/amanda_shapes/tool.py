@@ -1,4 +1,4 @@
-"""``shapes``: the shapes of each operator's outputs, and the operators that have several."""
+"""``shapes``: the output shapes of each operator, and the operators with varying shapes."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from amanda.tools.mapping import MappingTool
 from amanda.tools.reporting import ReportingTool
 
 Shapes = tuple[tuple[int, ...] | None, ...]
-"""The shapes of all outputs of one execution; None for one that is no tensor."""
+"""The shapes of all outputs of one execution; None for an output that is no tensor."""
 
 
 @attrs.frozen(kw_only=True)
 class ShapesOptions:
-    """The options, which are keyword arguments of the tool and ``-t shapes:key=value`` alike.
+    """The options: keyword arguments of the tool, and ``-t shapes:key=value``.
 
-    Their types, defaults and the texts below are what ``amanda tools`` shows.
+    ``amanda tools`` shows their types, their defaults and the descriptions below.
 
     Attributes:
-        ops: op types to look at; all by default.
+        ops: op types to watch; all by default.
         varying: list only operators whose shapes change from execution to execution.
     """
 
@@ -33,7 +33,7 @@ class ShapesOptions:
 
 
 class ShapesTool(ReportingTool[ShapesOptions]):
-    """Tells the output shapes of each operator, and which operators see several."""
+    """Lists the output shapes of each operator, and the operators with varying shapes."""
 
     name = "shapes"
     schema = 1
@@ -43,26 +43,26 @@ class ShapesTool(ReportingTool[ShapesOptions]):
         super().__init__(**options)
         self._ops: dict[str, OpDescription] = {}
         self._seen: dict[str, collections.Counter[Shapes]] = {}
-        # Its rules say that torch's `conv2d` and TensorFlow's `Conv2D` are one type.
+        # Its rules give PyTorch's `conv2d` and TensorFlow's `Conv2D` the same type.
         self.depends_on(MappingTool.standard())
         self.add_inst_for_op(self.analyse)
 
     def analyse(self, context: OpContext) -> None:
-        """Once per operator: decide whether its outputs are to be looked at."""
+        """Insert the routine after the selected operators; called once per operator."""
         op = describe(context)
         if op.is_selected(self.options.ops):
             self._ops[op.id] = op
             self._seen.setdefault(op.id, collections.Counter())
-            context.insert_after_op(self.look, op_id=op.id)
+            context.insert_after_op(self.count_shapes, op_id=op.id)
 
-    def look(self, *outputs: Any, op_id: str) -> None:
-        """At each execution: count the shapes. What returns None changes nothing."""
+    def count_shapes(self, *outputs: Any, op_id: str) -> None:
+        """Count the shapes of an execution. Returning None leaves the outputs unchanged."""
         self._seen[op_id][tuple(map(shape_of, outputs))] += 1
 
-    # -- what it has found ------------------------------------------------
+    # -- the result -------------------------------------------------------
 
     def op_rows(self) -> list[dict[str, Any]]:
-        """``executions``, and ``shapes``: each with how often it was seen, the most often first."""
+        """For each operator ``executions``, and ``shapes`` with their number, most frequent first."""
         return [
             {
                 **op.row(),
@@ -77,7 +77,7 @@ class ShapesTool(ReportingTool[ShapesOptions]):
         ]
 
     def summary(self) -> dict[str, Any]:
-        """The number of operators, and of those that see several shapes."""
+        """The number of operators, and of operators with varying shapes."""
         return {
             "ops": len(self._ops),
             "varying_ops": sum(len(seen) > 1 for seen in self._seen.values()),
@@ -86,21 +86,21 @@ class ShapesTool(ReportingTool[ShapesOptions]):
     def tables(self) -> Iterable[Table]:
         """One table: an operator and its shapes in each row."""
         rows = [
-            (row["id"], row["type"], row["executions"], "; ".join(map(_written, row["shapes"])))
+            (row["id"], row["type"], row["executions"], "; ".join(map(_format, row["shapes"])))
             for row in self.op_rows()
         ]
         found = self.summary()
-        title = f"shapes: {found['varying_ops']} of {found['ops']} operators see several"
+        title = f"shapes: {found['varying_ops']} of {found['ops']} operators have varying shapes"
         yield Table(title, ("op", "type", "executions", "shapes"), rows)
 
 
 def shape_of(output: Any) -> tuple[int, ...] | None:
-    """The shape of a tensor of any framework; None for what has none."""
+    """The shape of a tensor of any framework; None for an object without a shape."""
     shape = getattr(output, "shape", None)
     return None if shape is None else tuple(int(size) for size in shape)
 
 
-def _written(entry: dict[str, Any]) -> str:
+def _format(entry: dict[str, Any]) -> str:
     """``2x3 + 4``: the shapes of two outputs."""
     sizes = ["?" if shape is None else "x".join(map(str, shape)) for shape in entry["outputs"]]
     return " + ".join(size or "scalar" for size in sizes)
