@@ -187,4 +187,6 @@ def test_a_driver_that_cannot_be_attached_leaves_the_program_alone(
     run = amanda("run", "-t", "count", "program.py", PYTHONPATH=str(site), **alone)
     assert (run.returncode, run.stdout.splitlines()[0]) == (0, "program")
     assert f"{said}OSError: no way\n" in run.stderr
-    assert "not seen: everything of minigrad, for want of a driver" in run.stdout
+    assert (
+        "not seen: all of minigrad, which has no usable driver (see: amanda drivers)" in run.stdout
+    )

@@ -48,14 +48,14 @@ __all__ = [
 
 
 def load_ipython_extension(shell: _Any) -> None:
-    """What ``%load_ext amanda`` calls: cells can run under tools (``%%amanda -t flops``)."""
+    """Add the magics of :mod:`amanda.cli.notebook`; called by ``%load_ext amanda``."""
     from amanda.cli import notebook
 
     notebook.load(shell)
 
 
 def unload_ipython_extension(shell: _Any) -> None:
-    """What ``%unload_ext amanda`` calls."""
+    """Remove them; called by ``%unload_ext amanda``."""
     from amanda.cli import notebook
 
     notebook.unload(shell)

@@ -94,7 +94,7 @@ def check_driver(cls: type[Driver], problems: list[str]) -> Iterator[str]:
 
     Args:
         cls: a driver that can be used.
-        problems: what goes wrong is appended, one line each.
+        problems: a line for each problem is appended.
 
     Yields:
         One line for each check: the outcome, or that the driver does not implement it.

@@ -149,6 +149,7 @@ def _merge_summaries(summaries: Mapping[int, Mapping[str, Any]]) -> dict[str, An
         numbers: list[float] = [
             value
             for value in values.values()
+            # A bool is an int for Python; a sum of flags says nothing.
             if isinstance(value, (int, float)) and not isinstance(value, bool)
         ]
         found[figure] = {"by_rank": {str(rank): value for rank, value in values.items()}}

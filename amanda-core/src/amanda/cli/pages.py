@@ -127,6 +127,7 @@ class Collector:
     def _try(self, what: str, give: Callable[[], Iterable[Any]]) -> list[Any]:
         try:
             return list(give())
+        # A result may be as broken as the tool: the page shows the message in its place.
         except (Exception, SystemExit) as error:
             self.lost.append(f"{what}: {type(error).__name__}: {error}")
             return []

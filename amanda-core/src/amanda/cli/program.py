@@ -84,6 +84,7 @@ class Program:
             return bytecode.get_code("__main__"), _create_main_module(None, bytecode, str(path))
         module = _create_main_module(None, SourceFileLoader("__main__", str(path)), str(path))
         with io.open_code(str(path)) as file:
+            # dont_inherit: the `from __future__` imports of this module are not the program's.
             return compile(file.read(), str(path), "exec", dont_inherit=True), module
 
     def _importer(self) -> Any:
@@ -99,6 +100,8 @@ class Program:
         return _load(spec)
 
     def _from_module(self) -> tuple[Any, types.ModuleType]:
+        # As in Python, sys.argv[0] is "-m" while the module is looked for, which may run code of
+        # its parent packages, and the path of its file afterwards.
         self._begin("-m", str(Path.cwd()))
         spec = self._spec(self.target)
         if spec.submodule_search_locations is not None:
@@ -111,6 +114,7 @@ class Program:
         try:
             spec = importlib.util.find_spec(name)
         except ModuleNotFoundError as error:
+            # A parent package is missing; any other missing module is an error of the program.
             if error.name is None or not f"{name}.".startswith(f"{error.name}."):
                 raise
             spec = None
@@ -173,6 +177,7 @@ def _create_main_module(spec: ModuleSpec | None, loader: Any, file: str | None) 
         __package__=spec.parent if spec is not None else None,
         __spec__=spec,
     )
+    # From 3.14 on, modules have no __annotations__ before they are asked for (PEP 649).
     if sys.version_info < (3, 14):
         vars(module)["__annotations__"] = {}
     sys.modules["__main__"] = module

@@ -224,8 +224,10 @@ def _is_busy(descriptor: int) -> bool:
     import termios
 
     try:
+        # A background job must not write over the foreground one.
         if os.tcgetpgrp(descriptor) != os.getpgrp():
             return True
+        # readline and other line editors switch the canonical mode off.
         return not termios.tcgetattr(descriptor)[3] & termios.ICANON
     except (OSError, termios.error):
         return False

@@ -185,6 +185,7 @@ class Report:
         try:
             give(*arguments)
         except (Exception, SystemExit) as error:
+            # A broken pipe ends all printing; the caller redirects the stream.
             if isinstance(error, BrokenPipeError) and give == self._print_summary:
                 raise
             about = f"{type(error).__name__}: {error}"
@@ -236,7 +237,7 @@ def uncovered_frameworks() -> dict[str, int]:
     """A reason for the last line for each imported framework that no driver instruments."""
     usable = {entry.cls.framework for entry in drivers.drivers() if not entry.reason}
     return {
-        f"everything of {framework}, for want of a driver (amanda drivers tells why)": 0
+        f"all of {framework}, which has no usable driver (see: amanda drivers)": 0
         for framework in dict.fromkeys(
             [*plugins.KNOWN_FRAMEWORKS, *(cls.framework for cls in FAILED)]
         )

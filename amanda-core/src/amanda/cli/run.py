@@ -127,7 +127,7 @@ def create_report(given: argparse.Namespace) -> Report:
     tools = create_tools(given.tool)
     op_filter = create_op_filter(given)
     check_folder(given.output)
-    # The program may change the current folder.
+    # Absolute: the program may change the current folder.
     folder = None if given.output is None else given.output.absolute()
     rank = Rank.of_environment()
     page = pages.page_path(folder, rank.suffix).absolute() if given.html else None
@@ -309,6 +309,7 @@ def _die(number: int) -> None:
 
 def _on_terminate(handler: Any) -> None:
     try:
+        # A launcher that ignores or handles SIGTERM keeps its handler.
         if signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
             signal.signal(signal.SIGTERM, handler)
     except ValueError:

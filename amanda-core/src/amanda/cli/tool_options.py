@@ -153,6 +153,7 @@ def _convert(annotation: Any, text: str) -> Any:
             origin = typing.get_origin(kind) or kind
             return origin(items) if origin in (list, set, frozenset) else tuple(items)
     errors = []
+    # str last: it accepts every text, also one that another type of the union describes better.
     for kind in sorted(kinds, key=lambda kind: kind is str):
         try:
             return _convert_scalar(kind, grammar.unescape(text))

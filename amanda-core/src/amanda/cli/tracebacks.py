@@ -63,6 +63,7 @@ def _without(
         is_hidden = module.partition(".")[0] in packages and module not in tools
         if not is_hidden:
             if was_hidden and _is_entered_again(entries, traceback):
+                # The first call of the function, and the frame through which it called Amanda.
                 del entries[-2:]
             entries.append(traceback)
         was_hidden = is_hidden

@@ -20,7 +20,7 @@ from typing import Any
 import importlib_metadata as metadata
 
 UNKNOWN = "?"
-"""Stands for the name or the version of a distribution that does not give it."""
+"""The name or version of a distribution whose metadata lack it."""
 
 
 def entry_points(group: str) -> tuple[list[metadata.EntryPoint], list[str]]:
@@ -57,7 +57,7 @@ def _readable_entry_points(group: str) -> tuple[list[metadata.EntryPoint], list[
 
 
 def origin(distribution: Any) -> tuple[str, str]:
-    """The name and the version of a distribution, each :data:`UNKNOWN` if it does not give it."""
+    """The name and the version of a distribution, :data:`UNKNOWN` if its metadata lack one."""
     return _field(distribution, "name"), _field(distribution, "version")
 
 

@@ -64,6 +64,7 @@ class DriverChoice:
 def registered_drivers() -> list[tuple[type[Driver], str]]:
     """All registered driver classes with their distribution, without any check."""
     found = [(cls, r.distribution) for r in plugins.registry().loaded() for cls in r.drivers]
+    # Registered by its import, not by an entry point: programs do not use it.
     if _LOOPBACK in sys.modules:
         found.append((sys.modules[_LOOPBACK].LoopbackDriver, "amanda-core"))
     return found
@@ -193,6 +194,7 @@ def _new(cls: type[Driver]) -> Driver:
         # Asked here, and not at the first operator: there it would end the program.
         if not isinstance(driver.namespace, str):
             raise TypeError(f"its namespace is {driver.namespace!r}, which is no Namespace")
+        # A driver that cannot drop its plans would run out-of-date ones.
         driver.invalidate()
     except BaseException:
         with contextlib.suppress(*BROKEN):
@@ -232,7 +234,7 @@ def attempt(
 
 
 def _declared_class(driver: Driver) -> type[Driver]:
-    """The class that a plugin registers: that of the driver itself, or a base of it."""
+    """The class that a plugin registers: the driver's own class, or a base class of it."""
     registered = {cls for cls, _ in registered_drivers()}
     return next((cls for cls in type(driver).__mro__ if cls in registered), type(driver))
 

@@ -44,6 +44,7 @@ class Watch:
         self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
         """Find a watched module, with a loader that reports its execution."""
+        # The search below comes here again: then the other finders are to answer.
         if name not in self._waiting or name in self._searching:
             return None
         self._searching.add(name)
@@ -61,6 +62,7 @@ class Watch:
         if name in self._waiting:
             self._waiting.discard(name)
             imported = self._imported
+            # Before the call, which may import more and must find sys.meta_path as it will stay.
             if not self._waiting:
                 self.close()
             imported(name)

@@ -188,6 +188,7 @@ class Registry:
 
     def _failed(self, record: PluginRecord, error: BaseException) -> None:
         name = f"{record.distribution}:{record.name}"
+        # pluggy keeps a plugin whose hooks have failed after its registration.
         if self.manager.has_plugin(name):
             self.manager.unregister(name=name)
         record.plugin, record.drivers, record.tools, record.rules = None, (), {}, {}
@@ -313,6 +314,7 @@ def tools() -> dict[str, ToolEntry]:
             groups.setdefault(name, []).append(entry)
     found: dict[str, ToolEntry] = {}
     for name, group in groups.items():
+        # False sorts before True: our distributions come first.
         group.sort(key=lambda entry: (entry.distribution not in OURS, entry.distribution))
         for i, entry in enumerate(group):
             rivals = tuple(e.distribution for e in group if e is not entry)

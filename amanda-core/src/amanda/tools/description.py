@@ -84,6 +84,7 @@ def place(op_id: str, module: str) -> str:
 
     The path of an outermost module is ""; for it the name of its class is taken from the id.
     """
+    # Ids have the form `<class of the outermost module>.<module path>#<call>/<operator>:<number>`.
     outermost = op_id.partition("/")[0].partition("#")[0]
     return module or outermost or OUTSIDE
 

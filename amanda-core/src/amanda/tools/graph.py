@@ -246,6 +246,7 @@ class Graph:
             ValueError: the number of inputs is wrong.
         """
         values = self._input_values(inputs)
+        # Under a scope of the caller, the replayed operators would be instrumented and traced.
         with disabled():
             for op in self._ops.values():
                 self._replay_op(op, values)

@@ -125,6 +125,7 @@ class ReportingTool(Tool, Generic[OptionsT]):
 
 
 def _check_choice(tool: str, option: inspect.Parameter, value: Any) -> None:
+    # attrs does not check a Literal; the command line has done so already.
     if typing.get_origin(option.annotation) is not Literal:
         return
     choices = typing.get_args(option.annotation)

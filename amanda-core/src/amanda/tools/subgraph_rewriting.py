@@ -168,6 +168,7 @@ class SubgraphRewritingTool(Tool):
             )
         match = self._match(found, graph)
         match.is_symbolic = not is_eager
+        # The first match in the order of execution has the operator.
         if taken := [name for name in match.ids if name in self._candidates]:
             self._reject(match, f"op {taken[0]} is part of another match")
             return
@@ -190,6 +191,7 @@ class SubgraphRewritingTool(Tool):
 
         It is traceable: graph drivers call it while they instrument a graph, and insert nothing.
         """
+        # `done` belongs to the match: at each later execution there is nothing to analyse again.
         if not done:
             done.append(True)
             for op_id in match.ids:
