@@ -1,8 +1,8 @@
-"""Trains one step of ResNet-50 with Keras, and uses it once; nothing here knows of Amanda.
+"""Trains ResNet-50 for one step with Keras, and predicts once. It does not use Amanda itself.
 
     amanda run -t count,trace -o out -- examples/resnet50.py
 
-The weights are random and the images noise, so that nothing is downloaded.
+The weights are random and the images noise, so that nothing has to be downloaded.
 """
 
 import keras
