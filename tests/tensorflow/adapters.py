@@ -23,7 +23,7 @@ tf1 = tf.compat.v1
 
 
 class TensorFlowFramework(Framework):
-    """What the modes of TensorFlow have in common."""
+    """The adapters of all modes of TensorFlow."""
 
     types: ClassVar[Mapping[str, Any]] = {
         "add": "AddV2",
@@ -197,7 +197,7 @@ class SessionFramework(TensorFlowFramework):
 
 
 def _listed(outputs: Any) -> list[Any]:
-    """What a program's function has returned, as a list of tensors."""
+    """The result of a program's function, as a list of tensors."""
     return list(outputs) if isinstance(outputs, (list, tuple)) else [outputs]
 
 

@@ -1,4 +1,4 @@
-"""What the tests of user-level behaviour share: the same training in each placement."""
+"""The same training in each mode, for the tests of user-level behaviour."""
 
 from __future__ import annotations
 
@@ -128,7 +128,7 @@ class Training(abc.ABC):
         """The values of the variables."""
 
     def steps(self, count: int) -> list[list[Array]]:
-        """What each of some steps gives, and the weights after them."""
+        """The results of some steps, and the weights after them."""
         return [*(self.step() for _ in range(count)), self.weights()]
 
 

@@ -1,4 +1,4 @@
-"""What the contract's adapters of TensorFlow compute without Amanda, against values by hand."""
+"""The contract's adapters of TensorFlow without Amanda, against values computed by hand."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def test_operator_of_the_user(fw: Framework) -> None:
 
 @pytest.mark.parametrize("helper", ["scale", "cast"])
 def test_helpers_of_routines(fw: Framework, helper: str) -> None:
-    """What routines call works on tensors of a run."""
+    """The helpers that routines call work on tensors of a run."""
     calls: dict[str, Any] = {"scale": lambda t: fw.scale(t, 2.0), "cast": fw.cast}
     expected = {"scale": times(X, 2.0), "cast": X}
     assert fw.to_list(calls[helper](fw.tensor(X))) == expected[helper]

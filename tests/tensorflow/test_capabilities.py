@@ -41,7 +41,7 @@ def table() -> str:
 
 
 def test_every_gap_has_a_reason() -> None:
-    """What a mode lacks is said with the reason."""
+    """Each capability that a mode lacks has a reason in the table."""
     for capability in Capability:
         if any(capability not in driver.capabilities for driver in DRIVERS):
             assert REASONS[capability], capability

@@ -184,7 +184,7 @@ def test_models_of_sequences(layer: str) -> None:
 
 
 class Unlucky(Exception):
-    """What the tool of the next test raises."""
+    """Raised by the tool of the next test."""
 
 
 def notes(error: BaseException | None) -> list[str]:

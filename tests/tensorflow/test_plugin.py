@@ -1,4 +1,4 @@
-"""What amanda-tensorflow registers, and that it costs nothing until it is used."""
+"""The registration of amanda-tensorflow, which costs nothing until it is used."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ DRIVERS = (
 
 
 def printed(code: str) -> str:
-    """What a Python process of its own prints."""
+    """The output of a Python process of its own."""
     command = [sys.executable, "-c", code]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 0, done.stderr

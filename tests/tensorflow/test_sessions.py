@@ -109,7 +109,7 @@ def test_two_sessions() -> None:
 
 
 def test_a_saver_restores_inside_of_the_scope(tmp_path: Any) -> None:
-    """What a Saver reads under a tool is there under it and after it."""
+    """Values that a Saver restores under a tool are there under the tool and after it."""
     w = tf1.get_variable("w", initializer=[1.0, 2.0])
     saver = tf1.train.Saver()
     session = started()
@@ -304,7 +304,7 @@ def test_run_metadata() -> None:
 
 
 def test_errors_of_the_user() -> None:
-    """What fails without a tool fails with one, in the same way, and leaves all as it was."""
+    """A run that fails without a tool fails with one, in the same way, and leaves no trace."""
     x = tf1.placeholder(tf.float32, [None])
     y = tf.nn.relu(tf1.check_numerics(x, "my message"))
     session = tf1.Session()
@@ -369,7 +369,7 @@ def test_branches(version: int, taken: bool) -> None:
 
 
 def test_control_dependencies() -> None:
-    """What has to run before something else does so under a tool."""
+    """Control dependencies hold under a tool."""
     w = tf1.get_variable("w", initializer=1.0, use_resource=True)
     with tf.control_dependencies([tf1.assign_add(w, 1.0)]):
         y = tf.square(w.read_value())

@@ -1,4 +1,4 @@
-"""What changes nothing, changes nothing: results, graphs, files and registries."""
+"""Tools that change nothing leave results, graphs, files and registries as they are."""
 
 from __future__ import annotations
 
@@ -202,7 +202,7 @@ def registries() -> tuple[int, int]:
 
 @pytest.mark.parametrize("placement", support.PLACEMENTS)
 def test_registries_do_not_grow(placement: type[Training]) -> None:
-    """What a scope registers is gone after it."""
+    """The functions that a scope registers are gone after it."""
     x, weights = support.data()
     training = placement(support.network, x, weights)
     training.step()

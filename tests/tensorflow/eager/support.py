@@ -128,7 +128,7 @@ def bits(values: Any) -> list[Any]:
 def gradients(
     build: Callable[..., Any], *sources: Any, persistent: bool = False
 ) -> tuple[Any, list[Any]]:
-    """What `build` gives, and the gradients of its sum."""
+    """The result of `build`, and the gradients of its sum."""
     with tf.GradientTape(persistent=persistent) as tape:
         for source in sources:
             tape.watch(source)

@@ -76,7 +76,7 @@ def test_a_custom_gradient() -> None:
 
 @pytest.mark.parametrize("watching", [True, False], ids=["watched", "routine only"])
 def test_recomputation(watching: bool) -> None:
-    """What tf.recompute_grad computes again meets its first ids and its routines."""
+    """Operators that tf.recompute_grad runs again have their first ids and their routines."""
     mask = tf.constant([[1.0, 0.0], [1.0, 1.0]])
     variable = tf.Variable(W)
     calls: list[int] = []

@@ -193,7 +193,7 @@ def test_callbacks_on_operators(inside: bool) -> None:
 
 
 def test_what_tools_run_elsewhere() -> None:
-    """What a tool runs at once while another driver calls it is vanilla, and not counted."""
+    """Operators that a tool runs while another driver calls it are vanilla, and not counted."""
     ids: list[str] = []
 
     def routine(*tensors: Any) -> None:

@@ -1,4 +1,4 @@
-"""What tools can find out and do in eager execution, and how their failures arrive."""
+"""Eager execution: values, attributes and functions for tools, and their exceptions."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ X = tf.constant([[1.0, 2.0], [3.0, 4.0]])
 
 
 def values_of(kind: str, build: Callable[[], Any]) -> list[Any]:
-    """What get_value gives for the inputs of the first operator of a type."""
+    """The results of get_value for the inputs of the first operator of a type."""
     found: list[Any] = []
 
     def look(context: amanda.OpContext) -> None:

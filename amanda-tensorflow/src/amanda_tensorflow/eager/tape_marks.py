@@ -86,7 +86,7 @@ def live_actions(dispatcher: Dispatcher, mark: Mark, kind: ActionKind) -> list[A
 
 
 class OpGradients:
-    """What one thread remembers of the backward operators of one forward operator.
+    """One thread's knowledge of the backward operators of one forward operator.
 
     Attributes:
         cells: the cells of its backward operators.
@@ -121,7 +121,7 @@ class Sum:
 
 @attrs.frozen(eq=False)
 class Place:
-    """Where a function of ``tf.recompute_grad`` ran in the forward pass.
+    """The place at which a function of ``tf.recompute_grad`` ran in the forward pass.
 
     Attributes:
         scope: the name scope.

@@ -1,4 +1,4 @@
-"""What the eager driver knows of the current thread: its tracker.
+"""The state of the eager driver in one thread: its tracker.
 
 ``LOCAL.tracker`` is None in a thread that no scope covers. The patches begin with it::
 

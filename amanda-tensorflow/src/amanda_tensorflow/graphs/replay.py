@@ -391,7 +391,7 @@ def _refuse_captures(graph: Any) -> None:
 
 
 def _labels(attribute: str, count: int) -> list[str]:
-    """What ids call the bodies of one attribute: ``body``, ``branches0``, ``branches1``, ..."""
+    """The bodies of one attribute in ids: ``body``, or ``branches0``, ``branches1``, ..."""
     return [attribute] if count == 1 else [f"{attribute}{index}" for index in range(count)]
 
 

@@ -42,7 +42,7 @@ class Segment:
 
 @attrs.define(eq=False)
 class ForwardState:
-    """What the operators of a gradient need to know of the replay of their forward operator.
+    """The replay of a forward operator, as the operators of its gradient need it.
 
     Attributes:
         op_id: the forward operator's id.

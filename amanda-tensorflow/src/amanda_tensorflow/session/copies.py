@@ -88,7 +88,7 @@ class SessionCopies:
     # -- while a run is prepared ------------------------------------------
 
     def prepared(self, key: Key) -> Prepared | None:
-        """What was prepared for a run, unless the user has added to the graph since."""
+        """The prepared run of this key, unless the user has added to the graph since."""
         return self._prepared.get((key, _internals.own_version(self._user.graph)))
 
     def prepare(self, key: Key, run: SessionRun) -> Prepared:
@@ -141,7 +141,7 @@ class SessionCopies:
     # -- running ----------------------------------------------------------
 
     def runner(self, prepared: Prepared, values: Sequence[Any]) -> Callable[[Any, Any], Any] | None:
-        """What runs a prepared run; None if the vanilla graph does.
+        """A function that executes a prepared run; None if the vanilla graph does.
 
         Args:
             values: the values to feed.

@@ -66,7 +66,7 @@ class SessionDriver(TensorFlowGraphDriver, GraphModeDriver):
     def _ready(
         self, session: Any, scopes: tuple[LiveScope, ...], handles: tuple[Any, Any, Any]
     ) -> Callable[[Any, Any], Any] | None:
-        """What executes a run under some scopes; None if the vanilla graph does.
+        """A function that executes a run under some scopes; None if the vanilla graph does.
 
         Args:
             handles: the runtime's handles of feeds (with their values), fetches and targets.

@@ -15,7 +15,7 @@ VARIABLES = frozenset({"VarHandleOp", "VariableV2", "Variable"})
 """Types of operators that make a variable."""
 
 _REFERENCES = frozenset({"VariableV2", "Variable"})
-"""Those of TensorFlow 1's reference kind."""
+"""Types of operators that make a variable of TensorFlow 1's reference kind."""
 
 _CHECKS = frozenset({"VarIsInitializedOp", "IsVariableInitialized"})
 """Types of operators that tell whether a variable has a value."""
