@@ -290,7 +290,8 @@ class Executor:
         operation = Operation(self._dispatcher, plan, call, gradients.handle, execution, outer)
         result = operation.run(values)
         plan = operation.plan
-        outputs = operation.hook_outputs(tensors_of(result))
+        given = tensors_of(result)
+        outputs = operation.hook_outputs(given)
         # The hooks of single nodes are registered after those on all output gradients and
         # before those on all input gradients, and run in this order (contract rule 8).
         if plan.claims and _is_grad_enabled():
@@ -298,7 +299,7 @@ class Executor:
         operation.hook_inputs(result)
         changed = self._dispatcher.run_all(plan.after, outputs)
         if changed is outputs:
-            return with_tensors(result, tensors_of(result), outputs), plan
+            return with_tensors(result, given, outputs), plan
         inputs, is_in_place = operation.inputs, operation.in_place
         return _with_outputs(plan, is_in_place, inputs, result, outputs, changed), plan
 

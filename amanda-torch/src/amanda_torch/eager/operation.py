@@ -74,7 +74,7 @@ class Operation:
         self._outer = outer
         self._dispatcher = dispatcher
         self._call = call
-        self._whole = WholeOperator(dispatcher, handle)
+        self._handle = handle
         self._execution = execution
         self.plan = plan
         self._before = plan
@@ -116,6 +116,11 @@ class Operation:
         return result
 
     @property
+    def _whole(self) -> WholeOperator:
+        """The routines on the operator's gradients as a whole."""
+        return WholeOperator(self._dispatcher, self._handle)
+
+    @property
     def inputs(self) -> Sequence[Any]:
         """The values that it has run on."""
         return self._values
@@ -151,6 +156,8 @@ class Operation:
             CapabilityError: no single hook sees all input gradients.
         """
         plan, before = self.plan, self._before
+        if not (plan.acts_on_gradients and self.records_gradients):
+            return
         late = [
             kind
             for kind, then, now in (
@@ -163,7 +170,7 @@ class Operation:
             )
             if now and not (then and self._gathered)
         ]
-        if not late or not self.records_gradients:
+        if not late:
             return
         edges = self._edges or [edge_of(value) for value in self._values]
         if not hook_input_edges(self._whole, late, edges, tensors_of(result), self.start):

@@ -269,7 +269,9 @@ def tensors_of(result: Any) -> list[Any]:
 
 
 def with_tensors(result: Any, old: Sequence[Any], new: Sequence[Any]) -> Any:
-    """`result` with its tensors replaced, in the structure it has."""
+    """`result` with its tensors `old` replaced by `new`, in the structure it has."""
+    if new is old:
+        return result
     if all(a is b for a, b in zip(old, new, strict=True)):
         return result
     if isinstance(result, torch.Tensor):
