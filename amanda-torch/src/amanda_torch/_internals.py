@@ -41,7 +41,7 @@ def missing(*, compiler: bool = False) -> list[str]:
 
 
 def _find(path: str) -> Any:
-    """What a dotted name stands for; ``_ABSENT`` if any part of it is missing."""
+    """The object of a dotted name; ``_ABSENT`` if any part of the name is missing."""
     first, *names = path.split(".")
     found: Any = sys.modules[first]
     for name in names:
@@ -79,7 +79,7 @@ mode_depth: Callable[[], int] = _symbol("torch._C._len_torch_function_stack")
 mode_at: Callable[[int], Any] = _symbol("torch._C._get_function_stack_at")
 
 call_composite = _symbol("torch._C._skip_one_hop_torch_function")
-"""What ``torch.overrides.redispatch_function`` calls: saves a Python frame per composite."""
+"""The C function behind ``torch.overrides.redispatch_function``: a Python frame less per call."""
 
 PYTHON_EVENT = torch.overrides.handle_torch_function.__code__
 """The code that reports a Python-level function to a mode; C-level ones come straight from C."""
@@ -216,6 +216,8 @@ def is_shared(tensor: torch.Tensor) -> bool:
 # -- operators --------------------------------------------------------------
 
 OPERATORS_MODULE = "torch._ops"
+"""The module of higher-order operators and of ``torch.ops``."""
+
 OpOverload = _symbol("torch._ops.OpOverload")
 OpOverloadPacket = _symbol("torch._ops.OpOverloadPacket")
 getitem = operator.getitem
@@ -256,7 +258,7 @@ _require(
 
 AUTOGRAD = torch.autograd
 AUTOGRAD_ENGINE = "_engine_run_backward"
-"""What ``Tensor.backward``, ``torch.autograd.backward`` and ``grad`` call, in `AUTOGRAD`."""
+"""The function of `AUTOGRAD` that ``Tensor.backward``, ``autograd.backward`` and ``grad`` call."""
 
 FUNCTION_BASE = _symbol("torch.autograd.function._SingleLevelFunction")
 """The class between ``autograd.Function`` and C, where ``Function.apply`` ends up,
@@ -266,7 +268,7 @@ FUNCTION_NODE = _symbol("torch.autograd.function.BackwardCFunction")
 """The class of the nodes that ``autograd.Function``s make."""
 
 FUNCTORCH_FUNCTION: Any = _symbol("torch.autograd.function.custom_function_call")
-"""What ``autograd.Function.apply`` calls under a functorch transform."""
+"""The operator that ``autograd.Function.apply`` calls under a functorch transform."""
 
 HOOK_FUNCTION = _symbol("torch.nn.modules._functions.BackwardHookFunction")
 """An identity by which ``nn.Module`` carries its full backward hooks."""
@@ -315,7 +317,7 @@ _require(
 CHECKPOINT = torch.utils.checkpoint
 CHECKPOINT_GENERATOR = "_checkpoint_without_reentrant_generator"
 MODULE_CALL = _symbol("torch.nn.Module._wrapped_call_impl")
-"""What ``nn.Module.__call__`` is, unless a driver is attached."""
+"""``nn.Module.__call__`` as PyTorch defines it."""
 
 SCRIPT_FUNCTION = torch.jit.ScriptFunction
 
@@ -333,10 +335,13 @@ They are looked for when their module is imported; a warning names one that is m
 
 COMPILER_MODULE = "torch._dynamo.eval_frame"
 COMPILER_CALLBACK = "_callback_from_stance"
+"""The function of `COMPILER_MODULE` that Dynamo asks, at each call of a compiled function, for the
+compiler to use: None runs the function eagerly."""
+
 COMPILED_MODULE = "_orig_mod"
 """Where a module compiled with ``torch.compile`` keeps the module itself."""
 COMPILED_MODULE_SETUP = "OptimizedModule._initialize"
-"""What binds the call of the module that is compiled."""
+"""The method that binds the call of the module that is compiled."""
 
 
 # -- the compiler -----------------------------------------------------------
@@ -352,7 +357,7 @@ _COMPILER.extend(
 
 
 def compiled_frame() -> Any:
-    """Which frame Dynamo is compiling: the same for a recompilation of it."""
+    """The number of the frame that Dynamo is compiling; a recompilation has the same."""
     current = torch._guards.CompileContext.current_compile_id()
     return getattr(current, "frame_id", None)
 

@@ -39,7 +39,7 @@ _set_grad_enabled = _internals.set_grad_enabled
 
 
 class RoutineDispatcher(Dispatcher):
-    """Core's dispatcher, with shorter ways for routines that are isolated from AD."""
+    """Core's dispatcher, with faster ways for routines that are isolated from AD."""
 
     def run_all(self, actions: Sequence[Action], values: list[Any]) -> list[Any]:
         """Run the routines of one point, in order; function modes are hidden.
@@ -181,7 +181,7 @@ def _until_result(actions: Sequence[Action], values: list[Any]) -> tuple[int, Se
 
 
 class RoutineCall:
-    """What one routine runs in: isolated from AD, and watched for in-place changes.
+    """The context of one routine: isolated from AD, and watched for in-place changes.
 
     Function modes have been hidden by whoever runs the routine.
     """

@@ -60,7 +60,7 @@ def past_tensors(
 
 
 class KnownGradients:
-    """What a thread has learned of the backward operators of one operator, under one plan.
+    """Facts that a thread has learned about the backward operators of one operator, under one plan.
 
     Attributes:
         handle: leads hooks to the operator's records; holds no tensors.
@@ -79,8 +79,8 @@ class KnownGradients:
 
 
 def form_of(outputs: Any) -> Any:
-    """The form of an operator's gradient graph: the types of the node behind its first output
-    and of the nodes next to that.
+    """The form of an operator's gradient graph: the types of the node of its first output, and
+    of the nodes that follow that one.
 
     A fingerprint that costs little: an operator whose graph changes its form, such as linear
     when its bias begins to need a gradient, changes it there.
@@ -253,13 +253,16 @@ class Claimer:
     def _owns(self, node: Any, op_id: str, handle: OpHandle, iteration: int) -> bool:
         """Whether a leaf's accumulation belongs to this operator: it does to the first operator
         of the iteration that used the leaf."""
+        # A leaf has one accumulation node as long as some graph uses it: the marks on it keep
+        # a second operator, or a second graph, from hooking it again.
         marks = node.metadata.setdefault(_MARK, {})
         fresh = set(handle.scopes).difference(marks)
         if not fresh:
             return False
         owner = self._owners.get(node.variable)
         if owner is not None and owner != op_id and self._iterations.get(owner) == iteration:
-            # The owner ran in this iteration; its node needed no hook.
+            # The owner ran in this iteration. It left no mark, since its backward operators
+            # need no hooks.
             return False
         self._owners[node.variable] = op_id
         for scope in fresh:

@@ -50,7 +50,7 @@ class WholeOperator(OperatorGradients):
             return super().replaced(grad_outputs, count)
 
     def acts(self) -> bool:
-        """Whether a scope of it is open, and the backward pass that runs is instrumented."""
+        """Whether its scope is open, and the running backward pass is instrumented."""
         return bool(self._handle.records()) and not self._dispatcher.is_paused()
 
     def replaced_in(self, grad_outputs: list[Any], shapes: Sequence[Any]) -> list[Any]:
@@ -271,6 +271,7 @@ def hook_input_edges(
         False if these gradients leave the operator through several nodes, so
         that no single hook sees them all; nothing is hooked then.
     """
+    # The nodes that produce gradients of the inputs, and which.
     leaving: dict[Any, dict[int, int]] = {}
     for node in new_nodes(outputs, start, aliases=True):
         if not is_accumulation(node):
@@ -292,7 +293,7 @@ def hook_input_edges(
 
 
 def _places(node: Any, edges: Sequence[Edge | None]) -> dict[int, int]:
-    """For each input whose gradient `node` produces: its position, to that of the gradient."""
+    """Map each input whose gradient `node` produces to the position of that gradient there."""
     places: dict[int, int] = {}
     for place, (target, number) in enumerate(node.next_functions):
         for index, edge in enumerate(edges):

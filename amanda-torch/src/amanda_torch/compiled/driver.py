@@ -226,6 +226,7 @@ class GraphWriter:
                 "graph driver cannot pass to insert_after_op(); use the driver torch-eager"
             )
         last = outputs[-1]
+        # Nodes are written one after the other before a mark, or they would come out reversed.
         with self._graph.inserting_after(last):
             mark = self._graph.call_function(_nothing)
         users = [user for user in last.users if user is not mark]
@@ -352,7 +353,7 @@ def _example(value: Any) -> Any:
 
 
 def _is_registered(node: fx.Node) -> bool:
-    """Whether a placeholder is a parameter or buffer of a module."""
+    """Whether a placeholder is a parameter or buffer of a module, by the name Dynamo gives it."""
     name = str(node.target)
     return "_parameters_" in name or "_buffers_" in name
 

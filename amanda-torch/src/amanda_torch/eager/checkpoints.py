@@ -76,6 +76,7 @@ class Checkpoints:
     def _resumed(self, scopes: tuple[Any, ...], frame: Frame, counters: Any) -> Iterator[None]:
         """Go back to where a checkpoint was, in the thread that runs the backward pass."""
         state = STATE
+        # Autograd's device threads are covered by no scope.
         borrowed = LOCAL.interceptor is None
         if borrowed:
             state.scopes = scopes

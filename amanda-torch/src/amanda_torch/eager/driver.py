@@ -167,10 +167,14 @@ class InterceptingDriver(LoadedDriver, TorchEagerDriver):
             if interceptor is None:
                 return vanilla(roots, *args, **kwargs)
             if self.dispatcher.is_paused():
+                # A tool's own pass. Autograd's device threads do not know that it is: the
+                # dispatcher tells the hooks that run there.
                 with self.dispatcher.quiet_backward():
                     return vanilla(roots, *args, **kwargs)
             interceptor.begin_backward(roots)
             outermost = not _internals.in_backward()
+            # Within an operator PyTorch has popped the mode: a backward pass that the operator
+            # runs is noticed nevertheless.
             listening = interceptor.is_listening()
             if not listening:
                 interceptor.enter()

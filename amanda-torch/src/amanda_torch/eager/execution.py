@@ -59,7 +59,7 @@ _FORMS = 16
 
 
 class KnownOp:
-    """What a thread has learned of one operator under one plan.
+    """Facts that a thread has learned about one operator, under one plan.
 
     Attributes:
         plan: its actions.

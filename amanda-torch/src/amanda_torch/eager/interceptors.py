@@ -31,11 +31,14 @@ if TYPE_CHECKING:
     from amanda.state import LiveScope
 
 _MANY = 10_000
-"""Operators of one name outside of modules, in one iteration, that are worth a warning."""
+"""Operators of one name outside of modules, in one iteration, at which a warning is given."""
 
 _OVERRIDING_NOTHING = frozenset({torch.Tensor, torch.nn.Parameter, torch.nn.Buffer})
 _UNKNOWN: Any = object()
+"""Stands in a cell for an operator of which the plan has yet to be asked."""
+
 _NO_OPERATOR: Any = []
+"""The cell of functions that are no operators."""
 
 
 class Interceptor(Tracker, TorchFunctionMode):
@@ -124,6 +127,7 @@ class Interceptor(Tracker, TorchFunctionMode):
         """Note where in the thread's autograd history its new scopes begin."""
         self.stale = self.outdated = True
         for scope in STATE.scopes:
+            # Nodes with lower numbers are of operators that ran before the scope.
             self._entered.setdefault(scope, _internals.sequence_number())
 
     def begin_backward(self, roots: Sequence[Any]) -> None:
@@ -255,6 +259,7 @@ class Interceptor(Tracker, TorchFunctionMode):
     ) -> Any:
         """Run an operator that this thread has yet to ask the plan of, and keep what is learned."""
         if _internals.is_traced():
+            # A tracer would record the routines with the model.
             return func(*args, **kwargs)
         if count == _MANY and self.frame is self.root:
             warnings.warn(
@@ -272,6 +277,7 @@ class Interceptor(Tracker, TorchFunctionMode):
         else:
             executor = self.executor
             result, known = executor.run_first(plan, func, name, op_id, args, kwargs, key, scopes)
+        # Not if the operator has opened a scope, or its analysis has called reanalyse().
         if generation == self.generation and self._dispatcher.is_cacheable():
             cell.extend([_UNKNOWN] * (count + 1 - len(cell)))
             cell[count] = known
@@ -279,7 +285,7 @@ class Interceptor(Tracker, TorchFunctionMode):
 
 
 class Local(threading.local):
-    """What belongs to the current thread.
+    """State of the current thread.
 
     Attributes:
         interceptor: notices the thread's operators; None outside of scopes.

@@ -211,6 +211,8 @@ class Tracker:
             inner = child.inner() if child.inner is not None else None
             return parent if inner is None else self.enter_module(inner)
         if parent is self.root:
+            # A module that a backward pass calls is recomputed, by another library's checkpoints:
+            # it keeps its ids, and begins no iteration.
             if _internals.in_backward() and self._enter_again(module):
                 return parent
             self._enter_outermost(module)
@@ -299,6 +301,7 @@ class Tracker:
 
     def _new_child(self, parent: Frame, module: nn.Module) -> Child:
         key = id(module)
+        # The callback holds these two, and not the tracker, which would be a cycle.
         children, last = parent.children, self._last
 
         def died(_: weakref.ref[nn.Module]) -> None:

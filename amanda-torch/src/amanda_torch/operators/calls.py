@@ -50,16 +50,16 @@ def _kind(value: Any) -> str:
     return "L" if _has_tensor(value) else "O"
 
 
-def _expand(value: Any, path: Path, found: list[tuple[Any, Path]], listed: bool) -> None:
-    """Collect the tensors of a nested argument; None counts within lists of tensors."""
-    if isinstance(value, torch.Tensor) or (value is None and listed):
+def _expand(value: Any, path: Path, found: list[tuple[Any, Path]]) -> None:
+    """Collect the tensors of a nested argument, each with the path that leads to it."""
+    if isinstance(value, torch.Tensor):
         found.append((value, path))
     elif isinstance(value, (list, tuple)):
         for index, item in enumerate(value):
-            _expand(item, (*path, index), found, False)
+            _expand(item, (*path, index), found)
     elif isinstance(value, dict):
         for key, item in value.items():
-            _expand(item, (*path, key), found, False)
+            _expand(item, (*path, key), found)
 
 
 def with_item(container: Any, path: Path, value: Any) -> Any:
@@ -222,7 +222,7 @@ def _fill(
         places.append((source, ()))
         return
     found: list[tuple[Any, Path]] = []
-    _expand(value, (), found, False)
+    _expand(value, (), found)
     for tensor, path in found:
         inputs.append(tensor)
         names.append(slot.name)
@@ -264,7 +264,7 @@ def tensors_of(result: Any) -> list[Any]:
     if isinstance(result, torch.Tensor):
         return [result]
     found: list[tuple[Any, Path]] = []
-    _expand(result, (), found, False)
+    _expand(result, (), found)
     return [tensor for tensor, _ in found]
 
 
@@ -277,7 +277,7 @@ def with_tensors(result: Any, old: Sequence[Any], new: Sequence[Any]) -> Any:
     if isinstance(result, torch.Tensor):
         return new[0]
     found: list[tuple[Any, Path]] = []
-    _expand(result, (), found, False)
+    _expand(result, (), found)
     # torch.return_types (max, sort) are C structs, which take their items as one sequence.
     if isinstance(result, tuple) and hasattr(type(result), "n_sequence_fields"):
         return type(result)(with_tensors(tuple(result), old, new))
