@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 
 import amanda
+from amanda.engine.backward import OpHandle, backward_needs
 from amanda.engine.dispatch import Dispatcher, create_driver
-from amanda.engine.plan import EMPTY_PLAN, ActionPlan, backward_is_settled
+from amanda.engine.plan import EMPTY_PLAN, ActionPlan
 from amanda.engine.records import ActionCache, OpRecord
 from amanda.errors import CapabilityError, SelectionError
 from amanda.interface.action import Action, ActionKind, InstPoint
@@ -180,22 +181,22 @@ def test_cache_discards_only_the_same_record() -> None:
     assert cache.get("/add:0") is None
 
 
-def test_settled_backward() -> None:
-    """Backward ops are settled once all are analysed and none has an action."""
+def test_analysed_backward_needs_nothing() -> None:
+    """A backward op that is analysed and has no action needs nothing of its driver."""
     ids: list[str] = []
     x = lb.tensor(1.0, requires_grad=True)
     with amanda.apply(tool(lambda c: ids.append(c.get_backward_op_id()), backward=True)):
         lb.relu(x).backward()
-        plan = dispatcher().plan("/relu:0")
-        assert plan is not None
-        assert backward_is_settled(plan, ids)
-        assert not backward_is_settled(plan, [*ids, "another"])
+        handle = OpHandle("/relu:0", dispatcher().scopes())
+        assert ids
+        assert {backward_needs(handle, backward_id) for backward_id in ids} == {(False,) * 3}
+        assert backward_needs(handle, "another") == (True, True, True)
         with amanda.cache_disabled():
-            assert not backward_is_settled(plan, ids)
+            assert backward_needs(handle, ids[0]) == (True, True, True)
 
 
-def test_backward_with_actions_is_not_settled() -> None:
-    """Backward ops with an action are not settled."""
+def test_backward_with_actions_needs_its_driver() -> None:
+    """A backward op with an action needs the driver at the action's point."""
     ids: list[str] = []
 
     def analyse(context: amanda.OpContext) -> None:
@@ -205,9 +206,8 @@ def test_backward_with_actions_is_not_settled() -> None:
     x = lb.tensor(1.0, requires_grad=True)
     with amanda.apply(tool(analyse, backward=True)):
         lb.relu(x).backward()
-        plan = dispatcher().plan("/relu:0")
-        assert plan is not None
-        assert not backward_is_settled(plan, ids)
+        handle = OpHandle("/relu:0", dispatcher().scopes())
+        assert backward_needs(handle, ids[0]) == (True, False, False)
 
 
 def test_quiet_backward() -> None:

@@ -8,9 +8,9 @@ from typing import Any
 import attrs
 
 from amanda.engine.records import OpRecord
-from amanda.interface.action import Action, ActionKind, InstPoint
+from amanda.interface.action import Action, ActionKind
 from amanda.interface.context import replaced_twice
-from amanda.state import STATE, LiveScope
+from amanda.state import LiveScope
 
 
 @attrs.define(eq=False)
@@ -112,23 +112,4 @@ def compile_plan(
         after_backward=all_of(ActionKind.AFTER_BACKWARD_OP),
         replace_backward=find_replacement(records, ActionKind.REPLACE_BACKWARD_OP),
         claims=any(scope.analyses_backward() for scope in scopes),
-    )
-
-
-def backward_is_settled(plan: ActionPlan, backward_ids: Sequence[str]) -> bool:
-    """Whether these backward operators of `plan` are all analysed and none has an action.
-
-    A driver may then stop to look for them while the operator's gradient
-    graph has the same form.
-    """
-    if plan.acts_on_gradients:
-        return False
-    return STATE.cache and all(
-        backward_id in record.children
-        # The last point is reached by every operator that has hooks at all.
-        and InstPoint.AFTER_BACKWARD_OP in record.children[backward_id].analysed
-        and not record.children[backward_id].has_actions
-        and not record.children[backward_id].redo
-        for record in plan.records
-        for backward_id in backward_ids
     )

@@ -61,7 +61,8 @@ class Driver(abc.ABC):
         adapter: ``"module:Class"`` of the framework's adapter for the contract kit, of which
             the default self-test is made; "" if there is none.
         dispatcher_class: a subclass of :class:`amanda.engine.dispatch.Dispatcher`, for drivers
-            that insert routines into graphs; None for the ordinary one.
+            that insert routines into graphs, or have a faster way to run those of one point;
+            None for the ordinary one.
         dispatcher: core's side of this driver.
         patches: the replaced attributes of the framework.
     """
