@@ -76,8 +76,8 @@ class OpFilter:
         return attrs.evolve(action, func=self._restricted(action.func))
 
     def _restricted(self, routine: Callable[..., Any]) -> Callable[..., Any]:
-        # A counter for each action: all actions of an operator are called at each of its executions,
-        # so that their counters agree, unless one was recorded later (Tool.reanalyse).
+        # A counter for each action: all actions of an operator are called at each of its
+        # executions, so that their counters agree, unless one was recorded later (reanalyse()).
         execution = -1
 
         @functools.wraps(routine)
