@@ -15,7 +15,8 @@ from tests.packaging.environments import ROOT
 LAYERS = tomllib.loads((Path(__file__).parent / "layers.toml").read_text())
 SOURCES = {
     folder.name: folder
-    for folder in ROOT.glob("amanda-*/**/src/*")
+    for pattern in ("amanda-*/**/src/*", "tests/packaging/*/src/*")
+    for folder in ROOT.glob(pattern)
     if folder.name in LAYERS and folder.is_dir()
 }
 

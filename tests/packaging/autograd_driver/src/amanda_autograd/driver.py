@@ -22,25 +22,10 @@ from autograd.numpy.numpy_boxes import ArrayBox
 from autograd.util import toposort
 
 from amanda.driver import Namespace, PatchSet
-from amanda_autograd._internals import PRIMITIVE, is_outermost, node_in
+from amanda_autograd._internals import HOOK, PRIMITIVE, is_outermost, node_in
 from amanda_autograd.plugin import AutogradDriver
 
 Vjp = Callable[[list[Any]], list[Any]]
-
-
-def _hook(f_raw: Any, f_wrapped: Any, is_ufunc: Any) -> Any:
-    """A function with the free variables of a primitive; its code stands in for theirs."""
-
-    def hooked(*args: Any, **kwargs: Any) -> Any:
-        from amanda_autograd.driver import AutogradEagerDriver
-
-        assert f_raw is not None or is_ufunc
-        return AutogradEagerDriver.attached.intercepted(f_wrapped, args, kwargs)
-
-    return hooked
-
-
-HOOK: types.CodeType = _hook(None, None, None).__code__
 
 
 def vanilla(operator: Any) -> Callable[..., Any]:
@@ -99,13 +84,7 @@ defvjp_argnums(through, _through_vjp)
 
 
 class AutogradEagerDriver(AutogradDriver):
-    """Instruments autograd while it is attached.
-
-    Attributes:
-        attached: the instance that is attached.
-    """
-
-    attached: AutogradEagerDriver
+    """Instruments autograd while it is attached."""
 
     @property
     def namespace(self) -> Namespace:
@@ -114,7 +93,7 @@ class AutogradEagerDriver(AutogradDriver):
 
     def patch(self, patches: PatchSet) -> None:
         """Replace the code of all operators, of those that are defined later, and the pass."""
-        AutogradEagerDriver.attached = self
+        patches.set(tracer, "amanda_driver", self, create=True)  # the hook's name for it
         for operator in list(tracer.trace_primitives_map.values()):
             patches.set(operator, "__code__", HOOK)
         patches.wrap(tracer, "wraps", lambda wraps: functools.partial(self._wraps, patches, wraps))

@@ -39,8 +39,7 @@ class AutogradDriver(EagerDriver):
     @classmethod
     def check_internals(cls) -> Sequence[str]:
         """What the driver relies on and this autograd lacks; for ``amanda doctor``."""
-        from amanda_autograd._internals import PRIMITIVE
-        from amanda_autograd.driver import HOOK
+        from amanda_autograd._internals import HOOK, PRIMITIVE
 
         if PRIMITIVE.co_freevars != HOOK.co_freevars:
             return [f"primitives have other free variables: {PRIMITIVE.co_freevars}"]
