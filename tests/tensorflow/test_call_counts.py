@@ -26,6 +26,9 @@ SOURCES = tuple(
     str(Path(sys.modules[name].__file__ or "").parent) + "/"
     for name in ("amanda", "amanda_tensorflow.plugin")
 )
+DRIVERS = ("tensorflow-eager", "tensorflow-function", "tensorflow-graph")
+"""By name: drivers of other frameworks, which other tests import, would cost calls of their own."""
+
 WARM_UP = 4
 """Iterations until no analysis runs any more and no plan is asked for."""
 
@@ -143,7 +146,7 @@ def per_execution(
     counts = []
     for size in (2, 6):
         tool = make()
-        with amanda.apply(tool):
+        with amanda.apply(tool, drivers=DRIVERS):
             for _ in range(WARM_UP):
                 step(size)
                 amanda.new_iteration()
