@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 
 import amanda
 from amanda.errors import CapabilityError
-from amanda.interface.driver import INTERFACE_VERSION, Capability, Driver
+from amanda.interface.driver import Capability, Driver
 from amanda.namespace import Namespace
 from amanda_tensorflow import mapping_rules
 
@@ -53,7 +53,7 @@ class TensorFlowDriver(Driver, abc.ABC):
     """
 
     framework: ClassVar[str] = "tensorflow"
-    interface_version: ClassVar[int] = INTERFACE_VERSION
+    interface_version: ClassVar[int] = 2
 
     @classmethod
     def reason_unusable(cls) -> str:

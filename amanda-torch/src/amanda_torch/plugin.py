@@ -9,7 +9,7 @@ from importlib import metadata
 from typing import Any
 
 import amanda
-from amanda.interface.driver import INTERFACE_VERSION, Capability, Driver
+from amanda.interface.driver import Capability, Driver
 from amanda_torch import mapping_rules
 
 MINIMUM = (2, 13)
@@ -19,7 +19,7 @@ class TorchDriver(Driver, abc.ABC):
     """A driver for PyTorch, as far as it can be described without importing torch."""
 
     framework = "torch"
-    interface_version = INTERFACE_VERSION
+    interface_version = 2
 
     @classmethod
     def reason_unusable(cls) -> str:

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import amanda
-from amanda.driver import INTERFACE_VERSION, Capability, EagerDriver
+from amanda.driver import Capability, EagerDriver
 
 
 class MinigradDriver(EagerDriver):
@@ -16,7 +16,7 @@ class MinigradDriver(EagerDriver):
     name = "minigrad-eager"
     framework = "minigrad"
     mode = "eager"
-    interface_version = INTERFACE_VERSION
+    interface_version = 2
     target = "amanda_minigrad.driver:MinigradEagerDriver"
     adapter = "amanda_minigrad.adapter:Minigrad"
     capabilities = frozenset(Capability) - {

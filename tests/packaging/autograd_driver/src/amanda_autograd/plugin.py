@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import amanda
-from amanda.driver import INTERFACE_VERSION, Capability, EagerDriver
+from amanda.driver import Capability, EagerDriver
 
 
 class AutogradDriver(EagerDriver):
@@ -16,7 +16,7 @@ class AutogradDriver(EagerDriver):
     name = "autograd-eager"
     framework = "autograd"
     mode = "eager"
-    interface_version = INTERFACE_VERSION
+    interface_version = 2
     target = "amanda_autograd.driver:AutogradEagerDriver"
     adapter = "amanda_autograd.adapter:Autograd"
     capabilities = frozenset(
