@@ -26,11 +26,13 @@ class Cell:
         exact: what has to be equal in all modes.
         close: arrays that have to be equal but for rounding.
         shown: the same for people.
+        trained: arrays after training through roundings, and by how much they may differ.
     """
 
     exact: Mapping[str, Any]
     close: Mapping[str, Any]
     shown: str
+    trained: Mapping[str, tuple[Any, float]] = attrs.field(factory=dict)
 
 
 def graph_tracing(program: Program) -> Cell:
@@ -116,10 +118,18 @@ def training_quantized(program: Program) -> Cell:
     whole = [program.common(v) for v in tool.integer_weights(program.again).values()]
     top = 2 ** (BITS - 1) - 1
     assert all(np.abs(value).max() <= top < len(np.unique(value)) + 3 for value in whole)
+    # A number in the middle between two of the grid goes to either, by the last bit of a sum:
+    # on an AMD EPYC the frameworks' convolutions differ in it. From there on the runs part:
+    # seen were one weight of 288 and one of 576 off by one, losses by 0.016, scales by 0.0002.
     return Cell(
-        {"integers": [value.tolist() for value in whole]},
-        {"losses": losses, "scales": [number for scale in scales for number in scale]},
-        f"{len(np.unique(whole[0]))} values, loss {losses[1]:.2f} to {losses[-1]:.2f}",
+        {"sizes": [value.shape for value in whole]},
+        {"losses before the first rounded update": losses[:2]},
+        f"{len(np.unique(whole[0]))} values, {losses[-1] / losses[1]:.1f} of the loss",
+        {
+            "losses": (losses, 0.03),
+            "scales": ([number for scale in scales for number in scale], 0.001),
+            "integers": (np.concatenate([value.ravel() for value in whole]), 1),
+        },
     )
 
 
@@ -142,5 +152,9 @@ def differences(found: Cell, expected: Cell) -> list[str]:
     for name, wanted in expected.close.items():
         pairs = zip(found.close[name], wanted, strict=True)
         if not all(np.allclose(a, b, rtol=1e-5, atol=1e-6) for a, b in pairs):
+            names.append(name)
+    for name, (wanted, tolerance) in expected.trained.items():
+        apart = np.abs(np.asarray(found.trained[name][0]) - np.asarray(wanted))
+        if apart.max() > tolerance or (tolerance == 1 and np.mean(apart > 0) > 0.01):
             names.append(name)
     return names
