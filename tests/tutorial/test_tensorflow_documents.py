@@ -59,7 +59,13 @@ def test_example_under_count_and_trace(tmp_path: Path) -> None:
     vanilla = run(EXAMPLE)
     assert len(vanilla) == 2
     printed = run("-m", "amanda", "run", "-t", "count,trace", "-o", str(tmp_path), "--", EXAMPLE)
-    assert printed[:2] == vanilla
+    # Routines between operators that the graph optimizer would have fused cost the fusion, and so
+    # the last bits (contract rule 11): on an AMD EPYC 3.0127 was printed for 3.0126.
+    loss, shape = vanilla
+    assert printed[1] == shape
+    assert printed[0].rpartition(" ")[0] == loss.rpartition(" ")[0]
+    told, expected = (float(line.rpartition(" ")[2]) for line in (printed[0], loss))
+    assert told == pytest.approx(expected, abs=2e-4)
     executions: Counter[str] = Counter()
     for row in json.loads((tmp_path / "count.json").read_text(encoding="utf-8"))["ops"]:
         executions[row["type"]] += row["executions"]
