@@ -10,7 +10,9 @@ from typing import Any
 import pytest
 import torch
 from torch import fx, nn
+from torch._dynamo import explain, export
 from torch.fx.experimental.proxy_tensor import make_fx
+from torch.nn.attention.flex_attention import flex_attention
 
 from amanda.errors import CoverageWarning
 from tests.torch.support import Counter, ForwardCounter, On, after, applied, before
@@ -179,6 +181,48 @@ def test_dynamo_disable_and_is_compiling(small: Small) -> None:
     assert asked == [False]
 
 
+def test_fullgraph_runs_eagerly_under_a_scope(small: Small) -> None:
+    """``fullgraph=True`` is no error where a compiled function runs eagerly, also when nested."""
+    torch.compiler.reset()
+    inner = torch.compile(small, backend="eager", fullgraph=True)
+    outer = torch.compile(lambda x: inner(x) * 2, backend="eager", fullgraph=True)
+    counter = ForwardCounter()
+    with pytest.warns(CoverageWarning), applied(counter):
+        inside = [inner(X), outer(X)]
+    assert torch.equal(inside[0], small(X))
+    assert torch.equal(inside[1], small(X) * 2)
+    assert counter.ops["relu"] == 2
+
+
+@pytest.mark.filterwarnings("ignore:flex_attention called without", "ignore::DeprecationWarning")
+@pytest.mark.parametrize("is_compiled", [False, True], ids=["plain", "compiled"])
+def test_flex_attention_runs_under_a_scope(is_compiled: bool) -> None:
+    """``flex_attention``, which compiles itself, is one operator with the vanilla result."""
+    torch.compiler.reset()
+    attention = torch.compile(flex_attention, backend="eager") if is_compiled else flex_attention
+    q, k = torch.rand(2, 1, 2, 16, 16)
+
+    def run() -> Any:
+        return attention(q, k, q, score_mod=lambda score, b, h, i, j: score + i - j)
+
+    wanted, counter = run(), ForwardCounter()
+    with warnings.catch_warnings(), applied(counter):
+        warnings.simplefilter("ignore", CoverageWarning)
+        assert torch.equal(run(), wanted)
+    assert counter.ops["flex_attention"] == 1
+
+
+def test_dynamo_explain_and_export_capture_the_model_alone(small: Small) -> None:
+    """``torch._dynamo.explain`` and ``export`` give the graphs that they give without a scope."""
+    wanted = explain(small)(X)
+    code = export(small)(X)[0].code
+    with applied(_doubling(), Counter()):
+        found = explain(small)(X)
+        exported = export(small)(X)[0].code
+    assert (found.graph_count, found.op_count) == (wanted.graph_count, wanted.op_count) == (1, 3)
+    assert exported == code
+
+
 # -- tracers --------------------------------------------------------------
 
 
@@ -306,3 +350,23 @@ def test_scripting_inside_a_scope(small: Small) -> None:
     with applied(On(linear=before(lambda *_: None))):
         scripted = torch.jit.script(small)
     assert scripted.code == vanilla
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_scripted_classes_find_the_names_of_their_program() -> None:
+    """``@torch.jit.script`` on a class looks names up where the program wrote it."""
+    with applied(Counter()):
+
+        @torch.jit.script
+        def successor(x: int) -> int:
+            return x + 1
+
+        @torch.jit.script
+        class Pair:
+            def __init__(self, x: int) -> None:
+                self.x = x
+
+            def following(self) -> int:
+                return successor(self.x)
+
+    assert Pair(2).following() == 3

@@ -338,6 +338,13 @@ COMPILER_CALLBACK = "_callback_from_stance"
 """The function of `COMPILER_MODULE` that Dynamo asks, at each call of a compiled function, for the
 compiler to use: None runs the function eagerly."""
 
+COMPILER_CAPTURES = {"optimize": "guard_export_fn", "optimize_assert": "export"}
+"""The functions of `COMPILER_MODULE` by which ``torch._dynamo.explain`` and ``export`` capture a
+function, with the keyword that tells their calls from those of ``torch.compile``."""
+
+FRAMES_UP = "_frames_up"
+"""The parameter of a tracer that says how many Python frames are between it and the program."""
+
 COMPILED_MODULE = "_orig_mod"
 """Where a module compiled with ``torch.compile`` keeps the module itself."""
 COMPILED_MODULE_SETUP = "OptimizedModule._initialize"
@@ -360,6 +367,19 @@ def compiled_frame() -> Any:
     """The number of the frame that Dynamo is compiling; a recompilation has the same."""
     current = torch._guards.CompileContext.current_compile_id()
     return getattr(current, "frame_id", None)
+
+
+def count_eager_as_compiled() -> None:
+    """Let a function compiled with ``fullgraph=True`` run eagerly in this thread.
+
+    Dynamo counts the frames that it has compiled within a call of such a function, and raises an
+    error where there is none. -1 means that nothing is counted. PyTorch's own higher-order
+    operators set the counter likewise, where their body has to run eagerly.
+    """
+    set_count = _find(f"{COMPILER_MODULE}.set_fullgraph_compiled_frame_count")
+    if set_count is not _ABSENT:
+        count = set_count(-1)
+        set_count(count if count < 0 else count + 1)
 
 
 def lookup_compiler(name: str) -> Any:

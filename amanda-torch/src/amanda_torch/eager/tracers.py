@@ -10,6 +10,7 @@ path (``nn.MultiheadAttention`` in eval mode) still take it.
 from __future__ import annotations
 
 import functools
+import inspect
 import sys
 import warnings
 from collections.abc import Callable, Sequence
@@ -49,6 +50,10 @@ class Tracers:
         entries[_internals.COMPILER_MODULE] = [
             (_internals.COMPILER_CALLBACK, self._uncompiled),
             (_internals.COMPILED_MODULE_SETUP, _with_vanilla_calls),
+            *(
+                (name, functools.partial(self._capturing, keyword))
+                for name, keyword in _internals.COMPILER_CAPTURES.items()
+            ),
         ]
         for module, wrappers in entries.items():
             patch = functools.partial(self._patch, wrappers)
@@ -83,12 +88,39 @@ class Tracers:
     # -- tracing ----------------------------------------------------------
 
     def _suspending(self, vanilla: Any) -> Any:
+        # TorchScript looks up the names that a class uses in the frame of the program.
+        is_counting_frames = _internals.FRAMES_UP in inspect.signature(vanilla).parameters
+
         @functools.wraps(vanilla)
         def traced(*args: Any, **kwargs: Any) -> Any:
+            if is_counting_frames:
+                kwargs[_internals.FRAMES_UP] = kwargs.get(_internals.FRAMES_UP, 0) + 1
             with self._suspended():
                 return vanilla(*args, **kwargs)
 
         return traced
+
+    def _capturing(self, keyword: str, vanilla: Any) -> Any:
+        """What ``torch._dynamo.explain`` and ``export`` compile is compiled, as without a scope."""
+
+        @functools.wraps(vanilla)
+        def optimize(*args: Any, **kwargs: Any) -> Any:
+            compiler = vanilla(*args, **kwargs)
+            if not kwargs.get(keyword):
+                return compiler
+
+            def capturing(function: Any) -> Any:
+                compiled = compiler(function)
+
+                def run(*args: Any, **kwargs: Any) -> Any:
+                    with self._suspended():
+                        return compiled(*args, **kwargs)
+
+                return run
+
+            return capturing
+
+        return optimize
 
     @contextmanager
     def _suspended(self) -> Iterator[None]:
@@ -128,6 +160,7 @@ class Tracers:
                     CoverageWarning,
                     stacklevel=4,
                 )
+            _internals.count_eager_as_compiled()
             return None
 
         return callback_from_stance
