@@ -84,6 +84,77 @@ def test_function_in_the_setup_context_form() -> None:
     assert x.grad.tolist() == [6, 6]
 
 
+class Power(torch.autograd.Function):
+    """One with an argument that has a default."""
+
+    @staticmethod
+    def forward(x: torch.Tensor, exponent: int = 3) -> torch.Tensor:
+        return x**exponent
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        ctx.save_for_backward(inputs[0])
+        ctx.exponent = inputs[1]
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> Any:
+        (x,) = ctx.saved_tensors
+        return gradient * ctx.exponent * x ** (ctx.exponent - 1), None
+
+
+@pytest.mark.parametrize("call", [lambda x: Power.apply(x), lambda x: Power.apply(x=x, exponent=2)])
+def test_function_with_defaults_and_keywords(call: Any) -> None:
+    """Defaults and keywords of a Function's arguments work as without a tool."""
+    counter = Counter()
+    x, y = (torch.full((2,), 2.0, requires_grad=True) for _ in range(2))
+    with applied(counter):
+        result = call(x)
+        result.sum().backward()
+    expected = call(y)
+    expected.sum().backward()
+    assert torch.equal(result, expected)
+    assert torch.equal(x.grad, y.grad)
+    assert counter.ids[0] == "/Power:0"
+
+
+def test_function_of_a_thread_outside_of_the_scope() -> None:
+    """A Function is no operator in a thread that no scope covers."""
+    counter = Counter()
+    inside = threading.Event()
+    done = []
+
+    def run() -> None:
+        inside.wait()
+        done.append(cube(torch.full((1,), 3.0)).item())
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    with applied(counter):
+        inside.set()
+        thread.join()
+        assert cube(torch.full((1,), 2.0)).item() == 8
+    assert done == [27.0]
+    assert counter.ops["Cube"] == 1
+
+
+def test_function_that_raises() -> None:
+    """What a Function raises reaches the program, and the next operators are seen."""
+
+    class Raises(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+            raise ValueError("not this one")
+
+    early, counter = Raises.apply, Counter()
+    with applied(counter):
+        with pytest.raises(ValueError, match="not this one"):
+            early(torch.ones(1))
+        with pytest.raises(TypeError):
+            cube()
+        cube(torch.ones(1))
+    assert counter.ops["Cube"] == 1
+
+
 def test_function_with_substituted_input() -> None:
     """A Function computes with the substitute, saves it, and passes the gradient on."""
     x = torch.full((2,), 2.0, requires_grad=True)

@@ -55,6 +55,8 @@ class TorchFramework(EagerFramework):
         torch.functional,
         nn.functional,
         torch.autograd,
+        torch.autograd.function,
+        torch.autograd.Function,
         _internals.FUNCTION_BASE,
         _internals.FUNCTION_NODE,
         torch.utils.checkpoint,

@@ -14,8 +14,10 @@ that names it. Observations in comments were made with PyTorch 2.13.
 from __future__ import annotations
 
 import functools
+import inspect
 import operator
 import sys
+import threading
 from collections.abc import Callable, Sequence
 from typing import Any, cast
 
@@ -297,9 +299,67 @@ def forward_class(node: Any) -> Any:
     return getattr(node, "_forward_cls", None)
 
 
-def apply_function(cls: type[torch.autograd.Function], *args: Any) -> Any:
+FUNCTIONS = torch.autograd.function
+FUNCTION_DEFAULTS = "_bind_default_args"
+FUNCTION_TRANSFORM = "_call_custom_function_call"
+"""What the ``Function.apply`` of C asks Python for: the positional arguments with their defaults,
+for functions with a ``setup_context``; and the whole call, under a functorch transform."""
+
+FUNCTIONS_ENTER_IN_C = not isinstance(vars(torch.autograd.Function).get("apply"), classmethod)
+"""Whether ``Function.apply`` is a function of C, as it is since 2.14; before, it is Python's."""
+
+if FUNCTIONS_ENTER_IN_C:
+    _require(*(f"{FUNCTIONS.__name__}.{name}" for name in (FUNCTION_DEFAULTS, FUNCTION_TRANSFORM)))
+    _TRANSFORM = _symbol("torch._C.DispatchKey.FuncTorchDynamicLayerFrontMode")
+    _include_key = _symbol("torch._C._dispatch_tls_set_dispatch_key_included")
+
+
+def bind_defaults(forward: Any, args: Any, kwargs: Any) -> Any:
+    """The arguments of an ``autograd.Function`` with its defaults, as two values."""
+    bind = inspect.signature(forward).bind(*args, **(kwargs or {}))
+    bind.apply_defaults()
+    return bind.args, bind.kwargs
+
+
+class Entering(threading.local):
+    """The call of an ``autograd.Function`` that is on its way through PyTorch's C code.
+
+    Attributes:
+        vanilla: the call is the driver's own and goes on as it is.
+    """
+
+    vanilla = False
+    _diverted = False
+
+    def take_vanilla(self) -> bool:
+        """Whether the call is the driver's own; asked once per call."""
+        found, self.vanilla = self.vanilla, False
+        return found
+
+    def divert(self) -> None:
+        """Make C believe that a functorch transform is active, so that it hands the call over."""
+        self._diverted = True
+        _include_key(_TRANSFORM, True)
+
+    def take_diverted(self) -> bool:
+        """Whether the call was diverted; C sees the truth again."""
+        found, self._diverted = self._diverted, False
+        if found:
+            _include_key(_TRANSFORM, False)
+        return found
+
+
+ENTERING = Entering()
+
+
+def apply_function(cls: type[torch.autograd.Function], *args: Any, **kwargs: Any) -> Any:
     """``cls.apply(*args)`` without PyTorch's Python layer and without our interception."""
-    return _function_apply().__get__(None, cls)(*args)
+    ENTERING.vanilla = FUNCTIONS_ENTER_IN_C
+    try:
+        return _function_apply().__get__(None, cls)(*args, **kwargs)
+    finally:
+        # It is still there where nothing was patched.
+        ENTERING.vanilla = False
 
 
 @functools.cache
@@ -309,13 +369,14 @@ def _function_apply() -> Any:
 
 # -- modules, checkpoints, tracers ------------------------------------------
 
-_require(
-    "torch.utils.checkpoint._checkpoint_without_reentrant_generator",
-    "torch.utils.checkpoint.CheckpointFunction",
-)
-
 CHECKPOINT = torch.utils.checkpoint
 CHECKPOINT_GENERATOR = "_checkpoint_without_reentrant_generator"
+if hasattr(CHECKPOINT, CHECKPOINT_GENERATOR + "_impl"):
+    # Since 2.14 checkpoint() calls this one, and so does the other.
+    CHECKPOINT_GENERATOR += "_impl"
+_require(
+    f"{CHECKPOINT.__name__}.{CHECKPOINT_GENERATOR}", "torch.utils.checkpoint.CheckpointFunction"
+)
 MODULE_CALL = _symbol("torch.nn.Module._wrapped_call_impl")
 """``nn.Module.__call__`` as PyTorch defines it."""
 

@@ -21,6 +21,7 @@ from amanda.patching import PatchSet
 from amanda_torch import _internals
 from amanda_torch.autograd.substitution import substitute
 from amanda_torch.driver import LoadedDriver
+from amanda_torch.eager import functions
 from amanda_torch.eager.checkpoints import Checkpoints
 from amanda_torch.eager.interceptors import LOCAL, Interceptor, muted
 from amanda_torch.eager.op_ids import Labels
@@ -30,9 +31,6 @@ from amanda_torch.routines import RoutineCall, RoutineDispatcher
 
 if TYPE_CHECKING:
     pass
-
-_DESCENDED_PACKAGES = ("torch.utils.checkpoint", "torch.nn.parallel", "torch.distributed.")
-"""Packages of PyTorch's own ``autograd.Function``s that only carry other operators."""
 
 
 class InterceptingDriver(LoadedDriver, TorchEagerDriver):
@@ -55,8 +53,7 @@ class InterceptingDriver(LoadedDriver, TorchEagerDriver):
         patches.wrap(nn.Module, "__call__", self._module_call)
         patches.wrap(_internals.SCRIPT_FUNCTION, "__call__", self._script_call)
         patches.wrap(_internals.AUTOGRAD, _internals.AUTOGRAD_ENGINE, self._engine)
-        patches.wrap(_internals.FUNCTION_NODE, "apply", _function_backward)
-        patches.set(_internals.FUNCTION_BASE, "apply", classmethod(_function_apply), create=True)
+        functions.patch(patches)
         self._checkpoints.patch(patches)
         self._tracers.attach()
 
@@ -187,35 +184,3 @@ class InterceptingDriver(LoadedDriver, TorchEagerDriver):
                     interceptor.new_iteration()
 
         return run_backward
-
-
-def _is_descended(cls: type) -> bool:
-    return cls.__module__.startswith(_DESCENDED_PACKAGES) or cls is _internals.HOOK_FUNCTION
-
-
-def _function_apply(cls: Any, *args: Any, **kwargs: Any) -> Any:
-    """Run an ``autograd.Function``: ``Function.apply`` ends up here, also where it was bound to
-    another name before."""
-    interceptor = LOCAL.interceptor
-    if (
-        interceptor is None
-        or interceptor.is_quiet()
-        or not interceptor.is_listening()
-        or _is_descended(cls)
-        or not any(isinstance(arg, torch.Tensor) for arg in args)
-    ):
-        return _internals.apply_function(cls, *args, **kwargs)
-    return interceptor.run_function(cls, args, kwargs)
-
-
-def _function_backward(vanilla: Any) -> Any:
-    """Hide the operators inside the backward of an ``autograd.Function``, which is one operator."""
-
-    def apply(node: Any, *args: Any) -> Any:
-        interceptor = LOCAL.interceptor
-        if interceptor is None or _is_descended(_internals.forward_class(node)):
-            return vanilla(node, *args)
-        with muted():
-            return vanilla(node, *args)
-
-    return apply

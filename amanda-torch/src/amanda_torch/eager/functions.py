@@ -1,0 +1,132 @@
+"""``autograd.Function``s: where they enter PyTorch, and their backward.
+
+Until PyTorch 2.13 ``Function.apply`` is written in Python and ends up in
+``_SingleLevelFunction.apply``, where a patch meets also a method that was bound to a name before
+the scope (``cube = Cube.apply``). Since 2.14 it is a function of C, in whose place nothing can be
+put where it was bound before. It asks Python three times, though: for ``setup_context``, by which
+it tells the two forms of a function apart; for the arguments with their defaults, in the form that
+has a ``setup_context``; and under a functorch transform for the whole call. The driver answers
+the first two so that C takes the third way, which leads to the driver.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from amanda.patching import PatchSet
+from amanda_torch import _internals
+from amanda_torch.eager.interceptors import LOCAL, Interceptor, muted
+
+_ENTERING = _internals.ENTERING
+
+_DESCENDED_PACKAGES = ("torch.utils.checkpoint", "torch.nn.parallel", "torch.distributed.")
+"""Packages of PyTorch's own ``autograd.Function``s that only carry other operators."""
+
+
+def patch(patches: PatchSet) -> None:
+    """Meet each call of an ``autograd.Function``, and each backward of one."""
+    patches.wrap(_internals.FUNCTION_NODE, "apply", _backward)
+    if not _internals.FUNCTIONS_ENTER_IN_C:
+        patches.set(_internals.FUNCTION_BASE, "apply", classmethod(_apply), create=True)
+        return
+    patches.set(torch.autograd.Function, "setup_context", _SetupContext(), create=True)
+    patches.wrap(_internals.FUNCTIONS, _internals.FUNCTION_DEFAULTS, _bind)
+    patches.wrap(_internals.FUNCTIONS, _internals.FUNCTION_TRANSFORM, _transform)
+
+
+def _asking() -> Interceptor | None:
+    """The interceptor to which a call of the current thread belongs; None if it runs vanilla."""
+    interceptor = LOCAL.interceptor
+    if interceptor is None or interceptor.is_quiet() or not interceptor.is_listening():
+        return None
+    return interceptor
+
+
+def _is_descended(cls: Any) -> bool:
+    return cls.__module__.startswith(_DESCENDED_PACKAGES) or cls is _internals.HOOK_FUNCTION
+
+
+def _run(cls: Any, args: Any, kwargs: Any) -> Any:
+    """Run an ``autograd.Function`` as an operator, or vanilla."""
+    interceptor = _asking()
+    if (
+        interceptor is None
+        or _is_descended(cls)
+        or not any(isinstance(arg, torch.Tensor) for arg in (*args, *kwargs.values()))
+    ):
+        return _internals.apply_function(cls, *args, **kwargs)
+    return interceptor.run_function(cls, args, kwargs)
+
+
+def _backward(vanilla: Any) -> Any:
+    """Hide the operators inside the backward of an ``autograd.Function``, which is one operator."""
+
+    def apply(node: Any, *args: Any) -> Any:
+        interceptor = LOCAL.interceptor
+        if interceptor is None or _is_descended(_internals.forward_class(node)):
+            return vanilla(node, *args)
+        with muted():
+            return vanilla(node, *args)
+
+    return apply
+
+
+# -- until 2.13 ---------------------------------------------------------------
+
+
+def _apply(cls: Any, *args: Any, **kwargs: Any) -> Any:
+    """``Function.apply`` ends up here, under no functorch transform."""
+    return _run(cls, args, kwargs)
+
+
+# -- since 2.14 ---------------------------------------------------------------
+
+
+class _SetupContext:
+    """The ``setup_context`` that functions inherit: another one in calls that are to be diverted.
+
+    C compares what it finds with PyTorch's own, and asks for the arguments' defaults where it finds
+    another one.
+    """
+
+    def __get__(self, _: Any, cls: Any = None) -> Any:
+        if not _ENTERING.take_vanilla() and _is_diverted() and not _is_descended(cls):
+            return _another_setup_context
+        return _internals.FUNCTION_BASE.setup_context
+
+
+def _another_setup_context(ctx: Any, inputs: Any, output: Any) -> Any:
+    return _internals.FUNCTION_BASE.setup_context(ctx, inputs, output)
+
+
+def _is_diverted() -> bool:
+    # A transform finds the way to the driver by the mode.
+    return _asking() is not None and not _internals.in_functorch()
+
+
+def _bind(vanilla: Any) -> Any:
+    """Where C asks for the defaults of the arguments."""
+
+    def bind_default_args(forward: Any, args: Any, kwargs: Any) -> Any:
+        if _ENTERING.take_vanilla() or not _is_diverted():
+            return vanilla(forward, args, kwargs)
+        _ENTERING.divert()
+        return args, kwargs
+
+    return bind_default_args
+
+
+def _transform(vanilla: Any) -> Any:
+    """Where C hands a call over: under a functorch transform, and where it was diverted."""
+    inherited = _internals.FUNCTION_BASE.setup_context
+
+    def call_custom_function_call(cls: Any, args: Any, kwargs: Any) -> Any:
+        if not _ENTERING.take_diverted():
+            return vanilla(cls, args, kwargs)
+        if cls.setup_context not in (_another_setup_context, inherited):
+            args, kwargs = _internals.bind_defaults(cls.forward, args, kwargs)
+        return _run(cls, args, kwargs or {})
+
+    return call_custom_function_call
