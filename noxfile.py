@@ -87,18 +87,23 @@ def browser(session: nox.Session) -> None:
 
 
 @nox.session(venv_backend="virtualenv", reuse_venv=True)
-def mutants(session: nox.Session) -> None:
-    """Change amanda-core's eager drivers in small ways: the contract kit should notice each.
+@nox.parametrize("package", ["core", "torch"], ids=["core", "torch"])
+def mutants(session: nox.Session, package: str) -> None:
+    """Change the eager drivers in small ways: the contract kit should notice each change.
 
-    Arguments are patterns of mutants, such as ``amanda.engine.op_ids*``. All take an hour.
+    Of amanda-core, what eager drivers share, and the loopback driver; of amanda-torch, the eager
+    driver. Arguments are patterns of mutants, such as ``amanda.engine.op_ids*``. All of core
+    take an hour, all of PyTorch four.
     """
-    session.install("-q", "-c", CONSTRAINTS, "mutmut==3.8.1", "attrs", "pluggy", "pytest")
-    session.install("-q", "-c", CONSTRAINTS, "importlib-metadata")
-    folder = Path(session.create_tmp()) / "core"
+    session.install("-q", "-c", CONSTRAINTS, "mutmut==3.8.1", "pytest", "importlib-metadata")
+    session.install("-q", "-c", CONSTRAINTS, "attrs", "pluggy")
+    if package == "torch":
+        session.install("-q", "-c", CONSTRAINTS, "./amanda-core", "torch")
+    folder = Path(session.create_tmp()) / package
     shutil.rmtree(folder, ignore_errors=True)
-    shutil.copytree(ROOT / "amanda-core" / "src", folder / "src")
-    shutil.copytree(ROOT / "tests" / "core", folder / "tests" / "core")
-    shutil.copy(ROOT / "tests" / "core" / "mutants.toml", folder / "pyproject.toml")
+    shutil.copytree(ROOT / f"amanda-{package}" / "src", folder / "src")
+    shutil.copytree(ROOT / "tests" / package, folder / "tests" / package)
+    shutil.copy(ROOT / "tests" / package / "mutants.toml", folder / "pyproject.toml")
     session.chdir(folder)
     session.run("mutmut", "run", "--max-children", "2", *session.posargs)
     session.run("mutmut", "results")

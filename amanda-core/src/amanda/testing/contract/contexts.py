@@ -264,6 +264,24 @@ class ContextTests(ContractTests):
             kind = self.fw.types[op]
             assert [op_id for op_id in ids[kind] if kind.lower() not in op_id.lower()] == []
 
+    @requires(Capability.IN_PLACE)
+    def test_id_of_an_in_place_op_has_its_type(self) -> None:
+        """The op id of an in-place op tells its type, and differs from that of the op it adds to."""
+        ids: list[str] = []
+        tool = self.probe("add_inplace", before=lambda c: ids.append(c.get_op_id()))
+        others: list[str] = []
+        rest = self.probe("mul", before=lambda c: others.append(c.get_op_id()))
+
+        def build(x: Any, w: Any) -> Any:
+            target = self.fw.mul(x, w)
+            self.fw.add_inplace(target, w)
+            return target
+
+        self.run(self.fw.program(build, X, W), tool, rest)
+        kind = self.fw.types["add_inplace"].lower()
+        assert [kind in op_id.lower() for op_id in ids] == [True]
+        assert not set(ids) & set(others)
+
     def test_forward_context(self) -> None:
         """In a forward context everything that belongs to a backward op is None."""
         seen: list[Any] = []
