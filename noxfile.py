@@ -98,7 +98,7 @@ def mutants(session: nox.Session, package: str) -> None:
     session.install("-q", "-c", CONSTRAINTS, "mutmut==3.8.1", "pytest", "importlib-metadata")
     session.install("-q", "-c", CONSTRAINTS, "attrs", "pluggy")
     if package == "torch":
-        session.install("-q", "-c", CONSTRAINTS, "./amanda-core", "torch")
+        session.install("-q", "-c", CONSTRAINTS, "./amanda-core[testing]", "torch", "numpy")
     folder = Path(session.create_tmp()) / package
     shutil.rmtree(folder, ignore_errors=True)
     shutil.copytree(ROOT / f"amanda-{package}" / "src", folder / "src")
