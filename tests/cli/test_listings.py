@@ -107,7 +107,7 @@ def test_doctor_names_what_is_wrong(amanda: Command, site: Path) -> None:
     install(site, "amanda", "")
     run = amanda("doctor", PYTHONPATH=str(site), **ALONE)
     assert run.returncode == 1
-    problems = run.stdout.partition("4 problem(s)\n")[2].splitlines()
+    problems = run.stdout.partition("4 problems\n")[2].splitlines()
     assert [problem.partition(":")[0].strip() for problem in problems] == [
         (
             "the distribution named 'amanda' is an unrelated project and overwrites files of "
@@ -193,4 +193,4 @@ def test_mistakes_in_the_variables_are_warnings(amanda: Command) -> None:
         assert f"amanda: warning: {text}" in run.stderr
     doctor = amanda("doctor", **{**ALONE, "AMANDA_PLUGINS": "bogus"})
     assert doctor.returncode == 1
-    assert "1 problem(s)\n  AMANDA_PLUGINS=bogus means nothing" in doctor.stdout
+    assert "1 problem\n  AMANDA_PLUGINS=bogus means nothing" in doctor.stdout

@@ -58,6 +58,14 @@ class UnknownNameError(AmandaError, LookupError):
     """No installed package has a tool or driver of a name."""
 
 
+class FileError(AmandaError, OSError, ValueError):
+    """A file that the user has named cannot be read, or is not what it has to be.
+
+    It is an OSError and a ValueError as well: what raises one for a missing file raises the other
+    for a damaged one, and callers handle both.
+    """
+
+
 class ToolTypeError(AmandaError):
     """A tool raised a TypeError within an operator such as ``a + b``.
 

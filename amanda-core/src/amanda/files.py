@@ -1,7 +1,7 @@
-"""Writing of result files: complete files or none, JSON.
+"""Files of results and files that users name: complete files or none, checks of what is read.
 
 ``write_json(folder / "count.json", result)`` writes plain data; :func:`replaced` opens any other
-text file in the same way.
+file in the same way. ``read_json(path)`` reads JSON that anybody may have written.
 """
 
 from __future__ import annotations
@@ -10,9 +10,19 @@ import contextlib
 import json
 import math
 import os
+import secrets
+import stat
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, NoReturn
+
+from amanda.errors import FileError
+
+_CLOSED = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_CLOEXEC", 0)
+"""The file is no link, and is closed in programs that this one starts."""
+
+LARGEST_TEXT = 4_000_000_000
+"""Bytes of a text file that is read; more is refused before anything of it is in memory."""
 
 
 def write_json(path: Path, data: Any) -> None:
@@ -34,19 +44,65 @@ def write_json(path: Path, data: Any) -> None:
 def replaced(path: Path, *, binary: bool = False) -> Iterator[IO[Any]]:
     """Open a file for writing text or bytes that replaces `path` when the with-block ends.
 
-    If the block raises, nothing of it is left, and an earlier file is as it was.
+    If the block raises, nothing of it is left, and an earlier file is as it was. A symbolic link
+    at `path` is replaced, not followed. Characters that UTF-8 lacks (lone surrogates, which stand
+    for the undecodable bytes of a file name) are
+    written out as in a Python string.
 
     Raises:
         OSError: the file cannot be written.
     """
-    # In the same folder, which os.replace() needs.
-    partial = path.with_name(f".{path.name}.partial")
+    descriptor, partial = _create_beside(path)
+    # Through the descriptor: where others may write, the name might lead elsewhere by now.
+    with _put_in_place(partial, path), _open(descriptor, binary) as file:
+        yield file
+
+
+def _open(descriptor: int, binary: bool) -> IO[Any]:
+    if binary:
+        return os.fdopen(descriptor, "wb")
+    return os.fdopen(descriptor, "w", encoding="utf-8", errors="backslashreplace", newline="")
+
+
+@contextlib.contextmanager
+def new_beside(path: Path) -> Iterator[Path]:
+    """Create an empty file in the folder of `path`, which it replaces when the with-block ends.
+
+    For writers that take a path; :func:`replaced` opens the file. If the block raises, nothing of
+    it is left, and an earlier file is as it was.
+
+    Raises:
+        OSError: the file cannot be created, or `path` cannot be replaced.
+    """
+    descriptor, partial = _create_beside(path)
+    os.close(descriptor)
+    with _put_in_place(partial, path):
+        yield partial
+
+
+def _create_beside(path: Path) -> tuple[int, Path]:
+    """Create a file in the folder of `path`, which os.replace() needs; its descriptor and path."""
+    # The name is random, and the file must be new: whoever else may write into the folder cannot
+    # have put a file or a link there.
+    partial = path.with_name(f".amanda-{secrets.token_hex(8)}.partial")
     try:
-        with partial.open("wb") if binary else partial.open("w", encoding="utf-8") as file:
-            yield file
+        return os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL | _CLOSED, 0o666), partial
+    except OSError as error:
+        raise OSError(error.errno, error.strerror, os.fspath(path)) from error
+
+
+@contextlib.contextmanager
+def _put_in_place(partial: Path, path: Path) -> Iterator[None]:
+    """Rename `partial` to `path` after the with-block, or remove it if something fails."""
+    try:
+        yield
         os.replace(partial, path)
-    except BaseException:
-        partial.unlink(missing_ok=True)
+    except BaseException as error:
+        with contextlib.suppress(OSError):
+            partial.unlink(missing_ok=True)
+        if isinstance(error, OSError) and error.errno and error.filename in (None, str(partial)):
+            # With the name that the user knows.
+            raise OSError(error.errno, error.strerror, os.fspath(path)) from error
         raise
 
 
@@ -59,3 +115,76 @@ def plain_data(value: Any) -> Any:
     if isinstance(value, float) and not math.isfinite(value):
         return str(value)
     return value
+
+
+@contextlib.contextmanager
+def opened(path: str | os.PathLike[str]) -> Iterator[IO[bytes]]:
+    """Open a file that a user has named for reading bytes.
+
+    Raises:
+        FileError: it is missing, may not be read, or is a folder, a pipe or a device, from which
+            one could read for ever.
+    """
+    try:
+        # Without O_NONBLOCK a pipe that nobody writes to would never be open.
+        descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0))
+    except (OSError, ValueError) as error:
+        # ValueError: the path holds a null character.
+        raise FileError(f"{path} cannot be read: {_reason(error)}") from error
+    mode = os.fstat(descriptor).st_mode
+    if not stat.S_ISREG(mode):
+        os.close(descriptor)
+        what = "a folder" if stat.S_ISDIR(mode) else "a pipe or a device"
+        raise FileError(f"{path} cannot be read: it is {what}, and no file")
+    with os.fdopen(descriptor, "rb") as file:
+        yield file
+
+
+def read_text(path: str | os.PathLike[str]) -> str:
+    """Read a text file that a user has named.
+
+    Raises:
+        FileError: it cannot be read, is too large, or is no text in UTF-8.
+    """
+    try:
+        with opened(path) as file:
+            if (size := os.fstat(file.fileno()).st_size) > LARGEST_TEXT:
+                raise FileError(f"{path} cannot be read: it has {size:,} bytes, too many for text")
+            return file.read().decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise FileError(f"{path} cannot be read: it is no text ({error.reason})") from error
+    except (OSError, MemoryError) as error:
+        if isinstance(error, FileError):
+            raise
+        raise FileError(f"{path} cannot be read: {_reason(error)}") from error
+
+
+def read_json(path: str | os.PathLike[str]) -> Any:
+    """Read a file of JSON that a user has named.
+
+    Raises:
+        FileError: it cannot be read, or is no JSON; NaN and infinities, which JSON lacks, included.
+    """
+    return parse_json(read_text(path), path)
+
+
+def parse_json(text: str, path: str | os.PathLike[str]) -> Any:
+    """Parse JSON from a file that a user has named.
+
+    Raises:
+        FileError: it is no JSON; NaN and infinities, which JSON lacks, included.
+    """
+    if not text.strip():
+        raise FileError(f"{path} cannot be read: it is empty")
+    try:
+        return json.loads(text, parse_constant=_refuse_constant)
+    except (ValueError, RecursionError, MemoryError) as error:
+        raise FileError(f"{path} cannot be read: it is no JSON ({_reason(error)})") from error
+
+
+def _refuse_constant(name: str) -> NoReturn:
+    raise ValueError(f"JSON has no {name}")
+
+
+def _reason(error: BaseException) -> str:
+    return getattr(error, "strerror", None) or str(error) or type(error).__name__

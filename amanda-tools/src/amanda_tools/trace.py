@@ -10,6 +10,7 @@ from typing import Any
 import attrs
 
 from amanda import OpContext
+from amanda.files import replaced
 from amanda.results import Chart, Table
 from amanda.tools.description import place
 from amanda.tools.graph_tracing import Graph, GraphTracingTool, TracedOp
@@ -175,11 +176,13 @@ class TraceTool(PrintingTool[TraceOptions]):
             chrome.write(self.timeline, self.sources, written[-1])
         if self.options.dot:
             written.append(folder / f"{stem}.dot")
-            written[-1].write_text("\n".join(dot_lines(self.graph)), encoding="utf-8")
+            with replaced(written[-1]) as file:
+                file.write("\n".join(dot_lines(self.graph)))
         if self.options.svg:
             written.append(folder / f"{stem}.svg")
             lines = svg_lines(self.graph, self.sources)
-            written[-1].write_text("\n".join(lines), encoding="utf-8")
+            with replaced(written[-1]) as file:
+                file.write("\n".join(lines))
         return written
 
 

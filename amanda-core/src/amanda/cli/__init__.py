@@ -39,6 +39,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         from amanda.cli import run
 
         return run.main(rest)
+    # Names of others, in any encoding: what the terminal's lacks is written out.
+    if reconfigure := getattr(sys.stdout, "reconfigure", None):
+        reconfigure(errors="backslashreplace")
     try:
         status = _run_command(command, rest)
         sys.stdout.flush()

@@ -17,6 +17,7 @@ from amanda.interface.driver import INTERFACE_VERSION, Driver
 from amanda.registry import distributions, drivers, plugins
 from amanda.scope.apply import apply
 from amanda.state import FAILED
+from amanda.text import printable
 
 Check = Callable[[], Any]
 """Returns the problems that it finds, one line each; raising counts as a problem, too."""
@@ -42,10 +43,11 @@ def main(arguments: Sequence[str]) -> int:
         for title, part in _PARTS:
             print(title)
             for line in part(problems):
-                print(f"  {line}", flush=True)
-    print(f"{len(problems)} problem(s)" if problems else "all is well")
+                print(f"  {printable(line)}", flush=True)
+    count = len(problems)
+    print(f"{count} problem{'s' if count > 1 else ''}" if problems else "all is well")
     for problem in problems:
-        print(f"  {problem}")
+        print(f"  {printable(problem)}")
     return 1 if problems else 0
 
 
@@ -74,7 +76,7 @@ def _plugin_lines(problems: list[str]) -> Iterator[str]:
 
 
 def _driver_lines(problems: list[str]) -> Iterable[str]:
-    return [line for text in driver_lines() for line in text.splitlines()]
+    return driver_lines(title="")
 
 
 def _checks(problems: list[str]) -> Iterator[str]:

@@ -13,6 +13,7 @@ from amanda.cli.results import complain
 from amanda.interface.tool import Tool
 from amanda.registry import drivers, plugins
 from amanda.results import Table
+from amanda.text import printable
 from amanda.tools import available, load
 from amanda.tools.reporting import plain_text
 
@@ -31,7 +32,7 @@ def main(command: str, arguments: Sequence[str]) -> int:
         lines = tool_lines() if command == "tools" else driver_lines()
     for warning in caught:
         complain(f"warning: {warning.message}")
-    print("\n".join(lines))
+    print(printable("\n".join(lines), keep="\n"))
     return 0
 
 
@@ -60,8 +61,12 @@ def _describe(cls: type[Tool]) -> list[str]:
     return [_first_line(cls), *(option.describe() for option in known.values()), *more]
 
 
-def driver_lines() -> list[str]:
-    """Describe the drivers in a table: name, framework, mode, priority, whether each is used."""
+def driver_lines(title: str = "drivers") -> list[str]:
+    """Describe the drivers in a table: name, framework, mode, priority, whether each is used.
+
+    Args:
+        title: the line above it; "" for none.
+    """
     rows = [
         (
             e.cls.name,
@@ -73,8 +78,9 @@ def driver_lines() -> list[str]:
         )
         for e in drivers.drivers()
     ]
-    lines = [plain_text(Table("drivers", _COLUMNS, rows))] if rows else ["no drivers are installed"]
-    return lines + missing_drivers()
+    lines = plain_text(Table(title, _COLUMNS, rows)).splitlines() if rows else []
+    shown = (lines if title else lines[1:]) or ["no drivers are installed"]
+    return shown + missing_drivers()
 
 
 def missing_drivers() -> list[str]:

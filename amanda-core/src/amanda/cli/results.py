@@ -5,9 +5,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -20,14 +21,19 @@ from amanda.registry import drivers, plugins
 from amanda.results import RunReport, Table
 from amanda.scope.scope import Statistics
 from amanda.state import FAILED, STATE
+from amanda.text import printable
 from amanda.tools.op_filter import OpFilter
 from amanda.tools.reporting import plain_text
+
+_LINES = "\n\t"
+"""Control characters that stay in messages: those of others may have several lines."""
 
 
 def complain(message: str) -> None:
     """Print a message to stderr, if it is still open."""
     try:
-        print(f"amanda: {message}", file=sys.__stderr__ or sys.stderr, flush=True)
+        text = printable(f"amanda: {message}", keep=_LINES)
+        print(text, file=sys.__stderr__ or sys.stderr, flush=True)
     except (OSError, ValueError, AttributeError):
         return
 
@@ -85,6 +91,7 @@ class Report:
     complain: Callable[[str], None] = complain
     written: list[Path] = attrs.field(factory=list)
     _collected: list[pages.Collector] = attrs.field(factory=list)
+    _lost: list[str] = attrs.field(factory=list)
 
     def deliver(self, statistics: Statistics, seconds: float) -> None:
         """Write the files; print the summaries and the last line.
@@ -159,21 +166,33 @@ class Report:
         self.written.append(path)
 
     def _print(self, statistics: Statistics, seconds: float) -> None:
+        is_ours = False
         try:
             # The program's output comes before the summaries, also through a pipe.
             self.out.flush()
-            for named in self.tools:
-                self._try(named.name, self._print_summary, named)
-            if self.written:
-                files = ", ".join(path.name for path in self.written)
-                folder = self.folder or self.written[0].parent
-                print(f"amanda: wrote {files} in {folder}", file=self.out)
-            print(last_line(statistics, seconds), file=self.out, flush=True)
-        except BrokenPipeError:
-            # Nobody reads the pipe; without this Python reports a second error at exit.
-            os.dup2(os.open(os.devnull, os.O_WRONLY), self.out.fileno())
-        except (OSError, ValueError) as error:
-            self.complain(f"the summary is lost: {error}")
+            is_ours = True
+            with _any_character(self.out):
+                self._print_parts(statistics, seconds)
+        except (OSError, ValueError, AttributeError) as error:
+            # AttributeError: without a standard output, sys.stdout is None.
+            is_unread = isinstance(error, BrokenPipeError)
+            if not is_unread:
+                self.complain(f"the summary is lost: {error}")
+            if isinstance(error, OSError) and (is_ours or is_unread):
+                # Nobody reads the pipe, or the disk is full: without this Python tries once more
+                # to write our text when it exits, reports a second error and changes the status.
+                os.dup2(os.open(os.devnull, os.O_WRONLY), self.out.fileno())
+
+    def _print_parts(self, statistics: Statistics, seconds: float) -> None:
+        for named in self.tools:
+            self._try(named.name, self._print_summary, named)
+        if self.written:
+            files = ", ".join(path.name for path in self.written)
+            folder = self.folder or self.written[0].parent
+            print(printable(f"amanda: wrote {files} in {folder}"), file=self.out)
+        for line in self._lost:
+            print(printable(f"amanda: {line}"), file=self.out)
+        print(printable(last_line(statistics, seconds)), file=self.out, flush=True)
 
     def _print_summary(self, named: NamedTool) -> None:
         if print_summary := _method(named.tool, "print_summary"):
@@ -191,9 +210,22 @@ class Report:
             about = f"{type(error).__name__}: {error}"
             what = name if give == self._write_page else f"a result of {name}"
             self.complain(f"{what} is lost: {about}")
+            self._lost.append(f"{what} is lost: {about}")
             for collected in self._collected:
                 if collected.name == name:
                     collected.lost.append(about)
+
+
+@contextlib.contextmanager
+def _any_character(stream: TextIO) -> Iterator[None]:
+    """Within it, characters that the encoding of a stream lacks are written out."""
+    errors, reconfigure = getattr(stream, "errors", None), getattr(stream, "reconfigure", None)
+    if reconfigure is None or errors is None:
+        yield
+        return
+    reconfigure(errors="backslashreplace")
+    yield
+    reconfigure(errors=errors)
 
 
 def _method(tool: Tool, name: str) -> Callable[..., Any] | None:

@@ -30,6 +30,7 @@ from typing import Any, ClassVar, Generic, Literal, TextIO, TypeVar
 from amanda.errors import close_matches
 from amanda.interface.tool import Tool
 from amanda.results import Chart, Table
+from amanda.text import printable
 
 OptionsT = TypeVar("OptionsT")
 
@@ -159,12 +160,17 @@ def unknown_option(tool: str, option: str, known: Iterable[str]) -> str:
 
 
 def plain_text(table: Table) -> str:
-    """Format a table as lines of text; without rows only its title."""
+    """Format a table as lines of text; without rows only its title.
+
+    Characters that a terminal would obey are written out.
+    """
+    title = printable(table.title)
     if not table.rows:
-        return table.title
+        return title
     rows, more = table.head()
-    cells = [[str(value) for value in row] for row in rows]
-    columns = list(zip(table.columns, *cells, strict=True))
+    headings = [printable(column) for column in table.columns]
+    cells = [[printable(str(value)) for value in row] for row in rows]
+    columns = list(zip(headings, *cells, strict=True))
     widths = [max(map(len, column)) for column in columns]
     numeric = [all(isinstance(row[i], (int, float)) for row in rows) for i in range(len(widths))]
     lines = [
@@ -172,6 +178,6 @@ def plain_text(table: Table) -> str:
             cell.rjust(width) if right else cell.ljust(width)
             for cell, width, right in zip(line, widths, numeric, strict=True)
         ).rstrip()
-        for line in [list(table.columns), ["-" * width for width in widths], *cells]
+        for line in [headings, ["-" * width for width in widths], *cells]
     ]
-    return "\n".join([table.title, *(f"  {line}" for line in lines), *([more] if more else [])])
+    return "\n".join([title, *(f"  {line}" for line in lines), *([more] if more else [])])

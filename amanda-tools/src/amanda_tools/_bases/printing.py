@@ -10,6 +10,7 @@ import rich.table
 from rich.text import Text
 
 from amanda.results import Table
+from amanda.text import printable
 from amanda.tools.reporting import ReportingTool
 
 OptionsT = TypeVar("OptionsT")
@@ -35,7 +36,7 @@ class PrintingTool(ReportingTool[OptionsT]):
         console = QuietConsole(file=file, width=width, highlight=False)
         for table in self.tables():
             # Titles are not part of the table, which may be narrower than they are.
-            console.print(Text(table.title, style="bold"), soft_wrap=True)
+            console.print(Text(printable(table.title), style="bold"), soft_wrap=True)
             if table.rows:
                 console.print(to_rich(table))
             if more := table.head()[1]:
@@ -49,7 +50,8 @@ def to_rich(table: Table) -> rich.table.Table:
     result = rich.table.Table()
     for position, column in enumerate(table.columns):
         numeric = bool(rows) and all(isinstance(row[position], Number) for row in rows)
-        result.add_column(Text(column), justify="right" if numeric else "left", overflow="fold")
+        title = Text(printable(column))
+        result.add_column(title, justify="right" if numeric else "left", overflow="fold")
     for row in rows:
-        result.add_row(*(Text(str(value)) for value in row))
+        result.add_row(*(Text(printable(str(value))) for value in row))
     return result

@@ -1,20 +1,54 @@
-"""Rows of results as CSV files."""
+"""Rows of results as CSV files.
+
+Names of modules and operators are the program's: one that begins like a formula would be computed
+by the spreadsheet that opens the file, and is written with an apostrophe before it.
+"""
 
 from __future__ import annotations
 
 import csv
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
+
+from amanda.files import replaced
+
+_FORMULA = ("=", "+", "-", "@", "\t", "\r")
+"""Beginnings of cells that spreadsheets take for formulas."""
 
 
 def write_rows(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
     """Write a line per row, with a column for each key that any row has.
 
     Raises:
-        OSError: the file cannot be written.
+        OSError: the file cannot be written; an earlier one is as it was.
     """
-    with path.open("w", encoding="utf-8", newline="") as file:
-        writer = csv.DictWriter(file, list(dict.fromkeys(key for row in rows for key in row)))
-        writer.writeheader()
-        writer.writerows(rows)
+    columns = list(dict.fromkeys(key for row in rows for key in row))
+    write_table(path, columns, ([row.get(key) for key in columns] for row in rows))
+
+
+def write_table(path: Path, columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
+    """Write a heading and a line per row.
+
+    Raises:
+        OSError: the file cannot be written; an earlier one is as it was.
+    """
+    with replaced(path) as file:
+        writer = csv.writer(file)
+        writer.writerow([_cell(name) for name in columns])
+        writer.writerows([_cell(value) for value in row] for row in rows)
+
+
+def _cell(value: Any) -> Any:
+    """Put an apostrophe before a text that begins like a formula; numbers stay."""
+    text = value if value is None or isinstance(value, (int, float)) else str(value)
+    is_formula = isinstance(text, str) and text.startswith(_FORMULA) and not _is_number(text)
+    return f"'{text}" if is_formula else text
+
+
+def _is_number(text: str) -> bool:
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return text[0] not in "\t\r"

@@ -6,6 +6,7 @@ import hashlib
 from collections.abc import Iterator, Mapping, Sequence
 from xml.sax.saxutils import escape
 
+from amanda.text import printable
 from amanda.tools.graph import Graph, TracedOp
 
 WIDTH, HEIGHT = 180, 34
@@ -112,7 +113,7 @@ def _edge(start: tuple[float, float], end: tuple[float, float]) -> str:
 def _box(op: TracedOp, place: tuple[float, float], source: str) -> Iterator[str]:
     x, y = place
     about = "\n".join(text for text in (op.id, op.module, source) if text)
-    yield f'<g class="op"><title>{escape(about)}</title>'
+    yield f'<g class="op"><title>{_escaped(about)}</title>'
     yield (
         f'<rect x="{x:.0f}" y="{y:.0f}" width="{WIDTH}" height="{HEIGHT}" rx="5" '
         f'fill="{colour(op.type)}" stroke="#4a5568"/>'
@@ -123,7 +124,12 @@ def _box(op: TracedOp, place: tuple[float, float], source: str) -> Iterator[str]
 
 
 def _cut(text: str) -> str:
-    return escape(text if len(text) <= 28 else f"…{text[-27:]}")
+    return _escaped(text if len(text) <= 28 else f"…{text[-27:]}")
+
+
+def _escaped(text: str) -> str:
+    # XML has no control characters, not even as references.
+    return escape(printable(text, keep="\n"))
 
 
 def colour(kind: str) -> str:
@@ -133,4 +139,5 @@ def colour(kind: str) -> str:
 
 def hue(kind: str) -> int:
     """Return the hue, in degrees, of an op type."""
-    return int.from_bytes(hashlib.sha256(kind.encode()).digest()[:2], "big") % 360
+    digest = hashlib.sha256(kind.encode("utf-8", "backslashreplace")).digest()
+    return int.from_bytes(digest[:2], "big") % 360

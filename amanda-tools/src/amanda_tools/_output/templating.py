@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import functools
 from importlib import resources
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+
+from amanda.text import printable
 
 if TYPE_CHECKING:
     import jinja2
@@ -14,6 +16,11 @@ if TYPE_CHECKING:
 def source(name: str) -> str:
     """Return the text of a file in ``templates/``."""
     return (resources.files("amanda_tools._output") / "templates" / name).read_text("utf-8")
+
+
+def _finalized(value: Any) -> Any:
+    """Write control characters out, which XML lacks; texts that are marked as safe stay."""
+    return printable(value, keep="\n\t") if type(value) is str else value
 
 
 @functools.cache
@@ -26,6 +33,7 @@ def environment() -> jinja2.Environment:
         loader=jinja2.FunctionLoader(source),
         autoescape=True,
         undefined=jinja2.StrictUndefined,
+        finalize=_finalized,
         trim_blocks=True,
         lstrip_blocks=True,
     )

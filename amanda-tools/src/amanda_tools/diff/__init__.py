@@ -8,6 +8,7 @@ from typing import Any, Literal
 
 import attrs
 
+from amanda.files import replaced
 from amanda.results import Chart, Table
 from amanda.tools.reporting import type_names
 from amanda_tools._bases.watching import check_kinds
@@ -147,7 +148,8 @@ class DiffTool(DumpTool):
         if not self.options.html:
             return []
         path = folder / f"{stem}.html"
-        path.write_text(page(self.op_rows(), self.summary()), encoding="utf-8")
+        with replaced(path) as file:
+            file.write(page(self.op_rows(), self.summary()))
         return [path]
 
 

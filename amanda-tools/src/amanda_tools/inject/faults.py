@@ -36,7 +36,9 @@ class Fault:
 def make_generator(*keys: int | str) -> np.random.Generator:
     """Make a random generator from these keys alone: equal on every machine."""
     # Not hash(), which differs from process to process.
-    numbers = [zlib.crc32(key.encode()) if isinstance(key, str) else key for key in keys]
+    # A name may hold what UTF-8 lacks.
+    texts = [k.encode("utf-8", "backslashreplace") if isinstance(k, str) else k for k in keys]
+    numbers = [zlib.crc32(key) if isinstance(key, bytes) else key for key in texts]
     return np.random.default_rng(numbers)
 
 

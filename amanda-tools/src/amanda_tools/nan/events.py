@@ -10,6 +10,7 @@ import attrs
 import numpy as np
 
 from amanda.errors import AmandaError, AmandaWarning
+from amanda.text import printable
 from amanda.tools.description import OpDescription
 from amanda_tools._values.tensors import reader_of
 
@@ -85,7 +86,7 @@ class NonFiniteEvent:
         where = f" ({self.op.module})" if self.op.module else ""
         source = f", {self.source}" if self.source else ""
         what = "NaN" if self.kind == "nan" else "an infinity"
-        return (
+        return printable(
             f"{self.op.type} produced {what} from finite inputs in the {self.op.direction} pass: "
             f"op {self.op.id}{where}{source}"
         )

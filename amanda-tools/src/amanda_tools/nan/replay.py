@@ -12,6 +12,7 @@ import numpy as np
 
 import amanda
 from amanda.errors import CapabilityError
+from amanda.files import replaced
 from amanda.tools.description import OpDescription
 from amanda_tools._values.tensors import reader_of
 
@@ -72,6 +73,6 @@ class OpReplay:
         arrays: dict[str, Any] = {name: reader_of(t).numpy(t) for name, t in pairs}
         dtypes = {name: reader_of(tensor).dtype(tensor) for name, tensor in pairs}
         arrays["op"] = np.array(json.dumps({**self.op.row(), "dtypes": dtypes}))
-        with path.open("wb") as file:
+        with replaced(path, binary=True) as file:
             np.savez_compressed(file, **arrays)
         return path

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import csv
+import errno
 import importlib
 import os
 import socket
@@ -13,7 +13,9 @@ from typing import Any
 
 import attrs
 
+from amanda.files import replaced
 from amanda_tools._bases.watching import Sample, WatchedTensor
+from amanda_tools._output.csv_files import write_table
 
 _TENSORBOARD = (
     "tensorboard.compat.proto.event_pb2",
@@ -31,10 +33,7 @@ def write_csv(path: Path, series: Iterable[Sample]) -> None:
     Raises:
         OSError: the file cannot be written.
     """
-    with path.open("w", encoding="utf-8", newline="") as file:
-        writer = csv.writer(file)
-        writer.writerow(("step", "key", *FIGURES))
-        writer.writerows(attrs.astuple(look) for look in series)
+    write_table(path, ("step", "key", *FIGURES), map(attrs.astuple, series))
 
 
 def require_tensorboard() -> None:
@@ -61,14 +60,19 @@ def write_tensorboard(
 
     Returns:
         Path of the file.
+
+    Raises:
+        OSError: the file cannot be written, or `folder` is a symbolic link.
     """
     event_pb2, summary_pb2, writers = map(importlib.import_module, _TENSORBOARD)
+    if folder.is_symlink():
+        raise FileExistsError(errno.EEXIST, "a link, which is not followed", str(folder))
     folder.mkdir(parents=True, exist_ok=True)
     # TensorBoard recognizes event files by this name. Its own writer would start a thread.
     now, host = time.time(), socket.gethostname()
     path = folder / f"events.out.tfevents.{int(now)}.{host}.{os.getpid()}.{time.monotonic_ns()}"
 
-    with path.open("wb") as file:
+    with replaced(path, binary=True) as file:
         writer = writers.RecordWriter(file)
         head = event_pb2.Event(wall_time=now, file_version="brain.Event:2")
         writer.write(head.SerializeToString())
