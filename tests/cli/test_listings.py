@@ -194,3 +194,10 @@ def test_mistakes_in_the_variables_are_warnings(amanda: Command) -> None:
     doctor = amanda("doctor", **{**ALONE, "AMANDA_PLUGINS": "bogus"})
     assert doctor.returncode == 1
     assert "1 problem\n  AMANDA_PLUGINS=bogus means nothing" in doctor.stdout
+
+
+def test_doctor_names_each_part_once(amanda: Command) -> None:
+    """The heading of a part is not repeated by the table below it."""
+    lines = amanda("doctor").stdout.splitlines()
+    assert lines.count("drivers") == 1
+    assert "  drivers" not in lines

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import py_compile
+import sys
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
@@ -161,3 +162,26 @@ def test_unsafe_path_is_left_out_if_python_is_told_so(python: Command, script: S
     path = str(script("import sys; print(sys.path)"))
     alone, under = python("-P", path), python("-P", "-m", "amanda", "run", path)
     assert without_summary(under.stdout) == alone.stdout
+
+
+def test_the_word_python_before_a_program_is_left_out(amanda: Command, script: Script) -> None:
+    """It runs in the Python of the command; options of Python, or another Python, are an error."""
+    script("import sys; print(sys.argv)")
+    script("print('module')", "module.py")
+    own = Path(sys.executable).parent
+    for word in ("python", sys.executable, str(own / "python3")):
+        run = amanda("run", word, "program.py", "-x", PATH=str(own))
+        assert run.stdout.startswith("['program.py', '-x']"), run.stderr
+    assert amanda("run", "--", "python", "-m", "module", PATH=str(own)).stdout.startswith("module")
+    for words in (["python", "-u", "program.py"], ["/usr/bin/python3", "program.py"]):
+        run = amanda("run", *words, PATH=str(own))
+        assert (run.returncode, run.stdout) == (2, "")
+        assert f"leave {words[0]!r} out" in run.stderr
+    script("print('mine')", "python")
+    assert amanda("run", "python").stdout.startswith("mine")
+
+
+def test_a_run_without_a_tool_says_so(amanda: Command, script: Script) -> None:
+    """Nobody looks for results that nothing was asked for."""
+    run = amanda("run", str(script("pass")))
+    assert "amanda: no tool was given: try -t count; amanda tools lists all\n" in run.stdout

@@ -12,7 +12,7 @@ from typing import Any
 
 import attrs
 
-from amanda.files import write_json
+from amanda.files import new_beside, write_json
 from amanda.results import Table
 from amanda.tools.reporting import type_names
 from amanda_tools._bases.watching import (
@@ -96,6 +96,8 @@ class DumpTool(WatchingTool[DumpOptions]):
         entries: tensors taken, in order.
         dropped: number of tensors not taken: beyond the limits, or of a type that the format lacks.
         waiting_bytes: bytes of tensors in memory that are in no file yet.
+        problem: why tensors were lost: the disk was full, for instance; "" if none was. Nothing is
+            taken after that.
     """
 
     name = "dump"
@@ -107,6 +109,7 @@ class DumpTool(WatchingTool[DumpOptions]):
         self.dropped = 0
         self._waiting: dict[str, Any] = {}
         self.waiting_bytes = 0
+        self.problem = ""
         self._bytes = 0
         self._folder: Path | None = None
         self._files = 0
@@ -124,7 +127,7 @@ class DumpTool(WatchingTool[DumpOptions]):
         reader = reader_of(tensor)
         dtype = reader.dtype(tensor)
         is_writable = dtype in WRITABLE and reader.is_readable(tensor)
-        if len(self.entries) >= self.options.limit or not is_writable:
+        if self.problem or len(self.entries) >= self.options.limit or not is_writable:
             self.dropped += 1
             return
         remaining = self.options.bytes - self._bytes
@@ -154,14 +157,24 @@ class DumpTool(WatchingTool[DumpOptions]):
     def _write_shard(self) -> None:
         if not self._waiting:
             return
-        # In a temporary folder: the folder of the results is known only when the run ends.
-        if self._folder is None:
-            self._folder = Path(tempfile.mkdtemp(prefix="amanda-dump-"))
-            weakref.finalize(self, _remove, self._folder, os.getpid())
-        write_tensors(self._folder / str(self._files), self._waiting)
-        self._files += 1
+        try:
+            # In a temporary folder: the folder of the results is known only when the run ends.
+            if self._folder is None:
+                self._folder = Path(tempfile.mkdtemp(prefix="amanda-dump-"))
+                weakref.finalize(self, _remove, self._folder, os.getpid())
+            write_tensors(self._folder / str(self._files), self._waiting)
+            self._files += 1
+        except OSError as error:
+            self._lose_waiting(f"temporary files cannot be written: {error}")
         self._waiting = {}
         self.waiting_bytes = 0
+
+    def _lose_waiting(self, problem: str) -> None:
+        """Count the tensors of a file that cannot be written; the program continues."""
+        self.problem = problem
+        self._bytes -= self.waiting_bytes
+        self.dropped += len(self._waiting)
+        self.entries = [entry for entry in self.entries if entry.file != self._files]
 
     # -- result -----------------------------------------------------------
 
@@ -170,6 +183,8 @@ class DumpTool(WatchingTool[DumpOptions]):
 
         ``key``, ``file``, ``kind``, ``tensor``, ``step``, ``shape`` and ``dtype``.
         """
+        # The last tensors may be lost while they are written.
+        self._write_shard()
         return [entry.plain(self._stem) for entry in self.entries]
 
     def summary(self) -> dict[str, Any]:
@@ -181,6 +196,7 @@ class DumpTool(WatchingTool[DumpOptions]):
             "not_taken": self.dropped,
             "ops": len({entry.row["id"] for entry in self.entries}),
             "kinds": {kind: sum(e.kind == kind for e in self.entries) for kind in sorted(kinds)},
+            **({"problem": self.problem} if self.problem else {}),
         }
 
     def tables(self) -> Iterable[Table]:
@@ -192,6 +208,8 @@ class DumpTool(WatchingTool[DumpOptions]):
             title = f"dump: {found['not_taken']} tensors were not taken"
             limits = [(name, getattr(self.options, name)) for name in ("limit", "bytes")]
             yield Table(title, ("limit", "value"), limits)
+        if self.problem:
+            yield Table(f"dump: {self.problem}", (), ())
 
     def load(self, entry: Entry) -> Array:
         """Return the values of a tensor that was taken; types that NumPy lacks as float32."""
@@ -202,14 +220,22 @@ class DumpTool(WatchingTool[DumpOptions]):
     def write_files(self, folder: Path, stem: str) -> Sequence[Path]:
         """Write ``<stem>-00000.safetensors``, ... and ``<stem>.index.json``."""
         self._write_shard()
-        written = []
-        for number in range(self._files):
-            assert self._folder is not None
-            written.append(folder / f"{stem}-{number:05}.safetensors")
-            # Copied, not moved: results may be written more than once.
-            shutil.copyfile(self._folder / str(number), written[-1])
-        index = folder / f"{stem}.index.json"
-        write_json(index, {"tensors": [entry.plain(stem) for entry in self.entries]})
+        written: list[Path] = []
+        try:
+            for number in range(self._files):
+                assert self._folder is not None
+                path = folder / f"{stem}-{number:05}.safetensors"
+                # Copied, not moved: results may be written more than once.
+                with new_beside(path) as partial:
+                    shutil.copyfile(self._folder / str(number), partial)
+                written.append(path)
+            index = folder / f"{stem}.index.json"
+            write_json(index, {"tensors": [entry.plain(stem) for entry in self.entries]})
+        except OSError:
+            # Without an index they are of no use, and take what space there is.
+            for path in written:
+                path.unlink(missing_ok=True)
+            raise
         return [*written, index]
 
 

@@ -9,18 +9,28 @@ a process for each rank. If the ranks have pages (``--html``), the merged result
 from __future__ import annotations
 
 import argparse
-import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from amanda.cli import pages
 from amanda.cli.results import complain
-from amanda.files import write_json
+from amanda.errors import FileError
+from amanda.files import read_json, write_json
 from amanda.results import RunReport, Table, ToolReport
+from amanda.text import printable
 
-_RANKED = re.compile(r"(?P<stem>.+)-rank(?P<rank>\d+)(?P<rest>(?:\.timeline)?\.json)")
+_RANKED = re.compile(r"(?P<stem>.+)-rank(?P<rank>[0-9]{1,9})(?P<rest>(?:\.timeline)?\.json)")
+
+
+_TIMELINE = ".timeline.json"
+
+_SHOWN = 8
+"""Missing ranks that a message lists."""
+
+_MOST_RANKS = 1_000_000
+"""A count of ranks beyond this is damage."""
 
 
 class MergeError(Exception):
@@ -34,51 +44,128 @@ def main(arguments: Sequence[str]) -> int:
         description="Merge the files that the ranks of a distributed run have written into DIR.",
     )
     parser.add_argument("folder", type=Path, metavar="DIR")
-    folder = parser.parse_args(arguments).folder
+    parser.add_argument(
+        "--partial",
+        action="store_true",
+        help="merge what there is, without the files that are missing or damaged",
+    )
+    given = parser.parse_args(arguments)
+    left_out: list[str] = []
     try:
-        written = merge(folder)
-    except (MergeError, pages.PageError) as error:
+        written = merge(given.folder, left_out if given.partial else None)
+    except (MergeError, pages.PageError, OSError) as error:
         complain(f"error: {error}")
         return 2
-    print(f"amanda: wrote {', '.join(path.name for path in written)} in {folder}")
+    for problem in left_out:
+        complain(f"warning: {problem}")
+    names = ", ".join(path.name for path in written)
+    print(printable(f"amanda: wrote {names} in {given.folder}"))
     return 0
 
 
-def merge(folder: Path) -> list[Path]:
+def merge(folder: Path, left_out: list[str] | None = None) -> list[Path]:
     """Merge the files of the ranks in a folder; they are not removed.
+
+    Nothing is written unless everything can be merged.
 
     Args:
         folder: the output folder of the ranks.
+        left_out: to merge what there is, a list to which each file that is missing or damaged is
+            appended; None to refuse.
 
     Returns:
         The files written, ``<tool>.json`` and ``<tool>.timeline.json``, and ``report.html`` if
         the ranks have pages.
 
     Raises:
-        MergeError: the folder has no files of ranks, one of them cannot be read, or the results
-            of the ranks have different schemas.
+        MergeError: the folder has no files of ranks, one of them is missing or cannot be read, or
+            the results of the ranks have different schemas.
         PageError: no plugin draws the page.
+        OSError: a file cannot be written.
     """
-    groups: dict[str, dict[int, Path]] = {}
-    for path in sorted(folder.iterdir()) if folder.is_dir() else ():
-        if found := _RANKED.fullmatch(path.name):
-            groups.setdefault(found["stem"] + found["rest"], {})[int(found["rank"])] = path
-    if not groups:
-        raise MergeError(f"{folder} has no files of ranks (<tool>-rank<n>.json)")
-    written = []
-    results: dict[str, Mapping[str, Any]] = {}
-    for name, paths in groups.items():
-        contents = {rank: _read(paths[rank]) for rank in sorted(paths)}
-        is_timeline = name.endswith(".timeline.json")
-        merged = merge_timelines(contents) if is_timeline else merge_results(name, contents)
-        if not is_timeline:
-            results[name.removesuffix(".json")] = merged
-        written.append(folder / name)
-        write_json(written[-1], merged)
+    problems: list[str] = []
+    groups = {
+        name: _read_ranks(paths, problems) for name, paths in _find_ranks(folder, problems).items()
+    }
+    problems += _missing(groups)
+    if left_out is not None:
+        left_out += problems
+    elif problems:
+        raise MergeError(f"{'; '.join(problems)}; amanda merge --partial merges what there is")
+    merged = {
+        name: merge_timelines(contents)
+        if name.endswith(_TIMELINE)
+        else merge_results(name, contents)
+        for name, contents in groups.items()
+        if contents
+    }
+    for name, content in merged.items():
+        write_json(folder / name, content)
+    written = [folder / name for name in merged]
     if any(folder.glob("report-rank*.html")):
         written.append(pages.page_path(folder, ""))
+        results = {n.removesuffix(".json"): c for n, c in merged.items() if _TIMELINE not in n}
         pages.write_page(written[-1], create_report(results))
     return written
+
+
+def _find_ranks(folder: Path, problems: list[str]) -> dict[str, dict[int, Path]]:
+    """The files of the ranks by rank, by the name of the file that is made of them.
+
+    Raises:
+        MergeError: there are none.
+    """
+    groups: dict[str, dict[int, Path]] = {}
+    try:
+        paths = sorted(folder.iterdir())
+    except OSError as error:
+        raise MergeError(f"{folder} cannot be read: {error.strerror}") from error
+    for path in paths:
+        if found := _RANKED.fullmatch(path.name):
+            ranks = groups.setdefault(found["stem"] + found["rest"], {})
+            known = ranks.setdefault(int(found["rank"]), path)
+            if known is not path:
+                problems.append(f"{known.name} and {path.name} are of the same rank")
+    if not groups:
+        raise MergeError(f"{folder} has no files of ranks (<tool>-rank<n>.json)")
+    return groups
+
+
+def _read_ranks(paths: Mapping[int, Path], problems: list[str]) -> dict[int, Any]:
+    """The contents of the files of one tool that can be read, by rank."""
+    contents = {}
+    for rank in sorted(paths):
+        try:
+            contents[rank] = read_json(paths[rank])
+        except FileError as error:
+            problems.append(str(error))
+    return contents
+
+
+def _missing(groups: Mapping[str, Mapping[int, Any]]) -> Iterator[str]:
+    """A line for each tool without the files of some ranks.
+
+    The ranks are those of all tools together, and those that the results say the run had.
+    """
+    ranks = {rank for contents in groups.values() for rank in contents}
+    counts = {_rank_count(c) for contents in groups.values() for c in contents.values()} - {None}
+    if len(counts) > 1:
+        yield f"the files are of runs with {' and '.join(map(str, sorted(counts)))} ranks"
+    for count in counts:
+        if too_high := sorted(rank for rank in ranks if rank >= count):
+            yield f"rank {too_high[0]} is of another run than those with {count} ranks"
+        ranks |= set(range(count))
+    for name, contents in groups.items():
+        if missing := sorted(ranks - contents.keys()):
+            shown = ", ".join(map(str, missing[:_SHOWN])) + (", ..." * (len(missing) > _SHOWN))
+            yield f"{name} has no result of rank {shown}"
+
+
+def _rank_count(result: Any) -> Any:
+    """The number of ranks of the run that has written a result; None if it does not say so."""
+    found = result.get("rank") if isinstance(result, Mapping) else None
+    count = found.get("count") if isinstance(found, Mapping) else None
+    return count if type(count) is int and 0 < count <= _MOST_RANKS else None
 
 
 def create_report(results: Mapping[str, Mapping[str, Any]]) -> RunReport:
@@ -123,10 +210,11 @@ def merge_results(name: str, results: Mapping[int, Any]) -> dict[str, Any]:
     Raises:
         MergeError: they are not all of one tool and schema.
     """
-    if not all(isinstance(result, Mapping) for result in results.values()):
-        raise MergeError(f"{name}: the results are no tables of a tool in the common form")
-    kinds = {(result.get("tool"), result.get("schema")) for result in results.values()}
-    if len(kinds) != 1 or None in next(iter(kinds)):
+    for rank, result in results.items():
+        if not _is_common(result):
+            raise MergeError(f"{name}: the result of rank {rank} has not the common form of tools")
+    kinds = {(result["tool"], result["schema"]) for result in results.values()}
+    if len(kinds) != 1:
         raise MergeError(f"{name}: the ranks' results are of different tools or versions")
     [(tool, schema)] = kinds
     summaries = {rank: result.get("summary", {}) for rank, result in results.items()}
@@ -134,10 +222,25 @@ def merge_results(name: str, results: Mapping[int, Any]) -> dict[str, Any]:
         "tool": tool,
         "schema": schema,
         "ranks": list(results),
+        # Those that the numbers of the others show; results of `amanda run` know all ranks.
+        "missing_ranks": [r for r in range(min(max(results), _MOST_RANKS)) if r not in results],
         "namespaces": sorted({n for result in results.values() for n in result["namespaces"]}),
         "summary": _merge_summaries(summaries),
         "ops": [{"rank": rank, **row} for rank, result in results.items() for row in result["ops"]],
     }
+
+
+def _is_common(result: Any) -> bool:
+    """Whether a result has the form of ``ReportingTool.result()``."""
+    return (
+        isinstance(result, Mapping)
+        and isinstance(result.get("tool"), str)
+        and isinstance(result.get("schema"), int)
+        and isinstance(result.get("summary"), Mapping)
+        and all(isinstance(result.get(key), list) for key in ("namespaces", "ops"))
+        and all(isinstance(name, str) for name in result["namespaces"])
+        and all(isinstance(row, Mapping) for row in result["ops"])
+    )
 
 
 def _merge_summaries(summaries: Mapping[int, Mapping[str, Any]]) -> dict[str, Any]:
@@ -171,16 +274,10 @@ def merge_timelines(timelines: Mapping[int, Any]) -> dict[str, Any]:
     """
     events: list[dict[str, Any]] = []
     for rank, timeline in timelines.items():
-        if not isinstance(timeline, Mapping) or "traceEvents" not in timeline:
-            raise MergeError(f"the timeline of rank {rank} has no events")
+        found = timeline.get("traceEvents") if isinstance(timeline, Mapping) else None
+        if not isinstance(found, list) or not all(isinstance(e, Mapping) for e in found):
+            raise MergeError(f"the timeline of rank {rank} has no list of events")
         named = {"name": "process_name", "ph": "M", "pid": rank, "args": {"name": f"rank {rank}"}}
         events.append(named)
-        events += [{**event, "pid": rank} for event in timeline["traceEvents"]]
+        events += [{**event, "pid": rank} for event in found]
     return {"displayTimeUnit": "ms", "traceEvents": events}
-
-
-def _read(path: Path) -> Any:
-    try:
-        return json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise MergeError(f"{path} cannot be read: {error}") from error

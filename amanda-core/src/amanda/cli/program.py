@@ -9,6 +9,8 @@ import builtins
 import importlib.util
 import io
 import pkgutil
+import re
+import shutil
 import sys
 import types
 from collections.abc import Sequence
@@ -17,6 +19,9 @@ from pathlib import Path
 from typing import Any
 
 import attrs
+
+_INTERPRETER = re.compile(r"python(\d+(\.\d+)?t?)?(\.exe)?")
+"""File names of Python itself."""
 
 
 class ProgramError(Exception):
@@ -56,8 +61,9 @@ class Program:
         try:
             if not Path(self.target).is_dir():
                 io.open_code(str(Path(self.target).absolute())).close()
-        except OSError as error:
-            raise ProgramError(f"can't open file {self.target!r}: {error.strerror}", 2) from None
+        except (OSError, ValueError) as error:
+            reason = getattr(error, "strerror", None) or error
+            raise ProgramError(f"can't open file {self.target!r}: {reason}", 2) from None
 
     def run(self) -> None:
         """Run it as the module ``__main__``.
@@ -157,6 +163,7 @@ def parse(words: Sequence[str]) -> Program:
     Raises:
         ProgramError: it is empty.
     """
+    words = _without_interpreter(words)
     if words and words[0].startswith("-m"):
         words = [words[0][2:], *words[1:]] if len(words[0]) > 2 else words[1:]
         is_module = True
@@ -165,6 +172,37 @@ def parse(words: Sequence[str]) -> Program:
     if not words:
         raise ProgramError("no program is given: a script, or -m and a module", 2)
     return Program(words[0], tuple(words[1:]), is_module)
+
+
+def _without_interpreter(words: Sequence[str]) -> Sequence[str]:
+    """Leave out the word ``python`` before a program: it runs in this process.
+
+    Raises:
+        ProgramError: options of Python follow it, or it is another Python.
+    """
+    if not words or not _INTERPRETER.fullmatch(Path(words[0]).name) or _is_script(words[0]):
+        return words
+    found = shutil.which(words[0])
+    own = Path(sys.executable).parent
+    is_own = found is None or Path(found).parent.absolute() == own.absolute()
+    has_option = len(words) > 1 and words[1].startswith("-") and not words[1].startswith("-m")
+    if is_own and not has_option:
+        return words[1:]
+    begin = "its options go to the Python that runs amanda" if is_own else f"{found} is another one"
+    raise ProgramError(
+        f"leave {words[0]!r} out: the program runs in this Python, {sys.executable}; {begin}: "
+        f"{words[0]} ... -m amanda run ...",
+        2,
+    )
+
+
+def _is_script(name: str) -> bool:
+    """Whether a file of this name is there that is no binary program."""
+    try:
+        with open(name, "rb") as file:
+            return b"\0" not in file.read(1000)
+    except OSError:
+        return False
 
 
 def _create_main_module(spec: ModuleSpec | None, loader: Any, file: str | None) -> types.ModuleType:

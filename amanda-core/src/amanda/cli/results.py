@@ -29,6 +29,9 @@ _LINES = "\n\t"
 """Control characters that stay in messages: those of others may have several lines."""
 
 
+_NO_TOOL = "amanda: no tool was given: try -t count; amanda tools lists all"
+
+
 def complain(message: str) -> None:
     """Print a message to stderr, if it is still open."""
     try:
@@ -135,8 +138,14 @@ class Report:
         collected.result = result()
         if self.folder is not None:
             path = self.folder / f"{collected.name}{self.rank.suffix}.json"
-            write_json(path, collected.result)
+            write_json(path, self._with_rank(collected.result))
             self._note_files(collected, path)
+
+    def _with_rank(self, result: Any) -> Any:
+        """A result for the file of a rank: `amanda merge` notices whose result is missing."""
+        if self.rank.count == 1 or not isinstance(result, Mapping) or "rank" in result:
+            return result
+        return {**result, "rank": {"number": self.rank.number, "count": self.rank.count}}
 
     def _write_files(self, collected: pages.Collector, tool: Tool, folder: Path) -> None:
         if write := _method(tool, "write_files"):
@@ -192,6 +201,8 @@ class Report:
             print(printable(f"amanda: wrote {files} in {folder}"), file=self.out)
         for line in self._lost:
             print(printable(f"amanda: {line}"), file=self.out)
+        if not self.tools:
+            print(_NO_TOOL, file=self.out)
         print(printable(last_line(statistics, seconds)), file=self.out, flush=True)
 
     def _print_summary(self, named: NamedTool) -> None:

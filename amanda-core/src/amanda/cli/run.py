@@ -20,7 +20,7 @@ from typing import Any, TextIO
 
 from amanda.cli import grammar, pages, program, progress, tool_options, tracebacks
 from amanda.cli.results import NamedTool, Rank, Report, complain
-from amanda.errors import AmandaError
+from amanda.errors import AmandaError, FileError
 from amanda.interface.tool import Tool
 from amanda.scope.apply import apply
 from amanda.state import LIVE_SCOPES
@@ -175,7 +175,10 @@ def create_op_filter(given: argparse.Namespace) -> OpFilter:
 def _create_tool(name: str, cls: type[Tool], arguments: dict[str, Any]) -> Tool:
     try:
         return cls(**arguments)
-    except (TypeError, ValueError) as error:
+    except FileError as error:
+        text = str(error).removeprefix(f"{name}: ")
+        raise UsageError(f"tool {name}: {text}") from error
+    except (TypeError, ValueError, OSError) as error:
         text = str(error).removeprefix(f"tool {name}: ")
         raise UsageError(f"tool {name}: {text}; see: amanda tools") from error
 

@@ -10,12 +10,15 @@ import functools
 import importlib
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from amanda.errors import FileError
+from amanda.files import new_beside, opened
+from amanda_tools._values.array_files import stored_name
 from amanda_tools._values.tensors import Array
 
 WRITABLE = frozenset(
@@ -46,20 +49,42 @@ def write_tensors(
     is_numpy = all(isinstance(tensor, np.ndarray) for tensor in tensors.values())
     library = importlib.import_module("safetensors")
     writer = importlib.import_module(f"safetensors.{'numpy' if is_numpy else 'torch'}")
+    named = {stored_name(name): tensor for name, tensor in tensors.items()}
     try:
-        writer.save_file(dict(tensors), path, None if metadata is None else dict(metadata))
-    except library.SafetensorError as error:
-        raise OSError(f"{os.fspath(path)} cannot be written: {error}") from error
+        with new_beside(Path(path)) as partial:
+            writer.save_file(named, partial, None if metadata is None else dict(metadata))
+    except (library.SafetensorError, OSError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise OSError(f"{os.fspath(path)} cannot be written: {reason}") from error
+
+
+def check_tensors(path: Path, keys: Iterable[str]) -> None:
+    """Check that a file can be read, and has these tensors.
+
+    Raises:
+        FileError: it is missing or damaged, or lacks one of them.
+    """
+    # The library would wait for ever at a pipe.
+    with opened(path):
+        pass
+    try:
+        with _open_file(path, "np") as file:
+            known = set(file.keys())
+    # Its parser raises more than its own error for files that are damaged on purpose.
+    except Exception as error:
+        raise FileError(f"{path} is no safetensors file, or is damaged: {error}") from error
+    for key in keys:
+        if stored_name(key) not in known:
+            raise FileError(f"{path} has no tensor {key}: it is of another recording")
 
 
 def read_tensor(path: Path, key: str) -> Array:
     """Read one tensor of a file; types that NumPy lacks as float32.
 
     Raises:
-        OSError: the file cannot be read.
-        ValueError: it is no safetensors file, or has no such tensor.
+        FileError: the file cannot be read, is no safetensors file, or has no such tensor.
     """
-    library = importlib.import_module("safetensors")
+    library, key = importlib.import_module("safetensors"), stored_name(key)
     try:
         file = _open(path, "np")
         kind = file.get_slice(key).get_dtype()
@@ -69,13 +94,17 @@ def read_tensor(path: Path, key: str) -> Array:
         if "torch" in sys.modules or not _has_small_types():
             return np.asarray(_open(path, "pt").get_tensor(key).float().numpy())
         return _read_small(path, key, _SMALL[kind])
-    except library.SafetensorError as error:
-        raise ValueError(f"{key} cannot be read from {path}: {error}") from error
+    except (library.SafetensorError, OSError, ValueError) as error:
+        raise FileError(f"{key} cannot be read from {path}: {error}") from error
 
 
 @functools.lru_cache(maxsize=8)
 def _open(path: Path, framework: str) -> Any:
     """-"""
+    return _open_file(path, framework)
+
+
+def _open_file(path: Path, framework: str) -> Any:
     return importlib.import_module("safetensors").safe_open(path, framework=framework)
 
 

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import functools
-import json
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
 import attrs
 
-from amanda_tools._values.tensor_files import read_tensor
+from amanda.errors import FileError
+from amanda.files import read_json
+from amanda_tools._values.tensor_files import check_tensors, read_tensor
 from amanda_tools._values.tensors import Array
 from amanda_tools.dump import DumpTool
 
@@ -68,18 +69,21 @@ class Recording:
             path: the folder, or an index in it.
 
         Raises:
-            ValueError: there is no recording, or more than one.
+            FileError: there is no recording, more than one, or a damaged one.
         """
         index = path
         if path.is_dir():
             found = sorted(path.glob("diff*.index.json")) or sorted(path.glob("dump*.index.json"))
             if len(found) != 1:
-                raise ValueError(f"{path} has {len(found)} recordings (*.index.json), not one")
+                raise FileError(
+                    f"diff: {path} has {len(found)} recordings (*.index.json), not one; name the "
+                    "index, or a folder that a run under -t diff or -t dump has written"
+                )
             [index] = found
         try:
-            entries = json.loads(index.read_text(encoding="utf-8"))["tensors"]
-        except (OSError, ValueError, KeyError, TypeError) as error:
-            raise ValueError(f"{index} is no recording: {error}") from error
+            entries = _entries(index)
+        except FileError as error:
+            raise FileError(f"diff: {index} is no recording: {error}") from error
         folder = index.parent
         return cls(
             _in_order(
@@ -94,6 +98,37 @@ class Recording:
         for record in self.records:
             found.setdefault(record.id, record)
         return found
+
+
+_TEXTS = ("id", "type", "module", "direction", "kind", "tensor", "namespace", "key", "file")
+_NUMBERS = ("step", "order")
+_FOLDERS = ("", "..")
+
+
+def _entries(index: Path) -> list[dict[str, Any]]:
+    """Read the entries of an index, and check them and the files of their tensors.
+
+    Raises:
+        FileError: a file is missing or damaged, or an entry is not as ``dump`` writes it.
+    """
+    content = read_json(index)
+    entries = content.get("tensors") if isinstance(content, dict) else None
+    if not isinstance(entries, list):
+        raise FileError("it has no list of tensors")
+    keys: dict[str, list[str]] = {}
+    for number, entry in enumerate(entries):
+        about = entry if isinstance(entry, dict) else {}
+        wrong = [name for name in _TEXTS if not isinstance(about.get(name), str)]
+        wrong += [name for name in _NUMBERS if type(about.get(name)) is not int]
+        # Files stand beside the index; a path could lead to any file of the machine.
+        if not wrong and (Path(about["file"]).name != about["file"] or about["file"] in _FOLDERS):
+            wrong = ["file"]
+        if wrong:
+            raise FileError(f"{wrong[0]!r} of its tensor {number} is missing or wrong")
+        keys.setdefault(about["file"], []).append(about["key"])
+    for file, found in keys.items():
+        check_tensors(index.parent / file, found)
+    return entries
 
 
 def _place(entry: Any) -> dict[str, Any]:

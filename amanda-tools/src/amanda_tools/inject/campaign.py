@@ -11,7 +11,7 @@ from __future__ import annotations
 import collections
 import json
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,8 @@ import attrs
 import numpy as np
 
 import amanda
-from amanda.errors import AmandaError
+from amanda.errors import FileError
+from amanda.files import parse_json, plain_data, read_text, replaced
 from amanda.results import Table
 from amanda_tools._values.tensors import Array, arithmetic_of
 
@@ -174,30 +175,66 @@ def read_trials(path: str | None, header: Mapping[str, Any]) -> list[Trial]:
     """Return the trials of a campaign file; write a new file with `header` if there is none.
 
     Raises:
-        AmandaError: the file's header differs: it belongs to another campaign.
+        FileError: the file is damaged or cannot be read or written, or its header differs: it
+            belongs to another campaign.
     """
     if path is None:
         return []
     file = Path(path)
-    if not file.exists():
-        file.write_text(json.dumps(header) + "\n", encoding="utf-8")
-        return []
-    text = file.read_text(encoding="utf-8")
-    lines = text.splitlines()
-    if not lines or json.loads(lines[0]) != header:
-        raise AmandaError(
-            f"inject: {path} is of a campaign with other options or another program; "
-            "give another path"
+    try:
+        if not file.exists():
+            _write_lines(file, [json.dumps(header)])
+            return []
+        text = read_text(file)
+        # Not splitlines(): names may hold the other characters that it takes for ends of lines.
+        *lines, rest = text.split("\n")
+        if not lines or parse_json(lines[0], file) != header:
+            raise FileError(
+                f"{path} is of a campaign with other options or another program; give another path"
+            )
+        trials = [_trial(line, number, file) for number, line in enumerate(lines[1:])]
+        if rest:
+            # The run was interrupted while it wrote its last line.
+            _write_lines(file, lines)
+        return trials
+    except OSError as error:
+        raise FileError(f"inject: {error}") from error
+
+
+def _write_lines(file: Path, lines: Sequence[str]) -> None:
+    with replaced(file) as new:
+        new.writelines(f"{line}\n" for line in lines)
+
+
+def _trial(line: str, number: int, file: Path) -> Trial:
+    """Read a line of a campaign file.
+
+    Raises:
+        FileError: it is no trial, or not that of this number.
+    """
+    found = parse_json(line, f"{file}, line {number + 2},")
+    is_whole = (
+        isinstance(found, dict)
+        and found.keys() == {field.name for field in attrs.fields(Trial)}
+        and isinstance(found["op"], str)
+        and type(found["execution"]) is int
+        and found["outcome"] in OUTCOMES
+        and isinstance(found["faults"], list)
+        and all(isinstance(fault, dict) and "bit" in fault for fault in found["faults"])
+    )
+    if not is_whole or found["number"] != number or type(found["number"]) is not int:
+        raise FileError(
+            f"{file}, line {number + 2}, is not the trial {number} of a campaign: the file is "
+            "damaged; remove this line and those after it, and these trials run again"
         )
-    if not text.endswith("\n"):
-        # The run was interrupted while it wrote its last line.
-        lines.pop()
-        file.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
-    return [Trial(**json.loads(line)) for line in lines[1:]]
+    return Trial(**found)
 
 
-def append_trial(path: str | None, trial: Trial) -> None:
-    """Append a trial to a campaign file; without a path do nothing."""
-    if path is not None:
-        with Path(path).open("a", encoding="utf-8") as file:
-            file.write(json.dumps(attrs.asdict(trial)) + "\n")
+def append_trial(path: str, trial: Trial) -> None:
+    """Append a trial to a campaign file.
+
+    Raises:
+        OSError: it cannot be written.
+    """
+    with Path(path).open("a", encoding="utf-8") as file:
+        file.write(json.dumps(plain_data(attrs.asdict(trial))) + "\n")

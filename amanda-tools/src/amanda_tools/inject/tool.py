@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections
 import json
+import warnings
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
@@ -12,7 +13,7 @@ import numpy as np
 
 import amanda
 from amanda import OpContext
-from amanda.errors import AmandaError
+from amanda.errors import AmandaError, AmandaWarning
 from amanda.files import plain_data
 from amanda.results import Table
 from amanda.tools.description import OpDescription, describe
@@ -164,7 +165,7 @@ class InjectTool(PrintingTool[InjectOptions]):
         # The file is refused if any of this differs.
         header = {
             "campaign": "amanda-inject",
-            "options": json.loads(json.dumps(attrs.asdict(self.options))),
+            "options": json.loads(json.dumps(plain_data(attrs.asdict(self.options)))),
             "elements": sum(places.values()),
         }
         done = read_trials(path, header)[:trials]
@@ -173,7 +174,7 @@ class InjectTool(PrintingTool[InjectOptions]):
                 for number in range(len(done), trials):
                     trial = self._run_trial(run, number, places, expected, is_wrong or top_differs)
                     done.append(trial)
-                    append_trial(path, trial)
+                    path = _kept(path, trial)
                     if progress is not None:
                         progress(number + 1, trials)
         finally:
@@ -265,6 +266,24 @@ class InjectTool(PrintingTool[InjectOptions]):
         title = f"inject: {sum(self._injected.values())} x {options.fault} in {options.target}"
         yield Table(title, ("op", "executions", "faults"), rows)
         yield from self._targets.tables("inject")
+
+
+def _kept(path: str | None, trial: Trial) -> str | None:
+    """Append a trial to the file, if there is one; return the file for the next one."""
+    if path is None:
+        return None
+    try:
+        append_trial(path, trial)
+    except OSError as error:
+        # The trials that follow must not stand behind a gap.
+        warnings.warn(
+            f"inject: {path} cannot be written: {error.strerror}; the campaign continues, and the "
+            f"file ends with trial {trial.number - 1}",
+            AmandaWarning,
+            stacklevel=3,
+        )
+        return None
+    return path
 
 
 def _plain(fault: Fault) -> dict[str, Any]:

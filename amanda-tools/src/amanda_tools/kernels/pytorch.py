@@ -67,11 +67,17 @@ class TorchRecorder(ProfilerRecorder):
             self.problem = "the program started a profiler of its own, which ended ours"
             return
         profiler.stop()
-        with tempfile.TemporaryDirectory(prefix="amanda-kernels-") as folder:
-            path = Path(folder, "trace.json")
-            profiler.export_chrome_trace(str(path))
-            with path.open(encoding="utf-8") as file:
-                self._recording.extend(recording_of(json.load(file)["traceEvents"]))
+        try:
+            with tempfile.TemporaryDirectory(prefix="amanda-kernels-") as folder:
+                path = Path(folder, "trace.json")
+                profiler.export_chrome_trace(str(path))
+                with path.open(encoding="utf-8") as file:
+                    self._recording.extend(recording_of(json.load(file)["traceEvents"]))
+        except (OSError, ValueError) as error:
+            # ValueError: on a full disk the profiler leaves a part of the file, without an error.
+            self.problem = (
+                f"the recording is lost, as its temporary file cannot be written: {error}"
+            )
 
     def watch(self, context: OpContext, op: OpDescription) -> None:
         name = MARK + op.id

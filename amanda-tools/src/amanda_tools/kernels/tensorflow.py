@@ -30,7 +30,12 @@ class TensorFlowRecorder(ProfilerRecorder):
         self._names = Names()
 
     def start(self) -> None:
-        folder = tempfile.TemporaryDirectory(prefix="amanda-kernels-")
+        try:
+            folder = tempfile.TemporaryDirectory(prefix="amanda-kernels-")
+        except OSError as error:
+            # The program runs all the same.
+            self.problem = f"there is no place for its temporary files: {error}"
+            return
         options = tf.profiler.experimental.ProfilerOptions(host_tracer_level=_DETAILS)
         try:
             tf.profiler.experimental.start(folder.name, options)

@@ -11,7 +11,9 @@ from typing import Any
 import attrs
 import numpy as np
 
-from amanda.errors import AmandaError
+from amanda.errors import AmandaError, FileError
+from amanda.files import opened, parse_json
+from amanda_tools._values.array_files import stored_name
 from amanda_tools._values.tensor_files import write_tensors
 from amanda_tools._values.tensors import Array
 
@@ -221,27 +223,50 @@ def read(path: str | os.PathLike[str]) -> dict[str, Path]:
     """Read the paths that :func:`write` or ``amanda run -t path`` has written, by name.
 
     Raises:
-        AmandaError: the file holds no paths.
-        OSError: it cannot be read.
+        FileError: the file cannot be read, or holds no paths.
     """
-    from safetensors import SafetensorError, safe_open
-
     try:
+        # The library would wait for ever at a pipe.
+        with opened(path):
+            from safetensors import safe_open
         with safe_open(os.fspath(path), framework="numpy") as file:
-            about = json.loads((file.metadata() or {})["amanda_paths"])
+            about = parse_json((file.metadata() or {})["amanda_paths"], path)
             arrays = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118 - no mapping
-    except (SafetensorError, KeyError, ValueError) as error:
-        raise AmandaError(f"path: {os.fspath(path)} holds no effective paths: {error}") from error
-    found = {}
-    for name, one in about.items():
-        masks = {
-            key: Mask(tuple(shape), arrays[f"{name} {key}"]) for key, shape in one["shapes"].items()
-        }
-        ops = {
-            key: OpPath(masks.get(f"{key} neurons"), masks.get(f"{key} weights"),
-                        arrays.get(f"{name} {key} synapses"), *figures)
-            for key, figures in one["ops"].items()
-        }  # fmt: skip
-        inputs = {k.removeprefix("input "): m for k, m in masks.items() if k.startswith("input ")}
-        found[name] = Path(one["label"], ops, inputs)
-    return found
+        return {name: _path_of(name, one, arrays) for name, one in about.items()}
+    # Types and parts that differ raise whatever the code that uses them raises.
+    except Exception as error:
+        reason = f"{error.args[0]!r} is missing" if isinstance(error, KeyError) else str(error)
+        raise FileError(
+            f"path: {os.fspath(path)} holds no effective paths, or is damaged: {reason}"
+        ) from error
+
+
+def _path_of(name: str, one: Mapping[str, Any], arrays: Mapping[str, Array]) -> Path:
+    """Make the path of a name from what a file says of it, and from the file's arrays."""
+    masks = {
+        key: _mask_of(key, shape, arrays[stored_name(f"{name} {key}")])
+        for key, shape in one["shapes"].items()
+    }
+    ops = {}
+    for key, figures in one["ops"].items():
+        critical, total = figures
+        if not (isinstance(total, int) and isinstance(critical, int | None)):
+            raise ValueError(f"the numbers of synapses of {key} are {figures}")
+        synapses = arrays.get(stored_name(f"{name} {key} synapses"))
+        if synapses is not None and not (synapses.ndim == 1 and synapses.dtype.kind in "iu"):
+            raise ValueError(f"the synapses of {key} are no list of whole numbers")
+        parts = (masks.get(f"{key} neurons"), masks.get(f"{key} weights"))
+        ops[key] = OpPath(*parts, synapses, critical, total)
+    inputs = {k.removeprefix("input "): m for k, m in masks.items() if k.startswith("input ")}
+    label = one["label"]
+    if not isinstance(label, int | None):
+        raise ValueError(f"the class of {name} is {label!r}")
+    return Path(label, ops, inputs)
+
+
+def _mask_of(key: str, shape: Any, bits: Array) -> Mask:
+    """Make a mask; its shape decides for no more memory than its bits have."""
+    is_shape = isinstance(shape, list) and all(type(n) is int and n >= 0 for n in shape)
+    if not is_shape or bits.dtype != np.uint8 or bits.shape != (-(-math.prod(shape) // 8),):
+        raise ValueError(f"the mask {key} has not the length of its shape {shape}")
+    return Mask(tuple(shape), bits)

@@ -10,8 +10,9 @@ from typing import Any
 
 import numpy as np
 
-from amanda.errors import AmandaError
-from amanda.files import replaced
+from amanda.errors import FileError
+from amanda.files import parse_json
+from amanda_tools._values.array_files import read_arrays, write_arrays
 from amanda_tools._values.tensors import Array
 
 _HEADER = "amanda-prune"
@@ -32,30 +33,36 @@ def write(
     Returns:
         The path.
     """
-    target = Path(path)
     header = json.dumps({"kind": kind, "version": _VERSION, **about})
-    with replaced(target, binary=True) as file:
-        contents: dict[str, Any] = {_HEADER: np.array(header), **arrays}
-        np.savez_compressed(file, **contents)
-    return target
+    write_arrays(Path(path), {_HEADER: np.array(header), **arrays})
+    return Path(path)
 
 
 def read(path: str | os.PathLike[str], kind: str) -> tuple[dict[str, Array], dict[str, Any]]:
     """Read the arrays and the header of a file.
 
     Raises:
-        OSError: it cannot be read.
-        AmandaError: it was not written by ``prune``, or holds another kind.
+        FileError: it cannot be read, was not written by ``prune``, or holds another kind.
     """
-    try:
-        with np.load(path, allow_pickle=False) as file:
-            header = json.loads(str(file[_HEADER]))
-            arrays = {name: file[name] for name in file.files if name != _HEADER}
-    except (ValueError, KeyError, AttributeError) as error:
-        raise AmandaError(f"prune: {path} is no file that prune has written: {error}") from error
-    if header["kind"] != kind or header["version"] != _VERSION:
-        raise AmandaError(
-            f"prune: {path} holds {header['kind']} of version {header['version']}, and not "
-            f"{kind} of version {_VERSION}"
+    arrays = read_arrays(path, "prune")
+    text = arrays.pop(_HEADER, None)
+    if text is None or text.dtype.kind != "U" or text.ndim:
+        raise FileError(f"prune: {path} is no file that prune has written")
+    header = parse_json(str(text), path)
+    found = [header.get(key) for key in ("kind", "version")] if isinstance(header, dict) else []
+    if found != [kind, _VERSION]:
+        raise FileError(
+            f"prune: {path} holds {' of version '.join(map(str, found)) or 'nothing known'}, and "
+            f"not {kind} of version {_VERSION}"
         )
+    _check_elements(path, kind, arrays)
     return arrays, header
+
+
+def _check_elements(path: str | os.PathLike[str], kind: str, arrays: Mapping[str, Array]) -> None:
+    """Refuse masks that are not of booleans, and other arrays with NaN or infinities."""
+    for name, array in arrays.items():
+        if kind == "masks" and array.dtype.kind != "b":
+            raise FileError(f"prune: {path}: the mask {name} is of {array.dtype}, not of bool")
+        if kind != "masks" and not (array.dtype.kind == "f" and np.isfinite(array).all()):
+            raise FileError(f"prune: {path}: {name} is not of finite numbers")

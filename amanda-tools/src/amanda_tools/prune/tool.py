@@ -10,7 +10,7 @@ from typing import Any
 import attrs
 
 from amanda import OpContext
-from amanda.errors import AmandaError, CapabilityError
+from amanda.errors import AmandaError, CapabilityError, FileError
 from amanda.results import Table
 from amanda.tools.description import OpDescription, describe
 from amanda.tools.graph_tracing import GraphTracingTool
@@ -18,6 +18,7 @@ from amanda.tools.mapping import MappingTool
 from amanda_tools._bases.printing import PrintingTool
 from amanda_tools._operators.targets import Targets
 from amanda_tools._operators.weights import Untreatable, values_of_run, weak_reference
+from amanda_tools._values.shapes import shape_of
 from amanda_tools._values.tensors import Array, arithmetic_of
 from amanda_tools.prune import files
 from amanda_tools.prune.attention import CAUSAL, AttentionPruning
@@ -126,8 +127,7 @@ class PruneTool(PrintingTool[PruneOptions]):
         error that names it. Gates must have been met before.
 
         Raises:
-            OSError: the file cannot be read.
-            AmandaError: it is for another method or model.
+            FileError: the file cannot be read, or is for another method or model.
         """
         if isinstance(self._pruning, StaticPruning):
             self._given, _ = files.read(path, "masks")
@@ -139,9 +139,15 @@ class PruneTool(PrintingTool[PruneOptions]):
         arrays, _ = files.read(path, "gates")
         for op_id, gate in self._gates().items():
             for name, value in gate.values.items():
-                if f"{op_id}|{name}" not in arrays:
-                    raise AmandaError(f"prune: {path} has no {name} for op {op_id}")
-                arithmetic_of(value).assign(value, arrays[f"{op_id}|{name}"])
+                array = arrays.get(f"{op_id}|{name}")
+                if array is None:
+                    raise FileError(f"prune: {path} has no {name} for op {op_id}")
+                if array.shape != shape_of(value):
+                    raise FileError(
+                        f"prune: {path}: {name} of op {op_id} has the shape {array.shape}, and not "
+                        f"{shape_of(value)}: it is of another model"
+                    )
+                arithmetic_of(value).assign(value, array)
 
     # -- dense weights ----------------------------------------------------
 

@@ -1,0 +1,390 @@
+"""Files that users name: whatever is wrong with one, there is one clear error that names it.
+
+A matrix: each tool that reads a file, and each kind of damage.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import pickle
+import random
+import resource
+import struct
+import zipfile
+import zlib
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from amanda.cli.merge import MergeError, merge
+from amanda.errors import FileError
+from amanda_tools._values.array_files import SMALL, original_name, read_arrays, stored_name
+from amanda_tools._values.array_files import write_arrays as write_npz
+from amanda_tools._values.tensor_files import write_tensors
+from amanda_tools.diff import DiffTool, Recording
+from amanda_tools.inject import InjectTool
+from amanda_tools.inject.campaign import Trial, append_trial, read_trials
+from amanda_tools.path import effective_paths
+from amanda_tools.prune import PruneTool
+from amanda_tools.prune import files as prune_files
+
+HEADER = {"campaign": "amanda-inject", "options": {"seed": 1}, "elements": 5}
+
+
+def make_masks(folder: Path) -> Path:
+    masks = {"/linear:0": np.random.default_rng(0).random((8, 4)) > 0.5}
+    return prune_files.write(folder / "given.npz", "masks", masks, method="magnitude")
+
+
+def make_recording(folder: Path) -> Path:
+    rows = []
+    tensors = {}
+    for step in range(2):
+        key = f"/linear:0 output0 {step}"
+        tensors[key] = np.ones((2, 3), np.float32)
+        rows.append(
+            {"id": "/linear:0", "type": "linear", "name": "linear", "module": "", "order": 0,
+             "direction": "forward", "namespace": "pytorch/2.13/eager", "key": key,
+             "file": "given.safetensors", "kind": "activations", "tensor": "output0",
+             "step": step, "shape": [2, 3], "dtype": "float32"}
+        )  # fmt: skip
+    write_tensors(folder / "given.safetensors", tensors)
+    (folder / "given.index.json").write_text(json.dumps({"tensors": rows}))
+    return folder / "given.index.json"
+
+
+def make_tensors(folder: Path) -> Path:
+    return make_recording(folder).with_name("given.safetensors")
+
+
+def make_paths(folder: Path) -> Path:
+    mask = effective_paths.Mask.of((4, 5), np.array([1, 7]))
+    op = effective_paths.OpPath(mask, None, np.array([3, 4]), 2, 100)
+    path = effective_paths.Path(1, {"/linear:0": op}, {"x": mask})
+    effective_paths.write(folder / "given.safetensors", {"class 1": path})
+    return folder / "given.safetensors"
+
+
+def make_campaign(folder: Path) -> Path:
+    path = folder / "given.jsonl"
+    read_trials(str(path), HEADER)
+    fault = {"position": 1, "bit": 3, "before": 1.0, "after": float("inf")}
+    for number in range(3):
+        append_trial(str(path), Trial(number, "/linear:0", 0, "masked", [fault]))
+    return path
+
+
+def make_ranks(folder: Path) -> Path:
+    for rank in range(2):
+        result = {"tool": "flops", "schema": 1, "namespaces": ["n"], "summary": {"flops": 1},
+                  "ops": [{"id": "/linear:0"}]}  # fmt: skip
+        (folder / f"given-rank{rank}.json").write_text(json.dumps(result))
+    return folder / "given-rank1.json"
+
+
+def read_campaign(path: Path) -> Any:
+    return read_trials(str(path), HEADER)
+
+
+READERS: dict[str, tuple[Callable[[Path], Path], Callable[[Path], Any]]] = {
+    "prune masks": (make_masks, lambda path: PruneTool(masks=str(path))),
+    "diff index": (make_recording, lambda path: DiffTool(reference=str(path))),
+    "diff tensors": (make_tensors, lambda path: DiffTool(reference=str(path.parent / INDEX))),
+    "path": (make_paths, effective_paths.read),
+    "inject campaign": (make_campaign, read_campaign),
+    "merge": (make_ranks, lambda path: merge(path.parent)),
+}
+INDEX = "given.index.json"
+
+
+def npz(**members: Any) -> bytes:
+    file = io.BytesIO()
+    np.savez(file, **members)
+    return file.getvalue()
+
+
+class Harmful:
+    """Reading it as a pickle creates a file."""
+
+    def __reduce__(self) -> Any:
+        return (open, ("harmful", "w"))
+
+
+CONTENTS: dict[str, bytes] = {
+    "empty": b"",
+    "random": random.Random(1).randbytes(5000),
+    "zeros": bytes(5000),
+    "text": b"no file of ours\n",
+    "json list": b"[1, 2]",
+    "json string": b'"text"',
+    "json null": b"null",
+    "json nan": b"NaN",
+    "wrong keys": b'{"a": 1}',
+    "wrong types": b'{"tensors": {"a": 1}, "tool": 1, "summary": [], "ops": 3}\n',
+    "wrong items": b'{"tensors": [1], "tool": "flops", "schema": 1, "summary": {}, "ops": [1]}\n',
+    "deep json": b"[" * 100_000 + b"\n",
+    "utf-16": '{"a": 1}'.encode("utf-16"),
+    "zip": npz(a=np.ones(3)),
+    "pickle": pickle.dumps(Harmful()),
+    "npy": b"\x93NUMPY\x01\x00v\x00",
+    "header of 2**60 bytes": struct.pack("<Q", 1 << 60) + b"{}",
+    "header without end": struct.pack("<Q", 8) + b'{"a":   ',
+}
+
+
+@pytest.mark.parametrize("reader", READERS)
+def test_what_is_not_the_expected_file_is_one_clear_error(reader: str, tmp_path: Path) -> None:
+    """Missing, a folder, unreadable, empty, of random bytes, of another format or other keys."""
+    make, read = READERS[reader]
+    path = make(tmp_path)
+    read(path)
+    for content in CONTENTS.values():
+        path.write_bytes(content)
+        with pytest.raises((FileError, MergeError), match="given"):
+            read(path)
+    path.unlink()
+    if reader not in ("inject campaign", "merge"):
+        # Of these two, a missing file is a new campaign, and no rank.
+        with pytest.raises(FileError, match=r"given.*No such file"):
+            read(path)
+    path.mkdir()
+    with pytest.raises((FileError, MergeError), match=r"given.*(folder|0 recordings)"):
+        read(path)
+    path.rmdir()
+    os.mkfifo(path)
+    with pytest.raises((FileError, MergeError), match=r"given.*pipe"):
+        read(path)
+
+
+@pytest.mark.parametrize("reader", READERS)
+def test_a_file_that_ends_early_is_one_clear_error(reader: str, tmp_path: Path) -> None:
+    """Wherever it ends; the lines of a campaign that are whole stay."""
+    make, read = READERS[reader]
+    path = make(tmp_path)
+    content = path.read_bytes()
+    places = {*range(1, len(content), max(1, len(content) // 24)), len(content) - 1}
+    for place in sorted(places):
+        path.write_bytes(content[:place])
+        if reader == "inject campaign" and b"\n" in content[:place]:
+            assert [t.number for t in read(path)] == list(range(content[:place].count(b"\n") - 1))
+            continue
+        with pytest.raises((FileError, MergeError), match="given"):
+            read(path)
+
+
+@pytest.mark.parametrize("reader", READERS)
+def test_a_file_with_changed_bytes_is_read_or_one_clear_error(reader: str, tmp_path: Path) -> None:
+    """No byte of a file leads to another kind of error."""
+    make, read = READERS[reader]
+    path = make(tmp_path)
+    content, source = path.read_bytes(), random.Random(reader)
+    refused = unnamed = 0
+    for _ in range(150):
+        changed = bytearray(content)
+        for _ in range(source.choice((1, 1, 3, 20))):
+            changed[source.randrange(len(changed))] = source.randrange(256)
+        path.write_bytes(bytes(changed))
+        try:
+            read(path)
+        except (FileError, MergeError) as error:
+            refused += "given" in str(error)
+            unnamed += "given" not in str(error)
+    assert (refused > 20, unnamed) == (True, 0)
+
+
+def bomb(count: int) -> bytes:
+    """An archive of few bytes that unpacks to `count` zeros."""
+    file = io.BytesIO()
+    with (
+        zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED) as archive,
+        archive.open("a.npy", "w", force_zip64=True) as member,
+    ):
+        np.lib.format.write_array_header_1_0(
+            member, {"descr": "|b1", "fortran_order": False, "shape": (count,)}
+        )
+        for _ in range(count // 1_000_000):
+            member.write(bytes(1_000_000))
+    return file.getvalue()
+
+
+def test_a_small_archive_unpacks_to_little(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An archive that says so is refused before it is unpacked, one that lies while it is."""
+    assert SMALL == 256_000_000
+    monkeypatch.setattr("amanda_tools._values.array_files.SMALL", 25_000_000)
+    (tmp_path / "bomb.npz").write_bytes(bomb(26_000_000))
+    memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    with pytest.raises(FileError, match=r"bomb\.npz.*would unpack to 26,000"):
+        PruneTool(masks=str(tmp_path / "bomb.npz"))
+    liar = bytearray(bomb(10_000_000))
+    # The size, in the local header and in the directory, becomes a small one.
+    for place in range(len(liar) - 3):
+        if 10_000_000 <= struct.unpack_from("<I", liar, place)[0] <= 10_000_200:
+            struct.pack_into("<I", liar, place, 1000)
+    (tmp_path / "liar.npz").write_bytes(bytes(liar))
+    with pytest.raises(FileError, match=r"liar\.npz"):
+        PruneTool(masks=str(tmp_path / "liar.npz"))
+    # Kilobytes.
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - memory < 20_000
+
+
+@pytest.mark.parametrize("shape", [(1 << 40,), (1 << 62, 4), (-1, 3), (0, -(1 << 70))])
+def test_a_header_decides_for_no_memory(shape: tuple[int, ...], tmp_path: Path) -> None:
+    """A shape that does not fit the bytes that are there is an error."""
+    header = str({"descr": "|b1", "fortran_order": False, "shape": shape}).encode() + b"\n"
+    content = b"\x93NUMPY\x01\x00" + struct.pack("<H", len(header)) + header + b"\0"
+    with zipfile.ZipFile(tmp_path / "given.npz", "w") as archive:
+        archive.writestr("a.npy", content)
+    with pytest.raises(FileError, match=r"given\.npz"):
+        PruneTool(masks=str(tmp_path / "given.npz"))
+
+
+def test_nothing_of_a_file_is_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Objects of a pickle are refused, wherever they are in an archive."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "given.npz").write_bytes(npz(a=np.array([Harmful()], dtype=object)))
+    with pytest.raises(FileError, match=r"given\.npz.*object"):
+        PruneTool(masks="given.npz")
+    with zipfile.ZipFile(tmp_path / "given.npz", "w") as archive:
+        archive.writestr("a.npy", pickle.dumps(Harmful()))
+    with pytest.raises(FileError, match=r"given\.npz"):
+        PruneTool(masks="given.npz")
+    assert not (tmp_path / "harmful").exists()
+
+
+def test_masks_are_of_booleans_and_gates_of_finite_numbers(tmp_path: Path) -> None:
+    """Other elements are an error at once, and not a wrong result."""
+    path = tmp_path / "given.npz"
+    for elements in (np.ones((2, 2)), np.full((2, 2), np.nan), np.array("text")):
+        prune_files.write(path, "masks", {"/linear:0": elements})
+        with pytest.raises(FileError, match=r"given\.npz: the mask /linear:0 is of"):
+            PruneTool(masks=str(path))
+    for elements in (np.array([1.0, np.inf]), np.array([np.nan]), np.array(["1"])):
+        prune_files.write(path, "gates", {"/linear:0|scale": elements})
+        with pytest.raises(FileError, match=r"given\.npz: /linear:0\|scale is not of finite"):
+            PruneTool(method="channel").load(path)
+
+
+def test_a_name_in_a_file_is_no_path(tmp_path: Path) -> None:
+    """Neither of an archive nor of an index: nothing outside of its folder is read or written."""
+    other = tmp_path / "other"
+    other.mkdir()
+    make_recording(other)
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    index = make_recording(folder)
+    for name in ("../other/given.safetensors", str(other / "given.safetensors"), "..", "", "."):
+        content = json.loads(index.read_text())
+        for row in content["tensors"]:
+            row["file"] = name
+        index.write_text(json.dumps(content))
+        with pytest.raises(FileError, match=r"given\.index\.json.*'file'"):
+            Recording.read(index)
+    masks = {"../../outside": np.ones(2, bool), "/absolute": np.ones(2, bool)}
+    path = prune_files.write(tmp_path / "given.npz", "masks", masks)
+    assert prune_files.read(path, "masks")[0].keys() == masks.keys()
+    assert sorted(os.listdir(tmp_path)) == ["folder", "given.npz", "other"]
+
+
+def test_a_recording_whose_tensors_are_of_another_is_an_error(tmp_path: Path) -> None:
+    """The index and its files belong together."""
+    index = make_recording(tmp_path)
+    write_tensors(tmp_path / "given.safetensors", {"x": np.ones(2)})
+    with pytest.raises(FileError, match=r"given\.safetensors has no tensor /linear:0 output0 0"):
+        DiffTool(reference=str(index))
+
+
+def test_a_campaign_of_other_trials_is_an_error(tmp_path: Path) -> None:
+    """A line that is missing, twice there or wrong is named; nothing of the file changes."""
+    path = make_campaign(tmp_path)
+    lines = path.read_text().splitlines()
+    for wrong, said in (
+        ([lines[0], lines[2]], "line 2, is not the trial 0"),
+        ([*lines[:2], lines[1]], "line 3, is not the trial 1"),
+        ([lines[0], lines[1].replace("masked", "fine")], "line 2"),
+        ([lines[0], lines[1].replace('"execution": 0', '"execution": NaN')], "line 2, cannot"),
+        ([json.dumps({**HEADER, "elements": 6}), *lines[1:]], "another campaign|other options"),
+    ):
+        path.write_text("\n".join(wrong) + "\n")
+        with pytest.raises(FileError, match=f"given.*({said})"):
+            read_campaign(path)
+        assert path.read_text() == "\n".join(wrong) + "\n"
+
+
+def test_options_that_are_no_numbers_belong_to_a_campaign(tmp_path: Path) -> None:
+    """A campaign with value=nan is resumed like any other."""
+    torch = pytest.importorskip("torch")
+    model = torch.nn.Linear(4, 2)
+    x = torch.ones(3, 4)
+    for trials in (2, 4):
+        tool = InjectTool(fault="value", value=float("nan"))
+        found = tool.campaign(lambda: model(x).detach(), trials, path=str(tmp_path / "t.jsonl"))
+        assert len(found.trials) == trials
+    json.loads((tmp_path / "t.jsonl").read_text().splitlines()[0], parse_constant=pytest.fail)
+
+
+def test_any_name_of_an_operator_can_be_stored(tmp_path: Path) -> None:
+    """Null characters, backslashes and lone surrogates come back."""
+    names = ["a\0b", "\\u0041", "\udc80", "é 模型", "..", "/", "a\\", "file"]
+    assert [original_name(stored_name(name)) for name in names] == names
+    write_npz(tmp_path / "a.npz", {name: np.arange(i) for i, name in enumerate(names)})
+    found = read_arrays(tmp_path / "a.npz", "prune")
+    assert {name: len(array) for name, array in found.items()} == {
+        name: i for i, name in enumerate(names)
+    }
+    write_tensors(tmp_path / "a.safetensors", {name: np.ones(2) for name in names})
+
+
+def test_what_is_written_can_be_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Arrays that pack too well for an archive of their size are stored unpacked."""
+    monkeypatch.setattr("amanda_tools._values.array_files.SMALL", 1000)
+    regular = {"a": np.ones((1000, 1000), bool)}
+    write_npz(tmp_path / "a.npz", regular)
+    assert np.array_equal(read_arrays(tmp_path / "a.npz", "prune")["a"], regular["a"])
+    assert (tmp_path / "a.npz").stat().st_size > 1_000_000
+    usual = {"a": np.random.default_rng(0).random((1000, 1000)) > 0.5}
+    write_npz(tmp_path / "a.npz", usual)
+    assert np.array_equal(read_arrays(tmp_path / "a.npz", "prune")["a"], usual["a"])
+    assert (tmp_path / "a.npz").stat().st_size < 300_000
+
+
+def test_merging_names_each_rank_that_is_missing(tmp_path: Path) -> None:
+    """A rank of one tool only, a rank twice, a count that does not fit: nothing is written."""
+    make_ranks(tmp_path)
+    second = (tmp_path / "given-rank0.json").read_text()
+    for name, said in (
+        ("other-rank0.json", "other.json has no result of rank 1"),
+        ("given-rank01.json", "given-rank01.json and given-rank1.json are of the same rank"),
+    ):
+        (tmp_path / name).write_text(second)
+        with pytest.raises(MergeError, match=said):
+            merge(tmp_path)
+        (tmp_path / name).unlink()
+    for count, said in ((3, "given.json has no result of rank 2"), (1, "rank 1 is of another run")):
+        counted = {**json.loads(second), "rank": {"number": 0, "count": count}}
+        (tmp_path / "given-rank0.json").write_text(json.dumps(counted))
+        with pytest.raises(MergeError, match=said):
+            merge(tmp_path)
+    assert not (tmp_path / "given.json").exists()
+    left_out: list[str] = []
+    assert [path.name for path in merge(tmp_path, left_out)] == ["given.json"]
+    assert left_out == ["rank 1 is of another run than those with 1 ranks"]
+
+
+def test_merging_writes_all_or_nothing(tmp_path: Path) -> None:
+    """A tool whose results differ keeps the files of all tools from being written."""
+    make_ranks(tmp_path)
+    for rank in range(2):
+        (tmp_path / f"trace-rank{rank}.timeline.json").write_text('{"traceEvents": [1]}')
+    with pytest.raises(MergeError, match="timeline of rank 0 has no list of events"):
+        merge(tmp_path)
+    assert not (tmp_path / "given.json").exists()
+
+
+def test_zlib_is_what_archives_are_made_with() -> None:
+    """The largest ratio of deflate, about 1,030, is beyond the limit."""
+    assert len(bytes(1_000_000)) / len(zlib.compress(bytes(1_000_000), 9)) > 1000
