@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import functools
 import gc
+import threading
 import weakref
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, ClassVar
 
 import attrs
 
@@ -185,7 +186,11 @@ class CoversAllThreads(LoopbackDriver):
         dispatcher.scopes = lambda: () if STATE.paused else tuple(LIVE_SCOPES)  # type: ignore[method-assign]
 
 
-@fault("test_suspended_generator")
+@fault(
+    "test_suspended_generator",
+    "test_switch_of_a_suspended_generator",
+    "test_tasks_have_their_own_scopes_and_switches",
+)
 class InstrumentsTheCaller(LoopbackDriver):
     """A suspended generator's scope covers whoever runs meanwhile."""
 
@@ -311,6 +316,25 @@ class CountsForAllThreads(LoopbackDriver):
         super().__init__(dispatcher)
         members = {k: v for k, v in vars(OpIds).items() if k not in ("__dict__", "__weakref__")}
         self.ids = type("SharedIds", (), members)()
+
+
+@fault("test_scope_left_in_another_thread")
+class RemembersThreads(LoopbackDriver):
+    """It keeps what a thread has begun until that thread itself ends it."""
+
+    begun: ClassVar[set[int]] = set()
+
+    def enter_thread(self) -> None:
+        self.is_new = threading.get_ident() not in self.begun
+        self.begun.add(threading.get_ident())
+
+    def exit_thread(self) -> None:
+        super().exit_thread()
+        self.begun.discard(threading.get_ident())
+
+    @property
+    def is_active(self) -> bool:
+        return self.is_new and super().is_active
 
 
 @fault("test_each_thread_is_vanilla_on_its_own")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 
@@ -12,3 +13,12 @@ def reset_lock(lock: Any) -> None:
     ``threading.RLock`` has since Python 3.9.
     """
     lock._at_fork_reinit()
+
+
+def owned_check(lock: Any) -> Callable[[], bool]:
+    """A function that says whether the current thread holds `lock`, a ``threading.RLock``.
+
+    ``threading.Condition`` uses the same method; there is no public one.
+    """
+    check: Callable[[], bool] = lock._is_owned
+    return check

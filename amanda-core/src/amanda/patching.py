@@ -11,7 +11,6 @@ A driver replaces attributes in ``attach()`` and puts them back in ``detach()``:
 
 from __future__ import annotations
 
-import contextlib
 import inspect
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -53,11 +52,14 @@ class PatchSet:
         replaced = _Replaced.read(target, name)
         if replaced.value is _ABSENT and not create:
             raise AttributeError(f"{target!r} has no attribute {name!r} to patch")
-        setattr(target, name, value)
-        if not replaced.was_own and name in _own(target):
-            # It shadows an attribute of the type, or one that is computed.
-            replaced = _Replaced(target, name, _ABSENT)
+        # Noted first: an interrupt may come at any line.
         self._replaced.append(replaced)
+        try:
+            setattr(target, name, value)
+            replaced.shadows = not replaced.was_own and name in _own(target)
+        except Exception:
+            self._replaced.remove(replaced)
+            raise
 
     def wrap(self, target: Any, name: str, wrapper: Callable[[Any], Any]) -> Any:
         """Replace ``target.name`` by ``wrapper(vanilla)``.
@@ -88,26 +90,36 @@ class PatchSet:
         Raises:
             Exception: an attribute cannot be put back; all others have been.
         """
-        replaced, self._replaced = self._replaced, []
-        with contextlib.ExitStack() as stack:
-            for one in replaced:
-                stack.callback(one.restore)
+        failed: Exception | None = None
+        while self._replaced:
+            # An interrupt leaves it in the list, so that another call of undo() goes on here.
+            replaced = self._replaced[-1]
+            try:
+                replaced.restore()
+            except Exception as error:
+                failed = failed or error
+            self._replaced.pop()
+        if failed is not None:
+            raise failed
 
 
-@attrs.frozen(eq=False)
+@attrs.define(eq=False)
 class _Replaced:
     """An attribute as it was.
 
     Attributes:
         target, name: the attribute.
-        value: what it was; ``_ABSENT`` where it has to be deleted.
+        value: what it was; ``_ABSENT`` where there was none.
         was_own: whether it was in the object's own ``__dict__``.
+        shadows: whether what took its place is there, and has only to be removed: it shadows an
+            attribute of the type, or one that is computed. None until it is set.
     """
 
     target: Any
     name: str
     value: Any
     was_own: bool = False
+    shadows: bool | None = None
 
     @classmethod
     def read(cls, target: Any, name: str) -> _Replaced:
@@ -119,10 +131,19 @@ class _Replaced:
         return cls(target, name, getattr(target, name, _ABSENT), was_own)
 
     def restore(self) -> None:
-        if self.value is _ABSENT:
-            delattr(self.target, self.name)
-        else:
+        """Put it back; harmless when called twice, and where it was not replaced."""
+        if self.shadows is None:  # an interrupt has come first
+            self.shadows = not self.was_own and self.name in _own(self.target)
+            current = getattr(self.target, self.name, _ABSENT)
+            if not self.shadows and (current is self.value or inspect.ismethod(current)):
+                return
+        if self.shadows:
+            if self.name in _own(self.target):
+                delattr(self.target, self.name)
+        elif self.value is not _ABSENT:
             setattr(self.target, self.name, self.value)
+        elif getattr(self.target, self.name, _ABSENT) is not _ABSENT:
+            delattr(self.target, self.name)
 
 
 def _own(target: Any) -> Mapping[str, Any]:

@@ -1,17 +1,28 @@
 """The only global state: scopes and switches of the current thread, and the attached drivers.
 
 ``STATE`` holds the scopes and switches of the current thread; the drivers' hot paths read it
-directly. The classes that fill it lie in higher layers and are known here by protocol only.
+directly. They follow from the thread's open blocks (:class:`Block`), each a with-block of ``apply``
+or of a switch. Where a generator or a coroutine has opened one (``STATE.held``), they are to be
+found anew by :func:`settle` before they are read: nothing tells when such code is suspended. The
+dispatcher does that. The classes that fill the state lie in higher layers and are known here by
+protocol only.
 
 Do not reload this module.
 """
 
 from __future__ import annotations
 
+import contextvars
+import sys
 import threading
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
-from typing import Any, Protocol
+from types import FrameType
+from typing import Any, Protocol, TypeVar
+
+from amanda._internals import owned_check
+
+_T = TypeVar("_T")
 
 
 class CurrentCall(Protocol):
@@ -66,12 +77,8 @@ class LiveScope(Protocol):
     drivers: list[Any]
     statistics: Any
 
-    @property
-    def is_bound(self) -> bool:
-        """Whether a generator holds the scope, so that it pauses while that is suspended."""
-
     def covers(self, driver: Any) -> bool:
-        """Whether operators of `driver` are instrumented right now."""
+        """Whether operators of `driver` are instrumented under the scope."""
 
     def analyses_at(self, point: Any) -> bool:
         """Whether any tool has an analysis routine at `point`."""
@@ -86,6 +93,69 @@ class LiveScope(Protocol):
         """End the scope in a forked child."""
 
 
+class Block:
+    """One open with-block: of a scope, or of a switch.
+
+    Attributes:
+        is_open: False once the block has been left, in whichever thread.
+        thread: ``vars(STATE)`` of the thread that has entered it.
+        scope: the scope, None for a switch.
+        switch: the name of the switch, "" for a scope.
+        value: what the switch is set to.
+        frame: the generator or coroutine that the block belongs to; None for other code.
+        task: the task of asyncio whose own code the block belongs to, None for none.
+    """
+
+    __slots__ = ("frame", "is_open", "scope", "switch", "task", "thread", "value")
+
+    def __init__(
+        self,
+        scope: LiveScope | None,
+        switch: str = "",
+        value: Any = None,
+        frame: FrameType | None = None,
+        task: Any = None,
+    ) -> None:
+        self.is_open = True
+        self.thread = vars(STATE)
+        self.scope = scope
+        self.switch = switch
+        self.value = value
+        self.frame = frame
+        self.task = task
+
+    def applies(self) -> bool:
+        """Whether the code that runs now is inside of the block.
+
+        That of a generator or a coroutine is not, while it is suspended; but the tasks of asyncio
+        that a coroutine has started inside of the block are.
+        """
+        # A frame that is suspended has no caller.
+        if self.frame is None or self.frame.f_back is not None:
+            return True
+        if self.task is None or self not in _IN_TASKS.get():
+            return False
+        return current_task() is not self.task
+
+
+_IN_TASKS: contextvars.ContextVar[tuple[Block, ...]] = contextvars.ContextVar(
+    "amanda_blocks", default=()
+)
+"""Open blocks of coroutines that run as tasks: a task starts with those of the code that made it,
+as asyncio copies the context variables."""
+
+
+def current_task() -> Any:
+    """The task of asyncio that runs in this thread, None if none does."""
+    asyncio = sys.modules.get("asyncio")
+    if asyncio is None:
+        return None
+    try:
+        return asyncio.current_task()
+    except (RuntimeError, AttributeError):  # no event loop runs here; it is being imported
+        return None
+
+
 class ThreadState(threading.local):
     """Scopes and switches of one thread.
 
@@ -93,6 +163,9 @@ class ThreadState(threading.local):
     attribute lookup through the thread-local object is too slow: at every routine.
 
     Attributes:
+        blocks: the open blocks, in the order of their entry. What follows is found from them.
+        held: whether one of them belongs to a generator or a coroutine, so that :func:`settle` has
+            to be called before the next four are read.
         scopes: the active scopes, outermost first.
         enabled: False within ``amanda.disabled()``.
         cache: False within ``amanda.cache_disabled()``.
@@ -103,6 +176,8 @@ class ThreadState(threading.local):
     """
 
     def __init__(self) -> None:
+        self.blocks: tuple[Block, ...] = ()
+        self.held: bool = False
         self.scopes: tuple[LiveScope, ...] = ()
         self.enabled: bool = True
         self.cache: bool = True
@@ -113,8 +188,109 @@ class ThreadState(threading.local):
 
 STATE = ThreadState()
 
+SCOPE_LOCK = threading.RLock()
+"""Held while a scope begins or ends, so that one thread at a time attaches and detaches drivers.
+To be taken by :func:`locked`. Under it nothing waits for another lock of Amanda's, and no tool's
+code runs."""
+
 TOOL_LOCK = threading.RLock()
 """Held while a tool's code runs, so that it never runs in two threads at once."""
+
+owns_scope_lock = owned_check(SCOPE_LOCK)
+owns_tool_lock = owned_check(TOOL_LOCK)
+
+
+def locked(function: Callable[..., _T], *args: Any) -> _T:
+    """Call a function under :data:`SCOPE_LOCK`, which an interrupt in it does not leave taken."""
+    return _holding(SCOPE_LOCK, owns_scope_lock, function, *args)
+
+
+def tool_locked(function: Callable[..., _T], *args: Any) -> _T:
+    """Call a function under :data:`TOOL_LOCK`, which an interrupt in it does not leave taken."""
+    return _holding(TOOL_LOCK, owns_tool_lock, function, *args)
+
+
+def _holding(
+    lock: Any, is_owned: Callable[[], bool], function: Callable[..., _T], *args: Any
+) -> _T:
+    # Not a with-statement: an interrupt that comes as its body ends keeps it from its exit.
+    if is_owned():
+        return function(*args)
+    try:
+        lock.acquire()
+        result = function(*args)
+        lock.release()
+    except BaseException:
+        if is_owned():
+            lock.release()
+        raise
+    return result
+
+
+def open_block(block: Block) -> None:
+    """Add a block to those of the current thread."""
+    locked(_open, block)
+
+
+def _open(block: Block) -> None:
+    thread = block.thread
+    thread["blocks"] = (*thread["blocks"], block)
+    if block.task is not None:
+        _IN_TASKS.set((*(b for b in _IN_TASKS.get() if b.is_open), block))
+    if block.scope is None or block.frame is not None or thread["held"]:
+        settle(thread)
+    else:
+        thread["scopes"] = (*thread["scopes"], block.scope)
+
+
+def close_block(block: Block) -> None:
+    """Remove a block from those of its thread; from any thread, and harmless when called twice.
+
+    Blocks may be closed in another order than that of their entry.
+    """
+    locked(_close, block)
+
+
+def _close(block: Block) -> None:
+    thread = block.thread
+    block.is_open = False
+    blocks, scopes = thread["blocks"], thread["scopes"]
+    if blocks and blocks[-1] is block and scopes[-1:] == (block.scope,) and not thread["held"]:
+        # The usual case, as fast in a thousand nested scopes as in one.
+        thread["blocks"] = blocks[:-1]
+        thread["scopes"] = scopes[:-1]
+    else:
+        settle(thread)
+    if block.task is not None:
+        # A task that was started inside has a copy of the variable, and finds the block closed.
+        _IN_TASKS.set(tuple(b for b in _IN_TASKS.get() if b.is_open))
+    block.frame = block.task = block.scope = None
+
+
+def settle(thread: dict[str, Any]) -> None:
+    """Find a thread's active scopes and switches from its blocks.
+
+    Args:
+        thread: ``vars(STATE)`` of the thread.
+    """
+    blocks = thread["blocks"]
+    if not all(block.is_open for block in blocks):
+        blocks = thread["blocks"] = tuple(block for block in blocks if block.is_open)
+    scopes: list[LiveScope] = []
+    switches: dict[str, Any] = {"enabled": True, "cache": True, "ad": None}
+    for block in blocks:
+        scope = block.scope  # read once: another thread may close the block
+        if not block.applies():
+            continue
+        if scope is not None:
+            scopes.append(scope)
+        elif block.switch:
+            switches[block.switch] = block.value
+    if len(scopes) != len(thread["scopes"]) or thread["scopes"] != tuple(scopes):
+        thread["scopes"] = tuple(scopes)
+    thread.update(switches)
+    thread["held"] = any(block.frame is not None for block in blocks)
+
 
 ATTACHED: dict[type[Any], Any] = {}
 """Attached drivers by class: one instance serves all scopes."""

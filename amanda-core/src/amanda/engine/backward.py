@@ -17,7 +17,7 @@ from amanda.engine.plan import find_replacement
 from amanda.engine.records import OpRecord
 from amanda.errors import RoutineResultError, described
 from amanda.interface.action import Action, ActionKind, InstPoint
-from amanda.state import STATE, TOOL_LOCK, LiveScope
+from amanda.state import STATE, LiveScope, tool_locked
 
 if TYPE_CHECKING:
     from amanda.engine.dispatch import Dispatcher
@@ -200,17 +200,24 @@ class BackwardExecution:
             return known
         unboxed = self._dispatcher.unboxed
         shown = (unboxed(grad_outputs), None if grad_inputs is None else unboxed(grad_inputs))
+        return tool_locked(self._analysed_children, records, point, shown)
+
+    def _analysed_children(
+        self,
+        records: Sequence[tuple[LiveScope, OpRecord]],
+        point: InstPoint,
+        shown: tuple[Sequence[Any], Sequence[Any] | None],
+    ) -> list[OpRecord]:
         children = []
-        with TOOL_LOCK:
-            for scope, record in records:
-                # Without the cache a new record is made where the op is first analysed.
-                first = point is InstPoint.BEFORE_BACKWARD_OP or not scope.analyses_at(
-                    InstPoint.BEFORE_BACKWARD_OP
-                )
-                fresh = first and not STATE.cache
-                child = record.child(self.call.op, self.call.op_id, fresh=fresh)
-                self._analyse(scope, record, child, point, shown)
-                children.append(child)
+        for scope, record in records:
+            # Without the cache a new record is made where the op is first analysed.
+            first = point is InstPoint.BEFORE_BACKWARD_OP or not scope.analyses_at(
+                InstPoint.BEFORE_BACKWARD_OP
+            )
+            fresh = first and not STATE.cache
+            child = record.child(self.call.op, self.call.op_id, fresh=fresh)
+            self._analyse(scope, record, child, point, shown)
+            children.append(child)
         return children
 
     def _analyse(

@@ -20,8 +20,8 @@ with :meth:`Dispatcher.run`. Backward operators go through
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from typing import TYPE_CHECKING, Any
 
 from amanda.engine.plan import EMPTY_PLAN, ActionPlan, compile_plan
@@ -29,17 +29,22 @@ from amanda.engine.records import OpRecord
 from amanda.errors import RoutineResultError, SelectionError, described
 from amanda.interface.action import Action, Filter, InstPoint, Owner
 from amanda.interface.context import OpContext
-from amanda.interface.driver import Driver
+from amanda.interface.driver import Driver, Together
 from amanda.interface.tool import Tool
-from amanda.state import ATTACHED, STATE, TOOL_LOCK, LiveScope
+from amanda.state import (
+    ATTACHED,
+    STATE,
+    TOOL_LOCK,
+    LiveScope,
+    owns_tool_lock,
+    settle,
+    tool_locked,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from amanda.interface.calls import OpCall
-
-
-_NOTHING = nullcontext()
 
 
 def note(error: BaseException, who: str, op_id: str) -> None:
@@ -78,6 +83,8 @@ class Dispatcher:
     def scopes(self) -> tuple[LiveScope, ...]:
         """The scopes that instrument the current thread's operators right now."""
         state = STATE
+        if state.held:
+            settle(vars(state))
         if state.paused or not state.enabled:
             return ()
         driver = self._driver
@@ -86,7 +93,8 @@ class Dispatcher:
     def is_cacheable(self) -> bool:
         """Whether a plan stays right until the driver's ``invalidate()`` is called."""
         state = STATE
-        return state.cache and not any(scope.is_bound for scope in state.scopes)
+        # A generator that is suspended gives no notice.
+        return state.cache and not state.held
 
     def is_paused(self) -> bool:
         """Whether the current thread runs a tool's code, or is disabled.
@@ -95,6 +103,8 @@ class Dispatcher:
         their own: they follow the passes that :meth:`quiet_backward` announces.
         """
         state = STATE
+        if state.held:
+            settle(vars(state))
         if state.paused or not state.enabled:
             return True
         return self._quiet > 0 and not state.scopes
@@ -223,12 +233,17 @@ class Dispatcher:
                 differ in attributes: the functions that tools were given follow it.
         """
         selected = self.selected(action, values)
-        state = STATE
-        outer, state.call = state.call, call
+        thread = vars(STATE)
+        outer = thread["call"]
         try:
-            return self._call(action, selected, isolated=False)
-        finally:
-            state.call = outer
+            thread["call"] = call
+            context = self.driver.routine(action, selected, False)
+            result = self._in_tool_code(context, action.func, selected, action.kwargs, action)
+            thread["call"] = outer
+        except BaseException:
+            thread["call"] = outer
+            raise
+        return result
 
     def replaced_outputs(
         self, action: Action, values: list[Any], call: OpCall | None = None
@@ -249,38 +264,62 @@ class Dispatcher:
 
     def call(self, action: Action, selected: Sequence[Any]) -> Any:
         """Call a routine, isolated from AD unless it is differentiable."""
-        return self._call(action, selected, isolated=not action.differentiable)
+        context = self.driver.routine(action, selected, not action.differentiable)
+        return self._in_tool_code(context, action.func, selected, action.kwargs, action)
 
-    def _call(self, action: Action, selected: Sequence[Any], *, isolated: bool) -> Any:
-        state = STATE
-        start = time.perf_counter()
-        state.paused += 1
+    def _in_tool_code(
+        self,
+        own: AbstractContextManager[Any],
+        function: Callable[..., Any],
+        args: Sequence[Any],
+        kwargs: Mapping[str, Any],
+        action: Action | None = None,
+    ) -> Any:
+        """Call code of a tool: alone, and vanilla in all drivers.
+
+        An interrupt at any line leaves nothing behind. So there is no with-statement, of which
+        one that comes as the body ends would keep it from its exit.
+
+        Args:
+            own: the context in this driver. To be left twice does no harm to it.
+            action: the action whose routine is called, if one is.
+        """
+        thread = vars(STATE)
+        start, outer, owned = time.perf_counter(), thread["paused"], owns_tool_lock()
+        contexts = (own,) if len(ATTACHED) == 1 else (*self._elsewhere(), own)
+        entered: list[AbstractContextManager[Any]] = []
         try:
-            with (
-                TOOL_LOCK,
-                self._elsewhere(),
-                self.driver.routine(action, selected, isolated),
-            ):
-                return action.func(*selected, **action.kwargs)
+            thread["paused"] = outer + 1
+            if not owned:
+                TOOL_LOCK.acquire()
+            for context in contexts:
+                # In one line, between whose parts no interrupt is tried.
+                entered.append((context, context.__enter__())[0])  # noqa: PERF401
+            result = function(*args, **kwargs) if kwargs else function(*args)
+            while entered:
+                entered[-1].__exit__(None, None, None)
+                entered.pop()
+            if not owned:
+                TOOL_LOCK.release()
+            thread["paused"] = outer
         except BaseException as error:
-            note(error, action.routine, action.op_id)
+            _leave_tool_code(thread, outer, owned, entered, error)
+            if action is not None:
+                note(error, action.routine, action.op_id)
             raise
         finally:
-            state.paused -= 1
-            charge(state.scopes, time.perf_counter() - start)
+            if action is not None:
+                charge(thread["scopes"], time.perf_counter() - start)
+        return result
 
-    def _elsewhere(self) -> AbstractContextManager[Any]:
-        """Within it, the drivers of other frameworks do not instrument a tool's calls."""
-        if len(ATTACHED) == 1:
-            return _NOTHING
-        own = self.driver.framework
-        others = [d for d in ATTACHED.values() if d.framework != own]
-        if not others:
-            return _NOTHING
-        stack = ExitStack()
-        for driver in others:
-            stack.enter_context(driver.vanilla())
-        return stack
+    def _elsewhere(self) -> Sequence[AbstractContextManager[Any]]:
+        """Contexts in which the drivers of other frameworks do not instrument a tool's calls."""
+        own, contexts = self.driver.framework, []
+        # A frame for each routine: a comprehension would be another one.
+        for driver in tuple(ATTACHED.values()):
+            if driver.framework != own:
+                contexts.append(driver.vanilla())  # noqa: PERF401
+        return contexts
 
     def selected(self, action: Action, values: list[Any]) -> Sequence[Any]:
         """The values that an action selects.
@@ -332,19 +371,14 @@ class Dispatcher:
         if any(tool.analyses(point) for tool in tools):
             state = record.state
             start = time.perf_counter()
-            STATE.paused += 1
-            state.point = point
+            driver = self.driver
+            context = Together(driver.vanilla(), driver.ad_isolated())
             try:
-                with (
-                    TOOL_LOCK,
-                    self._elsewhere(),
-                    self.driver.vanilla(),
-                    self.driver.ad_isolated(),
-                ):
-                    self._run_analyses(tools, record, point, scope.op_filter)
+                state.point = point
+                args = tools, record, point, scope.op_filter
+                self._in_tool_code(context, self._run_analyses, args, {})
             finally:
                 state.point = state.tool = None
-                STATE.paused -= 1
                 charge((scope,), time.perf_counter() - start)
             record.sort(scope.tools)
         record.analysed.add(point)
@@ -389,9 +423,7 @@ class OpExecution:
         self._call = call
         self._scopes = scopes
         self._records: list[OpRecord] = []
-        with TOOL_LOCK:
-            for scope in self._scopes:
-                self._records.append(self._before(scope))
+        tool_locked(self._analyse_before)
         self.plan = compile_plan(call.op_id, self._scopes, tuple(self._records))
 
     def sees_outputs(self) -> bool:
@@ -402,12 +434,18 @@ class OpExecution:
         """Run the analyses that see the outputs; returns the completed plan."""
         shown = self._dispatcher.unboxed(outputs)
         sees_outputs = self.sees_outputs()
-        with TOOL_LOCK:
-            for scope, record in zip(self._scopes, self._records, strict=True):
-                self._analyse(scope, record, InstPoint.AFTER_FORWARD_OP, shown)
+        tool_locked(self._analyse_after, shown)
         if sees_outputs:
             self.plan = compile_plan(self._call.op_id, self._scopes, tuple(self._records))
         return self.plan
+
+    def _analyse_before(self) -> None:
+        for scope in self._scopes:
+            self._records.append(self._before(scope))
+
+    def _analyse_after(self, shown: Sequence[Any]) -> None:
+        for scope, record in zip(self._scopes, self._records, strict=True):
+            self._analyse(scope, record, InstPoint.AFTER_FORWARD_OP, shown)
 
     def _before(self, scope: LiveScope) -> OpRecord:
         call = self._call
@@ -441,6 +479,23 @@ def create_driver(cls: type[Driver]) -> Driver:
     driver = loaded(dispatcher)
     dispatcher.bind(driver)
     return driver
+
+
+def _leave_tool_code(
+    thread: dict[str, Any],
+    outer: int,
+    owned: bool,
+    entered: list[AbstractContextManager[Any]],
+    error: BaseException,
+) -> None:
+    """Leave a tool's code that an exception has ended, wherever that has come from."""
+    try:
+        while entered:
+            entered.pop().__exit__(type(error), error, error.__traceback__)
+    finally:
+        if not owned and owns_tool_lock():
+            TOOL_LOCK.release()
+        thread["paused"] = outer
 
 
 def charge(scopes: Sequence[LiveScope], seconds: float) -> None:

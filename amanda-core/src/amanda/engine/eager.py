@@ -365,11 +365,12 @@ class EagerDriver(Driver):
     def vanilla(self) -> Iterator[None]:
         """Within it, this thread's operators are not instrumented."""
         thread = self.thread
-        thread.vanilla += 1
+        outer = thread.vanilla
         try:
+            thread.vanilla = outer + 1
             yield
         finally:
-            thread.vanilla -= 1
+            thread.vanilla = outer
 
     # -- for patches ------------------------------------------------------
 

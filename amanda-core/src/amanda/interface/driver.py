@@ -9,8 +9,8 @@ from __future__ import annotations
 import abc
 import enum
 import importlib
-from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from typing import Any, ClassVar, Self
 
 from amanda.interface.action import Action
@@ -36,6 +36,33 @@ class Capability(enum.Enum):
     REPLAY = "a single operator can be run again (graph tracing's replay)"
     STATIC_GRAPH = "analyses see a whole graph before it runs"
     COMPILED = "traceable routines are compiled with the model"
+
+
+class Together(AbstractContextManager[None]):
+    """Several contexts as one, which is left completely also after an interrupt at any line.
+
+    Code of generators is ended by their first exit; others are left twice where the interrupt has
+    come between.
+    """
+
+    __slots__ = ("_contexts", "_entered")
+
+    def __init__(self, *contexts: AbstractContextManager[Any]) -> None:
+        self._contexts = contexts
+        self._entered: list[AbstractContextManager[Any]] = []
+
+    def __enter__(self) -> None:
+        try:
+            for context in self._contexts:
+                self._entered.append((context, context.__enter__())[0])
+        except BaseException:
+            self.__exit__(None, None, None)
+            raise
+
+    def __exit__(self, *raised: Any) -> None:
+        while self._entered:
+            self._entered[-1].__exit__(*raised)
+            self._entered.pop()
 
 
 class Driver(abc.ABC):
@@ -154,25 +181,27 @@ class Driver(abc.ABC):
     def exit_thread(self) -> None:
         """The current thread has left its last scope of this driver."""
 
+    def exit_other_thread(self, thread: int) -> None:
+        """Another thread, of this number, has left its last scope: the current one has ended it.
+
+        For drivers that have changed what only a thread itself can change back.
+        """
+
     def invalidate(self) -> None:
         """Plans given out before may be out of date; called from any thread."""
 
     def new_iteration(self) -> None:
         """Restart the operator ids' counters of the current thread."""
 
-    @contextmanager
-    def _routine(self, isolated: bool) -> Iterator[None]:
-        with self.vanilla(), self.ad_isolated() if isolated else nullcontext():
-            yield
-
     def routine(
         self, action: Action, selected: Sequence[Any], isolated: bool
     ) -> AbstractContextManager[Any]:
         """The context of a routine: vanilla, and isolated from AD if it asks for that.
 
-        A driver overrides it to be faster, or to look at `selected` afterwards.
+        A driver overrides it to be faster, or to look at `selected` afterwards. After an
+        interrupt the context may be left twice.
         """
-        return self._routine(isolated)
+        return Together(self.vanilla(), *([self.ad_isolated()] if isolated else []))
 
     def unbox(self, value: Any) -> Any:
         """The form in which analyses and isolated routines see a tensor.

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 from amanda.interface.action import InstPoint
-from amanda.state import LIVE_SCOPES, TOOL_LOCK, invalidate
+from amanda.state import LIVE_SCOPES, invalidate, tool_locked
 
 if TYPE_CHECKING:
     from amanda.interface.context import OpContext
@@ -74,11 +74,13 @@ class Tool:
         Args:
             op_id: for this forward or backward operator only; None for all.
         """
-        with TOOL_LOCK:
-            for scope in tuple(LIVE_SCOPES):
-                if any(tool is self for tool in scope.tools):
-                    scope.cache.drop(self, op_id)
+        tool_locked(self._drop, op_id)
         invalidate()
+
+    def _drop(self, op_id: str | None) -> None:
+        for scope in tuple(LIVE_SCOPES):
+            if any(tool is self for tool in scope.tools):
+                scope.cache.drop(self, op_id)
 
     @property
     def dependencies(self) -> tuple[Tool, ...]:

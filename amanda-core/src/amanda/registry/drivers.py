@@ -13,6 +13,7 @@ life cycle is a warning that names it and its distribution (:func:`attach`, :fun
 from __future__ import annotations
 
 import contextlib
+import importlib
 import sys
 import warnings
 from collections.abc import Sequence
@@ -24,13 +25,16 @@ from amanda.errors import NoDriverError, PluginWarning
 from amanda.interface.driver import INTERFACE_VERSION, Driver
 from amanda.registry import distributions, import_hook, plugins
 from amanda.registry.plugins import BROKEN
-from amanda.state import ATTACHED, FAILED
+from amanda.state import ATTACHED, FAILED, LIVE_SCOPES
 
 ANNOUNCED = ("tensorflow",)
 """Frameworks whose drivers are told of the import (``Driver.framework_imported``). It loads all
 plugins, so that it is not done for frameworks whose drivers do not use it."""
 
 _LOOPBACK = "amanda.testing.loopback"
+
+_ANSWERS: dict[type[Driver], str] = {}
+"""What drivers have answered to ``reason_unusable`` while scopes are open."""
 
 
 @attrs.frozen
@@ -111,7 +115,7 @@ def select(requested: Sequence[str | type[Driver]] | None) -> DriverChoice:
     if not chosen:
         raise NoDriverError("drivers=[] selects no driver" if explicit else _nothing_usable())
     for reason in uncovered:
-        warnings.warn(reason, PluginWarning, stacklevel=4)
+        warnings.warn(reason, PluginWarning, stacklevel=5)
     return DriverChoice(ready, pending)
 
 
@@ -152,6 +156,19 @@ def select_for(
 # -- life cycle ---------------------------------------------------------------
 
 
+def load(classes: Sequence[type[Driver]]) -> None:
+    """Import the modules of drivers that are to be attached.
+
+    That may take seconds and wait for the imports of other threads, which may wait for what
+    attaching needs: so it is done before. A driver that fails here fails again in :func:`attach`.
+    """
+    for cls in classes:
+        with contextlib.suppress(*BROKEN):
+            # First: the driver's modules import it, and another thread may be doing so.
+            importlib.import_module(cls.framework)
+            cls.loaded()
+
+
 def attach(
     cls: type[Driver], requested: Sequence[str | type[Driver]] | None
 ) -> type[Driver] | None:
@@ -175,7 +192,7 @@ def attach(
         if cls in ATTACHED:
             return cls
         try:
-            ATTACHED[cls] = _new(cls)
+            _attach_new(cls)
             return cls
         except BROKEN as error:
             if is_explicit(requested) or plugins.is_strict():
@@ -186,8 +203,8 @@ def attach(
     return None
 
 
-def _new(cls: type[Driver]) -> Driver:
-    """A new driver that is attached; nothing is left of one that fails."""
+def _attach_new(cls: type[Driver]) -> None:
+    """Attach a new driver; nothing is left of one that fails."""
     driver = create_driver(cls)
     try:
         driver.attach()
@@ -196,11 +213,11 @@ def _new(cls: type[Driver]) -> Driver:
             raise TypeError(f"its namespace is {driver.namespace!r}, which is no Namespace")
         # A driver that cannot drop its plans would run out-of-date ones.
         driver.invalidate()
+        ATTACHED[cls] = driver
     except BaseException:
         with contextlib.suppress(*BROKEN):
             driver.detach()
         raise
-    return driver
 
 
 def attempt(
@@ -292,8 +309,15 @@ def explain_unusable(cls: type[Driver]) -> str:
         )
     if cls in FAILED:
         return FAILED[cls]
+    if not LIVE_SCOPES:
+        _ANSWERS.clear()
+    elif cls in _ANSWERS:
+        return _ANSWERS[cls]
     try:
-        return cls.reason_unusable() or ""
+        answer = cls.reason_unusable() or ""
+        # Scopes within each other ask often, and drivers read files for it.
+        _ANSWERS[cls] = answer
+        return answer
     except BROKEN as error:
         FAILED[cls] = f"its check failed with {type(error).__name__}: {error}"
         _warn_of_failure(cls)

@@ -9,6 +9,7 @@ A scope waits like that for a framework whose drivers it is to attach::
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import sys
 from collections.abc import Callable, Iterable, Sequence
@@ -32,12 +33,20 @@ class Watch:
         self._waiting = set(frameworks)
         self._imported = imported
         self._searching: set[str] = set()
-        sys.meta_path.insert(0, self)
+        if self._waiting:
+            sys.meta_path.insert(0, self)
+
+    def add(self, frameworks: Iterable[str]) -> None:
+        """Watch more frameworks."""
+        self._waiting.update(frameworks)
+        if self not in sys.meta_path:
+            sys.meta_path.insert(0, self)
 
     def close(self) -> None:
         """Stop watching; harmless when called twice."""
         self._waiting.clear()
-        if self in sys.meta_path:
+        # Another thread may close it, too.
+        with contextlib.suppress(ValueError):
             sys.meta_path.remove(self)
 
     def find_spec(
@@ -89,3 +98,29 @@ class _Loader:
             module.__spec__.loader = self._loader
         self._loader.exec_module(module)
         self._watch.done(module.__name__)
+
+
+_SHARED: list[Watch] = []
+"""The one watch of all open scopes, whose number import statements must not notice."""
+
+
+def await_frameworks(frameworks: Iterable[str], imported: Callable[[str], None]) -> None:
+    """Call a function after the import of each framework, for all scopes together.
+
+    Args:
+        frameworks: names of modules, added to those that are watched.
+        imported: the same function in every call.
+    """
+    if _SHARED and _SHARED[0] in sys.meta_path:
+        _SHARED[0].add(frameworks)
+        return
+    # Kept before it is put in place: await_nothing() finds it also after an interrupt.
+    _SHARED[:] = [Watch((), imported)]
+    _SHARED[0].add(frameworks)
+
+
+def await_nothing() -> None:
+    """No open scope waits for a framework any more; harmless when none has."""
+    for watch in tuple(_SHARED):
+        watch.close()
+    _SHARED.clear()

@@ -2,29 +2,26 @@
 
 from __future__ import annotations
 
-import contextlib
-import inspect
 from collections.abc import Iterable, Sequence
+from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 from amanda.errors import DependencyCycleError
 from amanda.interface.tool import Tool, check_tool
-from amanda.scope.scope import Scope, Statistics, caller_frame
+from amanda.scope.blocks import WithBlock
+from amanda.scope.scope import Scope, Statistics
 
 if TYPE_CHECKING:
-    from amanda.interface.tool import Tool
-if TYPE_CHECKING:
-    from types import TracebackType
-
     from amanda.interface.action import Filter
     from amanda.interface.driver import Driver
 
 
-class apply(contextlib.ContextDecorator):  # noqa: N801 - part of the paper's API
+class apply(WithBlock):  # noqa: N801 - part of the paper's API
     """Instrument everything that runs in the with-block with `tools`.
 
     Blocks nest: the tools of outer and inner blocks both act. An ``apply``
-    object can be entered again, and used as a decorator.
+    object can be entered again, also where it is open, in other threads and in coroutines, and
+    used as a decorator: each entry is a scope of its own.
 
     Args:
         tools: tools, in the order in which they act; dependencies are added.
@@ -44,6 +41,7 @@ class apply(contextlib.ContextDecorator):  # noqa: N801 - part of the paper's AP
         drivers: Sequence[str | type[Driver]] | None = None,
         op_filter: Filter | None = None,
     ) -> None:
+        super().__init__()
         for tool in tools:
             check_tool(tool, "amanda.apply()")
         if isinstance(drivers, str):
@@ -51,42 +49,22 @@ class apply(contextlib.ContextDecorator):  # noqa: N801 - part of the paper's AP
         self._tools = ordered([*(op_filter.dependencies if op_filter else ()), *tools])
         self._filter = op_filter
         self._drivers = drivers
-        self._scopes: list[Scope] = []
         self._statistics: Statistics | None = None
 
-    def __call__(self, func: Any) -> Any:
-        """Decorate a function.
+    def __str__(self) -> str:
+        return "apply"
 
-        Raises:
-            TypeError: `func` is a coroutine or generator function, whose body runs
-                after the call that would be covered.
-        """
-        if (
-            inspect.iscoroutinefunction(func)
-            or inspect.isgeneratorfunction(func)
-            or inspect.isasyncgenfunction(func)
-        ):
-            raise TypeError(
-                f"@amanda.apply() on {func.__qualname__} would cover only its call, not its "
-                "body; write `with amanda.apply(...):` in the body instead"
-            )
-        return super().__call__(func)
+    def open(self, frame: FrameType | None, task: Any) -> Scope:
+        """A new scope, of the code that `frame` and `task` tell."""
+        return Scope(self._tools, self._drivers, self._filter, (frame, task))
 
-    def __enter__(self) -> apply:
-        scope = Scope(self._tools, self._drivers, self._filter)
-        scope.enter(caller_frame(1))
-        self._scopes.append(scope)
-        return self
+    def start(self, opened: Scope) -> None:
+        """Enter the scope."""
+        opened.enter()
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        scope = self._scopes.pop()
-        scope.exit()
-        self._statistics = scope.statistics
+    def finished(self, opened: Scope) -> None:
+        """Keep the figures of the block that has ended."""
+        self._statistics = opened.statistics
 
     @property
     def statistics(self) -> Statistics:

@@ -5,17 +5,27 @@ from __future__ import annotations
 import contextlib
 import os
 import threading
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from amanda._internals import reset_lock
 from amanda.patching import PatchSet
-from amanda.registry import drivers
-from amanda.state import ATTACHED, LIVE_SCOPES, STATE, TOOL_LOCK
-
-if TYPE_CHECKING:
-    pass
+from amanda.registry import drivers, import_hook
+from amanda.state import (
+    ATTACHED,
+    LIVE_SCOPES,
+    SCOPE_LOCK,
+    STATE,
+    TOOL_LOCK,
+    Block,
+    LiveScope,
+    locked,
+    owns_tool_lock,
+    settle,
+)
 
 _PATCHES = PatchSet()
+_FORK_PATIENCE = 10.0
+"""Seconds that a fork waits for another thread that enters or leaves a scope."""
 
 
 def cover_new_threads(wanted: bool) -> None:
@@ -28,6 +38,8 @@ def cover_new_threads(wanted: bool) -> None:
 
 def _inheriting(vanilla: Any) -> Any:
     def start(self: threading.Thread) -> None:
+        if STATE.held:
+            settle(vars(STATE))
         # A thread that was started before is an error, which is vanilla's to raise.
         if STATE.scopes and not STATE.paused and self.ident is None:
             _inherit(self)
@@ -39,7 +51,8 @@ def _inheriting(vanilla: Any) -> Any:
 
 def _inherit(thread: threading.Thread) -> None:
     parent = STATE
-    scopes, switches = parent.scopes, (parent.enabled, parent.cache, parent.ad)
+    scopes = parent.scopes
+    switches = {"enabled": parent.enabled, "cache": parent.cache, "ad": parent.ad}
     run, own = thread.run, vars(thread).get("run")
 
     def covered() -> None:
@@ -47,33 +60,76 @@ def _inherit(thread: threading.Thread) -> None:
         del vars(thread)["run"]
         if own is not None:
             vars(thread)["run"] = own
-        state = STATE
-        live = tuple(scope for scope in scopes if scope.alive)
-        attached = list(dict.fromkeys(driver for scope in live for driver in scope.drivers))
-        state.scopes = live
-        state.enabled, state.cache, state.ad = switches
-        for driver in attached:
-            drivers.attempt(driver, "enter_thread")
         try:
+            attached = locked(_cover, scopes, switches)
             run()
         finally:
-            state.scopes = ()
-            for driver in attached:
-                drivers.attempt(driver, "exit_thread")
+            try:
+                locked(_uncover)
+            finally:
+                for driver in attached:
+                    drivers.attempt(driver, "exit_thread")
 
     vars(thread)["run"] = covered
 
 
+def _cover(scopes: tuple[LiveScope, ...], switches: dict[str, Any]) -> list[Any]:
+    """Give the current thread scopes and switches; the drivers that cover it."""
+    live = tuple(scope for scope in scopes if scope.alive)
+    blocks = [Block(scope) for scope in live]
+    blocks += [Block(None, switch, value) for switch, value in switches.items()]
+    STATE.blocks = tuple(blocks)
+    settle(vars(STATE))
+    attached = list(dict.fromkeys(driver for scope in live for driver in scope.drivers))
+    for driver in attached:
+        drivers.attempt(driver, "enter_thread")
+    return attached
+
+
+def _uncover() -> None:
+    STATE.blocks = ()
+    settle(vars(STATE))
+
+
+# -- forked processes -----------------------------------------------------------
+
+
+def _before_fork() -> None:
+    """Let no other thread be in the middle of attaching: the child would have half of it."""
+    _FORKING.is_locked = SCOPE_LOCK.acquire(timeout=_FORK_PATIENCE)
+
+
+def _after_fork() -> None:
+    if _FORKING.is_locked:
+        _FORKING.is_locked = False
+        SCOPE_LOCK.release()
+
+
+class _Forking(threading.local):
+    is_locked: bool = False
+
+
+_FORKING = _Forking()
+
+
 def _vanilla_child() -> None:
     """Leave a forked child without instrumentation."""
-    # Another thread of the parent may have held it, and does not exist here.
-    reset_lock(TOOL_LOCK)
-    STATE.scopes = ()
-    STATE.paused = 0
+    _after_fork()
+    # Other threads of the parent may have held these, and do not exist here. A routine that has
+    # forked holds one itself, and goes on to its end in the child.
+    if not owns_tool_lock():
+        reset_lock(TOOL_LOCK)
+        STATE.paused = 0
+    if not _FORKING.is_locked:
+        reset_lock(SCOPE_LOCK)
+    for block in STATE.blocks:
+        block.is_open = block.scope is None
+    settle(vars(STATE))
     for scope in LIVE_SCOPES:
         scope.abandon()
     LIVE_SCOPES.clear()
     cover_new_threads(False)
+    import_hook.await_nothing()
     with contextlib.ExitStack() as stack:
         # Last, also if a driver raises.
         stack.callback(ATTACHED.clear)
@@ -83,4 +139,6 @@ def _vanilla_child() -> None:
 
 
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_vanilla_child)
+    os.register_at_fork(
+        before=_before_fork, after_in_parent=_after_fork, after_in_child=_vanilla_child
+    )

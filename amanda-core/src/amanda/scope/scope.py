@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import collections
 import contextlib
-import inspect
-from collections.abc import Iterator, Sequence
+import threading
+from collections.abc import Callable, Sequence
+from functools import partial
 from types import FrameType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import attrs
 
@@ -17,14 +18,20 @@ from amanda.interface.action import Filter, InstPoint
 from amanda.registry import drivers, import_hook
 from amanda.registry.plugins import BROKEN
 from amanda.scope import inheritance
-from amanda.state import ATTACHED, LIVE_SCOPES, STATE, invalidate
+from amanda.state import (
+    ATTACHED,
+    LIVE_SCOPES,
+    STATE,
+    Block,
+    close_block,
+    invalidate,
+    locked,
+    open_block,
+)
 
 if TYPE_CHECKING:
     from amanda.interface.driver import Driver
     from amanda.interface.tool import Tool
-
-_SUSPENDABLE = inspect.CO_GENERATOR | inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR
-_CONTEXTLIB = ("contextlib", "contextlib2", "async_exit_stack")
 
 
 @attrs.define(eq=False)
@@ -47,14 +54,20 @@ class Statistics:
 
 
 class Scope:
-    """One ``apply`` block: its tools, their records and the drivers that it uses."""
+    """One entry into an ``apply`` block: its tools, their records and the drivers that it uses."""
 
     def __init__(
         self,
         tools: tuple[Tool, ...],
         requested: Sequence[str | type[Driver]] | None,
         op_filter: Filter | None = None,
+        owner: tuple[FrameType | None, Any] = (None, None),
     ) -> None:
+        """Nothing is done before :meth:`enter`.
+
+        Args:
+            owner: the generator or coroutine, and the task, of a :class:`amanda.state.Block`.
+        """
         self.tools = tools
         self.op_filter = op_filter
         self.requested = requested
@@ -62,22 +75,17 @@ class Scope:
         self.statistics = Statistics()
         self.alive = False
         self.drivers: list[Driver] = []
-        self._classes: list[type[Driver]] = []
-        self._bound: FrameType | None = None
-        self._watch: import_hook.Watch | None = None
+        self.pending: tuple[str, ...] = ()
+        self._block = Block(self, frame=owner[0], task=owner[1])
+        self._thread = threading.get_ident()
+        self._is_open = False
+        self._told: list[Tool] = []
 
     # -- for the dispatcher -----------------------------------------
 
-    @property
-    def is_bound(self) -> bool:
-        """Whether a generator holds the scope, so that it pauses when that is suspended."""
-        return self._bound is not None
-
     def covers(self, driver: Driver) -> bool:
-        """Whether operators of `driver` are instrumented right now."""
-        if not self.alive or driver not in self.drivers:
-            return False
-        return self._bound is None or self._bound.f_back is not None
+        """Whether operators of `driver` are instrumented under the scope."""
+        return self.alive and driver in self.drivers
 
     def analyses_at(self, point: InstPoint) -> bool:
         """Whether any tool has an analysis routine at `point`."""
@@ -87,72 +95,41 @@ class Scope:
         """Whether any tool analyses backward operators."""
         return any(self.analyses_at(point) for point in InstPoint if point.is_backward)
 
-    # -- life cycle -------------------------------------------------------
+    # -- entry ------------------------------------------------------------
 
-    def enter(self, caller: FrameType | None) -> None:
+    def enter(self) -> None:
         """Attach the drivers and cover the current thread.
 
         Raises:
             NoDriverError: no imported framework has a usable driver.
         """
         choice = drivers.select(self.requested)
-        self._bound = suspendable_frame(caller)
-        self.alive = True
-        LIVE_SCOPES.append(self)
+        drivers.load(choice.ready)
         try:
-            self._attach(choice.ready)
+            self._is_open = True
+            locked(self._begin, choice)
             self._check_drivers(choice.ready)
             self._begin_tools(self.drivers)
-            inheritance.cover_new_threads(True)
-            self._cover_thread()
+            locked(self._cover_thread)
+            invalidate()
             self._check_drivers(choice.ready)
-            if choice.pending:
-                self._watch = import_hook.Watch(choice.pending, self._framework_imported)
         except BaseException:
             self.exit()
             raise
 
-    def abandon(self) -> None:
-        """End the scope in a forked child, where nothing is to be detached twice."""
-        self.alive = False
-        if self._watch is not None:
-            self._watch.close()
-
-    def exit(self) -> None:
-        """End the scope; drivers that no scope needs any more are detached."""
-        if self not in LIVE_SCOPES:
-            return
-        if self._watch is not None:
-            self._watch.close()
-            self._watch = None
-        self._summarise()
-        self.alive = False
-        self._bound = None
-        LIVE_SCOPES.remove(self)
-        state = STATE
-        state.scopes = tuple(scope for scope in state.scopes if scope is not self)
-        # All steps run, the last line first, also if one raises.
-        with contextlib.ExitStack() as stack:
-            stack.callback(self.cache.clear)
-            stack.callback(inheritance.cover_new_threads, bool(LIVE_SCOPES))
-            stack.callback(self._release_all)
-            stack.callback(self._end_tools)
-            stack.callback(invalidate)
-            for driver in self.drivers:
-                if not any(driver in scope.drivers for scope in state.scopes):
-                    stack.callback(drivers.attempt, driver, "exit_thread", self.requested)
+    def _begin(self, choice: drivers.DriverChoice) -> None:
+        """Attach the drivers, and wait for the frameworks that are not imported."""
+        LIVE_SCOPES.append(self)
+        self.alive = True
+        self._attach(choice.ready)
+        self.pending = choice.pending
+        if choice.pending:
+            import_hook.await_frameworks(choice.pending, _framework_imported)
 
     def _begin_tools(self, attached: Sequence[Driver]) -> None:
-        with _paused():
-            for tool in self.tools:
-                tool.enter_scope(tuple(attached))
-
-    def _end_tools(self) -> None:
-        """Tell every tool, the later ones first; an exception is raised after the last."""
-        with contextlib.ExitStack() as stack:
-            stack.enter_context(_paused())
-            for tool in self.tools:
-                stack.callback(tool.exit_scope)
+        self._told = list(self.tools)
+        for tool in self.tools:
+            _vanilla_call(tool.enter_scope, tuple(attached))
 
     def _attach(self, classes: Sequence[type[Driver]]) -> list[Driver]:
         """Attach these drivers where they are not attached; returns the ones newly in use."""
@@ -160,27 +137,14 @@ class Scope:
         for cls in classes:
             # The next one in rank stands in for one that cannot be attached.
             if used := drivers.attach(cls, self.requested):
-                self._classes.append(used)
                 self.drivers.append(ATTACHED[used])
         return self.drivers[known:]
 
-    def _release_all(self) -> None:
-        """Detach the drivers that only this scope used; an exception is raised after the last."""
-        classes, self._classes = self._classes, []
-        self.drivers = []
-        with contextlib.ExitStack() as stack:
-            for cls in classes:
-                driver = ATTACHED[cls]
-                if not any(driver in scope.drivers for scope in LIVE_SCOPES):
-                    del ATTACHED[cls]
-                    stack.callback(drivers.attempt, driver, "detach", self.requested)
-
     def _cover_thread(self) -> None:
-        state = STATE
-        state.scopes = (*state.scopes, self)
+        inheritance.cover_new_threads(True)
+        open_block(self._block)
         for driver in tuple(self.drivers):
             self._enter_thread(driver)
-        invalidate()
 
     def _enter_thread(self, driver: Driver) -> None:
         """Let a driver cover the current thread; one that fails is used no longer."""
@@ -199,63 +163,183 @@ class Scope:
             reasons = (f"{cls.name}: {drivers.explain_unusable(cls)}" for cls in chosen)
             raise NoDriverError("; ".join(reasons))
 
-    def _framework_imported(self, framework: str) -> None:
+    def framework_imported(self, framework: str) -> None:
         """A framework was imported inside the scope: attach its drivers now."""
-        if not self.alive:
-            return
-        attached = self._attach(drivers.select_for(framework, self.requested))
-        self._begin_tools(attached)
-        for driver in attached:
-            if self in STATE.scopes:
-                self._enter_thread(driver)
+        classes = drivers.select_for(framework, self.requested)
+        drivers.load(classes)
+        attached = locked(self._attach_late, classes)
+        if attached:
+            self._begin_tools(attached)
+            locked(self._cover_late, attached)
         invalidate()
+
+    def _attach_late(self, classes: Sequence[type[Driver]]) -> list[Driver]:
+        return self._attach(classes) if self.alive else []
+
+    def _cover_late(self, attached: Sequence[Driver]) -> None:
+        for driver in attached:
+            if self.alive and any(block.scope is self for block in STATE.blocks):
+                self._enter_thread(driver)
+
+    # -- exit -------------------------------------------------------------
+
+    def abandon(self) -> None:
+        """End the scope in a forked child, where nothing is to be detached twice."""
+        self.alive = self._is_open = False
+        self.pending = ()
+
+    def exit(self) -> None:
+        """End the scope; drivers that no scope needs any more are detached.
+
+        Everything is undone first, each step on its own; then the tools are told, and the
+        statistics are made. Harmless when called twice.
+
+        Raises:
+            BaseException: the first exception of all the steps.
+        """
+        if not self._is_open:
+            return
+        try:
+            self._end(again=False)
+        except BaseException:
+            # After an interrupt, which may have come before any step, the rest is still to be
+            # done. Each step does nothing where it has been done.
+            self._end(again=True)
+            raise
+
+    def _end(self, again: bool) -> None:
+        steps: list[Callable[[], None]] = [
+            lambda: locked(self._close),
+            invalidate,
+            lambda: locked(self._undo, again),
+            lambda: self._end_tools(again),
+            self._summarise,
+            self._set_ended,
+        ]
+        run_all(steps)
+
+    def _close(self) -> None:
+        """From here on it covers nothing; drivers are told while they are still attached."""
+        self.alive = False
+        with contextlib.suppress(ValueError):
+            LIVE_SCOPES.remove(self)
+        close_block(self._block)
+
+    def _undo(self, again: bool) -> None:
+        """Leave the framework, this thread and the import system as they would be without it."""
+        run_all(
+            [
+                *(partial(self._exit_thread, driver) for driver in self.drivers),
+                *(partial(self._detach, cls, again) for cls in reversed(ATTACHED.copy())),
+                lambda: inheritance.cover_new_threads(bool(LIVE_SCOPES)),
+                self._stop_waiting,
+            ]
+        )
+
+    def _stop_waiting(self) -> None:
+        self.pending = ()
+        if not LIVE_SCOPES or not any(scope.pending for scope in LIVE_SCOPES):  # type: ignore[attr-defined]
+            import_hook.await_nothing()
+
+    def _exit_thread(self, driver: Driver) -> None:
+        """Let a driver leave the thread that has entered, if no other scope of it needs it."""
+        if any(b.scope is not None and driver in b.scope.drivers for b in self._blocks()):
+            return
+        if self._thread == threading.get_ident():
+            drivers.attempt(driver, "exit_thread", self.requested)
+        else:
+            driver.exit_other_thread(self._thread)
+
+    def _blocks(self) -> tuple[Block, ...]:
+        """The open blocks of the thread that has entered."""
+        blocks: tuple[Block, ...] = self._block.thread["blocks"]
+        return blocks
+
+    def _detach(self, cls: type[Driver], again: bool) -> None:
+        """Detach a driver that no scope uses; also one whose attaching was interrupted."""
+        driver = ATTACHED.get(cls)
+        if driver is None or any(driver in scope.drivers for scope in LIVE_SCOPES):
+            return
+        if again:
+            # It will not do: this was the second time.
+            del ATTACHED[cls]
+        try:
+            drivers.attempt(driver, "detach", self.requested)
+        except Exception:
+            ATTACHED.pop(cls, None)
+            raise
+        ATTACHED.pop(cls, None)
+
+    def _end_tools(self, again: bool) -> None:
+        """Tell every tool, the later ones first."""
+        run_all([lambda: self._end_tool(again) for _ in self._told])
+
+    def _end_tool(self, again: bool) -> None:
+        if not self._told:
+            return
+        tool = self._told.pop() if again else self._told[-1]
+        try:
+            _vanilla_call(tool.exit_scope)
+        except Exception:
+            if not again:
+                self._told.pop()
+            raise
+        if not again:
+            self._told.pop()
 
     def _summarise(self) -> None:
+        records = tuple(self.cache)
+        children = [child for record in records for child in record.children.values()]
         statistics = self.statistics
-        for record in self.cache:
-            statistics.ops_seen += 1
-            statistics.ops_instrumented += record.has_actions
-            statistics.backward_ops_seen += len(record.children)
-            statistics.ops_instrumented += sum(c.has_actions for c in record.children.values())
+        if records:
+            statistics.ops_seen = len(records)
+            statistics.backward_ops_seen = len(children)
+            statistics.ops_instrumented = sum(r.has_actions for r in (*records, *children))
+        self.cache.clear()
+
+    def _set_ended(self) -> None:
+        self.drivers = []
+        self._is_open = False
 
 
-@contextlib.contextmanager
-def _paused() -> Iterator[None]:
-    """Within it, tool code runs: its framework calls are vanilla."""
-    STATE.paused += 1
-    invalidate()
-    try:
-        yield
-    finally:
-        STATE.paused -= 1
-        invalidate()
+def _framework_imported(framework: str) -> None:
+    """Let every scope that waits for a framework attach its drivers."""
+    for scope in tuple(LIVE_SCOPES):
+        if isinstance(scope, Scope) and framework in scope.pending:
+            scope.pending = tuple(name for name in scope.pending if name != framework)
+            scope.framework_imported(framework)
 
 
-def suspendable_frame(frame: FrameType | None) -> FrameType | None:
-    """The generator or coroutine that a with-block at `frame` belongs to, if any.
+def run_all(steps: Sequence[Callable[[], None]]) -> None:
+    """Call each of several functions, also after one that raises.
 
-    A generator that contextlib drives is looked through: its scope belongs to
-    the with-statement's caller.
+    Raises:
+        BaseException: the first exception, with a note of each other one.
     """
-    while frame is not None:
-        if _is_contextlib(frame) or frame.f_code.co_name in ("__enter__", "__aenter__"):
-            frame = frame.f_back
-        elif frame.f_code.co_flags & _SUSPENDABLE:
-            if frame.f_back is None or not _is_contextlib(frame.f_back):
-                return frame
-            frame = frame.f_back
-        else:
-            return None
-    return None
+    first: BaseException | None = None
+    for step in steps:
+        try:
+            step()
+        except BaseException as error:
+            if first is None:
+                first = error
+            else:
+                first.add_note(f"amanda: the end of the scope has also raised {error!r}")
+    if first is not None:
+        raise first
 
 
-def _is_contextlib(frame: FrameType) -> bool:
-    return frame.f_globals.get("__name__") in _CONTEXTLIB
-
-
-def caller_frame(depth: int) -> FrameType | None:
-    """The frame `depth` levels above the function that calls this."""
-    frame = inspect.currentframe()
-    for _ in range(depth + 1):
-        frame = frame.f_back if frame is not None else None
-    return frame
+def _vanilla_call(function: Callable[..., None], *args: Any) -> None:
+    """Call code of a tool: its framework calls are vanilla."""
+    thread = vars(STATE)
+    outer = thread["paused"]
+    try:
+        thread["paused"] = outer + 1
+        invalidate()
+        function(*args)
+        thread["paused"] = outer
+        invalidate()
+    except BaseException:
+        thread["paused"] = outer
+        invalidate()
+        raise

@@ -216,6 +216,11 @@ class Framework(abc.ABC):
         """The state of the random number generator, comparable with ``==``."""
         return None
 
+    def global_state(self) -> Any:
+        """Modes of the framework that a driver changes, such as whether gradients are recorded
+        in this thread; comparable with ``==``."""
+        return None
+
 
 class EagerFramework(Framework):
     """An adapter of a framework that runs operators at once and records a backward pass."""

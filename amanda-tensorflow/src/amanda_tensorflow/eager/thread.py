@@ -114,17 +114,16 @@ class Tracker:
 
     def _update(self) -> bool:
         """Look up the scopes; False if none is alive."""
-        scopes = STATE.scopes
-        if self.run is None and not any(scope.alive for scope in scopes):
+        active = self._dispatcher.scopes()
+        if self.run is None and not any(scope.alive for scope in STATE.scopes):
             return False
         replan, self._replan = self._replan, False
-        active = self._dispatcher.scopes()
         if replan or active != self.active or not STATE.cache:
             self.active = active
             self.watches = any(scope.analyses_backward() for scope in active)
             self.forget_plans()
         # A generator that holds a scope gives no notice when it is suspended: look each time.
-        self.outdated = any(scope.is_bound for scope in scopes)
+        self.outdated = STATE.held
         return True
 
     def replan(self) -> None:

@@ -281,12 +281,15 @@ class RunTimeRoutine(PythonNode):
         if not alive and not self._outlives:
             return selected
         state = STATE
-        outer = state.scopes, state.enabled
-        state.scopes, state.enabled = alive, True
+        outer = state.scopes, state.enabled, state.held
         try:
-            return run(selected, keywords)
-        finally:
-            state.scopes, state.enabled = outer
+            state.scopes, state.enabled, state.held = alive, True, False
+            result = run(selected, keywords)
+            state.scopes, state.enabled, state.held = outer
+        except BaseException:
+            state.scopes, state.enabled, state.held = outer
+            raise
+        return result
 
     def release(self) -> None:
         """Let go of the tool, as the scope has ended, unless a tape may still need the routine."""

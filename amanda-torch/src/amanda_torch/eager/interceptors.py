@@ -153,15 +153,14 @@ class Interceptor(Tracker, TorchFunctionMode):
         if self.muted:
             return False
         self.stale = self.outdated = False
-        scopes = STATE.scopes
-        if not any(scope.alive for scope in scopes):
+        active = self._dispatcher.scopes()
+        if not any(scope.alive for scope in STATE.scopes):
             self.stale = self.outdated = True
             return False
-        active = self._dispatcher.scopes()
         if active != self._active or not STATE.cache:
             self._active = active
             self.forget_plans()
-        if any(scope.is_bound for scope in scopes):
+        if STATE.held:
             # A suspended generator gives no notice: look again at each operator.
             self.stale = self.outdated = True
         return True

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -150,6 +151,62 @@ class ScopeTests(ContractTests):
         next(running)
         assert list(running) == []
         assert calls == ["generator", "generator"]
+
+    def test_switch_of_a_suspended_generator(self) -> None:
+        """A generator that is suspended within disabled() does not switch its caller off."""
+        calls: list[int] = []
+        program = self.multiplication()
+
+        def generator() -> Iterator[Any]:
+            with disabled():
+                yield program.run()
+                yield program.run()
+
+        with self.apply(self.counter(calls)):
+            running = generator()
+            next(running)
+            program.run()
+            next(running)
+            assert list(running) == []
+            program.run()
+        assert calls == [1, 1]
+
+    def test_tasks_have_their_own_scopes_and_switches(self) -> None:
+        """Of tasks that overlap, each has the scopes and switches of its own blocks."""
+        calls: list[str] = []
+        program = self.multiplication()
+        running = [""]
+
+        def work(who: str) -> None:
+            running[0] = who
+            program.run()
+
+        tool = self.probe(
+            "mul", before=lambda c: c.insert_before_op(lambda *t: calls.append(running[0]))
+        )
+
+        async def covered() -> None:
+            with self.apply(tool):
+                for _ in range(2):
+                    work("covered")
+                    await asyncio.sleep(0)
+
+        async def switched() -> None:
+            with self.apply(tool), disabled():
+                for _ in range(3):
+                    work("switched")
+                    await asyncio.sleep(0)
+
+        async def free() -> None:
+            for _ in range(4):
+                work("free")
+                await asyncio.sleep(0)
+
+        async def main() -> None:
+            await asyncio.gather(covered(), switched(), free())
+
+        asyncio.run(main())
+        assert calls == ["covered", "covered"]
 
     def test_contextmanager_around_apply(self) -> None:
         """A generator that contextlib drives instruments the body of its with-block."""

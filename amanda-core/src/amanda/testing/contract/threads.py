@@ -15,7 +15,7 @@ from amanda.interface.context import OpContext
 from amanda.interface.driver import Capability
 from amanda.state import ATTACHED
 from amanda.testing.contract.base import ContractTests, W, X, product
-from amanda.testing.framework import Probe, requires
+from amanda.testing.framework import Probe, Program, requires
 from amanda.tool import cache_disabled, disabled, new_iteration, vanilla
 
 _PATIENCE = 30.0
@@ -244,6 +244,42 @@ class ThreadTests(ContractTests):
             for thread in threads:
                 thread.join()
         assert overlaps == []
+
+    def test_scopes_of_threads_at_once(self) -> None:
+        """Threads that enter and leave scopes at once count their own operators, and no others."""
+        counts: list[int] = []
+        programs = [self.multiplication() for _ in range(3)]
+        for program in programs:
+            program.run()
+
+        def work(program: Program) -> None:
+            for _ in range(3):
+                calls: list[str] = []
+                with self.apply(self.thread_counter(calls)):
+                    program.run()
+                counts.append(len(calls))
+
+        threads = [in_thread(lambda p=p: work(p)) for p in programs]  # type: ignore[misc]
+        for thread in threads:
+            thread.join()
+        assert counts == [1] * 9
+        assert not ATTACHED
+
+    def test_scope_left_in_another_thread(self) -> None:
+        """A scope that another thread ends leaves nothing, and the next one acts as ever."""
+        calls: list[str] = []
+        program = self.multiplication()
+        before = self.fw.global_state()
+        block = self.apply(self.thread_counter(calls))
+        block.__enter__()
+        program.run()
+        in_thread(lambda: block.__exit__(None, None, None)).join()
+        assert not ATTACHED
+        assert program.run() == [product(X, W)]
+        assert len(calls) == 1
+        self.run(program, self.thread_counter(calls))
+        assert len(calls) == 2
+        assert self.fw.global_state() == before
 
     def test_forked_child(self) -> None:
         """A forked child runs vanilla."""

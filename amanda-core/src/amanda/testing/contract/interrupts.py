@@ -1,0 +1,97 @@
+"""Contract rule 12: interrupts at any line of Amanda's own code."""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections.abc import Callable
+from typing import Any
+
+from amanda.interface.context import OpContext
+from amanda.interface.driver import Capability
+from amanda.state import ATTACHED, LIVE_SCOPES, STATE, ThreadState, owns_scope_lock, owns_tool_lock
+from amanda.testing import interrupts, watched
+from amanda.testing.contract.base import ContractTests, W, X, nothing
+from amanda.testing.framework import Probe, Program
+from amanda.tool import disabled
+
+
+class InterruptTests(ContractTests):
+    """What is left when an interrupt comes at some line."""
+
+    def acting(self) -> Probe:
+        """A tool with a routine at every point that the driver has."""
+        if Capability.BACKWARD not in self.driver_cls.capabilities:
+            return self.probe(
+                "mul",
+                before=lambda c: c.insert_before_op(nothing),
+                after=lambda c: c.insert_after_op(nothing),
+            )
+
+        def analyse(context: OpContext) -> None:
+            context.insert_before_op(nothing)
+            context.insert_before_backward_op(nothing)
+
+        return self.probe(
+            "mul",
+            before=analyse,
+            after=lambda c: c.insert_after_op(nothing),
+            before_backward=lambda c: c.insert_before_backward_op(nothing),
+            after_backward=lambda c: c.insert_after_backward_op(nothing),
+        )
+
+    def product_program(self) -> Program:
+        """A program of two operators, one of which tools act on."""
+        return self.fw.program(lambda x, w: self.fw.relu(self.fw.mul(x, w)), X, W)
+
+    def work(self, program: Program) -> Any:
+        """Train, where the driver sees gradients."""
+        if Capability.BACKWARD in self.driver_cls.capabilities:
+            return program.train()
+        return program.run()
+
+    def test_an_interrupt_at_any_line_leaves_the_framework_vanilla(self) -> None:
+        """An interrupt at any line of entry, exit and bookkeeping leaves nothing behind.
+
+        A sample of the lines is tried; AMANDA_INTERRUPTS=all tries them all.
+        """
+
+        def scopes() -> None:
+            program = self.product_program()
+            with self.apply(self.acting()), self.apply(self.probe(before=nothing)):
+                self.work(program)
+                with disabled():
+                    program.run()
+                self.work(program)
+
+        is_ours = interrupts.in_packages(self.driver_cls.loaded().__module__)
+        scopes()
+        found = interrupts.points(scopes, is_ours)
+        look = self.looking()
+        before = look()
+        for point in interrupts.sample(found):
+            interrupts.run(scopes, is_ours, point)
+            assert (str(point), look()) == (str(point), before)
+
+    def looking(self) -> Callable[[], Any]:
+        """A function that tells the state of the process, and what a program does then."""
+        unpatched = watched.snapshot(self.fw.watched)
+
+        def look() -> Any:
+            changed = watched.differences(
+                self.fw.watched, unpatched, watched.snapshot(self.fw.watched)
+            )
+            blocks = {name: getattr(STATE, name) for name in vars(ThreadState())}
+            held = owns_scope_lock(), owns_tool_lock()
+            patched = list(sys.meta_path), threading.Thread.start, changed, self.fw.global_state()
+            calls: list[int] = []
+            tool = self.probe(
+                "mul", before=lambda c: c.insert_before_op(lambda *t: calls.append(1))
+            )
+            state = dict(ATTACHED), list(LIVE_SCOPES), blocks, held, patched
+            vanilla = self.work(self.product_program())
+            with self.apply(tool):
+                again = self.work(self.product_program())
+            return state, str(vanilla), str(again), calls
+
+        return look

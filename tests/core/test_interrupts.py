@@ -1,0 +1,62 @@
+"""Interrupts at any line of Amanda's code, with the toy framework."""
+
+from __future__ import annotations
+
+import sys
+
+import pytest
+
+import amanda
+from amanda.state import ATTACHED, LIVE_SCOPES, STATE
+from amanda.testing import interrupts
+from amanda.testing import loopback as lb
+
+
+def test_an_interrupt_at_the_first_line_of_an_exit_ends_the_scope() -> None:
+    """Also where the user keeps the exception and the ``apply`` object."""
+    is_ours = interrupts.in_packages("amanda")
+    blocks = []
+
+    def program() -> None:
+        with amanda.apply(amanda.Tool(), drivers=["loopback"]) as block, amanda.disabled():
+            blocks.append(block)
+
+    exits = [p for p in interrupts.points(program, is_ours) if "scope/blocks.py" in p.place[0]]
+    assert len(exits) > 20
+    for point in exits:
+        assert interrupts.run(program, is_ours, point)
+        assert (ATTACHED, LIVE_SCOPES, STATE.blocks) == ({}, [], ())
+
+
+class Telling(amanda.Tool):
+    """Tells whether anything is attached when its scope ends."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.attached: list[int] = []
+
+    def exit_scope(self) -> None:
+        self.attached.append(len(ATTACHED))
+        raise KeyboardInterrupt
+
+
+def test_everything_is_undone_before_tools_hear_of_the_end() -> None:
+    """A tool that is interrupted while it summarises leaves nothing attached."""
+    tool = Telling()
+    with pytest.raises(KeyboardInterrupt), amanda.apply(tool, drivers=["loopback"]):
+        pass
+    assert set(tool.attached) == {0}
+    assert not LIVE_SCOPES
+
+
+def test_points_are_lines_of_ours() -> None:
+    """Of core the framework to test with is not ours, but its driver is."""
+    is_ours = interrupts.in_packages("amanda.testing.loopback")
+    assert is_ours(amanda.apply.__init__.__code__)
+    assert is_ours(lb.LoopbackDriver.claim_nodes.__code__)
+    assert not is_ours(lb.Tensor.tolist.__code__)
+    assert not is_ours(test_points_are_lines_of_ours.__code__)
+    outer = sys.gettrace()
+    with pytest.raises(ZeroDivisionError):
+        interrupts.points(lambda: 1 // 0, is_ours)
+    assert sys.gettrace() is outer

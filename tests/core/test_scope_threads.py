@@ -1,0 +1,228 @@
+"""Scopes that several threads open and close, at once and for each other."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import os
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+import amanda
+from amanda.state import ATTACHED, LIVE_SCOPES, STATE
+from amanda.testing import loopback as lb
+
+ROUNDS = int(os.environ.get("AMANDA_STRESS", "15"))
+"""Scopes of each thread in the stress tests; ``AMANDA_STRESS=2500`` is the soak."""
+_PATIENCE = 30.0
+
+
+class Counter(amanda.Tool):
+    """Counts executions."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls = 0
+        self.add_inst_for_op(lambda context: context.insert_before_op(self.count))
+
+    def count(self, *tensors: Any) -> None:
+        """Count one execution."""
+        self.calls += 1
+
+
+def work() -> None:
+    """Run one op."""
+    lb.add(lb.tensor(1.0), 2.0)
+
+
+@contextlib.contextmanager
+def hasty_switching() -> Iterator[None]:
+    """Let threads alternate after every few instructions."""
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        yield
+    finally:
+        sys.setswitchinterval(interval)
+
+
+def in_threads(function: Callable[[], None], count: int = 8) -> None:
+    """Run a function in several threads at once; the first exception is raised."""
+    errors: list[BaseException] = []
+    barrier = threading.Barrier(count)
+
+    def run() -> None:
+        try:
+            barrier.wait(_PATIENCE)
+            function()
+        except BaseException as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=run) for _ in range(count)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    if errors:
+        raise errors[0]
+
+
+def test_threads_enter_and_leave_scopes_at_once() -> None:
+    """Each thread's tool counts its own operators, and nothing is left behind."""
+    start, finders, vanilla = threading.Thread.start, list(sys.meta_path), lb.ops.execute
+    counts: list[int] = []
+
+    def many_scopes() -> None:
+        for _ in range(ROUNDS):
+            outer, inner = Counter(), Counter()
+            with amanda.apply(outer, drivers=["loopback"]):
+                work()
+                with amanda.apply(inner):
+                    work()
+                with amanda.disabled():
+                    work()
+            counts.append(outer.calls * 10 + inner.calls)
+
+    with hasty_switching():
+        in_threads(many_scopes)
+    assert counts == [21] * 8 * ROUNDS
+    assert (ATTACHED, LIVE_SCOPES, sys.meta_path) == ({}, [], finders)
+    assert threading.Thread.start is start
+    assert lb.ops.execute is vanilla
+
+
+def test_one_apply_object_serves_threads_at_once() -> None:
+    """Each entry of one ``apply`` object, or of a decorated function, is a scope of its own."""
+    tool = Counter()
+    block = amanda.apply(tool)
+
+    @block
+    def decorated(depth: int) -> None:
+        work()
+        if depth:
+            decorated(depth - 1)
+
+    def enter_often() -> None:
+        for _ in range(ROUNDS):
+            with block:
+                work()
+            decorated(1)
+
+    with hasty_switching():
+        in_threads(enter_often, 4)
+    # The inner call of the decorated function runs under two scopes.
+    assert tool.calls == 4 * ROUNDS * (1 + 1 + 2)
+    assert not LIVE_SCOPES
+
+
+def test_a_scope_can_be_left_in_another_thread() -> None:
+    """Nothing is left behind, in either thread, and both can open scopes again."""
+    vanilla = lb.ops.execute
+    for opens, closes in ((_here, _there), (_there, _here), (_there, _there)):
+        block = amanda.apply(Counter())
+        opens(block.__enter__)
+        closes(lambda block=block: block.__exit__(None, None, None))  # type: ignore[misc]
+        assert STATE.scopes == ()
+        assert STATE.blocks == ()
+        assert (ATTACHED, LIVE_SCOPES) == ({}, [])
+        assert lb.ops.execute is vanilla
+        tool = Counter()
+        with amanda.apply(tool):
+            work()
+        assert tool.calls == 1
+
+
+def _here(function: Callable[[], Any]) -> None:
+    function()
+
+
+def _there(function: Callable[[], Any]) -> None:
+    thread = threading.Thread(target=function)
+    thread.start()
+    thread.join()
+
+
+def test_a_switch_can_be_left_in_another_thread() -> None:
+    """It is on again in the thread that has switched."""
+    switch = amanda.disabled()
+    switch.__enter__()
+    assert not STATE.enabled
+    _there(lambda: switch.__exit__(None, None, None))
+    assert STATE.enabled
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no fork")
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_a_routine_can_fork() -> None:
+    """The child goes on from the routine, vanilla; it can open scopes, and the parent goes on."""
+    children: list[int] = []
+    tool, later = Counter(), Counter()
+
+    def fork(*tensors: Any) -> None:
+        if not children:
+            children.append(os.fork())
+
+    forking = amanda.Tool()
+    forking.add_inst_for_op(lambda context: context.insert_before_op(fork))
+    with amanda.apply(tool, forking):
+        work()
+        if children == [0]:
+            code = 1
+            try:
+                work()
+                clean = not (ATTACHED or LIVE_SCOPES or STATE.scopes or STATE.paused)
+                with amanda.apply(later):
+                    work()
+                code = 0 if clean and (tool.calls, later.calls) == (1, 1) else 2
+            finally:
+                os._exit(code)
+        work()
+    assert os.waitstatus_to_exitcode(os.waitpid(children[0], 0)[1]) == 0
+    assert tool.calls == 2
+
+
+def test_a_thousand_nested_scopes() -> None:
+    """The work of entering and leaving a scope does not grow with the number of open ones."""
+
+    def lines(depth: int) -> int:
+        counted = 0
+
+        def trace(frame: Any, event: str, argument: Any) -> Any:
+            nonlocal counted
+            counted += 1
+            return None
+
+        with contextlib.ExitStack() as stack:
+            for _ in range(depth):
+                stack.enter_context(amanda.apply())
+            outer = sys.getprofile()
+            sys.setprofile(trace)
+            with amanda.apply():
+                pass
+            sys.setprofile(outer)
+        return counted
+
+    lines(2)
+    assert lines(1000) <= lines(2) + 10
+
+
+def test_scopes_one_after_the_other_leave_nothing() -> None:
+    """Neither objects nor threads nor finders grow in number with the scopes that have ended."""
+
+    def scopes(count: int) -> None:
+        for _ in range(count):
+            with amanda.apply(Counter()), amanda.disabled(), amanda.enabled():
+                work()
+
+    scopes(5)
+    gc.collect()
+    before = len(gc.get_objects()), threading.active_count(), len(sys.meta_path)
+    scopes(8 * ROUNDS)
+    gc.collect()
+    after = len(gc.get_objects()), threading.active_count(), len(sys.meta_path)
+    assert after[0] <= before[0] + 20
+    assert after[1:] == before[1:]
