@@ -19,6 +19,7 @@ import operator
 import sys
 import threading
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, cast
 
 import torch
@@ -133,6 +134,19 @@ set_grad_enabled: Callable[[bool], None] = _symbol("torch._C._set_grad_enabled")
 set_forward_grad_enabled: Callable[[bool], None] = _symbol("torch._C._set_fwd_grad_enabled")
 
 
+_disable_dispatch_modes = _symbol("torch.utils._python_dispatch._disable_current_modes")
+
+
+def no_dispatch_modes() -> AbstractContextManager[Any]:
+    """The ``TorchDispatchMode``s of the program see nothing of what runs within it."""
+    return _disable_dispatch_modes() if _dispatch_depth() else nullcontext()
+
+
+def graph_task() -> int:
+    """The number of the backward pass that runs in this thread; -1 outside of one."""
+    return cast(int, _graph_task())
+
+
 def in_backward() -> bool:
     """Whether the current thread is running a node of a backward pass."""
     return bool(_graph_task() != -1)
@@ -151,6 +165,10 @@ def in_forward_ad() -> bool:
 def is_bare() -> bool:
     """Whether no function mode is on in this thread, and no forward-mode AD."""
     return not mode_depth() and forward_ad._current_level < 0
+
+
+is_autocasting: Callable[[], bool] = _symbol("torch._C._is_any_autocast_enabled")
+"""Whether autocast is on for any device: nodes of their own may then cast an operator's inputs."""
 
 
 def is_plain() -> bool:
@@ -228,7 +246,31 @@ schemas_of: Callable[[str], list[Any]] = _symbol("torch._C._jit_get_schemas_for_
 """The schemas of all overloads of ``aten::add`` or another operator."""
 
 
-_require("torch.ops.aten.add.Tensor._schema")
+_is_dispatched = _symbol("torch._C._dispatch_has_kernel")
+_has_kernel = _symbol("torch._C._dispatch_has_kernel_for_dispatch_key")
+
+
+@functools.cache
+def is_one_node(name: str) -> bool:
+    """Whether autograd has a formula for all overloads of an operator of ATen, and so makes one
+    node for it: no overload is made of other operators that have nodes of their own."""
+    schemas = schemas_of(f"aten::{name}")
+    names = [f"{s.name}.{s.overload_name}".rstrip(".") for s in schemas]
+    # Some schemas are TorchScript's only (`aten::mul.left_t` repeats a list).
+    names = [full for full in names if _is_dispatched(full)]
+    # Those on lists of tensors have a node for each of them.
+    if not names or name.startswith("_foreach_"):
+        return False
+    return not any(_has_kernel(full, "CompositeImplicitAutograd") for full in names)
+
+
+_require("torch.ops.aten.add.Tensor._schema", "torch.ops.aten.add._qualified_op_name")
+
+
+def namespace_of(operator_: Any) -> str:
+    """The namespace of an operator of ``torch.ops``, or of one of its overloads: ``aten``."""
+    packet = getattr(operator_, "overloadpacket", operator_)
+    return cast(str, packet._qualified_op_name.partition("::")[0])
 
 
 def schema_of(overload: Any) -> Any:

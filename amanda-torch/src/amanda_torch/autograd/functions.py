@@ -11,6 +11,8 @@ from typing import Any, Protocol
 
 import torch
 
+from amanda_torch import _internals
+
 Gradients = Callable[[list[Any]], Sequence[Any]]
 """Changes the gradients of several tensors together."""
 
@@ -74,7 +76,8 @@ class AmandaGradients(torch.autograd.Function):
         ctx.set_materialize_grads(False)
         # detach() makes an alias that autograd takes for no view, so that in-place operators
         # stay legal on it: on the views of a function with several outputs they are not.
-        return tuple(tensor.detach() for tensor in tensors)
+        with _internals.no_dispatch_modes():
+            return tuple(tensor.detach() for tensor in tensors)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Any) -> Any:
@@ -109,7 +112,8 @@ class AmandaOperator(torch.autograd.Function):
         ctx.vjp = vjp
         ctx.count = count
         ctx.inputs = len(tensors) - count
-        outputs = tuple(output.detach() for output in tensors[:count])
+        with _internals.no_dispatch_modes():
+            outputs = tuple(output.detach() for output in tensors[:count])
         ctx.mark_non_differentiable(*[o for o in outputs if not is_differentiable(o)])
         ctx.set_materialize_grads(False)
         return outputs

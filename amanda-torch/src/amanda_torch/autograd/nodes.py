@@ -13,6 +13,8 @@ hook that holds an output keeps the graph alive, which keeps the hook alive.
 
 from __future__ import annotations
 
+import collections
+import functools
 import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -34,7 +36,14 @@ from amanda_torch.operators.names import is_constant
 _MARK = "amanda"
 """Key in a node's metadata: by scope, the operator that owns an accumulation."""
 
+_REACHED = "amanda_reached"
+"""Key in the metadata of a leaf's accumulation: by scope, its :class:`Reached`."""
+
 _OWN_NODES = frozenset(map(_internals.node_class, OWN_FUNCTIONS))
+
+BACKWARD = "amanda_backward"
+"""Key in a node's metadata: what runs in the place of its backward, or around it; see
+:mod:`amanda_torch.autograd.user_functions`."""
 
 _ALIAS = "amanda_alias"
 """Key in the metadata of the nodes of aliases that this package has made."""
@@ -127,6 +136,12 @@ def is_accumulation(node: Any) -> bool:
     return hasattr(node, "variable")
 
 
+def is_replaced(node: Any) -> bool:
+    """Whether a tool supplies the gradients of a node, which computes none."""
+    backward = node.metadata.get(BACKWARD)
+    return backward is not None and bool(backward.is_replaced)
+
+
 def set_alias(node: Any) -> None:
     """Mark the node of an alias that this package has made."""
     node.metadata[_ALIAS] = True
@@ -215,10 +230,16 @@ class Claimer:
         counts: dict[str, int] = {}
         described = _Described(make_call, outputs)
         is_settled = STATE.cache and not plan.acts_on_gradients
+        reached: list[Reached] = []
         for node in new_nodes(outputs, start):
-            is_leafs = hasattr(node, "variable")
-            if is_leafs and not self._owns(node, op_id, known.handle, iteration):
+            if plan.replace_backward is not None and is_replaced(node):
                 continue
+            fresh = None
+            if hasattr(node, "variable"):
+                fresh = self._owned(node, op_id, known.handle, iteration)
+                if not fresh:
+                    reached += _reached_by(node, known.handle)
+                    continue
             name = node_name(node)
             number = counts.get(name, 0)
             counts[name] = number + 1
@@ -226,8 +247,16 @@ class Claimer:
             hooks = known.hooks.get(backward_id)
             if hooks is None:
                 hooks = self._new_hooks(node, name, backward_id, known, described)
-            hooks.register(node)
             is_settled = is_settled and hooks.is_idle
+            if fresh is None:
+                hooks.register(node)
+            elif not hooks.is_idle:
+                hooks.of_scopes(fresh).register_accumulation(node, fresh)
+                reached += _reached_by(node, known.handle)
+        if reached:
+            is_settled = False
+            for node in {tensor.grad_fn for tensor in outputs if tensor.grad_fn is not None}:
+                node.register_prehook(functools.partial(_note_reached, reached))
         known.form = form_of(result) if is_settled else None
 
     def _new_hooks(
@@ -250,24 +279,66 @@ class Claimer:
             known.hooks[backward_id] = hooks
         return hooks
 
-    def _owns(self, node: Any, op_id: str, handle: OpHandle, iteration: int) -> bool:
-        """Whether a leaf's accumulation belongs to this operator: it does to the first operator
-        of the iteration that used the leaf."""
+    def _owned(self, node: Any, op_id: str, handle: OpHandle, iteration: int) -> set[Any]:
+        """The scopes in which a leaf's accumulation begins to belong to this operator: it does to
+        the first operator of the iteration that used the leaf."""
         # A leaf has one accumulation node as long as some graph uses it: the marks on it keep
         # a second operator, or a second graph, from hooking it again.
         marks = node.metadata.setdefault(_MARK, {})
         fresh = set(handle.scopes).difference(marks)
         if not fresh:
-            return False
+            return fresh
         owner = self._owners.get(node.variable)
         if owner is not None and owner != op_id and self._iterations.get(owner) == iteration:
             # The owner ran in this iteration. It left no mark, since its backward operators
             # need no hooks.
-            return False
+            return set()
         self._owners[node.variable] = op_id
         for scope in fresh:
             marks[scope] = op_id
-        return True
+        return fresh
+
+
+class Reached:
+    """The backward passes that have come to a leaf through operators of one scope.
+
+    All graphs that use a leaf share its accumulation, also graphs that were made before the scope,
+    under ``disabled()``, or by threads that the scope does not cover: in their passes the routines
+    of the scope do not act.
+    """
+
+    __slots__ = ("_always", "_passes")
+
+    def __init__(self) -> None:
+        self._passes: collections.deque[int] = collections.deque(maxlen=_PASSES)
+        self._always = False
+
+    def note(self) -> None:
+        """The backward pass that runs has come to an operator of the scope."""
+        self._passes.append(_internals.graph_task())
+        # The graph of this pass may lead to the leaf by nodes that no operator owns.
+        self._always = self._always or torch.is_grad_enabled()
+
+    def is_now(self) -> bool:
+        """Whether the backward pass that runs is one of these."""
+        return self._always or _internals.graph_task() in self._passes
+
+
+_PASSES = 64
+"""Backward passes that may run at once in different threads over one leaf."""
+
+
+def _reached_by(node: Any, handle: OpHandle) -> list[Reached]:
+    """What has to be told when a pass comes to an operator that uses the leaf of `node`."""
+    known = node.metadata.get(_REACHED, {})
+    return [known[scope] for scope in handle.scopes if scope in known]
+
+
+def _note_reached(reached: Sequence[Reached], gradients: Sequence[Any]) -> None:
+    """A prehook of the nodes that have made an operator's outputs."""
+    if not _nothing_flows(gradients):
+        for one in reached:
+            one.note()
 
 
 class _Described:
@@ -319,7 +390,7 @@ class NodeHooks:
         is_idle: whether there is nothing to do before it, and nothing after it.
     """
 
-    __slots__ = ("_after", "_before", "_execution", "is_idle")
+    __slots__ = ("_after", "_before", "_dispatcher", "_execution", "_handle", "is_idle")
 
     def __init__(
         self,
@@ -329,6 +400,8 @@ class NodeHooks:
         before: bool,
         after: bool,
     ) -> None:
+        self._dispatcher = dispatcher
+        self._handle = handle
         self._execution = BackwardExecution(dispatcher, handle, call)
         self._before = before
         self._after = after
@@ -340,6 +413,32 @@ class NodeHooks:
             node.register_prehook(self.before)
         if self._after:
             node.register_hook(self.after)
+
+    def of_scopes(self, scopes: set[Any]) -> NodeHooks:
+        """These hooks for some of their scopes: another operator has hooked the node for others."""
+        handle = self._handle
+        if scopes.issuperset(handle.scopes):
+            return self
+        left = [scope for scope in (ref() for ref in handle.scopes if ref in scopes) if scope]
+        some = OpHandle(handle.op_id, left, handle.inputs, handle.outputs)
+        return NodeHooks(self._dispatcher, some, self._execution.call, self._before, self._after)
+
+    def register_accumulation(self, node: Any, scopes: set[Any]) -> None:
+        """Hook a leaf's accumulation: for the passes that come to it through these scopes."""
+        known = node.metadata.setdefault(_REACHED, {})
+        reached = [known.setdefault(scope, Reached()) for scope in scopes]
+
+        def before(grad_outputs: tuple[Any, ...]) -> Any:
+            return self.before(grad_outputs) if any(one.is_now() for one in reached) else None
+
+        def after(grad_inputs: tuple[Any, ...], grad_outputs: tuple[Any, ...]) -> Any:
+            is_now = any(one.is_now() for one in reached)
+            return self.after(grad_inputs, grad_outputs) if is_now else None
+
+        if self._before:
+            node.register_prehook(before)
+        if self._after:
+            node.register_hook(after)
 
     def before(self, grad_outputs: tuple[Any, ...]) -> Any:
         """Prehook: the gradients to consume instead, None for the same."""

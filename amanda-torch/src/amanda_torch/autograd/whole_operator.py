@@ -10,7 +10,7 @@ operators are hooked where the gradients of their inputs leave them.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -25,6 +25,7 @@ from amanda_torch.autograd.nodes import (
     is_accumulation,
     is_edge,
     new_nodes,
+    node_name,
     set_alias,
 )
 
@@ -52,6 +53,11 @@ class WholeOperator(OperatorGradients):
     def acts(self) -> bool:
         """Whether its scope is open, and the running backward pass is instrumented."""
         return bool(self._handle.records()) and not self._dispatcher.is_paused()
+
+    def replaces(self) -> bool:
+        """Whether a replacement supplies the gradients in the backward pass that is running."""
+        actions = self._handle.actions(ActionKind.REPLACE_BACKWARD_OP)
+        return bool(actions) and not self._dispatcher.is_paused()
 
     def replaced_in(self, grad_outputs: list[Any], shapes: Sequence[Any]) -> list[Any]:
         """As :meth:`replaced`, with a check of the shapes.
@@ -96,7 +102,7 @@ class ReplacedGradients:
     @property
     def applies(self) -> bool:
         """Whether it supplies the gradients in the backward pass that runs."""
-        return self._whole.acts()
+        return self._whole.replaces()
 
     def __call__(self, grad_outputs: list[Any]) -> list[Any]:
         """The gradients of the operator's tensor inputs."""
@@ -126,9 +132,18 @@ class _Selected:
         return [full[position] for position in self._positions]
 
 
-def gather_inputs(change: Change, values: list[Any]) -> list[Any]:
-    """`values` passed through an identity whose gradients `change` gets together."""
+def gather_inputs(change: Change, values: list[Any], *, in_order: bool = False) -> list[Any]:
+    """`values` passed through an identity whose gradients `change` gets together.
+
+    Autograd accumulates the gradients of leaves in the order in which the identity gives them. An
+    operator that uses its inputs one after the other, in several nodes, has the last one's first.
+
+    Args:
+        in_order: it has the first one's first.
+    """
     positions = [i for i, t in enumerate(values) if t is not None and t.requires_grad]
+    if not in_order:
+        positions.reverse()
     return _gathered(change, values, positions) if positions else values
 
 
@@ -191,7 +206,8 @@ def aliases_of(values: list[Any]) -> list[Any]:
 def _alias(value: Any) -> Any:
     if value is None or not value.requires_grad or value.layout is not torch.strided:
         return value
-    alias = torch.ops.aten.alias.default(value)
+    with _internals.no_dispatch_modes():
+        alias = torch.ops.aten.alias.default(value)
     set_alias(alias.grad_fn)
     return alias
 
@@ -203,9 +219,10 @@ class InputGradients:
         kinds: the kinds of actions to run.
         positions: input position to the position of its gradient at the node.
         counts: the numbers of inputs and of outputs.
+        views: by input position, the view of the input that the node's gradient belongs to.
     """
 
-    __slots__ = ("_count", "_grad_outputs", "_kinds", "_positions", "_whole")
+    __slots__ = ("_count", "_grad_outputs", "_kinds", "_positions", "_views", "_whole")
 
     def __init__(
         self,
@@ -213,7 +230,9 @@ class InputGradients:
         kinds: Sequence[ActionKind],
         positions: dict[int, int],
         counts: tuple[int, int],
+        views: Mapping[int, View] | None = None,
     ) -> None:
+        self._views = views or {}
         self._whole = whole
         self._kinds = kinds
         self._positions = positions
@@ -236,8 +255,17 @@ class InputGradients:
 
     def after(self, grad_inputs: tuple[Any, ...], _: tuple[Any, ...]) -> Any:
         """Posthook: the gradients to pass on instead, None for the same."""
-        positions = self._positions
+        if not self._whole.acts():
+            return None
+        with _internals.no_modes(), _internals.no_dispatch_modes():
+            return self._changed(grad_inputs)
+
+    def _changed(self, grad_inputs: tuple[Any, ...]) -> Any:
+        positions, views = self._positions, self._views
         full = [grad_inputs[positions[i]] if i in positions else None for i in range(self._count)]
+        for index, view in views.items():
+            if full[index] is not None:
+                full[index] = view.of_input(full[index])
         changed = full
         if ActionKind.REPLACE_BACKWARD_OP in self._kinds:
             supplied = self._whole.replaced(list(self._grad_outputs), self._count)
@@ -249,9 +277,37 @@ class InputGradients:
             return None
         result = list(grad_inputs)
         for index, place in positions.items():
-            if result[place] is not None:
-                result[place] = changed[index]
+            if result[place] is not None and changed[index] is not full[index]:
+                new = changed[index]
+                if index in views and new is not None:
+                    new = views[index].of_view(new, result[place])
+                result[place] = new
         return tuple(result)
+
+
+class View:
+    """The gradient of a view of an input, beside that of the input: transposed, or reshaped.
+
+    Args:
+        shape: the shape of the input; None where the view is its transpose.
+    """
+
+    __slots__ = ("_shape",)
+
+    def __init__(self, shape: Any) -> None:
+        self._shape = shape
+
+    def of_input(self, gradient: Any) -> Any:
+        """The gradient of the input from that of the view."""
+        return gradient.t() if self._shape is None else gradient.reshape(self._shape)
+
+    def of_view(self, gradient: Any, old: Any) -> Any:
+        """The gradient of the view from that of the input; it takes the place of `old`."""
+        return gradient.t() if self._shape is None else gradient.reshape(old.shape)
+
+
+_VIEW_NODES = {"TBackward0": False, "ViewBackward0": True}
+"""The nodes of the views of its inputs that ``linear`` computes with; whether they reshape."""
 
 
 def hook_input_edges(
@@ -260,11 +316,13 @@ def hook_input_edges(
     edges: Sequence[Edge | None],
     outputs: Sequence[Any],
     start: int,
+    values: Sequence[Any],
 ) -> bool:
     """Let routines change or supply the gradients of the inputs of an operator that has run.
 
     Args:
         edges: where the gradient of each input goes.
+        values: the inputs.
         start: the sequence number before the operator and its aliases.
 
     Returns:
@@ -273,15 +331,17 @@ def hook_input_edges(
     """
     # The nodes that produce gradients of the inputs, and which.
     leaving: dict[Any, dict[int, int]] = {}
-    for node in new_nodes(outputs, start, aliases=True):
+    nodes = new_nodes(outputs, start, aliases=True)
+    for node in nodes:
         if not is_accumulation(node):
             places = _places(node, edges)
             if places:
                 leaving[node] = places
+    views = _looked_through(leaving, nodes, values) if len(leaving) > 1 else {}
     if len(leaving) != 1:
         return not leaving
     ((node, places),) = leaving.items()
-    hook = InputGradients(whole, kinds, places, (len(edges), len(outputs)))
+    hook = InputGradients(whole, kinds, places, (len(edges), len(outputs)), views)
     makers: dict[Any, list[tuple[int, int]]] = {}
     for index, output in enumerate(outputs):
         if output.grad_fn is not None:
@@ -290,6 +350,35 @@ def hook_input_edges(
         maker.register_prehook(hook.note(given))
     node.register_hook(hook.after)
     return True
+
+
+def _looked_through(
+    leaving: dict[Any, dict[int, int]], nodes: Sequence[Any], values: Sequence[Any]
+) -> Mapping[int, View]:
+    """Join the nodes of views of the inputs with the one node that they follow.
+
+    Args:
+        leaving: the nodes that produce gradients of the inputs, and which; what is joined is taken
+            out.
+        nodes: all nodes of the operator.
+
+    Returns:
+        The views, by input position; nothing if the nodes cannot be joined.
+    """
+    seen = [node for node in leaving if node_name(node) in _VIEW_NODES]
+    for main in nodes:
+        targets = [target for target, _ in main.next_functions]
+        if {main, *seen} >= leaving.keys() and all(targets.count(node) == 1 for node in seen):
+            break
+    else:
+        return {}
+    views: dict[int, View] = {}
+    for node in seen:
+        is_reshaped = _VIEW_NODES[node_name(node)]
+        for index in leaving.pop(node):
+            leaving.setdefault(main, {})[index] = targets.index(node)
+            views[index] = View(values[index].shape if is_reshaped else None)
+    return views
 
 
 def _places(node: Any, edges: Sequence[Edge | None]) -> dict[int, int]:

@@ -233,7 +233,8 @@ class Executor:
                 outputs = tensors_of(result)
                 changed = run_together(plan.after, outputs, thread)
                 if changed is not outputs:
-                    return _with_outputs(plan, layout.is_in_place, values, result, outputs, changed)
+                    written = _written(layout.is_in_place, isinstance(key, type), values, outputs)
+                    return _with_outputs(plan, written, values, result, outputs, changed)
             return result
         except TypeError as error:
             raise _unswallowed(error, known.name)  # noqa: B904 - it sets its cause
@@ -300,8 +301,8 @@ class Executor:
         changed = self._dispatcher.run_all(plan.after, outputs)
         if changed is outputs:
             return with_tensors(result, given, outputs), plan
-        inputs, is_in_place = operation.inputs, operation.in_place
-        return _with_outputs(plan, is_in_place, inputs, result, outputs, changed), plan
+        written = _written(operation.in_place, operation.is_function, call.inputs, outputs)
+        return _with_outputs(plan, written, operation.inputs, result, outputs, changed), plan
 
     def _call(
         self,
@@ -331,9 +332,21 @@ class Executor:
         self.claimer.claim(plan, known, make_call, result, start, self._tracker.iteration)
 
 
+def _written(
+    is_in_place: bool, is_function: bool, inputs: Sequence[Any], outputs: Sequence[Any]
+) -> Sequence[bool]:
+    """For each output of an operator, whether it is a tensor of the caller's that was written into.
+
+    An ``autograd.Function`` returns no argument as it is, but those that it has changed in place.
+    """
+    if not is_function:
+        return [is_in_place] * len(outputs)
+    return [any(output is value for value in inputs) for output in outputs]
+
+
 def _with_outputs(
     plan: ActionPlan,
-    is_in_place: bool,
+    written: Sequence[bool],
     inputs: Sequence[Any],
     result: Any,
     outputs: Sequence[Any],
@@ -342,13 +355,14 @@ def _with_outputs(
     """The result of an operator after routines have returned other outputs.
 
     Args:
+        written: whether the caller sees the operator write into each output.
         inputs: the values that the operator has run on.
         outputs: the tensors of `result`.
         values: the outputs after the routines.
     """
     differentiable = any(action.differentiable for action in plan.after)
     for index, (target, value) in enumerate(zip(outputs, values, strict=True)):
-        if value is not target and (is_in_place or made_leaf(target, inputs)):
+        if value is not target and (written[index] or made_leaf(target, inputs)):
             write_back(target, value, differentiable)
             values[index] = target
     return with_tensors(result, tensors_of(result), values)

@@ -17,6 +17,7 @@ import torch
 
 from amanda.patching import PatchSet
 from amanda_torch import _internals
+from amanda_torch.autograd.user_functions import note_created, run_backward
 from amanda_torch.eager.interceptors import LOCAL, Interceptor, muted
 
 _ENTERING = _internals.ENTERING
@@ -28,6 +29,7 @@ _DESCENDED_PACKAGES = ("torch.utils.checkpoint", "torch.nn.parallel", "torch.dis
 def patch(patches: PatchSet) -> None:
     """Meet each call of an ``autograd.Function``, and each backward of one."""
     patches.wrap(_internals.FUNCTION_NODE, "apply", _backward)
+    patches.set(_internals.FUNCTION_NODE, "__init__", note_created, create=True)
     if not _internals.FUNCTIONS_ENTER_IN_C:
         patches.set(_internals.FUNCTION_BASE, "apply", classmethod(_apply), create=True)
         return
@@ -66,9 +68,9 @@ def _backward(vanilla: Any) -> Any:
     def apply(node: Any, *args: Any) -> Any:
         interceptor = LOCAL.interceptor
         if interceptor is None or _is_descended(_internals.forward_class(node)):
-            return vanilla(node, *args)
+            return run_backward(node, vanilla, args)
         with muted():
-            return vanilla(node, *args)
+            return run_backward(node, vanilla, args)
 
     return apply
 

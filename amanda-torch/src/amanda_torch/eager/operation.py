@@ -21,6 +21,12 @@ from amanda.interface.action import Action, ActionKind
 from amanda_torch import _internals
 from amanda_torch.autograd.functions import AmandaOperator
 from amanda_torch.autograd.nodes import edge_of
+from amanda_torch.autograd.user_functions import (
+    FunctionNode,
+    created_nodes,
+    is_function_call,
+    skip_functions,
+)
 from amanda_torch.autograd.whole_operator import (
     ReplacedGradients,
     WholeOperator,
@@ -30,7 +36,7 @@ from amanda_torch.autograd.whole_operator import (
     hook_outputs,
 )
 from amanda_torch.operators.calls import TorchCall, tensors_of, with_tensors
-from amanda_torch.operators.names import base_name, is_in_place
+from amanda_torch.operators.names import base_name, is_builtin, is_in_place
 from amanda_torch.operators.parameters import output_count
 
 _STATE = frozenset({"running_mean", "running_var"})
@@ -47,6 +53,23 @@ _VIEWS = frozenset(
 )
 """Operators whose result may alias an input: an identity on the input would cut the two apart."""
 
+_SEVERAL_VIEWS = frozenset({"tensor_split", "hsplit", "vsplit", "dsplit"})
+"""Views whose outputs have a node each, so that several nodes produce the input's gradient."""
+
+_ONE_NODE = frozenset({"batch_norm", "layer_norm"})
+"""Operators made of others, of which one has the only autograd node."""
+
+_CONVOLUTIONS = {
+    f"{kind}{number}d": number for kind in ("conv", "conv_transpose") for number in (1, 2, 3)
+}
+"""Such operators too, and the number of their spatial dimensions."""
+
+_IN_ORDER = frozenset({"lstm", "group_norm"})
+"""Operators of several nodes whose first input gets its gradient first."""
+
+_TENSORS = frozenset({torch.Tensor, torch.nn.Parameter, torch.nn.Buffer, type(None)})
+"""Types of inputs on which an operator is no other code of the program."""
+
 
 class Operation:
     """One run of the operator itself, or of its replacement.
@@ -59,6 +82,7 @@ class Operation:
     Attributes:
         plan: the operator's actions; complete when :meth:`run` has returned.
         in_place: whether the operator writes into an input or an ``out=`` tensor.
+        is_function: whether the operator is an ``autograd.Function``, run as it is.
         start: the sequence number read before the operator.
     """
 
@@ -78,6 +102,7 @@ class Operation:
         self._execution = execution
         self.plan = plan
         self._before = plan
+        self._function: FunctionNode | None = None
         self._gathered = False
         self._values: list[Any] = []
         self._edges: list[Any] = []
@@ -85,6 +110,7 @@ class Operation:
         self.in_place = is_in_place(name, call.kwargs)
         self.aliases = self.in_place or base_name(name) in _VIEWS
         self.records_gradients = torch.is_grad_enabled() and not _internals.in_functorch()
+        self.is_function = plan.replace is None and is_function_call(call.func)
         self.start = _internals.sequence_number()
 
     def run(self, values: list[Any]) -> Any:
@@ -96,20 +122,27 @@ class Operation:
             self._edges = [edge_of(value) for value in values]
             self._call.edges = [edge_of(value) for value in self._call.inputs]
         on_inputs = self.records_gradients and (plan.after_backward or plan.replace_backward)
-        if on_inputs and self._is_view_in_place(values) and not plan.replace_backward:
+        if self.is_function:
+            result = self._run_function(values)
+        elif on_inputs and self._is_view_in_place(values) and not plan.replace_backward:
             # For an in-place operator on a view, autograd rebuilds the nodes of all views of the
             # base, and the gathering identity with them: compute on a copy, and write it back.
             result = self._in_place_on_substitute(gather_inputs(self._whole.after, values))
             self._gathered = True
         elif not on_inputs or self.in_place:
             result = self._vanilla(values)
-        elif self.aliases and sum(v is not None and v.requires_grad for v in values) <= 1:
-            result = self._handed_on(aliases_of(values))
+        elif self._is_view(values):
+            several = base_name(self._call.op.__name__) in _SEVERAL_VIEWS
+            result = self._handed_on(aliases_of(values)) if several else self._vanilla(values)
         elif plan.replace_backward is not None:
             result = self._with_gradient(values)
             self._gathered = True
+        elif self._leaves_by_one_node(values):
+            result = self._vanilla(values)
         else:
-            result = self._handed_on(gather_inputs(self._whole.after, values))
+            in_order = self._call.op.__name__ in _IN_ORDER
+            gathered = gather_inputs(self._whole.after, values, in_order=in_order)
+            result = self._handed_on(gathered)
             self._gathered = True
         if self._execution is not None:
             self.plan = self._execution.finish(tensors_of(result))
@@ -124,6 +157,54 @@ class Operation:
     def inputs(self) -> Sequence[Any]:
         """The values that it has run on."""
         return self._values
+
+    def _run_function(self, values: list[Any]) -> Any:
+        """Run an ``autograd.Function``, and note its node."""
+        with created_nodes() as nodes:
+            result = self._vanilla(values)
+        # A function that changes an argument in place returns that argument: the caller's tensor
+        # has to be changed where it has run on a substitute.
+        given = {id(new): old for new, old in zip(values, self._call.inputs, strict=True)}
+        outputs = tensors_of(result)
+        changed = [given.get(id(output), output) for output in outputs]
+        for output, target in zip(outputs, changed, strict=True):
+            if target is not output:
+                target.copy_(output)
+        if self.records_gradients and any(output.requires_grad for output in outputs):
+            self._function = FunctionNode(nodes[0], self._whole, self._call, values, outputs)
+        return with_tensors(result, outputs, changed)
+
+    def _is_view(self, values: Sequence[Any]) -> bool:
+        """Whether the result may alias the one input that gets a gradient."""
+        if not self.aliases:
+            return False
+        # `x.expand_as(y)` takes no more of `y` than its shape.
+        inputs = values[:1] if base_name(self._call.op.__name__).endswith("_as") else values
+        wanted = [value for value in inputs if value is not None and value.requires_grad]
+        return len(wanted) <= 1
+
+    def _leaves_by_one_node(self, values: Sequence[Any]) -> bool:
+        """Whether it is known before the run that one node produces all input gradients."""
+        name = self._call.op.__name__
+        if (
+            self.plan.replace is not None
+            or self._outer
+            or _internals.is_autocasting()
+            or not is_builtin(self._call.func)
+            or not _TENSORS.issuperset(map(type, values))
+        ):
+            return False
+        if name == "linear":
+            # Its nodes are views of the inputs and one product, where the input need not be copied.
+            # The order of routines (contract rule 8) wants those of all its nodes first.
+            is_flat = values[0].dim() > 1 and values[0].is_contiguous()
+            return bool(is_flat) and not self.plan.claims
+        if name in _CONVOLUTIONS:
+            # A batch dimension, or a padding by name, is added by a node of its own.
+            dimensions = _CONVOLUTIONS[name] + 2
+            padding = self._call.attributes.get("padding")
+            return bool(values[0].dim() == dimensions) and not isinstance(padding, str)
+        return name in _ONE_NODE or _internals.is_one_node(base_name(name))
 
     def _is_view_in_place(self, values: list[Any]) -> bool:
         """Whether the operator writes into a view (and not into an ``out=`` tensor)."""
@@ -145,6 +226,9 @@ class Operation:
 
     def hook_outputs(self, outputs: list[Any]) -> list[Any]:
         """Put the routines on the output gradients in place; the outputs to use from now on."""
+        if self._function is not None:
+            self._function.hook_outputs(self.plan, outputs, self.start)
+            return outputs
         if not (self.plan.before_backward and self.records_gradients):
             return outputs
         return hook_outputs(self._whole.before, outputs, self.start)
@@ -156,6 +240,9 @@ class Operation:
             CapabilityError: no single hook sees all input gradients.
         """
         plan, before = self.plan, self._before
+        if self._function is not None:
+            self._function.hook_inputs(plan)
+            return
         if not (plan.acts_on_gradients and self.records_gradients):
             return
         late = [
@@ -173,7 +260,8 @@ class Operation:
         if not late:
             return
         edges = self._edges or [edge_of(value) for value in self._values]
-        if not hook_input_edges(self._whole, late, edges, tensors_of(result), self.start):
+        outputs = tensors_of(result)
+        if not hook_input_edges(self._whole, late, edges, outputs, self.start, self._values):
             raise CapabilityError(
                 f"the input gradients of op {plan.op_id} leave it through several autograd nodes: "
                 f"{late[0].value}() must be recorded before it runs; register the analysis with "
@@ -255,6 +343,7 @@ class Operation:
         result = self._vanilla(values)
         outputs = tensors_of(result)
         positions = [i for i, value in enumerate(values) if value is not None]
+        skip_functions(self._whole, outputs, self.start)
         vjp = ReplacedGradients(self._whole, positions, values)
         new = _internals.apply_function(
             AmandaOperator, vjp, len(outputs), *outputs, *[values[i] for i in positions]

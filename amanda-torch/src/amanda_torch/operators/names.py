@@ -17,6 +17,8 @@ from typing import Any
 import torch
 from torch import nn
 
+from amanda_torch import _internals
+
 
 class Kind(enum.Enum):
     """How the call of a function is treated."""
@@ -94,6 +96,13 @@ def kind_of(func: Any) -> Kind:
     if base in _IGNORED or base.startswith(("_record_function", "sym_")):
         return Kind.IGNORED
     return Kind.COMPOSITE if isinstance(func, types.FunctionType) else Kind.LEAF
+
+
+def is_builtin(func: Any) -> bool:
+    """Whether `func` is an operator of ATen: it is written in C++, and no one else's."""
+    if isinstance(func, (_internals.OpOverload, _internals.OpOverloadPacket)):
+        return _internals.namespace_of(func) == "aten"
+    return not isinstance(func, (types.FunctionType, functools.partial, type))
 
 
 def is_in_place(name: str, kwargs: Mapping[str, Any]) -> bool:
