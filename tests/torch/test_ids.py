@@ -289,3 +289,22 @@ def test_operators_between_two_models_stay_apart() -> None:
 
     sums = [op_id for op_id in _ids(iteration, iteration) if "sum" in op_id]
     assert sums == ["/sum:0", "/sum:1"] * 2
+
+
+def test_names_of_modules_may_hold_dots() -> None:
+    """A module whose name holds a dot, which ``setattr`` allows, is named in ids as it is called."""
+    model, counter = nn.Module(), ForwardCounter()
+    setattr(model, "norm.1", nn.Sequential(nn.ReLU()))
+    model.norm = nn.Tanh()
+
+    class Caller(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.add_module("inner", model)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return model.norm(getattr(model, "norm.1")(x))
+
+    with applied(counter):
+        Caller()(torch.ones(2))
+    assert counter.ids[1:] == ["Caller.inner.norm.1.0/relu:0", "Caller.inner.norm/tanh:0"]

@@ -173,7 +173,7 @@ class FunctionNode:
 
 
 def _argument(place: Place) -> int:
-    """The position of an input among the arguments; -1 for one in a list, which gets no gradient."""
+    """An input's position among the arguments; -1 for one in a list, which gets no gradient."""
     if isinstance(place, str) or place[1] or place[0][0] != "arg":
         return -1
     return int(place[0][1])

@@ -357,19 +357,21 @@ def is_transparent(module: nn.Module) -> bool:
 
 
 def _name_within(owner: nn.Module | None, module: nn.Module) -> str | None:
-    """Path of `module` below `owner`, without transparent wrappers."""
-    if owner is None:
-        return None
-    for path, candidate in owner.named_modules():
-        if candidate is module and path:
-            return _without_wrappers(owner, path)
+    """Path of `module` below `owner`, without transparent wrappers.
+
+    Names may hold dots, so that the paths of ``named_modules`` cannot be taken apart.
+    """
+    waiting = [("", owner)] if owner is not None else []
+    seen = set()
+    while waiting:
+        path, candidate = waiting.pop()
+        if candidate is module and candidate is not owner:
+            return path
+        if id(candidate) in seen:
+            continue
+        seen.add(id(candidate))
+        start = f"{path}." if path else ""
+        is_hidden = is_transparent(candidate)
+        below = [(path if is_hidden else start + n, m) for n, m in candidate.named_children()]
+        waiting.extend(reversed(below))
     return None
-
-
-def _without_wrappers(owner: nn.Module, path: str) -> str:
-    parts = []
-    for part in path.split("."):
-        if not is_transparent(owner):
-            parts.append(part)
-        owner = getattr(owner, part)
-    return ".".join(parts)
