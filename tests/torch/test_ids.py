@@ -292,7 +292,7 @@ def test_operators_between_two_models_stay_apart() -> None:
 
 
 def test_names_of_modules_may_hold_dots() -> None:
-    """A module whose name holds a dot, which ``setattr`` allows, is named in ids as it is called."""
+    """A module whose name holds a dot, which ``setattr`` allows, has its name in ids as it is."""
     model, counter = nn.Module(), ForwardCounter()
     setattr(model, "norm.1", nn.Sequential(nn.ReLU()))
     model.norm = nn.Tanh()

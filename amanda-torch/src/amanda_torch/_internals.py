@@ -142,9 +142,8 @@ def no_dispatch_modes() -> AbstractContextManager[Any]:
     return _disable_dispatch_modes() if _dispatch_depth() else nullcontext()
 
 
-def graph_task() -> int:
-    """The number of the backward pass that runs in this thread; -1 outside of one."""
-    return cast(int, _graph_task())
+graph_task: Callable[[], int] = _graph_task
+"""The number of the backward pass that runs in this thread; -1 outside of one."""
 
 
 def in_backward() -> bool:

@@ -39,6 +39,8 @@ _MARK = "amanda"
 _REACHED = "amanda_reached"
 """Key in the metadata of a leaf's accumulation: by scope, its :class:`Reached`."""
 
+_graph_task = _internals.graph_task
+
 _OWN_NODES = frozenset(map(_internals.node_class, OWN_FUNCTIONS))
 
 BACKWARD = "amanda_backward"
@@ -238,7 +240,7 @@ class Claimer:
             if hasattr(node, "variable"):
                 fresh = self._owned(node, op_id, known.handle, iteration)
                 if not fresh:
-                    reached += _reached_by(node, known.handle)
+                    _add_reached(reached, node, known.handle)
                     continue
             name = node_name(node)
             number = counts.get(name, 0)
@@ -251,8 +253,9 @@ class Claimer:
             if fresh is None:
                 hooks.register(node)
             elif not hooks.is_idle:
-                hooks.of_scopes(fresh).register_accumulation(node, fresh)
-                reached += _reached_by(node, known.handle)
+                some = hooks if len(fresh) == len(known.handle.scopes) else hooks.of_scopes(fresh)
+                some.register_accumulation(node, fresh)
+                _add_reached(reached, node, known.handle)
         if reached:
             is_settled = False
             for node in {tensor.grad_fn for tensor in outputs if tensor.grad_fn is not None}:
@@ -305,40 +308,44 @@ class Reached:
     All graphs that use a leaf share its accumulation, also graphs that were made before the scope,
     under ``disabled()``, or by threads that the scope does not cover: in their passes the routines
     of the scope do not act.
+
+    Attributes:
+        passes: the last of them, by the numbers of :func:`amanda_torch._internals.graph_task`.
+        always: whether all later passes are taken for such.
     """
 
-    __slots__ = ("_always", "_passes")
+    __slots__ = ("always", "passes")
 
     def __init__(self) -> None:
-        self._passes: collections.deque[int] = collections.deque(maxlen=_PASSES)
-        self._always = False
-
-    def note(self) -> None:
-        """The backward pass that runs has come to an operator of the scope."""
-        self._passes.append(_internals.graph_task())
-        # The graph of this pass may lead to the leaf by nodes that no operator owns.
-        self._always = self._always or torch.is_grad_enabled()
-
-    def is_now(self) -> bool:
-        """Whether the backward pass that runs is one of these."""
-        return self._always or _internals.graph_task() in self._passes
+        self.passes: collections.deque[int] = collections.deque(maxlen=_PASSES)
+        self.always = False
 
 
 _PASSES = 64
 """Backward passes that may run at once in different threads over one leaf."""
 
 
-def _reached_by(node: Any, handle: OpHandle) -> list[Reached]:
-    """What has to be told when a pass comes to an operator that uses the leaf of `node`."""
-    known = node.metadata.get(_REACHED, {})
-    return [known[scope] for scope in handle.scopes if scope in known]
+def _add_reached(found: list[Reached], node: Any, handle: OpHandle) -> None:
+    """Find what has to be told when a pass comes to an operator that uses the leaf of `node`."""
+    known = node.metadata.get(_REACHED)
+    if known:
+        for scope in handle.scopes:
+            if scope in known:
+                found.append(known[scope])  # noqa: PERF401 - a comprehension costs a frame
 
 
 def _note_reached(reached: Sequence[Reached], gradients: Sequence[Any]) -> None:
     """A prehook of the nodes that have made an operator's outputs."""
-    if not _nothing_flows(gradients):
-        for one in reached:
-            one.note()
+    for gradient in gradients:
+        if gradient is not None:
+            break
+    else:
+        return
+    task, makes_graph = _graph_task(), torch.is_grad_enabled()
+    for one in reached:
+        one.passes.append(task)
+        # The graph of this pass may lead to the leaf by nodes that no operator owns.
+        one.always = one.always or makes_graph
 
 
 class _Described:
@@ -417,8 +424,6 @@ class NodeHooks:
     def of_scopes(self, scopes: set[Any]) -> NodeHooks:
         """These hooks for some of their scopes: another operator has hooked the node for others."""
         handle = self._handle
-        if scopes.issuperset(handle.scopes):
-            return self
         left = [scope for scope in (ref() for ref in handle.scopes if ref in scopes) if scope]
         some = OpHandle(handle.op_id, left, handle.inputs, handle.outputs)
         return NodeHooks(self._dispatcher, some, self._execution.call, self._before, self._after)
@@ -426,14 +431,21 @@ class NodeHooks:
     def register_accumulation(self, node: Any, scopes: set[Any]) -> None:
         """Hook a leaf's accumulation: for the passes that come to it through these scopes."""
         known = node.metadata.setdefault(_REACHED, {})
-        reached = [known.setdefault(scope, Reached()) for scope in scopes]
+        reached: list[Reached] = []
+        for scope in scopes:
+            reached.append(known.setdefault(scope, Reached()))  # noqa: PERF401 - likewise
 
         def before(grad_outputs: tuple[Any, ...]) -> Any:
-            return self.before(grad_outputs) if any(one.is_now() for one in reached) else None
+            for one in reached:
+                if one.always or _graph_task() in one.passes:
+                    return self.before(grad_outputs)
+            return None
 
         def after(grad_inputs: tuple[Any, ...], grad_outputs: tuple[Any, ...]) -> Any:
-            is_now = any(one.is_now() for one in reached)
-            return self.after(grad_inputs, grad_outputs) if is_now else None
+            for one in reached:
+                if one.always or _graph_task() in one.passes:
+                    return self.after(grad_inputs, grad_outputs)
+            return None
 
         if self._before:
             node.register_prehook(before)
