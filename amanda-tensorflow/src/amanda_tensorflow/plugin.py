@@ -75,10 +75,21 @@ class TensorFlowDriver(Driver, abc.ABC):
         """
         from amanda_tensorflow import _internals
         from amanda_tensorflow.gradient_map import recording
+        from amanda_tensorflow.keras_layers import recording as layers
+        from amanda_tensorflow.keras_layers.labels import LABELS
 
         _internals.require(self.mode)
         recording.install()
+        layers.install()
         super().attach()
+        LABELS.hold(self)
+
+    def detach(self) -> None:
+        """Undo every patch."""
+        from amanda_tensorflow.keras_layers.labels import LABELS
+
+        LABELS.release(self)
+        super().detach()
 
     @property
     def namespace(self) -> Namespace:
@@ -88,14 +99,17 @@ class TensorFlowDriver(Driver, abc.ABC):
 
     @classmethod
     def framework_imported(cls) -> None:
-        """Note from now on which operator of a graph is the gradient of which."""
+        """Note from now on which operator of a graph is the gradient of which, and which layer of
+        Keras has made it."""
         if sys.modules.get("amanda_tensorflow._internals", _NOT_IMPORTED) is not _NOT_IMPORTED:
             # TensorFlow is imported by a module of this package, whose import has not ended yet.
             # A driver notes gradients when it attaches.
             return
         from amanda_tensorflow.gradient_map import recording
+        from amanda_tensorflow.keras_layers import recording as layers
 
         recording.install()
+        layers.install()
 
     @classmethod
     def check_internals(cls) -> Sequence[str]:

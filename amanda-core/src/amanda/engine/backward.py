@@ -79,10 +79,11 @@ class OpHandle:
 
     Attributes:
         op_id: the forward operator's id.
+        key: the key of its records (:attr:`~amanda.interface.calls.OpCall.key`).
         inputs, outputs: callables that give the forward tensors or None.
     """
 
-    __slots__ = ("inputs", "op_id", "outputs", "scopes")
+    __slots__ = ("inputs", "key", "op_id", "outputs", "scopes")
 
     def __init__(
         self,
@@ -90,8 +91,10 @@ class OpHandle:
         scopes: Sequence[LiveScope],
         inputs: Sequence[Any] = (),
         outputs: Sequence[Any] = (),
+        key: str = "",
     ) -> None:
         self.op_id = op_id
+        self.key = key or op_id
         self.scopes = tuple(weakref.ref(scope) for scope in scopes)
         self.inputs = inputs
         self.outputs = outputs
@@ -102,7 +105,7 @@ class OpHandle:
         for reference in self.scopes:
             scope = reference()
             if scope is not None and scope.alive:
-                record = scope.cache.get(self.op_id)
+                record = scope.cache.get(self.key)
                 if record is not None:
                     found.append((scope, record))
         return found

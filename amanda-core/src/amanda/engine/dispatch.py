@@ -126,11 +126,14 @@ class Dispatcher:
 
     # -- forward operators ------------------------------------------------
 
-    def plan(self, op_id: str, scopes: Sequence[LiveScope] | None = None) -> ActionPlan | None:
+    def plan(
+        self, op_id: str, scopes: Sequence[LiveScope] | None = None, key: str = ""
+    ) -> ActionPlan | None:
         """The plan of an operator; None if some scope has yet to analyse it.
 
         Args:
             scopes: the answer of :meth:`scopes`, if the driver has asked already.
+            key: the key of its records, if it is not `op_id` (:attr:`OpCall.key`).
         """
         scopes = self.scopes() if scopes is None else scopes
         if not scopes:
@@ -139,7 +142,7 @@ class Dispatcher:
             return None
         records = []
         for scope in scopes:
-            record = scope.cache.get(op_id)
+            record = scope.cache.get(key or op_id)
             if record is None or not record.complete:
                 return None
             records.append(record)
@@ -449,10 +452,10 @@ class OpExecution:
 
     def _before(self, scope: LiveScope) -> OpRecord:
         call = self._call
-        record: OpRecord | None = scope.cache.get(call.op_id)
+        record: OpRecord | None = scope.cache.get(call.key)
         if record is None or not STATE.cache:
             record = OpRecord.of_call(call, self._dispatcher.driver.namespace)
-            scope.cache.put(call.op_id, record)
+            scope.cache.put(call.key, record)
         self._analyse(scope, record, InstPoint.BEFORE_FORWARD_OP, None)
         return record
 
@@ -466,7 +469,7 @@ class OpExecution:
         try:
             self._dispatcher.analyse(scope, record, point, only)
         except BaseException:
-            scope.cache.discard(self._call.op_id, record)
+            scope.cache.discard(self._call.key, record)
             raise
         finally:
             record.state.call = record.state.outputs = None

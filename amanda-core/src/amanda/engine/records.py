@@ -1,4 +1,4 @@
-"""The action cache: the records of one scope's analyses, by operator id."""
+"""The action cache: the records of one scope's analyses, by operator."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ class OpRecord:
 
 
 class ActionCache:
-    """The records of one scope."""
+    """The records of one scope, by :attr:`OpCall.key <amanda.interface.calls.OpCall.key>`."""
 
     def __init__(self) -> None:
         self._records: dict[str, OpRecord] = {}
@@ -106,22 +106,23 @@ class ActionCache:
     def __iter__(self) -> Iterator[OpRecord]:
         return iter(tuple(self._records.values()))
 
-    def get(self, op_id: str) -> OpRecord | None:
+    def get(self, key: str) -> OpRecord | None:
         """The record of a forward operator, None if it was never analysed."""
-        return self._records.get(op_id)
+        return self._records.get(key)
 
-    def put(self, op_id: str, record: OpRecord) -> None:
+    def put(self, key: str, record: OpRecord) -> None:
         """Store the record of a forward operator."""
-        self._records[op_id] = record
+        self._records[key] = record
 
-    def discard(self, op_id: str, record: OpRecord) -> None:
+    def discard(self, key: str, record: OpRecord) -> None:
         """Remove a record whose analysis failed, so that it runs again."""
-        if self._records.get(op_id) is record:
-            del self._records[op_id]
+        if self._records.get(key) is record:
+            del self._records[key]
 
     def drop(self, tool: Owner, op_id: str | None) -> None:
         """Drop the actions of `tool`, of one operator or of all."""
-        for forward_id, record in tuple(self._records.items()):
+        for record in tuple(self._records.values()):
+            forward_id = record.state.op_id
             if op_id in (None, forward_id):
                 record.drop(tool)
             for child_id, child in tuple(record.children.items()):

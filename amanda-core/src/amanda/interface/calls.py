@@ -29,6 +29,8 @@ class OpCall:
         names: the declared name of each input, "" where there is none.
         attributes: the operator's non-tensor arguments by name.
         module: path of the module that runs the operator, "" outside of modules.
+        own_key: the key of its records, if it is not `op_id`: a model has the same ids in several
+            graphs, and each graph's operators are analysed on their own.
     """
 
     op: Any
@@ -37,6 +39,12 @@ class OpCall:
     names: Sequence[str] = ()
     attributes: Mapping[str, Any] = attrs.field(factory=dict)
     module: str = ""
+    own_key: str = ""
+
+    @property
+    def key(self) -> str:
+        """The key of the operator's records in a scope."""
+        return self.own_key or self.op_id
 
     def value(self, index: int) -> Any:
         """The current value of input `index` if it is a parameter, buffer, variable

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -147,6 +148,16 @@ def variable_dtype(handle: Any) -> Any:
     if data is None or not data.is_set or not data.shape_and_type:
         return None
     return tf.as_dtype(data.shape_and_type[0].dtype)
+
+
+KERAS_LAYERS = ("keras.src.layers.layer", "tf_keras.src.engine.base_layer")
+"""The modules that define the base class of all layers: of Keras 3, and of Keras 2 under its later
+name (observed in Keras 3.0 to 3.15 and tf_keras 2.16)."""
+
+
+def layer_class(module: str) -> Any:
+    """The base class of layers in one of these modules; None if it is not defined there."""
+    return getattr(sys.modules.get(module), "Layer", None)
 
 
 def handle_key(handle: Any) -> int:

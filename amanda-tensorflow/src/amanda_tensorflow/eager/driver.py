@@ -6,7 +6,6 @@ pass those that are patched here.
 
 from __future__ import annotations
 
-import sys
 import weakref
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
@@ -17,7 +16,6 @@ import tensorflow as tf
 import amanda
 from amanda.interface.action import Action
 from amanda.patching import PatchSet
-from amanda.registry.import_hook import Watch
 from amanda.state import STATE
 from amanda_tensorflow import _internals
 from amanda_tensorflow.eager.autodiff import RoutineCall, is_tensor, substitute
@@ -33,10 +31,9 @@ from amanda_tensorflow.eager.tape_marks import Mark
 from amanda_tensorflow.eager.thread import LOCAL, Tracker, muted
 from amanda_tensorflow.eager.variable_values import VariableValues
 from amanda_tensorflow.gradient_map import recording
+from amanda_tensorflow.keras_layers import recording as layers
 from amanda_tensorflow.plugin import TensorFlowEagerDriver
 
-_KERAS = ("keras", "tf_keras")
-"""Packages whose layers begin iterations: Keras 3, and Keras 2 under its later name."""
 _LEAF_SUMS = "sums of gradients of variables and other leaves"
 
 
@@ -48,7 +45,6 @@ class InterceptingDriver(TensorFlowEagerDriver):
         self._values = VariableValues()
         self._gradients = MarkedGradients(dispatcher)
         self._trackers: weakref.WeakSet[Tracker] = weakref.WeakSet()
-        self._watch: Watch | None = None
         self._interception: Interception | None = None
 
     # -- life cycle -------------------------------------------------------
@@ -69,25 +65,12 @@ class InterceptingDriver(TensorFlowEagerDriver):
         patches.wrap(_internals.CUSTOM_GRADIENT, "_eager_mode_decorator", noting_places)
         patches.wrap(tf.GradientTape, "watch", beginning_again)
         recording.EAGER.run = self._gradients.run
-        for name in _KERAS:
-            if name in sys.modules:
-                self._patch_keras(name)
-        missing = [name for name in _KERAS if name not in sys.modules]
-        if missing:
-            self._watch = Watch(missing, self._patch_keras)
-
-    def _patch_keras(self, name: str) -> None:
-        """Patch the calls of layers, in a Keras that is imported."""
-        layers = getattr(sys.modules[name], "layers", None)
-        layer = getattr(layers, "Layer", None)
-        if layer is not None:
-            self.patches.wrap(layer, "__call__", _layer_call)
+        layers.EAGER.call, layers.EAGER.place = _call_layer, _place
 
     def detach(self) -> None:
         """Undo every patch."""
-        if self._watch is not None:
-            self._watch.close()
-            self._watch = None
+        if layers.EAGER.call is _call_layer:
+            layers.EAGER.call, layers.EAGER.place = None, layers.LayerPath
         if recording.EAGER.run == self._gradients.run:
             recording.EAGER.run = None
         interception, self._interception = self._interception, None
@@ -247,17 +230,22 @@ def _record_gradient(vanilla: Any) -> Any:
     return record_gradient
 
 
-def _layer_call(vanilla: Any) -> Any:
-    """The patch of ``Layer.__call__``."""
+def _place() -> layers.LayerPath:
+    """The Keras layers that run in the current thread."""
+    tracker = LOCAL.tracker
+    places = tracker.ids.places if tracker is not None else ()
+    if not places:
+        return layers.LayerPath()
+    return layers.LayerPath(places[-1].scope.rstrip("/"), places[-1].module)
 
-    def __call__(layer: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: N807
-        tracker = LOCAL.tracker
-        if tracker is None or tracker.muted or STATE.paused:
-            return vanilla(layer, *args, **kwargs)
-        tracker.ids.enter_layer(layer)
-        try:
-            return vanilla(layer, *args, **kwargs)
-        finally:
-            tracker.ids.exit_layer()
 
-    return __call__
+def _call_layer(vanilla: Any, layer: Any, args: Any, kwargs: Any) -> Any:
+    """Call a Keras layer, which runs at once; called by the patch of ``Layer.__call__``."""
+    tracker = LOCAL.tracker
+    if tracker is None or tracker.muted or STATE.paused:
+        return vanilla(layer, *args, **kwargs)
+    tracker.enter_layer(layer)
+    try:
+        return vanilla(layer, *args, **kwargs)
+    finally:
+        tracker.exit_layer()

@@ -77,10 +77,10 @@ class Executor:
         """Run an operator that some tool has yet to analyse; returns its outputs and its plan.
 
         Args:
-            scope: the name scope that it runs in.
+            scope: the name scope that it has in ids.
         """
         run = self._dispatcher.run
-        call = request.call(op_id, inputs, scope, self._values)
+        call = request.call(op_id, inputs, tracker.ids.module(scope), self._values)
         analyses = self._dispatcher.begin(call)
         plan = analyses.plan
         values = inputs

@@ -157,7 +157,7 @@ class Interception:
             return call_python(tracker, lambda: self._vanilla.fast_path(ctx, op_name, name, *args))
         if op_name in NOT_OPS:
             return self._vanilla.fast_path(ctx, op_name, name, *args)
-        scope = ctx.scope_name or ""
+        scope = tracker.ids.scope(ctx.scope_name)
         cell = tracker.ids.cell(scope, op_name)
         if plan_of(entry_of(cell)) is UNKNOWN and any(map(_internals.is_read_by_runtime, args)):
             keep(cell, cell[0], READ_AND_UNKNOWN)
@@ -311,11 +311,12 @@ class Interception:
         failed = retried() if sys.exception() is not None else None
         if failed is not None:
             raise failed
-        kind, scope = request.kind, request.context.scope_name or ""
+        kind, name_scope = request.kind, request.context.scope_name
         plan: ActionPlan | None
         if type(entry) is SlowPath:
             plan = entry.plan
         else:
+            scope = tracker.ids.scope(name_scope)
             cell = tracker.ids.cell(scope, kind)
             plan = self._plan(tracker, cell, scope, kind)
         number, generation = cell[0], tracker.generation
@@ -327,6 +328,7 @@ class Interception:
         tape = not _internals.no_tape_records()
         is_recorded = tape
         if plan is None:
+            scope = tracker.ids.scope(name_scope)
             op_id = tracker.ids.op_id(scope, kind, number)
             outputs, new = self._executor.run_analysed(tracker, op_id, request, inputs, scope)
             self._keep(tracker, cell, number, kind, new, generation)

@@ -1,9 +1,11 @@
 """Ids of eager operators, ``<name scope><type>:<k>``, and the iterations that they count in.
 
-``net/c1/Conv2D:0`` is the first ``Conv2D`` of an iteration within the name scope ``net/c1/``, and
-``/MatMul:1`` the second ``MatMul`` outside of all name scopes. A new iteration begins when an
-outermost Keras layer or ``tf.function`` is called again, when an outermost backward pass ends, and
-at ``amanda.new_iteration()``.
+``net/c1/Conv2D:0`` is the first ``Conv2D`` of an iteration in the Keras layer ``c1`` of ``net``,
+and ``/MatMul:1`` the second ``MatMul`` outside of all layers. Within layers their names are the
+name scope, whatever name scopes the program opens besides: operators of graphs have the same ids
+(:mod:`amanda_tensorflow.keras_layers.paths`). A new iteration begins when an outermost Keras layer
+or ``tf.function`` is called again, when an outermost backward pass ends, and at
+``amanda.new_iteration()``.
 """
 
 from __future__ import annotations
@@ -12,11 +14,31 @@ import warnings
 import weakref
 from typing import Any
 
+import attrs
+
 from amanda.errors import CoverageWarning
-from amanda_tensorflow.eager.plan_cache import Cell, Cells
+from amanda_tensorflow.eager.plan_cache import AnyScope, Cell, Cells
+from amanda_tensorflow.keras_layers.labels import LABELS
 
 _MANY = 10_000
 """After so many operators of one type outside of layers, iterations seem to have no end."""
+
+
+@attrs.frozen(eq=False)
+class Place:
+    """A call of a layer that is running.
+
+    Attributes:
+        layer: weak reference to the layer.
+        scope: the name scope of its operators in ids, ``net@1/c1/``.
+        module: the names alone, ``net/c1``.
+        cells: the cells of its operators, under every name scope.
+    """
+
+    layer: weakref.ref[Any]
+    scope: str
+    module: str
+    cells: AnyScope
 
 
 class EagerOpIds:
@@ -26,6 +48,7 @@ class EagerOpIds:
         cells: the cells of forward operators, by name scope and type.
         nesting: how many calls of layers and backward passes run within each other; only an
             outermost one begins an iteration.
+        places: the calls of layers that are running, outermost first.
         started: cells (by ``id``) and numbers of operators whose routines have run on the fast
             path and must not run again if the operator is executed on the slow path after all.
     """
@@ -34,14 +57,37 @@ class EagerOpIds:
         self.cells: dict[str, Cells] = {}
         self.nesting = 0
         self.started: set[tuple[int, int]] = set()
+        self.places: tuple[Place, ...] = ()
+        self._within: dict[str, AnyScope] = {}
         self._layers: dict[int, weakref.ref[Any]] = {}
         self._functions: set[str] = set()
 
-    def cell(self, scope: str, kind: str) -> Cell:
-        """The cell of a type of operators in a name scope, made if there is none."""
+    @property
+    def current(self) -> Any:
+        """The cells that count forward operators now, by name scope."""
+        return self.places[-1].cells if self.places else self.cells
+
+    def scope(self, name_scope: str | None) -> str:
+        """The name scope of operators in ids, where TensorFlow's is `name_scope`."""
+        return self.places[-1].scope if self.places else name_scope or ""
+
+    def module(self, scope: str) -> str:
+        """The module path of the operators that run now.
+
+        Args:
+            scope: their name scope in ids.
+        """
+        return self.places[-1].module if self.places else scope.rpartition("/")[0]
+
+    def _cells(self, scope: str) -> Cells:
         cells = self.cells.get(scope)
         if cells is None:
             cells = self.cells[scope] = {}
+        return cells
+
+    def cell(self, scope: str, kind: str) -> Cell:
+        """The cell of a type of operators in a name scope, made if there is none."""
+        cells = self._cells(scope)
         cell = cells.get(kind)
         if cell is None:
             cell = cells[kind] = [0]
@@ -80,10 +126,24 @@ class EagerOpIds:
                 self.new_iteration()
             self._layers[id(layer)] = weakref.ref(layer)
         self.nesting += 1
+        if not self.places:
+            scope, module = f"{LABELS.label(layer)}/", str(layer.name)
+        elif self.places[-1].layer() is layer:
+            # A class that calls its base class's ``__call__``: one call.
+            self.places = (*self.places, self.places[-1])
+            return
+        else:
+            outer, name = self.places[-1], str(layer.name)
+            scope, module = f"{outer.scope}{name}/", f"{outer.module}/{name}"
+        cells = self._within.get(scope)
+        if cells is None:
+            cells = self._within[scope] = AnyScope(self._cells(scope))
+        self.places = (*self.places, Place(weakref.ref(layer), scope, module, cells))
 
     def exit_layer(self) -> None:
         """The layer's call has ended."""
         self.nesting -= 1
+        self.places = self.places[:-1]
 
     def enter_function(self, name: str) -> None:
         """A graph function is called; an outermost one that comes round begins an iteration."""
@@ -111,6 +171,7 @@ class EagerOpIds:
     def clear(self) -> None:
         """Forget everything."""
         self.cells.clear()
+        self._within.clear()
         self._layers.clear()
         self._functions.clear()
         self.started.clear()

@@ -12,7 +12,7 @@ from amanda_tensorflow import _internals
 from amanda_tensorflow.eager.tape_marks import Mark
 from amanda_tensorflow.eager.variable_values import VariableValues
 from amanda_tensorflow.gradient_map.recording import MARK
-from amanda_tensorflow.operators.description import OpView, input_names, module_of, presented
+from amanda_tensorflow.operators.description import OpView, input_names, presented
 from amanda_tensorflow.operators.types import has_one_output
 from amanda_tensorflow.operators.variable_views import view_of
 
@@ -90,11 +90,11 @@ class OpRequest:
         flat = self.attributes or ()
         return input_names(self.kind, count, dict(zip(flat[::2], flat[1::2], strict=True)))
 
-    def call(self, op_id: str, inputs: list[Any], scope: str, values: VariableValues) -> EagerCall:
+    def call(self, op_id: str, inputs: list[Any], module: str, values: VariableValues) -> EagerCall:
         """The operator as core is told of it.
 
         Args:
-            scope: the name scope that it runs in.
+            module: the module path of the operator.
             values: the tensors that were read from variables.
         """
         attributes = self.presented_attributes()
@@ -104,7 +104,7 @@ class OpRequest:
             inputs=inputs,
             names=input_names(self.kind, len(inputs), attributes),
             attributes=attributes,
-            module=module_of(scope),
+            module=module,
             request=self,
             values=values,
         )

@@ -45,13 +45,15 @@ class Recomputation:
             (tracker.cells, tracker.run),
             tracker.depth,
             tracker.ids.nesting,
+            tracker.ids.places,
         )
         context.scope_name = self._place.scope
         tracker.ids.set_counters(self._place.counters)
         # Its operators are forward ones, and its layers begin no iteration.
         tracker.depth = 0
         tracker.ids.nesting = 1
-        tracker.go_to(tracker.ids.cells, None)
+        tracker.ids.places = self._place.places
+        tracker.go_to(tracker.ids.current, None)
 
     def differentiated(self, inner: Any) -> None:
         """A tape was asked for gradients; if it was the recomputation's, that has ended."""
@@ -63,7 +65,8 @@ class Recomputation:
         if self._outer is None:
             return
         tracker = self._tracker
-        context, scope, counters, way_back, tracker.depth, tracker.ids.nesting = self._outer
+        context, scope, counters, way_back, *rest = self._outer
+        tracker.depth, tracker.ids.nesting, tracker.ids.places = rest
         self._outer = None
         context.scope_name = scope
         tracker.ids.set_counters(counters)
@@ -80,7 +83,7 @@ def noting_places(vanilla: Any) -> Any:
         place = None
         if _internals.is_recomputed(f):
             scope = _internals.context_of_process().scope_name
-            place = Place(scope, tracker.ids.counters())
+            place = Place(scope, tracker.ids.places, tracker.ids.counters())
         tracker.places.append(place)
         try:
             return vanilla(f, args, kwargs)

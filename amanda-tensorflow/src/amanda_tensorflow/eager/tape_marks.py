@@ -125,8 +125,10 @@ class Place:
 
     Attributes:
         scope: the name scope.
+        places: the calls of Keras layers that were running.
         counters: the counters of operator ids when it began.
     """
 
     scope: str
+    places: tuple[Any, ...]
     counters: dict[str, dict[str, int]]

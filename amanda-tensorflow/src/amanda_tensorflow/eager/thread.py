@@ -79,7 +79,7 @@ class Tracker:
     def __init__(self, dispatcher: Dispatcher) -> None:
         self._dispatcher = dispatcher
         self.ids = EagerOpIds()
-        self.cells: Any = self.ids.cells
+        self.cells: Any = self.ids.current
         self.stale = True
         self.outdated = True
         self.muted = 0
@@ -181,6 +181,20 @@ class Tracker:
         self.run = run
         quiet = self.depth and run is None and not self.watches
         self.stale = self.outdated or bool(quiet) or self.muted > 0
+
+    # -- layers -----------------------------------------------------------
+
+    def enter_layer(self, layer: Any) -> None:
+        """A Keras layer is called."""
+        self.ids.enter_layer(layer)
+        if not self.depth:
+            self.cells = self.ids.current
+
+    def exit_layer(self) -> None:
+        """The layer's call has ended."""
+        self.ids.exit_layer()
+        if not self.depth:
+            self.cells = self.ids.current
 
     # -- records on tapes -------------------------------------------------
 

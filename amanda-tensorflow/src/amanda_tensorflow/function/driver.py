@@ -20,6 +20,7 @@ from amanda_tensorflow.graphs.instrument import SCOPE, Instrument
 from amanda_tensorflow.graphs.replay import Replay, warn_about_xla
 from amanda_tensorflow.graphs.self_test import Doubler
 from amanda_tensorflow.graphs.sites import Site
+from amanda_tensorflow.keras_layers import recording as layers
 from amanda_tensorflow.plugin import TensorFlowFunctionDriver
 
 _DERIVED = re.compile(r"__(backward|forward)_(.+?)(?:_\d+)?$")
@@ -117,7 +118,8 @@ class FunctionDriver(TensorFlowFunctionDriver, GraphModeDriver):
         inputs = source.inputs[len(given) :]
         concrete |= {id(tensor): value for tensor, value in zip(inputs, captured, strict=True)}
         ids = self.ids.ids_of(source, function_name(source), concrete)
-        site = Site(source, ids, captured=concrete)
+        layer_ids = self.ids.layer_ids(source, layers.EAGER.place())
+        site = Site(source, ids, layer_ids, captured=concrete)
         with instrument.building_copy():
             Replay(graph, instrument).function(site, _internals.output_count(function))
         instrument.warn(ids)
@@ -128,7 +130,7 @@ class FunctionDriver(TensorFlowFunctionDriver, GraphModeDriver):
                 list(graph.external_captures),
             )
         copy = Copy.of(scopes, building, payload, generation)
-        copy.remember(list(instrument.op_ids))
+        copy.remember(list(instrument.keys))
         self.copies.keep(function, copy, scopes)
         return copy
 

@@ -50,18 +50,18 @@ class Copy:
         finally:
             self.building.scopes = ()
 
-    def remember(self, op_ids: Sequence[str]) -> None:
+    def remember(self, keys: Sequence[str]) -> None:
         """Note the records of the operators in the copy, by which it is found out of date."""
-        if len(op_ids) == self._noted:
+        if len(keys) == self._noted:
             return
-        self._noted = len(op_ids)
+        self._noted = len(keys)
         self._records.clear()
         for reference in self.scopes:
             scope = reference()
-            for op_id in op_ids:
-                record = scope.cache.get(op_id) if scope is not None else None
+            for key in keys:
+                record = scope.cache.get(key) if scope is not None else None
                 if record is not None:
-                    self._records.append((reference, op_id, record))
+                    self._records.append((reference, key, record))
 
     def is_for(self, scopes: Sequence[LiveScope]) -> bool:
         """Whether it was made for exactly these scopes."""
@@ -79,9 +79,9 @@ class Copy:
 
     def is_current(self) -> bool:
         """Whether all that its analyses have recorded still holds."""
-        for reference, op_id, record in self._records:
+        for reference, key, record in self._records:
             scope = reference()
-            if scope is None or scope.cache.get(op_id) is not record or not record.complete:
+            if scope is None or scope.cache.get(key) is not record or not record.complete:
                 return False
             if any(child.redo for child in record.children.values()):
                 return False

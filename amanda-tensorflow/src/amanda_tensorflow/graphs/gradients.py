@@ -70,6 +70,7 @@ class ForwardView:
 
     Attributes:
         op_id: its id.
+        key: the key of its records.
         depth: 1 for the gradient of the operator itself, 2 for the gradient of that gradient, ...
         names: the declared names of its inputs.
         inputs, outputs: its tensors.
@@ -78,6 +79,7 @@ class ForwardView:
     """
 
     op_id: str
+    key: str
     depth: int
     names: Sequence[str] = ()
     inputs: Sequence[Any] = ()
@@ -212,7 +214,7 @@ class GraphGradients:
         if state is None:
             return None
         op = there.graph.get_operation_by_name(forward.name)
-        found = self._viewed(state.op_id, depth, op)
+        found = self._viewed(state.op_id, state.key, depth, op)
         if depth == 1:
             found.plan, found.state = state.plan, state
         found.inputs = self._tensors(there, op.inputs, state.inputs)
@@ -225,9 +227,9 @@ class GraphGradients:
         known = self._ids.find(forward, self._sites)
         if known is None or known.site is None or graph is None:
             return None
-        found = self._viewed(known.op_id, depth + known.depth, known.source)
+        found = self._viewed(known.op_id, known.key, depth + known.depth, known.source)
         if found.depth == 1:
-            found.plan = self._dispatcher.plan(known.op_id)
+            found.plan = self._dispatcher.plan(known.op_id, key=known.key)
         op = graph.get_operation_by_name(forward.name)
         inputs, outputs = known.source.inputs, known.source.outputs
         found.inputs = self._tensors(known.site, inputs, _captured(site, op.inputs, len(inputs)))
@@ -236,9 +238,9 @@ class GraphGradients:
         )
         return found
 
-    def _viewed(self, op_id: str, depth: int, op: Any) -> ForwardView:
+    def _viewed(self, op_id: str, key: str, depth: int, op: Any) -> ForwardView:
         names = input_names(op.type, len(op.inputs), LazyAttributes(op))
-        return ForwardView(op_id, depth, names)
+        return ForwardView(op_id, key, depth, names)
 
     def _tensors(self, site: Site, tensors: Any, new: Tensors | None) -> list[ForwardTensor]:
         read = self._read

@@ -32,10 +32,9 @@ from amanda_tensorflow.graphs.replacement_captures import ReplacementCapture, ca
 from amanda_tensorflow.graphs.replacement_gradients import leave
 from amanda_tensorflow.graphs.run_time_routines import is_routable, replaced_outputs
 from amanda_tensorflow.graphs.sites import ForwardState, LazyAttributes, Segment, Site
-from amanda_tensorflow.graphs.variable_values import (
-    ReadVariable,
-)
-from amanda_tensorflow.operators.description import OpView, input_names, module_of
+from amanda_tensorflow.graphs.variable_values import ReadVariable
+from amanda_tensorflow.keras_layers.paths import LayerIds
+from amanda_tensorflow.operators.description import OpView, input_names
 from amanda_tensorflow.operators.types import CONTROL_FLOW, DATASET_LOOPS
 
 Create = Callable[[Sequence[Any], Sequence[Any]], Any]
@@ -57,7 +56,7 @@ class Instrument:
         read: reads a variable.
 
     Attributes:
-        op_ids: the ids of the forward operators that the copy depends on.
+        keys: the keys of the forward operators that the copy depends on.
         ambiguous: names of the backward operators whose forward operator is ambiguous.
         rewrite_op: instruments the bodies of a loop or branch in a gradient that was derived in
             the copy; set by the replay.
@@ -75,7 +74,7 @@ class Instrument:
         self.ids = ids
         self.read = read
         self.gradients = GraphGradients(dispatcher, building, ids, read, self.rewrite_branches)
-        self.op_ids: list[str] = []
+        self.keys: list[str] = []
         self.ambiguous: list[str] = []
         self.rewrite_op: Callable[[Any], None] | None = None
         self._counts: collections.Counter[str] = collections.Counter()
@@ -105,7 +104,8 @@ class Instrument:
         call = site.log.owners.get(op.name)
         ids = f"{site.ids}/{op.name}"
         # The gradient of its operators may be in another function, which is replayed later.
-        self.ids.add_body(graph, ids)
+        layer_ids = LayerIds(site.path(op), site.layer_ids.counts)
+        self.ids.add_body(graph, ids, layer_ids)
         forward = None
         if call is not None:
             outer = site.site_of(call.forward.graph())
@@ -113,6 +113,7 @@ class Instrument:
         return Site(
             graph,
             ids=ids,
+            layer_ids=layer_ids,
             prefix=f"{site.prefix}{op.name}/",
             parent=site,
             forward=forward,
@@ -133,6 +134,7 @@ class Instrument:
         inner = Site(
             source,
             ids="/".join(filter(None, (site.ids, op.name, label))),
+            layer_ids=LayerIds(site.path(op), site.layer_ids.counts),
             is_gradient=op.name in site.log.owners or site.is_backward,
         )
         count = len(source.inputs)
@@ -145,17 +147,17 @@ class Instrument:
             passed = index < len(source.outputs) and source.outputs[index] is placeholder
             if not is_loop or tensor.dtype == tf.resource or passed:
                 inner.sources[id(placeholder)] = (site, tensor)
-        self.ids.add_body(source, inner.ids)
+        self.ids.add_body(source, inner.ids, inner.layer_ids)
         building = Building(graph, self.building.scopes, needs_gradient=True)
         instrument = Instrument(self.dispatcher, building, self.ids, self.read)
-        instrument.op_ids = self.op_ids
+        instrument.keys = self.keys
         return inner, instrument
 
     def gradient_branch(self, source: Any, graph: Any) -> tuple[Site, Instrument]:
         """The same for a body in a gradient that was derived in the copy."""
         building = Building(graph, self.building.scopes, needs_gradient=True)
         instrument = Instrument(self.dispatcher, building, self.ids, self.read)
-        instrument.op_ids = self.op_ids
+        instrument.keys = self.keys
         return Site(source, ids=source.name, is_gradient=True), instrument
 
     def rewrite_branches(self, since: int) -> None:
@@ -221,10 +223,10 @@ class Instrument:
 
     def _forward(self, site: Site, op: Any, inputs: list[Any], create: Create) -> None:
         """Add a forward operator."""
-        op_id = site.op_id(op)
-        self.op_ids.append(op_id)
-        state = site.states[op.name] = ForwardState(op_id)
-        plan = self.dispatcher.plan(op_id)
+        op_id, key = site.op_id(op), site.key(op)
+        self.keys.append(key)
+        state = site.states[op.name] = ForwardState(op_id, key)
+        plan = self.dispatcher.plan(op_id, key=key)
         execution: OpExecution | None = None
         if plan is None:
             execution = self.dispatcher.begin(self._call(site, op, op_id, inputs))
@@ -244,7 +246,7 @@ class Instrument:
         final = self.building.awaited(self._run(state.after, plan.after, outputs), readers_of(op))
         self._settled(site, op, new, final)
         if not is_replaced:
-            self.ids.note(self.building.graph, new, IdentifiedOp(op_id, 0, site, op))
+            self.ids.note(self.building.graph, new, IdentifiedOp(op_id, key, 0, site, op))
 
     def _run(
         self, segments: list[Segment], actions: Sequence[Action], tensors: list[Any]
@@ -329,7 +331,8 @@ class Instrument:
             inputs=inputs,
             names=input_names(op.type, len(inputs), attributes),
             attributes=attributes,
-            module=module_of(op.name),
+            module=site.module(op),
+            own_key=site.key(op),
             site=site,
             source=op,
             read=self.read,
@@ -350,8 +353,8 @@ class Instrument:
         key = f"{forward.op_id}{'/grad' * forward.depth}/{op.type}"
         backward_id = f"{key}:{self._counts[key]}"
         self._counts[key] += 1
-        self.op_ids.append(forward.op_id)
-        state = site.states[op.name] = ForwardState(forward.op_id)
+        self.keys.append(forward.key)
+        state = site.states[op.name] = ForwardState(forward.op_id, forward.key)
         execution = self._execution(op, call, forward, backward_id)
         before, after = execution.needed()
         used = execution.before(inputs) if before else inputs
@@ -364,7 +367,7 @@ class Instrument:
             final = self.building.awaited(execution.after(outputs, used), readers_of(op))
         state.note_used(op, used, outputs)
         self._settled(site, op, new, final)
-        known = IdentifiedOp(forward.op_id, forward.depth, site, op)
+        known = IdentifiedOp(forward.op_id, forward.key, forward.depth, site, op)
         self.ids.note(self.building.graph, new, known)
 
     def _execution(
@@ -377,7 +380,8 @@ class Instrument:
             at = position.get((op.name, index), len(forward.names))
             names[index] = forward.names[at] if at < len(forward.names) else ""
         scopes = self.building.scopes
-        handle = OpHandle(forward.op_id, scopes, forward.inputs, forward.outputs)
+        tensors = forward.inputs, forward.outputs
+        handle = OpHandle(forward.op_id, scopes, *tensors, forward.key)
         view = OpView(op.type, backward_id)
         described = BackwardCall(view, backward_id, names, forward.inputs, forward.outputs)
         return BackwardExecution(self.dispatcher, handle, described)

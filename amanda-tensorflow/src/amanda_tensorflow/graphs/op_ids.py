@@ -1,6 +1,8 @@
 """Ids of operators in graphs, by graph: a gradient that is built later refers to earlier graphs.
 
-An id is ``<function or graph>/<operator's name>``: ``step/dense/MatMul``, ``graph/conv1/Conv2D``.
+An id is ``<function or graph>/<operator's name>``: ``step/Sum``, ``graph/conv1/Conv2D``. Operators
+that layers of Keras have made are called as in eager execution
+(:mod:`amanda_tensorflow.keras_layers.paths`), so that a model has the same ids in every function.
 """
 
 from __future__ import annotations
@@ -15,6 +17,8 @@ import attrs
 from amanda_tensorflow import _internals
 from amanda_tensorflow.gradient_map.recording import ForwardOp
 from amanda_tensorflow.graphs.sites import Site
+from amanda_tensorflow.keras_layers.paths import LayerIds
+from amanda_tensorflow.keras_layers.recording import LayerPath
 
 
 @attrs.frozen(eq=False)
@@ -23,6 +27,7 @@ class IdentifiedOp:
 
     Attributes:
         op_id: the forward operator's id.
+        key: the key of its records.
         depth: 0 for the forward operator, 1 for an operator of its gradient, 2 for one of the
             gradient of that, ...
         site: the vanilla graph that it comes from, through which values of variables are read.
@@ -30,6 +35,7 @@ class IdentifiedOp:
     """
 
     op_id: str
+    key: str
     depth: int
     site: Site | None = None
     source: Any = None
@@ -41,6 +47,7 @@ class _KnownGraph:
 
     ids: str = ""
     captured: Mapping[int, Any] = attrs.field(factory=dict)
+    layer_ids: LayerIds = attrs.field(factory=LayerIds)
 
 
 class GraphIds:
@@ -65,9 +72,19 @@ class GraphIds:
         known.captured = captured
         return known.ids
 
-    def add_body(self, graph: Any, ids: str) -> None:
+    def layer_ids(self, graph: Any, base: LayerPath | None = None) -> LayerIds:
+        """New ids for the operators that layers have made in a graph of :meth:`ids_of`, to which
+        gradients refer from now on.
+
+        Args:
+            base: the layers that call the graph.
+        """
+        made = self._graphs[graph].layer_ids = LayerIds(base)
+        return made
+
+    def add_body(self, graph: Any, ids: str, layer_ids: LayerIds) -> None:
         """Note the ids of a vanilla body or branch, to which a gradient may refer."""
-        self._graphs[graph] = _KnownGraph(ids)
+        self._graphs[graph] = _KnownGraph(ids, layer_ids=layer_ids)
 
     def note(self, graph: Any, op: Any, identified: IdentifiedOp) -> None:
         """Note an operator of an instrumented copy."""
@@ -95,11 +112,13 @@ class GraphIds:
             return None
         site = sites.get(id(graph))
         if site is None:
-            site = sites[id(graph)] = Site(graph, known.ids, captured=dict(known.captured))
+            site = sites[id(graph)] = Site(
+                graph, known.ids, known.layer_ids, captured=dict(known.captured)
+            )
         depth, root = 0, forward
         while root.graph() is graph and root.name in site.log.owners:
             root, depth = site.log.owners[root.name].forward, depth + 1
         if root.graph() is not graph:
             return None
         source = site.named(root.name)
-        return IdentifiedOp(site.op_id(source), depth, site, source)
+        return IdentifiedOp(site.op_id(source), site.key(source), depth, site, source)

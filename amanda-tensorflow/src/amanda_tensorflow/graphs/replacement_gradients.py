@@ -36,6 +36,7 @@ class ReplacedOp:
         dispatcher: core's side of the driver.
         scopes: weak references to the scopes of the copy.
         op_id: the operator's id.
+        key: the key of its records.
         count: how many outputs it has.
         positions: which of its inputs may have a gradient.
         inputs: how many inputs it has.
@@ -45,6 +46,7 @@ class ReplacedOp:
     dispatcher: GraphDispatcher
     scopes: tuple[weakref.ref[LiveScope], ...]
     op_id: str
+    key: str
     count: int
     positions: tuple[int, ...]
     inputs: int
@@ -69,9 +71,8 @@ def leave(
     scopes = tuple(weakref.ref(scope) for scope in building.scopes)
     with building.graph.gradient_override_map({"IdentityN": REPLACED}):
         node = _internals.identity_n([*outputs, *(given[i] for i in positions), *captured])
-    replaced = ReplacedOp(
-        dispatcher, scopes, state.op_id, len(outputs), positions, len(given), len(captured)
-    )
+    sizes = len(outputs), positions, len(given), len(captured)
+    replaced = ReplacedOp(dispatcher, scopes, state.op_id, state.key, *sizes)
     _internals.annotate(building.graph, node[0].op.name, replaced)
     return list(node[: len(outputs)])
 
@@ -84,7 +85,7 @@ def _replaced(op: Any, *gradients: Any) -> list[Any]:
     of_captured: list[Any] = [None] * found.captured
     known: list[Any] = list(gradients[: found.count])
     alive = [s for s in (reference() for reference in found.scopes) if s is not None and s.alive]
-    plan = found.dispatcher.plan(found.op_id) if alive else None
+    plan = found.dispatcher.plan(found.op_id, key=found.key) if alive else None
     building = Building(_internals.default_graph(), tuple(alive), needs_gradient=True)
     template: list[Any] = [None] * found.inputs
     for position, tensor in zip(found.positions, inputs, strict=True):

@@ -298,7 +298,7 @@ class Replay:
         new = self.create(site, op, given, changes=changes)
         _internals.remember_branches(new, {a: [b.graph for b in of] for a, of in made.items()})
         if is_stale:
-            state = site.states[op.name] = ForwardState(site.op_id(op))
+            state = site.states[op.name] = ForwardState(site.op_id(op), site.key(op))
             state.replaced = list(given), list(new.outputs)
         self._settle(site, op, new)
 

@@ -22,7 +22,9 @@ from amanda_tensorflow.gradient_map.recording import (
     log_of,
 )
 from amanda_tensorflow.gradient_map.recovery import completed
-from amanda_tensorflow.operators.description import attributes_of, named_with_type
+from amanda_tensorflow.keras_layers.paths import LayerIds
+from amanda_tensorflow.keras_layers.recording import LayerPath
+from amanda_tensorflow.operators.description import attributes_of, module_of, named_with_type
 
 
 @attrs.frozen(eq=False)
@@ -46,6 +48,7 @@ class ForwardState:
 
     Attributes:
         op_id: the forward operator's id.
+        key: the key of its records.
         plan: its plan.
         used: by ``id`` of a vanilla input or output, the tensor of the copy that the operator
             has computed with or computed; its gradient reads that one.
@@ -55,6 +58,7 @@ class ForwardState:
     """
 
     op_id: str
+    key: str
     plan: ActionPlan | None = None
     used: dict[int, Any] = attrs.field(factory=dict)
     inputs: list[Any] = attrs.field(factory=list)
@@ -79,7 +83,9 @@ class Site:
 
     Attributes:
         graph: the vanilla graph.
-        ids: the prefix of the ids of its operators.
+        ids: the prefix of the keys of its operators, and of the ids of those that no layer of
+            Keras has made.
+        layer_ids: the ids of those that layers have made.
         prefix: the prefix of the names of its operators in the copy.
         parent: the site of the caller, if it is replayed into the caller's graph.
         sources: by ``id`` of a placeholder, the caller's site and tensor that it stands for.
@@ -105,6 +111,7 @@ class Site:
 
     graph: Any
     ids: str
+    layer_ids: LayerIds = attrs.field(factory=LayerIds)
     prefix: str = ""
     parent: Site | None = None
     sources: dict[int, tuple[Site, Any]] = attrs.field(factory=dict)
@@ -125,6 +132,7 @@ class Site:
     producers: dict[TensorName, list[GradientCall]] = attrs.field(init=False)
     externals: dict[int, Any] = attrs.field(init=False)
     is_backward: bool = attrs.field(init=False)
+    _knows_layers: bool = attrs.field(init=False)
     _named: dict[str, Any] = attrs.field(init=False)
     _differentiated: dict[str, int] = attrs.field(init=False)
     _order: dict[GradientCall, int] = attrs.field(init=False)
@@ -139,6 +147,7 @@ class Site:
             fetched: further tensors that the session is asked for.
         """
         self.fetched = [*self.fetched, *fetched]
+        self._knows_layers = False
         self._named = {op.name: op for op in self.graph.get_operations()}
         self.log = log_of(self.graph)
         if not self.is_gradient or is_older(self.graph):
@@ -202,6 +211,26 @@ class Site:
 
     def op_id(self, op: Any) -> str:
         """The id of a forward operator of this graph."""
+        self._read_layers()
+        return self.layer_ids.op_id(op.name) or self.key(op)
+
+    def path(self, op: Any) -> LayerPath:
+        """The layers of Keras that have made an operator."""
+        self._read_layers()
+        return self.layer_ids.path(op.name)
+
+    def module(self, op: Any) -> str:
+        """The module path of an operator."""
+        return self.path(op).module or module_of(op.name)
+
+    def _read_layers(self) -> None:
+        if not self._knows_layers:
+            self._knows_layers = True
+            others = self.log.owners.keys() | self.log.ambiguous
+            self.layer_ids.read(self.graph, lambda op: op.name not in others)
+
+    def key(self, op: Any) -> str:
+        """The key of a forward operator: its name within all graphs that the driver has met."""
         name = named_with_type(op.name, op.type)
         if name != op.name and name in self._named:
             # tf.tensordot makes a Reshape called `Tensordot` beside `Tensordot/Reshape`, which

@@ -42,7 +42,7 @@ class SessionCopies:
     Attributes:
         graph: the shadow's graph.
         building: what was inserted there.
-        op_ids: the ids of the operators in all copies.
+        keys: the keys of the operators in all copies.
     """
 
     def __init__(
@@ -58,12 +58,12 @@ class SessionCopies:
         self._vanilla = VanillaVariables(session)
         self._ids = ids.ids_of(session.graph, "graph", {})
         self._prepared: dict[tuple[Key, int], Prepared] = {}
-        self.op_ids: list[str] = []
+        self.keys: list[str] = []
         self.graph = _internals.shadow_graph(session.graph)
         self.building = Building(self.graph, scopes, needs_gradient=False)
         self._instrument = self._making(self.graph, self.building)
         self._replay = Replay(self.graph, self._instrument)
-        self._site = Site(session.graph, self._ids)
+        self._site = Site(session.graph, self._ids, ids.layer_ids(session.graph))
         self._session: Any = None
         self._variables: ShadowVariables | None = None
         self._here: set[str] = set()
@@ -73,7 +73,7 @@ class SessionCopies:
         """Creates the operators of a copy."""
         read = self._read_variable
         instrument = Instrument(self._dispatcher, building, self._graph_ids, read)
-        instrument.op_ids = self.op_ids
+        instrument.keys = self.keys
         return instrument
 
     def _read_variable(self, op: Any, dtype: Any) -> Any:

@@ -100,7 +100,7 @@ class SessionDriver(TensorFlowGraphDriver, GraphModeDriver):
         copies: SessionCopies = copy.payload
         with copy.growing(scopes):
             prepared = copies.prepare(key, SessionRun.of(session.graph, *handles))
-        copy.remember(copies.op_ids)
+        copy.remember(copies.keys)
         self.copies.keep(session, copy, scopes)
         return copy, prepared
 

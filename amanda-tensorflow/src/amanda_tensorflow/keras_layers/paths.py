@@ -1,0 +1,79 @@
+"""The ids of operators that Keras layers make in graphs: those that they have in eager execution.
+
+An id is ``<path of layers>/<type>:<k>``, where `k` counts the operators of that type that the layer
+makes, in the order in which it makes them, which is the order in which eager execution runs them::
+
+    ids = LayerIds()
+    ids.read(graph, is_forward)
+    ids.op_id("net_1/c1_1/convolution")     # "net/c1/Conv2D:0"; None outside of layers
+"""
+
+from __future__ import annotations
+
+import collections
+from collections.abc import Callable
+from typing import Any
+
+from amanda_tensorflow.keras_layers.labels import LABELS
+from amanda_tensorflow.keras_layers.recording import LayerCall, LayerPath, layer_calls
+
+
+def path_of(call: LayerCall, base: LayerPath) -> LayerPath:
+    """The path of a call of a layer in a graph that is called at `base`."""
+    names = [part.name for part in call.layers()]
+    outermost = call.layers()[0].layer()
+    texts = list(names)
+    if not base.text and outermost is not None:
+        texts[0] = LABELS.label(outermost)
+    return LayerPath(
+        "/".join(filter(None, (base.text, *texts))),
+        "/".join(filter(None, (base.module, *names))),
+    )
+
+
+class LayerIds:
+    """The ids of the operators of one graph that Keras layers have made.
+
+    Args:
+        base: the place at which the graph is called.
+        counts: by path and type, how many operators have ids already, in the graphs around.
+    """
+
+    def __init__(
+        self,
+        base: LayerPath | None = None,
+        counts: collections.Counter[tuple[str, str]] | None = None,
+    ) -> None:
+        self.counts = collections.Counter() if counts is None else counts
+        self._base = base or LayerPath()
+        self._paths: dict[str, LayerPath] = {}
+        self._ids: dict[str, str] = {}
+        self._done = 0
+
+    def read(self, graph: Any, is_forward: Callable[[Any], bool]) -> None:
+        """Give ids to the operators that were added to the graph since the last time.
+
+        Args:
+            is_forward: whether an operator is a forward one; others have no id of their own.
+        """
+        calls, known = layer_calls(graph), dict[int, LayerPath]()
+        operations = graph.get_operations()
+        for op in operations[self._done :]:
+            call, path = calls.get(op.name), self._base
+            if call is not None:
+                path = known.get(id(call)) or known.setdefault(id(call), path_of(call, self._base))
+            if path.text:
+                self._paths[op.name] = path
+                if is_forward(op):
+                    key = path.text, op.type
+                    self._ids[op.name] = f"{path.text}/{op.type}:{self.counts[key]}"
+                    self.counts[key] += 1
+        self._done = len(operations)
+
+    def op_id(self, name: str) -> str | None:
+        """The id of the operator of this name; None outside of layers."""
+        return self._ids.get(name)
+
+    def path(self, name: str) -> LayerPath:
+        """The layers that have made the operator of this name."""
+        return self._paths.get(name, self._base)

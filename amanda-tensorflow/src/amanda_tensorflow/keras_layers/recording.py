@@ -1,0 +1,166 @@
+"""Notes which Keras layer makes which operators while graphs are built.
+
+The name of an operator in a graph does not tell its layer: TensorFlow numbers a name scope that is
+opened a second time, and Keras opens that of each layer twice (``net_1/c1_1/convolution`` is in the
+layer ``c1`` of ``net``; observed in Keras 3.15). Therefore each call of a layer within a graph is
+noted, from the import of Keras beside Amanda on, as gradient calls are: positions only, in a table
+that is dropped with the graph. In eager execution nothing is noted; there the eager driver follows
+the calls itself, while it is attached::
+
+    install()
+    ...                             # functions are traced
+    layer_calls(graph)["net_1/c1_1/convolution"].layers()
+"""
+
+from __future__ import annotations
+
+import functools
+import sys
+import threading
+import weakref
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import attrs
+
+from amanda.patching import PatchSet
+from amanda.registry.import_hook import Watch
+from amanda_tensorflow import _internals
+
+
+@attrs.define(eq=False)
+class LayerCall:
+    """One call of a layer while a graph was built.
+
+    Attributes:
+        layer: weak reference to the layer.
+        name: its name.
+        caller: the call, in the same graph, within which it was called; None if there is none.
+        begin, end: how many operators the graph had before and after it.
+    """
+
+    layer: weakref.ref[Any]
+    name: str
+    caller: LayerCall | None
+    begin: int
+    end: int
+
+    def layers(self) -> Sequence[LayerCall]:
+        """The calls that lead to this one, outermost first, with itself."""
+        found: list[LayerCall] = []
+        call: LayerCall | None = self
+        while call is not None:
+            found.append(call)
+            call = call.caller
+        return found[::-1]
+
+
+@attrs.frozen
+class LayerPath:
+    """A place in the layers of a program.
+
+    Attributes:
+        text: as ids begin, ``net@1/c1``; "" outside of layers.
+        module: the names alone, ``net/c1``.
+    """
+
+    text: str = ""
+    module: str = ""
+
+
+@attrs.define
+class EagerLayers:
+    """The eager driver's way to follow the calls of layers.
+
+    Attributes:
+        place: gives the layers that run in the current thread.
+        call: called with the vanilla ``Layer.__call__``, the layer, and its arguments; returns what
+            the layer does. None while no driver is attached.
+    """
+
+    place: Callable[[], LayerPath] = LayerPath
+    call: Callable[[Any, Any, Any, Any], Any] | None = None
+
+
+class _Running(threading.local):
+    """The calls of layers that run in one thread, with weak references to their graphs."""
+
+    def __init__(self) -> None:
+        self.calls: list[tuple[weakref.ref[Any], LayerCall]] = []
+
+
+EAGER = EagerLayers()
+_RUNNING = _Running()
+_CALLS: weakref.WeakKeyDictionary[Any, list[LayerCall]] = weakref.WeakKeyDictionary()
+"""The calls of layers by graph, in the order in which they ended."""
+
+_PATCHES = PatchSet()
+_PATCHED: weakref.WeakSet[Any] = weakref.WeakSet()
+_WAITING: set[str] = set()
+"""The modules whose import is watched."""
+
+
+def install() -> None:
+    """Note the calls of layers from now on; harmless when called twice."""
+    waiting = []
+    for module in _internals.KERAS_LAYERS:
+        if module in sys.modules and _internals.layer_class(module) is not None:
+            _patch(module)
+        elif module not in _WAITING:
+            waiting.append(module)
+    if waiting:
+        _WAITING.update(waiting)
+        Watch(waiting, _patch)
+
+
+def _patch(module: str) -> None:
+    """Patch the calls of layers in a Keras whose module of the base class is imported."""
+    layer = _internals.layer_class(module)
+    if layer is not None and layer not in _PATCHED:
+        _PATCHED.add(layer)
+        _PATCHES.wrap(layer, "__call__", _noting)
+
+
+def _noting(vanilla: Any) -> Any:
+    """The patch of ``Layer.__call__``."""
+
+    # AutoGraph converts functions by their module, and leaves those of Keras as they are.
+    @functools.wraps(vanilla)
+    def __call__(layer: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: N807
+        if _internals.executing_eagerly():
+            follow = EAGER.call
+            if follow is None:
+                return vanilla(layer, *args, **kwargs)
+            return follow(vanilla, layer, args, kwargs)
+        graph = _internals.default_graph()
+        running = _RUNNING.calls
+        caller = next((call for where, call in reversed(running) if where() is graph), None)
+        if caller is not None and caller.layer() is layer:
+            # A class that calls its base class's ``__call__``: one call.
+            return vanilla(layer, *args, **kwargs)
+        count = len(graph.get_operations())
+        call = LayerCall(weakref.ref(layer), str(layer.name), caller, count, count)
+        running.append((weakref.ref(graph), call))
+        try:
+            return vanilla(layer, *args, **kwargs)
+        finally:
+            running.pop()
+            call.end = len(graph.get_operations())
+            if call.end > call.begin:
+                _CALLS.setdefault(graph, []).append(call)
+
+    return __call__
+
+
+def layer_calls(graph: Any) -> Mapping[str, LayerCall]:
+    """By name of an operator of `graph`, the innermost call of a layer that made it."""
+    calls = _CALLS.get(graph)
+    if not calls:
+        return {}
+    operations = graph.get_operations()
+    found: dict[str, LayerCall] = {}
+    # An inner call ends before the one around it.
+    for call in reversed(calls):
+        for op in operations[call.begin : call.end]:
+            found[op.name] = call
+    return found
