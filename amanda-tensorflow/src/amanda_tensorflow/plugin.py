@@ -183,4 +183,4 @@ def amanda_report_header() -> str:
     found = installed()
     if not found:
         return "TensorFlow is not installed"
-    return f"{' '.join(found)}; graphs built after `import amanda` note their gradients (passively)"
+    return f"{' '.join(found)}; graphs built after `import amanda` note gradients and layers"

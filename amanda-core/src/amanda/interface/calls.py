@@ -6,6 +6,7 @@ knows names, attributes and how to run the operator again; others fill an :class
 
 from __future__ import annotations
 
+import abc
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any
 
@@ -14,6 +15,30 @@ import attrs
 from amanda.errors import CapabilityError
 from amanda.interface.binding import Arguments
 from amanda.state import STATE
+
+
+class Variable(abc.ABC):
+    """A variable behind an operator's input, in the view that the operator has of it.
+
+    It does not keep the variable alive, and stays usable after the analysis that has asked for it.
+
+    Attributes:
+        name: the framework's name of it, "" if it has none.
+    """
+
+    name: str = ""
+
+    @abc.abstractmethod
+    def change(self, function: Callable[[Any], Any]) -> None:
+        """Write ``function(value)`` into the variable.
+
+        Args:
+            function: gets the current value in the operator's view (reshaped, transposed) and in
+                the variable's own element type; returns a tensor of the same shape.
+
+        Raises:
+            AmandaError: the variable is gone, or cannot be written.
+        """
 
 
 @attrs.define(eq=False)
@@ -54,6 +79,11 @@ class OpCall:
     def value_key(self, index: int) -> Hashable | None:
         """A key that tells the variable behind input `index` from all others; None where
         :meth:`value` gives the parameter itself, or nothing."""
+        return None
+
+    def variable(self, index: int) -> Variable | None:
+        """The variable behind input `index`; None where :meth:`value` gives the parameter itself,
+        or nothing, and for constants."""
         return None
 
     def value_view(self, index: int) -> Hashable:

@@ -17,7 +17,7 @@ from amanda.namespace import Namespace
 from amanda.state import STATE
 
 if TYPE_CHECKING:
-    from amanda.interface.calls import BackwardCall, OpCall
+    from amanda.interface.calls import BackwardCall, OpCall, Variable
 
 Selection = int | str | Sequence[int | str] | None
 Routine = Callable[..., Any]
@@ -243,6 +243,20 @@ class OpContext(dict[Any, Any]):
         """
         call = self._state.open_call()
         return call.value_key(self._position(index, list(call.names), len(call.inputs), "inputs"))
+
+    def get_variable(self, index: int) -> Variable | None:
+        """The variable that input `index` was read from, or stands for, to be written later.
+
+        None where there is no variable, and in PyTorch, where :meth:`get_value` gives the parameter
+        itself.
+
+        Raises:
+            SelectionError: the operator has no such input.
+            ContextExpiredError: no analysis of this operator is running.
+        """
+        call = self._state.open_call()
+        position = self._position(index, list(call.names), len(call.inputs), "inputs")
+        return call.variable(position)
 
     def get_value_view(self, index: int) -> Hashable:
         """A key of the view in which input `index` shows its variable.

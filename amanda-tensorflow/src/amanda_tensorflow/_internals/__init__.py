@@ -56,7 +56,6 @@ from amanda_tensorflow._internals.runtime import (  # noqa: E402
     CUSTOM_GRADIENT,
     EXECUTE,
     IMPERATIVE_GRAD,
-    KERAS_LAYERS,
     OPS,
     PYWRAP,
     RECORD,
@@ -86,7 +85,6 @@ from amanda_tensorflow._internals.runtime import (  # noqa: E402
     is_read_by_runtime,
     is_recomputed,
     is_tape_of,
-    layer_class,
     no_tape_records,
     op_def_of,
     read_variable,
@@ -103,6 +101,8 @@ from amanda_tensorflow._internals.runtime import (  # noqa: E402
     vanilla_gradient_function,
     vanilla_jvp,
     variable_dtype,
+    variable_of,
+    write_variable,
 )
 from amanda_tensorflow._internals.sessions import (  # noqa: E402
     BaseSession,
@@ -125,7 +125,6 @@ __all__ = [
     "CUSTOM_GRADIENT",
     "EXECUTE",
     "IMPERATIVE_GRAD",
-    "KERAS_LAYERS",
     "OPS",
     "PYWRAP",
     "RECORD",
@@ -184,7 +183,6 @@ __all__ = [
     "is_tape_of",
     "keep_alive",
     "known_ops",
-    "layer_class",
     "missing",
     "must_compile",
     "no_tape_records",
@@ -225,4 +223,6 @@ __all__ = [
     "vanilla_gradient_function",
     "vanilla_jvp",
     "variable_dtype",
+    "variable_of",
+    "write_variable",
 ]

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-import sys
+import gc
+import weakref
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -150,14 +151,34 @@ def variable_dtype(handle: Any) -> Any:
     return tf.as_dtype(data.shape_and_type[0].dtype)
 
 
-KERAS_LAYERS = ("keras.src.layers.layer", "tf_keras.src.engine.base_layer")
-"""The modules that define the base class of all layers: of Keras 3, and of Keras 2 under its later
-name (observed in Keras 3.0 to 3.15 and tf_keras 2.16)."""
+def write_variable(handle: Any, value: Any) -> None:
+    """Write a tensor into the variable that a resource handle stands for."""
+    gen_resource_variable_ops.assign_variable_op(handle, value)
 
 
-def layer_class(module: str) -> Any:
-    """The base class of layers in one of these modules; None if it is not defined there."""
-    return getattr(sys.modules.get(module), "Layer", None)
+_VARIABLES: dict[int, weakref.ref[Any]] = {}
+"""By ``id`` of a handle, the variable that was found for it."""
+
+
+def variable_of(handle: Any) -> Any:
+    """The ``tf.Variable`` of a resource handle; None if there is none.
+
+    A handle does not lead to its variable, so that all objects of the process are looked through
+    for handles that have not been asked for before.
+    """
+    known = _VARIABLES.get(id(handle))
+    found = None if known is None else known()
+    if found is not None and found.handle is handle:
+        return found
+    _VARIABLES.clear()
+    for value in gc.get_objects():
+        # By type: isinstance() would run code of lazy objects.
+        if issubclass(type(value), resource_variable_ops.BaseResourceVariable):
+            own = getattr(value, "_handle", None)
+            if isinstance(own, EagerTensor):
+                _VARIABLES[id(own)] = weakref.ref(value)
+    known = _VARIABLES.get(id(handle))
+    return None if known is None else known()
 
 
 def handle_key(handle: Any) -> int:

@@ -6,6 +6,7 @@ pass those that are patched here.
 
 from __future__ import annotations
 
+import sys
 import weakref
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
@@ -16,6 +17,7 @@ import tensorflow as tf
 import amanda
 from amanda.interface.action import Action
 from amanda.patching import PatchSet
+from amanda.registry.import_hook import Watch
 from amanda.state import STATE
 from amanda_tensorflow import _internals
 from amanda_tensorflow.eager.autodiff import RoutineCall, is_tensor, substitute
@@ -45,6 +47,7 @@ class InterceptingDriver(TensorFlowEagerDriver):
         self._values = VariableValues()
         self._gradients = MarkedGradients(dispatcher)
         self._trackers: weakref.WeakSet[Tracker] = weakref.WeakSet()
+        self._watch: Watch | None = None
         self._interception: Interception | None = None
 
     # -- life cycle -------------------------------------------------------
@@ -66,9 +69,15 @@ class InterceptingDriver(TensorFlowEagerDriver):
         patches.wrap(tf.GradientTape, "watch", beginning_again)
         recording.EAGER.run = self._gradients.run
         layers.EAGER.call, layers.EAGER.place = _call_layer, _place
+        missing = [name for name in layers.KERAS if name not in sys.modules]
+        if missing:
+            self._watch = Watch(missing, layers.patch)
 
     def detach(self) -> None:
         """Undo every patch."""
+        if self._watch is not None:
+            self._watch.close()
+            self._watch = None
         if layers.EAGER.call is _call_layer:
             layers.EAGER.call, layers.EAGER.place = None, layers.LayerPath
         if recording.EAGER.run == self._gradients.run:

@@ -58,6 +58,7 @@ class EagerOpIds:
         self.nesting = 0
         self.started: set[tuple[int, int]] = set()
         self.places: tuple[Place, ...] = ()
+        self._outer: list[tuple[Place, ...]] = []
         self._within: dict[str, AnyScope] = {}
         self._layers: dict[int, weakref.ref[Any]] = {}
         self._functions: set[str] = set()
@@ -126,24 +127,26 @@ class EagerOpIds:
                 self.new_iteration()
             self._layers[id(layer)] = weakref.ref(layer)
         self.nesting += 1
-        if not self.places:
-            scope, module = f"{LABELS.label(layer)}/", str(layer.name)
-        elif self.places[-1].layer() is layer:
+        name = getattr(layer, "name", None)
+        outer = self.places[-1] if self.places else None
+        if name is None or (outer is not None and outer.layer() is layer):
             # A class that calls its base class's ``__call__``: one call.
-            self.places = (*self.places, self.places[-1])
+            self._outer.append(self.places)
             return
+        if outer is None:
+            scope, module = f"{LABELS.label(layer)}/", str(name)
         else:
-            outer, name = self.places[-1], str(layer.name)
             scope, module = f"{outer.scope}{name}/", f"{outer.module}/{name}"
         cells = self._within.get(scope)
         if cells is None:
             cells = self._within[scope] = AnyScope(self._cells(scope))
+        self._outer.append(self.places)
         self.places = (*self.places, Place(weakref.ref(layer), scope, module, cells))
 
     def exit_layer(self) -> None:
         """The layer's call has ended."""
         self.nesting -= 1
-        self.places = self.places[:-1]
+        self.places = self._outer.pop() if self._outer else ()
 
     def enter_function(self, name: str) -> None:
         """A graph function is called; an outermost one that comes round begins an iteration."""

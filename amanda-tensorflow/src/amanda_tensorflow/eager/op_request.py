@@ -7,7 +7,7 @@ from typing import Any
 
 import attrs
 
-from amanda.interface.calls import OpCall
+from amanda.interface.calls import OpCall, Variable
 from amanda_tensorflow import _internals
 from amanda_tensorflow.eager.tape_marks import Mark
 from amanda_tensorflow.eager.variable_values import VariableValues
@@ -15,6 +15,7 @@ from amanda_tensorflow.gradient_map.recording import MARK
 from amanda_tensorflow.operators.description import OpView, input_names, presented
 from amanda_tensorflow.operators.types import has_one_output
 from amanda_tensorflow.operators.variable_views import view_of
+from amanda_tensorflow.operators.variables import HandleVariable
 
 
 @attrs.define(eq=False)
@@ -127,6 +128,13 @@ class EagerCall(OpCall):
         assert self.values is not None
         source = self.values.source_of(self.inputs[index])
         return None if source is None else source.key
+
+    def variable(self, index: int) -> Variable | None:
+        """That variable; None for other inputs."""
+        assert self.values is not None
+        source = self.values.source_of(self.inputs[index])
+        handle = None if source is None else source.handle()
+        return None if source is None or handle is None else HandleVariable(handle, source.steps)
 
     def value_view(self, index: int) -> tuple[Any, ...]:
         """The reshapes and transpositions between that variable and input `index`."""

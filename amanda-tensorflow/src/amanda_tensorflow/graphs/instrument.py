@@ -32,7 +32,7 @@ from amanda_tensorflow.graphs.replacement_captures import ReplacementCapture, ca
 from amanda_tensorflow.graphs.replacement_gradients import leave
 from amanda_tensorflow.graphs.run_time_routines import is_routable, replaced_outputs
 from amanda_tensorflow.graphs.sites import ForwardState, LazyAttributes, Segment, Site
-from amanda_tensorflow.graphs.variable_values import ReadVariable
+from amanda_tensorflow.graphs.variable_values import ReadVariable, WriteVariable
 from amanda_tensorflow.keras_layers.paths import LayerIds
 from amanda_tensorflow.operators.description import OpView, input_names
 from amanda_tensorflow.operators.types import CONTROL_FLOW, DATASET_LOOPS
@@ -58,6 +58,7 @@ class Instrument:
     Attributes:
         keys: the keys of the forward operators that the copy depends on.
         ambiguous: names of the backward operators whose forward operator is ambiguous.
+        write: writes a variable of a session; None in functions.
         rewrite_op: instruments the bodies of a loop or branch in a gradient that was derived in
             the copy; set by the replay.
     """
@@ -73,6 +74,7 @@ class Instrument:
         self.building = building
         self.ids = ids
         self.read = read
+        self.write: WriteVariable | None = None
         self.gradients = GraphGradients(dispatcher, building, ids, read, self.rewrite_branches)
         self.keys: list[str] = []
         self.ambiguous: list[str] = []
@@ -150,7 +152,7 @@ class Instrument:
         self.ids.add_body(source, inner.ids, inner.layer_ids)
         building = Building(graph, self.building.scopes, needs_gradient=True)
         instrument = Instrument(self.dispatcher, building, self.ids, self.read)
-        instrument.keys = self.keys
+        instrument.keys, instrument.write = self.keys, self.write
         return inner, instrument
 
     def gradient_branch(self, source: Any, graph: Any) -> tuple[Site, Instrument]:
@@ -336,6 +338,7 @@ class Instrument:
             site=site,
             source=op,
             read=self.read,
+            write=self.write,
         )
 
     # -- backward ---------------------------------------------------------

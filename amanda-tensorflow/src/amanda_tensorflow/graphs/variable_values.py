@@ -27,6 +27,10 @@ ReadVariable = Callable[[Any, Any], Any]
 """Reads a variable: called with its concrete handle, or with the operator of the graph that makes
 it, and its dtype or None. Gives None for a variable without a value."""
 
+WriteVariable = Callable[[str, Callable[[Any], Any]], None]
+"""Writes a variable of a session: called with the name of the operator that makes it, and a
+function of its value that gives the new one."""
+
 
 def value_of(site: Site, tensor: Any, read: ReadVariable, dtype: Any = None) -> Any:
     """The value of a tensor that a variable, a constant or a captured tensor determines, else None.
@@ -79,19 +83,26 @@ def variable_view(site: Site, tensor: Any) -> tuple[Step, ...]:
 
 def variable_key(site: Site, tensor: Any) -> Hashable | None:
     """A key of the variable whose value or handle a tensor is; None for other tensors."""
+    origin = variable_origin(site, tensor)
+    if origin is None or isinstance(origin, _internals.EagerTensor):
+        return None if origin is None else _internals.handle_key(origin)
+    return site.root_ids, origin.name
+
+
+def variable_origin(site: Site, tensor: Any) -> Any:
+    """The concrete handle of the variable whose value or handle a tensor is, or the operator of the
+    graph that makes the variable; None for other tensors."""
     op = tensor.op
     if op.type in _VARIABLES:
-        return site.root_ids, op.name
+        return op
     if op.type in _LOOK_THROUGH or _view(tensor) is not None:
-        return variable_key(site, op.inputs[0])
+        return variable_origin(site, op.inputs[0])
     if op.type != "Placeholder":
         return None
     if id(tensor) in site.sources:
-        return variable_key(*site.sources[id(tensor)])
+        return variable_origin(*site.sources[id(tensor)])
     concrete = site.captured.get(id(tensor))
-    if concrete is None or concrete.dtype != tf.resource:
-        return None
-    return _internals.handle_key(concrete)
+    return None if concrete is None or concrete.dtype != tf.resource else concrete
 
 
 def _placeholder_value(site: Site, tensor: Any, read: ReadVariable, dtype: Any) -> Any:

@@ -94,31 +94,46 @@ _RUNNING = _Running()
 _CALLS: weakref.WeakKeyDictionary[Any, list[LayerCall]] = weakref.WeakKeyDictionary()
 """The calls of layers by graph, in the order in which they ended."""
 
+KERAS = ("keras", "tf_keras")
+"""Packages of layers: Keras 3, and Keras 2 under its later name."""
+
 _PATCHES = PatchSet()
 _PATCHED: weakref.WeakSet[Any] = weakref.WeakSet()
-_WAITING: set[str] = set()
-"""The modules whose import is watched."""
+_WATCHED: set[str] = set()
 
 
 def install() -> None:
     """Note the calls of layers from now on; harmless when called twice."""
-    waiting = []
-    for module in _internals.KERAS_LAYERS:
-        if module in sys.modules and _internals.layer_class(module) is not None:
-            _patch(module)
-        elif module not in _WAITING:
-            waiting.append(module)
-    if waiting:
-        _WAITING.update(waiting)
-        Watch(waiting, _patch)
+    for name in KERAS:
+        if name in sys.modules:
+            patch(name)
+    if KERAS[0] not in sys.modules:
+        _watch(KERAS[0])
+    elif _layer_class(KERAS[0]) is None:
+        # Keras itself imports TensorFlow, before it defines its layers.
+        _watch(f"{KERAS[0]}.layers")
 
 
-def _patch(module: str) -> None:
-    """Patch the calls of layers in a Keras whose module of the base class is imported."""
-    layer = _internals.layer_class(module)
+def _watch(module: str) -> None:
+    if module not in _WATCHED:
+        _WATCHED.add(module)
+        Watch([module], patch)
+
+
+def patch(module: str) -> None:
+    """Patch the calls of layers of a package that is imported, or of its module of layers."""
+    layer = _layer_class(module.partition(".")[0])
     if layer is not None and layer not in _PATCHED:
         _PATCHED.add(layer)
         _PATCHES.wrap(layer, "__call__", _noting)
+
+
+def _layer_class(package: str) -> Any:
+    """The base class of layers; None if the package has not defined it yet."""
+    layers = sys.modules.get(f"{package}.layers") or getattr(
+        sys.modules.get(package), "layers", None
+    )
+    return getattr(layers, "Layer", None)
 
 
 def _noting(vanilla: Any) -> Any:
@@ -135,11 +150,12 @@ def _noting(vanilla: Any) -> Any:
         graph = _internals.default_graph()
         running = _RUNNING.calls
         caller = next((call for where, call in reversed(running) if where() is graph), None)
-        if caller is not None and caller.layer() is layer:
+        name = getattr(layer, "name", None)
+        if name is None or (caller is not None and caller.layer() is layer):
             # A class that calls its base class's ``__call__``: one call.
             return vanilla(layer, *args, **kwargs)
         count = len(graph.get_operations())
-        call = LayerCall(weakref.ref(layer), str(layer.name), caller, count, count)
+        call = LayerCall(weakref.ref(layer), str(name), caller, count, count)
         running.append((weakref.ref(graph), call))
         try:
             return vanilla(layer, *args, **kwargs)

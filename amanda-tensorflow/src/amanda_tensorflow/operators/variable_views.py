@@ -59,6 +59,22 @@ def step_of(
     return Step("Reshape", tuple(after.shape.as_list()))
 
 
+def changed(value: Any, steps: Sequence[Step], function: Callable[[Any], Any]) -> Any:
+    """A variable's value after `function` has changed it in the view that these steps make."""
+    moves = view_of(steps)
+    shapes = []
+    for step in moves:
+        shapes.append(value.shape)
+        value = step.of(value)
+    value = tf.convert_to_tensor(function(value), value.dtype)
+    for step, shape in zip(reversed(moves), reversed(shapes), strict=True):
+        if step.kind == "Transpose":
+            value = tf.transpose(value, tf.math.invert_permutation(step.argument))
+        else:
+            value = tf.reshape(value, shape)
+    return value
+
+
 def view_of(steps: Sequence[Step]) -> tuple[Step, ...]:
     """The steps that tell views apart: all but casts, which move no element."""
     return tuple(step for step in steps if step.kind != "Cast")

@@ -13,8 +13,10 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
 
+from amanda.errors import AmandaError
 from amanda.state import LiveScope
 from amanda_tensorflow import _internals
 from amanda_tensorflow.graphs.building import Building
@@ -73,7 +75,7 @@ class SessionCopies:
         """Creates the operators of a copy."""
         read = self._read_variable
         instrument = Instrument(self._dispatcher, building, self._graph_ids, read)
-        instrument.keys = self.keys
+        instrument.keys, instrument.write = self.keys, self._change_variable
         return instrument
 
     def _read_variable(self, op: Any, dtype: Any) -> Any:
@@ -84,6 +86,20 @@ class SessionCopies:
         value = self._vanilla.read([op.name]).get(op.name)
         with _internals.eager_mode():
             return None if value is None else tf.constant(value)
+
+    def _change_variable(self, name: str, function: Callable[[Any], Any]) -> None:
+        """Write a variable of the user's session.
+
+        Raises:
+            AmandaError: it has no value, or no initializer to write it by.
+        """
+        self.leave()
+        value = self._vanilla.read([name]).get(name)
+        if value is None or self._vanilla.ops(name).assign is None:
+            raise AmandaError(f"variable {name} has no value, or no initializer to write it by")
+        with _internals.eager_mode():
+            new = np.asarray(function(tf.constant(value)))
+        self._vanilla.write({name: new})
 
     # -- while a run is prepared ------------------------------------------
 

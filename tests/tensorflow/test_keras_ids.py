@@ -1,0 +1,208 @@
+"""Ids of operators in Keras layers: one model has one set of them, however it is run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import amanda
+from amanda.interface.context import OpContext
+
+X = np.random.default_rng(0).standard_normal((4, 6, 6, 2)).astype(np.float32)
+Y = np.zeros((4, 3), np.float32)
+
+PRODUCTS = ("Conv2D", "MatMul", "BatchMatMulV2")
+
+
+class Ids(amanda.Tool):
+    """Collects the ids and module paths of operators, and the variables that they read."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.ops: list[str] = []
+        self.products: dict[str, tuple[str, Any]] = {}
+        self.add_inst_for_op(self.look)
+
+    def look(self, context: OpContext) -> None:
+        self.ops.append(context.get_op_id())
+        if context.get_op().type in PRODUCTS:
+            keys = [context.get_value_key(i) for i in range(2)]
+            self.products[context.get_op_id()] = (context.get_module(), keys)
+
+
+def seen(run: Callable[[], Any]) -> Ids:
+    """What a tool sees of a run."""
+    with amanda.apply(tool := Ids()):
+        run()
+    return tool
+
+
+def functional() -> Any:
+    """A model with a shared layer, a nested model, and layers that differ in training."""
+    inputs = keras.Input((6, 6, 2))
+    shared = keras.layers.Dense(2, name="shared")
+    inner = keras.Sequential(
+        [keras.Input((6, 6, 2)), keras.layers.Conv2D(4, 3, name="conv")], name="inner"
+    )
+    x = inner(shared(shared(inputs)))
+    x = keras.layers.Dropout(0.5)(keras.layers.BatchNormalization(name="norm")(x))
+    x = keras.layers.GlobalAveragePooling2D()(x)
+    return keras.Model(inputs, keras.layers.Dense(3, name="head")(x), name="net")
+
+
+class Block(keras.layers.Layer):
+    """A layer that is made of others, and calls a function of its own."""
+
+    def __init__(self) -> None:
+        super().__init__(name="block")
+        self.first = keras.layers.Conv2D(2, 3, name="first")
+        self.scale = self.add_weight(shape=(2, 2), name="scale")
+
+    @tf.function
+    def scaled(self, x: Any) -> Any:
+        return tf.linalg.matmul(x, self.scale)
+
+    def call(self, x: Any) -> Any:
+        with tf.name_scope("scope_of_the_program"):
+            return self.scaled(tf.reduce_mean(self.first(x), [1, 2]))
+
+
+class Subclassed(keras.Model):
+    """A model whose training step is its own."""
+
+    def __init__(self) -> None:
+        super().__init__(name="net")
+        self.block = Block()
+        self.head = keras.layers.Dense(3, name="head")
+
+    def call(self, x: Any) -> Any:
+        return self.head(self.block(x))
+
+    def train_step(self, data: Any) -> Any:
+        x, y = data
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean((self(x, training=True) - y) ** 2)
+        gradients = tape.gradient(loss, self.trainable_variables)
+        self.optimizer.apply_gradients(zip(gradients, self.trainable_variables, strict=True))
+        return {"loss": loss}
+
+
+@pytest.mark.parametrize("traced", ["inside", "before"])
+@pytest.mark.parametrize("build", [functional, Subclassed])
+def test_one_model_has_one_set_of_ids(build: Callable[[], Any], traced: str) -> None:
+    """The operators with weights have the same ids and module paths, and read the same variables,
+    in fit, evaluate, predict, a call and a tf.function, traced in the scope or before it."""
+    model = build()
+    model(X)
+    model.compile("sgd", "mse")
+    function = tf.function(lambda x: model(x))
+    runs = {
+        "fit": lambda: model.fit(X, Y, batch_size=3, verbose=0),
+        "evaluate": lambda: model.evaluate(X, Y, verbose=0),
+        "predict": lambda: model.predict(X, verbose=0),
+        "function": lambda: function(tf.constant(X)),
+    }
+    if traced == "before":
+        for run in runs.values():
+            run()
+    called = seen(lambda: model(X))
+    assert called.products.keys() >= {"net/head/MatMul:0"}
+    for name, run in runs.items():
+        assert seen(run).products == called.products, name
+
+
+def test_inference_has_one_set_of_ids() -> None:
+    """In inference all operators have the same ids, however the model is run; those of layers that
+    differ in training are added there."""
+    model = keras.Sequential(
+        [
+            keras.Input((6, 6, 2)),
+            keras.layers.Conv2D(4, 3, name="conv", activation="relu"),
+            keras.layers.BatchNormalization(name="norm"),
+            keras.layers.GlobalAveragePooling2D(name="pool"),
+            keras.layers.Dense(3, name="head"),
+        ],
+        name="net",
+    )
+    called = seen(lambda: model(X)).ops
+    predicted = seen(lambda: model.predict(X, verbose=0)).ops
+    trained = seen(lambda: model(X, training=True)).ops
+    assert {i for i in predicted if i.startswith("net/")} == set(called)
+    assert set(called) < set(trained)
+
+
+def test_graphs_of_one_scope_are_analysed_each() -> None:
+    """An operator that two functions contain has one id, and is analysed for each of them."""
+    model = functional()
+    model.compile("sgd", "mse")
+
+    def both() -> None:
+        model.fit(X, Y, verbose=0)
+        model.evaluate(X, Y, verbose=0)
+
+    assert seen(both).ops.count("net/head/MatMul:0") == 2
+
+
+def test_two_models_of_one_name() -> None:
+    """A second model of the same name has ids of its own, the same in all modes."""
+    one, two = (keras.Sequential([keras.layers.Dense(2, name="d")], name="net") for _ in range(2))
+    x = tf.ones([1, 2])
+
+    def run() -> None:
+        for model in (one, two):
+            model(x)
+        for model in (two, one):
+            tf.function(model)(x)
+
+    products = [op_id for op_id in seen(run).ops if op_id.endswith("MatMul:0")]
+    assert products == [f"{name}/d/MatMul:0" for name in ("net", "net@1", "net@1", "net")]
+
+
+def test_backward_operators_carry_the_id_of_the_layer() -> None:
+    """Backward operators continue the ids of layers, also where the tape is outside of the
+    function."""
+    model = functional()
+    found = []
+    tool = amanda.Tool()
+    tool.add_inst_for_op(lambda c: found.append(c.get_backward_op_id()), backward=True)
+    function = tf.function(lambda x: model(x))
+    with amanda.apply(tool), tf.GradientTape() as tape:
+        loss = tf.reduce_sum(function(tf.constant(X)))
+    with amanda.apply(tool):
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_sum(function(tf.constant(X)))
+        tape.gradient(loss, model.trainable_variables)
+    assert "net/inner/conv/Conv2D:0/grad/Conv2DBackpropFilter:0" in found
+    assert "net/head/MatMul:0/grad/MatMul:0" in found
+
+
+def test_reanalysing_an_operator_of_several_graphs() -> None:
+    """reanalyse(op_id) drops what was recorded for the operator in every graph."""
+    model = keras.Sequential([keras.layers.Dense(2, name="d")], name="net")
+    x = tf.ones([1, 2])
+    functions = [tf.function(lambda x: model(x)), tf.function(lambda x: model(x) + 1.0)]
+    with amanda.apply(tool := Ids()):
+        for _ in range(2):
+            for function in functions:
+                function(x)
+            tool.reanalyse("net/d/MatMul:0")
+    assert tool.ops.count("net/d/MatMul:0") == 4
+    assert tool.ops.count("net/d/BiasAdd:0") == 2
+
+
+def test_graphs_of_a_session_have_the_ids_of_layers() -> None:
+    """A layer in the graph of a session has the ids that it has elsewhere."""
+    tf1 = tf.compat.v1
+    with tf.Graph().as_default() as graph:
+        x = tf1.placeholder(tf.float32, (None, 2))
+        y = keras.Sequential([keras.layers.Dense(2, name="d")], name="net")(x)
+        initialize = tf1.global_variables_initializer()
+    with tf1.Session(graph=graph) as session:
+        session.run(initialize)
+        tool = seen(lambda: session.run(y, {x: [[1.0, 2.0]]}))
+    assert "net/d/MatMul:0" in tool.ops
