@@ -12,6 +12,7 @@ import numpy as np
 
 from amanda.results import Chart, Table
 from amanda.tools.description import OUTSIDE, place
+from amanda.tools.reporting import applies_if
 from amanda_tools._bases.watching import KINDS, WatchedTensor, WatchingOptions, WatchingTool
 from amanda_tools._output.chart_data import rank_groups
 from amanda_tools._output.csv_files import write_rows
@@ -41,7 +42,11 @@ class SparsityOptions(WatchingOptions):
         csv: write the rows as a table.
     """
 
-    pattern: str = attrs.field(default="2:4", validator=_check_pattern)
+    pattern: str = attrs.field(
+        default="2:4",
+        validator=_check_pattern,
+        metadata=applies_if("tensors=weights", lambda o: "weights" in o.tensors),
+    )
     csv: bool = True
 
 

@@ -14,12 +14,15 @@ from amanda.files import replaced
 from amanda.results import Chart, Table
 from amanda.tools.description import place
 from amanda.tools.graph_tracing import Graph, GraphTracingTool, TracedOp
+from amanda.tools.reporting import applies_if
 from amanda_tools._bases.printing import PrintingTool
 from amanda_tools._operators.source_lines import source_of
 from amanda_tools._output.chart_data import BOTH_DIRECTIONS, rank_groups, sum_by_direction
 from amanda_tools._output.graph_drawing import svg_lines
 from amanda_tools._timelines import chrome
 from amanda_tools._timelines.timeline import Timeline
+
+_OF_TIMELINE = applies_if("timeline=true", lambda o: o.timeline)
 
 
 @attrs.frozen(kw_only=True)
@@ -37,8 +40,10 @@ class TraceOptions:
     """
 
     timeline: bool = True
-    memory: bool = True
-    limit: int = attrs.field(default=5_000_000, validator=attrs.validators.ge(0))
+    memory: bool = attrs.field(default=True, metadata=_OF_TIMELINE)
+    limit: int = attrs.field(
+        default=5_000_000, validator=attrs.validators.ge(0), metadata=_OF_TIMELINE
+    )
     dot: bool = False
     svg: bool = False
     follow: bool = False

@@ -21,11 +21,14 @@ constructor, and uses ``result()``, ``print_summary()``, ``write_files()``, ``ta
 
 from __future__ import annotations
 
+import dataclasses
 import inspect
 import typing
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, Generic, Literal, TextIO, TypeVar
+
+import attrs
 
 from amanda.errors import close_matches
 from amanda.interface.tool import Tool
@@ -38,6 +41,24 @@ OptionsT = TypeVar("OptionsT")
 def type_names(names: str | Iterable[str]) -> tuple[str, ...]:
     """Convert an option to a tuple of names; a single name may be given as a string."""
     return (names,) if isinstance(names, str) else tuple(names)
+
+
+_APPLIES = "amanda.applies"
+
+
+def applies_if(what: str, holds: Callable[[Any], bool]) -> dict[str, Any]:
+    """Metadata of an option that has an effect with some values of other options only.
+
+    Given without effect it is refused: whoever gives it expects one::
+
+        depth: int = attrs.field(default=0, metadata=applies_if("by=module", lambda o: ...))
+
+    Args:
+        what: the other options that it needs, for the message.
+        holds: of the options, whether it has an effect. False is never refused: what has no effect
+            may be switched off.
+    """
+    return {_APPLIES: (what, holds)}
 
 
 class ReportingTool(Tool, Generic[OptionsT]):
@@ -79,6 +100,7 @@ class ReportingTool(Tool, Generic[OptionsT]):
             if len(error.args) == 1:
                 raise
             raise type(error)(f"{self.name}: {error.args[0]}") from None
+        _check_effects(self.name, self.options, options)
 
     def result(self) -> dict[str, Any]:
         """The result as plain data: the contents of ``DIR/<tool>.json``."""
@@ -134,6 +156,24 @@ def _check_choice(tool: str, option: inspect.Parameter, value: Any) -> None:
         raise ValueError(
             f"tool {tool}: {option.name}={value} is not one of {', '.join(map(str, choices))}"
         )
+
+
+def _check_effects(tool: str, options: Any, given: Mapping[str, Any]) -> None:
+    """Refuse options that are given and have no effect with the other ones.
+
+    Raises:
+        ValueError: it names the first one.
+    """
+    fields: Iterable[Any] = attrs.fields(type(options)) if attrs.has(type(options)) else ()
+    if dataclasses.is_dataclass(options):
+        fields = dataclasses.fields(options)
+    for field in fields:
+        value = given.get(field.name, False)
+        if value is False or _APPLIES not in field.metadata:
+            continue
+        what, holds = field.metadata[_APPLIES]
+        if not holds(options):
+            raise ValueError(f"tool {tool}: {field.name}={value} has no effect: it is for {what}")
 
 
 def _signature(options: type) -> inspect.Signature:

@@ -10,7 +10,7 @@ import attrs
 
 from amanda.files import replaced
 from amanda.results import Chart, Table
-from amanda.tools.reporting import type_names
+from amanda.tools.reporting import applies_if, type_names
 from amanda_tools._bases.watching import check_kinds
 from amanda_tools.diff.alignment import align_ops
 from amanda_tools.diff.comparison import Pair, compare, to_row
@@ -22,6 +22,9 @@ __all__ = ["DiffOptions", "DiffTool", "Recording"]
 
 _SHOWN = 40
 """Operators without a counterpart that are printed; the result names all."""
+
+
+_OF_COMPARISON = applies_if("a comparison: reference=", lambda o: bool(o.reference))
 
 
 @attrs.frozen(kw_only=True)
@@ -36,12 +39,16 @@ class DiffOptions(DumpOptions):
     """
 
     reference: Any = ""
-    tolerance: float = attrs.field(default=1e-5, validator=attrs.validators.ge(0))
-    align: Literal["auto", "id", "order", "value"] = "auto"
+    tolerance: float = attrs.field(
+        default=1e-5, validator=attrs.validators.ge(0), metadata=_OF_COMPARISON
+    )
+    align: Literal["auto", "id", "order", "value"] = attrs.field(
+        default="auto", metadata=_OF_COMPARISON
+    )
     tensors: Sequence[str] = attrs.field(
         default=("activations", "gradients"), converter=type_names, validator=check_kinds
     )
-    html: bool = True
+    html: bool = attrs.field(default=True, metadata=_OF_COMPARISON)
 
 
 class DiffTool(DumpTool):

@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Literal
+from typing import Any, Literal
 
 import attrs
 
-from amanda.tools.reporting import type_names
+from amanda.tools.reporting import applies_if, type_names
 from amanda_tools._bases.options import require
 
 FaultKind = Literal["bitflip", "stuck0", "stuck1", "value", "normal", "uniform"]
 Target = Literal["outputs", "weights", "gradients"]
+
+
+def _of_faults(*faults: str) -> dict[str, Any]:
+    """Metadata of an option of some faults."""
+    return applies_if(f"fault={'|'.join(faults)}", lambda o: o.fault in faults)
 
 
 @attrs.frozen(kw_only=True)
@@ -42,13 +47,15 @@ class InjectOptions:
         default=("conv2d", "linear", "matmul", "attention"), converter=type_names
     )
     exclude: Sequence[str] = attrs.field(default=(), converter=type_names)
-    count: int = 1
+    count: int = attrs.field(
+        default=1, metadata=applies_if("a number of elements, not rate=", lambda o: not o.rate)
+    )
     rate: float = attrs.field(default=0.0, converter=float)
-    bit: int = -1
-    value: float = attrs.field(default=0.0, converter=float)
-    std: float = attrs.field(default=1.0, converter=float)
-    low: float = attrs.field(default=-1.0, converter=float)
-    high: float = attrs.field(default=1.0, converter=float)
+    bit: int = attrs.field(default=-1, metadata=_of_faults("bitflip", "stuck0", "stuck1"))
+    value: float = attrs.field(default=0.0, converter=float, metadata=_of_faults("value"))
+    std: float = attrs.field(default=1.0, converter=float, metadata=_of_faults("normal"))
+    low: float = attrs.field(default=-1.0, converter=float, metadata=_of_faults("uniform"))
+    high: float = attrs.field(default=1.0, converter=float, metadata=_of_faults("uniform"))
     seed: int = 0
     limit: int = 10_000
 

@@ -13,6 +13,7 @@ from amanda.files import write_json
 from amanda.results import Chart, Table
 from amanda.tools.description import OpDescription, describe
 from amanda.tools.mapping import MappingTool
+from amanda.tools.reporting import applies_if
 from amanda_tools._bases.printing import PrintingTool
 from amanda_tools._operators.op_types import VIEWS
 from amanda_tools._operators.routines import Handover, insert_after, insert_before
@@ -65,7 +66,11 @@ class ProfileOptions:
     timeline: bool = True
     flame: bool = True
     csv: bool = True
-    limit: int = attrs.field(default=5_000_000, validator=attrs.validators.ge(0))
+    limit: int = attrs.field(
+        default=5_000_000,
+        validator=attrs.validators.ge(0),
+        metadata=applies_if("timeline=true", lambda o: o.timeline),
+    )
 
 
 class ProfileTool(PrintingTool[ProfileOptions]):

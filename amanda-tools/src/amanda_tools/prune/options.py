@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Literal
+from typing import Any, Literal
 
 import attrs
 
-from amanda.tools.reporting import type_names
+from amanda.tools.reporting import applies_if, type_names
 from amanda_tools._bases.options import require
 
 Method = Literal["magnitude", "nm", "tile", "channel", "activation", "attention"]
@@ -24,6 +24,16 @@ _DEFAULT_OPS = {
     "attention": ("attention", "softmax"),
 }
 """Types that each method prunes by default."""
+
+
+_WITHOUT_MASKS = applies_if("new masks, not masks=", lambda o: not o.masks)
+
+
+def _makes_masks(method: str) -> dict[str, Any]:
+    """Metadata of an option of a method that makes masks."""
+    return applies_if(
+        f"method={method} without masks=", lambda o: o.method == method and not o.masks
+    )
 
 
 @attrs.frozen(kw_only=True)
@@ -50,18 +60,31 @@ class PruneOptions:
     """
 
     method: Method = "magnitude"
-    sparsity: float = attrs.field(default=0.5, converter=float)
+    sparsity: float = attrs.field(
+        default=0.5,
+        converter=float,
+        metadata=applies_if(
+            "all methods but nm (which has n and m), without masks=",
+            lambda o: o.method != "nm" and not o.masks,
+        ),
+    )
     ops: Sequence[str] = attrs.field(default=(), converter=type_names)
     exclude: Sequence[str] = attrs.field(default=(), converter=type_names)
-    scope: Literal["op", "global"] = "op"
-    n: int = 2
-    m: int = 4
-    tile: int = 128
-    boost: bool = True
-    block: int = 1
-    start: int = 0
-    end: int = 0
-    every: int = 1
+    scope: Literal["op", "global"] = attrs.field(default="op", metadata=_WITHOUT_MASKS)
+    n: int = attrs.field(default=2, metadata=_makes_masks("nm"))
+    m: int = attrs.field(default=4, metadata=_makes_masks("nm"))
+    tile: int = attrs.field(default=128, metadata=_makes_masks("tile"))
+    boost: bool = attrs.field(
+        default=True, metadata=applies_if("method=channel", lambda o: o.method == "channel")
+    )
+    block: int = attrs.field(
+        default=1, metadata=applies_if("method=attention", lambda o: o.method == "attention")
+    )
+    start: int = attrs.field(default=0, metadata=_WITHOUT_MASKS)
+    end: int = attrs.field(default=0, metadata=_WITHOUT_MASKS)
+    every: int = attrs.field(
+        default=1, metadata=applies_if("a schedule: end=", lambda o: o.end > 0)
+    )
     masks: str = ""
 
     def __attrs_post_init__(self) -> None:

@@ -7,7 +7,7 @@ from typing import Literal
 
 import attrs
 
-from amanda.tools.reporting import type_names
+from amanda.tools.reporting import applies_if, type_names
 from amanda_tools._bases.options import require
 
 DEFAULT_OPS = ("conv2d", "linear")
@@ -41,12 +41,28 @@ class QuantizeOptions:
     weight_bits: int = 8
     activation_bits: int = 8
     number: Literal["int", "e4m3", "e5m2"] = "int"
-    per_channel: bool = True
-    symmetric: bool = False
+    per_channel: bool = attrs.field(
+        default=True, metadata=applies_if("weights: weight_bits above 0", lambda o: o.weight_bits)
+    )
+    symmetric: bool = attrs.field(
+        default=False,
+        metadata=applies_if(
+            "activations of integers: activation_bits above 0, number=int",
+            lambda o: o.activation_bits and o.number == "int",
+        ),
+    )
     observer: Literal["minmax", "percentile", "mse"] = "minmax"
-    percentile: float = attrs.field(default=99.99, converter=float)
-    calibration: int = 1
-    learn: Literal["lsq", "range"] = "lsq"
+    percentile: float = attrs.field(
+        default=99.99,
+        converter=float,
+        metadata=applies_if("observer=percentile", lambda o: o.observer == "percentile"),
+    )
+    calibration: int = attrs.field(
+        default=1, metadata=applies_if("method=static|qat", lambda o: o.method != "dynamic")
+    )
+    learn: Literal["lsq", "range"] = attrs.field(
+        default="lsq", metadata=applies_if("method=qat", lambda o: o.method == "qat")
+    )
     learning_rate: float = attrs.field(default=0.0, converter=float)
     ops: Sequence[str] = attrs.field(default=DEFAULT_OPS, converter=type_names)
     exclude: Sequence[str] = attrs.field(default=(), converter=type_names)
@@ -58,6 +74,10 @@ class QuantizeOptions:
             {
                 **{
                     f"{name}={value} is neither 0 nor from 2 to 16": value == 0 or 2 <= value <= 16
+                    for name, value in bits.items()
+                },
+                **{
+                    f"number={self.number} has 8 bits: {name}={value}": is_int or value in (0, 8)
                     for name, value in bits.items()
                 },
                 f"percentile={self.percentile} is not in (50, 100]": 50 < self.percentile <= 100,
