@@ -33,6 +33,20 @@ def counted(run: Callable[[], Any], **options: Any) -> dict[str, Any]:
 # -- what is not counted ------------------------------------------------------
 
 
+def test_an_operator_that_raised_has_not_executed() -> None:
+    """With and without a formula: the program may have caught the exception."""
+    layer, tool = nn.Linear(4, 2), FlopsTool()
+    with amanda.apply(tool):
+        layer(torch.ones(3, 4))
+        with pytest.raises(RuntimeError):
+            layer(torch.ones(3, 5))
+        with pytest.raises(RuntimeError):
+            torch.linalg.cholesky(torch.zeros(2, 2))
+    rows = {row["type"]: row for row in tool.op_rows()}
+    assert (rows["linear"]["executions"], rows["linear"]["flops"]) == (1, 48)
+    assert rows["linalg_cholesky"]["executions"] == 0
+
+
 def test_unknown_operators_are_said() -> None:
     """A decomposition and somebody's own Function have no formula; their calls are counted."""
 

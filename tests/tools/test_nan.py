@@ -194,6 +194,26 @@ def test_a_broken_parameter_is_named_where_it_is_read() -> None:
     summary = searched(lambda: layer(torch.rand(1, 2))).summary()
     assert summary["first"] is None
     assert summary["received"]["input"] == "weight"
+    assert summary["received"]["is_parameter"]
+
+
+def test_a_nan_in_a_parameter_cannot_be_overlooked() -> None:
+    """It is a warning, and the first line of the summary, also before operators at fault."""
+    layer = nn.Linear(2, 2)
+    with torch.no_grad():
+        layer.weight[0, 0] = float("nan")
+
+    def run() -> None:
+        layer(torch.rand(1, 2))
+        torch.log(torch.zeros(2))
+
+    with pytest.warns(NonFiniteWarning, match="parameter of the model holds NaN: weight of"):
+        tool = searched(run, action="warn")
+    titles = [table.title for table in tool.tables()]
+    assert titles[0].startswith("nan: a parameter of the model holds NaN: weight of op Linear/lin")
+    assert "log produced an infinity" in titles[1]
+    data = searched(lambda: layer.bias + torch.tensor([1.0, float("nan")]), action="warn")
+    assert next(iter(data.tables())).title.startswith("nan: data of the program holds NaN: other")
 
 
 # -- backward -----------------------------------------------------------------

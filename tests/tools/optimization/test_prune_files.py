@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from pathlib import Path
 from typing import Any
 
@@ -100,3 +101,26 @@ def test_an_export_that_misses_an_operator_says_which() -> None:
         model(torch.rand(1, 4))
     with pytest.raises(AmandaError, match=r"not executed op Sequential\.0/linear:0"):
         tool.dense_weights(lambda: None)
+
+
+def test_there_is_nothing_to_bake_before_masks_are_made(tmp_path: Path) -> None:
+    """Each function that writes weights with zeros says why there are none."""
+    model, x = nn.Linear(8, 4), torch.rand(2, 8)
+
+    def run() -> Any:
+        return model(x)
+
+    late, dynamic = PruneTool(start=2, end=4), PruneTool(method="channel")
+    for tool in (late, dynamic):
+        with amanda.apply(tool):
+            run()
+    for tool, said in (
+        (PruneTool(), "run the model under the tool first"),
+        (late, r"op Linear/linear:0 has no mask yet: .* masks begin at step 2"),
+        (dynamic, "method=channel chooses anew for every input"),
+    ):
+        export = functools.partial(tool.export, tmp_path / "weights.npz")
+        for write in (tool.bake, tool.dense_weights, export):
+            with pytest.raises(AmandaError, match=said):
+                write(run)
+    assert (model.weight != 0).all()

@@ -181,6 +181,20 @@ class Parameters:
         return parameter
 
 
+def parameter_positions(context: OpContext) -> frozenset[int]:
+    """Return the positions of the inputs that are parameters, or variables of the program."""
+    roles = (context["weight_index"], context["bias_index"])
+    found = set()
+    for position, tensor in enumerate(context.get_inputs()):
+        if tensor is None:
+            continue
+        value = context.get_value(position)
+        is_known = value is not None and (position in roles or _is_torch_parameter(value))
+        if is_known or context.get_value_key(position) is not None:
+            found.add(position)
+    return frozenset(found)
+
+
 def _is_torch_parameter(value: Any) -> bool:
     """True for ``torch.nn.Parameter``, which is one at any input of an operator."""
     torch = sys.modules.get("torch")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import collections
 import warnings
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -13,11 +13,13 @@ import attrs
 from amanda import OpContext
 from amanda.errors import CapabilityError
 from amanda.results import Table
+from amanda.text import printable
 from amanda.tools.description import OpDescription, describe
 from amanda.tools.mapping import MappingTool
 from amanda.tools.reporting import type_names
 from amanda_tools._bases.printing import PrintingTool
 from amanda_tools._operators.op_types import can_produce
+from amanda_tools._operators.parameters import parameter_positions
 from amanda_tools._operators.routines import Handover
 from amanda_tools._operators.source_lines import line_made_at, source_line
 from amanda_tools._values.tensors import reader_of
@@ -91,6 +93,7 @@ class NanTool(PrintingTool[NanOptions]):
         if self._is_watched(op) and any(tensor is not None for tensor in context.get_inputs()):
             watch = self._watch(op, context)
             watch.made_at = made_at
+            watch.parameters = parameter_positions(context)
             try:
                 watch.function = context.get_function()
             except CapabilityError:
@@ -152,8 +155,14 @@ class NanTool(PrintingTool[NanOptions]):
                 name = watch.names[position] if position < len(watch.names) else ""
                 source = self._source(watch)
                 self._received = {
-                    **watch.op.row(), "input": name or position, "source": source
-                }  # fmt: skip
+                    **watch.op.row(),
+                    "input": name or position,
+                    "is_parameter": position in watch.parameters,
+                    "source": source,
+                }
+                # Data may hold NaN on purpose, for values that are missing; a parameter never does.
+                if self._received["is_parameter"] and self.options.action == "warn":
+                    _warn(_received_message(self._received), source)
                 return
 
     def _found(
@@ -188,10 +197,7 @@ class NanTool(PrintingTool[NanOptions]):
         if self.options.action == "abort":
             raise NonFiniteError(event.message())
         if self.options.action == "warn":
-            file, _, line = event.source.rpartition(":")
-            warnings.warn_explicit(
-                event.message(), NonFiniteWarning, file or "amanda", int(line or 1)
-            )
+            _warn(event.message(), event.source)
 
     def _source(self, watch: OpWatch) -> str:
         op = watch.op
@@ -221,7 +227,8 @@ class NanTool(PrintingTool[NanOptions]):
         """``first``, ``producers``, ``received`` and ``watched``.
 
         ``first`` is null if no operator produced any; ``received`` is the first operator that read
-        a NaN which no operator had produced.
+        a NaN which no operator had produced, with the ``input`` and whether that ``is_parameter``
+        of the model.
         """
         first = self.events[0].row() if self.events else None
         keys = ("id", "type", "name", "module", "source", "direction", "kind")
@@ -234,8 +241,10 @@ class NanTool(PrintingTool[NanOptions]):
 
     def tables(self) -> Iterable[Table]:
         """The first producing operator with its tensors and history, and the others."""
+        yield from self._about_received()
         if not self.events:
-            yield from self._without_events()
+            count = len(self._watches)
+            yield Table(f"nan: no operator of {count} watched produced any", (), ())
             return
         first = self.events[0]
         yield Table(f"nan: {first.message()}", (), ())
@@ -255,12 +264,11 @@ class NanTool(PrintingTool[NanOptions]):
                 others,
             )
 
-    def _without_events(self) -> Iterable[Table]:
-        yield Table(f"nan: no operator of {len(self._watches)} watched produced any", (), ())
+    def _about_received(self) -> Iterable[Table]:
+        """The first NaN that was in the model or in the data, before any operator ran on it."""
         if found := self._received:
-            title = "nan: but one that no operator produced was read"
             rows = [(found["id"], found["input"], found["source"])]
-            yield Table(title, ("op", "input", "source"), rows)
+            yield Table(f"nan: {_received_message(found)}", ("op", "input", "source"), rows)
 
     def write_files(self, folder: Path, stem: str) -> Sequence[Path]:
         """Write the first one's inputs as ``<stem>.inputs.npz``."""
@@ -270,7 +278,17 @@ class NanTool(PrintingTool[NanOptions]):
 class OpWatch:
     """Routines before and after one operator."""
 
-    __slots__ = ("_held", "_tool", "_writes", "attributes", "function", "made_at", "names", "op")
+    __slots__ = (
+        "_held",
+        "_tool",
+        "_writes",
+        "attributes",
+        "function",
+        "made_at",
+        "names",
+        "op",
+        "parameters",
+    )
 
     def __init__(self, tool: NanTool, op: OpDescription) -> None:
         self._tool = tool
@@ -279,6 +297,7 @@ class OpWatch:
         self.made_at = ""
         self.attributes: dict[str, Any] = {}
         self.names: list[str] = []
+        self.parameters: frozenset[int] = frozenset()
         self._held = Handover[tuple[Sequence[Any], bool]]()
         # Whether the operator writes into its inputs; None until it has run once.
         self._writes: bool | None = False if op.forward else None
@@ -301,6 +320,20 @@ class OpWatch:
                 if not tool.is_full:
                     tool.suspect(self, inputs, outputs, was_clean or not self._writes)
                 return
+
+
+def _warn(message: str, source: str) -> None:
+    """Warn at a line of the program, ``file:line``."""
+    file, _, line = source.rpartition(":")
+    warnings.warn_explicit(message, NonFiniteWarning, file or "amanda", int(line or 1))
+
+
+def _received_message(found: Mapping[str, Any]) -> str:
+    what = "a parameter of the model" if found["is_parameter"] else "data of the program"
+    return printable(
+        f"{what} holds NaN: {found['input']} of op {found['id']}, which read it first; "
+        "no operator produced it"
+    )
 
 
 def _is_clean(tensor: Any) -> bool:

@@ -24,7 +24,7 @@ from amanda_tools.prune import files
 from amanda_tools.prune.attention import CAUSAL, AttentionPruning
 from amanda_tools.prune.channel import ChannelPruning
 from amanda_tools.prune.dynamic import Gate, GatedPruning
-from amanda_tools.prune.options import PruneOptions
+from amanda_tools.prune.options import STATIC_METHODS, PruneOptions
 from amanda_tools.prune.spatial import SpatialPruning
 from amanda_tools.prune.static import StaticPruning
 
@@ -158,9 +158,10 @@ class PruneTool(PrintingTool[PruneOptions]):
             run: runs the model once, as it was run under the tool.
 
         Raises:
-            AmandaError: `run` does not execute all operators that have masks.
+            AmandaError: there are no masks yet, or `run` does not execute all operators that have
+                masks.
         """
-        masks = self.masks
+        masks = self._final_masks()
         return {
             id: arithmetic_of(value).wide_numpy(value) * masks[id]
             for id, value in self._values(run).items()
@@ -177,11 +178,11 @@ class PruneTool(PrintingTool[PruneOptions]):
             run: runs the model once, as it was run under the tool.
 
         Raises:
-            AmandaError: another operator reads such a weight without the mask, and would change; or
-                `run` does not execute all operators that have masks.
+            AmandaError: there are no masks yet; another operator reads such a weight without the
+                mask, and would change; or `run` does not execute all operators that have masks.
             CapabilityError: the driver gives values of weights, not the objects that hold them.
         """
-        masks = self.masks
+        masks = self._final_masks()
         if shared := self._shared():
             op_id, reader = next(iter(shared.items()))
             raise AmandaError(
@@ -196,6 +197,31 @@ class PruneTool(PrintingTool[PruneOptions]):
                 raise CapabilityError(
                     f"prune: the weight of op {op_id} cannot be written ({error}); use export()"
                 ) from error
+
+    def _final_masks(self) -> dict[str, Array]:
+        """Return the masks of all pruned operators.
+
+        Raises:
+            AmandaError: one has none yet.
+        """
+        if not isinstance(self._pruning, StaticPruning):
+            raise AmandaError(
+                f"prune: method={self.options.method} chooses anew for every input, so that no "
+                f"weight can have zeros; the methods {', '.join(STATIC_METHODS)} have masks"
+            )
+        weights = self._weights()
+        if not weights:
+            raise AmandaError(
+                "prune: there are no masks yet; run the model under the tool first, and see the "
+                "summary for operators that were skipped"
+            )
+        for op_id, weight in weights.items():
+            if weight.mask is None:
+                raise AmandaError(
+                    f"prune: op {op_id} has no mask yet: it has had {weight.step} training steps, "
+                    f"and masks begin at step {self.options.start}"
+                )
+        return self.masks
 
     def _values(self, run: Callable[[], Any]) -> dict[str, Any]:
         """Return the weights of the operators that have masks."""
