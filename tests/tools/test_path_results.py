@@ -166,3 +166,22 @@ def test_a_drawing_tells_long_names(net: nn.Module, tmp_path: Path) -> None:
         assert all(text is not None and text.startswith(f"{name}: ") for text in titles)
         sizes.append(root.get("viewBox"))
     assert sizes[0] == sizes[1]
+
+
+def test_tokens_are_called_tokens() -> None:
+    """Where batch and tokens are one axis, each token has a path, and the summary says so."""
+
+    class Flattening(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.embed, self.head = nn.Embedding(11, 8), nn.Linear(8, 7)
+
+        def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+            return self.head(self.embed(tokens).view(-1, 8))
+
+    tool = applied(Flattening(), torch.randint(0, 11, (2, 5)))
+    assert (tool.summary()["inputs"], tool.summary()["sequences"]) == (10, 2)
+    titles = {table.title: table.columns for table in tool.tables()}
+    assert next(iter(titles)).startswith("path: 10 tokens of 2 sequences from Flattening.head/")
+    assert titles["path: classes"][1] == "tokens"
+    assert "sequences" not in applied(nn.Linear(5, 3), torch.rand(2, 5)).summary()

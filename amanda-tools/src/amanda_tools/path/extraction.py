@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import collections
-from collections.abc import Sequence
+import math
+from collections.abc import Iterable, Sequence
 
 import attrs
 import numpy as np
@@ -86,6 +87,8 @@ class Extraction:
         paths: the path of each input.
         skipped: operator id to the reason why no rule was applied.
         executions: those between the model's input and the output.
+        sequences: number of the model's inputs, if the rows of the output are their tokens; None
+            if they are the inputs themselves.
     """
 
     def __init__(self, run: Pass, start: Start, theta: float, *, keep_synapses: bool) -> None:
@@ -107,6 +110,7 @@ class Extraction:
         for execution in self.executions:
             self._extract(execution)
         self.paths = self._paths(start.labels)
+        self.sequences = _count_sequences(self._input_shapes.values(), self._batch)
 
     def _order(self, run: Pass, output: RecordedExecution) -> list[RecordedExecution]:
         """Return the executions that the output depends on, readers before what they read."""
@@ -266,6 +270,17 @@ class Extraction:
             for sample, mask in enumerate(self._masks(self._input_shapes[key], index)):
                 inputs[sample][key] = mask
         return [Path(*parts) for parts in zip(labels, self._ops, inputs, strict=True)]
+
+
+def _count_sequences(shapes: Iterable[tuple[int, ...]], rows: int) -> int | None:
+    """Return the number of sequences whose tokens are rows: batch and tokens are one axis there."""
+    shapes = list(shapes)
+    if any(shape[:1] == (rows,) for shape in shapes):
+        return None
+    for shape in shapes:
+        if any(math.prod(shape[:count]) == rows for count in range(2, len(shape) + 1)):
+            return shape[0]
+    return None
 
 
 def _weights(

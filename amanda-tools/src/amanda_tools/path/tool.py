@@ -88,6 +88,7 @@ class PathTool(PrintingTool[PathOptions]):
         self._recorder = PassRecorder(self._extract)
         self._paths: list[Path] = []
         self._dropped = 0
+        self._tokens = self._sequences = 0
         self._without_output = 0
         self._bodies: set[str] = set()
         self._start = ""
@@ -149,6 +150,9 @@ class PathTool(PrintingTool[PathOptions]):
             return
         options = self.options
         found = Extraction(run, start, options.theta, keep_synapses=options.synapses)
+        if found.sequences is not None:
+            self._tokens += len(found.paths)
+            self._sequences += found.sequences
         ops = {execution.op.about.id: execution.op for execution in found.executions}
         self._skipped |= {op_id: (ops[op_id], why) for op_id, why in found.skipped.items()}
         for path in found.paths:
@@ -207,7 +211,11 @@ class PathTool(PrintingTool[PathOptions]):
         return rows
 
     def summary(self) -> dict[str, Any]:
-        """Densities over all operators and of each class; operators without a rule."""
+        """Densities over all operators and of each class; operators without a rule.
+
+        Where the output has a row for each token, each token has a path and counts among the
+        ``inputs``; ``sequences`` is the number of the model's own inputs.
+        """
         self._recorder.finish()
         unknown: dict[str, int] = {}
         for op, _ in self._skipped.values():
@@ -224,6 +232,7 @@ class PathTool(PrintingTool[PathOptions]):
             "theta": self.options.theta,
             "output": self._start,
             "inputs": len(self._paths) + self._dropped,
+            **({"sequences": self._sequences} if self._are_tokens() else {}),
             "paths_not_kept": self._dropped,
             "passes_without_output": self._without_output,
             **density,
@@ -239,6 +248,10 @@ class PathTool(PrintingTool[PathOptions]):
             "loops_and_branches": sorted(self._bodies),
         }
 
+    def _are_tokens(self) -> bool:
+        """True if every path is one of a token, not of an input of the model."""
+        return bool(self._tokens) and self._tokens == len(self._paths) + self._dropped
+
     def _problem(self) -> str:
         wanted = self.options.output
         if wanted:
@@ -252,8 +265,11 @@ class PathTool(PrintingTool[PathOptions]):
             problem = self._problem() if self._without_output else "no model ran"
             yield Table(f"path: {problem}", (), ())
             return
+        unit, which = "inputs", f"{found['inputs']} inputs"
+        if self._are_tokens():
+            unit, which = "tokens", f"{found['inputs']} tokens of {self._sequences} sequences"
         title = (
-            f"path: {found['inputs']} inputs from {found['output']}, theta {found['theta']}: "
+            f"path: {which} from {found['output']}, theta {found['theta']}: "
             f"{_percent(found['neuron_density'])} of the neurons, "
             f"{_percent(found['synapse_density'])} of the synapses, "
             f"{_percent(found['weight_density'])} of the weights"
@@ -266,7 +282,7 @@ class PathTool(PrintingTool[PathOptions]):
                 (label, c["inputs"], _percent(c["neuron_density"]), _percent(c["weight_density"]))
                 for label, c in found["classes"].items()
             ]
-            yield Table("path: classes", ("class", "inputs", "neurons", "weights"), shown)
+            yield Table("path: classes", ("class", unit, "neurons", "weights"), shown)
         if self._skipped:
             skipped = [(k, op.about.type, why) for k, (op, why) in self._skipped.items()]
             title = f"path: {len(skipped)} ops that no rule fits, most of them taken in full"
