@@ -248,3 +248,14 @@ def test_reanalyse(net: Net) -> None:
         assert torch.allclose(model(x), vanilla * 2)
         tool.reanalyse()
         assert torch.allclose(model(x), vanilla * 3)
+
+
+def test_what_compiled_code_hides_is_said() -> None:
+    """A run of nothing but compiled code is not said to have been seen whole."""
+    function = torch.compile(lambda x: x * 2)
+    with compiled(amanda.Tool()) as scope:
+        function(torch.ones(2, requires_grad=True)).sum().backward()
+    assert set(scope.statistics.not_seen) == {
+        "backward operators of compiled functions",
+        "operators outside of compiled functions (see: --driver torch-eager)",
+    }

@@ -43,6 +43,12 @@ from amanda_torch.plugin import TorchGraphDriver
 COMPILER_VARIABLE = "AMANDA_TORCH_COMPILER"
 """The environment variable that names the compiler; inductor without it."""
 
+_NOT_SEEN = (
+    "backward operators of compiled functions",
+    "operators outside of compiled functions (see: --driver torch-eager)",
+)
+"""What this driver never sees, for the last line of a run."""
+
 # How Dynamo writes the outermost module in a path (``L['self'].fc``), and a second call.
 _ROOT = re.compile(r"^L\[['\"]\w+['\"]\](\.|$)|^L__self__(\.|$)")
 _CALL = re.compile(r"@\d+$")
@@ -75,6 +81,11 @@ class GraphDriver(LoadedDriver, TorchGraphDriver):
         scopes = self.dispatcher.scopes()
         if not scopes:
             return
+        for scope in scopes:
+            # A run of compiled code would else be said to have been seen whole. How many operators
+            # it is, nobody counts: looking at them would be instrumenting them.
+            for reason in _NOT_SEEN:
+                scope.statistics.not_seen[reason] += 0
         if self._backend is None or self._backend.is_outdated(scopes):
             self._backend = Backend(self.dispatcher, scopes)
         self._stance = torch.compiler.set_stance("default", force_backend=self._backend)
