@@ -9,11 +9,13 @@ from __future__ import annotations
 
 import importlib
 import operator
+import sys
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 _KEYWORD_HOOKS = ("torch.nn.modules.module", "_global_forward_hooks_with_kwargs")
 _PROFILER_ENABLED = ("torch.autograd", "_profiler_enabled")
+_GRAPH_TASK = ("torch._C", "_current_graph_task_id")
 _SAVED_PREFIX = "_raw_saved_"
 
 version_of: Callable[[Any], int] = operator.attrgetter("_version")
@@ -29,7 +31,7 @@ def missing() -> list[str]:
     torch = importlib.import_module("torch")
     found = [
         f"{module}.{name}"
-        for module, name in (_KEYWORD_HOOKS, _PROFILER_ENABLED)
+        for module, name in (_KEYWORD_HOOKS, _PROFILER_ENABLED, _GRAPH_TASK)
         if not hasattr(importlib.import_module(module), name)
     ]
     tensor = torch.ones(1, requires_grad=True)
@@ -49,6 +51,17 @@ def is_profiling() -> bool:
     module, name = _PROFILER_ENABLED
     enabled = getattr(importlib.import_module(module), name, None)
     return enabled is not None and bool(enabled())
+
+
+def is_in_backward() -> bool:
+    """True if this thread runs a part of a backward pass, such as what a checkpoint recomputes.
+
+    There is no public way to ask; the number is -1 outside of backward passes (2.13).
+    Without the symbol the answer is False.
+    """
+    module, name = _GRAPH_TASK
+    current = getattr(sys.modules.get(module), name, None)
+    return current is not None and current() != -1
 
 
 def forget_keyword_hooks(hook_ids: Iterable[int]) -> None:

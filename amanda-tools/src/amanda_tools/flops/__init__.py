@@ -27,6 +27,7 @@ from amanda_tools.flops.tally import (
     OtherOp,
     ProductGradientOp,
     ProductOp,
+    backward_probe,
     is_nested,
     shapes_of_items,
 )
@@ -85,6 +86,10 @@ class FlopsTool(PrintingTool[FlopsOptions]):
         self._bytes.setdefault(op.id, OpBytes()).parameters = list(
             self._parameters.used_by(context)
         )
+        # An operator that raises has not executed: it is counted afterwards. In a graph, where a
+        # failure ends the run, one routine costs half as much as two.
+        is_eager = context.namespace.tags[-1] == "eager"
+        in_backward = backward_probe(context.namespace.tags[0])
         if isinstance(known, ProductOp):
             # Once an input is nested, this operator's tensors are asked item by item.
             if any(is_nested(tensor) for tensor in context.get_inputs()):
@@ -94,15 +99,19 @@ class FlopsTool(PrintingTool[FlopsOptions]):
             if known.formula.needs_outputs:
                 context.insert_before_op(known.begin)
                 context.insert_after_op(known.end)
-            elif context.namespace.tags[-1] == "eager":
-                # An operator that raises has not executed: it is counted afterwards. In a graph,
-                # where a failure ends the run, one routine costs half as much as two.
+            elif is_eager:
+                known.in_backward = in_backward
                 context.insert_before_op(known.begin)
                 context.insert_after_op(known.end, outputs=[])
             else:
                 context.insert_before_op(known.run)
         elif isinstance(known, OtherOp) and not known.is_free:
-            context.insert_after_op(known.count, outputs=[])
+            if is_eager:
+                known.in_backward = in_backward
+                context.insert_before_op(known.begin, inputs=[])
+                context.insert_after_op(known.end, outputs=[])
+            else:
+                context.insert_before_op(known.count, inputs=[])
 
     def _analyse_outputs(self, context: OpContext) -> None:
         op = self._ops[context.get_op_id()].op

@@ -8,6 +8,7 @@ from typing import Any, Generic, TypeVar
 import attrs
 
 from amanda.tools.description import OpDescription
+from amanda_tools._internals import is_in_backward
 from amanda_tools._operators.cost import Formula
 from amanda_tools._operators.parameters import Parameter
 from amanda_tools._operators.routines import Handover
@@ -19,6 +20,20 @@ KeyT = TypeVar("KeyT")
 
 _FOLD = 1024
 """Distinct shapes of an operator that are kept before formulas turn them into numbers."""
+
+
+_COUNTED = object()
+"""Left in place of shapes for an execution that has been counted before it runs."""
+
+
+def no_backward_pass() -> bool:
+    """Return False: no backward pass is known."""
+    return False
+
+
+def backward_probe(framework: str) -> Callable[[], bool]:
+    """Return a function that tells whether this thread is within a backward pass."""
+    return is_in_backward if framework == "pytorch" else no_backward_pass
 
 
 @attrs.define(eq=False)
@@ -144,6 +159,9 @@ class ProductOp:
         formula: the formula.
         last: shapes of the last execution, inputs and outputs.
         shapes_of: :func:`shapes_of`, or :func:`shapes_of_items` once a nested tensor came.
+        in_backward: returns whether this thread is within a backward pass. An operator that runs
+            forward there is recomputed by a checkpoint, which ends the last one with an exception
+            of its own as soon as it has what it needs: it counts before it runs.
         tally: the executions.
     """
 
@@ -152,6 +170,7 @@ class ProductOp:
     formula: Formula
     last: tuple[Any, Any] = ((), ())
     shapes_of: Callable[[Sequence[Any]], tuple[Any, ...]] = shapes_of
+    in_backward: Callable[[], bool] = no_backward_pass
     _inputs: Handover[Any] = attrs.field(factory=Handover)
     tally: Tally[tuple[Any, Any]] = attrs.field(init=False)
 
@@ -165,12 +184,18 @@ class ProductOp:
 
     def begin(self, *inputs: Any) -> None:
         """Instrumentation routine before an execution."""
+        if not self.formula.needs_outputs and self.in_backward():
+            self.run(*inputs)
+            self._inputs.leave(_COUNTED)
+            return
         self._inputs.leave(self.shapes_of(inputs))
 
     def end(self, *outputs: Any) -> None:
         """Instrumentation routine after an execution."""
-        self.last = (self._inputs.take() or (), self.shapes_of(outputs))
-        self.tally.add(self.last)
+        inputs = self._inputs.take()
+        if inputs is not _COUNTED:
+            self.last = (inputs or (), self.shapes_of(outputs))
+            self.tally.add(self.last)
 
     def call(self, shapes: tuple[Any, Any]) -> CallShapes:
         """Return the call with these shapes."""
@@ -234,15 +259,28 @@ class OtherOp:
         op: the operator.
         is_free: it counts zero by convention; else it is unknown.
         executions: executions of an unknown operator; 0 for free ones, which are not counted.
+        in_backward: as of :class:`ProductOp`.
     """
 
     op: OpDescription
     is_free: bool
     executions: int = 0
+    in_backward: Callable[[], bool] = no_backward_pass
+    _started: Handover[bool] = attrs.field(factory=Handover)
 
     def count(self) -> None:
         """Instrumentation routine: count one execution."""
         self.executions += 1
+
+    def begin(self) -> None:
+        """Instrumentation routine before an execution that may raise."""
+        is_recomputed = self.in_backward()
+        self.executions += is_recomputed
+        self._started.leave(not is_recomputed)
+
+    def end(self) -> None:
+        """Instrumentation routine after an execution."""
+        self.executions += bool(self._started.take())
 
 
 @attrs.define
