@@ -5,6 +5,7 @@ A matrix: each tool that reads a file, and each kind of damage.
 
 from __future__ import annotations
 
+import errno
 import io
 import json
 import os
@@ -22,7 +23,7 @@ import numpy as np
 import pytest
 
 from amanda.cli.merge import MergeError, merge
-from amanda.errors import FileError
+from amanda.errors import AmandaWarning, FileError
 from amanda_tools._values.array_files import SMALL, original_name, read_arrays, stored_name
 from amanda_tools._values.array_files import write_arrays as write_npz
 from amanda_tools._values.tensor_files import write_tensors
@@ -325,6 +326,28 @@ def test_options_that_are_no_numbers_belong_to_a_campaign(tmp_path: Path) -> Non
         found = tool.campaign(lambda: model(x).detach(), trials, path=str(tmp_path / "t.jsonl"))
         assert len(found.trials) == trials
     json.loads((tmp_path / "t.jsonl").read_text().splitlines()[0], parse_constant=pytest.fail)
+
+
+def test_a_campaign_goes_on_without_its_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A disk that is full is a warning; what the file has can be resumed."""
+    torch = pytest.importorskip("torch")
+    model, x = torch.nn.Linear(4, 2), torch.ones(3, 4)
+    path = tmp_path / "t.jsonl"
+
+    def full(where: str, trial: Trial) -> None:
+        if trial.number == 2:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        append_trial(where, trial)
+
+    with monkeypatch.context() as patch:
+        patch.setattr("amanda_tools.inject.tool.append_trial", full)
+        with pytest.warns(AmandaWarning, match=r"t\.jsonl cannot be written: No space left"):
+            found = InjectTool().campaign(lambda: model(x).detach(), 5, path=str(path))
+    assert len(found.trials) == 5
+    assert len(path.read_text().splitlines()) == 3
+    assert InjectTool().campaign(lambda: model(x).detach(), 5, path=str(path)) == found
 
 
 def test_any_name_of_an_operator_can_be_stored(tmp_path: Path) -> None:

@@ -70,6 +70,24 @@ def test_floating_point_numbers_have_their_own_bits() -> None:
         amanda.tools.load("quantize")(number="e4m3", weight_bits=4)
 
 
+@pytest.mark.parametrize(
+    ("tool", "options"),
+    [
+        ("inject", {"fault": "normal", "std": float("inf")}),
+        ("inject", {"fault": "normal", "std": float("nan")}),
+        ("inject", {"fault": "uniform", "high": float("inf")}),
+        ("inject", {"fault": "uniform", "low": float("nan")}),
+        ("quantize", {"method": "qat", "learning_rate": float("inf")}),
+        ("prune", {"sparsity": float("nan")}),
+        ("path", {"theta": float("nan")}),
+    ],
+)
+def test_an_option_that_is_no_number_is_refused(tool: str, options: dict[str, Any]) -> None:
+    """Infinities and NaN where a tool computes with the value."""
+    with pytest.raises(ValueError, match="(nan|inf)"):
+        amanda.tools.load(tool)(**options)
+
+
 def test_the_base_class_that_prints_tables_has_a_public_name() -> None:
     """Tables of tools of others look like ours, and send no commands to a terminal."""
 

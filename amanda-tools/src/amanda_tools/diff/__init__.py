@@ -170,7 +170,9 @@ def _recording(reference: Any) -> Recording | None:
         return Recording.of(reference)
     if isinstance(reference, Recording):
         return reference
-    return Recording.read(Path(reference)) if reference else None
+    # The command line takes the name of a folder for a number if it looks like one.
+    name = str(reference) if isinstance(reference, (int, float)) else reference
+    return Recording.read(Path(name)) if name else None
 
 
 def _about(pair: Pair) -> dict[str, Any]:

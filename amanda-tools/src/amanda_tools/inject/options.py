@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any, Literal
 
@@ -65,7 +66,9 @@ class InjectOptions:
                 f"count={self.count} is not positive": self.count > 0,
                 f"rate={self.rate} is not in [0, 1]": 0 <= self.rate <= 1,
                 f"bit={self.bit} is not in -1 ... 63": -1 <= self.bit < 64,
-                f"std={self.std} is negative": self.std >= 0,
+                f"std={self.std} is not in [0, inf)": 0 <= self.std < math.inf,
+                f"low={self.low}, high={self.high} are not finite": math.isfinite(self.low)
+                and math.isfinite(self.high),
                 f"low={self.low}, high={self.high}: low is above high": self.low <= self.high,
                 f"seed={self.seed} is negative": self.seed >= 0,
             },

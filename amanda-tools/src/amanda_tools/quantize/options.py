@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Literal
 
@@ -85,6 +86,7 @@ class QuantizeOptions:
                 f"number={self.number} cannot be learned: method=qat": is_int
                 or self.method != "qat",
                 f"learning_rate={self.learning_rate} is negative": self.learning_rate >= 0,
+                f"learning_rate={self.learning_rate} is infinite": self.learning_rate < math.inf,
                 "learning_rate is of method=qat only": self.method == "qat"
                 or not self.learning_rate,
                 f"number={self.number} has no observer=mse": is_int or self.observer != "mse",
