@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -87,3 +88,22 @@ def test_what_does_not_fit_is_an_error(amanda: Command, tmp_path: Path) -> None:
     (tmp_path / "flops-rank1.json").write_text("{")
     with pytest.raises(MergeError, match=r"flops-rank1\.json cannot be read"):
         merge(tmp_path)
+
+
+def test_a_run_tells_how_many_ranks_there_are(
+    amanda: Command, tmp_path: Path, script: Callable[[str], Path]
+) -> None:
+    """The result of the last rank is missed, too; --partial merges without it, and says so."""
+    program = str(script("import minigrad as mg\na = mg.Tensor(2)\nmg.add(a, a)\n"))
+    for rank in ("0", "1"):
+        run = amanda("run", "-t", "largest", "-o", "out", program, RANK=rank, WORLD_SIZE="3")
+        assert run.returncode == 0, run.stderr
+    refused = amanda("merge", "out")
+    assert (refused.returncode, refused.stdout) == (2, "")
+    assert "largest.json has no result of rank 2" in refused.stderr
+    assert "amanda merge --partial merges what there is" in refused.stderr
+    assert not (tmp_path / "out" / "largest.json").exists()
+    merged = amanda("merge", "--partial", "out")
+    assert merged.returncode == 0
+    assert "warning: largest.json has no result of rank 2" in merged.stderr
+    assert json.loads((tmp_path / "out" / "largest.json").read_text())["ranks"] == [0, 1]
