@@ -23,6 +23,7 @@ from amanda.cli import program, run, tracebacks
 from amanda.cli.results import Rank, Report
 from amanda.errors import AmandaError
 from amanda.scope.apply import apply
+from amanda.text import printable
 
 VARIABLE = "_amanda"
 """Name of the variable that holds the tools of the last cell; ``--as`` gives another name."""
@@ -212,4 +213,4 @@ def _exception_handler(tools: Any) -> Callable[..., None]:
 
 def _complain(message: str) -> None:
     """Print a message into the cell's output: ``sys.__stderr__`` is not shown in a notebook."""
-    print(f"amanda: {message}", file=sys.stderr)
+    print(printable(f"amanda: {message}", keep="\n\t"), file=sys.stderr)
