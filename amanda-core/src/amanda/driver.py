@@ -21,6 +21,7 @@ from amanda.interface.action import Action, ActionKind, InstPoint
 from amanda.interface.binding import Arguments, Signature
 from amanda.interface.calls import BackwardCall, BoundCall, NamedOp, OpCall
 from amanda.interface.driver import INTERFACE_VERSION, Capability, Driver
+from amanda.interface.proofs import Proof
 from amanda.namespace import Namespace
 from amanda.patching import PatchSet
 
@@ -47,6 +48,7 @@ __all__ = [
     "OperatorRun",
     "PastTensor",
     "PatchSet",
+    "Proof",
     "Signature",
     "StaticGraphDispatcher",
     "run_backward",

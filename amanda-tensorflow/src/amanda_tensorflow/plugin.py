@@ -18,6 +18,10 @@ from amanda_tensorflow import mapping_rules
 MINIMUM = (2, 16)
 """The oldest TensorFlow that the drivers run on: the first with Keras 3."""
 
+OLDEST_TESTED = (2, 16, 0)
+NEWEST_TESTED = (2, 21, 0)
+"""The releases of TensorFlow between which the tests pass (README.md)."""
+
 DISTRIBUTIONS = (
     "tensorflow",
     "tensorflow-cpu",
@@ -123,9 +127,13 @@ class TensorFlowDriver(Driver, abc.ABC):
         return [f"TensorFlow has {problem}" for problem in _internals.missing(cls.mode)]
 
     @classmethod
-    def self_test(cls) -> Sequence[str]:
-        """Run a tiny model under a tool in this mode. Returns what went wrong."""
-        return cls.loaded().self_test()
+    def untested_version(cls) -> str:
+        """This TensorFlow, unless it is a release in the range that is tested."""
+        version = sys.modules["tensorflow"].__version__
+        found = re.fullmatch(r"(\d+)\.(\d+)\.(\d+)", version)
+        if found and OLDEST_TESTED <= tuple(map(int, found.groups())) <= NEWEST_TESTED:
+            return ""
+        return f"TensorFlow {version}"
 
 
 class TensorFlowEagerDriver(TensorFlowDriver):

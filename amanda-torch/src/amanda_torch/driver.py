@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import importlib
+import re
+from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -10,7 +13,16 @@ import torch
 import amanda
 from amanda.errors import CapabilityError
 from amanda.namespace import Namespace
+from amanda.registry.proofs import proving
+from amanda_torch import _internals
 from amanda_torch.plugin import TorchDriver
+
+OLDEST_TESTED = (2, 13, 0)
+NEWEST_TESTED = (2, 15, 0)
+"""The releases of PyTorch between which the whole suite of tests passes (README.md)."""
+
+_RELEASE = re.compile(r"(\d+)\.(\d+)\.(\d+)(?:\+(?:cpu|cu\d+))?")
+"""A release as PyTorch builds it for the CPU and for CUDA."""
 
 
 class LoadedDriver(TorchDriver):
@@ -20,6 +32,21 @@ class LoadedDriver(TorchDriver):
     def namespace(self) -> Namespace:
         """``pytorch/<major>.<minor>/<mode>``."""
         return Namespace(f"pytorch/{'.'.join(torch.__version__.split('.')[:2])}/{self.mode}")
+
+    @classmethod
+    def untested_version(cls) -> str:
+        """This PyTorch, unless it is a release for the CPU or CUDA in the range that is tested."""
+        found = _RELEASE.fullmatch(torch.__version__)
+        if found and OLDEST_TESTED <= tuple(map(int, found.groups())) <= NEWEST_TESTED:
+            return ""
+        return f"PyTorch {torch.__version__}"
+
+    @classmethod
+    def self_test(cls) -> Sequence[str]:
+        """Make all proofs, also those that need the compiler, whose import takes seconds."""
+        importlib.import_module(_internals.COMPILER_MODULE)
+        with proving():
+            return super().self_test()
 
     def attach(self) -> None:
         """Check PyTorch's private symbols, then make the patches.

@@ -54,11 +54,6 @@ class TorchEagerDriver(TorchDriver):
     target = "amanda_torch.eager.driver:InterceptingDriver"
     capabilities = frozenset(Capability) - {Capability.STATIC_GRAPH, Capability.COMPILED}
 
-    @classmethod
-    def self_test(cls) -> Sequence[str]:
-        """Run a tiny model under a watching tool; a line for each operator not seen."""
-        return cls.loaded().self_test()
-
 
 class TorchGraphDriver(TorchDriver):
     """Functions compiled with ``torch.compile``; the class that runs is what ``target`` names."""

@@ -14,7 +14,7 @@ from typing import Any
 
 from amanda.cli.list_installed import driver_lines
 from amanda.interface.driver import INTERFACE_VERSION, Driver
-from amanda.registry import distributions, drivers, plugins
+from amanda.registry import distributions, drivers, plugins, proofs
 from amanda.scope.apply import apply
 from amanda.state import FAILED
 from amanda.text import printable
@@ -107,6 +107,9 @@ def check_driver(cls: type[Driver], problems: list[str]) -> Iterator[str]:
     # Before anything else: importing the driver may need the symbols that it looks for.
     check_internals = _implementation(cls, "check_internals")
     yield _make_check(cls, "check_internals", check_internals, problems)
+    untested = proofs.untested_version(cls)
+    if untested:
+        yield f"{cls.name}: was not tested with {untested}"
     yield _make_check(cls, "attach", lambda: _attach(cls), problems)
     self_test = _self_test(cls)
     yield _make_check(cls, "self_test", self_test, problems)
@@ -144,6 +147,8 @@ def _loaded(cls: type[Driver]) -> type[Driver]:
 def _self_test(cls: type[Driver]) -> Check | None:
     """The self-test that a driver implements, or the one of its adapter for the contract kit."""
     own = _implementation(cls, "self_test")
+    if own is None and _implementation(cls, "proofs") is not None:
+        return cls.self_test
     adapter = getattr(_loaded(cls), "adapter", "")
     if own is not None or not adapter:
         return own

@@ -9,11 +9,12 @@ from __future__ import annotations
 import abc
 import enum
 import importlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, ClassVar, Self
 
 from amanda.interface.action import Action
+from amanda.interface.proofs import Proof
 from amanda.namespace import Namespace
 from amanda.patching import PatchSet
 
@@ -91,6 +92,8 @@ class Driver(abc.ABC):
             that insert routines into graphs, or have a faster way to run those of one point;
             None for the ordinary one.
         dispatcher: core's side of this driver.
+        switched_off: mechanisms whose proofs have failed, and what holds without each
+            (:mod:`amanda.interface.proofs`); set before :meth:`attach`, which leaves them out.
         patches: the replaced attributes of the framework.
     """
 
@@ -108,6 +111,7 @@ class Driver(abc.ABC):
     def __init__(self, dispatcher: Any) -> None:
         self.dispatcher = dispatcher
         self.patches = PatchSet()
+        self.switched_off: Mapping[str, str] = {}
 
     @classmethod
     def loaded(cls) -> type[Self]:
@@ -139,9 +143,24 @@ class Driver(abc.ABC):
         return ()
 
     @classmethod
-    def self_test(cls) -> Sequence[str]:
-        """The problems that a test of about a second finds; for ``amanda doctor``."""
+    def proofs(cls) -> Sequence[Proof]:
+        """Tiny programs that show, for each mechanism of the driver, whether it works here."""
         return ()
+
+    @classmethod
+    def untested_version(cls) -> str:
+        """The framework's version and build, such as ``PyTorch 2.16.0+cpu``, if the driver was not
+        tested with it: then the proofs are made before it is attached. "" if it was."""
+        return ""
+
+    @classmethod
+    def self_test(cls) -> Sequence[str]:
+        """The problems that a test of a few seconds finds; for ``amanda doctor``. Those of the
+        :meth:`proofs`, if the driver does not override it."""
+        loaded = cls.loaded()
+        if loaded is not cls:
+            return loaded.self_test()
+        return [f"{p.mechanism}: {found}" for p in cls.proofs() for found in p.problems()]
 
     @property
     @abc.abstractmethod

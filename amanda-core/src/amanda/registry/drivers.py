@@ -23,7 +23,7 @@ import attrs
 from amanda.engine.dispatch import create_driver
 from amanda.errors import NoDriverError, PluginWarning
 from amanda.interface.driver import INTERFACE_VERSION, Driver
-from amanda.registry import distributions, import_hook, plugins
+from amanda.registry import distributions, import_hook, plugins, proofs
 from amanda.registry.plugins import BROKEN
 from amanda.state import ATTACHED, FAILED, LIVE_SCOPES
 
@@ -206,6 +206,7 @@ def attach(
 def _attach_new(cls: type[Driver]) -> None:
     """Attach a new driver; nothing is left of one that fails."""
     driver = create_driver(cls)
+    driver.switched_off = proofs.switched_off(cls)
     try:
         driver.attach()
         # Asked here, and not at the first operator: there it would end the program.

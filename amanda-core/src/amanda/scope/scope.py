@@ -15,7 +15,7 @@ import attrs
 from amanda.engine.records import ActionCache
 from amanda.errors import NoDriverError
 from amanda.interface.action import Filter, InstPoint
-from amanda.registry import drivers, import_hook
+from amanda.registry import drivers, import_hook, proofs
 from amanda.registry.plugins import BROKEN
 from amanda.scope import inheritance
 from amanda.state import (
@@ -105,6 +105,7 @@ class Scope:
         """
         choice = drivers.select(self.requested)
         drivers.load(choice.ready)
+        proofs.prove(choice.ready)
         try:
             self._is_open = True
             locked(self._begin, choice)
@@ -138,7 +139,12 @@ class Scope:
             # The next one in rank stands in for one that cannot be attached.
             if used := drivers.attach(cls, self.requested):
                 self.drivers.append(ATTACHED[used])
+                self._count_switched_off(ATTACHED[used])
         return self.drivers[known:]
+
+    def _count_switched_off(self, driver: Driver) -> None:
+        for mechanism, without in driver.switched_off.items():
+            self.statistics.not_seen[f"{mechanism} switched off in {driver.name}: {without}"] += 1
 
     def _cover_thread(self) -> None:
         inheritance.cover_new_threads(True)
@@ -167,6 +173,7 @@ class Scope:
         """A framework was imported inside the scope: attach its drivers now."""
         classes = drivers.select_for(framework, self.requested)
         drivers.load(classes)
+        proofs.prove(classes, importing=True)
         attached = locked(self._attach_late, classes)
         if attached:
             self._begin_tools(attached)

@@ -16,6 +16,7 @@ import tensorflow as tf
 
 import amanda
 from amanda.interface.action import Action
+from amanda.interface.proofs import Proof
 from amanda.patching import PatchSet
 from amanda.registry.import_hook import Watch
 from amanda.state import STATE
@@ -36,6 +37,8 @@ from amanda_tensorflow.gradient_map import recording
 from amanda_tensorflow.keras_layers import recording as layers
 from amanda_tensorflow.plugin import TensorFlowEagerDriver
 
+_CUSTOM_GRADIENTS = "custom gradients"
+_LAYERS = "calls of Keras layers"
 _LEAF_SUMS = "sums of gradients of variables and other leaves"
 
 
@@ -65,10 +68,12 @@ class InterceptingDriver(TensorFlowEagerDriver):
         patches.wrap(_internals.EXECUTE, "record_gradient", _record_gradient)
         patches.wrap(_internals.RECORD, "record_operation", self._record_operation)
         patches.wrap(_internals.IMPERATIVE_GRAD, "imperative_grad", self._imperative_grad)
-        patches.wrap(_internals.CUSTOM_GRADIENT, "_eager_mode_decorator", noting_places)
+        if _CUSTOM_GRADIENTS not in self.switched_off:
+            patches.wrap(_internals.CUSTOM_GRADIENT, "_eager_mode_decorator", noting_places)
         patches.wrap(tf.GradientTape, "watch", beginning_again)
         recording.EAGER.run = self._gradients.run
-        layers.EAGER.call, layers.EAGER.place = _call_layer, _place
+        if _LAYERS not in self.switched_off:
+            layers.EAGER.call, layers.EAGER.place = _call_layer, _place
         missing = [name for name in layers.KERAS if name not in sys.modules]
         if missing:
             self._watch = Watch(missing, layers.patch)
@@ -136,29 +141,15 @@ class InterceptingDriver(TensorFlowEagerDriver):
         return substitute(old, new, action)
 
     @classmethod
-    def self_test(cls) -> Sequence[str]:
-        """Mask the weight of a product, and differentiate it. Returns what went wrong."""
-        seen: list[str] = []
-        mask = tf.constant([[1.0], [0.0]])
-
-        def analyse(context: amanda.OpContext) -> None:
-            if context.get_op().type == "MatMul":
-                seen.append(context.get_op_id())
-                context.insert_before_op(lambda weight: weight * mask, inputs=[1])
-
-        tool = amanda.Tool()
-        tool.add_inst_for_op(analyse)
-        x, weight = tf.constant([[1.0, 2.0]]), tf.constant([[3.0], [4.0]])
-        with amanda.apply(tool, drivers=[TensorFlowEagerDriver]), tf.GradientTape() as tape:
-            tape.watch([x, weight])
-            y = tf.matmul(x, weight)
-        dx, dw = tape.gradient(y, [x, weight])
-        wanted = {"y": (y, [[3.0]]), "dx": (dx, [[3.0, 0.0]]), "dw": (dw, [[1.0], [2.0]])}
-        problems = [] if seen == ["/MatMul:0"] else [f"operators seen: {seen}, not /MatMul:0"]
-        for what, (got, expected) in wanted.items():
-            if got.numpy().tolist() != expected:
-                problems.append(f"{what} is {got.numpy().tolist()}, not {expected}")
-        return problems
+    def proofs(cls) -> Sequence[Proof]:
+        """One of all operators, and one for each mechanism that the driver can do without."""
+        found = [
+            Proof("eager operators and their gradients", _prove),
+            Proof(_CUSTOM_GRADIENTS, _prove_custom_gradients, "recomputed operators have new ids"),
+        ]
+        if "keras" in sys.modules:
+            found.append(Proof(_LAYERS, _prove_layers, "op ids have no names of layers"))
+        return found
 
     # -- tapes ------------------------------------------------------------
 
@@ -258,3 +249,60 @@ def _call_layer(vanilla: Any, layer: Any, args: Any, kwargs: Any) -> Any:
         return vanilla(layer, *args, **kwargs)
     finally:
         tracker.exit_layer()
+
+
+def _prove() -> Sequence[str]:
+    """Mask the weight of a product, and differentiate it."""
+    seen: list[str] = []
+    mask = tf.constant([[1.0], [0.0]])
+
+    def analyse(context: amanda.OpContext) -> None:
+        if context.get_op().type == "MatMul":
+            seen.append(context.get_op_id())
+            context.insert_before_op(lambda weight: weight * mask, inputs=[1])
+
+    tool = amanda.Tool()
+    tool.add_inst_for_op(analyse)
+    x, weight = tf.constant([[1.0, 2.0]]), tf.constant([[3.0], [4.0]])
+    with amanda.apply(tool, drivers=[TensorFlowEagerDriver]), tf.GradientTape() as tape:
+        tape.watch([x, weight])
+        y = tf.matmul(x, weight)
+    dx, dw = tape.gradient(y, [x, weight])
+    wanted = {"y": (y, [[3.0]]), "dx": (dx, [[3.0, 0.0]]), "dw": (dw, [[1.0], [2.0]])}
+    problems = [] if seen == ["/MatMul:0"] else [f"operators seen: {seen}, not /MatMul:0"]
+    for what, (got, expected) in wanted.items():
+        if got.numpy().tolist() != expected:
+            problems.append(f"{what} is {got.numpy().tolist()}, not {expected}")
+    return problems
+
+
+def _prove_custom_gradients() -> Sequence[str]:
+    """Differentiate a function with a gradient of its own, and one that is recomputed."""
+    x = tf.constant(2.0)
+
+    tripled = tf.custom_gradient(lambda x: (x * 3.0, lambda gradient: gradient * 5.0))
+    recomputed = tf.recompute_grad(lambda x: x * x)
+    tool, problems = amanda.Tool(), []
+    tool.add_inst_for_op(lambda context: context.insert_before_op(lambda *_: None))
+    for function, value, slope in (tripled, 6.0, 5.0), (recomputed, 4.0, 4.0):
+        with amanda.apply(tool, drivers=[TensorFlowEagerDriver]), tf.GradientTape() as tape:
+            tape.watch(x)
+            y = function(x)
+        found = float(y), float(tape.gradient(y, x))
+        if found != (value, slope):
+            problems.append(f"value and gradient {found} instead of {(value, slope)}")
+    return problems
+
+
+def _prove_layers() -> Sequence[str]:
+    """Call a Keras layer."""
+    seen: list[str] = []
+    tool = amanda.Tool()
+    tool.add_inst_for_op(lambda context: seen.append(context.get_op_id()))
+    layer = sys.modules["keras"].layers.ReLU(name="amanda_proof")
+    x = tf.constant([1.0])
+    with amanda.apply(tool, drivers=[TensorFlowEagerDriver]):
+        layer(x)
+    if not any(op_id.startswith("amanda_proof/") for op_id in seen):
+        return [f"no operator of the layer among {seen}"]
+    return []

@@ -10,6 +10,7 @@ import attrs
 import tensorflow as tf
 
 import amanda
+from amanda.interface.proofs import Proof
 from amanda.patching import PatchSet
 from amanda.state import LiveScope
 from amanda_tensorflow import _internals
@@ -143,15 +144,9 @@ class FunctionDriver(TensorFlowFunctionDriver, GraphModeDriver):
         return attributes
 
     @classmethod
-    def self_test(cls) -> Sequence[str]:
-        """Double the weight of a product in a tiny function, and differentiate it."""
-        tool = Doubler()
-        product = tf.function(lambda x, w: x @ w)
-        x, w = tf.ones([2, 2]), tf.ones([2, 2])
-        with amanda.apply(tool, drivers=[TensorFlowFunctionDriver]), tf.GradientTape() as tape:
-            tape.watch([x, w])
-            y = product(x, w)
-        return tool.problems("a function", [y, *tape.gradient(y, [x, w])])
+    def proofs(cls) -> Sequence[Proof]:
+        """One, without which the driver is of no use."""
+        return [Proof("functions", _prove)]
 
 
 def function_name(graph: Any) -> str:
@@ -176,3 +171,14 @@ def read_variable(handle: Any, dtype: Any) -> Any:
             return _internals.read_variable(handle, dtype)
         except tf.errors.OpError:
             return None
+
+
+def _prove() -> Sequence[str]:
+    """Double the weight of a product in a tiny function, and differentiate it."""
+    tool = Doubler()
+    product = tf.function(lambda x, w: x @ w)
+    x, w = tf.ones([2, 2]), tf.ones([2, 2])
+    with amanda.apply(tool, drivers=[TensorFlowFunctionDriver]), tf.GradientTape() as tape:
+        tape.watch([x, w])
+        y = product(x, w)
+    return tool.problems("a function", [y, *tape.gradient(y, [x, w])])

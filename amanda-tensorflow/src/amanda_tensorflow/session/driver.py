@@ -12,6 +12,7 @@ from typing import Any
 import tensorflow as tf
 
 import amanda
+from amanda.interface.proofs import Proof
 from amanda.patching import PatchSet
 from amanda.state import STATE, LiveScope
 from amanda_tensorflow import _internals
@@ -112,13 +113,18 @@ class SessionDriver(TensorFlowGraphDriver, GraphModeDriver):
                     copy.payload.leave()
 
     @classmethod
-    def self_test(cls) -> Sequence[str]:
-        """Double the weight of a product in a tiny graph that holds its gradient."""
-        tool = Doubler()
-        with tf.Graph().as_default() as graph:
-            x, w = tf.ones([2, 2]), tf.ones([2, 2])
-            y = x @ w
-            wanted = [y, *tf.gradients(y, [x, w])]
-        scope = amanda.apply(tool, drivers=[TensorFlowGraphDriver])
-        with tf.compat.v1.Session(graph=graph) as session, scope:
-            return tool.problems("a session", session.run(wanted))
+    def proofs(cls) -> Sequence[Proof]:
+        """One, without which the driver is of no use."""
+        return [Proof("sessions", _prove)]
+
+
+def _prove() -> Sequence[str]:
+    """Double the weight of a product in a tiny graph that holds its gradient."""
+    tool = Doubler()
+    with tf.Graph().as_default() as graph:
+        x, w = tf.ones([2, 2]), tf.ones([2, 2])
+        y = x @ w
+        wanted = [y, *tf.gradients(y, [x, w])]
+    scope = amanda.apply(tool, drivers=[TensorFlowGraphDriver])
+    with tf.compat.v1.Session(graph=graph) as session, scope:
+        return tool.problems("a session", session.run(wanted))

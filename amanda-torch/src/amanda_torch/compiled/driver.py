@@ -16,6 +16,7 @@ compiler and are not seen.
 from __future__ import annotations
 
 import collections
+import contextvars
 import itertools
 import os
 import re
@@ -31,10 +32,12 @@ from amanda.engine.dispatch import Dispatcher
 from amanda.engine.plan import ActionPlan
 from amanda.errors import CapabilityError
 from amanda.interface.action import Action
+from amanda.interface.proofs import Proof
 from amanda.patching import PatchSet
 from amanda.state import STATE
 from amanda_torch import _internals
 from amanda_torch.autograd.functions import AmandaSubstitute
+from amanda_torch.compiled import proofs
 from amanda_torch.driver import LoadedDriver
 from amanda_torch.operators.calls import TorchCall, item_at, put_item, tensors_of
 from amanda_torch.operators.names import Kind, kind_of, name_of, op_view
@@ -48,6 +51,9 @@ _NOT_SEEN = (
     "operators outside of compiled functions (see: --driver torch-eager)",
 )
 """What this driver never sees, for the last line of a run."""
+
+_COMPILER: contextvars.ContextVar[str] = contextvars.ContextVar("amanda_compiler", default="")
+"""The compiler that a proof wants, in place of the variable's."""
 
 # How Dynamo writes the outermost module in a path (``L['self'].fc``), and a second call.
 _ROOT = re.compile(r"^L\[['\"]\w+['\"]\](\.|$)|^L__self__(\.|$)")
@@ -90,6 +96,11 @@ class GraphDriver(LoadedDriver, TorchGraphDriver):
             self._backend = Backend(self.dispatcher, scopes)
         self._stance = torch.compiler.set_stance("default", force_backend=self._backend)
 
+    @classmethod
+    def proofs(cls) -> Sequence[Proof]:
+        """See :mod:`amanda_torch.compiled.proofs`."""
+        return [proofs.proof(_set_compiler)]
+
     def vanilla(self) -> AbstractContextManager[Any]:
         """A context that does nothing: analyses and routines run on symbolic tensors."""
         return nullcontext()
@@ -98,6 +109,10 @@ class GraphDriver(LoadedDriver, TorchGraphDriver):
         stance, self._stance = self._stance, None
         if stance is not None:
             stance.__exit__(None, None, None)
+
+
+def _set_compiler(name: str) -> None:
+    _COMPILER.set(name)
 
 
 class Backend:
@@ -122,7 +137,7 @@ class Backend:
         self._counts = collections.Counter(self._starts.setdefault(frame, self._counts.copy()))
         if self._dispatcher.scopes():
             GraphWriter(self._dispatcher, module, example_inputs, self._counts).write()
-        compiler = os.environ.get(COMPILER_VARIABLE, "inductor")
+        compiler = _COMPILER.get() or os.environ.get(COMPILER_VARIABLE, "inductor")
         return _internals.lookup_compiler(compiler)(module, example_inputs)
 
 

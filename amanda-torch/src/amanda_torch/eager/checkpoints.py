@@ -33,10 +33,12 @@ class Checkpoints:
         self._exit_thread = exit_thread
 
     def patch(self, patches: PatchSet) -> None:
-        """Wrap both implementations, with ``use_reentrant=False`` and with True."""
-        module = _internals.CHECKPOINT
-        patches.wrap(module, _internals.CHECKPOINT_GENERATOR, self._generator)
-        patches.wrap(module.CheckpointFunction, "forward", self._forward)
+        """Wrap the implementation with ``use_reentrant=False``."""
+        patches.wrap(_internals.CHECKPOINT, _internals.CHECKPOINT_GENERATOR, self._generator)
+
+    def patch_reentrant(self, patches: PatchSet) -> None:
+        """Wrap the implementation with ``use_reentrant=True``."""
+        patches.wrap(_internals.CHECKPOINT.CheckpointFunction, "forward", self._forward)
 
     def _generator(self, vanilla: Any) -> Any:
         def generator(fn: Any, *args: Any, **kwargs: Any) -> Any:

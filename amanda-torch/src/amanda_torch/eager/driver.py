@@ -12,16 +12,15 @@ from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
 
-import torch
 from torch import nn
 
-import amanda
 from amanda.interface.action import Action
+from amanda.interface.proofs import Proof
 from amanda.patching import PatchSet
 from amanda_torch import _internals
 from amanda_torch.autograd.substitution import substitute
 from amanda_torch.driver import LoadedDriver
-from amanda_torch.eager import functions
+from amanda_torch.eager import functions, proofs
 from amanda_torch.eager.checkpoints import Checkpoints
 from amanda_torch.eager.interceptors import LOCAL, Interceptor, muted
 from amanda_torch.eager.op_ids import Labels
@@ -50,12 +49,23 @@ class InterceptingDriver(LoadedDriver, TorchEagerDriver):
 
     def patch(self, patches: PatchSet) -> None:
         """Patch the few places that reach no function mode."""
-        patches.wrap(nn.Module, "__call__", self._module_call)
-        patches.wrap(_internals.SCRIPT_FUNCTION, "__call__", self._script_call)
-        patches.wrap(_internals.AUTOGRAD, _internals.AUTOGRAD_ENGINE, self._engine)
-        functions.patch(patches)
-        self._checkpoints.patch(patches)
-        self._tracers.attach()
+        works = self._works
+        if works(proofs.MODULE_CALLS):
+            patches.wrap(nn.Module, "__call__", self._module_call)
+        if works(proofs.SCRIPTS):
+            patches.wrap(_internals.SCRIPT_FUNCTION, "__call__", self._script_call)
+        if works(proofs.BACKWARD_PASSES):
+            patches.wrap(_internals.AUTOGRAD, _internals.AUTOGRAD_ENGINE, self._engine)
+        if works(proofs.FUNCTIONS):
+            functions.patch(patches)
+        if works(proofs.CHECKPOINTS):
+            self._checkpoints.patch(patches)
+        if works(proofs.REENTRANT_CHECKPOINTS):
+            self._checkpoints.patch_reentrant(patches)
+        self._tracers.attach(works(proofs.FAST_PATHS), works(proofs.COMPILED))
+
+    def _works(self, mechanism: str) -> bool:
+        return mechanism not in self.switched_off
 
     def detach(self) -> None:
         """Undo every patch."""
@@ -66,7 +76,12 @@ class InterceptingDriver(LoadedDriver, TorchEagerDriver):
     def enter_thread(self) -> None:
         """Begin to notice operators in the current thread, or note that a scope is new there."""
         if LOCAL.interceptor is None:
-            interceptor = Interceptor(self.dispatcher, self._labels)
+            interceptor = Interceptor(
+                self.dispatcher,
+                self._labels,
+                sees_transforms=self._works(proofs.TRANSFORMS),
+                sees_composites=self._works(proofs.COMPOSITES),
+            )
             interceptor.enter()
             self._interceptors.add(interceptor)
             LOCAL.interceptor = interceptor
@@ -90,25 +105,9 @@ class InterceptingDriver(LoadedDriver, TorchEagerDriver):
             LOCAL.interceptor.new_iteration()
 
     @classmethod
-    def self_test(cls) -> Sequence[str]:
-        """Run a tiny model under a watching tool; a line for each problem."""
-        seen: list[str] = []
-        tool = amanda.Tool()
-        tool.add_inst_for_op(lambda context: seen.append(context.get_op_id()))
-        tool.add_inst_for_op(
-            lambda context: seen.append(context.get_backward_op_id() or ""), backward=True
-        )
-        model = nn.Sequential(nn.Linear(2, 2), nn.ReLU())
-        before = vars(nn.Module)["__call__"]
-        with amanda.apply(tool, drivers=[cls.name]):
-            model(torch.ones(1, 2)).sum().backward()
-        wanted = {"Sequential.0/linear:0", "Sequential.1/relu:0", "/sum:0"}
-        problems = [f"operator {op_id} was not seen" for op_id in sorted(wanted - set(seen))]
-        if not any("/grad/" in op_id for op_id in seen):
-            problems.append("no backward operator was seen")
-        if vars(nn.Module)["__call__"] is not before:
-            problems.append("patches were left behind")
-        return problems
+    def proofs(cls) -> Sequence[Proof]:
+        """See :mod:`amanda_torch.eager.proofs`."""
+        return proofs.proofs()
 
     # -- routines ---------------------------------------------------------
 

@@ -44,6 +44,10 @@ _NO_OPERATOR: Any = []
 class Interceptor(Tracker, TorchFunctionMode):
     """Notices the operators of one thread.
 
+    Args:
+        sees_transforms: whether operators under functorch transforms are noticed.
+        sees_composites: whether those are that a function of PyTorch written in Python calls.
+
     Attributes:
         stale: whether to call :meth:`refresh` before the next operator: `outdated` or `muted`.
         outdated: whether plans may be out of date. Any thread sets it, its own acts on it.
@@ -52,7 +56,13 @@ class Interceptor(Tracker, TorchFunctionMode):
         executor: runs the operators that are not plainly vanilla.
     """
 
-    def __init__(self, dispatcher: RoutineDispatcher, labels: Labels) -> None:
+    def __init__(
+        self,
+        dispatcher: RoutineDispatcher,
+        labels: Labels,
+        sees_transforms: bool = True,
+        sees_composites: bool = True,
+    ) -> None:
         Tracker.__init__(self, labels, dispatcher.not_seen)
         TorchFunctionMode.__init__(self)
         self.stale = True
@@ -62,6 +72,8 @@ class Interceptor(Tracker, TorchFunctionMode):
         self.thread = vars(STATE)
         self.executor = Executor(dispatcher, self)
         self._dispatcher = dispatcher
+        self._sees_transforms = sees_transforms
+        self._sees_composites = sees_composites
         self._active: tuple[Any, ...] = ()
         self._above: int | None = None
         self._entered: weakref.WeakKeyDictionary[LiveScope, int] = weakref.WeakKeyDictionary()
@@ -163,6 +175,9 @@ class Interceptor(Tracker, TorchFunctionMode):
         if STATE.held:
             # A suspended generator gives no notice: look again at each operator.
             self.stale = self.outdated = True
+        if not self._sees_transforms:
+            self.stale = self.outdated = True
+            return not _internals.in_functorch()
         return True
 
     def replan(self) -> None:
@@ -209,6 +224,8 @@ class Interceptor(Tracker, TorchFunctionMode):
         if kind is Kind.LEAF:
             return self.run_leaf(self.frame.cell_for(func, name), func, name, args, kwargs)
         if _internals.caller_frame(2).f_code is _internals.PYTHON_EVENT:
+            if not self._sees_composites:
+                return self._run_muted(func, args, kwargs)
             if not _OVERRIDING_NOTHING.issuperset(types):
                 # A subclass overrides it: PyTorch asks that next, with our mode on.
                 return NotImplemented
@@ -217,6 +234,13 @@ class Interceptor(Tracker, TorchFunctionMode):
         # not be found in `cells`, where the calls of the twin would find it, too.
         cell = self.frame.names.setdefault(name, [0])
         return self.run_leaf(cell, func, name, args, kwargs)
+
+    def _run_muted(self, func: Any, args: Any, kwargs: Any) -> Any:
+        self.mute()
+        try:
+            return func(*args, **kwargs)
+        finally:
+            self.unmute()
 
     def _descend(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
         """Run a function written in Python; the operators that it calls are noticed."""

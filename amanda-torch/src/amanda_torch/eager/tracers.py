@@ -23,6 +23,7 @@ from torch import nn
 from amanda.errors import CoverageWarning
 from amanda.patching import PatchSet
 from amanda.registry import import_hook
+from amanda.registry.proofs import is_proving
 from amanda.state import STATE
 from amanda_torch import _internals
 from amanda_torch.eager.interceptors import LOCAL, Interceptor
@@ -37,18 +38,25 @@ class Tracers:
     def __init__(self) -> None:
         self._patches = PatchSet()
         self._checks = PatchSet()
+        self._has_checks = True
         self._watches: list[import_hook.Watch] = []
         self._said_compiled = False
 
-    def attach(self) -> None:
-        """Patch the tracers that are imported; the others when they are."""
+    def attach(self, fast_paths: bool = True, compiled: bool = True) -> None:
+        """Patch the tracers that are imported; the others when they are.
+
+        Args:
+            fast_paths: patch the checks by which modules choose their native fast paths.
+            compiled: run compiled functions eagerly.
+        """
+        self._has_checks = fast_paths
         self._patch_checks()
         entries: dict[str, list[tuple[str, Callable[[Any], Any]]]] = {
             module: [(path, self._suspending) for path in paths]
             for module, paths in _internals.TRACERS.items()
         }
         entries[_internals.COMPILER_MODULE] = [
-            (_internals.COMPILER_CALLBACK, self._uncompiled),
+            *([(_internals.COMPILER_CALLBACK, self._uncompiled)] if compiled else ()),
             (_internals.COMPILED_MODULE_SETUP, _with_vanilla_calls),
             *(
                 (name, functools.partial(self._capturing, keyword))
@@ -152,7 +160,7 @@ class Tracers:
                 return vanilla(callback)
             if not any(scope.alive for scope in STATE.scopes):
                 return vanilla(callback)
-            if not self._said_compiled:
+            if not self._said_compiled and not is_proving():
                 self._said_compiled = True
                 warnings.warn(
                     "a function compiled with torch.compile runs eagerly under amanda.apply(), "
@@ -168,7 +176,7 @@ class Tracers:
     # -- override checks --------------------------------------------------
 
     def _patch_checks(self) -> None:
-        if len(self._checks):
+        if len(self._checks) or not self._has_checks:
             return
         self._checks.wrap(torch.overrides, "has_torch_function", _overrides_of_modules)
         for module in _internals.OVERRIDE_CHECKERS:
