@@ -115,6 +115,22 @@ def test_json_of_anybody_is_read_or_refused(content: bytes, tmp_path: Path) -> N
         read_json(path)
 
 
+def test_a_file_that_may_not_be_read_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also for root, who may read everything; and one that cannot be read any further."""
+
+    def refuse(*arguments: object) -> int:
+        raise PermissionError(errno.EACCES, "Permission denied")
+
+    (tmp_path / "given.json").write_text("{}")
+    for failing in ("os.open", "os.fstat"):
+        with monkeypatch.context() as patch:
+            patch.setattr(failing, refuse)
+            with pytest.raises(FileError, match=r"given\.json cannot be read: Permission denied"):
+                read_json(tmp_path / "given.json")
+
+
 def test_what_is_no_file_is_refused_without_waiting(tmp_path: Path) -> None:
     """A folder, a pipe, a device, a file that is missing, may not be read, or is too large."""
     os.mkfifo(tmp_path / "pipe")
