@@ -131,13 +131,22 @@ def opened(path: str | os.PathLike[str]) -> Iterator[IO[bytes]]:
     except (OSError, ValueError) as error:
         # ValueError: the path holds a null character.
         raise FileError(f"{path} cannot be read: {_reason(error)}") from error
-    mode = os.fstat(descriptor).st_mode
-    if not stat.S_ISREG(mode):
+    try:
+        mode = _mode_of(descriptor, path)
+        if not stat.S_ISREG(mode):
+            what = "a folder" if stat.S_ISDIR(mode) else "a pipe or a device"
+            raise FileError(f"{path} cannot be read: it is {what}, and no file")
+        with open(descriptor, "rb", closefd=False) as file:
+            yield file
+    finally:
         os.close(descriptor)
-        what = "a folder" if stat.S_ISDIR(mode) else "a pipe or a device"
-        raise FileError(f"{path} cannot be read: it is {what}, and no file")
-    with os.fdopen(descriptor, "rb") as file:
-        yield file
+
+
+def _mode_of(descriptor: int, path: str | os.PathLike[str]) -> int:
+    try:
+        return os.fstat(descriptor).st_mode
+    except OSError as error:
+        raise FileError(f"{path} cannot be read: {_reason(error)}") from error
 
 
 def read_text(path: str | os.PathLike[str]) -> str:
