@@ -6,11 +6,13 @@ Attributes of our own on TensorFlow's objects begin with ``_amanda``.
 from __future__ import annotations
 
 import itertools
+import weakref
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from tensorflow.python.framework import ops
+import attrs
+from tensorflow.python.framework import function_def_to_graph, ops
 
 from amanda_tensorflow._internals.runtime import AttrValue, ConcreteFunction, EagerTensor, FuncGraph
 
@@ -55,19 +57,89 @@ def share_variables(source: Any, graph: Any) -> None:
     graph._weak_variables = list(source._weak_variables)
 
 
-def function_of(op: Any) -> Any:
-    """The function that a call operator calls; None if its graph is not known."""
-    return function_named(op.graph, op.get_attr("f").name)
+@attrs.frozen(eq=False)
+class Callee:
+    """A function that an operator of a graph runs.
+
+    Attributes:
+        graph: its graph.
+        function_type: its signature; None for the functions of TensorFlow 1, which have none.
+        attributes: its attributes by name, as protocol buffers.
+        is_differentiated_as_one: whether the gradient of a call is a ``SymbolicGradient``, which
+            names the vanilla function and derives its gradient at run time.
+    """
+
+    graph: Any
+    function_type: Any
+    attributes: dict[str, Any]
+    is_differentiated_as_one: bool
+
+    @property
+    def must_compile(self) -> bool:
+        """Whether it is compiled with XLA wherever it is called."""
+        return is_compiled(self.attributes)
+
+    @property
+    def side_effects(self) -> list[Any]:
+        """The operators that run although nothing reads their outputs.
+
+        In the functions of TensorFlow 1 these are all that have side effects or state; the runtime
+        keeps them.
+        """
+        if self.function_type is not None:
+            return list(self.graph.control_outputs)
+        return [op for op in self.graph.get_operations() if is_stateful(op)]
 
 
-def function_named(graph: Any, name: str) -> Any:
+def callee_named(graph: Any, name: str) -> Callee | None:
     """The function of this name that a graph, or a graph around it, knows; else None."""
-    while graph is not None:
-        function = graph._get_function(name)
+    known = graph
+    while known is not None:
+        function = known._get_function(name)
         if function is not None:
-            return function
-        graph = getattr(graph, "outer_graph", None)
+            attributes = dict(function.cached_definition.attr.items())
+            of, signature = _graph_of_known(function, known), None
+            has_gradient = True
+            if hasattr(function, "function_type"):
+                signature = function.function_type
+            elif function.python_grad_func is None and function.grad_func_name is None:
+                has_gradient = False
+            return Callee(of, signature, attributes, not has_gradient)
+        known = getattr(known, "outer_graph", None)
     return None
+
+
+def differentiate_as(op: Any, graph: Any, callee: Callee) -> None:
+    """Let a call of a copy have the gradient of a function, as calls in a traced graph have it.
+
+    Args:
+        op: calls a function of `graph`.
+        callee: the vanilla function, whose signature and attributes that function has.
+    """
+    if callee.function_type is not None:
+        function = ConcreteFunction.from_func_graph(graph, callee.function_type, callee.attributes)
+        op._gradient_function = function._get_gradient_function()
+
+
+_MADE: weakref.WeakKeyDictionary[Any, weakref.ref[Any]] = weakref.WeakKeyDictionary()
+"""By function of TensorFlow 1, the graph that was made from its definition, while it is in use."""
+
+
+def _graph_of_known(function: Any, known: Any) -> Any:
+    """The graph of a function that a graph knows.
+
+    Functions of TensorFlow 1 (``Defun``, with which CTC losses make their loops) and those of an
+    imported graph have a definition and no graph: one is made from it, as TensorFlow itself does
+    for their gradients.
+    """
+    found = getattr(function, "graph", None)
+    if found is None and function in _MADE:
+        found = _MADE[function]()
+    if found is None:
+        with known.as_default():
+            found = function_def_to_graph.function_def_to_graph(function.cached_definition)
+        _MADE[function] = weakref.ref(found)
+    return found
 
 
 def function_attributes(op: Any) -> dict[str, list[str]]:
@@ -157,6 +229,13 @@ def create_op_in(graph: Any, kind: str, inputs: Sequence[Any], types: Any, **opt
         options: see ``Graph._create_op_internal``.
     """
     return graph._create_op_internal(kind, inputs, types, **options)
+
+
+def unique_name(graph: Any, name: str) -> str:
+    """A name for an operator of a graph, outside of the name scopes that are open."""
+    with graph.name_scope(None):
+        unique: str = graph.unique_name(name, mark_as_used=True)
+        return unique
 
 
 def add_function(graph: Any, function: Any) -> None:
@@ -249,16 +328,6 @@ def is_function_call(op: Any) -> bool:
     return bool(op.graph._is_function(op.type))
 
 
-def must_compile(function: Any) -> bool:
-    """Whether a function is compiled with XLA wherever it is called."""
-    return is_compiled(function.cached_definition.attr)
-
-
 def is_compiled(attributes: Any) -> bool:
     """Whether the attributes of a function ask for XLA."""
     return "_XlaMustCompile" in attributes and bool(attributes["_XlaMustCompile"].b)
-
-
-def attributes_of_function(function: Any) -> dict[str, Any]:
-    """The attributes of a function that a graph knows."""
-    return dict(function.cached_definition.attr.items())

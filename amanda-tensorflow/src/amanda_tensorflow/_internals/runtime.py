@@ -12,6 +12,7 @@ from tensorflow.core.framework import attr_value_pb2
 from tensorflow.python import pywrap_tfe
 from tensorflow.python.eager import (
     backprop,
+    backprop_util,
     context,
     core,
     execute,
@@ -57,6 +58,8 @@ IMPERATIVE_GRAD = imperative_grad
 
 CUSTOM_GRADIENT = custom_gradient
 
+GRADIENTS = gradients_util
+
 FallbackException: Any = core._FallbackException
 
 vanilla_gradient_function: Any = backprop._gradient_function
@@ -70,6 +73,8 @@ register_jvp_function: Any = pywrap_tfe.TFE_Py_RegisterJVPFunction
 op_def_of: Any = op_def_registry.get
 
 copy_handle_data: Any = handle_data_util.copy_handle_data
+
+is_trainable: Any = backprop_util.IsTrainable
 
 gradients_in_graph: Any = gradients_util._GradientsHelper
 

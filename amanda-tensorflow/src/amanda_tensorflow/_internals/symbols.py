@@ -124,6 +124,7 @@ SYMBOLS: tuple[Symbol, ...] = (
     ),
     Symbol("eager.record", "stop_recording"),
     Symbol("framework.ops", "get_gradient_function", "op"),
+    Symbol("ops.gradients_util", "_SymGrad", "op out_grads"),
     *_imported(
         "pywrap_tfe",
         "TFE_Py_RegisterGradientFunction TFE_Py_RegisterJVPFunction TFE_Py_TapeSetIsEmpty"
@@ -137,6 +138,7 @@ SYMBOLS: tuple[Symbol, ...] = (
     *_imported("eager.core", "_FallbackException"),
     *_imported("eager.context", "context executing_eagerly eager_mode"),
     *_imported("ops.script_ops", "EagerFunc _py_funcs"),
+    *_imported("eager.backprop_util", "IsTrainable"),
     *_imported("ops.gradients_util", "_GradientsHelper"),
     *_imported("ops.gen_array_ops", "identity identity_n ensure_shape"),
     *_imported("ops.gen_math_ops", "add_n"),
@@ -146,6 +148,7 @@ SYMBOLS: tuple[Symbol, ...] = (
     *_imported("client.session", "BaseSession Session", _SESSION),
     *_imported("client.pywrap_tf_session", "TF_OperationName TF_SessionRun_wrapper", _SESSION),
     Symbol("framework.op_def_registry", "get", "name", is_imported=True),
+    *_imported("framework.function_def_to_graph", "function_def_to_graph"),
     Symbol("ops.handle_data_util", "copy_handle_data", "source_t target_t", is_imported=True),
     Symbol(
         "eager.polymorphic_function.atomic_function",
@@ -179,6 +182,7 @@ SYMBOLS: tuple[Symbol, ...] = (
     Symbol(_OP, "_update_input", "self index tensor", _GRAPHS),
     Symbol(_OP, "_set_device", "self device", _GRAPHS),
     Symbol(_OP, "_set_attr", "self attr_name attr_value", _GRAPHS),
+    Symbol(_CONCRETE, "_get_gradient_function", "self", _GRAPHS),
     *_present(_OP, "_add_control_input _input_types _is_stateful _original_op _c_op", _GRAPHS),
     Symbol("framework.dtypes:DType", "_is_ref_dtype", modes=_GRAPHS),
     *_present("framework.func_graph:FuncGraph", "capture external_captures", _GRAPHS),
@@ -190,7 +194,7 @@ SYMBOLS: tuple[Symbol, ...] = (
         _CONCRETE,
         "from_func_graph",
         "cls graph function_type attrs shared_func_graph",
-        _FUNCTION,
+        _GRAPHS,
     ),
     *_present(_CONCRETE, "_func_graph _attrs _delayed_rewrite_functions", _FUNCTION),
     Symbol(

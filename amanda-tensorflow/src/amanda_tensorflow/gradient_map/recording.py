@@ -140,6 +140,7 @@ def install() -> None:
     _PATCHES.wrap(_internals.EXECUTE, "record_gradient", _marking)
     _PATCHES.wrap(_internals.RECORD, "record_operation", _noting_custom_gradients)
     _PATCHES.wrap(_internals.OPS, "get_gradient_function", _noting_gradients)
+    _PATCHES.wrap(_internals.GRADIENTS, "_SymGrad", _noting_function_gradients)
     _internals.register_gradient_function(_gradient_function)
     _internals.register_jvp_function(_jvp)
 
@@ -243,6 +244,18 @@ def _noting_gradients(vanilla: Any) -> Any:
         return gradient
 
     return get_gradient_function
+
+
+def _noting_function_gradients(vanilla: Any) -> Any:
+    """The patch of ``gradients_util._SymGrad``, the gradient of a call of TensorFlow 1's ``Defun``.
+
+    Such calls have no gradient function.
+    """
+
+    def sym_grad(op: Any, out_grads: Any) -> Any:
+        return _noted(ForwardOp.of(op), lambda gradients: vanilla(op, gradients), out_grads)
+
+    return sym_grad
 
 
 def _noting_custom_gradients(vanilla: Any) -> Any:

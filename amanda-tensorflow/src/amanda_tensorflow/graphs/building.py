@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Protocol
 
 import attrs
@@ -73,6 +73,15 @@ class Building:
         self.may_change |= inner.may_change
         self.has_python |= inner.has_python
         self.routines += inner.routines
+
+    def changes_in(self, add: Callable[[], None]) -> bool:
+        """Whether a routine may have changed forward values among the operators that `add` adds."""
+        before, self.may_change = self.may_change, False
+        try:
+            add()
+            return self.may_change
+        finally:
+            self.may_change |= before
 
     def late_nodes(self, tensors: Iterable[Any]) -> list[Any]:
         """The nodes that readers of these tensors have to wait for."""

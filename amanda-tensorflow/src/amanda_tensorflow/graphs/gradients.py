@@ -341,10 +341,11 @@ class GraphGradients:
         Raises:
             CapabilityError: it is the gradient of several inputs, changed differently for them.
         """
-        positions = [i for i, other in enumerate(call.grad_inputs) if other == name]
-        values = [self._returned(site, call, i) for i in positions]
         if position >= 0:
-            return values[positions.index(position)]
+            return self._returned(site, call, position)
+        positions = [i for i, other in enumerate(call.grad_inputs) if other == name]
+        positions = [i for i in positions if _is_returned(site, call, i)] or positions
+        values = [self._returned(site, call, i) for i in positions]
         if any(value is not values[0] for value in values):
             raise CapabilityError(
                 f"the gradients of inputs {positions} of op {call.forward.name} are one tensor in "
@@ -448,6 +449,27 @@ def _is_changed(view: ForwardView) -> bool:
     if plan and (plan.before_backward or plan.after_backward or plan.replace_backward):
         return True
     return state is not None and bool(state.before or state.after or state.replaced)
+
+
+def _is_returned(site: Site, call: GradientCall, position: int) -> bool:
+    """Whether a gradient that a call returns may be read outside of gradient calls.
+
+    It is not if the gradient of the operator that computes the input receives it. A function that
+    TensorFlow derives from another one returns the gradients of that one's placeholders only.
+    """
+    op = forward_op(call)
+    if op is None or position >= len(op.inputs):
+        return True
+    target, name = op.inputs[position], call.grad_inputs[position]
+    if target.graph is not site.graph and target.op.type != "Placeholder":
+        return False
+    return not any(
+        other.forward.name == target.op.name
+        and other.forward.graph() is target.graph
+        and target.value_index < len(other.grad_outputs)
+        and other.grad_outputs[target.value_index] == name
+        for other in site.log.calls
+    )
 
 
 def _captured(site: Site, tensors: Sequence[Any], count: int) -> Tensors | None:

@@ -35,7 +35,7 @@ from amanda_tensorflow.graphs.sites import ForwardState, LazyAttributes, Segment
 from amanda_tensorflow.graphs.variable_values import ReadVariable, WriteVariable
 from amanda_tensorflow.keras_layers.paths import LayerIds
 from amanda_tensorflow.operators.description import OpView, input_names
-from amanda_tensorflow.operators.types import CONTROL_FLOW, DATASET_LOOPS
+from amanda_tensorflow.operators.types import CONTROL_FLOW, DATASET_LOOPS, is_differentiable
 
 Create = Callable[[Sequence[Any], Sequence[Any]], Any]
 """Adds the vanilla operator to the copy, given its inputs there and nodes to wait for."""
@@ -398,11 +398,16 @@ class Instrument:
 def separate(tensors: Sequence[Any], only: Container[int] | None = None) -> list[Any]:
     """Identities of tensors: one that an operator reads twice then has two gradients.
 
+    Tensors that have no gradient stay: behind an identity a constant would not be one any more,
+    and ``EmptyTensorList`` and others need it.
+
     Args:
         only: the positions to copy; None for all.
     """
     return [
-        _internals.identity(t) if is_routable(t) and (only is None or i in only) else t
+        _internals.identity(t)
+        if is_routable(t) and is_differentiable(t) and (only is None or i in only)
+        else t
         for i, t in enumerate(tensors)
     ]
 

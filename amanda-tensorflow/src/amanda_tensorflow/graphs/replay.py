@@ -27,6 +27,7 @@ from amanda.errors import CapabilityError, CoverageWarning
 from amanda_tensorflow import _internals
 from amanda_tensorflow.graphs.building import Building
 from amanda_tensorflow.graphs.instrument import Instrument, separate
+from amanda_tensorflow.graphs.shapes import with_shapes
 from amanda_tensorflow.graphs.sites import ForwardState, Site
 from amanda_tensorflow.graphs.topological_order import ordered
 from amanda_tensorflow.operators.types import CALLS, CONTROL_FLOW, UNROUTABLE, is_op, runs_functions
@@ -67,7 +68,8 @@ class Replay:
         self.body(site)
         with graph.as_default(), _internals.stop_recording():
             graph.outputs = [
-                self.shaped(self.final(site, tensor), tensor) for tensor in source.outputs[:outputs]
+                self._returned(self.final(site, tensor), tensor)
+                for tensor in source.outputs[:outputs]
             ]
         ends = [new for op in source.control_outputs for new in site.controls(op)]
         ends += self._instrument.building.late_nodes(graph.outputs)
@@ -76,11 +78,9 @@ class Replay:
         graph.structured_input_signature = source.structured_input_signature
         _internals.share_variables(source, graph)
 
-    def shaped(self, new: Any, old: Any) -> Any:
-        """A tensor of the copy with the static shape of the vanilla one."""
-        is_unknown = new.dtype not in UNROUTABLE and new.shape.rank is None
-        if is_unknown and new.shape.is_compatible_with(old.shape):
-            # Set for outputs only, whose shape the user sees.
+    def _returned(self, new: Any, old: Any) -> Any:
+        """A tensor of the copy with the static shape of the vanilla one, which the user sees."""
+        if new.dtype not in UNROUTABLE and new.shape.rank is None:
             new.set_shape(old.shape)
         return new
 
@@ -138,13 +138,15 @@ class Replay:
             # The back edge of a loop of TensorFlow 1. Any other input stands in for it meanwhile.
             late.append((op, index, op.inputs[index]))
             inputs[index] = next(tensor for tensor in inputs if tensor is not None)
-        if runs_functions(op.type) or _internals.is_function_call(op):
+        callees = self._callees(op)
+        if callees is None or runs_functions(op.type):
             self._instrument.dispatcher.not_seen(f"functions that {op.type} runs in a graph")
-        if op.type in CALLS and (callee := _internals.function_of(op)) is not None:
-            if not (_internals.must_compile(callee) and self._compiled(site, op, callee, inputs)):
+        if callees and (op.type in CALLS or op.type in callees):
+            ((callee,),) = callees.values()
+            if not (callee.must_compile and self._compiled(site, op, callee, inputs)):
                 self._call(site, op, callee, inputs)
-        elif op.type in CONTROL_FLOW:
-            self._branches(site, op, inputs)
+        elif callees:
+            self._branches(site, op, inputs, callees)
         elif is_op(op.type) and not missing:
             create = lambda tensors, waits: self.create(site, op, tensors, waits)  # noqa: E731
             self._instrument.op(site, op, inputs, create)
@@ -180,16 +182,20 @@ class Replay:
         if changes is not None:
             kind, attributes = changes(kind, attributes)
         with graph.control_dependencies(None), graph.control_dependencies([*controls, *waits]):
-            new = _internals.create_op_in(
-                graph,
-                kind,
-                list(inputs),
-                [tensor.dtype for tensor in op.outputs],
-                input_types=_reference_types(op),
-                name=graph.unique_name(site.prefix + op.name, mark_as_used=True) + "/",
-                attrs=attributes,
-                op_def=op.op_def if kind == op.type else None,
-                compute_device=False,
+            new = with_shapes(
+                op,
+                inputs,
+                lambda: _internals.create_op_in(
+                    graph,
+                    kind,
+                    list(inputs),
+                    [tensor.dtype for tensor in op.outputs],
+                    input_types=_reference_types(op),
+                    name=_internals.unique_name(graph, site.prefix + op.name) + "/",
+                    attrs=attributes,
+                    op_def=op.op_def if kind == op.type else None,
+                    compute_device=False,
+                ),
             )
         device = op.device or site.device
         if device:
@@ -219,32 +225,67 @@ class Replay:
 
     # -- functions that operators run -------------------------------------
 
+    def _callees(self, op: Any) -> dict[str, list[Any]] | None:
+        """By attribute, the functions whose operators are replayed with `op`; mostly none.
+
+        A call of TensorFlow 1's ``Defun`` has the function as its type, which stands for the
+        attribute.
+
+        Returns:
+            None if the graph does not know one of them: `op` runs as it is.
+        """
+        if op.type not in CALLS and op.type not in CONTROL_FLOW:
+            is_call = _internals.is_function_call(op)
+            return {op.type: [_internals.callee_named(op.graph, op.type)]} if is_call else {}
+        callees = {
+            attribute: [_internals.callee_named(op.graph, name) for name in names]
+            for attribute, names in _internals.function_attributes(op).items()
+        }
+        return None if any(callee is None for of in callees.values() for callee in of) else callees
+
     def _call(self, site: Site, op: Any, callee: Any, inputs: Sequence[Any]) -> None:
         """Replay a called function in place of the call.
 
         Two nodes keep the call's control dependencies: operators without inputs wait for ``start``,
         and operators that wait for the call wait for ``done``.
         """
+        given = separate(inputs) if callee.is_differentiated_as_one else inputs
         inner = self._instrument.called(site, op, callee.graph)
         site.children[op.name] = inner
-        for tensor, outer, new in zip(callee.graph.inputs, op.inputs, inputs, strict=True):
+        for tensor, outer, new in zip(callee.graph.inputs, op.inputs, given, strict=True):
             inner.tensors[id(tensor)] = new
             inner.ops[tensor.op.name] = new.op
             inner.sources[id(tensor)] = (site, outer)
         waits = [new for before in op.control_inputs for new in site.controls(before)]
         start = self._node(f"{site.prefix}{op.name}/amanda/start", waits) if waits else None
         before = len(self._graph.get_operations())
-        self.body(inner)
+        is_changed = self._instrument.building.changes_in(lambda: self.body(inner))
         if start is not None:
             for new in self._graph.get_operations()[before:]:
                 if not new.inputs and not new.control_inputs:
                     _internals.add_control_input(new, start)
         outputs = [self.final(inner, tensor) for tensor in callee.graph.outputs[: len(op.outputs)]]
-        ends = [new for o in callee.graph.control_outputs for new in inner.controls(o)]
+        ends = [new for o in callee.side_effects for new in inner.controls(o)]
         done = self._node(f"{site.prefix}{op.name}/amanda/done", [*ends, *(t.op for t in outputs)])
         site.ops[op.name] = done
         for old, tensor in zip(op.outputs, outputs, strict=True):
             site.put(old, tensor)
+        if is_changed and given is not inputs:
+            self._derive_anew(site, op, given, outputs)
+
+    def _derive_anew(
+        self, site: Site, op: Any, given: Sequence[Any], outputs: Sequence[Any]
+    ) -> None:
+        """Derive the gradient of a call, loop or branch in the copy.
+
+        The gradient in the graph is that of the vanilla functions.
+
+        Args:
+            given: its inputs in the copy, which nothing else reads.
+            outputs: its outputs in the copy.
+        """
+        state = site.states[op.name] = ForwardState(site.op_id(op), site.key(op))
+        state.replaced = list(given), list(outputs)
 
     def _compiled(self, site: Site, op: Any, callee: Any, inputs: Sequence[Any]) -> bool:
         """Replay a call of a function that XLA compiles as such a call.
@@ -253,7 +294,7 @@ class Replay:
             False if the function cannot be compiled any more: it runs Python, or its gradient,
             which is in the graph, has changed.
         """
-        branch = self._branch(site, op, callee, "", _internals.attributes_of_function(callee))
+        branch = self._branch(site, op, callee, "", callee.attributes)
         building = branch.building
         is_differentiated = any(c.forward.name == op.name for c in site.log.calls)
         if building.has_python or (building.may_change and is_differentiated):
@@ -264,7 +305,9 @@ class Replay:
             attributes["f"] = _internals.renamed(attributes["f"], [branch.function.name])
             return kind, attributes
 
-        self._settle(site, op, self.create(site, op, inputs, changes=changes))
+        new = self.create(site, op, inputs, changes=changes)
+        _internals.differentiate_as(new, branch.graph, callee)
+        self._settle(site, op, new)
         return True
 
     def _node(self, name: str, waits: Sequence[Any]) -> Any:
@@ -273,13 +316,20 @@ class Replay:
         with graph.control_dependencies(None), graph.control_dependencies(list(waits)):
             return graph.create_op("NoOp", [], [], name=graph.unique_name(name) + "/")
 
-    def _branches(self, site: Site, op: Any, inputs: Sequence[Any]) -> None:
-        """Replay a loop or branch, with instrumented bodies."""
+    def _branches(
+        self, site: Site, op: Any, inputs: Sequence[Any], callees: Mapping[str, Sequence[Any]]
+    ) -> None:
+        """Replay a loop or branch, with instrumented bodies.
+
+        Args:
+            callees: its vanilla bodies by attribute.
+        """
         made: dict[str, list[Branch]] = {}
-        for attribute, names in _internals.function_attributes(op).items():
+        for attribute, of in callees.items():
+            labels = _labels(attribute, len(of))
             made[attribute] = [
-                self._branch(site, op, _internals.function_named(op.graph, name), label)
-                for name, label in zip(names, _labels(attribute, len(names)), strict=True)
+                self._branch(site, op, callee, label)
+                for callee, label in zip(of, labels, strict=True)
             ]
         branches = [branch for of in made.values() for branch in of]
 
@@ -293,13 +343,11 @@ class Replay:
 
         is_differentiated = any(c.forward.name == op.name for c in site.log.calls)
         is_stale = is_differentiated and any(b.building.may_change for b in branches)
-        # The gradient in the graph is that of the vanilla bodies: let it be derived anew.
         given = separate(inputs) if is_stale else inputs
         new = self.create(site, op, given, changes=changes)
         _internals.remember_branches(new, {a: [b.graph for b in of] for a, of in made.items()})
         if is_stale:
-            state = site.states[op.name] = ForwardState(site.op_id(op), site.key(op))
-            state.replaced = list(given), list(new.outputs)
+            self._derive_anew(site, op, given, new.outputs)
         self._settle(site, op, new)
 
     def _branch(
@@ -318,7 +366,7 @@ class Replay:
             attributes: those of the new function.
         """
         source = callee.graph
-        graph = _internals.FuncGraph(f"{source.name}_amanda")
+        graph = _internals.FuncGraph(_internals.unique_function_name(f"{source.name}_amanda"))
         graph.outer_graph = self._graph
         inner, instrument = self._instrument.branch(site, op, source, label, graph)
         return self._made(callee, inner, instrument, attributes or {})
@@ -349,8 +397,9 @@ class Replay:
         for attribute, names in _internals.function_attributes(op).items():
             made = []
             for name in names:
-                callee = _internals.function_named(self._graph, name)
-                graph = _internals.FuncGraph(f"{callee.graph.name}_amanda")
+                callee = _internals.callee_named(self._graph, name)
+                name = _internals.unique_function_name(f"{callee.graph.name}_amanda")
+                graph = _internals.FuncGraph(name)
                 graph.outer_graph = self._graph
                 inner, instrument = self._instrument.gradient_branch(callee.graph, graph)
                 made.append(self._made(callee, inner, instrument, {}))

@@ -214,6 +214,7 @@ class RunTimeRoutine(PythonNode):
             if old.shape.rank is not None and not self._action.differentiable:
                 # Grappler rewrites the operators that follow only if it knows the shape.
                 output = _internals.ensure_shape(output, old.shape)
+            output.set_shape(old.shape)
             new[index] = output
         self._building, self._selected = None, ()
         return new
@@ -340,7 +341,12 @@ class ReplacementRoutine(RunTimeRoutine):
         types = [kind for kind in self._types if kind is not None]
         found = iter(self._placed(values, types))
         self._building, self._selected = None, ()
-        return [next(found) if is_wanted else None for is_wanted in self._wanted]
+        outputs = [next(found) if is_wanted else None for is_wanted in self._wanted]
+        if self._action.kind is ActionKind.REPLACE_BACKWARD_OP:
+            for output, like in zip(outputs, building.likes, strict=True):
+                if output is not None:
+                    output.set_shape(like.shape)
+        return outputs
 
     def _shapes(self, building: Building) -> list[Any]:
         """For each output the shape of zeros in place of a missing gradient; None if unknown."""

@@ -95,14 +95,20 @@ _ZEROS: weakref.WeakSet[Any] = weakref.WeakSet()
 def differentiate(ys: Tensors, xs: Tensors, gradients: Tensors, graph: Any = None) -> Tensors:
     """The gradients of `xs`; none of them is taken to depend on another.
 
+    The gradient function of a loop or branch is given zeros for outputs of types that have no
+    gradient, such as bool, and TensorFlow refuses such outputs here: they are left out.
+
     Args:
         gradients: those of `ys`.
         graph: the graph of `ys` and `xs`; None for the one that operators are added to.
     """
+    pairs = [(y, g) for y, g in zip(ys, gradients, strict=True) if _internals.is_trainable(y)]
+    if not pairs:
+        return [None] * len(xs)
     result: Tensors = _internals.gradients_in_graph(
-        ys,
+        [y for y, _ in pairs],
         xs,
-        grad_ys=gradients,
+        grad_ys=[gradient for _, gradient in pairs],
         stop_gradients=xs,
         src_graph=_internals.default_graph() if graph is None else graph,
     )

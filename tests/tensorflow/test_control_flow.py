@@ -1,0 +1,207 @@
+"""Loops, branches and functions of all kinds behind routines: flags, TensorFlow 1's functions,
+static shapes, gradients that several inputs share."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import tensorflow as tf
+from tensorflow.python.framework import function
+
+import amanda
+from tests.tensorflow import support
+from tests.tensorflow.programs import X, differentiated, placed
+from tests.tensorflow.support import Counter, Identity, Watcher, tf1
+
+Program = Callable[[Any], Any]
+
+
+class Silent(Identity):
+    """Routines at all four points, which return nothing."""
+
+    def same(self, *tensors: Any) -> None:
+        self.calls += 1
+
+
+class Traced(Identity):
+    """Routines at all four points, which are traced."""
+
+    @amanda.traceable
+    def same(self, *tensors: Any) -> Any:
+        return [tf.identity(t) if t is not None and t.dtype.is_floating else None for t in tensors]
+
+
+class Whole(Identity):
+    """Routines around the gradient of each operator as a whole."""
+
+    def forward(self, context: amanda.OpContext) -> None:
+        context.insert_before_backward_op(self.same)
+        context.insert_after_backward_op(self.same)
+
+    def backward(self, context: amanda.OpContext) -> None:
+        """Nothing."""
+
+
+def until_done(x: Any) -> Any:
+    def body(i: Any, done: Any, x: Any) -> Any:
+        return i + 1, i >= 2, tf.tanh(x) * 1.5
+
+    start = [tf.constant(0), tf.constant(False), x]
+    return tf.while_loop(lambda i, done, x: tf.logical_not(done), body, start)[2]
+
+
+def finished_rows(x: Any) -> Any:
+    def body(i: Any, done: Any, x: Any) -> Any:
+        x = tf.where(done[:, None], x, tf.tanh(x) * 1.5)
+        return i + 1, tf.reduce_max(x, 1) < 1.0, x
+
+    start = [tf.constant(0), tf.constant([False, False]), x]
+    return tf.while_loop(lambda i, done, x: i < 3, body, start)[2]
+
+
+def flag_and_text(x: Any) -> Any:
+    y, flag, text = tf.cond(
+        tf.reduce_sum(x) > 0.0,
+        lambda: (tf.tanh(x), tf.constant(True), tf.constant("a")),
+        lambda: (x, tf.constant(False), tf.constant("bc")),
+    )
+    return tf.where(flag, y, x) * tf.cast(tf.strings.length(text), tf.float64)
+
+
+def ctc(x: Any) -> Any:
+    logits = tf.cast(tf.reshape(tf.tile(x, [3, 2]), [3, 2, 4]), tf.float32)
+    labels = tf.constant([[1, 2], [2, 1]])
+    return tf.nn.ctc_loss(labels, logits, [2, 2], [3, 3], blank_index=0)
+
+
+def defun(x: Any) -> Any:
+    @function.Defun(tf.float64)
+    def inner(x: Any) -> Any:
+        return tf.tanh(x)
+
+    @function.Defun(tf.float64)
+    def outer(x: Any) -> Any:
+        return inner(x) * 2.0
+
+    return outer(x) + x
+
+
+def shapes(x: Any) -> Any:
+    shape = tf.concat([tf.shape(x)[:-1], [2]], 0)
+    diagonal = tf.linalg.diag_part(tf.reshape(tf.tanh(x), shape))
+    return tf.linalg.diag(diagonal, num_rows=2, num_cols=2) @ x
+
+
+def scanned(x: Any) -> Any:
+    return tf.scan(lambda total, row: tf.tanh(total + row), x)
+
+
+def compiled(x: Any) -> Any:
+    return tf.function(lambda x: tf.tanh(x) * 2.0, jit_compile=True)(x)
+
+
+@pytest.mark.parametrize("tool", [Identity, Silent, Traced, Whole])
+@pytest.mark.parametrize(
+    "program",
+    [until_done, finished_rows, flag_and_text, ctc, defun, shapes, scanned],
+)
+def test_any_state_of_loops_and_branches(program: Program, tool: type[amanda.Tool]) -> None:
+    """Flags, masks, text and functions of TensorFlow 1 in control flow change no gradient."""
+    x = tf.constant(X)
+    expected = [tensor.numpy() for tensor in placed(program, "inside")(x)]
+    with amanda.apply(tool()):
+        actual = [tensor.numpy() for tensor in placed(program, "inside")(x)]
+    # CTC losses have gradients in single precision only.
+    tolerance = 1e-5 if program is ctc else 1e-11
+    for one, other in zip(actual, expected, strict=True):
+        assert one.dtype == other.dtype
+        tf.debugging.assert_near(one, other, rtol=tolerance, atol=tolerance)
+
+
+@pytest.mark.filterwarnings("ignore::amanda.errors.CoverageWarning")
+@pytest.mark.parametrize("tool", [Watcher, Identity, Traced])
+@pytest.mark.parametrize("program", [compiled, defun, until_done])
+def test_a_tape_around(program: Program, tool: type[amanda.Tool]) -> None:
+    """The same holds where the tape is outside of the function, also for a call that XLA keeps."""
+    x = tf.constant(X)
+    expected = [tensor.numpy() for tensor in placed(program, "outside")(x)]
+    with amanda.apply(tool()):
+        actual = [tensor.numpy() for tensor in placed(program, "outside")(x)]
+    support.assert_close(actual, expected)
+
+
+def test_the_state_of_loops_in_a_session() -> None:
+    """The same holds in a session, forward and backward."""
+    with tf.Graph().as_default() as graph:
+        x = tf1.placeholder(tf.float64, [2, 2])
+        values = [f(x) for f in (until_done, flag_and_text, defun, shapes)]
+        fetches = [*values, *tf.gradients(values, x)]
+    with tf1.Session(graph=graph) as session:
+        expected = session.run(fetches, {x: X})
+        for tool in (Identity(), Silent(), Whole()):
+            with amanda.apply(tool):
+                support.assert_close(session.run(fetches, {x: X}), expected)
+
+
+@pytest.mark.parametrize("placement", ["inside", "outside"])
+def test_a_changed_function_of_tensorflow_1(placement: str) -> None:
+    """A value that a routine changes in a ``Defun`` is the one that its gradient is of."""
+
+    def by_hand(x: Any) -> Any:
+        return tf.tanh(x + tf.stop_gradient(x)) * 2.0 + x
+
+    class Double(amanda.Tool):
+        def __init__(self) -> None:
+            super().__init__()
+            self.add_inst_for_op(self.look)
+
+        def look(self, context: amanda.OpContext) -> None:
+            if context.get_op().type == "Tanh":
+                context.insert_before_op(lambda x: x * 2.0)
+
+    expected = [tensor.numpy() for tensor in differentiated(by_hand)(tf.constant(X))]
+    with amanda.apply(Double()):
+        actual = [tensor.numpy() for tensor in placed(defun, placement)(tf.constant(X))]
+    support.assert_close(actual, expected)
+
+
+def test_functions_of_tensorflow_1_are_seen() -> None:
+    """The operators of a ``Defun`` that is called, or is a loop's body, are counted."""
+    tool = Counter(["Tanh", "LogSoftmax", "Mul"])
+    with amanda.apply(tool):
+        tf.function(defun)(tf.constant(X))
+    assert tool.forward["Tanh"] == tool.forward["Mul"] == 1
+
+
+class Shapes(amanda.Tool):
+    """Notes the static shapes of all outputs, behind routines if it is told so."""
+
+    def __init__(self, routine: Any = None) -> None:
+        super().__init__()
+        self.seen: dict[str, list[Any]] = {}
+        self.routine = routine
+        self.add_inst_for_op(self.act)
+        self.add_inst_for_op(self.look, require_outputs=True)
+
+    def act(self, context: amanda.OpContext) -> None:
+        if self.routine is not None:
+            context.insert_after_op(self.routine)
+
+    def look(self, context: amanda.OpContext) -> None:
+        self.seen[context.get_op_id()] = [
+            (t.dtype, t.shape.as_list()) for t in context.get_outputs() if t.dtype != tf.variant
+        ]
+
+
+@pytest.mark.parametrize("routine", [lambda *tensors: None, lambda *tensors: tensors])
+@pytest.mark.parametrize("program", [shapes, finished_rows, scanned])
+def test_static_shapes_behind_routines(program: Program, routine: Any) -> None:
+    """Behind run-time routines every tensor has the static shape and dtype of the vanilla graph."""
+    run = tf.function(program)
+    vanilla, behind = Shapes(), Shapes(routine)
+    for tool in (vanilla, behind):
+        with amanda.apply(tool):
+            run(tf.constant(X))
+    assert behind.seen == vanilla.seen
