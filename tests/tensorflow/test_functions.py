@@ -14,6 +14,7 @@ import tensorflow as tf
 
 import amanda
 from amanda.errors import CoverageWarning
+from amanda_tensorflow.graphs.replay import Replay
 from tests.tensorflow import support
 from tests.tensorflow.programs import X, differentiated, loop, nested_control_flow, placed
 from tests.tensorflow.support import Counter, Identity, Watcher
@@ -303,3 +304,19 @@ def test_functions_from_before_the_import() -> None:
     )
     assert done.returncode == 0, done.stderr
     assert done.stdout.strip() == "[1, 1, 1] 3"
+
+
+def test_a_function_that_cannot_be_copied(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where no copy of a function can be made, it runs vanilla and says why."""
+
+    def fail(*args: Any, **options: Any) -> None:
+        raise ValueError("no such luck")
+
+    monkeypatch.setattr(Replay, "create", fail)
+    function = tf.function(tf.nn.relu)
+    tool = Counter(["Relu"])
+    warned = pytest.warns(CoverageWarning, match="runs vanilla.*no such luck")
+    with amanda.apply(tool) as scope, warned:
+        assert function(tf.constant([1.0, -1.0])).numpy().tolist() == [1.0, 0.0]
+    assert not tool.forward
+    assert scope.statistics.not_seen == {"graphs that cannot be copied": 1}

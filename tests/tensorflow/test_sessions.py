@@ -11,6 +11,7 @@ import pytest
 import tensorflow as tf
 
 import amanda
+from amanda_tensorflow.graphs.replay import Replay
 from tests.tensorflow import support
 from tests.tensorflow.support import Counter, Identity, Watcher, tf1
 
@@ -392,3 +393,84 @@ def test_functions_in_a_graph() -> None:
     with amanda.apply(tool):
         assert tf1.Session().run(y).tolist() == [2.0, 0.0]
     assert tool.forward["Relu"] == 1
+
+
+# -- runs that cannot be instrumented ---------------------------------------------
+
+
+@pytest.mark.parametrize("use_resource", [True, False])
+def test_sessions_of_a_server_share_variables(use_resource: bool) -> None:
+    """Sessions of one server share their variables under a tool; they run vanilla and say so."""
+    server = tf1.train.Server.create_local_server()
+    v = tf1.get_variable("v", initializer=3.0, use_resource=use_resource)
+    update = tf1.assign_add(v, 1.0)
+    one, other = tf1.Session(server.target), tf1.Session(server.target)
+    one.run(v.initializer)
+
+    def shared() -> list[float]:
+        one.run(update)
+        seen = other.run(v)
+        other.run(update)
+        return [seen, one.run(v)]
+
+    with amanda.apply(Counter()) as scope, pytest.warns(amanda.errors.CoverageWarning, match="Ser"):
+        assert shared() == [4.0, 5.0]
+    assert scope.statistics.not_seen == {"runs of a session of a tf.compat.v1.train.Server": 4}
+    assert (one.run(v), other.run(v)) == (5.0, 5.0)
+
+
+@pytest.mark.parametrize("use_resource", [True, False])
+def test_partial_runs(use_resource: bool) -> None:
+    """A partial run under a tool reads what the runs before it have written."""
+    a, b = tf1.placeholder(tf.float32, []), tf1.placeholder(tf.float32, [])
+    v = tf1.get_variable("v", initializer=3.0, use_resource=use_resource)
+    update = tf1.assign_add(v, 1.0)
+    first = a * v
+    second = first * b
+    session = started()
+
+    def partly() -> list[float]:
+        session.run(update)
+        handle = session.partial_run_setup([first, second], [a, b])
+        found = session.partial_run(handle, first, {a: 2.0})
+        return [found, session.partial_run(handle, second, {b: found}), session.run(v)]
+
+    expected = [partly(), partly()]
+    session.run(v.initializer)
+    with amanda.apply(Counter()) as scope:
+        assert partly() == expected[0]
+    assert sum(scope.statistics.not_seen.values()) == 3
+    assert partly() == expected[1]
+
+
+def test_reference_variables_and_an_iterator() -> None:
+    """A run with both is vanilla, and says so; other runs of the session are instrumented."""
+    v = tf1.get_variable("v", initializer=3.0, use_resource=False)
+    number = tf1.data.make_one_shot_iterator(tf1.data.Dataset.range(9)).get_next()
+    scaled, square = v * tf.cast(number, tf.float32), tf.square(v)
+    session = started()
+    tool = Counter(["Square", "Mul"])
+    with (
+        amanda.apply(tool) as scope,
+        pytest.warns(amanda.errors.CoverageWarning, match="use_resource"),
+    ):
+        assert [session.run(scaled), session.run(scaled), session.run(square)] == [0.0, 3.0, 9.0]
+    assert session.run(scaled) == 6.0
+    assert tool.forward == {"Square": 1}
+    assert scope.statistics.not_seen == {"graphs that cannot be copied": 1}
+
+
+def test_a_run_that_cannot_be_copied(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where no copy of a run can be made, the program runs vanilla and says why."""
+
+    def fail(*args: Any, **options: Any) -> None:
+        raise ValueError("no such luck")
+
+    monkeypatch.setattr(Replay, "create", fail)
+    y = tf.nn.relu(tf.constant([1.0, -1.0]))
+    tool = Counter()
+    warned = pytest.warns(amanda.errors.CoverageWarning, match="runs vanilla.*no such luck")
+    with amanda.apply(tool) as scope, warned:
+        assert tf1.Session().run(y).tolist() == [1.0, 0.0]
+    assert not tool.forward
+    assert scope.statistics.not_seen == {"graphs that cannot be copied": 1}

@@ -210,6 +210,7 @@ SYMBOLS: tuple[Symbol, ...] = (
         _SESSION,
     ),
     Symbol(_BASE_SESSION, "_call_tf_sessionprun", "self handle feed_dict fetch_list", _SESSION),
+    Symbol(_BASE_SESSION, "partial_run_setup", "self fetches feeds", _SESSION),
     Symbol(_BASE_SESSION, "_extend_graph", "self", _SESSION),
     *_present(_BASE_SESSION, "_closed _config _session", _SESSION),
     Symbol("framework.ops:SymbolicTensor", "_as_tf_output", modes=_SESSION),

@@ -19,6 +19,7 @@ from amanda_tensorflow.graphs.building import Building
 from amanda_tensorflow.graphs.copies import Copy
 from amanda_tensorflow.graphs.instrument import SCOPE, Instrument
 from amanda_tensorflow.graphs.replay import Replay, warn_about_xla
+from amanda_tensorflow.graphs.running_vanilla import falling_back
 from amanda_tensorflow.graphs.self_test import Doubler
 from amanda_tensorflow.graphs.sites import Site
 from amanda_tensorflow.keras_layers import recording as layers
@@ -121,11 +122,12 @@ class FunctionDriver(TensorFlowFunctionDriver, GraphModeDriver):
         ids = self.ids.ids_of(source, function_name(source), concrete)
         layer_ids = self.ids.layer_ids(source, layers.EAGER.place())
         site = Site(source, ids, layer_ids, captured=concrete)
-        with instrument.building_copy():
+        name = f"function {function_name(source)}"
+        with falling_back(self.dispatcher, building, name) as made, instrument.building_copy():
             Replay(graph, instrument).function(site, _internals.output_count(function))
         instrument.warn(ids)
         payload = None
-        if building.is_changed:
+        if made and building.is_changed:
             payload = FunctionCopy(
                 _internals.instrumented(function, graph, self._attributes(function, building)),
                 list(graph.external_captures),

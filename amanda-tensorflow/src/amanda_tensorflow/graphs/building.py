@@ -43,6 +43,7 @@ class Building:
             TensorFlow 1, where some of them may never arrive.
         is_changed: whether anything was inserted.
         may_change: whether a routine may have changed an input or output of a forward operator.
+        is_replaced: whether an operator was replaced, perhaps by one with another shape.
         has_python: whether any inserted node calls Python.
         routines: the nodes that do.
     """
@@ -59,6 +60,7 @@ class Building:
     is_routing: bool = False
     is_changed: bool = False
     may_change: bool = False
+    is_replaced: bool = False
     has_python: bool = False
     routines: list[Releasable] = attrs.field(factory=list)
 
@@ -71,6 +73,7 @@ class Building:
         """Note what was inserted into a body or branch of the copy."""
         self.is_changed |= inner.is_changed
         self.may_change |= inner.may_change
+        self.is_replaced |= inner.is_replaced
         self.has_python |= inner.has_python
         self.routines += inner.routines
 

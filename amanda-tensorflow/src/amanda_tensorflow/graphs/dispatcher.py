@@ -53,7 +53,7 @@ class GraphDispatcher(StaticGraphDispatcher):
         self, building: Building, action: Action, values: list[Any], call: OpCall | None
     ) -> Any:
         """Insert a replacement, traced or as a node that calls Python."""
-        building.is_changed = True
+        building.is_changed = building.is_replaced = True
         if is_traceable(action):
             return Dispatcher.replace(self, action, values, call)
         building.has_python = True

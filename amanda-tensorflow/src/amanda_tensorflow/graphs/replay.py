@@ -394,10 +394,9 @@ class Replay:
 
     def rewrite_branches(self, op: Any) -> None:
         """Instrument the bodies of a loop or branch in a gradient that was derived in the copy."""
-        for attribute, names in _internals.function_attributes(op).items():
+        for attribute, of in (self._callees(op) or {}).items():
             made = []
-            for name in names:
-                callee = _internals.callee_named(self._graph, name)
+            for callee in of:
                 name = _internals.unique_function_name(f"{callee.graph.name}_amanda")
                 graph = _internals.FuncGraph(name)
                 graph.outer_graph = self._graph

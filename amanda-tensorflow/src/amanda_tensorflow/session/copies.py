@@ -24,6 +24,7 @@ from amanda_tensorflow.graphs.dispatcher import GraphDispatcher
 from amanda_tensorflow.graphs.instrument import Instrument
 from amanda_tensorflow.graphs.op_ids import GraphIds
 from amanda_tensorflow.graphs.replay import Replay
+from amanda_tensorflow.graphs.running_vanilla import falling_back
 from amanda_tensorflow.graphs.sites import Site
 from amanda_tensorflow.graphs.topological_order import ordered
 from amanda_tensorflow.session.runs import Key, SessionRun
@@ -34,7 +35,12 @@ from amanda_tensorflow.session.variables import (
     variables_in,
 )
 
-Prepared = SessionRun | InlineFunction
+
+class Vanilla:
+    """Stands for a run of which no instrumented copy can be made."""
+
+
+Prepared = SessionRun | InlineFunction | Vanilla
 """A run in terms of the shadow, or the function for it in the user's session."""
 
 
@@ -112,7 +118,11 @@ class SessionCopies:
         # Read first: an inline function adds a node to the graph, which is not the user's.
         version = _internals.own_version(self._user.graph)
         operations = ordered(Site(self._user.graph, self._ids), run.roots())
-        made = self._inlined(run) if needs_inline(operations) else self._added(run)
+        made: Prepared = Vanilla()
+        with falling_back(self._dispatcher, self.building, f"a run of {self._ids}"):
+            made = self._inlined(run) if needs_inline(operations) else self._added(run)
+        if isinstance(made, Vanilla):
+            self.building.take_controls()
         self._prepared[key, version] = made
         return made
 
@@ -165,6 +175,8 @@ class SessionCopies:
         Returns:
             A function of the runtime's handles of the run's options and of its metadata.
         """
+        if isinstance(prepared, Vanilla):
+            return None
         if isinstance(prepared, SessionRun):
             if not self.building.is_changed:
                 return None

@@ -6,30 +6,42 @@ stays as it is.
 
 from __future__ import annotations
 
+import warnings
+import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import tensorflow as tf
 
 import amanda
+from amanda.errors import CoverageWarning
 from amanda.interface.proofs import Proof
 from amanda.patching import PatchSet
 from amanda.state import STATE, LiveScope
 from amanda_tensorflow import _internals
 from amanda_tensorflow.graphs.base_driver import GraphModeDriver, raise_original
 from amanda_tensorflow.graphs.copies import Copy
+from amanda_tensorflow.graphs.dispatcher import GraphDispatcher
 from amanda_tensorflow.graphs.self_test import Doubler
 from amanda_tensorflow.plugin import TensorFlowGraphDriver
 from amanda_tensorflow.session.copies import Prepared, SessionCopies
 from amanda_tensorflow.session.runs import Key, SessionRun, key_of
 
+PARTIAL = "runs of Session.partial_run, and beside them"
+SERVER = "runs of a session of a tf.compat.v1.train.Server"
+
 
 class SessionDriver(TensorFlowGraphDriver, GraphModeDriver):
     """Runs instrumented copies of graphs in place of the vanilla ones."""
 
+    def __init__(self, dispatcher: GraphDispatcher) -> None:
+        super().__init__(dispatcher)
+        self._partly: weakref.WeakSet[Any] = weakref.WeakSet()
+
     def patch(self, patches: PatchSet) -> None:
         patches.wrap(_internals.BaseSession, "_call_tf_sessionrun", self._running)
         patches.wrap(_internals.BaseSession, "_call_tf_sessionprun", self._running_partly)
+        patches.wrap(_internals.BaseSession, "partial_run_setup", self._preparing_partly)
 
     def _running(self, vanilla: Callable[..., Any]) -> Callable[..., Any]:
         """The patch of ``BaseSession._call_tf_sessionrun``, which calls the runtime."""
@@ -40,6 +52,8 @@ class SessionDriver(TensorFlowGraphDriver, GraphModeDriver):
             if _internals.is_shadow(session):
                 return vanilla(session, options, feeds, fetches, targets, run_metadata)
             scopes = self.dispatcher.scopes()
+            if scopes and self._stays_vanilla(session):
+                scopes = ()
             ready = self._ready(session, scopes, (feeds, fetches, targets)) if scopes else None
             if ready is None:
                 if not STATE.paused:
@@ -53,12 +67,48 @@ class SessionDriver(TensorFlowGraphDriver, GraphModeDriver):
 
         return run
 
+    def _stays_vanilla(self, session: Any) -> bool:
+        """Whether a session cannot be instrumented: its runs are counted as not seen."""
+        if session in self._partly:
+            self.dispatcher.not_seen(PARTIAL)
+            return True
+        if not session.sess_str:
+            return False
+        # The sessions of a server share its variables, which a shadow would take from the others.
+        self.dispatcher.not_seen(SERVER)
+        warnings.warn(
+            f"the session of {session.sess_str.decode()} runs vanilla: sessions of a "
+            "tf.compat.v1.train.Server share their variables and are not instrumented",
+            CoverageWarning,
+            stacklevel=5,
+        )
+        return True
+
+    def _preparing_partly(self, vanilla: Callable[..., Any]) -> Callable[..., Any]:
+        """The patch of ``BaseSession.partial_run_setup``.
+
+        A partial run reads variables as soon as it is set up. From then on the session is vanilla,
+        for the variables must not move to a shadow before its last part.
+        """
+
+        def set_up(session: Any, *args: Any, **kwargs: Any) -> Any:
+            if self.dispatcher.scopes():
+                self._leave(session)
+                self._partly.add(session)
+            return vanilla(session, *args, **kwargs)
+
+        return set_up
+
+    def detach(self) -> None:
+        super().detach()
+        self._partly.clear()
+
     def _running_partly(self, vanilla: Callable[..., Any]) -> Callable[..., Any]:
         """The patch of ``BaseSession._call_tf_sessionprun``: partial runs are vanilla."""
 
         def run(session: Any, *args: Any) -> Any:
             if self.dispatcher.scopes():
-                self.dispatcher.not_seen("runs of Session.partial_run")
+                self.dispatcher.not_seen(PARTIAL)
             self._leave(session)
             return vanilla(session, *args)
 

@@ -13,10 +13,10 @@ from typing import Any
 
 import tensorflow as tf
 
-from amanda.errors import CapabilityError
 from amanda_tensorflow import _internals
 from amanda_tensorflow.graphs.instrument import Instrument
 from amanda_tensorflow.graphs.replay import Replay
+from amanda_tensorflow.graphs.running_vanilla import NotInstrumentableError
 from amanda_tensorflow.graphs.sites import Site
 from amanda_tensorflow.graphs.topological_order import ordered
 from amanda_tensorflow.session.runs import SessionRun
@@ -96,7 +96,7 @@ class InlineFunction:
         """Replay the operators that a run needs into the function.
 
         Raises:
-            CapabilityError: it needs a variable of TensorFlow 1's reference kind.
+            NotInstrumentableError: it needs a variable of TensorFlow 1's reference kind.
         """
         site = self._site
         self._vanilla = run
@@ -118,8 +118,8 @@ class InlineFunction:
     def _enter(self, tensor: Any) -> None:
         """Make a tensor of the user's graph an input of the function."""
         if _internals.is_reference(tensor.dtype):
-            raise CapabilityError(
-                f"this run needs both {tensor.op.name}, a variable of TensorFlow 1's reference "
+            raise NotInstrumentableError(
+                f"a run needs both {tensor.op.name}, a variable of TensorFlow 1's reference "
                 "kind, and tables, iterators or queues, which cannot be instrumented together; "
                 "make the variable with use_resource=True"
             )

@@ -1,0 +1,63 @@
+"""Graphs that run vanilla under a scope, because no instrumented copy of them can be made.
+
+The program must not fail where it would run without Amanda: it runs vanilla, and is told so by a
+warning and a count (contract rule 13). What a tool does wrong, or asks for in vain, is an error::
+
+    with falling_back(dispatcher, building, name) as made:
+        ...                             # make the copy
+    if not made: run the vanilla graph
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import attrs
+
+from amanda.driver import Dispatcher
+from amanda.errors import AmandaError, CoverageWarning
+from amanda_tensorflow.graphs.building import Building
+
+NOT_COPIED = "graphs that cannot be copied"
+
+
+class NotInstrumentableError(Exception):
+    """A graph uses something that no instrumented copy can have; the message says what."""
+
+
+@attrs.define
+class Attempt:
+    """Whether a copy was made."""
+
+    is_made: bool = True
+
+    def __bool__(self) -> bool:
+        return self.is_made
+
+
+@contextmanager
+def falling_back(dispatcher: Dispatcher, building: Building, name: str) -> Iterator[Attempt]:
+    """Within it, a copy is made; if that fails for no fault of a tool, a warning says so.
+
+    Args:
+        building: the copy. Where an operator of it was replaced, the failure may be the
+            replacement's fault, and is raised.
+        name: of the graph, for the warning.
+    """
+    attempt = Attempt()
+    try:
+        yield attempt
+    except Exception as error:
+        is_of_tool = isinstance(error, AmandaError) or hasattr(error, "__notes__")
+        if not isinstance(error, NotInstrumentableError) and (is_of_tool or building.is_replaced):
+            raise
+        attempt.is_made = False
+        dispatcher.not_seen(NOT_COPIED)
+        text = str(error).strip().partition("\n")[0]
+        warnings.warn(
+            f"{name} runs vanilla: no instrumented copy of it can be made ({text})",
+            CoverageWarning,
+            stacklevel=4,
+        )
