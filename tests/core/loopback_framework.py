@@ -92,6 +92,9 @@ class LoopbackOperators(Framework):
     def rng_state(self) -> Any:
         return lb.rng_state()
 
+    def global_state(self) -> Any:
+        return lb.tape.grad_enabled()
+
 
 class LoopbackFramework(LoopbackOperators, EagerFramework):
     """The toy framework, with leaves that accumulate gradients."""

@@ -17,6 +17,8 @@ from tensorflow.python.framework import func_graph, ops
 from tensorflow.python.ops import script_ops
 
 from amanda.testing.framework import Build, Framework, Program, Trained, Values
+from amanda_tensorflow import _internals
+from amanda_tensorflow.gradient_map import recording
 from tests.tensorflow import custom_op
 
 tf1 = tf.compat.v1
@@ -114,6 +116,10 @@ class TensorFlowFramework(Framework):
 
     def rng_state(self) -> Any:
         return self.random.state.numpy().tolist()
+
+    def global_state(self) -> Any:
+        # What of a run of gradient functions is told, and whether tapes record.
+        return recording.EAGER.run, _internals.recording_is_stopped(), tf.executing_eagerly()
 
 
 class EagerTensorFlow(TensorFlowFramework):

@@ -141,6 +141,9 @@ class TorchFramework(EagerFramework):
     def rng_state(self) -> Any:
         return torch.get_rng_state().tolist()
 
+    def global_state(self) -> Any:
+        return _internals.mode_depth(), torch.is_grad_enabled(), _internals.in_forward_ad()
+
 
 class TestTorchEagerDriver(DriverContract):
     driver_cls = TorchEagerDriver

@@ -13,6 +13,7 @@ that names it. Observations in comments were made with PyTorch 2.13.
 
 from __future__ import annotations
 
+import ctypes
 import functools
 import inspect
 import operator
@@ -92,30 +93,57 @@ caller_frame: Callable[[int], Any] = sys._getframe
 event comes from :data:`PYTHON_EVENT` or from C: ``func`` can be the same in both."""
 
 
-def hide_modes() -> Sequence[Any]:
-    """Take all function modes off the current thread; the modes, outermost first."""
+def modes() -> Sequence[Any]:
+    """The function modes of the current thread, outermost first."""
     depth = mode_depth()
-    if depth == 1:
-        return (pop_mode(),)
-    return [pop_mode() for _ in range(depth)][::-1] if depth else ()
+    return [mode_at(index) for index in range(depth)] if depth else ()
 
 
-def show_modes(modes: Sequence[Any]) -> None:
+def hide_modes() -> None:
+    """Take all function modes off the current thread."""
+    while mode_depth():
+        pop_mode()
+
+
+def show_modes(hidden: Sequence[Any]) -> None:
     """Put hidden modes back."""
-    for mode in modes:
+    for mode in hidden:
         push_mode(mode)
 
 
-class no_modes:  # noqa: N801 - reads as a statement
-    """No function mode is on in the current thread within it."""
+def set_modes(wanted: Sequence[Any]) -> None:
+    """Make these the function modes of the current thread, also if an interrupt comes between."""
+    try:
+        hide_modes()
+        show_modes(wanted)
+    except BaseException:
+        hide_modes()
+        show_modes(wanted)
+        raise
 
-    __slots__ = ("_modes",)
 
-    def __enter__(self) -> None:
-        self._modes = hide_modes()
-
-    def __exit__(self, *_: object) -> None:
-        show_modes(self._modes)
+def without_modes(function: Callable[..., Any], *args: Any) -> Any:
+    """Call a function with no function mode on."""
+    # Not a with-statement: an interrupt that comes as its body ends keeps it from its exit.
+    depth = mode_depth()
+    if not depth:
+        return function(*args)
+    # For each backward operator with a routine: calls of Python functions would show.
+    outer = (mode_at(0),) if depth == 1 else modes()
+    try:
+        if depth == 1:
+            pop_mode()
+        else:
+            hide_modes()
+        result = function(*args)
+        if depth == 1:
+            push_mode(outer[0])
+        else:
+            show_modes(outer)
+    except BaseException:
+        set_modes(outer)
+        raise
+    return result
 
 
 # -- what the current thread is doing ---------------------------------------
@@ -521,3 +549,41 @@ def owned_check(lock: Any) -> Callable[[], bool]:
     """
     check: Callable[[], bool] = lock._is_owned
     return check
+
+
+_EVENTS = 1000
+"""Calls and returns of functions until an operator has ended for certain."""
+
+
+def call_soon(function: Callable[[], bool]) -> None:
+    """Call a function in the current thread at the next calls and returns, until it gives True.
+
+    For what PyTorch does not allow within an operator. Nothing where the thread is profiled.
+    """
+    if sys.getprofile() is not None:
+        return
+    left = iter(range(_EVENTS))
+
+    def profile(*_: Any) -> None:
+        if function() or next(left, None) is None:
+            sys.setprofile(None)
+
+    sys.setprofile(profile)
+
+
+_PENDING: list[Callable[[], Any]] = []
+
+
+def _call_all(_: Any) -> int:
+    while _PENDING:
+        _PENDING.pop()()
+    return 0
+
+
+_call_pending = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p)(_call_all)
+
+
+def call_in_main_thread(function: Callable[[], Any]) -> None:
+    """Call a function in the main thread, before that runs more Python code."""
+    _PENDING.append(function)
+    ctypes.pythonapi.Py_AddPendingCall(_call_pending, None)

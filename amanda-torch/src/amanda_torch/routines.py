@@ -76,20 +76,22 @@ class RoutineDispatcher(Dispatcher):
             SelectionError, RoutineResultError: as :meth:`Dispatcher.run` raises them.
         """
         gradients = _is_grad_enabled()
-        start = _clock()
-        thread["paused"] += 1
+        start, outer = _clock(), thread["paused"]
+        # An interrupt may come at any line: all is undone in the block, or else after it.
         try:
+            thread["paused"] = outer + 1
             if gradients:
                 _set_grad_enabled(False)
             _acquire()
             done, selected, result = _until_result(actions, values)
-        finally:
-            thread["paused"] -= 1
+            _release()
             if gradients:
                 _set_grad_enabled(True)
-            # An interrupt may have come before the lock was taken.
-            if _is_owned():
-                _release()
+            thread["paused"] = outer
+        except BaseException:
+            _undo(thread, outer, gradients)
+            raise
+        finally:
             charge(thread["scopes"], _clock() - start)
         if result is not None:
             values = self.put(actions[done - 1], values, selected, result)
@@ -115,10 +117,9 @@ class RoutineDispatcher(Dispatcher):
             if actions:
                 returned, action = None, actions[0]
                 gradients = _is_grad_enabled()
-                start = _clock()
-                # From here to its end an interrupt may come after any call.
-                thread["paused"] += 1
+                start, outer = _clock(), thread["paused"]
                 try:
+                    thread["paused"] = outer + 1
                     if gradients:
                         _set_grad_enabled(False)
                     _acquire()
@@ -126,15 +127,15 @@ class RoutineDispatcher(Dispatcher):
                         value = action.func(**action.kwargs) if action.kwargs else action.func()
                         if value is not None:
                             returned = action, value
+                    _release()
+                    if gradients:
+                        _set_grad_enabled(True)
+                    thread["paused"] = outer
                 except BaseException as error:
+                    _undo(thread, outer, gradients)
                     note(error, action.routine, action.op_id)
                     raise
                 finally:
-                    thread["paused"] -= 1
-                    if gradients:
-                        _set_grad_enabled(True)
-                    if _is_owned():
-                        _release()
                     charge(thread["scopes"], _clock() - start)
                 if returned is not None:
                     # An empty sequence is as good as nothing; anything else is an error.
@@ -143,6 +144,15 @@ class RoutineDispatcher(Dispatcher):
                 return result
             result = func(*args, **kwargs) if kwargs else func(*args)
             actions = plan.after
+
+
+def _undo(thread: dict[str, Any], outer: int, gradients: bool) -> None:
+    """Undo what goes with a tool's code, as far as it was done: no routine runs within another."""
+    thread["paused"] = outer
+    if gradients:
+        _set_grad_enabled(True)
+    if _is_owned():
+        _release()
 
 
 def _until_result(actions: Sequence[Action], values: list[Any]) -> tuple[int, Sequence[Any], Any]:
@@ -197,14 +207,20 @@ class RoutineCall:
         self._versions = _internals.versions_of(self._selected)
 
     def __enter__(self) -> None:
-        if self._isolated:
-            self._grad = torch.is_grad_enabled()
+        if not self._isolated:
+            return
+        self._grad = torch.is_grad_enabled()
+        self._forward = _internals.in_forward_ad()
+        try:
             _internals.set_grad_enabled(False)
-            self._forward = _internals.in_forward_ad()
             if self._forward:
                 _internals.set_forward_grad_enabled(False)
+        except BaseException:
+            self.__exit__(None)
+            raise
 
     def __exit__(self, *raised: object) -> None:
+        # After an interrupt it is called again.
         if self._isolated:
             _internals.set_grad_enabled(self._grad)
             if self._forward:

@@ -64,7 +64,7 @@ class Dispatcher:
 
     def __init__(self) -> None:
         self._driver: Driver | None = None
-        self._quiet = 0
+        self._quiet: dict[object, None] = {}
         self._unboxes = False
 
     def bind(self, driver: Driver) -> None:
@@ -107,16 +107,18 @@ class Dispatcher:
             settle(vars(state))
         if state.paused or not state.enabled:
             return True
-        return self._quiet > 0 and not state.scopes
+        return bool(self._quiet) and not state.scopes
 
     @contextmanager
     def quiet_backward(self) -> Iterator[None]:
         """Within it, this thread runs a backward pass that is not instrumented."""
-        self._quiet += 1
+        # Threads run passes at once: a count would not be safe.
+        this = object()
         try:
+            self._quiet[this] = None
             yield
         finally:
-            self._quiet -= 1
+            self._quiet.pop(this, None)
 
     def not_seen(self, reason: str, count: int = 1) -> None:
         """Count something that runs under the current scopes and cannot be seen."""

@@ -208,10 +208,14 @@ class Scope:
             return
         try:
             self._end(again=False)
+            self._set_ended()
         except BaseException:
             # After an interrupt, which may have come before any step, the rest is still to be
             # done. Each step does nothing where it has been done.
-            self._end(again=True)
+            try:
+                self._end(again=True)
+            finally:
+                self._set_ended()
             raise
 
     def _end(self, again: bool) -> None:
@@ -221,7 +225,6 @@ class Scope:
             lambda: locked(self._undo, again),
             lambda: self._end_tools(again),
             self._summarise,
-            self._set_ended,
         ]
         run_all(steps)
 

@@ -28,7 +28,7 @@ _FIRST = 2
 VARIABLE = "AMANDA_INTERRUPTS"
 """The environment variable with the number of points that the contract kit tries of each program,
 or ``all``."""
-_USUAL = 6
+_USUAL = 3
 
 IsOurs = Callable[[CodeType], bool]
 

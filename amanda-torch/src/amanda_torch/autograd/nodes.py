@@ -457,11 +457,7 @@ class NodeHooks:
         if _nothing_flows(grad_outputs):
             return None
         values = list(grad_outputs)
-        modes = _internals.hide_modes()
-        try:
-            changed = self._execution.before(values)
-        finally:
-            _internals.show_modes(modes)
+        changed = _internals.without_modes(self._execution.before, values)
         return None if changed is values else tuple(changed)
 
     def after(self, grad_inputs: tuple[Any, ...], grad_outputs: tuple[Any, ...]) -> Any:
@@ -469,11 +465,7 @@ class NodeHooks:
         if _nothing_flows(grad_outputs):
             return None
         values = list(grad_inputs)
-        modes = _internals.hide_modes()
-        try:
-            changed = self._execution.after(values, list(grad_outputs))
-        finally:
-            _internals.show_modes(modes)
+        changed = _internals.without_modes(self._execution.after, values, list(grad_outputs))
         if changed is values:
             return None
         for index, (old, new) in enumerate(zip(values, changed, strict=True)):

@@ -37,18 +37,15 @@ class WholeOperator(OperatorGradients):
 
     def before(self, grad_outputs: list[Any]) -> list[Any]:
         """Run the routines on the gradients of the outputs."""
-        with _internals.no_modes():
-            return super().before(grad_outputs)
+        return _internals.without_modes(super().before, grad_outputs)  # type: ignore[no-any-return]
 
     def after(self, grad_inputs: list[Any]) -> list[Any]:
         """Run the routines on the gradients of the inputs."""
-        with _internals.no_modes():
-            return super().after(grad_inputs)
+        return _internals.without_modes(super().after, grad_inputs)  # type: ignore[no-any-return]
 
     def replaced(self, grad_outputs: list[Any], count: int) -> list[Any] | None:
         """The gradients of the `count` inputs that a replacement supplies; None without one."""
-        with _internals.no_modes():
-            return super().replaced(grad_outputs, count)
+        return _internals.without_modes(super().replaced, grad_outputs, count)  # type: ignore[no-any-return]
 
     def acts(self) -> bool:
         """Whether its scope is open, and the running backward pass is instrumented."""
@@ -257,7 +254,10 @@ class InputGradients:
         """Posthook: the gradients to pass on instead, None for the same."""
         if not self._whole.acts():
             return None
-        with _internals.no_modes(), _internals.no_dispatch_modes():
+        return _internals.without_modes(self._seen_by_no_mode, grad_inputs)
+
+    def _seen_by_no_mode(self, grad_inputs: tuple[Any, ...]) -> Any:
+        with _internals.no_dispatch_modes():
             return self._changed(grad_inputs)
 
     def _changed(self, grad_inputs: tuple[Any, ...]) -> Any:

@@ -22,7 +22,7 @@ from amanda_torch.autograd.substitution import substitute
 from amanda_torch.driver import LoadedDriver
 from amanda_torch.eager import functions, proofs
 from amanda_torch.eager.checkpoints import Checkpoints
-from amanda_torch.eager.interceptors import LOCAL, Interceptor, muted
+from amanda_torch.eager.interceptors import LOCAL, Interceptor, muted, remove_leftovers
 from amanda_torch.eager.op_ids import Labels
 from amanda_torch.eager.tracers import Tracers
 from amanda_torch.plugin import TorchEagerDriver
@@ -72,27 +72,39 @@ class InterceptingDriver(LoadedDriver, TorchEagerDriver):
         self._tracers.detach()
         super().detach()
         self._labels.clear()
+        for interceptor in tuple(self._interceptors):
+            # Of threads that have yet to find out.
+            interceptor.replan()
 
     def enter_thread(self) -> None:
         """Begin to notice operators in the current thread, or note that a scope is new there."""
-        if LOCAL.interceptor is None:
+        interceptor = LOCAL.interceptor
+        if interceptor is None or interceptor.ended or interceptor not in self._interceptors:
+            # A scope that another thread has ended leaves the one of its driver here.
+            remove_leftovers()
             interceptor = Interceptor(
                 self.dispatcher,
                 self._labels,
                 sees_transforms=self._works(proofs.TRANSFORMS),
                 sees_composites=self._works(proofs.COMPOSITES),
             )
-            interceptor.enter()
             self._interceptors.add(interceptor)
             LOCAL.interceptor = interceptor
-        LOCAL.interceptor.enter_scopes()
+            interceptor.enter()
+        interceptor.enter_scopes()
 
     def exit_thread(self) -> None:
         """Stop to notice operators in the current thread."""
-        interceptor, LOCAL.interceptor = LOCAL.interceptor, None
+        interceptor = LOCAL.interceptor
         if interceptor is not None:
-            interceptor.exit()
-            interceptor.clear()
+            interceptor.end()
+        LOCAL.interceptor = None
+
+    def exit_other_thread(self, thread: int) -> None:
+        """Let that thread's interceptor be removed by the thread itself, as soon as that can be."""
+        for interceptor in tuple(self._interceptors):
+            if interceptor.ident == thread:
+                interceptor.end_elsewhere()
 
     def invalidate(self) -> None:
         """Make all threads ask for their plans again."""

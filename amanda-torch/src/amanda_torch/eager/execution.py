@@ -38,8 +38,10 @@ _SWALLOWING = frozenset(
 NotImplemented, and Python that into a TypeError about unsupported operands."""
 
 
-def _unswallowed(error: TypeError, name: str) -> BaseException:
-    """A tool's TypeError in a form that reaches the user, also from ``a + b``."""
+def _unswallowed(error: BaseException, name: str) -> BaseException:
+    """An exception, a tool's TypeError in a form that reaches the user, also from ``a + b``."""
+    if not isinstance(error, TypeError):
+        return error
     notes = getattr(error, "__notes__", ())
     swallowed = name.startswith("__") or name.rstrip("_") in _SWALLOWING
     if not swallowed or not any(note.startswith("amanda:") for note in notes):
@@ -120,15 +122,18 @@ class Executor:
         if plan is not None:
             known = KnownOp(plan, name, self._way(plan), gradients)
             return known.run(known, func, args, kwargs, key), known
-        outer = _internals.hide_modes()
+        outer = _internals.modes()
         try:
+            if outer:
+                _internals.hide_modes()
             call = self._call(func, name, op_id, args, kwargs, key)
             execution = self._dispatcher.begin(call, scopes)
             result, plan = self._carry_out(execution.plan, call, gradients, outer, None, execution)
-        except TypeError as error:
+            if outer:
+                _internals.show_modes(outer)
+        except BaseException as error:
+            _internals.set_modes(outer)
             raise _unswallowed(error, name)  # noqa: B904 - it sets its cause
-        finally:
-            _internals.show_modes(outer)
         return result, KnownOp(plan, name, self._way(plan), gradients) if plan else None
 
     def _way(self, plan: ActionPlan) -> Callable[..., Any]:
@@ -190,11 +195,7 @@ class Executor:
             raise _unswallowed(error, known.name)  # noqa: B904 - it sets its cause
 
     def _run_blind(self, actions: Sequence[Action]) -> None:
-        outer = _internals.hide_modes()
-        try:
-            self._dispatcher.run_all(actions, [])
-        finally:
-            _internals.show_modes(outer)
+        _internals.without_modes(self._dispatcher.run_all, actions, [])
 
     def run_around(
         self,
@@ -256,17 +257,21 @@ class Executor:
         if _internals.is_traced():
             return func(*args, **kwargs)
         plan = known.plan
-        outer = _internals.hide_modes()
+        outer = _internals.modes()
         try:
+            if outer:
+                _internals.hide_modes()
             call = self._call(func, known.name, plan.op_id, args, kwargs, key)
             if plan.is_around and known.forms < _FORMS:
                 known.forms += 1
                 known.layout = Layout.of(call, known.name, key or func)
-            return self._carry_out(plan, call, known.gradients, outer, values)[0]
-        except TypeError as error:
+            result = self._carry_out(plan, call, known.gradients, outer, values)[0]
+            if outer:
+                _internals.show_modes(outer)
+        except BaseException as error:
+            _internals.set_modes(outer)
             raise _unswallowed(error, known.name)  # noqa: B904 - it sets its cause
-        finally:
-            _internals.show_modes(outer)
+        return result
 
     def _carry_out(
         self,

@@ -54,6 +54,8 @@ class Interceptor(Tracker, TorchFunctionMode):
         muted: depth of code in this thread that runs vanilla.
         thread: ``vars()`` of the thread's :class:`amanda.state.ThreadState`.
         executor: runs the operators that are not plainly vanilla.
+        ident: the number of its thread.
+        ended: whether its thread's last scope has ended: it is then to be taken off.
     """
 
     def __init__(
@@ -78,27 +80,34 @@ class Interceptor(Tracker, TorchFunctionMode):
         self._above: int | None = None
         self._entered: weakref.WeakKeyDictionary[LiveScope, int] = weakref.WeakKeyDictionary()
         self._kinds: dict[Any, Kind] = {}
+        self.ident = threading.get_ident()
+        self.ended = False
+        self._is_on = False
 
     # -- on and off -------------------------------------------------------
 
     def enter(self, above: int = 0) -> None:
         """Start to notice the current thread's operators, below `above` other modes."""
-        modes = [_internals.pop_mode() for _ in range(min(above, _internals.mode_depth()))]
-        _internals.push_mode(self)
-        for mode in reversed(modes):
-            _internals.push_mode(mode)
+        self._is_on = True
+        if not above:
+            _internals.push_mode(self)
+            return
+        modes = list(_internals.modes())
+        modes.insert(max(0, len(modes) - above), self)
+        _internals.set_modes(modes)
 
     def exit(self) -> int:
         """Stop, wherever among the thread's modes this one sits; below how many it sat."""
-        modes = []
-        while _internals.mode_depth():
-            mode = _internals.pop_mode()
-            if mode is self:
-                break
-            modes.append(mode)
-        for mode in reversed(modes):
-            _internals.push_mode(mode)
-        return len(modes)
+        modes = _internals.modes()
+        above = 0
+        if modes and modes[-1] is self and modes.count(self) == 1:
+            _internals.pop_mode()
+        elif self in modes:
+            above = modes[::-1].index(self)
+            # An interrupt may have left it there more than once.
+            _internals.set_modes([mode for mode in modes if mode is not self])
+        self._is_on = False
+        return above
 
     def is_alone(self) -> bool:
         """Whether it listens and no other mode does."""
@@ -152,6 +161,24 @@ class Interceptor(Tracker, TorchFunctionMode):
                     reason = "backward operators whose forward ran outside of the scope"
                     scope.statistics.not_seen[reason] += foreign
 
+    def end(self) -> None:
+        """Its thread, which is the current one, has left its last scope."""
+        self.ended = self.stale = self.outdated = True
+        # Within an operator PyTorch has taken the mode off, and puts it on again afterwards.
+        if self._is_on and not self.is_listening():
+            _internals.call_soon(remove_leftovers)
+        self.exit()
+        self.clear()
+
+    def end_elsewhere(self) -> None:
+        """Another thread has ended the last scope of its thread.
+
+        Only its thread can take it off: the main thread soon, another one at its next operator.
+        """
+        self.ended = self.stale = self.outdated = True
+        if self.ident == threading.main_thread().ident:
+            _internals.call_in_main_thread(remove_leftovers)
+
     def clear(self) -> None:
         """Drop the scopes, and what was learned under them."""
         super().clear()
@@ -162,6 +189,9 @@ class Interceptor(Tracker, TorchFunctionMode):
 
     def refresh(self) -> bool:
         """Look up the scopes that apply now; False if this thread runs vanilla."""
+        if self.ended:
+            _internals.call_soon(remove_leftovers)
+            return False
         if self.muted:
             return False
         self.stale = self.outdated = False
@@ -318,6 +348,18 @@ class Local(threading.local):
 
 
 LOCAL = Local()
+
+
+def remove_leftovers() -> bool:
+    """Take off the current thread's interceptors whose scopes have ended; whether there was one."""
+    modes = _internals.modes()
+    left = [mode for mode in modes if isinstance(mode, Interceptor) and mode.ended]
+    if left:
+        _internals.set_modes([mode for mode in modes if mode not in left])
+    if LOCAL.interceptor is not None and LOCAL.interceptor.ended:
+        LOCAL.interceptor.clear()
+        LOCAL.interceptor = None
+    return bool(left)
 
 
 class muted:  # noqa: N801 - reads as a statement

@@ -73,7 +73,8 @@ class Tracers:
     def detach(self) -> None:
         """Undo every patch."""
         while self._watches:
-            self._watches.pop().close()
+            self._watches[-1].close()
+            self._watches.pop()
         self._patches.undo()
         self._checks.undo()
 

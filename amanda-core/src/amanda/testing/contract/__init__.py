@@ -24,6 +24,7 @@ from amanda.testing.contract.backward_ops import BackwardOpTests
 from amanda.testing.contract.contexts import ContextTests
 from amanda.testing.contract.differentiation import DifferentiationTests
 from amanda.testing.contract.failures import FailureTests
+from amanda.testing.contract.interrupts import InterruptTests
 from amanda.testing.contract.order import OrderTests
 from amanda.testing.contract.replacements import ReplacementTests
 from amanda.testing.contract.routines import RoutineTests
@@ -41,6 +42,7 @@ class DriverContract(
     ContextTests,
     DifferentiationTests,
     FailureTests,
+    InterruptTests,
     OrderTests,
     ReplacementTests,
     RoutineTests,

@@ -1,0 +1,113 @@
+"""Scopes of several threads, forks and suspended code, beyond the contract: PyTorch's modes."""
+
+from __future__ import annotations
+
+import os
+import threading
+from typing import Any
+
+import pytest
+import torch
+
+import amanda
+from amanda_torch import _internals
+from tests.torch.support import ForwardCounter, applied
+
+X = torch.ones(2)
+
+
+def test_a_mode_goes_where_another_thread_ends_the_scope() -> None:
+    """From the main thread at once, from another one with its next operator."""
+    block = applied(ForwardCounter())
+    block.__enter__()
+    torch.relu(X)
+    thread = threading.Thread(target=lambda: block.__exit__(None, None, None))
+    thread.start()
+    thread.join()
+    assert _internals.mode_depth() == 0
+
+    opened, closed = threading.Event(), threading.Event()
+    found: list[Any] = []
+    later = ForwardCounter()
+
+    def run() -> None:
+        block.__enter__()
+        opened.set()
+        closed.wait()
+        torch.relu(X)
+        found.append(_internals.mode_depth())
+        with applied(later):
+            torch.relu(X)
+        found.append(_internals.mode_depth())
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    opened.wait()
+    block.__exit__(None, None, None)
+    closed.set()
+    thread.join()
+    assert found == [0, 0]
+    assert later.ids == ["/relu:0"]
+
+
+def test_a_scope_that_its_own_routine_ends() -> None:
+    """No mode stays, though PyTorch puts it on again when the operator has ended."""
+    tool, blocks = amanda.Tool(), []
+    tool.add_inst_for_op(lambda context: context.insert_before_op(end_scope, inputs=[]))
+
+    def end_scope() -> None:
+        blocks.pop().__exit__(None, None, None)
+
+    block = applied(tool)
+    blocks.append(block)
+    block.__enter__()
+    torch.relu(X)
+    assert _internals.mode_depth() == 0
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no fork")
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_a_routine_can_fork() -> None:
+    """The child goes on without a mode, with gradients on, and can open scopes."""
+    children: list[int] = []
+    later, tool = ForwardCounter(), amanda.Tool()
+    tool.add_inst_for_op(lambda context: context.insert_before_op(fork, inputs=[]))
+
+    def fork() -> None:
+        if not children:
+            children.append(os.fork())
+
+    with applied(tool):
+        torch.relu(X)
+        if children == [0]:
+            code = 1
+            try:
+                clean = _internals.mode_depth() == 0 and torch.is_grad_enabled()
+                with applied(later):
+                    torch.relu(X)
+                code = 0 if clean and later.ids == ["/relu:0"] else 2
+            finally:
+                os._exit(code)
+    assert os.waitstatus_to_exitcode(os.waitpid(children[0], 0)[1]) == 0
+
+
+def test_a_user_s_modes_survive_an_interrupt_in_a_routine() -> None:
+    """Modes that are hidden from a routine are on again, in their order."""
+
+    class Mode(torch.overrides.TorchFunctionMode):
+        def __torch_function__(
+            self, func: Any, types: Any, args: Any = (), kwargs: Any = None
+        ) -> Any:
+            return func(*args, **(kwargs or {}))
+
+    def interrupt(*tensors: Any) -> None:
+        raise KeyboardInterrupt
+
+    tool = amanda.Tool()
+    tool.add_inst_for_op(lambda context: context.insert_before_op(interrupt))
+    outer, inner = Mode(), Mode()
+    with outer, inner:
+        with pytest.raises(KeyboardInterrupt), applied(tool):
+            torch.relu(X)
+        assert [*_internals.modes()] == [outer, inner]
+        assert torch.is_grad_enabled()
