@@ -188,9 +188,12 @@ def parameter_positions(context: OpContext) -> frozenset[int]:
     for position, tensor in enumerate(context.get_inputs()):
         if tensor is None:
             continue
+        if context.get_value_key(position) is not None:
+            # A variable, whose value is not read for this.
+            found.add(position)
+            continue
         value = context.get_value(position)
-        is_known = value is not None and (position in roles or _is_torch_parameter(value))
-        if is_known or context.get_value_key(position) is not None:
+        if value is not None and (position in roles or _is_torch_parameter(value)):
             found.add(position)
     return frozenset(found)
 
