@@ -19,9 +19,9 @@ import amanda
 from amanda.engine.dispatch import create_driver
 from amanda.errors import CapabilityError
 from amanda.testing import loopback as lb
+from amanda_tools._timelines.activities import MARK, Activity
 from amanda_tools.kernels import KernelsTool, timeline_file
 from amanda_tools.kernels.kineto import given_bytes, recording_of
-from amanda_tools.kernels.recordings import MARK, Activity
 from tests import models
 
 

@@ -18,10 +18,10 @@ from tensorflow.tsl.profiler.protobuf import xplane_pb2
 
 import amanda
 from amanda.errors import CapabilityError
+from amanda_tools._timelines.activities import MARK
+from amanda_tools._timelines.xplane import Names, planes_in, recording_of
 from amanda_tools.count import CountTool
 from amanda_tools.kernels import KernelsTool
-from amanda_tools.kernels.recordings import MARK
-from amanda_tools.kernels.xplane import Names, planes_in, recording_of, vanilla_name
 
 
 def applied(run: Any, *tools: amanda.Tool) -> KernelsTool:
@@ -71,6 +71,37 @@ def test_functions(counted: bool) -> None:
     assert tool.summary()["ambiguous"] == 0
     names = {activity.name for activity in tool.recording.activities}
     assert "EagerPyFunc" not in names
+
+
+class Heavy(amanda.Tool):
+    """Runs operators of its own around every product, eagerly, traced and in Python."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.add_inst_for_op(self.analyse)
+
+    def analyse(self, context: amanda.OpContext) -> None:
+        if context.get_op().type == "MatMul":
+            context.insert_before_op(self.run, inputs=[0])
+            context.insert_after_op(self.traced)
+
+    def run(self, x: Any) -> Any:
+        return tf.sinh(x) * 0.0 + x
+
+    @amanda.traceable
+    def traced(self, y: Any) -> Any:
+        return tf.cosh(y) * 0.0 + y
+
+
+@pytest.mark.parametrize("run", [step, tf.function(step)])
+def test_kernels_of_other_tools_are_not_counted(run: Any) -> None:
+    """What routines run, in Python or traced into the graph, is no operator's kernel."""
+    tool = applied(lambda: run(tf.ones((2, 4))), Heavy())
+    kernels = {k["name"] for row in tool.op_rows() for k in row["kernels"]}
+    assert kernels & {"MatMul", "_MklMatMul"}
+    assert not kernels & {"Sinh", "Cosh", "EagerPyFunc", "EnsureShape"}
+    if run is not step:
+        assert not {a.name for a in tool.recording.activities} & {"Sinh", "Cosh", "EagerPyFunc"}
 
 
 def test_functions_of_one_name_and_a_loop() -> None:
@@ -190,13 +221,6 @@ def test_kernels_of_a_device() -> None:
     assert (found["MemcpyH2D"].op, found["MemcpyH2D"].bytes) == ("", 4096)
     assert found["relu_kernel"].op == "/Relu:0"
     assert (found["Conv2D"].device, found["Conv2D"].op) == ("cpu", "step/net/conv/Conv2D")
-
-
-def test_names_of_nodes_in_a_copy() -> None:
-    """A copy's node is named after the original twice; anything else stays."""
-    assert vanilla_name("amanda/net/conv/net/conv") == "net/conv"
-    for name in ("net/conv", "amanda/net/conv", "amanda/ab", "a/a"):
-        assert vanilla_name(name) == name
 
 
 def test_a_name_that_several_operators_bear() -> None:

@@ -69,6 +69,13 @@ class TraceTool(PrintingTool[TraceOptions]):
         self.add_inst_for_op(self._analyse)
         if self.options.timeline:
             self.add_inst_for_op(self.timeline.watch, backward=True)
+            for backward in (False, True):
+                watch = self.timeline.watch_outputs
+                self.add_inst_for_op(watch, backward=backward, require_outputs=True)
+
+    def exit_scope(self) -> None:
+        """Take the times of operators of graphs."""
+        self.timeline.close()
 
     @property
     def graph(self) -> Graph:

@@ -6,7 +6,14 @@ In a tool::
     self.add_inst_for_op(self.timeline.watch)
     self.add_inst_for_op(self.timeline.watch, backward=True)
 
-Afterwards ``timeline.totals()`` has the sums by operator id, ``timeline.records()`` the spans.
+    self.add_inst_for_op(self.timeline.watch_outputs, require_outputs=True)
+    self.add_inst_for_op(self.timeline.watch_outputs, backward=True, require_outputs=True)
+    ...
+    self.timeline.close()               # in exit_scope()
+
+Operators of TensorFlow's graphs are timed by its runtime and not by routines: the executor runs
+other operators between the routines around one. Afterwards ``timeline.totals()`` has the sums by
+operator id, ``timeline.records()`` the spans.
 """
 
 from __future__ import annotations
@@ -26,6 +33,8 @@ import numpy.typing as npt
 from amanda import OpContext
 from amanda.tools.description import OpDescription, describe
 from amanda_tools._operators.routines import Handover, insert_after, insert_before
+from amanda_tools._timelines.graph_nodes import is_in_graph, note_nodes
+from amanda_tools._timelines.graph_times import GraphTimes
 from amanda_tools._timelines.memory import device_bytes, resident_bytes
 
 Numbers = npt.NDArray[np.int64]
@@ -47,7 +56,8 @@ class Span:
     Attributes:
         op: the operator.
         start: nanoseconds since the timeline began.
-        duration: nanoseconds between the routines before and after the operator.
+        duration: nanoseconds between the routines before and after the operator; of an operator of
+            TensorFlow's graphs, those of its kernel, without kernels within it.
         thread: native id of the thread.
     """
 
@@ -170,6 +180,7 @@ class Timeline:
         self._samples = memory
         self._due = 0
         self._thread = _ThreadId()
+        self._graphs = GraphTimes()
         self._began = time.perf_counter_ns()
 
     # -- recording --------------------------------------------------------
@@ -180,9 +191,27 @@ class Timeline:
         number = self._numbers.setdefault(op.id, len(self._ops))
         if number == len(self._ops):
             self._ops.append(op)
+        if is_in_graph(context):
+            self._graphs.begin()
+            return
         start, stop = self._routines(number)
         insert_before(context, start)
         insert_after(context, stop)
+
+    def watch_outputs(self, context: OpContext) -> None:
+        """Note by which names the runtime knows an operator; to be called in an analysis after
+        it."""
+        if is_in_graph(context):
+            note_nodes(self._graphs.names, context, describe(context))
+
+    def close(self) -> None:
+        """Take the times of operators of graphs; to be called when the scope has ended."""
+        for op_id, begin, duration, thread in self._graphs.end():
+            number = self._numbers.get(op_id)
+            if number is not None:
+                self._waiting.extend((number, begin, begin + duration, thread))
+                if len(self._waiting) >= _WAITING:
+                    self._take()
 
     def _routines(self, number: int) -> tuple[Callable[[], None], Callable[[], None]]:
         """Make the routines before and after one operator."""

@@ -17,11 +17,10 @@ from amanda_tools._bases.printing import PrintingTool
 from amanda_tools._output.charts import write_svg
 from amanda_tools._output.csv_files import write_rows
 from amanda_tools._output.units import format_quantity
+from amanda_tools._timelines.activities import Activity, ProfilerRecording
 from amanda_tools.kernels import timeline_file
 from amanda_tools.kernels.recordings import (
-    Activity,
     ProfilerRecorder,
-    ProfilerRecording,
     Settings,
     check_drivers,
     framework_of,

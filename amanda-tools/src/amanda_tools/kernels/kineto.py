@@ -15,7 +15,7 @@ from typing import Any
 
 import attrs
 
-from amanda_tools.kernels.recordings import MARK, Activity, OpSpan, ProfilerRecording
+from amanda_tools._timelines.activities import MARK, Activity, OpSpan, ProfilerRecording
 
 _LAUNCHES = frozenset(
     {"cuda_runtime", "cuda_driver", "xpu_runtime", "xpu_driver", "privateuse1_runtime"}

@@ -17,9 +17,10 @@ from amanda import OpContext
 from amanda.errors import CapabilityError
 from amanda.tools.description import OpDescription
 from amanda_tools._internals import is_profiling
+from amanda_tools._timelines.activities import MARK, ProfilerRecording
 from amanda_tools.kernels.annotations import annotate
 from amanda_tools.kernels.kineto import recording_of
-from amanda_tools.kernels.recordings import MARK, ProfilerRecorder, ProfilerRecording, Settings
+from amanda_tools.kernels.recordings import ProfilerRecorder, Settings
 
 _BACKWARD = (torch.autograd.backward.__code__, torch.autograd.grad.__code__)
 """Code objects of the functions that start a backward pass."""

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from amanda.tools.description import OpDescription
+from amanda_tools._timelines.activities import Activity, OpSpan, ProfilerRecording
 from amanda_tools._timelines.chrome import slice_event, track_name, write_events
-from amanda_tools.kernels.recordings import Activity, OpSpan, ProfilerRecording
 
 
 def write(recording: ProfilerRecording, ops: Mapping[str, OpDescription], path: Path) -> None:

@@ -28,6 +28,7 @@ from amanda_tools._output.chart_data import (
 from amanda_tools._output.csv_files import write_rows
 from amanda_tools._output.units import format_quantity
 from amanda_tools._timelines import chrome
+from amanda_tools._timelines.graph_nodes import is_in_graph
 from amanda_tools._timelines.memory import (
     device_bytes,
     resident_bytes,
@@ -97,13 +98,20 @@ class ProfileTool(PrintingTool[ProfileOptions]):
         self.add_inst_for_op(self._analyse)
         self.add_inst_for_op(self._analyse_outputs, require_outputs=True)
         self.add_inst_for_op(self._analyse, backward=True)
+        watch = self.timeline.watch_outputs
+        self.add_inst_for_op(watch, backward=True, require_outputs=True)
+
+    def exit_scope(self) -> None:
+        """Take the times of operators of graphs."""
+        self.timeline.close()
 
     def _analyse(self, context: OpContext) -> None:
         op = describe(context)
         self._ops[op.id] = op
         if context.is_forward():
             self._sources[op.id] = source_of(context)
-        if not self.options.memory:
+        if not self.options.memory or is_in_graph(context):
+            # In a graph other operators run between the routines around one.
             self.timeline.watch(context)
             return
         # Outside of the timeline's routines: looking at the memory must not count as the operator's
@@ -116,6 +124,7 @@ class ProfileTool(PrintingTool[ProfileOptions]):
 
     def _analyse_outputs(self, context: OpContext) -> None:
         op_id = context.get_op_id()
+        self.timeline.watch_outputs(context)
         self._saved[op_id] = saved_tensors(context)
         if self._ops[op_id].type in VIEWS:
             self._output_bytes[op_id] = 0
@@ -131,7 +140,8 @@ class ProfileTool(PrintingTool[ProfileOptions]):
 
         ``calls``; ``seconds`` in all, ``mean``, ``shortest`` and ``longest``, in seconds;
         ``source``. ``memory_delta``: bytes by which its executions together changed the memory of
-        tensors on the CUDA device, or without one that of the process; null with ``memory=false``.
+        tensors on the CUDA device, or without one that of the process; null with ``memory=false``
+        and in TensorFlow's graphs.
         Forward operators have ``output_bytes`` and ``saved_bytes`` of the first execution.
         """
         totals = self.timeline.totals()

@@ -2,7 +2,8 @@
 
 A plane is the host or a device, a line a thread or a stream. A kernel of a graph carries the name
 of its node, ``node:Type``; steps link the threads that run a graph to the call that started it. An
-eager operator lies within our annotation on its thread.
+eager operator lies within our annotation on its thread. The time of an activity of the host is
+without that of the activities within it, so that the sum for a thread never exceeds its wall time.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from typing import Any
 
 import attrs
 
-from amanda_tools.kernels.recordings import MARK, Activity, OpSpan, ProfilerRecording
+from amanda_tools._timelines.activities import MARK, Activity, OpSpan, ProfilerRecording
 
 _HOST = "/host:CPU"
 _DEVICE = "/device:"
@@ -34,12 +35,20 @@ class Names:
     def __init__(self) -> None:
         self._ops: dict[str, list[str]] = collections.defaultdict(list)
         self._labels: dict[str, list[str]] = collections.defaultdict(list)
+        self._eager: dict[str, str] = {}
+
+    def add_eager(self, op_id: str, kind: str) -> None:
+        """Note the registered type of an eager operator."""
+        self._eager[op_id] = kind
+
+    def may_run(self, op_id: str, kind: str) -> bool:
+        """Whether an eager operator runs kernels of a type: routines around it may run others."""
+        return self._eager.get(op_id, kind) == kind
 
     def add(self, node: str, op_id: str) -> None:
         """Note the name of an operator's node, in its graph or in the instrumented copy."""
-        for name in {node, vanilla_name(node)}:
-            if op_id not in self._ops[name]:
-                self._ops[name].append(op_id)
+        if op_id not in self._ops[node]:
+            self._ops[node].append(op_id)
         label = _label(op_id)
         labels = self._labels[label.partition("@")[0]]
         if label not in labels:
@@ -90,15 +99,6 @@ class Function:
     count: int = 1
 
 
-def vanilla_name(node: str) -> str:
-    """Return a node's name in the user's graph; in the copy it is ``amanda/<name>/<name>``."""
-    name = node.removeprefix("amanda/")
-    half = len(name) // 2
-    if name != node and len(name) % 2 and name[half] == "/" and name[:half] == name[half + 1 :]:
-        return name[:half]
-    return node
-
-
 @attrs.define(eq=False)
 class LineEvent:
     """An event of a line, and the event around it.
@@ -109,6 +109,8 @@ class LineEvent:
         start, span: microseconds.
         stats: further facts by name.
         outer: the event around it.
+        thread: native id of the thread, or number of the stream.
+        inside: microseconds of the activities directly within it, if it is one.
     """
 
     name: str
@@ -117,6 +119,20 @@ class LineEvent:
     span: float
     stats: Mapping[str, Any]
     outer: LineEvent | None = None
+    thread: int = 0
+    inside: float = 0.0
+
+    @property
+    def node(self) -> str:
+        """The name of the graph's node whose kernel it is; "" for other events."""
+        ending = f":{self.kind}"
+        is_kernel = bool(self.kind) and self.name.endswith(ending)
+        return self.name.removesuffix(ending) if is_kernel else ""
+
+    @property
+    def is_activity(self) -> bool:
+        """Whether it is a kernel of a graph or of an eager operator."""
+        return self.name == _KERNEL or bool(self.node)
 
     def around(self) -> Iterator[LineEvent]:
         """Yield the events around it, innermost first."""
@@ -172,8 +188,14 @@ def nest_events(plane: Any, line: Any) -> list[LineEvent]:
         while stack and stack[-1].start + stack[-1].span <= start:
             stack.pop()
         event.outer = stack[-1] if stack else None
+        # TensorFlow numbers the threads of its pools by hashes of 64 bits.
+        event.thread = line.id & 0x7FFFFFFF
         stack.append(event)
         found.append(event)
+        if event.is_activity:
+            around = next((outer for outer in event.around() if outer.is_activity), None)
+            if around is not None:
+                around.inside += event.span
     return found
 
 
@@ -224,31 +246,41 @@ class _Reader:
             self._recording.executions.append(OpSpan(op_id, event.start, event.span, track))
         elif event.name == _KERNEL:
             self._add_eager(event, track)
-        elif event.kind and event.name.endswith(f":{event.kind}"):
-            node = event.name.removesuffix(f":{event.kind}")
-            # Routines of tools in the graph are not the program's.
-            if not (node.startswith("amanda/") and event.kind == "EagerPyFunc"):
-                self._add(event, self._owner(event, node), event.kind, "cpu", track)
+        elif event.node:
+            self._add_node(event, event.node, event.kind, "cpu", track)
 
     def read_device(self, event: LineEvent, device: str, track: str) -> None:
         """Read a kernel on a device; it names the operator of the host that launched it."""
         source = str(event.stats.get("tf_op") or "")
         node, _, kind = source.rpartition(":")
         if source.startswith(MARK):
-            owner = source.removeprefix(MARK)
+            self._add(event, source.removeprefix(MARK), event.name, device, track)
+        elif kind:
+            self._add_node(event, node, event.name, device, track)
         else:
-            owner = self._owner(event, node) if kind else ""
-        self._add(event, owner, event.name, device, track)
+            self._add(event, "", event.name, device, track)
+
+    def _add_node(self, event: LineEvent, node: str, name: str, device: str, track: str) -> None:
+        """Add a kernel of a graph's node, unless a tool has inserted the node."""
+        owner = self._owner(event, node)
+        if owner or not _is_inserted(node):
+            self._add(event, owner, name, device, track)
 
     def _add_eager(self, event: LineEvent, track: str) -> None:
+        """Add the kernel of an eager operator, unless a routine of a tool has run it."""
         local = event.outer
         if local is None or not local.name.startswith(_LOCAL):
             return
         kind = local.name.removeprefix(_LOCAL)
         # The kernels of a called function are events of their own.
-        if _FUNCTION.fullmatch(kind) is None:
-            marks = (e.name.removeprefix(MARK) for e in event.around() if e.name.startswith(MARK))
-            self._add(event, next(marks, ""), kind, "cpu", track)
+        if _FUNCTION.fullmatch(kind) is not None or any(
+            _is_inserted(e.node) for e in event.around()
+        ):
+            return
+        marks = (e.name.removeprefix(MARK) for e in event.around() if e.name.startswith(MARK))
+        owner = next(marks, "")
+        if self._names.may_run(owner, kind):
+            self._add(event, owner, kind, "cpu", track)
 
     def _owner(self, event: LineEvent, node: str) -> str:
         step = next((e for e in event.around() if e.name == _STEP), None)
@@ -259,10 +291,25 @@ class _Reader:
         return found[0] if found else ""
 
     def _add(self, event: LineEvent, op: str, name: str, device: str, track: str) -> None:
-        moved = _moved(event.stats)
+        own = max(event.span - event.inside, 0.0)
         self._recording.activities.append(
-            Activity(op, name, device, event.start, event.span, event.span, track, bytes=moved)
+            Activity(
+                op,
+                name,
+                device,
+                event.start,
+                own,
+                event.span,
+                track,
+                bytes=_moved(event.stats),
+                thread=event.thread,
+            )
         )
+
+
+def _is_inserted(node: str) -> bool:
+    """Whether a node of a graph was inserted by a tool."""
+    return node.startswith("amanda/") or "/amanda/" in node
 
 
 def _moved(stats: Mapping[str, Any]) -> int | None:

@@ -1,0 +1,28 @@
+"""Names of the nodes of TensorFlow's graphs, by which what its runtime records is assigned."""
+
+from __future__ import annotations
+
+from amanda import OpContext
+from amanda.tools.description import OpDescription
+from amanda_tools._timelines.xplane import Names
+
+
+def is_in_graph(context: OpContext) -> bool:
+    """Whether an operator is one of a graph that TensorFlow's runtime executes."""
+    tags = context.namespace.tags
+    return tags[0] == "tensorflow" and tags[-1] != "eager"
+
+
+def note_nodes(names: Names, context: OpContext, op: OpDescription) -> None:
+    """Note the nodes of an operator of a graph, in an analysis after it."""
+    tensors = context.get_outputs() if context.is_forward() else context.get_grad_inputs()
+    nodes = {tensor.op.name for tensor in tensors or () if tensor is not None}
+    if context.is_forward():
+        # In loops, and without outputs, the id has the node's path, with the type appended
+        # where the name lacks it.
+        path = op.id.partition("/")[2]
+        ends = nodes or {path.rpartition("/")[2]}
+        paths = (path, path.removesuffix(f"/{op.name}"))
+        nodes |= {p for p in paths if any(f"/{p}".endswith(f"/{end}") for end in ends)}
+    for node in nodes:
+        names.add(node, op.id)

@@ -1,0 +1,144 @@
+"""``profile`` and ``trace`` in TensorFlow's graphs: times come from the runtime."""
+
+# ruff: noqa: E402 - without TensorFlow there is nothing to import
+
+from __future__ import annotations
+
+import collections
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+tf = pytest.importorskip("tensorflow", exc_type=ImportError)
+
+import numpy as np
+
+import amanda
+from amanda_tools._timelines.timeline import Span, Timeline
+from amanda_tools._timelines.xplane import nest_events, planes_in
+from amanda_tools.count import CountTool
+from amanda_tools.kernels import KernelsTool
+from amanda_tools.profile import ProfileTool
+from amanda_tools.trace import TraceTool
+
+STEPS = 3
+
+
+def function() -> Any:
+    """A training step, called several times."""
+    weight = tf.Variable(tf.ones((64, 64)) / 64.0)
+
+    @tf.function
+    def step(x: Any) -> Any:
+        with tf.GradientTape() as tape:
+            y = x
+            for _ in tf.range(2):
+                y = tf.tanh(y @ weight)
+            loss = tf.reduce_sum(y)
+        weight.assign_sub(0.01 * tape.gradient(loss, weight))
+        return loss
+
+    return lambda: [step(tf.ones((64, 64))).numpy() for _ in range(STEPS)]
+
+
+def session() -> Any:
+    """The same in a session."""
+    tf1 = tf.compat.v1
+    with tf.Graph().as_default() as graph:
+        x = tf1.placeholder(tf.float32, (64, 64))
+        weight = tf1.get_variable("w", initializer=tf.ones((64, 64)) / 64.0, use_resource=True)
+        loss = tf.reduce_sum(tf.tanh(x @ weight))
+        update = tf1.assign_sub(weight, 0.01 * tf.gradients(loss, weight)[0])
+        initialize = tf1.global_variables_initializer()
+    running = tf1.Session(graph=graph)
+    running.run(initialize)
+    data = np.ones((64, 64), np.float32)
+    return lambda: [running.run([loss, update], {x: data}) for _ in range(STEPS)]
+
+
+def spans_of(timeline: Timeline) -> list[Span]:
+    return list(timeline.spans)
+
+
+def kernels_beside(run: Any, folder: Path) -> collections.Counter[str]:
+    """The kernels of a run by type, as TensorFlow's own profiler counts them without a tool."""
+    tf.profiler.experimental.start(
+        str(folder), tf.profiler.experimental.ProfilerOptions(host_tracer_level=2)
+    )
+    run()
+    tf.profiler.experimental.stop()
+    files = [file.read_bytes() for file in folder.rglob("*.xplane.pb")]
+    return collections.Counter(
+        event.kind
+        for plane in planes_in(files)
+        for line in plane.lines
+        for event in nest_events(plane, line)
+        if event.node
+    )
+
+
+@pytest.mark.parametrize("others", [[], [CountTool]])
+@pytest.mark.parametrize("mode", [function, session])
+def test_times_in_graphs_are_those_of_the_runtime(
+    mode: Any, others: list[Any], tmp_path: Path
+) -> None:
+    """The times of one thread's operators never add up to more than its wall time; executions
+    are those that TensorFlow's profiler counts."""
+    run = mode()
+    run()
+    expected = kernels_beside(run, tmp_path)
+    profile, trace = ProfileTool(), TraceTool()
+    began = time.perf_counter_ns()
+    with amanda.apply(profile, trace, *(other() for other in others)):
+        run()
+    wall = time.perf_counter_ns() - began
+    for timeline in (profile.timeline, trace.timeline):
+        by_thread: collections.Counter[int] = collections.Counter()
+        for span in spans_of(timeline):
+            by_thread[span.thread] += span.duration
+            assert span.start >= 0
+        assert by_thread
+        assert max(by_thread.values()) <= wall
+    for native, ending in (("Tanh", "/Tanh"), ("TanhGrad", "/TanhGrad:0")):
+        calls = [row["calls"] for row in profile.op_rows() if row["id"].endswith(ending)]
+        assert sum(calls) == expected[native] > 0
+
+
+def test_a_graph_is_not_changed_to_be_timed() -> None:
+    """A function that is timed and nothing else runs itself, and not a copy."""
+    doubled = tf.function(lambda x: x + x)
+    seen = []
+    with amanda.apply(ProfileTool()) as scope:
+        seen.append(doubled(tf.ones(3)).numpy().tolist())
+    assert seen == [[2.0, 2.0, 2.0]]
+    assert not scope.statistics.not_seen
+
+
+def test_tools_share_the_profiler() -> None:
+    """Tools that record beside each other, one within the other's scope, see what is theirs."""
+    doubled = tf.function(lambda x: tf.sinh(x))
+    x = tf.ones(3)
+    outer, inner, kernels = ProfileTool(), ProfileTool(), KernelsTool()
+    with amanda.apply(outer):
+        doubled(x)
+        with amanda.apply(inner, kernels):
+            doubled(x)
+        doubled(x)
+    calls = [tool.summary()["by_type"]["sinh"]["calls"] for tool in (outer, inner)]
+    assert calls == [3, 1]
+    assert sum(a.name == "Sinh" for a in kernels.recording.activities) == 1
+
+
+def test_a_profiler_in_use_is_said(tmp_path: Path) -> None:
+    """Where the program itself uses the profiler, operators have no times; a warning says so."""
+    doubled = tf.function(lambda x: tf.sinh(x))
+    tf.profiler.experimental.start(str(tmp_path))
+    tool = ProfileTool()
+    with amanda.apply(tool), pytest.warns(amanda.errors.CoverageWarning, match="in use"):
+        doubled(tf.ones(3))
+    tf.profiler.experimental.stop()
+    assert "sinh" not in tool.summary()["by_type"]
