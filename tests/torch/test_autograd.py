@@ -283,6 +283,70 @@ def test_accumulation_runs_in_every_iteration() -> None:
     assert len({i for i in counter.backward_ids if "AccumulateGrad" in i}) == 2
 
 
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: nn.Linear(2, 2),
+        lambda: nn.LSTM(2, 2),  # several outputs
+    ],
+    ids=["linear", "lstm"],
+)
+def test_parameters_that_begin_to_need_a_gradient(make: Any) -> None:
+    """An operator of which more inputs need a gradient than before gets its new backward ops."""
+    torch.manual_seed(0)
+    module = make()
+    *frozen, last = module.parameters()
+    assert last.requires_grad
+    x = torch.ones(1, 2)
+
+    def step() -> None:
+        result = module(x)
+        loss = result if isinstance(result, torch.Tensor) else result[0]
+        loss.sum().backward()
+
+    def watcher() -> tuple[amanda.Tool, collections.Counter[str]]:
+        tool, names = amanda.Tool(), collections.Counter[str]()
+        tool.add_inst_for_op(
+            lambda context: names.update([context.get_backward_op().__name__]), backward=True
+        )
+        return tool, names
+
+    tool, wanted = watcher()
+    with applied(tool):
+        step()
+    for parameter in frozen:
+        parameter.requires_grad_(False)
+    tool, names = watcher()
+    with applied(tool):
+        for _ in range(3):
+            step()
+        assert names != wanted
+        for parameter in frozen:
+            parameter.requires_grad_(True)
+        step()
+    assert names == wanted
+
+
+@pytest.mark.parametrize("where", ["insert_before_backward_op", "insert_after_backward_op"])
+def test_gradients_that_a_routine_gives_another_type(where: str) -> None:
+    """A gradient that a routine returns gets the dtype of the one that it stands for."""
+    x = torch.ones(2, requires_grad=True)
+    dtypes = []
+    x.register_hook(lambda gradient: dtypes.append(gradient.dtype))
+
+    def analyse(context: amanda.OpContext) -> None:
+        if context.get_backward_op().__name__ == "MulBackward0":
+            getattr(context, where)(lambda *g: [v if v is None else 2 * v.double() for v in g])
+
+    tool = amanda.Tool()
+    tool.add_inst_for_op(analyse, backward=True)
+    with applied(tool):
+        (x * 3).sum().backward()
+    assert x.grad is not None
+    assert x.grad.tolist() == [6, 6]
+    assert dtypes == [torch.float32]
+
+
 def test_gradient_accumulation_over_batches() -> None:
     """Gradients summed over several backward passes pass each accumulation once per pass."""
     layer = nn.Linear(3, 2)

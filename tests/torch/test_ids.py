@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import inspect
+from collections.abc import Iterator
+
 import pytest
 import torch
 from torch import nn
@@ -308,3 +311,91 @@ def test_names_of_modules_may_hold_dots() -> None:
     with applied(counter):
         Caller()(torch.ones(2))
     assert counter.ids[1:] == ["Caller.inner.norm.1.0/relu:0", "Caller.inner.norm/tanh:0"]
+
+
+def test_a_module_that_is_gone_begins_no_iteration() -> None:
+    """Outermost modules that live one after the other are not taken for one and the same."""
+
+    def step() -> None:
+        for _ in range(20):
+            nn.ReLU()(X).neg()
+
+    ids = _ids(step)
+    assert [op_id for op_id in ids if "neg" in op_id] == [f"/neg:{k}" for k in range(20)]
+
+
+def nested(depth: int) -> nn.Module:
+    """Modules of which each calls the next one, and then one of its own."""
+    module: nn.Module = nn.ReLU()
+    for _ in range(depth):
+        module = nn.Sequential(module, nn.ReLU())
+    return module
+
+
+@pytest.mark.parametrize("model", [nested(30), nn.Sequential(*(nn.ReLU() for _ in range(60)))])
+def test_naming_the_modules_of_a_model_takes_one_walk(
+    model: nn.Module, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However deep or wide a model is, each of its modules is asked for its children once."""
+    asked = []
+    named_children = nn.Module.named_children
+
+    def counted(module: nn.Module) -> Iterator[tuple[str, nn.Module]]:
+        asked.append(module)
+        return named_children(module)
+
+    monkeypatch.setattr(nn.Module, "named_children", counted)
+    with applied(Counter()):
+        model(torch.ones(1))
+        model(torch.ones(1))
+    assert len(asked) == len(list(model.modules()))
+
+
+class Tied(nn.Module):
+    """Calls modules that are registered at two places, late, and nowhere."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Sequential(nn.ReLU(), nn.Sequential(nn.Tanh()))
+        self.again = self.inner[1]
+        self.first: nn.Module = self.inner[0]
+        self.stray = [nn.ReLU()]
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.again(self.first(self.inner(x)))
+        if not hasattr(self, "late"):
+            self.late = nn.ModuleList([nn.ReLU()])
+        return self.stray[0](self.late[0](x))
+
+
+def test_a_module_has_the_first_path_that_its_caller_lists() -> None:
+    """A module's path is the first under which ``named_modules()`` of the outermost one has it."""
+    model = Tied()
+    expected = [
+        *("Tied.inner.0/relu:0", "Tied.inner.1.0/tanh:0"),
+        *("Tied.inner.0/relu:0", "Tied.inner.1.0/tanh:0"),
+        *("Tied.late.0/relu:0", "Tied.ReLU@0/relu:0"),
+    ]
+    assert _ids(lambda: model(X)) == expected
+    assert _ids(lambda: model(X)) == expected
+
+
+def test_deep_models_run_as_without_a_tool() -> None:
+    """A module call takes no more Python frames under a scope than it takes without."""
+    frames: list[int] = []
+
+    class Leaf(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            frames.append(len(inspect.stack(0)))
+            return x
+
+    def depth(modules: int) -> int:
+        model: nn.Module = Leaf()
+        for _ in range(modules):
+            model = nn.Sequential(model)
+        model(torch.ones(1))
+        return frames.pop()
+
+    vanilla = depth(20) - depth(10)
+    with applied(Counter()):
+        assert depth(20) - depth(10) == vanilla

@@ -98,6 +98,9 @@ def compile_plan(
     Raises:
         ReplacementConflictError: two of them replace the operator.
     """
+    claims = any(scope.analyses_backward() for scope in scopes)
+    if not any(record.has_actions for record in records):
+        return ActionPlan(op_id, records, claims=claims)
 
     def all_of(kind: ActionKind) -> tuple[Action, ...]:
         return tuple(action for record in records for action in record.actions(kind))
@@ -111,5 +114,5 @@ def compile_plan(
         before_backward=all_of(ActionKind.BEFORE_BACKWARD_OP),
         after_backward=all_of(ActionKind.AFTER_BACKWARD_OP),
         replace_backward=find_replacement(records, ActionKind.REPLACE_BACKWARD_OP),
-        claims=any(scope.analyses_backward() for scope in scopes),
+        claims=claims,
     )

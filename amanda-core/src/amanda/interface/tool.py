@@ -93,6 +93,10 @@ class Tool:
         entries = vars(self).get("_analyses", {}).get(point, ())
         return tuple(func.__get__(self) if own else func for own, func in entries)
 
+    def analyses_at(self, *points: InstPoint) -> bool:
+        """Whether any analysis routine is registered for one of `points`."""
+        return not vars(self).get("_analyses", {}).keys().isdisjoint(points)
+
     def before_analyses(self, context: OpContext) -> None:
         """Called in the tool's turn, at each point at which some tool has an analysis.
 

@@ -89,11 +89,12 @@ class Scope:
 
     def analyses_at(self, point: InstPoint) -> bool:
         """Whether any tool has an analysis routine at `point`."""
-        return any(tool.analyses(point) for tool in self.tools)
+        return any(tool.analyses_at(point) for tool in self.tools)
 
     def analyses_backward(self) -> bool:
         """Whether any tool analyses backward operators."""
-        return any(self.analyses_at(point) for point in InstPoint if point.is_backward)
+        points = InstPoint.BEFORE_BACKWARD_OP, InstPoint.AFTER_BACKWARD_OP
+        return any(tool.analyses_at(*points) for tool in self.tools)
 
     # -- entry ------------------------------------------------------------
 

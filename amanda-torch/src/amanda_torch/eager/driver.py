@@ -7,6 +7,7 @@ thread, a ``TorchFunctionMode``. The patches tell it of what reaches no such mod
 
 from __future__ import annotations
 
+import functools
 import weakref
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
@@ -140,14 +141,19 @@ class InterceptingDriver(LoadedDriver, TorchEagerDriver):
     # -- patches ----------------------------------------------------------
 
     def _module_call(self, vanilla: Any) -> Any:
+        plain = _internals.PLAIN_CALL
+        compiled: Any = _internals.COMPILED_CALL
+        if vanilla is not _internals.MODULE_CALL:
+            compiled = functools.partial(functools.partial, vanilla)
+
         def __call__(module: nn.Module, *args: Any, **kwargs: Any) -> Any:  # noqa: N807
             interceptor = LOCAL.interceptor
             # Interceptor.is_quiet(), inlined: this runs at every module call.
             if interceptor is None or interceptor.muted or interceptor.thread["paused"]:
-                return vanilla(module, *args, **kwargs)
+                return vanilla(module, *args, **kwargs)  # Dynamo comes here, too
             parent = interceptor.enter_module(module)
             try:
-                return vanilla(module, *args, **kwargs)
+                return (compiled(module) or plain(module))(*args, **kwargs)
             finally:
                 # The way back from Tracker.enter_module(), inlined as well.
                 frame = interceptor.frame

@@ -193,8 +193,11 @@ class Tracker:
         self.generation = 0
         self.iteration = 0
         self._labels = labels
-        self._seen_outermost: set[int] = set()
+        # Not ids of modules: a new module may get the id of one that is gone.
+        self._seen_outermost: set[Child] = set()
         self._last: dict[int, weakref.ref[Frame]] = {}
+        # Of the outermost module that runs; made when its first child is new.
+        self._places: Places | None = None
 
     def go_to(self, frame: Frame) -> None:
         """Make `frame` the current one."""
@@ -215,7 +218,7 @@ class Tracker:
             # it keeps its ids, and begins no iteration.
             if _internals.in_backward() and self._enter_again(module):
                 return parent
-            self._enter_outermost(module)
+            self._enter_outermost(child)
         call = child.calls
         child.calls = call + 1
         frames = child.frames
@@ -274,6 +277,7 @@ class Tracker:
         """Drop all frames."""
         self.root.clear()
         self._last.clear()
+        self._places = None
         self._seen_outermost.clear()
         self.go_to(self.root)
 
@@ -286,18 +290,20 @@ class Tracker:
             frame.forget_plans(self.generation)
         frame.restart()
         frame.caller = self.frame
+        self._places = None
         self.go_to(frame)
         return True
 
-    def _enter_outermost(self, module: nn.Module) -> None:
+    def _enter_outermost(self, child: Child) -> None:
         """Begin a new iteration if this outermost module has run in the present one.
 
         Restarting the root counters at every outermost module would give the same ids to
         the operators before and after the second model of one iteration.
         """
-        if id(module) in self._seen_outermost or len(self._seen_outermost) > _MAX_OUTERMOST:
+        if child in self._seen_outermost or len(self._seen_outermost) > _MAX_OUTERMOST:
             self.new_iteration()
-        self._seen_outermost.add(id(module))
+        self._seen_outermost.add(child)
+        self._places = None
 
     def _new_child(self, parent: Frame, module: nn.Module) -> Child:
         key = id(module)
@@ -315,7 +321,7 @@ class Tracker:
             name = self._labels.label(module)
         else:
             owner = parent.module() if parent.module is not None else None
-            name = _name_within(owner, module) or self._stray_name(parent, module)
+            name = self._name_below(owner, module) or self._stray_name(parent, module)
         if isinstance(module, torch.jit.ScriptModule):
             self._not_seen("TorchScript modules: their operators run in C++")
         child = Child(weakref.ref(module, died), name, transparent)
@@ -323,6 +329,15 @@ class Tracker:
             child.inner = weakref.ref(getattr(module, _internals.COMPILED_MODULE))
         children[key] = child
         return child
+
+    def _name_below(self, owner: nn.Module | None, module: nn.Module) -> str | None:
+        """Path of `module` below `owner`, which calls it, without transparent wrappers."""
+        if owner is None:
+            return None
+        if self._places is None:
+            self._places = Places(self.modules()[-1])
+        # The second for a module that is registered later, or first at a place elsewhere.
+        return self._places.path(owner, module) or Places(owner).path(owner, module)
 
     def _stray_name(self, parent: Frame, module: nn.Module) -> str:
         """A name for a module that its caller does not register, e.g. one kept in a list."""
@@ -356,22 +371,40 @@ def is_transparent(module: nn.Module) -> bool:
     return cls.__name__ in _TRANSPARENT and cls.__module__.startswith("torch.")
 
 
-def _name_within(owner: nn.Module | None, module: nn.Module) -> str | None:
-    """Path of `module` below `owner`, without transparent wrappers.
+class Places:
+    """Where the modules below one are registered: the first place in the order of its children.
 
-    Names may hold dots, so that the paths of ``named_modules`` cannot be taken apart.
+    Made in one walk, and then asked for one module after the other.
     """
-    waiting = [("", owner)] if owner is not None else []
-    seen = set()
-    while waiting:
-        path, candidate = waiting.pop()
-        if candidate is module and candidate is not owner:
-            return path
-        if id(candidate) in seen:
-            continue
-        seen.add(id(candidate))
-        start = f"{path}." if path else ""
-        is_hidden = is_transparent(candidate)
-        below = [(path if is_hidden else start + n, m) for n, m in candidate.named_children()]
-        waiting.extend(reversed(below))
-    return None
+
+    def __init__(self, top: nn.Module) -> None:
+        self._places: dict[int, tuple[weakref.ref[nn.Module], str]] = {}
+        # Not named_modules(): its generators are nested, so that a step costs the depth.
+        walk = [iter([("", top)])]
+        owners: list[weakref.ref[nn.Module]] = []
+        while walk:
+            name, module = next(walk[-1], ("", None))
+            if module is None:
+                walk.pop()
+                if owners:
+                    owners.pop()
+            elif id(module) not in self._places:
+                self._places[id(module)] = (owners[-1] if owners else weakref.ref(module), name)
+                owners.append(weakref.ref(module))
+                walk.append(module.named_children())
+
+    def path(self, owner: nn.Module, module: nn.Module) -> str | None:
+        """The path of `module` below `owner`, without transparent wrappers.
+
+        None if the place of `module` is not below `owner`, or is another one by now.
+        """
+        names: list[str] = []
+        while module is not owner:
+            reference, name = self._places.get(id(module), (None, ""))
+            above = reference() if reference is not None else None
+            if above is None or above is module or getattr(above, name, None) is not module:
+                return None
+            if not is_transparent(above):
+                names.append(name)
+            module = above
+        return ".".join(reversed(names))

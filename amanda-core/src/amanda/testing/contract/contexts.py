@@ -266,7 +266,7 @@ class ContextTests(ContractTests):
 
     @requires(Capability.IN_PLACE)
     def test_id_of_an_in_place_op_has_its_type(self) -> None:
-        """The id of an in-place op tells its type, and differs from that of the op it adds to."""
+        """The id of an in-place op tells its type; it is not that of the op it adds to."""
         ids: list[str] = []
         tool = self.probe("add_inplace", before=lambda c: ids.append(c.get_op_id()))
         others: list[str] = []
