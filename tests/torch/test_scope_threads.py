@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 import threading
 from typing import Any
 
@@ -11,7 +12,7 @@ import torch
 
 import amanda
 from amanda_torch import _internals
-from tests.torch.support import ForwardCounter, applied
+from tests.torch.support import Counter, ForwardCounter, applied
 
 X = torch.ones(2)
 
@@ -48,6 +49,35 @@ def test_a_mode_goes_where_another_thread_ends_the_scope() -> None:
     thread.join()
     assert found == [0, 0]
     assert later.ids == ["/relu:0"]
+
+
+def test_threads_enter_and_leave_scopes_at_once() -> None:
+    """Each thread counts its own forward and backward operators, under a hasty interpreter."""
+    rounds = int(os.environ.get("AMANDA_STRESS", "3"))
+    counts: list[tuple[int, int]] = []
+    models = [torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.ReLU()) for _ in range(4)]
+
+    def run(model: torch.nn.Module) -> None:
+        for _ in range(rounds):
+            forward, whole = ForwardCounter(), Counter()
+            with applied(forward):
+                model(X).sum().backward()
+            with applied(whole), amanda.disabled():
+                model(X)
+            counts.append((len(forward.ids), len(whole.ids)))
+
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        threads = [threading.Thread(target=run, args=(model,)) for model in models]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    finally:
+        sys.setswitchinterval(interval)
+    # linear, relu, sum, and the ones that the backward pass begins with
+    assert counts == [(4, 0)] * 4 * rounds
 
 
 def test_a_scope_that_its_own_routine_ends() -> None:

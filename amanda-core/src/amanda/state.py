@@ -15,10 +15,11 @@ from __future__ import annotations
 import contextvars
 import sys
 import threading
-from collections.abc import Callable, Sequence
+import weakref
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from types import FrameType
-from typing import Any, Protocol, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
 from amanda._internals import owned_check
 
@@ -154,6 +155,35 @@ def current_task() -> Any:
         return asyncio.current_task()
     except (RuntimeError, AttributeError):  # no event loop runs here; it is being imported
         return None
+
+
+class WeakMembers(Generic[_T]):
+    """Objects that are held weakly, added and iterated over by any thread at any time.
+
+    ``weakref.WeakSet`` fails where one thread adds while another one iterates.
+    """
+
+    def __init__(self) -> None:
+        self._references: dict[int, weakref.ref[_T]] = {}
+
+    def add(self, member: _T) -> None:
+        """Add an object."""
+        key, references = id(member), self._references
+
+        def died(reference: weakref.ref[_T]) -> None:
+            if references.get(key) is reference:
+                references.pop(key, None)
+
+        references[key] = weakref.ref(member, died)
+
+    def __contains__(self, member: object) -> bool:
+        reference = self._references.get(id(member))
+        return reference is not None and reference() is member
+
+    def __iter__(self) -> Iterator[_T]:
+        # The list is made in one step.
+        found = [reference() for reference in list(self._references.values())]
+        return iter([member for member in found if member is not None])
 
 
 class ThreadState(threading.local):

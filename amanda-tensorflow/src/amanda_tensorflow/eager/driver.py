@@ -7,7 +7,6 @@ pass those that are patched here.
 from __future__ import annotations
 
 import sys
-import weakref
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
@@ -19,7 +18,7 @@ from amanda.interface.action import Action
 from amanda.interface.proofs import Proof
 from amanda.patching import PatchSet
 from amanda.registry.import_hook import Watch
-from amanda.state import STATE
+from amanda.state import STATE, WeakMembers
 from amanda_tensorflow import _internals
 from amanda_tensorflow.eager.autodiff import RoutineCall, is_tensor, substitute
 from amanda_tensorflow.eager.backward_ops import MarkedGradients
@@ -49,7 +48,7 @@ class InterceptingDriver(TensorFlowEagerDriver):
         super().__init__(dispatcher)
         self._values = VariableValues()
         self._gradients = MarkedGradients(dispatcher)
-        self._trackers: weakref.WeakSet[Tracker] = weakref.WeakSet()
+        self._trackers: WeakMembers[Tracker] = WeakMembers()
         self._watch: Watch | None = None
         self._interception: Interception | None = None
 
@@ -92,13 +91,19 @@ class InterceptingDriver(TensorFlowEagerDriver):
             interception.leave(self.patches.undo)
         super().detach()
         self._values.clear()
+        for tracker in self._trackers:
+            # Of threads that have yet to find out; it would keep the tools alive.
+            tracker.active = ()
+            tracker.replan()
 
     def enter_thread(self) -> None:
         """Give the current thread a tracker."""
-        if LOCAL.tracker is None:
+        tracker = LOCAL.tracker
+        # A scope that another thread has ended leaves the one of its driver here.
+        if tracker is None or tracker not in self._trackers:
             tracker = LOCAL.tracker = Tracker(self.dispatcher)
             self._trackers.add(tracker)
-        LOCAL.tracker.replan()
+        tracker.replan()
 
     def exit_thread(self) -> None:
         """Take it away."""
@@ -108,7 +113,7 @@ class InterceptingDriver(TensorFlowEagerDriver):
 
     def invalidate(self) -> None:
         """Make all threads ask for their plans again."""
-        for tracker in tuple(self._trackers):
+        for tracker in self._trackers:
             tracker.replan()
 
     def new_iteration(self) -> None:

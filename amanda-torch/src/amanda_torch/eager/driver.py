@@ -8,7 +8,6 @@ thread, a ``TorchFunctionMode``. The patches tell it of what reaches no such mod
 from __future__ import annotations
 
 import functools
-import weakref
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
@@ -18,6 +17,7 @@ from torch import nn
 from amanda.interface.action import Action
 from amanda.interface.proofs import Proof
 from amanda.patching import PatchSet
+from amanda.state import WeakMembers
 from amanda_torch import _internals
 from amanda_torch.autograd.substitution import substitute
 from amanda_torch.driver import LoadedDriver
@@ -42,7 +42,7 @@ class InterceptingDriver(LoadedDriver, TorchEagerDriver):
     def __init__(self, dispatcher: Any) -> None:
         super().__init__(dispatcher)
         self._labels = Labels()
-        self._interceptors: weakref.WeakSet[Interceptor] = weakref.WeakSet()
+        self._interceptors: WeakMembers[Interceptor] = WeakMembers()
         self._tracers = Tracers()
         self._checkpoints = Checkpoints(self.enter_thread, self.exit_thread)
 
@@ -73,7 +73,7 @@ class InterceptingDriver(LoadedDriver, TorchEagerDriver):
         self._tracers.detach()
         super().detach()
         self._labels.clear()
-        for interceptor in tuple(self._interceptors):
+        for interceptor in self._interceptors:
             # Of threads that have yet to find out.
             interceptor.replan()
 
@@ -103,13 +103,13 @@ class InterceptingDriver(LoadedDriver, TorchEagerDriver):
 
     def exit_other_thread(self, thread: int) -> None:
         """Let that thread's interceptor be removed by the thread itself, as soon as that can be."""
-        for interceptor in tuple(self._interceptors):
+        for interceptor in self._interceptors:
             if interceptor.ident == thread:
                 interceptor.end_elsewhere()
 
     def invalidate(self) -> None:
         """Make all threads ask for their plans again."""
-        for interceptor in tuple(self._interceptors):
+        for interceptor in self._interceptors:
             interceptor.replan()
 
     def new_iteration(self) -> None:

@@ -77,6 +77,7 @@ class Interceptor(Tracker, TorchFunctionMode):
         self._sees_transforms = sees_transforms
         self._sees_composites = sees_composites
         self._active: tuple[Any, ...] = ()
+        self._replan = True
         self._above: int | None = None
         self._entered: weakref.WeakKeyDictionary[LiveScope, int] = weakref.WeakKeyDictionary()
         self._kinds: dict[Any, Kind] = {}
@@ -147,7 +148,9 @@ class Interceptor(Tracker, TorchFunctionMode):
     def enter_scopes(self) -> None:
         """Note where in the thread's autograd history its new scopes begin."""
         self.stale = self.outdated = True
-        for scope in STATE.scopes:
+        for scope in reversed(STATE.scopes):
+            if scope in self._entered and not STATE.held:
+                break  # with all that are outside of it
             # Nodes with lower numbers are of operators that ran before the scope.
             self._entered.setdefault(scope, _internals.sequence_number())
 
@@ -195,11 +198,13 @@ class Interceptor(Tracker, TorchFunctionMode):
         if self.muted:
             return False
         self.stale = self.outdated = False
+        # Read after the flags are lowered: another thread raises them last.
+        replan, self._replan = self._replan, False
         active = self._dispatcher.scopes()
         if not any(scope.alive for scope in STATE.scopes):
-            self.stale = self.outdated = True
+            self.stale = self.outdated = self._replan = True
             return False
-        if active != self._active or not STATE.cache:
+        if replan or active != self._active or not STATE.cache:
             self._active = active
             self.forget_plans()
         if STATE.held:
@@ -212,8 +217,9 @@ class Interceptor(Tracker, TorchFunctionMode):
 
     def replan(self) -> None:
         """Recorded actions or scopes have changed: ask for all plans anew."""
-        self._active = (None,)
-        self.stale = self.outdated = True
+        self._replan = True
+        self.outdated = True
+        self.stale = True
 
     # -- operators --------------------------------------------------------
 

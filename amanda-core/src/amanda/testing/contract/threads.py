@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -259,9 +260,14 @@ class ThreadTests(ContractTests):
                     program.run()
                 counts.append(len(calls))
 
-        threads = [in_thread(lambda p=p: work(p)) for p in programs]  # type: ignore[misc]
-        for thread in threads:
-            thread.join()
+        interval = sys.getswitchinterval()
+        sys.setswitchinterval(1e-6)
+        try:
+            threads = [in_thread(lambda p=p: work(p)) for p in programs]  # type: ignore[misc]
+            for thread in threads:
+                thread.join()
+        finally:
+            sys.setswitchinterval(interval)
         assert counts == [1] * 9
         assert not ATTACHED
 
