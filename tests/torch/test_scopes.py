@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import threading
+import warnings
 import weakref
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -15,6 +16,7 @@ import torch
 from torch import nn
 
 import amanda
+from amanda.errors import CoverageWarning
 from amanda_torch import _internals
 from tests import models
 from tests.torch.support import (
@@ -386,3 +388,52 @@ def test_backward_operators_that_were_looked_at_before_are_analysed_again() -> N
         tool.reanalyse()
         model(torch.ones(1, 2)).sum().backward()
     assert seen == [*first, *first]
+
+
+def test_reanalysis_reaches_the_rest_of_a_running_module() -> None:
+    """``reanalyse()`` in a module call holds for the operators that are still to run in it."""
+    analysed: list[str] = []
+    tool = amanda.Tool()
+
+    class Three(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x.relu().tanh().relu()
+
+    def analyse(context: amanda.OpContext) -> None:
+        analysed.append(context.get_op().__name__)
+        if analysed.count("tanh") == 1 and analysed[-1] == "tanh":
+            context.insert_after_op(lambda _: executed.append(None) or again())
+
+    def again() -> None:
+        if len(executed) == 2:
+            analysed.clear()
+            tool.reanalyse()
+
+    executed: list[None] = []
+    tool.add_inst_for_op(analyse)
+    model, x = Three(), torch.ones(2)
+    with applied(tool):
+        model(x)
+        model(x)
+    assert analysed == ["relu"]
+
+
+@pytest.mark.filterwarnings("ignore:.torch.jit.script. is deprecated:DeprecationWarning")
+@pytest.mark.parametrize("block", [contextlib.nullcontext, amanda.disabled], ids=["on", "off"])
+def test_calls_keep_their_arguments(block: Any) -> None:
+    """Modules and scripted functions get positional and keyword arguments, watched or not."""
+
+    class Scaled(nn.Module):
+        def forward(self, x: torch.Tensor, *, scale: float = 1.0) -> torch.Tensor:
+            return x * scale
+
+    @torch.jit.script
+    def power(x: torch.Tensor, exponent: int = 1) -> torch.Tensor:
+        return x**exponent
+
+    x = torch.full((2,), 3.0)
+    with warnings.catch_warnings(), applied(Counter()), block():
+        warnings.simplefilter("ignore", CoverageWarning)  # of the scripted function
+        assert Scaled()(x, scale=2.0).tolist() == [6, 6]
+        assert power(x, exponent=2).tolist() == [9, 9]
+        assert power(x, 3).tolist() == [27, 27]
