@@ -369,8 +369,10 @@ class EagerDriver(Driver):
         try:
             thread.vanilla = outer + 1
             yield
-        finally:
             thread.vanilla = outer
+        except BaseException:
+            thread.vanilla = outer
+            raise
 
     # -- for patches ------------------------------------------------------
 

@@ -114,5 +114,8 @@ def vanilla() -> Iterator[None]:
             for driver in tuple(ATTACHED.values()):
                 stack.enter_context(driver.vanilla())
             yield
-    finally:
         thread["paused"] = outer
+    except BaseException:
+        # Not in a finally clause, at whose line an interrupt would leave it undone.
+        thread["paused"] = outer
+        raise
