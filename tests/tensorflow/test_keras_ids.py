@@ -92,8 +92,9 @@ class Subclassed(keras.Model):
         return {"loss": loss}
 
 
-@pytest.mark.parametrize("traced", ["inside", "before"])
-@pytest.mark.parametrize("build", [functional, Subclassed])
+@pytest.mark.parametrize(
+    ("build", "traced"), [(functional, "inside"), (Subclassed, "before")], ids=["inside", "before"]
+)
 def test_one_model_has_one_set_of_ids(build: Callable[[], Any], traced: str) -> None:
     """The operators with weights have the same ids and module paths, and read the same variables,
     in fit, evaluate, predict, a call and a tf.function, traced in the scope or before it."""

@@ -168,8 +168,7 @@ def test_a_validation_has_the_masks_of_the_training() -> None:
     tool = PruneTool(method="magnitude", sparsity=0.5)
     with amanda.apply(tool):
         found = model.fit(x, y, batch_size=4, epochs=3, validation_data=(x, y), verbose=0).history
-    one, other = tool.masks.values()
-    assert np.array_equal(one, other)
+    (one,) = tool.masks.values()
     (weight,) = model.get_weights()
     again = np.abs(weight) > np.quantile(np.abs(weight), 0.5)
     assert not np.array_equal(one, again)  # or it would be the same by chance

@@ -28,6 +28,10 @@ class Variable(abc.ABC):
 
     name: str = ""
 
+    def is_alive(self) -> bool:
+        """Whether the variable is still there."""
+        return True
+
     @abc.abstractmethod
     def change(self, function: Callable[[Any], Any]) -> None:
         """Write ``function(value)`` into the variable.

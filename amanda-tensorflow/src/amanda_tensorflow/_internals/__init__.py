@@ -102,7 +102,7 @@ from amanda_tensorflow._internals.runtime import (  # noqa: E402
     vanilla_gradient_function,
     vanilla_jvp,
     variable_dtype,
-    variable_of,
+    variable_name,
     write_variable,
 )
 from amanda_tensorflow._internals.sessions import (  # noqa: E402
@@ -225,6 +225,6 @@ __all__ = [
     "vanilla_gradient_function",
     "vanilla_jvp",
     "variable_dtype",
-    "variable_of",
+    "variable_name",
     "write_variable",
 ]

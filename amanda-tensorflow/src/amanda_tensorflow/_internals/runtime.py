@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import sys
 import weakref
 from contextlib import AbstractContextManager
 from typing import Any
@@ -161,29 +162,44 @@ def write_variable(handle: Any, value: Any) -> None:
     gen_resource_variable_ops.assign_variable_op(handle, value)
 
 
-_VARIABLES: dict[int, weakref.ref[Any]] = {}
-"""By ``id`` of a handle, the variable that was found for it."""
+_VARIABLES: dict[int, tuple[weakref.ref[Any], str]] = {}
+"""By ``id`` of a handle, a weak reference to it, and the name of its variable."""
 
 
-def variable_of(handle: Any) -> Any:
-    """The ``tf.Variable`` of a resource handle; None if there is none.
+def variable_name(handle: Any) -> str:
+    """The name of the variable of a resource handle, of Keras' variables their path; "" if it has
+    none.
 
     A handle does not lead to its variable, so that all objects of the process are looked through
-    for handles that have not been asked for before.
+    for a handle that has not been asked for before.
     """
     known = _VARIABLES.get(id(handle))
-    found = None if known is None else known()
-    if found is not None and found.handle is handle:
-        return found
-    _VARIABLES.clear()
+    if known is None or known[0]() is not handle:
+        _VARIABLES.clear()
+        _VARIABLES.update(_named_variables())
+        known = _VARIABLES.get(id(handle))
+    return "" if known is None else known[1]
+
+
+def _named_variables() -> dict[int, tuple[weakref.ref[Any], str]]:
+    base = resource_variable_ops.BaseResourceVariable
+    keras = getattr(sys.modules.get("keras"), "Variable", base)
+    found: dict[int, tuple[weakref.ref[Any], str]] = {}
+    wrapped = []
     for value in gc.get_objects():
         # By type: isinstance() would run code of lazy objects.
-        if issubclass(type(value), resource_variable_ops.BaseResourceVariable):
-            own = getattr(value, "_handle", None)
-            if isinstance(own, EagerTensor):
-                _VARIABLES[id(own)] = weakref.ref(value)
-    known = _VARIABLES.get(id(handle))
-    return None if known is None else known()
+        kind = type(value)
+        if issubclass(kind, base):
+            handle = getattr(value, "_handle", None)
+            if isinstance(handle, EagerTensor):
+                found[id(handle)] = weakref.ref(handle), str(value.name).partition(":")[0]
+        elif issubclass(kind, keras):
+            wrapped.append(value)
+    for variable in wrapped:
+        handle = getattr(getattr(variable, "_value", None), "_handle", None)
+        if id(handle) in found:
+            found[id(handle)] = weakref.ref(handle), str(variable.path)
+    return found
 
 
 def handle_key(handle: Any) -> int:

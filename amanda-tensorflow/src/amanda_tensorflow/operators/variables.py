@@ -26,10 +26,12 @@ class HandleVariable(Variable):
 
     @property
     def name(self) -> str:  # type: ignore[override]
-        """The variable's name, without the number of an output."""
+        """The variable's name, or path in Keras."""
         handle = self._handle()
-        variable = None if handle is None else _internals.variable_of(handle)
-        return "" if variable is None else str(variable.name).partition(":")[0]
+        return "" if handle is None else _internals.variable_name(handle)
+
+    def is_alive(self) -> bool:
+        return self._handle() is not None
 
     def change(self, function: Callable[[Any], Any]) -> None:
         handle = self._handle()

@@ -21,6 +21,8 @@ import numpy as np
 import amanda
 from amanda import OpContext
 from amanda.errors import AmandaError
+from amanda.interface.calls import Variable
+from amanda.tools.mapping import MappingTool
 from amanda_tools._values.shapes import Shape, shape_of
 from amanda_tools._values.tensors import Array, arithmetic_of
 
@@ -41,6 +43,9 @@ class Weight:
         groups: number of groups of a convolution.
         key: ``context.get_value_key``: equal for all readers of one variable, where the driver
             gives a new object at each reading; else None.
+        view: the view of the variable, () if it is the variable itself.
+        variable: ``context.get_variable``: the variable, where the driver gives a new object at
+            each reading; else None.
     """
 
     index: int
@@ -48,6 +53,8 @@ class Weight:
     layout: str
     groups: int = 1
     key: Hashable | None = None
+    view: Hashable = ()
+    variable: Variable | None = None
 
     def axes(self, letters: str) -> tuple[int, ...]:
         """Return the axes with these letters, in the order of the layout."""
@@ -89,7 +96,8 @@ class Weight:
     @property
     def identity(self) -> Hashable:
         """Equal for two weights that are one parameter or variable, while it is alive."""
-        return id(self.value) if self.key is None else self.key
+        # A mask for one view (reshaped, transposed) of a variable does not fit another view.
+        return id(self.value) if self.key is None else (self.key, self.view)
 
 
 def weight_of(context: OpContext) -> Weight:
@@ -112,8 +120,7 @@ def weight_of(context: OpContext) -> Weight:
         raise Untreatable(f"its weight has {len(value.shape)} axes, and not the layout {layout}")
     groups = int(context.get_attrs().get("groups") or 1)
     key, view = context.get_value_key(index), context.get_value_view(index)
-    # A mask for one view (reshaped, transposed) of a variable does not fit another view.
-    return Weight(index, value, layout, groups, (key, view) if key and view else key)
+    return Weight(index, value, layout, groups, key, view, context.get_variable(index))
 
 
 def data_index(context: OpContext, weight: Weight) -> int:
@@ -133,6 +140,63 @@ def weak_reference(value: Any) -> Callable[[], Any]:
         return lambda: None
 
 
+@attrs.frozen(eq=False)
+class FoundWeight:
+    """The weight that an operator of a run has read.
+
+    Attributes:
+        value: the value; in PyTorch the parameter itself.
+        variable: the variable that it was read from, as :attr:`Weight.variable`.
+        identity: equal for two that are one variable in one view; None where the driver gives the
+            parameter itself.
+    """
+
+    value: Any
+    variable: Variable | None
+    identity: Hashable | None
+
+
+class WeightsOfRun:
+    """The weights that the operators of one run have read.
+
+    Args:
+        run: runs the model.
+        places: op id to the position of the weight among its inputs.
+    """
+
+    def __init__(self, run: Callable[[], Any], places: Mapping[str, int]) -> None:
+        self._places = places
+        self._by_op: dict[str, FoundWeight] = {}
+        self._by_identity: dict[Hashable, FoundWeight] = {}
+        collector = amanda.Tool()
+        collector.depends_on(MappingTool.standard())
+        collector.add_inst_for_op(self._collect)
+        with amanda.apply(collector):
+            run()
+
+    def _collect(self, context: OpContext) -> None:
+        op_id = context.get_op_id()
+        index = self._places.get(op_id, context["weight_index"])
+        value = None if index is None else context.get_value(index)
+        if value is None:
+            return
+        key = context.get_value_key(index)
+        identity = None if key is None else (key, context.get_value_view(index))
+        found = FoundWeight(value, context.get_variable(index), identity)
+        if op_id in self._places:
+            self._by_op[op_id] = found
+        if identity is not None:
+            self._by_identity[identity] = found
+
+    def of_op(self, op_id: str) -> FoundWeight | None:
+        """Return the weight that an operator has read; None if it has not run."""
+        return self._by_op.get(op_id)
+
+    def of_variable(self, identity: Hashable) -> FoundWeight | None:
+        """Return the weight with this identity, whichever operator has read it."""
+        return self._by_identity.get(identity)
+
+
 def values_of_run(run: Callable[[], Any], places: Mapping[str, int], tool: str) -> dict[str, Any]:
     """Run a model once and return the values of weights, as the framework holds them, by op id.
 
@@ -144,17 +208,16 @@ def values_of_run(run: Callable[[], Any], places: Mapping[str, int], tool: str) 
     Raises:
         AmandaError: `run` did not execute one of the operators.
     """
-    values: dict[str, Any] = {}
-
-    def collect(context: OpContext) -> None:
-        op_id = context.get_op_id()
-        if op_id in places:
-            values[op_id] = context.get_value(places[op_id])
-
-    collector = amanda.Tool()
-    collector.add_inst_for_op(collect)
-    with amanda.apply(collector):
-        run()
-    if missing := [op_id for op_id in places if values.get(op_id) is None]:
-        raise AmandaError(f"{tool}: the run has not executed op {missing[0]}, which the tool knows")
+    weights = WeightsOfRun(run, places)
+    found = {op_id: weights.of_op(op_id) for op_id in places}
+    values = {}
+    for op_id, weight in found.items():
+        if weight is None:
+            raise not_executed(tool, op_id)
+        values[op_id] = weight.value
     return values
+
+
+def not_executed(tool: str, op_id: str) -> AmandaError:
+    """The error for a run that lacks an operator which a tool knows."""
+    return AmandaError(f"{tool}: the run has not executed op {op_id}, which the tool knows")

@@ -59,6 +59,13 @@ def read(path: str | os.PathLike[str], kind: str) -> tuple[dict[str, Array], dic
     return arrays, header
 
 
+def weight_names(header: Mapping[str, Any]) -> dict[str, str]:
+    """Return the names of weights by op id that a header holds; files of others have none."""
+    names = header.get("weights")
+    found = names.items() if isinstance(names, dict) else ()
+    return {op_id: name for op_id, name in found if isinstance(name, str)}
+
+
 def _check_elements(path: str | os.PathLike[str], kind: str, arrays: Mapping[str, Array]) -> None:
     """Refuse masks that are not of booleans, and other arrays with NaN or infinities."""
     for name, array in arrays.items():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import itertools
 from collections.abc import Callable, Hashable, Mapping
 from typing import Any
 
@@ -11,10 +12,18 @@ import attrs
 import amanda
 from amanda import OpContext
 from amanda.errors import AmandaError
+from amanda.interface.calls import Variable
 from amanda.tools.description import OpDescription
-from amanda_tools._operators.weights import Weight, weak_reference, weight_of
+from amanda_tools._operators.weights import FoundWeight, Weight, weak_reference, weight_of
 from amanda_tools._values.shapes import shape_of
 from amanda_tools._values.tensors import Array, arithmetic_of
+from amanda_tools.prune.given_masks import (
+    GivenMasks,
+    check_shape,
+    is_same_name,
+    name_of,
+    variable_name,
+)
 from amanda_tools.prune.global_threshold import GlobalThreshold
 from amanda_tools.prune.options import PruneOptions
 from amanda_tools.prune.rules import rule_of
@@ -57,6 +66,47 @@ class PrunedWeight:
     def count(self, gradient: Any, op_id: str) -> None:
         """Instrumentation routine: count one training step of a reader."""
         self.steps[op_id] += 1
+
+    @property
+    def name(self) -> str:
+        """The name of the weight, as files of masks have it; "" if it has none."""
+        return name_of(self.weight)
+
+    def check(self, found: FoundWeight) -> None:
+        """Refuse a weight that a run has read instead of this one.
+
+        Raises:
+            AmandaError: its shape or its name is another one.
+        """
+        shape, name = shape_of(found.value), variable_name(found.variable)
+        own = variable_name(self.weight.variable)
+        is_renamed = bool(name and own) and not is_same_name(name, own)
+        if shape != self.shape or (found.identity != self.weight.identity and is_renamed):
+            raise AmandaError(
+                f"prune: the mask of op {self.readers[0]} is for a weight {own} of the "
+                f"shape {self.shape}, and the run has read {name or 'one'} of the shape {shape}: "
+                "it is of another model"
+            )
+
+    def bake(self, value: Any, variable: Variable | None) -> None:
+        """Write the zeros into the weight.
+
+        Args:
+            value: its value; the parameter itself if there is no `variable`.
+            variable: the variable that the value was read from.
+
+        Raises:
+            TypeError: the value is none that can be written.
+            AmandaError: the variable cannot be written.
+        """
+        mask = self.mask
+        assert mask is not None
+        with amanda.disabled():
+            if variable is not None:
+                variable.change(lambda old: old * arithmetic_of(old).constant(mask, old))
+                return
+            arithmetic = arithmetic_of(value)
+            arithmetic.assign(value, arithmetic.wide_numpy(value) * mask)
 
     def set(self, mask: Array, due: int | None) -> None:
         """Set the mask, and the step at which the next one is made."""
@@ -115,17 +165,26 @@ class StaticPruning:
         self._global = GlobalThreshold() if options.scope == "global" else None
         self.weights: dict[str, PrunedWeight] = {}
         self._by_value: dict[Hashable, PrunedWeight] = {}
-        self._given: Mapping[str, Array] | None = None
-        self._given_by = ""
+        self._in_scope: dict[str, Hashable] = {}
+        self._given: GivenMasks | None = None
 
-    def use(self, masks: Mapping[str, Array], source: str) -> None:
+    def use(self, masks: Mapping[str, Array], source: str, names: Mapping[str, str]) -> None:
         """Use these masks, by op id, and make no others.
 
         Args:
             masks: the masks.
             source: where they come from, for error messages.
+            names: the names of their weights by op id, as far as they are known.
         """
-        self._given, self._given_by = masks, source
+        self._given = GivenMasks(masks, source, names)
+
+    def enter_scope(self) -> None:
+        """A scope begins: its operators may read weights of another model under known ids."""
+        self._in_scope.clear()
+
+    def unused(self) -> list[str]:
+        """Return the op ids of given masks that no weight has."""
+        return [] if self._given is None else self._given.unused()
 
     def treat(self, context: OpContext, op: OpDescription) -> None:
         """Make an operator read its weight under the mask.
@@ -152,13 +211,26 @@ class StaticPruning:
     # -- weights ----------------------------------------------------------
 
     def _weight_of(self, op_id: str, found: Weight) -> PrunedWeight:
-        known = self.weights.get(op_id)
+        known = self._of_variable(found)
+        if known is None and self._in_scope.get(op_id, found.identity) != found.identity:
+            # Another operator of this scope has the same id, as the branches of tf.cond can have.
+            known = self._new_weight(op_id, found, is_other=True)
+            op_id = next(i for n in itertools.count(2) if (i := f"{op_id}~{n}") not in self.weights)
+        if known is None:
+            known = self.weights.get(op_id)
         if known is None:
             known = self._shared(found) or self._new_weight(op_id, found)
+        if found.key is not None:
+            self._in_scope.setdefault(op_id, found.identity)
+        if op_id not in self.weights:
             known.readers.append(op_id)
             self.weights[op_id] = known
-        self._check_shape(op_id, known.shape, found)
+        check_shape(op_id, known.shape, found)
         return known
+
+    def _of_variable(self, found: Weight) -> PrunedWeight | None:
+        """Return the weight that was registered for a variable, whichever operator reads it."""
+        return None if found.key is None else self._by_value.get(found.identity)
 
     def _shared(self, found: Weight) -> PrunedWeight | None:
         """Return the weight that another operator has registered for the same value."""
@@ -166,33 +238,16 @@ class StaticPruning:
         is_same = known is not None and (found.key is not None or known.source() is found.value)
         return known if is_same else None
 
-    def _new_weight(self, op_id: str, found: Weight) -> PrunedWeight:
+    def _new_weight(self, op_id: str, found: Weight, is_other: bool = False) -> PrunedWeight:
         # A value that is no object of the program's (a copy of a variable) may be gone at once.
         source = weak_reference(found.value)
         weight = PrunedWeight(attrs.evolve(found, value=None), shape_of(found.value), source)
         self._by_value[found.identity] = weight
         if self._given is not None:
-            weight.set(self._given_mask(op_id, found), None)
+            weight.set(self._given.mask(op_id, found, by_name=is_other), None)
         elif self._schedule.is_constant and self._global is None:
             self._make(weight, found.value)
         return weight
-
-    def _given_mask(self, op_id: str, found: Weight) -> Array:
-        assert self._given is not None
-        if op_id not in self._given:
-            raise AmandaError(
-                f"prune: {self._given_by} has no mask for op {op_id}, the first one that is "
-                f"missing: it is of another model, or of other ops or other options"
-            )
-        self._check_shape(op_id, self._given[op_id].shape, found)
-        return self._given[op_id]
-
-    def _check_shape(self, op_id: str, shape: tuple[int, ...], found: Weight) -> None:
-        if shape != shape_of(found.value):
-            raise AmandaError(
-                f"prune: the mask of op {op_id} has the shape {shape}, its weight has "
-                f"{shape_of(found.value)}: the mask is of another model; use a new tool for it"
-            )
 
     # -- masks ------------------------------------------------------------
 

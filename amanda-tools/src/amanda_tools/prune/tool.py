@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import attrs
 
 from amanda import OpContext
+from amanda.driver import Driver
 from amanda.errors import AmandaError, CapabilityError, FileError
 from amanda.results import Table
 from amanda.tools.description import OpDescription, describe
@@ -17,7 +18,7 @@ from amanda.tools.graph_tracing import GraphTracingTool
 from amanda.tools.mapping import MappingTool
 from amanda_tools._bases.printing import PrintingTool
 from amanda_tools._operators.targets import Targets
-from amanda_tools._operators.weights import Untreatable, values_of_run, weak_reference
+from amanda_tools._operators.weights import Untreatable, WeightsOfRun, not_executed, weak_reference
 from amanda_tools._values.shapes import shape_of
 from amanda_tools._values.tensors import Array, arithmetic_of
 from amanda_tools.prune import files
@@ -26,7 +27,7 @@ from amanda_tools.prune.channel import ChannelPruning
 from amanda_tools.prune.dynamic import Gate, GatedPruning
 from amanda_tools.prune.options import STATIC_METHODS, PruneOptions
 from amanda_tools.prune.spatial import SpatialPruning
-from amanda_tools.prune.static import StaticPruning
+from amanda_tools.prune.static import PrunedWeight, StaticPruning
 
 Pruning = StaticPruning | GatedPruning | AttentionPruning
 
@@ -58,14 +59,18 @@ class PruneTool(PrintingTool[PruneOptions]):
         )
         self._pruning = _METHODS.get(self.options.method, StaticPruning)(self.options)
         self._ops: dict[str, OpDescription] = {}
-        self._dense_readers: dict[str, Callable[[], Any]] = {}
-        self._given: Mapping[str, Array] = {}
+        self._dense_readers: dict[str, tuple[Callable[[], Any], Hashable]] = {}
         self.depends_on(MappingTool.standard())
         if isinstance(self._pruning, AttentionPruning):
             self.depends_on(GraphTracingTool())
         self.add_inst_for_op(self._analyse)
         if self.options.masks:
             self.load(self.options.masks)
+
+    def enter_scope(self, drivers: Sequence[Driver]) -> None:
+        super().enter_scope(drivers)
+        if isinstance(self._pruning, StaticPruning):
+            self._pruning.enter_scope()
 
     def _analyse(self, context: OpContext) -> None:
         op = describe(context)
@@ -81,7 +86,7 @@ class PruneTool(PrintingTool[PruneOptions]):
                 return
         value = None if index is None else context.get_value(index)
         if value is not None:
-            self._dense_readers[op.id] = weak_reference(value)
+            self._dense_readers[op.id] = weak_reference(value), context.get_value_key(index)
 
     # -- masks ------------------------------------------------------------
 
@@ -109,8 +114,9 @@ class PruneTool(PrintingTool[PruneOptions]):
         """
         masks = self.masks
         if masks:
+            names = {id: name for id, w in self._weights().items() if (name := w.name)}
             options = {"method": self.options.method, "sparsity": self.options.sparsity}
-            return files.write(path, "masks", masks, **options)
+            return files.write(path, "masks", masks, weights=names, **options)
         gates = {
             f"{id}|{name}": array
             for id, gate in self._gates().items()
@@ -124,15 +130,17 @@ class PruneTool(PrintingTool[PruneOptions]):
         """Use the masks, or the values of gates, of a file instead of new ones.
 
         Masks hold from the next analysis on, and stay; an operator without a mask in the file is an
-        error that names it. Gates must have been met before.
+        error that names it. A mask belongs to the operator with its id; where the file knows
+        the names of weights and that operator reads another one, to the weight with its name. Gates
+        must have been met before.
 
         Raises:
             FileError: the file cannot be read, or is for another method or model.
         """
         if isinstance(self._pruning, StaticPruning):
-            self._given, _ = files.read(path, "masks")
+            masks, header = files.read(path, "masks")
             self._pruning = StaticPruning(self.options)
-            self._pruning.use(self._given, str(path))
+            self._pruning.use(masks, str(path), files.weight_names(header))
             self._ops.clear()
             self.reanalyse()
             return
@@ -161,10 +169,11 @@ class PruneTool(PrintingTool[PruneOptions]):
             AmandaError: there are no masks yet, or `run` does not execute all operators that have
                 masks.
         """
-        masks = self._final_masks()
+        self._check_masks()
         return {
-            id: arithmetic_of(value).wide_numpy(value) * masks[id]
-            for id, value in self._values(run).items()
+            op_id: arithmetic_of(value).wide_numpy(value) * weight.mask
+            for weight, value, _ in self._weights_of(run)
+            for op_id in weight.readers
         }
 
     def export(self, path: str | os.PathLike[str], run: Callable[[], Any]) -> Path:
@@ -179,27 +188,28 @@ class PruneTool(PrintingTool[PruneOptions]):
 
         Raises:
             AmandaError: there are no masks yet; another operator reads such a weight without the
-                mask, and would change; or `run` does not execute all operators that have masks.
-            CapabilityError: the driver gives values of weights, not the objects that hold them.
+                mask, or in another view, and would change; or `run` does not read all weights that
+                have masks.
+            CapabilityError: a weight cannot be written.
         """
-        masks = self._final_masks()
+        self._check_masks()
         if shared := self._shared():
             op_id, reader = next(iter(shared.items()))
             raise AmandaError(
                 f"prune: op {reader} reads the weight of op {op_id} without its mask and would "
                 "change, too; add its type to ops, or use export()"
             )
-        for op_id, value in self._values(run).items():
-            arithmetic = arithmetic_of(value)
+        for weight, value, variable in self._weights_of(run):
             try:
-                arithmetic.assign(value, arithmetic.wide_numpy(value) * masks[op_id])
-            except TypeError as error:
+                weight.bake(value, variable)
+            except (TypeError, AmandaError) as error:
                 raise CapabilityError(
-                    f"prune: the weight of op {op_id} cannot be written ({error}); use export()"
+                    f"prune: the weight of op {weight.readers[0]} cannot be written ({error}); use "
+                    "export()"
                 ) from error
 
-    def _final_masks(self) -> dict[str, Array]:
-        """Return the masks of all pruned operators.
+    def _check_masks(self) -> None:
+        """Check that all pruned operators have masks.
 
         Raises:
             AmandaError: one has none yet.
@@ -221,25 +231,51 @@ class PruneTool(PrintingTool[PruneOptions]):
                     f"prune: op {op_id} has no mask yet: it has had {weight.step} training steps, "
                     f"and masks begin at step {self.options.start}"
                 )
-        return self.masks
 
-    def _values(self, run: Callable[[], Any]) -> dict[str, Any]:
-        """Return the weights of the operators that have masks."""
+    def _weights_of(self, run: Callable[[], Any]) -> list[tuple[PrunedWeight, Any, Any]]:
+        """Return the weights that have masks, each with its value and its variable.
+
+        Raises:
+            AmandaError: `run` does not read one of the weights.
+        """
+        known = list({id(weight): weight for weight in self._weights().values()}.values())
         places = {op_id: weight.weight.index for op_id, weight in self._weights().items()}
-        return values_of_run(run, places, self.name)
+        weights = WeightsOfRun(run, places)
+        taken = {weight.weight.identity for weight in known}
+        found = []
+        for weight in known:
+            one = weights.of_variable(weight.weight.identity)
+            for op_id in weight.readers if one is None else ():
+                other = weights.of_op(op_id)
+                # In another mode the operator with this id can read a weight with another mask.
+                if other is not None and other.identity not in taken:
+                    one = other
+            if one is None:
+                raise not_executed(self.name, weight.readers[0])
+            weight.check(one)
+            found.append((weight, one.value, one.variable))
+        return found
 
     def _shared(self) -> dict[str, str]:
-        """Return pruned op id to another op that reads its weight without the mask."""
+        """Return pruned op id to another op that reads its weight without the mask, or in another
+        view."""
         found = {}
         for op_id, weight in self._weights().items():
-            value = weight.source()
-            for reader, source in self._dense_readers.items():
-                if value is not None and source() is value and reader not in weight.readers:
+            value, key = weight.source(), weight.weight.key
+            for reader, (source, other) in self._dense_readers.items():
+                is_same = key == other if key is not None else value is not None
+                if is_same and (key is not None or source() is value):
+                    found.update({} if reader in weight.readers else {op_id: reader})
+            for reader, pruned in self._weights().items():
+                if key is not None and pruned is not weight and pruned.weight.key == key:
                     found[op_id] = reader
         return found
 
     def _weights(self) -> Mapping[str, Any]:
         return self._pruning.weights if isinstance(self._pruning, StaticPruning) else {}
+
+    def _unused(self) -> list[str]:
+        return self._pruning.unused() if isinstance(self._pruning, StaticPruning) else []
 
     def _gates(self) -> Mapping[str, Gate]:
         return self._pruning.gates if isinstance(self._pruning, GatedPruning) else {}
@@ -291,7 +327,7 @@ class PruneTool(PrintingTool[PruneOptions]):
             "sparsity": zeros / size if size else 0.0,
             "skipped": self._targets.rows(),
             "read_without_mask": self._shared(),
-            "masks_never_used": [op_id for op_id in self._given if op_id not in self._ops],
+            "masks_never_used": [op_id for op_id in self._unused() if op_id not in self._ops],
             "ops_never_met": self._targets.never_met(),
         }
 
