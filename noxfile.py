@@ -9,14 +9,44 @@ from __future__ import annotations
 
 import os
 import shutil
+import subprocess
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 
 import nox
+from nox.command import CommandFailed
 
 ROOT = Path(__file__).parent
 PACKAGES = ("amanda-core", "amanda-torch", "amanda-tensorflow", "amanda-tools")
 CONSTRAINTS = "tests/constraints/torch.txt"
+
+PYTHONS = ("3.11", "3.12", "3.13", "3.14")
+"""The versions of Python that the packages without a framework run on."""
+
+PURE = (
+    "tests/core",
+    *(f"tests/tools/test_{name}.py" for name in ("count", "effects", "flops_formulas", "trace")),
+    *(f"tests/tools/test_{name}.py" for name in ("graph_tracing", "report_columns", "reporting")),
+    *(f"tests/tools/optimization/test_{name}.py" for name in ("prune_rules", "size")),
+    "amanda-core/templates/driver-package/tests",
+    "amanda-core/templates/tool-package/tests",
+    "tests/packaging/autograd_driver/tests",
+)
+"""Tests of core, tools and drivers that need no large framework."""
+
+PURE_PACKAGES = (
+    "amanda-core/templates/driver-package",
+    "amanda-core/templates/tool-package",
+    "tests/packaging/autograd_driver",
+)
+"""The packages of these drivers and tools."""
+
+BOUNDED = tuple(
+    f"tests/torch/test_{name}.py"
+    for name in "contract ids autograd checkpoint functorch actions attach proofs".split()
+)
+"""The tests of amanda-torch that CI makes with the newest PyTorch."""
 
 nox.needs_version = ">=2024.4.15"
 nox.options.default_venv_backend = "none"
@@ -24,7 +54,7 @@ nox.options.error_on_missing_interpreters = True
 nox.options.sessions = ["lint", "types", "core", "tensorflow-2.16", "browser", "tests"]
 
 
-def _python(session: nox.Session, *args: str) -> None:
+def _run(session: nox.Session, *args: str) -> None:
     """Run Python, with `args`, in the environment that nox is installed in."""
     session.run(sys.executable, *args, external=True)
 
@@ -32,20 +62,20 @@ def _python(session: nox.Session, *args: str) -> None:
 @nox.session
 def lint(session: nox.Session) -> None:
     """Ruff: rules and formatting."""
-    _python(session, "-m", "ruff", "check", ".")
-    _python(session, "-m", "ruff", "format", "--check", ".")
+    _run(session, "-m", "ruff", "check", ".")
+    _run(session, "-m", "ruff", "format", "--check", ".")
 
 
 @nox.session
 def types(session: nox.Session) -> None:
     """mypy, strict, on the four packages."""
-    _python(session, "-m", "mypy")
+    _run(session, "-m", "mypy")
 
 
 @nox.session
 def tests(session: nox.Session) -> None:
     """The test suite on two processes; arguments go to pytest."""
-    _python(session, "-m", "pytest", "-n", "2", *session.posargs)
+    _run(session, "-m", "pytest", "-n", "2", *session.posargs)
 
 
 @nox.session(venv_backend="virtualenv", reuse_venv=True)
@@ -80,10 +110,83 @@ def _tensorflow(session: nox.Session, version: str) -> None:
     session.run("python", "-m", "pytest", "-q", "-n", "2", "tests/tensorflow", *session.posargs)
 
 
+@nox.session(name="torch-2.13", venv_backend="virtualenv", reuse_venv=True)
+def torch_oldest(session: nox.Session) -> None:
+    """The tests of amanda-torch with the oldest PyTorch that it supports."""
+    _torch(session, "2.13", {}, "-c", CONSTRAINTS)
+
+
+@nox.session(name="torch-2.15", venv_backend="virtualenv", reuse_venv=True)
+def torch_newest(session: nox.Session) -> None:
+    """Those with the newest one, and the newest transformers, timm and torchao (5 GB of wheels).
+
+    ``nox -s torch-2.15 -- bounded`` makes the part that CI does, in about five minutes.
+    """
+    # What pip is configured with may prefer, or pin, a build of another version.
+    _torch(session, "2.15", {"PIP_CONFIG_FILE": os.devnull, "PIP_CONSTRAINT": ""})
+
+
+def _torch(session: nox.Session, version: str, variables: Mapping[str, str], *options: str) -> None:
+    """Run tests/torch in an environment of one PyTorch and no other framework."""
+    try:
+        session.install(
+            *("-q", *options, f"torch=={version}.*", "torchvision", "transformers", "timm"),
+            *("-e", "./amanda-core[testing]", "-e", "./amanda-torch"),
+            *("-e", "./amanda-tools[torchao]", "hypothesis", "pytest-randomly", "pytest-xdist"),
+            *("expecttest", "scipy"),
+            env=variables,
+        )
+    except CommandFailed:
+        session.error(f"PyTorch {version} cannot be installed here: NOTHING WAS TESTED with it")
+    tests = BOUNDED if session.posargs == ["bounded"] else session.posargs or ["tests/torch"]
+    session.run("python", "-m", "pytest", "-q", "-n", "2", *tests)
+
+
+def _python(session: nox.Session, version: str) -> None:
+    """Run the tests of core, tools and the pure drivers on a Python, if there is one."""
+    interpreter = _interpreter(version)
+    if not interpreter:
+        session.skip(f"Python {version} is not installed: nothing was tested with it")
+    folder = ROOT / ".nox" / f"python-{version}"
+    own = str(folder / "bin" / "python")
+    if not Path(own).exists():
+        session.run(interpreter, "-m", "venv", str(folder), external=True)
+    packages = ("./amanda-core[testing]", "./amanda-tools", *PURE_PACKAGES)
+    session.run(
+        *(own, "-m", "pip", "install", "-q", "-c", CONSTRAINTS),
+        *(option for package in packages for option in ("-e", package)),
+        *("hypothesis", "pytest-randomly", "autograd", "numpy"),
+        external=True,
+    )
+    session.run(own, "-m", "pytest", "-q", *PURE, *session.posargs, external=True)
+
+
+def _add_session(version: str) -> None:
+    @nox.session(name=f"python-{version}")
+    def python(session: nox.Session) -> None:
+        """The tests of core, tools and the pure drivers on one Python, if it is there."""
+        _python(session, version)
+
+
+for _version in PYTHONS:
+    _add_session(_version)
+
+
+def _interpreter(version: str) -> str:
+    """The path of a Python of a version, on PATH or among those of pyenv; "" if there is none."""
+    pyenv = Path(os.environ.get("PYENV_ROOT", Path.home() / ".pyenv")) / "versions"
+    found = [shutil.which(f"python{version}"), *pyenv.glob(f"{version}.*/bin/python")]
+    for path in filter(None, found):
+        # The shims of pyenv are there for versions that are not switched on, too.
+        if subprocess.run([path, "-c", ""], capture_output=True, check=False).returncode == 0:
+            return str(path)
+    return ""
+
+
 @nox.session
 def browser(session: nox.Session) -> None:
     """Pages of ``amanda run --html`` in Debian's chromium; without one the tests are skipped."""
-    _python(session, "-m", "pytest", "tests/browser", *session.posargs)
+    _run(session, "-m", "pytest", "tests/browser", *session.posargs)
 
 
 @nox.session(venv_backend="virtualenv", reuse_venv=True)
@@ -113,13 +216,13 @@ def mutants(session: nox.Session, package: str) -> None:
 def wheels(session: nox.Session) -> None:
     """Build sdists and wheels of all packages into dist/."""
     for package in PACKAGES:
-        _python(session, "-m", "build", "--outdir", "dist", package)
+        _run(session, "-m", "build", "--outdir", "dist", package)
 
 
 @nox.session
 def benchmarks(session: nox.Session) -> None:
     """Ratios to vanilla, beside the peers' (nothing is asserted)."""
     os.chdir(ROOT)
-    _python(session, "-m", "tests.benchmarks.overhead", *session.posargs)
+    _run(session, "-m", "tests.benchmarks.overhead", *session.posargs)
     if not session.posargs:
-        _python(session, "-m", "tests.benchmarks.overhead_tensorflow")
+        _run(session, "-m", "tests.benchmarks.overhead_tensorflow")
