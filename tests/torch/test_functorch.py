@@ -10,10 +10,14 @@ import torch
 from torch import nn
 
 import amanda
+from amanda.errors import CoverageWarning
 from tests.torch.support import TRANSPARENT, ForwardCounter, On, after, applied, before, fingerprint
 
 # The first forward-mode transform of a process scripts some of PyTorch's decompositions.
-pytestmark = pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning"),
+    pytest.mark.filterwarnings("ignore:actions on the gradients of operators do nothing"),
+]
 
 X = torch.tensor([[0.5, 1.0, -2.0], [3.0, -1.0, 0.25]])
 
@@ -137,3 +141,29 @@ def test_forward_mode_duals_outside_of_functorch() -> None:
         tangent = torch.autograd.forward_ad.unpack_dual(y).tangent
     assert tangent is not None
     assert torch.allclose(tangent, torch.cos(X * 2))
+
+
+@pytest.mark.parametrize("kind", ["before_backward", "after_backward", "replace_backward"])
+@pytest.mark.parametrize("transform", ["grad", "vjp", "vmap of grad", "vmap"])
+def test_actions_on_gradients_are_counted_where_they_do_nothing(kind: str, transform: str) -> None:
+    """Gradient actions of a forward analysis that a transform passes over are counted, with a
+    warning; without a transform there is neither."""
+    method = kind + "_op" if kind.startswith("replace") else f"insert_{kind}_op"
+    tool = On(sin=lambda context: getattr(context, method)(lambda *_: [X * 0]))
+
+    def scalar(x: torch.Tensor) -> torch.Tensor:
+        return x.sin().sum()
+
+    x = X.clone().requires_grad_(transform == "vmap")
+    runs = {
+        "grad": lambda: torch.func.grad(scalar)(x),
+        "vjp": lambda: torch.func.vjp(scalar, x)[1](torch.tensor(1.0)),
+        "vmap of grad": lambda: torch.vmap(torch.func.grad(scalar))(x),
+        "vmap": lambda: torch.autograd.grad(torch.vmap(scalar)(x).sum(), x),
+    }
+    with applied(tool) as scope, pytest.warns(CoverageWarning, match="torch.func"):
+        runs[transform]()
+    assert scope.statistics.not_seen["actions on gradients under a functorch transform"] == 1
+    with applied(tool) as scope:
+        torch.autograd.grad(scalar(x.requires_grad_()), x)
+    assert not scope.statistics.not_seen

@@ -153,6 +153,8 @@ _tracing_state = _symbol("torch._C._get_tracing_state")
 _dispatch_mode = _symbol("torch._C._get_dispatch_mode")
 _dispatch_depth = _symbol("torch._C._len_torch_dispatch_stack")
 _PROXY = _symbol("torch._C._TorchDispatchModeKey.PROXY")
+_is_wrapped = _symbol("torch._C._functorch.is_functorch_wrapped_tensor")
+_unwrapped = _symbol("torch._C._functorch.get_unwrapped")
 _peek_transform = _symbol("torch._C._functorch.peek_interpreter_stack")
 _require("torch.autograd.forward_ad._current_level")
 
@@ -182,6 +184,13 @@ def in_backward() -> bool:
 def in_functorch() -> bool:
     """Whether a functorch transform (vmap, grad, jvp) is active."""
     return _peek_transform() is not None
+
+
+def needs_gradient(tensor: torch.Tensor) -> bool:
+    """Whether some functorch transform, or autograd outside of them, differentiates a tensor."""
+    while not tensor.requires_grad and _is_wrapped(tensor):
+        tensor = _unwrapped(tensor)
+    return tensor.requires_grad
 
 
 def in_forward_ad() -> bool:

@@ -8,6 +8,7 @@ into, and the tensors that they alias, must stay the caller's own.
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -16,7 +17,7 @@ import torch
 from amanda.engine.backward import OpHandle
 from amanda.engine.dispatch import Dispatcher, OpExecution
 from amanda.engine.plan import ActionPlan
-from amanda.errors import CapabilityError, RoutineResultError
+from amanda.errors import CapabilityError, CoverageWarning, RoutineResultError
 from amanda.interface.action import Action, ActionKind
 from amanda_torch import _internals
 from amanda_torch.autograd.functions import AmandaOperator
@@ -146,7 +147,21 @@ class Operation:
             self._gathered = True
         if self._execution is not None:
             self.plan = self._execution.finish(tensors_of(result))
+        if self.plan.acts_on_gradients and not self.records_gradients:
+            self._count_transformed()
         return result
+
+    def _count_transformed(self) -> None:
+        """Say that the actions on gradients do nothing where ``torch.func`` computes them."""
+        needs_gradient = any(v is not None and _internals.needs_gradient(v) for v in self._values)
+        if needs_gradient and torch.is_grad_enabled() and _internals.in_functorch():
+            self._dispatcher.not_seen("actions on gradients under a functorch transform")
+            warnings.warn(
+                "actions on the gradients of operators do nothing under a transform of torch.func; "
+                "they need gradients of torch.autograd, without a transform",
+                CoverageWarning,
+                stacklevel=2,
+            )
 
     @property
     def _whole(self) -> WholeOperator:
