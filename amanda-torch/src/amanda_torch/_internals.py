@@ -447,6 +447,17 @@ def _function_apply() -> Any:
 
 # -- modules, checkpoints, tracers ------------------------------------------
 
+_require("torch.nn.Module._call_impl")
+
+FUSED_OPERATORS = ("_transformer_encoder_layer_fwd", "_native_multi_head_attention", "_nested_")
+"""The beginnings of the names of operators that modules of ``torch.nn`` run in their fast paths."""
+
+
+def has_hooks(module: torch.nn.Module) -> bool:
+    """Whether hooks run before or after the forward pass of a module, or of one below it."""
+    return any(m._forward_hooks or m._forward_pre_hooks for m in module.modules())
+
+
 CHECKPOINT = torch.utils.checkpoint
 CHECKPOINT_GENERATOR = "_checkpoint_without_reentrant_generator"
 if hasattr(CHECKPOINT, CHECKPOINT_GENERATOR + "_impl"):

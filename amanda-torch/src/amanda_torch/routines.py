@@ -24,6 +24,7 @@ from amanda.engine.dispatch import Dispatcher, charge, note
 from amanda.engine.plan import ActionPlan
 from amanda.errors import InPlaceWarning
 from amanda.interface.action import Action
+from amanda.interface.calls import OpCall
 from amanda.state import ATTACHED, STATE, TOOL_LOCK
 from amanda_torch import _internals
 
@@ -39,7 +40,32 @@ _set_grad_enabled = _internals.set_grad_enabled
 
 
 class RoutineDispatcher(Dispatcher):
-    """Core's dispatcher, with faster ways for routines that are isolated from AD."""
+    """Core's dispatcher, with faster ways for routines that are isolated from AD.
+
+    Attributes:
+        changes: counts up where a routine changes a value, or replaces an operator.
+    """
+
+    changes = 0
+
+    def put(
+        self,
+        action: Action,
+        values: list[Any],
+        selected: Sequence[Any],
+        result: Any,
+        shown: Sequence[Any] | None = None,
+    ) -> list[Any]:
+        """As :meth:`Dispatcher.put`; counts changes."""
+        changed = super().put(action, values, selected, result, shown)
+        if changed is not values:
+            self.changes += 1
+        return changed
+
+    def replace(self, action: Action, values: list[Any], call: OpCall | None = None) -> Any:
+        """As :meth:`Dispatcher.replace`; counts it."""
+        self.changes += 1
+        return super().replace(action, values, call)
 
     def run_all(self, actions: Sequence[Action], values: list[Any]) -> list[Any]:
         """Run the routines of one point, in order; function modes are hidden.

@@ -24,6 +24,7 @@ from amanda_torch.driver import LoadedDriver
 from amanda_torch.eager import functions, proofs
 from amanda_torch.eager.checkpoints import Checkpoints
 from amanda_torch.eager.interceptors import LOCAL, Interceptor, muted, remove_leftovers
+from amanda_torch.eager.fused_modules import FUSED
 from amanda_torch.eager.op_ids import Labels
 from amanda_torch.eager.tracers import Tracers
 from amanda_torch.plugin import TorchEagerDriver
@@ -151,6 +152,9 @@ class InterceptingDriver(LoadedDriver, TorchEagerDriver):
             # Interceptor.is_quiet(), inlined: this runs at every module call.
             if interceptor is None or interceptor.muted or interceptor.thread["paused"]:
                 return vanilla(module, *args, **kwargs)  # Dynamo comes here, too
+            if isinstance(module, FUSED) and not (module.training or interceptor.fused.is_busy):
+                run = functools.partial(entered, interceptor, module, *args, **kwargs)
+                return interceptor.fused.call(module, run)
             parent = interceptor.enter_module(module)
             try:
                 return (compiled(module) or plain(module))(*args, **kwargs)
@@ -161,6 +165,13 @@ class InterceptingDriver(LoadedDriver, TorchEagerDriver):
                     frame.caller = None
                     interceptor.frame = parent
                     interceptor.cells = parent.cells
+
+        def entered(interceptor: Interceptor, module: nn.Module, *args: Any, **kwargs: Any) -> Any:
+            parent = interceptor.enter_module(module)
+            try:
+                return (compiled(module) or plain(module))(*args, **kwargs)
+            finally:
+                interceptor.go_to(parent)
 
         return __call__
 

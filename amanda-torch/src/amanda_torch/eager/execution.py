@@ -136,6 +136,34 @@ class Executor:
             raise _unswallowed(error, name)  # noqa: B904 - it sets its cause
         return result, KnownOp(plan, name, self._way(plan), gradients) if plan else None
 
+    def analyse(
+        self,
+        plan: ActionPlan | None,
+        func: Any,
+        name: str,
+        op_id: str,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        key: Any,
+        scopes: Sequence[Any],
+    ) -> Any:
+        """Run an operator and its analyses, but no routine; for the arguments of `run_first`."""
+        if plan is not None:
+            return func(*args, **kwargs)
+        outer = _internals.hide_modes()
+        try:
+            call = self._call(func, name, op_id, args, kwargs, key)
+            execution = self._dispatcher.begin(call, scopes)
+            _internals.show_modes(outer)
+            try:
+                result = func(*args, **kwargs)
+            finally:
+                _internals.hide_modes()
+            execution.finish(tensors_of(result))
+        finally:
+            _internals.show_modes(outer)
+        return result
+
     def _way(self, plan: ActionPlan) -> Callable[..., Any]:
         """The shortest way to run an operator with this plan."""
         if plan.is_claim:

@@ -23,6 +23,7 @@ from amanda.state import STATE
 from amanda_torch import _internals
 from amanda_torch.autograd.nodes import count_foreign
 from amanda_torch.eager.execution import Executor
+from amanda_torch.eager.fused_modules import FusedModules
 from amanda_torch.eager.op_ids import Cell, Labels, Tracker
 from amanda_torch.operators.names import Kind, kind_of, name_of
 from amanda_torch.routines import RoutineDispatcher
@@ -84,6 +85,7 @@ class Interceptor(Tracker, TorchFunctionMode):
         self.ident = threading.get_ident()
         self.ended = False
         self._is_on = False
+        self.fused = FusedModules(self, dispatcher)
 
     # -- on and off -------------------------------------------------------
 
@@ -144,6 +146,11 @@ class Interceptor(Tracker, TorchFunctionMode):
         return bool(self.muted or self.thread["paused"])
 
     # -- scopes -----------------------------------------------------------
+
+    @property
+    def active(self) -> tuple[Any, ...]:
+        """The scopes that instrument operators now."""
+        return self._active
 
     def enter_scopes(self) -> None:
         """Note where in the thread's autograd history its new scopes begin."""
@@ -206,6 +213,7 @@ class Interceptor(Tracker, TorchFunctionMode):
             return False
         if replan or active != self._active or not STATE.cache:
             self._active = active
+            self.fused.forget()
             self.forget_plans()
         if STATE.held:
             # A suspended generator gives no notice: look again at each operator.
@@ -330,6 +338,8 @@ class Interceptor(Tracker, TorchFunctionMode):
         generation, scopes = self.generation, self._active
         op_id = f"{self.frame.path}/{name}:{count - 1}"
         plan = self._dispatcher.plan(op_id, scopes)
+        if self.fused.is_trial:
+            return self.executor.analyse(plan, func, name, op_id, args, kwargs, key, scopes)
         known = None
         if plan is not None and not plan:
             result = func(*args, **kwargs)

@@ -26,6 +26,7 @@ from amanda.registry import import_hook
 from amanda.registry.proofs import is_proving
 from amanda.state import STATE
 from amanda_torch import _internals
+from amanda_torch.eager.fused_modules import ASKING
 from amanda_torch.eager.interceptors import LOCAL, Interceptor
 
 if TYPE_CHECKING:
@@ -257,6 +258,10 @@ def _overrides_of_modules(vanilla: Any) -> Any:
 
     def has_torch_function(relevant_args: Any) -> bool:
         caller = _internals.caller_frame(1).f_globals.get("__name__")
+        interceptor = LOCAL.interceptor
+        if caller in ASKING and interceptor is not None and interceptor.fused.is_denied:
+            interceptor.fused.was_asked = True
+            return True
         answer = vanilla if caller == _internals.OPERATORS_MODULE else without_mode
         return bool(answer(relevant_args))
 

@@ -1,0 +1,147 @@
+"""Modules that run as one fused operator in eval mode: whether tools act on the operators inside.
+
+``nn.TransformerEncoder``, its layers and ``nn.MultiheadAttention`` have a native fast path. A tool
+that masks or rounds what ``linear`` computes sees no ``linear`` there. So where the tools of a
+scope may act at all, the operators of the other path are analysed first, in a run that calls no
+routine and whose result is dropped. Where routines were recorded that may return something, the
+other path runs, and its result is taken if some routine has changed a value. Everywhere else the
+fused operator runs, so that watching changes nothing.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+
+from amanda.engine.records import OpRecord
+from amanda.interface.action import ActionKind
+from amanda_torch import _internals
+from amanda_torch.eager.reachable_code import mentions, returns_something
+from amanda_torch.routines import RoutineDispatcher
+
+if TYPE_CHECKING:
+    from amanda_torch.eager.interceptors import Interceptor
+
+FUSED = (nn.MultiheadAttention, nn.TransformerEncoderLayer, nn.TransformerEncoder)
+
+ASKING = frozenset({"torch.nn.modules.activation", "torch.nn.modules.transformer"})
+"""The modules of PyTorch that ask for overrides of ``__torch_function__`` before the path."""
+
+_ACTIONS = frozenset({"insert_before_op", "insert_after_op", "replace_op"})
+
+_MAY_ACT: weakref.WeakKeyDictionary[Any, bool] = weakref.WeakKeyDictionary()
+"""By tool."""
+
+
+class FusedModules:
+    """The fused modules that one thread calls.
+
+    Attributes:
+        is_trial: operators are analysed, and no routine is called.
+        is_busy: a fused module is being called; those below it follow.
+        is_denied: the fast path is not to be taken.
+        was_asked: it would have been taken.
+    """
+
+    def __init__(self, interceptor: Interceptor, dispatcher: RoutineDispatcher) -> None:
+        # The interceptor holds this object.
+        self._interceptor = weakref.proxy(interceptor)
+        self._dispatcher = dispatcher
+        self.is_trial = False
+        self.is_busy = False
+        self.is_denied = False
+        self.was_asked = False
+        self._acted: dict[str, bool] = {}
+
+    def forget(self) -> None:
+        """Scopes or actions have changed."""
+        self._acted.clear()
+
+    def call(self, module: nn.Module, run: Callable[[], Any]) -> Any:
+        """Call a module by `run`: fused, or by the other path where a tool acts there."""
+        if not self._concerns(module):
+            return run()
+        self.is_busy = True
+        try:
+            if self._acts(module, run):
+                changes = self._dispatcher.changes
+                result = self._unfused(run)
+                if self._dispatcher.changes != changes or not self.was_asked:
+                    return result
+                self._interceptor.forget_call(module)
+            return run()
+        finally:
+            self.is_busy = False
+
+    def _concerns(self, module: nn.Module) -> bool:
+        """Whether the fast path may be taken, and some tool may act inside."""
+        interceptor = self._interceptor
+        if not torch.backends.mha.get_fastpath_enabled():
+            return False
+        if _internals.is_traced() or _internals.in_backward() or _internals.has_hooks(module):
+            return False
+        if torch.is_grad_enabled() and any(p.requires_grad for p in module.parameters()):
+            return False
+        if interceptor.stale and not interceptor.refresh():
+            return False
+        return any(_may_act(tool) for scope in interceptor.active for tool in scope.tools)
+
+    def _acts(self, module: nn.Module, run: Callable[[], Any]) -> bool:
+        """Whether routines that may return something are recorded for operators inside."""
+        interceptor = self._interceptor
+        path = interceptor.path_of(module)
+        acted = self._acted.get(path) if path is not None else None
+        if acted is None:
+            self.is_trial = True
+            interceptor.forget_plans()
+            try:
+                self._unfused(run)
+            finally:
+                self.is_trial = False
+                interceptor.forget_plans()
+            interceptor.forget_call(module)
+            path = interceptor.path_of(module)
+            acted = self.was_asked and path is not None and self._has_actions(path)
+            if path is not None:
+                self._acted[path] = acted
+        return acted
+
+    def _unfused(self, run: Callable[[], Any]) -> Any:
+        self.is_denied, self.was_asked = True, False
+        try:
+            return run()
+        finally:
+            self.is_denied = False
+
+    def _has_actions(self, path: str) -> bool:
+        inside = (f"{path}/", f"{path}.")
+        return any(
+            record.state.op_id.startswith(inside) and _has_action(record)
+            for scope in self._interceptor.active
+            for record in scope.cache
+        )
+
+
+def _has_action(record: OpRecord) -> bool:
+    """Whether a routine of an operator may change a value; that of a fused one itself aside."""
+    if record.state.op_id.rpartition("/")[2].startswith(_internals.FUSED_OPERATORS):
+        return False
+    if record.actions(ActionKind.REPLACE_OP):
+        return True
+    return any(
+        action.select != () and returns_something(action.func)
+        for kind in (ActionKind.BEFORE_OP, ActionKind.AFTER_OP)
+        for action in record.actions(kind)
+    )
+
+
+def _may_act(tool: Any) -> bool:
+    """Whether code of a tool records actions on forward operators."""
+    found = _MAY_ACT.get(tool)
+    if found is None:
+        found = _MAY_ACT[tool] = mentions(tool, _ACTIONS)
+    return found

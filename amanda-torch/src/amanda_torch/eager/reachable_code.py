@@ -1,0 +1,99 @@
+"""Which code can be reached from a tool, and whether a routine returns anything: by bytecode."""
+
+from __future__ import annotations
+
+import dis
+import functools
+import types
+from collections.abc import Iterator, Set
+from typing import Any
+
+_OBJECTS = 5_000
+"""Objects that are looked at; a tool from which more can be reached may do anything."""
+
+_INDIRECT = frozenset({"getattr", "methodcaller", "eval", "exec"})
+"""Names by which code may reach any method."""
+
+_OPAQUE = (str, bytes, int, float, complex, bool, type(None), type, types.ModuleType)
+
+
+def mentions(root: Any, names: Set[str]) -> bool:
+    """Whether code that can be reached from an object names one of these methods."""
+    wanted = names | _INDIRECT
+    waiting, seen = [root], set[int]()
+    keep = []
+    while waiting:
+        found = waiting.pop()
+        if isinstance(found, _OPAQUE) or id(found) in seen:
+            continue
+        seen.add(id(found))
+        keep.append(found)
+        if len(seen) > _OBJECTS:
+            return True
+        if isinstance(found, types.CodeType):
+            if not wanted.isdisjoint(found.co_names):
+                return True
+            waiting += [constant for constant in found.co_consts if _is_code(constant)]
+        else:
+            waiting += _below(found)
+    return False
+
+
+def _is_code(value: Any) -> bool:
+    return isinstance(value, types.CodeType)
+
+
+def _below(value: Any) -> Iterator[Any]:
+    """The objects that code of `value` may use."""
+    if isinstance(value, types.FunctionType):
+        yield value.__code__
+        for cell in value.__closure__ or ():
+            try:
+                yield cell.cell_contents
+            except ValueError:
+                continue
+        yield from value.__defaults__ or ()
+        used = [value.__globals__.get(name) for name in value.__code__.co_names]
+        yield from [item for item in used if isinstance(item, types.FunctionType)]
+    elif isinstance(value, types.MethodType):
+        yield from (value.__func__, value.__self__)
+    elif isinstance(value, functools.partial):
+        yield from (value.func, *value.args, *value.keywords.values())
+    elif isinstance(value, dict):
+        yield from value.values()
+    elif isinstance(value, (list, tuple, set, frozenset)):
+        yield from value
+    elif _is_python(type(value)):
+        yield from getattr(value, "__dict__", {}).values()
+        for cls in type(value).__mro__:
+            if not cls.__module__.startswith("amanda.interface"):
+                yield from [getattr(m, "__func__", m) for m in vars(cls).values() if callable(m)]
+
+
+def _is_python(cls: type) -> bool:
+    """Whether a class may belong to a tool: none of a framework's or of Python's own."""
+    return cls.__module__.partition(".")[0] not in ("torch", "builtins", "numpy", "collections")
+
+
+def returns_something(func: Any) -> bool:
+    """Whether a function may return something else than None."""
+    while not isinstance(func, types.FunctionType):
+        if isinstance(func, functools.partial):
+            func = func.func
+        elif isinstance(func, types.MethodType):
+            func = func.__func__
+        else:
+            return True
+    previous = None
+    for instruction in dis.get_instructions(func):
+        if instruction.opname == "RETURN_VALUE" and (
+            instruction.is_jump_target
+            or previous is None
+            or previous.opname != "LOAD_CONST"
+            or previous.argval is not None
+        ):
+            return True
+        if instruction.opname == "RETURN_CONST" and instruction.argval is not None:
+            return True
+        previous = instruction
+    return False
