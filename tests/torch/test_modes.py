@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch.nn.utils._per_sample_grad import call_for_per_sample_grads
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -303,3 +304,42 @@ def test_printing_and_leaving_for_python() -> None:
     with applied(counter):
         str(X), X.tolist(), X[0].item(), X.numpy(), bool(X[0] == 0)
     assert set(counter.ops) == {"__getitem__", "__eq__"}
+
+
+def test_reads_of_the_driver_reach_no_class_of_the_program() -> None:
+    """What the driver reads of tensors calls no ``__torch_function__`` of their class: it meets the
+    program's calls alone, and per-sample gradients, whose class takes few functions, work."""
+    calls: list[Any] = []
+
+    class Noting(torch.Tensor):
+        @classmethod
+        def __torch_function__(cls, func: Any, types: Any, *args: Any) -> Any:
+            calls.append(func)
+            return super().__torch_function__(func, types, *args)
+
+    def run() -> list[Any]:
+        calls.clear()
+        x = torch.ones(2, 3).as_subclass(Noting)
+        weight = torch.ones(4, 3, requires_grad=True).as_subclass(Noting)
+        torch.max(torch.nn.functional.linear(x, weight).relu_(), 0)[0].sum().backward()
+        return list(calls)
+
+    wanted = run()
+    for tool in (amanda.Tool, *TRANSPARENT):
+        with applied(tool()):
+            assert run() == wanted
+
+
+@pytest.mark.parametrize("tool", TRANSPARENT)
+def test_per_sample_gradients_of_expanded_weights(tool: Any) -> None:
+    """``call_for_per_sample_grads`` gives the same gradients under tools."""
+
+    def run() -> list[Any]:
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Conv2d(1, 2, 3), nn.GroupNorm(2, 2), nn.Flatten(), nn.Linear(8, 2))
+        call_for_per_sample_grads(model, batch_size=3)(torch.rand(3, 1, 4, 4)).sum().backward()
+        return fingerprint([parameter.grad_sample for parameter in model.parameters()])
+
+    wanted = run()
+    with applied(tool()):
+        assert run() == wanted

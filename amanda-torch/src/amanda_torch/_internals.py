@@ -19,7 +19,7 @@ import inspect
 import operator
 import sys
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, cast
 
@@ -144,6 +144,81 @@ def without_modes(function: Callable[..., Any], *args: Any) -> Any:
         set_modes(outer)
         raise
     return result
+
+
+_without_overrides = _symbol("torch._C.DisableTorchFunctionSubclass")
+_with_overrides = _symbol("torch._C._EnableTorchFunction")
+_overrides_are_on = _symbol("torch._C._is_torch_function_enabled")
+_inherited = _symbol("torch._C._disabled_torch_function_impl")
+
+_NOT_OVERRIDING = frozenset({torch.Tensor, torch.nn.Parameter, torch.nn.Buffer})
+
+PLAIN = _NOT_OVERRIDING | {type(None), bool, int, float, str}
+"""Types of arguments and results that neither override operators nor hold what does."""
+
+
+def overrides(value: Any) -> bool:
+    """Whether a value is, or holds, a tensor with a ``__torch_function__`` of its class's own."""
+    cls = type(value)
+    if cls in _NOT_OVERRIDING:
+        return False
+    if isinstance(value, torch.Tensor):
+        return cls.__torch_function__ is not _inherited
+    return isinstance(value, (list, tuple)) and any(map(overrides, value))
+
+
+class _Reading(threading.local):
+    is_on = False
+
+
+_READING = _Reading()
+
+
+def is_reading() -> bool:
+    """Whether the current thread is within :class:`reading`."""
+    return _READING.is_on
+
+
+class reading:  # noqa: N801 - reads as a statement
+    """Within it, what the driver reads of tensors reaches no ``__torch_function__`` of a class.
+
+    Args:
+        values: the tensors; without an overriding one among them nothing is done.
+    """
+
+    __slots__ = ("_guard",)
+
+    def __init__(self, values: Iterable[Any]) -> None:
+        is_needed = any(map(overrides, values)) and _overrides_are_on()
+        self._guard = _without_overrides() if is_needed else None
+
+    def __enter__(self) -> None:
+        if self._guard is not None:
+            self._guard.__enter__()
+            _READING.is_on = True
+
+    def __exit__(self, *raised: Any) -> None:
+        if self._guard is not None:
+            _READING.is_on = False
+            self._guard.__exit__(*raised)
+
+
+class running:  # noqa: N801 - reads as a statement
+    """Within it, code of the program or of a tool runs; it undoes :class:`reading`."""
+
+    __slots__ = ("_guard",)
+
+    def __enter__(self) -> None:
+        self._guard = _with_overrides() if _READING.is_on else None
+        if self._guard is not None:
+            self._guard.__enter__()
+            _READING.is_on = False
+
+    def __exit__(self, *_: object) -> None:
+        guard, self._guard = self._guard, None
+        if guard is not None:
+            guard.__exit__(None, None, None)
+            _READING.is_on = True
 
 
 # -- what the current thread is doing ---------------------------------------

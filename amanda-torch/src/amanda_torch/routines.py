@@ -74,7 +74,7 @@ class RoutineDispatcher(Dispatcher):
         """
         if not actions:
             return values
-        together = len(_attached) == 1 and _internals.is_plain()
+        together = len(_attached) == 1 and _internals.is_plain() and not _internals.is_reading()
         if together:
             for action in actions:
                 together = together and not action.differentiable
@@ -222,7 +222,15 @@ class RoutineCall:
     Function modes have been hidden by whoever runs the routine.
     """
 
-    __slots__ = ("_action", "_forward", "_grad", "_isolated", "_selected", "_versions")
+    __slots__ = (
+        "_action",
+        "_forward",
+        "_grad",
+        "_isolated",
+        "_running",
+        "_selected",
+        "_versions",
+    )
 
     def __init__(self, action: Action, selected: Sequence[Any], isolated: bool) -> None:
         self._action = action
@@ -233,6 +241,8 @@ class RoutineCall:
         self._versions = _internals.versions_of(self._selected)
 
     def __enter__(self) -> None:
+        self._running = _internals.running()
+        self._running.__enter__()
         if not self._isolated:
             return
         self._grad = torch.is_grad_enabled()
@@ -247,6 +257,7 @@ class RoutineCall:
 
     def __exit__(self, *raised: object) -> None:
         # After an interrupt it is called again.
+        self._running.__exit__()
         if self._isolated:
             _internals.set_grad_enabled(self._grad)
             if self._forward:

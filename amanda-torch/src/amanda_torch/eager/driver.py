@@ -23,8 +23,8 @@ from amanda_torch.autograd.substitution import substitute
 from amanda_torch.driver import LoadedDriver
 from amanda_torch.eager import functions, proofs
 from amanda_torch.eager.checkpoints import Checkpoints
-from amanda_torch.eager.interceptors import LOCAL, Interceptor, muted, remove_leftovers
 from amanda_torch.eager.fused_modules import FUSED
+from amanda_torch.eager.interceptors import LOCAL, Interceptor, muted, remove_leftovers
 from amanda_torch.eager.op_ids import Labels
 from amanda_torch.eager.tracers import Tracers
 from amanda_torch.plugin import TorchEagerDriver

@@ -54,6 +54,7 @@ def _unswallowed(error: BaseException, name: str) -> BaseException:
 
 
 _attached = ATTACHED
+_PLAIN = _internals.PLAIN
 _is_grad_enabled = torch.is_grad_enabled
 
 _FORMS = 16
@@ -126,9 +127,11 @@ class Executor:
         try:
             if outer:
                 _internals.hide_modes()
-            call = self._call(func, name, op_id, args, kwargs, key)
-            execution = self._dispatcher.begin(call, scopes)
-            result, plan = self._carry_out(execution.plan, call, gradients, outer, None, execution)
+            with _internals.reading((*args, *kwargs.values())):
+                call = self._call(func, name, op_id, args, kwargs, key)
+                execution = self._dispatcher.begin(call, scopes)
+                first = execution.plan
+                result, plan = self._carry_out(first, call, gradients, outer, None, execution)
             if outer:
                 _internals.show_modes(outer)
         except BaseException as error:
@@ -150,18 +153,21 @@ class Executor:
         """Run an operator and its analyses, but no routine; for the arguments of `run_first`."""
         if plan is not None:
             return func(*args, **kwargs)
-        outer = _internals.hide_modes()
+        outer = _internals.modes()
         try:
-            call = self._call(func, name, op_id, args, kwargs, key)
-            execution = self._dispatcher.begin(call, scopes)
-            _internals.show_modes(outer)
-            try:
-                result = func(*args, **kwargs)
-            finally:
-                _internals.hide_modes()
-            execution.finish(tensors_of(result))
+            with _internals.reading((*args, *kwargs.values())):
+                if outer:
+                    _internals.hide_modes()
+                call = self._call(func, name, op_id, args, kwargs, key)
+                execution = self._dispatcher.begin(call, scopes)
+                _internals.set_modes(outer)
+                with _internals.running():
+                    result = func(*args, **kwargs)
+                if outer:
+                    _internals.hide_modes()
+                execution.finish(tensors_of(result))
         finally:
-            _internals.show_modes(outer)
+            _internals.set_modes(outer)
         return result
 
     def _way(self, plan: ActionPlan) -> Callable[..., Any]:
@@ -190,13 +196,22 @@ class Executor:
         start = _internals.sequence_number()
         result = func(*args, **kwargs)
         form = known.gradients.form
-        if form is not None and form == form_of(result):
+        if type(result) not in _PLAIN:
+            with _internals.reading((result,)):
+                is_known = form is not None and form == form_of(result)
+        else:
+            is_known = form is not None and form == form_of(result)
+        if is_known:
             self.claimer.note_run(known.plan.op_id, self._tracker.iteration)
         elif not _internals.is_traced():
             make_call = functools.partial(
                 self._call, func, known.name, known.plan.op_id, args, kwargs, key
             )
-            self._claim(known.plan, known.gradients, make_call, result, start)
+            if _PLAIN.issuperset(map(type, (result, *args))):
+                self._claim(known.plan, known.gradients, make_call, result, start)
+            else:
+                with _internals.reading((result, *args)):
+                    self._claim(known.plan, known.gradients, make_call, result, start)
         return result
 
     def run_blind(
@@ -289,11 +304,12 @@ class Executor:
         try:
             if outer:
                 _internals.hide_modes()
-            call = self._call(func, known.name, plan.op_id, args, kwargs, key)
-            if plan.is_around and known.forms < _FORMS:
-                known.forms += 1
-                known.layout = Layout.of(call, known.name, key or func)
-            result = self._carry_out(plan, call, known.gradients, outer, values)[0]
+            with _internals.reading((*args, *kwargs.values())):
+                call = self._call(func, known.name, plan.op_id, args, kwargs, key)
+                if plan.is_around and known.forms < _FORMS:
+                    known.forms += 1
+                    known.layout = Layout.of(call, known.name, key or func)
+                result = self._carry_out(plan, call, known.gradients, outer, values)[0]
             if outer:
                 _internals.show_modes(outer)
         except BaseException as error:

@@ -165,7 +165,8 @@ class Interceptor(Tracker, TorchFunctionMode):
         """Count, at a scope's first backward pass, what has run before the scope."""
         for scope, start in list(self._entered.items()):
             if scope.alive and start >= 0 and scope.analyses_backward():
-                foreign = count_foreign(roots, start)
+                with _internals.reading(roots):
+                    foreign = count_foreign(roots, start)
                 self._entered[scope] = -1
                 if foreign:
                     reason = "backward operators whose forward ran outside of the scope"
@@ -381,13 +382,16 @@ def remove_leftovers() -> bool:
 class muted:  # noqa: N801 - reads as a statement
     """Run the current thread vanilla within it."""
 
-    __slots__ = ("_interceptor",)
+    __slots__ = ("_interceptor", "_running")
 
     def __enter__(self) -> None:
+        self._running = _internals.running()
+        self._running.__enter__()
         self._interceptor = LOCAL.interceptor
         if self._interceptor is not None:
             self._interceptor.mute()
 
     def __exit__(self, *_: object) -> None:
+        self._running.__exit__()
         if self._interceptor is not None:
             self._interceptor.unmute()

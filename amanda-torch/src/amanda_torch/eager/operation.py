@@ -111,6 +111,7 @@ class Operation:
         self.in_place = is_in_place(name, call.kwargs)
         self.aliases = self.in_place or base_name(name) in _VIEWS
         self.records_gradients = torch.is_grad_enabled() and not _internals.in_functorch()
+        self._overrides = any(map(_internals.overrides, call.inputs))
         self.is_function = plan.replace is None and is_function_call(call.func)
         self.start = _internals.sequence_number()
 
@@ -122,7 +123,9 @@ class Operation:
             # Afterwards the tensor that it writes into has another edge.
             self._edges = [edge_of(value) for value in values]
             self._call.edges = [edge_of(value) for value in self._call.inputs]
-        on_inputs = self.records_gradients and (plan.after_backward or plan.replace_backward)
+        # Tensors whose class overrides operators stay what they are: no identity comes before.
+        routines = () if self._overrides else plan.after_backward
+        on_inputs = self.records_gradients and (routines or plan.replace_backward)
         if self.is_function:
             result = self._run_function(values)
         elif on_inputs and self._is_view_in_place(values) and not plan.replace_backward:
@@ -276,7 +279,12 @@ class Operation:
             return
         edges = self._edges or [edge_of(value) for value in self._values]
         outputs = tensors_of(result)
-        if not hook_input_edges(self._whole, late, edges, outputs, self.start, self._values):
+        whole, values = self._whole, self._values
+        if not hook_input_edges(whole, late, edges, outputs, self.start, values):
+            if self._overrides:
+                # The class would not find its tensors behind an identity.
+                self._dispatcher.not_seen("gradients of tensors that override PyTorch's operators")
+                return
             raise CapabilityError(
                 f"the input gradients of op {plan.op_id} leave it through several autograd nodes: "
                 f"{late[0].value}() must be recorded before it runs; register the analysis with "
@@ -305,7 +313,8 @@ class Operation:
         """Call the operator; function modes of others see it as if Amanda were not there."""
         _internals.show_modes(self._outer)
         try:
-            return self._call.func(*args, **kwargs)
+            with _internals.running():
+                return self._call.func(*args, **kwargs)
         finally:
             if self._outer:
                 _internals.hide_modes()

@@ -16,6 +16,7 @@ from typing import Any, Self
 
 import torch
 
+from amanda_torch import _internals
 from amanda_torch.operators.calls import TorchCall
 from amanda_torch.operators.names import is_in_place
 
@@ -65,6 +66,9 @@ class Layout:
         nested = [item for index in lists for item in flat[index]]
         others = [v for i, v in enumerate(flat) if i not in lists and type(v) is not torch.Size]
         if any(isinstance(value, (list, tuple, dict)) for value in (*others, *nested)):
+            return None
+        if any(map(_internals.overrides, flat)):
+            # What the driver reads of such tensors must not reach their class.
             return None
         starts: dict[int, int] = {}
         # Positions count through the arguments, then None for absent tensors, then the
