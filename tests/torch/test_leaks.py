@@ -226,3 +226,41 @@ def test_entering_and_leaving_many_times_leaves_nothing() -> None:
             torch.relu(torch.rand(3, requires_grad=True)).sum().backward()
     assert framework_state() == state
     assert live_tensors() == tensors
+
+
+@pytest.mark.filterwarnings("ignore:actions on the gradients of operators do nothing")
+def test_classes_of_functions_die_with_their_program() -> None:
+    """No class of an ``autograd.Function`` is held after the scope."""
+
+    def define() -> list[weakref.ref[type]]:
+        class Classic(torch.autograd.Function):
+            @staticmethod
+            def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+                return x * 2
+
+            @staticmethod
+            def backward(ctx: Any, *gradients: Any) -> Any:
+                return gradients[0] * 2
+
+        class WithContext(Classic):
+            generate_vmap_rule = True
+
+            @staticmethod
+            def forward(x: torch.Tensor) -> torch.Tensor:  # type: ignore[override]
+                return x * 2
+
+            @staticmethod
+            def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+                pass
+
+        x = torch.rand(2, requires_grad=True)
+        replacing = On(Classic=lambda context: context.replace_op(lambda x: x * 3))
+        with applied(*(make() for make in TOOLS), replacing):
+            (Classic.apply(x) + WithContext.apply(x)).sum().backward()
+            torch.vmap(WithContext.apply)(x.detach())
+        return [weakref.ref(Classic), weakref.ref(WithContext)]
+
+    found = define()
+    # A class is a cycle.
+    gc.collect()
+    assert [reference() for reference in found] == [None, None]

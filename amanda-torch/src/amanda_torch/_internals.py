@@ -528,9 +528,13 @@ FUSED_OPERATORS = ("_transformer_encoder_layer_fwd", "_native_multi_head_attenti
 """The beginnings of the names of operators that modules of ``torch.nn`` run in their fast paths."""
 
 
+_HOOKS = ("_forward_hooks", "_forward_pre_hooks")
+"""Where a module keeps its hooks; only its instances have these attributes."""
+
+
 def has_hooks(module: torch.nn.Module) -> bool:
     """Whether hooks run before or after the forward pass of a module, or of one below it."""
-    return any(m._forward_hooks or m._forward_pre_hooks for m in module.modules())
+    return any(vars(below).get(name) for below in module.modules() for name in _HOOKS)
 
 
 CHECKPOINT = torch.utils.checkpoint

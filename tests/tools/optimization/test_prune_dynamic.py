@@ -344,18 +344,27 @@ def test_attention_that_is_causal_by_its_mask_is_left_alone(fused: bool) -> None
 
 def test_what_is_no_attention_is_skipped_with_the_reason() -> None:
     tool = PruneTool(method="attention")
-    (q, k, v), x = operands(), torch.rand(2, 5, 8)
-    attention = nn.MultiheadAttention(8, 2, batch_first=True).eval()
+    q, k, v = operands()
     with amanda.apply(tool), torch.no_grad():
         F.scaled_dot_product_attention(q, k[:, :, :7], v[:, :, :7], is_causal=True)
         nn.Linear(8, 3)(torch.rand(2, 8)).softmax(-1)
         nn.Linear(8, 3)(torch.rand(2, 5, 8)).softmax(-1)
-        # In inference the module takes its fast path: one operator.
-        attention(x, x, x)
     reasons = [row["reason"] for row in tool.result()["summary"]["skipped"]]
     assert reasons == [
         "it is causal: the choice of keys would depend on later queries",
         "it is no softmax over keys",
         "its input is no product of queries and keys",
-        "its attention weights are not accessible: projections are fused in",
     ]
+
+
+def test_attention_with_a_native_fast_path_is_pruned_in_inference() -> None:
+    """``nn.MultiheadAttention`` runs unfused where the tool prunes its attention weights."""
+    tool, x = PruneTool(method="attention"), torch.rand(2, 5, 8)
+    attention = nn.MultiheadAttention(8, 2, batch_first=True).eval()
+    with torch.no_grad():
+        vanilla = attention(x, x, x)[0]
+        with amanda.apply(tool):
+            assert not torch.equal(attention(x, x, x)[0], vanilla)
+    result = tool.result()
+    assert [row["id"] for row in result["ops"]] == ["MultiheadAttention/softmax:0"]
+    assert result["summary"]["skipped"] == []

@@ -33,7 +33,7 @@ ASKING = frozenset({"torch.nn.modules.activation", "torch.nn.modules.transformer
 
 _ACTIONS = frozenset({"insert_before_op", "insert_after_op", "replace_op"})
 
-_MAY_ACT: weakref.WeakKeyDictionary[Any, bool] = weakref.WeakKeyDictionary()
+_MAY_ACT: Any = torch.utils.weak.WeakIdKeyDictionary()
 """By tool."""
 
 
@@ -144,4 +144,4 @@ def _may_act(tool: Any) -> bool:
     found = _MAY_ACT.get(tool)
     if found is None:
         found = _MAY_ACT[tool] = mentions(tool, _ACTIONS)
-    return found
+    return bool(found)

@@ -13,8 +13,9 @@ from __future__ import annotations
 import functools
 import inspect
 import types
-from collections.abc import Mapping, Sequence
-from typing import Any
+import weakref
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeVar
 
 import attrs
 import torch
@@ -110,7 +111,30 @@ def _from_signature(function: Any, *, skip: int = 0) -> tuple[Parameter, ...]:
     )
 
 
-@functools.lru_cache(maxsize=4096)
+_T = TypeVar("_T")
+_OF_CLASSES: weakref.WeakKeyDictionary[type, dict[Any, Any]] = weakref.WeakKeyDictionary()
+"""What is known of classes, the ``autograd.Function``s, as long as the program holds them."""
+
+
+def _kept(function: Callable[..., _T]) -> Callable[..., _T]:
+    """`function` with a memory, which holds no class that is its first argument."""
+    cached = functools.lru_cache(maxsize=4096)(function)
+
+    @functools.wraps(function)
+    def recall(func: Any, *rest: Any) -> _T:
+        if not isinstance(func, type):
+            return cached(func, *rest)
+        known = _OF_CLASSES.setdefault(func, {})
+        key = (function, *rest)
+        if key not in known:
+            known[key] = function(func, *rest)
+        found: _T = known[key]
+        return found
+
+    return recall
+
+
+@_kept
 def _candidates(func: Any, name: str) -> tuple[tuple[Parameter, ...], ...]:
     """The parameters of each overload of `func`."""
     if isinstance(func, _internals.OpOverload):
@@ -133,13 +157,17 @@ def _candidates(func: Any, name: str) -> tuple[tuple[Parameter, ...], ...]:
     return (_from_signature(dummy),)
 
 
-@functools.lru_cache(maxsize=4096)
 def output_count(func: Any, name: str) -> int | None:
     """How many tensors the operator returns; None if that is not declared or varies."""
+    # An `autograd.Function` is applied by a partial function, which holds its class.
+    unknown = (types.FunctionType, type, functools.partial, _internals.OpOverloadPacket)
+    return None if isinstance(func, unknown) else _output_count(func, name)
+
+
+@functools.lru_cache(maxsize=4096)
+def _output_count(func: Any, name: str) -> int | None:
     if isinstance(func, _internals.OpOverload):
         schemas = [_internals.schema_of(func)]
-    elif isinstance(func, (types.FunctionType, type, _internals.OpOverloadPacket)):
-        return None
     else:
         schemas = _internals.schemas_of(f"aten::{name}")
     counts = set()
@@ -212,7 +240,7 @@ class Slot:
     is_written: bool = False
 
 
-@functools.lru_cache(maxsize=4096)
+@_kept
 def slots_of(
     func: Any, name: str, kinds: str, keywords: tuple[tuple[str, str], ...]
 ) -> tuple[Slot, ...]:
