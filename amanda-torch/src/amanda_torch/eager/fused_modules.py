@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import torch
 from torch import nn
@@ -22,9 +22,6 @@ from amanda.interface.action import ActionKind
 from amanda_torch import _internals
 from amanda_torch.eager.reachable_code import mentions, returns_something
 from amanda_torch.routines import RoutineDispatcher
-
-if TYPE_CHECKING:
-    from amanda_torch.eager.interceptors import Interceptor
 
 FUSED = (nn.MultiheadAttention, nn.TransformerEncoderLayer, nn.TransformerEncoder)
 
@@ -37,6 +34,23 @@ _MAY_ACT: Any = torch.utils.weak.WeakIdKeyDictionary()
 """By tool."""
 
 
+class _Interceptor(Protocol):
+    """What is asked of a thread's :class:`~amanda_torch.eager.interceptors.Interceptor`."""
+
+    stale: bool
+
+    @property
+    def active(self) -> tuple[Any, ...]: ...
+
+    def refresh(self) -> bool: ...
+
+    def forget_plans(self) -> None: ...
+
+    def path_of(self, module: nn.Module) -> str | None: ...
+
+    def forget_call(self, module: nn.Module) -> None: ...
+
+
 class FusedModules:
     """The fused modules that one thread calls.
 
@@ -47,7 +61,7 @@ class FusedModules:
         was_asked: it would have been taken.
     """
 
-    def __init__(self, interceptor: Interceptor, dispatcher: RoutineDispatcher) -> None:
+    def __init__(self, interceptor: _Interceptor, dispatcher: RoutineDispatcher) -> None:
         # The interceptor holds this object.
         self._interceptor = weakref.proxy(interceptor)
         self._dispatcher = dispatcher

@@ -239,19 +239,20 @@ class Tracker:
     def path_of(self, module: nn.Module) -> str | None:
         """The path that the next call of `module` from here has, None for its first one."""
         child = self.frame.children.get(id(module))
-        if child is None or child.ref() is not module or child.calls >= len(child.frames):
+        if child is None or child.ref() is not module:
             return None
-        if self.frame is self.root and id(module) in self._seen_outermost:
-            return child.frames[0].path
-        return child.frames[child.calls].path
+        begins = self.frame is self.root and child in self._seen_outermost
+        call = 0 if begins else child.calls
+        return child.frames[call].path if call < len(child.frames) else None
 
     def forget_call(self, module: nn.Module) -> None:
         """Take back that `module` was called from here: its next call has the same ids."""
         child = self.frame.children.get(id(module))
-        if child is not None and child.calls:
-            child.calls -= 1
+        if child is None:
+            return
+        child.calls -= bool(child.calls)
         if self.frame is self.root:
-            self._seen_outermost.discard(id(module))
+            self._seen_outermost.discard(child)
 
     def new_iteration(self) -> None:
         """Restart the counters outside of modules."""
