@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import os
+import re
 import sys
 import threading
 import warnings
@@ -495,7 +496,8 @@ CHECKED = {
 def doctored(capsys: pytest.CaptureFixture[str]) -> tuple[list[str], list[str]]:
     """The lines of the doctor's checks, without the seconds, and the problems; status checked."""
     status = doctor.main([])
-    checks, _, rest = capsys.readouterr().out.partition("\nchecks\n")[2].partition("problem(s)\n")
+    shown = capsys.readouterr().out.partition("\nchecks\n")[2]
+    checks, _, rest = re.sub(r"(?m)^\d+ problems?\n", "\0", shown).partition("\0")
     problems = [line.strip() for line in rest.splitlines()]
     lines = [line for line in checks.splitlines() if line.startswith("  ")]
     assert status == (1 if problems else 0)
