@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -320,3 +321,19 @@ def test_a_function_that_cannot_be_copied(monkeypatch: pytest.MonkeyPatch) -> No
         assert function(tf.constant([1.0, -1.0])).numpy().tolist() == [1.0, 0.0]
     assert not tool.forward
     assert scope.statistics.not_seen == {"graphs that cannot be copied": 1}
+
+
+def test_errors_name_the_function() -> None:
+    """A run-time error names the user's function and node, as without a tool."""
+
+    @tf.function
+    def checked(x: Any) -> Any:
+        return tf.debugging.check_numerics(tf.math.log(x), "not a number")
+
+    said = []
+    for tool in (None, Counter()):
+        scope = nullcontext() if tool is None else amanda.apply(tool)
+        with scope, pytest.raises(tf.errors.InvalidArgumentError) as raised:
+            checked(tf.constant([-1.0]))
+        said.append(re.findall(r"{{node .*}}|__inference_\D+_", str(raised.value)))
+    assert said[0] == said[1] == ["{{node CheckNumerics}}", "__inference_checked_"]

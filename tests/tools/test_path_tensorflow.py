@@ -288,3 +288,20 @@ def test_a_recurrent_model_is_explained_down_to_its_loop() -> None:
     assert [path.label for path in tool.paths] == run(x).numpy().argmax(axis=1).tolist()
     for path in tool.paths:
         assert sum(mask.count for mask in path.inputs.values()) > 0
+
+
+@pytest.mark.parametrize("metrics", [["accuracy", "mae"], ["auc"]])
+def test_metrics_are_no_part_of_the_model(metrics: list[str], image: Any) -> None:
+    """Under Keras' ``evaluate`` the way ends at the model's own output, and not at a metric's."""
+    keras = pytest.importorskip("keras")
+    model = keras.Sequential(
+        [keras.Input((9, 9, 3)), keras.layers.Flatten(), keras.layers.Dense(3, "softmax")],
+        name="net",
+    )
+    made = [keras.metrics.AUC() if name == "auc" else name for name in metrics]
+    model.compile(loss="mse", metrics=made)
+    tool = PathTool()
+    with amanda.apply(tool):
+        model.evaluate(image, np.eye(3, dtype=np.float32), verbose=0)
+    assert tool.summary()["output"].startswith("net/dense")
+    assert tool.summary()["inputs"] == len(image)

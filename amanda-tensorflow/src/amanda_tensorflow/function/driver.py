@@ -17,7 +17,7 @@ from amanda_tensorflow import _internals
 from amanda_tensorflow.graphs.base_driver import GraphModeDriver, raise_original
 from amanda_tensorflow.graphs.building import Building
 from amanda_tensorflow.graphs.copies import Copy
-from amanda_tensorflow.graphs.instrument import SCOPE, Instrument
+from amanda_tensorflow.graphs.instrument import Instrument
 from amanda_tensorflow.graphs.replay import Replay, warn_about_xla
 from amanda_tensorflow.graphs.running_vanilla import falling_back
 from amanda_tensorflow.graphs.self_test import Doubler
@@ -108,7 +108,8 @@ class FunctionDriver(TensorFlowFunctionDriver, GraphModeDriver):
         # Read first: what an analysis drops while the copy is made makes it out of date.
         generation = self.copies.generation
         source = _internals.graph_of(function)
-        graph = _internals.FuncGraph(f"{source.name}_{SCOPE}")
+        # By the name of the function: errors of the runtime show it.
+        graph = _internals.FuncGraph(source.name)
         building = Building(graph, scopes, needs_gradient=True)
         instrument = Instrument(self.dispatcher, building, self.ids, read_variable)
         concrete = {

@@ -24,7 +24,7 @@ _KERNEL = "EagerKernelExecute"
 _STEP = "ExecutorState::Process"
 _RUN = "FunctionRun"
 _SESSION = "SessionRun"
-_FUNCTION = re.compile(r"__(inference|forward|backward)_(.+?)(?:_amanda)?_\d+")
+_FUNCTION = re.compile(r"__(inference|forward|backward)_(.+?)_\d+")
 _FRAME = re.compile(r"/_\d+/")
 """Inserted by TensorFlow between the name of a lowered loop or branch and those of its nodes."""
 

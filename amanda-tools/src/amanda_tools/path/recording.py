@@ -49,6 +49,9 @@ _TRAINING = re.compile(
 _LOSS = re.compile(r"loss|entropy")
 """Matches types of operators that judge a model; TensorFlow's may return gradients as well."""
 
+_COUNTED = re.compile(r":\d+$")
+"""Ends the ids of operators that are counted in their module: ``net/dense/BiasAdd:0``."""
+
 _BODY = re.compile(r"/(?=(body|cond|then_branch|else_branch|branches\d+)/)")
 """Where the id of a loop or branch may end in the id of an operator within it."""
 
@@ -79,6 +82,14 @@ class RecordedOp:
     def is_in_module(self) -> bool:
         """A module, an outermost one included, or a graph runs it."""
         return bool(self.about.module) or self.about.id.find("/") > 0
+
+    @property
+    def is_in_layer(self) -> bool:
+        """A module runs it: in its id it is counted, and not named as in a graph.
+
+        In Keras' training functions the operators of losses and metrics are in none.
+        """
+        return self.is_in_module and bool(_COUNTED.search(self.about.id))
 
     @classmethod
     def of(cls, context: OpContext, graph: Graph, made: Container[str]) -> RecordedOp:
@@ -325,9 +336,9 @@ def find_bodies(executions: Sequence[RecordedExecution]) -> dict[str, set[Record
 def find_scores(executions: Sequence[RecordedExecution]) -> RecordedExecution | None:
     """Find the output to explain: the end of the longest way through a model that may be scores.
 
-    Of equals the last. Operators of a loss, by name or type, and those outside of modules count
-    only if there is nothing else: this leaves out a script's own arithmetic and its optimizer.
-    Where loops or branches of a graph interrupt the way, the last candidate counts.
+    Of equals the last. Operators of a loss, by name or type, and those outside of modules and Keras
+    layers count only if there is nothing else: this leaves out a script's own arithmetic and its
+    optimizer. Where loops or branches of a graph interrupt the way, the last candidate counts.
     """
     depths: dict[RecordedExecution, int] = {}
     for execution in executions:
@@ -337,6 +348,7 @@ def find_scores(executions: Sequence[RecordedExecution]) -> RecordedExecution | 
     inside = {execution for body in find_bodies(executions).values() for execution in body}
     found = [e for e in executions if any(e.is_data) and e.gives_rows() and e not in inside]
     found = [e for e in found if e.op.is_in_module] or found
+    found = [e for e in found if e.op.is_in_layer] or found
     found = [e for e in found if not _LOSS.search(e.op.about.type)] or found
     found = [e for e in found if not _TRAINING.search(e.op.about.id)] or found
     if inside:
