@@ -10,6 +10,7 @@ from __future__ import annotations
 import importlib
 import operator
 import sys
+import weakref
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
@@ -77,17 +78,24 @@ def forget_keyword_hooks(hook_ids: Iterable[int]) -> None:
         noted.pop(hook_id, None)
 
 
+# Weakly: the nodes of ``autograd.Function``s have classes of the program's.
+_saved_names: Any = weakref.WeakKeyDictionary()
+
+
 def raw_saved_tensors(node: Any) -> Iterator[Any]:
     """Yield the ``SavedTensor`` objects of an autograd node, without unpacking them.
 
     The attributes ``_saved_*`` unpack: they call the program's hooks, and raise after the backward
     pass. ``_raw_saved_*`` (since 1.10) do neither.
     """
-    for name in dir(node):
-        if name.startswith(_SAVED_PREFIX):
-            try:
-                value = getattr(node, name)
-            except RuntimeError:
-                # The backward pass has freed it.
-                continue
-            yield from value if isinstance(value, (list, tuple)) else (value,)
+    cls = type(node)
+    names = _saved_names.get(cls)
+    if names is None:
+        names = _saved_names[cls] = [n for n in dir(cls) if n.startswith(_SAVED_PREFIX)]
+    for name in names:
+        try:
+            value = getattr(node, name)
+        except RuntimeError:
+            # The backward pass has freed it.
+            continue
+        yield from value if isinstance(value, (list, tuple)) else (value,)

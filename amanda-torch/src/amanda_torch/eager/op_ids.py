@@ -25,6 +25,7 @@ import torch
 from torch import nn
 
 from amanda_torch import _internals
+from amanda_torch.operators.names import CONSTANTS
 
 _TRANSPARENT = {
     "DistributedDataParallel",
@@ -219,6 +220,7 @@ class Tracker:
             if _internals.in_backward() and self._enter_again(module):
                 return parent
             self._enter_outermost(child)
+            CONSTANTS.forget(module)
         call = child.calls
         child.calls = call + 1
         frames = child.frames
@@ -296,6 +298,7 @@ class Tracker:
         self.root.clear()
         self._last.clear()
         self._places = None
+        CONSTANTS.clear()
         self._seen_outermost.clear()
         self.go_to(self.root)
 

@@ -11,7 +11,8 @@ import enum
 import functools
 import itertools
 import types
-from collections.abc import Callable, Mapping
+import weakref
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -134,6 +135,43 @@ def op_view(func: Any, name: str) -> Any:
     return func if getattr(func, "__name__", None) == name else OpView(func, name)
 
 
+class Constants:
+    """The parameters and buffers of models, looked up once per call of a model."""
+
+    def __init__(self) -> None:
+        self._found: Any = weakref.WeakKeyDictionary()
+
+    def forget(self, module: nn.Module) -> None:
+        """Look at a model anew: it is called again, and may have been changed since."""
+        self._found.pop(module, None)
+
+    def clear(self) -> None:
+        """Forget all models."""
+        self._found.clear()
+
+    def has(self, running: Sequence[nn.Module], tensor: torch.Tensor) -> bool:
+        """Whether a tensor belongs to the outermost of the modules that run.
+
+        Args:
+            running: innermost first.
+        """
+        top = running[-1]
+        found = self._found.get(top)
+        if found is None:
+            members = itertools.chain(top.parameters(), top.buffers())
+            found = self._found[top] = {id(member): weakref.ref(member) for member in members}
+        known = found.get(id(tensor))
+        if known is not None and known() is tensor:
+            return True
+        # ``torch.func.functional_call`` may have put it in the place of a parameter since then.
+        inner = running[0]
+        members = itertools.chain(inner.parameters(recurse=False), inner.buffers(recurse=False))
+        return any(member is tensor for member in members)
+
+
+CONSTANTS = Constants()
+
+
 def is_constant(tensor: Any, modules: Callable[[], list[nn.Module]]) -> bool:
     """Whether `tensor` is a parameter or buffer of one of the running modules, or a variable.
 
@@ -146,8 +184,7 @@ def is_constant(tensor: Any, modules: Callable[[], list[nn.Module]]) -> bool:
         return False
     running = modules()
     if running:
-        own = itertools.chain(*((*m.parameters(), *m.buffers()) for m in running[-1:]))
-        return any(other is tensor for other in own)
+        return CONSTANTS.has(running, tensor)
     try:
         return tensor.is_leaf and tensor.requires_grad
     except RuntimeError:
