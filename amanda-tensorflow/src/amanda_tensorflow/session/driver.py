@@ -52,7 +52,9 @@ class SessionDriver(TensorFlowGraphDriver, GraphModeDriver):
             if _internals.is_shadow(session):
                 return vanilla(session, options, feeds, fetches, targets, run_metadata)
             scopes = self.dispatcher.scopes()
-            if scopes and self._stays_vanilla(session):
+            # Asked here, as most runs need no call then.
+            is_special = session.sess_str or session in self._partly
+            if is_special and scopes and self._stays_vanilla(session):
                 scopes = ()
             ready = self._ready(session, scopes, (feeds, fetches, targets)) if scopes else None
             if ready is None:
