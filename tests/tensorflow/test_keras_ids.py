@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import types
 from collections.abc import Callable
 from typing import Any
 
@@ -12,6 +13,7 @@ import tensorflow as tf
 
 import amanda
 from amanda.interface.context import OpContext
+from amanda_tensorflow import _internals
 
 X = np.random.default_rng(0).standard_normal((4, 6, 6, 2)).astype(np.float32)
 Y = np.zeros((4, 3), np.float32)
@@ -207,3 +209,25 @@ def test_graphs_of_a_session_have_the_ids_of_layers() -> None:
         session.run(initialize)
         tool = seen(lambda: session.run(y, {x: [[1.0, 2.0]]}))
     assert "net/d/MatMul:0" in tool.ops
+
+
+def test_bodies_are_counted_in_one_order() -> None:
+    """Bodies and branches get ids in the order of their names: that of attributes is random."""
+    value = tf.compat.v1.AttrValue(func=tf.compat.v1.NameAttrList(name="f"))
+    for order in (("body", "cond"), ("cond", "body")):
+        op = types.SimpleNamespace(node_def=types.SimpleNamespace(attr=dict.fromkeys(order, value)))
+        assert list(_internals.function_attributes(op)) == ["body", "cond"]
+
+
+def test_node_names_hold_the_loops_around_an_operator() -> None:
+    """``get_node_name()`` tells the loop that runs an operator; its id does not."""
+    names: dict[str, str] = {}
+    tool = amanda.Tool()
+    tool.add_inst_for_op(lambda c: names.setdefault(c.get_op_id(), c.get_node_name()))
+    model = keras.Sequential([keras.layers.SimpleRNN(2, name="rnn")], name="net")
+    model(X[0])
+    with amanda.apply(tool):
+        tf.function(model)(X[0])
+    inside = {op_id for op_id, name in names.items() if "/while/body/" in name}
+    assert "net/rnn/simple_rnn_cell/Tanh:1" in inside
+    assert not any("while" in op_id for op_id in names)

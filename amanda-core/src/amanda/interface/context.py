@@ -43,6 +43,7 @@ class OpState:
         attributes: the forward operator's non-tensor arguments by name.
         names: the declared name of each forward input.
         module: path of the module that runs the operator.
+        node: name of the operator in its graph.
         actions: the recorded actions by kind, in running order.
         call: the running execution of the forward operator, None outside of its analyses.
         outputs: its outputs, None before it has run.
@@ -63,6 +64,7 @@ class OpState:
         "gradients",
         "module",
         "names",
+        "node",
         "op",
         "op_id",
         "outputs",
@@ -78,6 +80,7 @@ class OpState:
         self.attributes: Mapping[str, Any] = {}
         self.names: Sequence[str] = ()
         self.module = ""
+        self.node = op_id
         self.actions: dict[ActionKind, list[Action]] = {}
         self.call: OpCall | None = None
         self.outputs: Sequence[Any] | None = None
@@ -91,12 +94,13 @@ class OpState:
         """The state of the operator that `call` executes."""
         state = cls(call.op, call.op_id)
         state.attributes, state.names, state.module = call.attributes, call.names, call.module
+        state.node = call.key
         return state
 
     def of_backward(self, op: Any, op_id: str) -> OpState:
         """The state of a backward operator of this forward operator."""
         state = OpState(self.op, self.op_id)
-        state.attributes, state.module = self.attributes, self.module
+        state.attributes, state.module, state.node = self.attributes, self.module, self.node
         state.backward_op, state.backward_op_id = op, op_id
         return state
 
@@ -198,6 +202,11 @@ class OpContext(dict[Any, Any]):
     def get_module(self) -> str:
         """Path of the module that runs the operator (``layer1.0.conv1``), or ""."""
         return self._state.module
+
+    def get_node_name(self) -> str:
+        """The name of the forward operator in its graph, that of a loop or branch around it
+        included (``step/while/body/MatMul``); its id where there is no graph."""
+        return self._state.node
 
     def get_input_names(self) -> list[str]:
         """The declared name of each forward input, "" where it has none."""

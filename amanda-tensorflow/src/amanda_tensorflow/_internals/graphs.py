@@ -38,7 +38,7 @@ def annotation(graph: Any, name: str) -> Any:
 
 def attributes_proto(op: Any) -> dict[str, Any]:
     """The attributes of an operator of a graph by name, as protocol buffers."""
-    return dict(op.node_def.attr.items())
+    return dict(sorted(op.node_def.attr.items()))
 
 
 def raw_attributes(op: Any) -> Iterator[tuple[str, Any]]:
@@ -145,7 +145,8 @@ def _graph_of_known(function: Any, known: Any) -> Any:
 def function_attributes(op: Any) -> dict[str, list[str]]:
     """By attribute, the names of the functions that an operator runs."""
     found = {}
-    for name, value in op.node_def.attr.items():
+    # A map of protocol buffers has another order in each process; ids are counted in this one.
+    for name, value in sorted(op.node_def.attr.items()):
         kind = value.WhichOneof("value")
         if kind == "func":
             found[name] = [value.func.name]

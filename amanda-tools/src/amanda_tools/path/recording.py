@@ -53,7 +53,7 @@ _COUNTED = re.compile(r":\d+$")
 """Ends the ids of operators that are counted in their module: ``net/dense/BiasAdd:0``."""
 
 _BODY = re.compile(r"/(?=(body|cond|then_branch|else_branch|branches\d+)/)")
-"""Where the id of a loop or branch may end in the id of an operator within it."""
+"""Where the name of a loop or branch may end in that of an operator within it."""
 
 
 @attrs.frozen(eq=False)
@@ -68,6 +68,7 @@ class RecordedOp:
         tensors: for each input a function that makes a tensor of its type from an array, or None.
         types: for each input the name of its element type.
         is_eager: tensors keep their identity while the program runs.
+        node: its name in its graph.
     """
 
     about: OpDescription
@@ -77,6 +78,7 @@ class RecordedOp:
     tensors: Sequence[Callable[[Array], Any] | None]
     types: Sequence[str]
     is_eager: bool
+    node: str
 
     @property
     def is_in_module(self) -> bool:
@@ -124,6 +126,7 @@ class RecordedOp:
             [None if t is None else _maker(t) for t in inputs],
             ["" if t is None else reader_of(t).dtype(t) for t in inputs],
             context.namespace.tags[-1] == "eager",
+            context.get_node_name(),
         )
 
 
@@ -294,7 +297,7 @@ class PassRecorder(Tool):
 
     def _is_new(self, op: RecordedOp) -> bool:
         # All iterations of a loop are one pass.
-        return op.is_eager or not _BODY.search(op.about.id)
+        return op.is_eager or not _BODY.search(op.node)
 
     def _links(self, op: RecordedOp, tensors: Sequence[Any]) -> Sequence[TracedTensor | None]:
         if op.is_eager:
@@ -310,7 +313,7 @@ def _may_be_variable(graph: Graph, link: TracedTensor) -> bool:
 
 
 def find_bodies(executions: Sequence[RecordedExecution]) -> dict[str, set[RecordedExecution]]:
-    """Find the loops and branches of graphs that have run: id to the executions within.
+    """Find the loops and branches of graphs that have run: name to the executions within.
 
     A graph's body exchanges tensors with the outside through the operator that runs it only; a name
     scope of the same form does so directly.
@@ -318,9 +321,9 @@ def find_bodies(executions: Sequence[RecordedExecution]) -> dict[str, set[Record
     found: dict[str, set[RecordedExecution]] = {}
     parts: dict[str, set[str]] = {}
     for execution in executions:
-        op_id = execution.op.about.id
-        for match in () if execution.op.is_eager else _BODY.finditer(op_id):
-            name = op_id[: match.start()]
+        node = execution.op.node
+        for match in () if execution.op.is_eager else _BODY.finditer(node):
+            name = node[: match.start()]
             found.setdefault(name, set()).add(execution)
             parts.setdefault(name, set()).add(match[1])
     # A loop has both, a condition and a body; a branch has a name of its own.
