@@ -226,9 +226,13 @@ def test_a_keras_model(report: Report, opened: Callable[[Path], Page]) -> None:
     """The page is the same for TensorFlow."""
     page = opened(report(KERAS, "flops,trace,profile"))
     assert [head.text for head in page.all("section.tool > h2")] == ["flops", "trace", "profile"]
-    grid = page.grid("profile", "operators")
+    grid = page.grid("flops", "operators")
     page.all("input", grid)[0].send_keys("linear dense")
     assert {"linear", "linear_backward"} <= set(page.column(grid, "type"))
+    grid = page.grid("profile", "operators")
+    page.all("input", grid)[0].send_keys("bias dense")
+    # The runtime has fused the products into them.
+    assert {"bias_add", "bias_add_backward"} <= set(page.column(grid, "type"))
     assert page.all(".canvas g", page.section("trace"))
     assert page.all("figure.chart")
     assert (page.complaints(), page.fetched()) == ([], [])

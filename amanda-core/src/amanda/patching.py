@@ -19,6 +19,8 @@ import attrs
 
 _ABSENT: Any = object()
 
+_FIRST_LINE = "__firstlineno__"
+
 
 class PatchSet:
     """Replaces attributes of modules, classes, functions and other objects, and puts them back.
@@ -53,6 +55,9 @@ class PatchSet:
         if replaced.value is _ABSENT and not create:
             raise AttributeError(f"{target!r} has no attribute {name!r} to patch")
         # Noted first: an interrupt may come at any line.
+        if name == "__module__" and _FIRST_LINE in _own(target):
+            # Python 3.13 deletes it with the module: a class is no longer where it was written.
+            self._replaced.append(_Replaced.read(target, _FIRST_LINE))
         self._replaced.append(replaced)
         try:
             setattr(target, name, value)

@@ -136,14 +136,19 @@ class Copies:
 
     def drop_dead(self) -> None:
         """Drop the copies whose scopes have ended."""
-        for copies in self._known.values():
+        for copies in self._lists():
             for copy in [copy for copy in copies if copy.is_dead()]:
                 copies.remove(copy)
                 copy.release()
 
     def release(self) -> None:
         """Let go of all copies."""
-        for copies in self._known.values():
+        for copies in self._lists():
             for copy in copies:
                 copy.release()
         self._known.clear()
+
+    def _lists(self) -> list[list[Copy]]:
+        """All lists of copies, in one step: other threads keep copies meanwhile."""
+        found = (self._known.get(key) for key in (ref() for ref in self._known.keyrefs()) if key)
+        return [copies for copies in found if copies is not None]

@@ -18,9 +18,9 @@ def note_nodes(names: Names, context: OpContext, op: OpDescription) -> None:
     tensors = context.get_outputs() if context.is_forward() else context.get_grad_inputs()
     nodes = {tensor.op.name for tensor in tensors or () if tensor is not None}
     if context.is_forward():
-        # In loops, and without outputs, the id has the node's path, with the type appended
-        # where the name lacks it.
-        path = op.id.partition("/")[2]
+        # In loops, and without outputs, its name in the graph has the node's path, with the type
+        # appended where the node's name lacks it.
+        path = context.get_node_name().partition("/")[2]
         ends = nodes or {path.rpartition("/")[2]}
         paths = (path, path.removesuffix(f"/{op.name}"))
         nodes |= {p for p in paths if any(f"/{p}".endswith(f"/{end}") for end in ends)}
