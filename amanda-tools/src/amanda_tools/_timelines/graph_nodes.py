@@ -25,4 +25,4 @@ def note_nodes(names: Names, context: OpContext, op: OpDescription) -> None:
         paths = (path, path.removesuffix(f"/{op.name}"))
         nodes |= {p for p in paths if any(f"/{p}".endswith(f"/{end}") for end in ends)}
     for node in nodes:
-        names.add(node, op.id)
+        names.add(node, op.id, context.get_node_name())

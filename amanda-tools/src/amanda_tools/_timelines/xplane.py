@@ -33,7 +33,8 @@ class Names:
     """Maps names of graph nodes to operators."""
 
     def __init__(self) -> None:
-        self._ops: dict[str, list[str]] = collections.defaultdict(list)
+        # By node, the label of its graph (``step@1``) by operator.
+        self._ops: dict[str, dict[str, str]] = collections.defaultdict(dict)
         self._labels: dict[str, list[str]] = collections.defaultdict(list)
         self._eager: dict[str, str] = {}
 
@@ -45,11 +46,14 @@ class Names:
         """Whether an eager operator runs kernels of a type: routines around it may run others."""
         return self._eager.get(op_id, kind) == kind
 
-    def add(self, node: str, op_id: str) -> None:
-        """Note the name of an operator's node, in its graph or in the instrumented copy."""
-        if op_id not in self._ops[node]:
-            self._ops[node].append(op_id)
-        label = _label(op_id)
+    def add(self, node: str, op_id: str, path: str = "") -> None:
+        """Note the name of an operator's node, in its graph or in the instrumented copy.
+
+        Args:
+            path: the operator's name with its function or graph, as ``get_node_name()`` gives it.
+        """
+        label = (path or op_id).partition("/")[0]
+        self._ops[node].setdefault(op_id, label)
         labels = self._labels[label.partition("@")[0]]
         if label not in labels:
             labels.append(label)
@@ -64,24 +68,18 @@ class Names:
         found = (
             self._ops.get(node)
             or self._ops.get(_FRAME.sub("/", node))
-            or self._ops.get(_FRAME.split(node)[-1], [])
+            or self._ops.get(_FRAME.split(node)[-1], {})
         )
         if len(found) < 2 or function is None:
-            return found
-        found = [
-            op_id for op_id in found if _label(op_id).partition("@")[0] == function.name
-        ] or found
+            return list(found)
+        of_name = [i for i, label in found.items() if label.partition("@")[0] == function.name]
         labels = self._labels.get(function.name, [])
         # Functions of one name are told apart by their order, if all of them have run.
         if len(labels) != function.count:
-            return found
+            return of_name or list(found)
         number = f"@{function.number}" if function.number else ""
-        return [op_id for op_id in found if _label(op_id) == function.name + number] or found
-
-
-def _label(op_id: str) -> str:
-    """Return the function or graph that an operator's id begins with: ``step@1``."""
-    return op_id.partition("/")[0]
+        of_label = [i for i, label in found.items() if label == function.name + number]
+        return of_label or of_name or list(found)
 
 
 @attrs.frozen

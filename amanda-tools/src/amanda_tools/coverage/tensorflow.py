@@ -79,7 +79,7 @@ class GraphOperations(Peer):
 
     It lists operators of both directions, but not those within called functions, loops and
     branches, which are graphs of their own. Operators that run eagerly are in no graph. An operator
-    in a called graph has an id with the path that leads to it, and a name without.
+    in a called graph has a node name with the path that leads to it, and a name without.
     """
 
     name = "graph_operations"
@@ -91,10 +91,10 @@ class GraphOperations(Peer):
         self._graphs: weakref.WeakSet[Any] = weakref.WeakSet()
 
     def look_at_outputs(self, context: OpContext) -> None:
-        op_id = context.get_op_id()
-        if _is_eager(context) or op_id.partition("/")[2] != context.get_op().name:
+        path = context.get_node_name().partition("/")[2]
+        if _is_eager(context) or path != context.get_op().name:
             return
-        self._seen.add(op_id)
+        self._seen.add(context.get_op_id())
         self._graphs.update(t.graph for t in context.get_outputs() or () if t is not None)
 
     def look_at_gradients(self, context: OpContext) -> None:
