@@ -11,19 +11,11 @@ import attrs
 
 import amanda
 from amanda import OpContext
-from amanda.errors import AmandaError
-from amanda.interface.calls import Variable
 from amanda.tools.description import OpDescription
-from amanda_tools._operators.weights import FoundWeight, Weight, weak_reference, weight_of
+from amanda_tools._operators.weights import Weight, weak_reference, weight_of
 from amanda_tools._values.shapes import shape_of
 from amanda_tools._values.tensors import Array, arithmetic_of
-from amanda_tools.prune.given_masks import (
-    GivenMasks,
-    check_shape,
-    is_same_name,
-    name_of,
-    variable_name,
-)
+from amanda_tools.prune.given_masks import GivenMasks, check_shape
 from amanda_tools.prune.global_threshold import GlobalThreshold
 from amanda_tools.prune.options import PruneOptions
 from amanda_tools.prune.rules import rule_of
@@ -66,47 +58,6 @@ class PrunedWeight:
     def count(self, gradient: Any, op_id: str) -> None:
         """Instrumentation routine: count one training step of a reader."""
         self.steps[op_id] += 1
-
-    @property
-    def name(self) -> str:
-        """The name of the weight, as files of masks have it; "" if it has none."""
-        return name_of(self.weight)
-
-    def check(self, found: FoundWeight) -> None:
-        """Refuse a weight that a run has read instead of this one.
-
-        Raises:
-            AmandaError: its shape or its name is another one.
-        """
-        shape, name = shape_of(found.value), variable_name(found.variable)
-        own = variable_name(self.weight.variable)
-        is_renamed = bool(name and own) and not is_same_name(name, own)
-        if shape != self.shape or (found.identity != self.weight.identity and is_renamed):
-            raise AmandaError(
-                f"prune: the mask of op {self.readers[0]} is for a weight {own} of the "
-                f"shape {self.shape}, and the run has read {name or 'one'} of the shape {shape}: "
-                "it is of another model"
-            )
-
-    def bake(self, value: Any, variable: Variable | None) -> None:
-        """Write the zeros into the weight.
-
-        Args:
-            value: its value; the parameter itself if there is no `variable`.
-            variable: the variable that the value was read from.
-
-        Raises:
-            TypeError: the value is none that can be written.
-            AmandaError: the variable cannot be written.
-        """
-        mask = self.mask
-        assert mask is not None
-        with amanda.disabled():
-            if variable is not None:
-                variable.change(lambda old: old * arithmetic_of(old).constant(mask, old))
-                return
-            arithmetic = arithmetic_of(value)
-            arithmetic.assign(value, arithmetic.wide_numpy(value) * mask)
 
     def set(self, mask: Array, due: int | None) -> None:
         """Set the mask, and the step at which the next one is made."""

@@ -23,8 +23,10 @@ from amanda_tools._values.shapes import shape_of
 from amanda_tools._values.tensors import Array, arithmetic_of
 from amanda_tools.prune import files
 from amanda_tools.prune.attention import CAUSAL, AttentionPruning
+from amanda_tools.prune.baking import check_is_same, write_zeros
 from amanda_tools.prune.channel import ChannelPruning
 from amanda_tools.prune.dynamic import Gate, GatedPruning
+from amanda_tools.prune.given_masks import name_of
 from amanda_tools.prune.options import STATIC_METHODS, PruneOptions
 from amanda_tools.prune.spatial import SpatialPruning
 from amanda_tools.prune.static import PrunedWeight, StaticPruning
@@ -114,7 +116,7 @@ class PruneTool(PrintingTool[PruneOptions]):
         """
         masks = self.masks
         if masks:
-            names = {id: name for id, w in self._weights().items() if (name := w.name)}
+            names = {id: name for id, w in self._weights().items() if (name := name_of(w.weight))}
             options = {"method": self.options.method, "sparsity": self.options.sparsity}
             return files.write(path, "masks", masks, weights=names, **options)
         gates = {
@@ -201,7 +203,7 @@ class PruneTool(PrintingTool[PruneOptions]):
             )
         for weight, value, variable in self._weights_of(run):
             try:
-                weight.bake(value, variable)
+                write_zeros(weight, value, variable)
             except (TypeError, AmandaError) as error:
                 raise CapabilityError(
                     f"prune: the weight of op {weight.readers[0]} cannot be written ({error}); use "
@@ -252,7 +254,7 @@ class PruneTool(PrintingTool[PruneOptions]):
                     one = other
             if one is None:
                 raise not_executed(self.name, weight.readers[0])
-            weight.check(one)
+            check_is_same(weight, one)
             found.append((weight, one.value, one.variable))
         return found
 
