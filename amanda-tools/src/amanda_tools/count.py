@@ -57,6 +57,7 @@ class CountTool(PrintingTool[CountOptions]):
 
     name = "count"
     Options = CountOptions
+    only_watches = True
 
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)

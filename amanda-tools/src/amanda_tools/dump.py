@@ -102,6 +102,7 @@ class DumpTool(WatchingTool[DumpOptions]):
 
     name = "dump"
     Options = DumpOptions
+    only_watches = True
 
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)

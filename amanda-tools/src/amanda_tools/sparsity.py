@@ -55,6 +55,7 @@ class SparsityTool(WatchingTool[SparsityOptions]):
 
     name = "sparsity"
     Options = SparsityOptions
+    only_watches = True
 
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)

@@ -59,6 +59,7 @@ class TraceTool(PrintingTool[TraceOptions]):
 
     name = "trace"
     Options = TraceOptions
+    only_watches = True
 
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)

@@ -20,7 +20,7 @@ with :meth:`Dispatcher.run`. Backward operators go through
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from contextlib import AbstractContextManager, contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -150,16 +150,22 @@ class Dispatcher:
             records.append(record)
         return compile_plan(op_id, scopes, tuple(records))
 
-    def begin(self, call: OpCall, scopes: Sequence[LiveScope] | None = None) -> OpExecution:
+    def begin(
+        self,
+        call: OpCall,
+        scopes: Sequence[LiveScope] | None = None,
+        later: Set[Owner] = frozenset(),
+    ) -> OpExecution:
         """Analyse an operator that is about to run, where that is still to be done.
 
         Args:
             scopes: the answer of :meth:`scopes`, if the driver has asked already.
+            later: tools whose analyses wait for the next execution.
 
         Raises:
             ReplacementConflictError: two scopes replace the operator.
         """
-        return OpExecution(self, call, self.scopes() if scopes is None else scopes)
+        return OpExecution(self, call, self.scopes() if scopes is None else scopes, later)
 
     # -- routines ---------------------------------------------------------
 
@@ -423,10 +429,17 @@ class OpExecution:
         plan: the operator's plan, complete once :meth:`finish` has returned.
     """
 
-    def __init__(self, dispatcher: Dispatcher, call: OpCall, scopes: Sequence[LiveScope]) -> None:
+    def __init__(
+        self,
+        dispatcher: Dispatcher,
+        call: OpCall,
+        scopes: Sequence[LiveScope],
+        later: Set[Owner] = frozenset(),
+    ) -> None:
         self._dispatcher = dispatcher
         self._call = call
         self._scopes = scopes
+        self._later = later
         self._records: list[OpRecord] = []
         tool_locked(self._analyse_before)
         self.plan = compile_plan(call.op_id, self._scopes, tuple(self._records))
@@ -467,6 +480,11 @@ class OpExecution:
         if not record.pending(point):
             return
         only = record.redo.get(point) if point in record.analysed else None
+        waiting = set[Owner]()
+        if self._later:
+            asked: set[Owner] = set(scope.tools) if only is None else only
+            waiting = {tool for tool in asked if tool in self._later}
+            only = asked - waiting
         record.state.call, record.state.outputs = self._call, outputs
         try:
             self._dispatcher.analyse(scope, record, point, only)
@@ -475,6 +493,8 @@ class OpExecution:
             raise
         finally:
             record.state.call = record.state.outputs = None
+        if waiting:
+            record.redo[point] = waiting
 
 
 def create_driver(cls: type[Driver]) -> Driver:

@@ -28,9 +28,13 @@ class Tool:
     Attributes:
         differentiable: True makes the tool's routines take part in automatic
             differentiation, as if recorded under ``amanda.ad_enabled()``.
+        only_watches: True says that no routine of the tool, forward or backward, changes a
+            value. A driver then need not look for operators inside of a fused one for it. It
+            holds for the code of the class that says it and of its bases, not for subclasses.
     """
 
     differentiable: ClassVar[bool] = False
+    only_watches: bool = False
 
     def add_inst_for_op(
         self, callback: Analysis, backward: bool = False, require_outputs: bool = False

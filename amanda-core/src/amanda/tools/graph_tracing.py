@@ -49,6 +49,8 @@ class GraphTracingTool(Tool):
         graph: the graph, which other tools read as ``context["graph"]``.
     """
 
+    only_watches = True
+
     def __init__(self, *, follow: bool = True) -> None:
         super().__init__()
         self.graph = Graph()

@@ -41,7 +41,9 @@ class MappingTool(Tool):
         ``weight_index`` and ``bias_index`` (positions among the inputs), ``weight_layout`` and
         ``data_layout``. A key that does not apply to an operator is None.
         """
-        return cls(plugins.mapping_rules())
+        found = cls(plugins.mapping_rules())
+        found.only_watches = True
+        return found
 
     def before_analyses(self, context: OpContext) -> None:
         for prefix, before, _ in self._rules:

@@ -64,6 +64,7 @@ class CoverageTool(PrintingTool[CoverageOptions]):
 
     name = "coverage"
     Options = CoverageOptions
+    only_watches = True
 
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)

@@ -60,6 +60,7 @@ class DiffTool(DumpTool):
 
     name = "diff"
     Options = DiffOptions
+    only_watches = True
     options: DiffOptions
 
     def __init__(self, **options: Any) -> None:

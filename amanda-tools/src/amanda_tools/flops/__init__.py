@@ -64,6 +64,7 @@ class FlopsTool(PrintingTool[FlopsOptions]):
 
     name = "flops"
     Options = FlopsOptions
+    only_watches = True
 
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)

@@ -64,6 +64,7 @@ class KernelsTool(PrintingTool[KernelsOptions]):
 
     name = "kernels"
     Options = KernelsOptions
+    only_watches = True
 
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)

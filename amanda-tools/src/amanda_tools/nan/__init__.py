@@ -69,6 +69,7 @@ class NanTool(PrintingTool[NanOptions]):
 
     name = "nan"
     Options = NanOptions
+    only_watches = True
 
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)

@@ -210,6 +210,8 @@ class PassRecorder(Tool):
         tracing: the tool that follows tensors.
     """
 
+    only_watches = True
+
     def __init__(self, finished: Callable[[Pass], None]) -> None:
         super().__init__()
         self.labels: Any = None

@@ -80,6 +80,7 @@ class PathTool(PrintingTool[PathOptions]):
 
     name = "path"
     Options = PathOptions
+    only_watches = True
 
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)

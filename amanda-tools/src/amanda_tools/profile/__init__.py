@@ -83,6 +83,7 @@ class ProfileTool(PrintingTool[ProfileOptions]):
 
     name = "profile"
     Options = ProfileOptions
+    only_watches = True
 
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)

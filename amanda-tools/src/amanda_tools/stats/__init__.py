@@ -45,6 +45,7 @@ class StatsTool(WatchingTool[StatsOptions]):
 
     name = "stats"
     Options = StatsOptions
+    only_watches = True
 
     def op_rows(self) -> list[dict[str, Any]]:
         """One row per tensor: its operator, ``kind``, ``tensor``, and the figures of

@@ -7,7 +7,7 @@ again by ``known.run(known, func, args, kwargs)``: by the shortest way that its 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -149,8 +149,13 @@ class Executor:
         kwargs: dict[str, Any],
         key: Any,
         scopes: Sequence[Any],
+        later: Set[Any],
     ) -> Any:
-        """Run an operator and its analyses, but no routine; for the arguments of `run_first`."""
+        """Run an operator and its analyses, but no routine; for the arguments of `run_first`.
+
+        Args:
+            later: tools whose analyses wait for the next execution.
+        """
         if plan is not None:
             return func(*args, **kwargs)
         outer = _internals.modes()
@@ -159,7 +164,7 @@ class Executor:
                 if outer:
                     _internals.hide_modes()
                 call = self._call(func, name, op_id, args, kwargs, key)
-                execution = self._dispatcher.begin(call, scopes)
+                execution = self._dispatcher.begin(call, scopes, later)
                 _internals.set_modes(outer)
                 with _internals.running():
                     result = func(*args, **kwargs)

@@ -5,13 +5,14 @@ that masks or rounds what ``linear`` computes sees no ``linear`` there. So where
 scope may act at all, the operators of the other path are analysed first, in a run that calls no
 routine and whose result is dropped. Where routines were recorded that may return something, the
 other path runs, and its result is taken if some routine has changed a value. Everywhere else the
-fused operator runs, so that watching changes nothing.
+fused operator runs, so that watching changes nothing. Tools that only watch are not asked in that
+run: they would list operators that do not run.
 """
 
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, Protocol
 
 import torch
@@ -20,7 +21,7 @@ from torch import nn
 from amanda.engine.records import OpRecord
 from amanda.interface.action import ActionKind
 from amanda_torch import _internals
-from amanda_torch.eager.reachable_code import mentions, returns_something
+from amanda_torch.eager.reachable_code import mentions, returns_something, undeclared
 from amanda_torch.routines import RoutineDispatcher
 
 FUSED = (nn.MultiheadAttention, nn.TransformerEncoderLayer, nn.TransformerEncoder)
@@ -56,6 +57,7 @@ class FusedModules:
 
     Attributes:
         is_trial: operators are analysed, and no routine is called.
+        watching: tools whose analyses are not asked in a trial.
         is_busy: a fused module is being called; those below it follow.
         is_denied: the fast path is not to be taken.
         was_asked: it would have been taken.
@@ -66,6 +68,7 @@ class FusedModules:
         self._interceptor = weakref.proxy(interceptor)
         self._dispatcher = dispatcher
         self.is_trial = False
+        self.watching: frozenset[Any] = frozenset()
         self.is_busy = False
         self.is_denied = False
         self.was_asked = False
@@ -111,11 +114,13 @@ class FusedModules:
         acted = self._acted.get(path) if path is not None else None
         if acted is None:
             self.is_trial = True
+            self.watching = _watching([t for scope in interceptor.active for t in scope.tools])
             interceptor.forget_plans()
             try:
                 self._unfused(run)
             finally:
                 self.is_trial = False
+                self.watching = frozenset()
                 interceptor.forget_plans()
             interceptor.forget_call(module)
             path = interceptor.path_of(module)
@@ -154,8 +159,22 @@ def _has_action(record: OpRecord) -> bool:
 
 
 def _may_act(tool: Any) -> bool:
-    """Whether code of a tool records actions on forward operators."""
+    """Whether code of a tool, where it does not declare that it only watches, records actions."""
     found = _MAY_ACT.get(tool)
     if found is None:
-        found = _MAY_ACT[tool] = mentions(tool, _ACTIONS)
+        found = _MAY_ACT[tool] = mentions(undeclared(tool), _ACTIONS)
     return bool(found)
+
+
+def _watching(tools: Iterable[Any]) -> frozenset[Any]:
+    """The tools that may not act, and that no tool depends on that may."""
+    rest, asked = list(tools), list[Any]()
+    wanted = [tool for tool in rest if _may_act(tool)]
+    while wanted:
+        tool = wanted.pop()
+        asked.append(tool)
+        wanted += [one for one in tool.dependencies if not any(one is known for known in asked)]
+    # A tool that cannot be hashed cannot be told to wait.
+    if any(type(tool).__hash__ is None for tool in rest):
+        return frozenset()
+    return frozenset(tool for tool in rest if not any(tool is known for known in asked))

@@ -340,7 +340,8 @@ class Interceptor(Tracker, TorchFunctionMode):
         op_id = f"{self.frame.path}/{name}:{count - 1}"
         plan = self._dispatcher.plan(op_id, scopes)
         if self.fused.is_trial:
-            return self.executor.analyse(plan, func, name, op_id, args, kwargs, key, scopes)
+            later = self.fused.watching
+            return self.executor.analyse(plan, func, name, op_id, args, kwargs, key, scopes, later)
         known = None
         if plan is not None and not plan:
             result = func(*args, **kwargs)

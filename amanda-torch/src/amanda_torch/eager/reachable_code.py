@@ -8,6 +8,8 @@ import types
 from collections.abc import Iterator, Set
 from typing import Any
 
+from amanda.interface.action import InstPoint
+
 _OBJECTS = 5_000
 """Objects that are looked at; a tool from which more can be reached may do anything."""
 
@@ -37,6 +39,29 @@ def mentions(root: Any, names: Set[str]) -> bool:
         else:
             waiting += _below(found)
     return False
+
+
+def undeclared(tool: Any) -> list[Any]:
+    """The parts of a tool for which its ``only_watches`` does not speak.
+
+    They are the whole tool where nothing is declared. Else they are the methods of classes that the
+    declaring one does not know, and analyses that other packages have registered with the instance.
+    """
+    if not tool.only_watches:
+        return [tool]
+    declaring = type(tool)
+    if "only_watches" not in vars(tool):
+        declaring = next(cls for cls in declaring.__mro__ if "only_watches" in vars(cls))
+    unknown = [cls for cls in type(tool).__mro__ if not issubclass(declaring, cls)]
+    methods = [getattr(m, "__func__", m) for cls in unknown for m in vars(cls).values()]
+    package = declaring.__module__.partition(".")[0]
+    analyses = [analysis for point in InstPoint for analysis in tool.analyses(point)]
+    return methods + [
+        analysis
+        for analysis in analyses
+        if getattr(analysis, "__self__", None) is not tool
+        and (getattr(analysis, "__module__", None) or "").partition(".")[0] != package
+    ]
 
 
 def _is_code(value: Any) -> bool:
