@@ -212,7 +212,7 @@ def test_torchrun_and_merge(amanda: Command, python: Command, tmp_path: Path) ->
     assert run.returncode == 0, run.stderr
     assert run.stdout.count("ops seen") == 1
     gradients = [line.split()[1] for line in run.stdout.splitlines() if re.match("[01] 0x", line)]
-    assert len(gradients) == 2
+    assert len(gradients) == 2, (run.stdout, run.stderr)
     assert len(set(gradients)) == 1
     merged = amanda("merge", "out")
     assert (merged.returncode, merged.stderr) == (0, "")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from types import CodeType
 
 import pytest
 
@@ -60,3 +61,20 @@ def test_points_are_lines_of_ours() -> None:
     with pytest.raises(ZeroDivisionError):
         interrupts.points(lambda: 1 // 0, is_ours)
     assert sys.gettrace() is outer
+
+
+def test_an_interrupt_in_an_exception_handler_leaves_no_current_exception() -> None:
+    """What a program handles when it is interrupted is not handled any more afterwards."""
+
+    def program() -> None:
+        try:
+            raise IndexError
+        except IndexError:
+            pass
+
+    def is_program(code: CodeType) -> bool:
+        return code is program.__code__
+
+    for point in interrupts.points(program, is_program):
+        assert interrupts.run(program, is_program, point)
+        assert sys.exception() is None

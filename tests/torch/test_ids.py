@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Iterator
 
 import pytest
@@ -378,24 +377,3 @@ def test_a_module_has_the_first_path_that_its_caller_lists() -> None:
     ]
     assert _ids(lambda: model(X)) == expected
     assert _ids(lambda: model(X)) == expected
-
-
-def test_deep_models_run_as_without_a_tool() -> None:
-    """A module call takes no more Python frames under a scope than it takes without."""
-    frames: list[int] = []
-
-    class Leaf(nn.Module):
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            frames.append(len(inspect.stack(0)))
-            return x
-
-    def depth(modules: int) -> int:
-        model: nn.Module = Leaf()
-        for _ in range(modules):
-            model = nn.Sequential(model)
-        model(torch.ones(1))
-        return frames.pop()
-
-    vanilla = depth(20) - depth(10)
-    with applied(Counter()):
-        assert depth(20) - depth(10) == vanilla

@@ -548,12 +548,6 @@ _require(
 MODULE_CALL = _symbol("torch.nn.Module._wrapped_call_impl")
 """``nn.Module.__call__`` as PyTorch defines it."""
 
-_require("torch.nn.Module._call_impl", "torch.nn.Module._compiled_call_impl")
-COMPILED_CALL = operator.attrgetter("_compiled_call_impl")
-PLAIN_CALL = operator.attrgetter("_call_impl")
-"""The methods of which `MODULE_CALL` calls one: the first unless it is None. Called directly they
-save its Python frame, so that modules can be nested as deep as without our own (PyTorch 2.13)."""
-
 SCRIPT_FUNCTION = torch.jit.ScriptFunction
 
 TRACERS = {

@@ -12,5 +12,6 @@ data = torch.rand(2, 3, 4)[dist.get_rank()]
 for _ in range(2):
     model.zero_grad()
     model(data).sum().backward()
-print(dist.get_rank(), model.module.weight.grad.sum().item().hex())
+# In one piece: the ranks share the output.
+print(f"{dist.get_rank()} {model.module.weight.grad.sum().item().hex()}", flush=True)
 dist.destroy_process_group()

@@ -270,7 +270,7 @@ def test_a_validation_rounds_as_the_training_has_learned() -> None:
         twin.step(tf.constant(batch))
     expected = float(twin.loss(tf.constant(data[0])))
     assert history.history["val_loss"][0] == pytest.approx(expected, abs=1e-6)
-    assert len(tool.quantizers) == 6
+    assert len(tool.quantizers) == 3
     assert len(tool.parameters()) == 6
 
 

@@ -248,8 +248,10 @@ class Scope:
         )
 
     def _stop_waiting(self) -> None:
-        self.pending = ()
-        if not LIVE_SCOPES or not any(scope.pending for scope in LIVE_SCOPES):  # type: ignore[attr-defined]
+        has_waited, self.pending = bool(self.pending), ()
+        if not LIVE_SCOPES or (
+            has_waited and not any(scope.pending for scope in LIVE_SCOPES)  # type: ignore[attr-defined]
+        ):
             import_hook.await_nothing()
 
     def _exit_thread(self, driver: Driver) -> None:

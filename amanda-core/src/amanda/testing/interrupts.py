@@ -16,7 +16,7 @@ from __future__ import annotations
 import collections
 import os
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from types import CodeType, FrameType
 from typing import Any, NamedTuple
@@ -133,9 +133,15 @@ def _trace(
             known[code] = is_ours(code)
         return local if known[code] else None
 
+    def steps() -> Iterator[None]:
+        program()
+        yield
+
     outer = sys.gettrace()
     sys.settrace(trace)
     try:
-        program()
+        # A generator handles exceptions on its own: one that a tracer raises at the ``pass`` of an
+        # ``except`` clause leaves the handled one to be the current one for ever (Python 3.11).
+        next(steps())
     finally:
         sys.settrace(outer)

@@ -142,22 +142,17 @@ class InterceptingDriver(LoadedDriver, TorchEagerDriver):
     # -- patches ----------------------------------------------------------
 
     def _module_call(self, vanilla: Any) -> Any:
-        plain = _internals.PLAIN_CALL
-        compiled: Any = _internals.COMPILED_CALL
-        if vanilla is not _internals.MODULE_CALL:
-            compiled = functools.partial(functools.partial, vanilla)
-
         def __call__(module: nn.Module, *args: Any, **kwargs: Any) -> Any:  # noqa: N807
             interceptor = LOCAL.interceptor
             # Interceptor.is_quiet(), inlined: this runs at every module call.
             if interceptor is None or interceptor.muted or interceptor.thread["paused"]:
-                return vanilla(module, *args, **kwargs)  # Dynamo comes here, too
+                return vanilla(module, *args, **kwargs)
             if isinstance(module, FUSED) and not (module.training or interceptor.fused.is_busy):
                 run = functools.partial(entered, interceptor, module, *args, **kwargs)
                 return interceptor.fused.call(module, run)
             parent = interceptor.enter_module(module)
             try:
-                return (compiled(module) or plain(module))(*args, **kwargs)
+                return vanilla(module, *args, **kwargs)
             finally:
                 # The way back from Tracker.enter_module(), inlined as well.
                 frame = interceptor.frame
@@ -169,7 +164,7 @@ class InterceptingDriver(LoadedDriver, TorchEagerDriver):
         def entered(interceptor: Interceptor, module: nn.Module, *args: Any, **kwargs: Any) -> Any:
             parent = interceptor.enter_module(module)
             try:
-                return (compiled(module) or plain(module))(*args, **kwargs)
+                return vanilla(module, *args, **kwargs)
             finally:
                 interceptor.go_to(parent)
 
