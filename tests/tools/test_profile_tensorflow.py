@@ -108,6 +108,42 @@ def test_times_in_graphs_are_those_of_the_runtime(
         assert sum(calls) == expected[native] > 0
 
 
+def test_runs_of_the_driver_are_not_the_programs() -> None:
+    """Variables that are copied to an instrumented graph, and constants that are folded, are no
+    executions; an assignment whose node lacks the type's name is one."""
+    tf1 = tf.compat.v1
+    with tf.Graph().as_default() as graph:
+        weight = tf1.get_variable("w", initializer=tf.ones(4), use_resource=True)
+        result = weight.read_value() * tf.fill([4], 2.0)
+        initialize = tf1.global_variables_initializer()
+    profile, count = ProfileTool(), CountTool()
+    with amanda.apply(profile, count), tf1.Session(graph=graph) as running:
+        running.run(initialize)
+        for _ in range(STEPS):
+            running.run(result)
+            running.run(weight)
+    executions = {row["id"]: row["executions"] for row in count.op_rows()}
+    calls = {row["id"]: row["calls"] for row in profile.op_rows()}
+    assert calls == {op_id: executions[op_id] for op_id in calls}
+    assert calls["graph/w/Assign/AssignVariableOp"] == 1
+    assert sum(n for op_id, n in calls.items() if "Read" in op_id) == 2 * STEPS
+
+
+def test_a_node_without_outputs_in_a_loop_has_its_executions() -> None:
+    """Also where its name is the user's, and lacks the type's."""
+    total = tf.Variable(0.0)
+
+    @tf.function
+    def step(x: Any) -> None:
+        for _ in tf.range(3):
+            total.assign_add(tf.sinh(x), name="adding", read_value=False)
+
+    with amanda.apply(tool := ProfileTool()):
+        step(tf.ones(()))
+    calls = [row["calls"] for row in tool.op_rows() if "adding" in row["id"]]
+    assert calls == [3]
+
+
 def test_a_graph_is_not_changed_to_be_timed() -> None:
     """A function that is timed and nothing else runs itself, and not a copy."""
     doubled = tf.function(lambda x: x + x)

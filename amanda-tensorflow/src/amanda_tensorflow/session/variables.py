@@ -17,8 +17,23 @@ VARIABLES = frozenset({"VarHandleOp", "VariableV2", "Variable"})
 _REFERENCES = frozenset({"VariableV2", "Variable"})
 """Types of operators that make a variable of TensorFlow 1's reference kind."""
 
+_MARK = "amanda/variables"
+"""Annotation around runs in TensorFlow's profiler: what reads its recordings leaves them out, as
+operators of the user's graph run there without the program asking for it."""
+
 _CHECKS = frozenset({"VarIsInitializedOp", "IsVariableInitialized"})
 """Types of operators that tell whether a variable has a value."""
+
+
+def _run(
+    session: Any,
+    fetches: Sequence[Any],
+    targets: Sequence[Any] = (),
+    feeds: Sequence[tuple[Any, Any]] = (),
+) -> list[Any]:
+    """Run operators of a session that read and write variables."""
+    with tf.profiler.experimental.Trace(_MARK):
+        return _internals.run_vanilla(session, fetches, targets, feeds)
 
 
 @attrs.frozen(eq=False)
@@ -79,17 +94,15 @@ class VanillaVariables:
         found = {name: self.ops(name) for name in names}
         readable = {name: v for name, v in found.items() if v.read is not None}
         asked = {name: v for name, v in readable.items() if v.is_initialized is not None}
-        answers = _internals.run_vanilla(
-            self._session, [variable.is_initialized for variable in asked.values()]
-        )
+        answers = _run(self._session, [variable.is_initialized for variable in asked.values()])
         empty = {name for name, answer in zip(asked, answers, strict=True) if not answer}
         sure = [name for name in asked if name not in empty]
-        values = _internals.run_vanilla(self._session, [readable[name].read for name in sure])
+        values = _run(self._session, [readable[name].read for name in sure])
         result = dict(zip(sure, values, strict=True))
         for name in readable.keys() - asked.keys():
             # Whether it has a value can be found out only by reading it, one at a time.
             try:
-                (result[name],) = _internals.run_vanilla(self._session, [readable[name].read])
+                (result[name],) = _run(self._session, [readable[name].read])
             except tf.errors.FailedPreconditionError:
                 continue
         return result
@@ -98,7 +111,7 @@ class VanillaVariables:
         """Set variables; those without an initializer are left out."""
         pairs = [(self.ops(name).assign, value) for name, value in values.items()]
         known = [(assign, value) for assign, value in pairs if assign is not None]
-        _internals.run_vanilla(
+        _run(
             self._session,
             (),
             [assign for assign, _ in known],
@@ -166,15 +179,15 @@ class ShadowVariables:
         """The values of the variables that have one, by name."""
         found = {name: self._access(name) for name in names}
         checks = [access.is_initialized for access in found.values()]
-        answers = _internals.run_vanilla(self._session, checks)
+        answers = _run(self._session, checks)
         full = [name for name, answer in zip(found, answers, strict=True) if answer]
-        values = _internals.run_vanilla(self._session, [found[name].value for name in full])
+        values = _run(self._session, [found[name].value for name in full])
         return dict(zip(full, values, strict=True))
 
     def write(self, values: dict[str, np.ndarray]) -> None:
         """Set variables."""
         found = {name: self._access(name) for name in values}
-        _internals.run_vanilla(
+        _run(
             self._session,
             (),
             [access.assign for access in found.values()],

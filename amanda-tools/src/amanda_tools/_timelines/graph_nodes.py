@@ -21,8 +21,11 @@ def note_nodes(names: Names, context: OpContext, op: OpDescription) -> None:
         # In loops, and without outputs, its name in the graph has the node's path, with the type
         # appended where the node's name lacks it.
         path = context.get_node_name().partition("/")[2]
-        ends = nodes or {path.rpartition("/")[2]}
-        paths = (path, path.removesuffix(f"/{op.name}"))
-        nodes |= {p for p in paths if any(f"/{p}".endswith(f"/{end}") for end in ends)}
+        short = path.removesuffix(f"/{op.name}")
+        if nodes:
+            nodes |= {p for p in (path, short) if any(f"/{p}".endswith(f"/{end}") for end in nodes)}
+        else:
+            # `short` may be another operator's node, the scope of this one; of another type then.
+            nodes = {path, f"{short}:{op.name}"}
     for node in nodes:
         names.add(node, op.id, context.get_node_name())

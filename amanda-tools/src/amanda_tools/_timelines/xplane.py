@@ -25,6 +25,12 @@ _STEP = "ExecutorState::Process"
 _RUN = "FunctionRun"
 _SESSION = "SessionRun"
 _FUNCTION = re.compile(r"__(inference|forward|backward)_(.+?)_\d+")
+_OWN = "amanda/variables"
+"""Annotation of the driver of sessions around its runs that copy variables: operators of the user's
+graph run there, but not for the program."""
+_FOLDING = -1
+"""The step in which TensorFlow runs kernels to fold constants, once per graph and not per run
+(observed in 2.21)."""
 _FRAME = re.compile(r"/_\d+/")
 """Inserted by TensorFlow between the name of a lowered loop or branch and those of its nodes."""
 
@@ -50,6 +56,7 @@ class Names:
         """Note the name of an operator's node, in its graph or in the instrumented copy.
 
         Args:
+            node: the name; with ``:`` and the type where only a kernel of that type is meant.
             path: the operator's name with its function or graph, as ``get_node_name()`` gives it.
         """
         label = (path or op_id).partition("/")[0]
@@ -58,18 +65,17 @@ class Names:
         if label not in labels:
             labels.append(label)
 
-    def find(self, node: str, function: Function | None) -> list[str]:
+    def find(self, node: str, kind: str, function: Function | None) -> list[str]:
         """Return the ids of the operators with a node of this name; of the function if it has any.
 
         Args:
             node: name that a kernel carries.
+            kind: the kernel's type.
             function: the function that runs, if known.
         """
-        found = (
-            self._ops.get(node)
-            or self._ops.get(_FRAME.sub("/", node))
-            or self._ops.get(_FRAME.split(node)[-1], {})
-        )
+        names = (node, _FRAME.sub("/", node), _FRAME.split(node)[-1])
+        keys = (key for name in names for key in (name, f"{name}:{kind}"))
+        found = next((self._ops[key] for key in keys if key in self._ops), {})
         if len(found) < 2 or function is None:
             return list(found)
         of_name = [i for i, label in found.items() if label.partition("@")[0] == function.name]
@@ -204,13 +210,15 @@ def _value(plane: Any, stat: Any) -> Any:
     return None if kind is None else getattr(stat, kind)
 
 
-def _steps(events: Iterable[LineEvent]) -> dict[Any, Function]:
-    """Return the function that each step of a graph runs, by the step's id."""
+def _steps(events: Iterable[LineEvent]) -> dict[Any, Function | None]:
+    """Return the function that each step of a graph runs, by the step's id; None if the program
+    did not ask for the step."""
     runs: list[tuple[Any, tuple[str, str, str]]] = []
-    steps: dict[Any, Function] = {}
+    steps: dict[Any, Function | None] = {_FOLDING: None}
     for event in sorted(events, key=lambda event: event.start):
         if event.name == _SESSION and "id" in event.stats:
-            steps[event.stats["id"]] = Function("graph")
+            is_own = any(outer.name == _OWN for outer in event.around())
+            steps[event.stats["id"]] = None if is_own else Function("graph")
         elif event.name == _RUN and "id" in event.stats:
             called = (outer.name.removeprefix(_LOCAL) for outer in event.around())
             match = next((m for m in map(_FUNCTION.fullmatch, called) if m is not None), None)
@@ -231,7 +239,7 @@ class _Reader:
     """Turns events into activities and executions."""
 
     def __init__(
-        self, recording: ProfilerRecording, names: Names, functions: Mapping[Any, Function]
+        self, recording: ProfilerRecording, names: Names, functions: Mapping[Any, Function | None]
     ) -> None:
         self._recording = recording
         self._names = names
@@ -245,7 +253,7 @@ class _Reader:
         elif event.name == _KERNEL:
             self._add_eager(event, track)
         elif event.node:
-            self._add_node(event, event.node, event.kind, "cpu", track)
+            self._add_node(event, (event.node, event.kind), event.kind, "cpu", track)
 
     def read_device(self, event: LineEvent, device: str, track: str) -> None:
         """Read a kernel on a device; it names the operator of the host that launched it."""
@@ -254,14 +262,28 @@ class _Reader:
         if source.startswith(MARK):
             self._add(event, source.removeprefix(MARK), event.name, device, track)
         elif kind:
-            self._add_node(event, node, event.name, device, track)
+            self._add_node(event, (node, kind), event.name, device, track)
         else:
             self._add(event, "", event.name, device, track)
 
-    def _add_node(self, event: LineEvent, node: str, name: str, device: str, track: str) -> None:
-        """Add a kernel of a graph's node, unless a tool has inserted the node."""
-        owner = self._owner(event, node)
-        if owner or not _is_inserted(node):
+    def _add_node(
+        self, event: LineEvent, of: tuple[str, str], name: str, device: str, track: str
+    ) -> None:
+        """Add a kernel of a graph's node, unless a tool has inserted the node or the program did
+        not ask for the step.
+
+        Args:
+            of: the node and its type.
+        """
+        step = next((e.stats.get("id") for e in event.around() if e.name == _STEP), None)
+        function = self._functions.get(step)
+        if step in self._functions and function is None:
+            return
+        found = self._names.find(*of, function)
+        # Assigned to the first operator nevertheless: times then add up.
+        self._recording.ambiguous += len(found) > 1
+        owner = found[0] if found else ""
+        if owner or not _is_inserted(of[0]):
             self._add(event, owner, name, device, track)
 
     def _add_eager(self, event: LineEvent, track: str) -> None:
@@ -279,14 +301,6 @@ class _Reader:
         owner = next(marks, "")
         if self._names.may_run(owner, kind):
             self._add(event, owner, kind, "cpu", track)
-
-    def _owner(self, event: LineEvent, node: str) -> str:
-        step = next((e for e in event.around() if e.name == _STEP), None)
-        function = self._functions.get(step.stats.get("id")) if step is not None else None
-        found = self._names.find(node, function)
-        # Assigned to the first operator nevertheless: times then add up.
-        self._recording.ambiguous += len(found) > 1
-        return found[0] if found else ""
 
     def _add(self, event: LineEvent, op: str, name: str, device: str, track: str) -> None:
         own = max(event.span - event.inside, 0.0)
