@@ -12,6 +12,6 @@ data = torch.rand(2, 3, 4)[dist.get_rank()]
 for _ in range(2):
     model.zero_grad()
     model(data).sum().backward()
-# In one piece: the ranks share the output.
-print(f"{dist.get_rank()} {model.module.weight.grad.sum().item().hex()}", flush=True)
+# In one piece, with the end of the line: the ranks share an output that is not buffered.
+print(f"{dist.get_rank()} {model.module.weight.grad.sum().item().hex()}\n", end="", flush=True)
 dist.destroy_process_group()
