@@ -378,8 +378,8 @@ class Dispatcher:
         self, scope: LiveScope, record: OpRecord, point: InstPoint, only: set[Owner] | None
     ) -> None:
         """Run the analysis routines of one point (of `only` these tools)."""
-        tools = [t for t in scope.tools if only is None or t in only or not t.analyses(point)]
-        if any(tool.analyses(point) for tool in tools):
+        tools = [t for t in scope.tools if only is None or t in only or not t.analyses_at(point)]
+        if any(tool.analyses_at(point) for tool in tools):
             state = record.state
             start = time.perf_counter()
             driver = self.driver
