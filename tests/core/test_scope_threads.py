@@ -15,28 +15,11 @@ import pytest
 import amanda
 from amanda.state import ATTACHED, LIVE_SCOPES, STATE
 from amanda.testing import loopback as lb
+from tests.core.counting import Counter, work
 
 ROUNDS = int(os.environ.get("AMANDA_STRESS", "15"))
 """Scopes of each thread in the stress tests; ``AMANDA_STRESS=2500`` is the soak."""
 _PATIENCE = 30.0
-
-
-class Counter(amanda.Tool):
-    """Counts executions."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.calls = 0
-        self.add_inst_for_op(lambda context: context.insert_before_op(self.count))
-
-    def count(self, *tensors: Any) -> None:
-        """Count one execution."""
-        self.calls += 1
-
-
-def work() -> None:
-    """Run one op."""
-    lb.add(lb.tensor(1.0), 2.0)
 
 
 @contextlib.contextmanager
