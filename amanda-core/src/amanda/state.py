@@ -17,7 +17,6 @@ import sys
 import threading
 import weakref
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager
 from types import FrameType
 from typing import Any, Generic, Protocol, TypeVar
 
@@ -33,30 +32,6 @@ class CurrentCall(Protocol):
 
     def freeze(self) -> Callable[[Sequence[Any]], Any]:
         """A function of flat inputs that runs the operator with the attributes of this call."""
-
-
-class AttachedDriver(Protocol):
-    """The part of a driver that core calls without knowing its class."""
-
-    framework: str
-
-    def detach(self) -> None:
-        """Restore the framework."""
-
-    def enter_thread(self) -> None:
-        """The current thread has entered a scope."""
-
-    def exit_thread(self) -> None:
-        """The current thread has left its last scope."""
-
-    def invalidate(self) -> None:
-        """Plans may be out of date."""
-
-    def new_iteration(self) -> None:
-        """Restart the counters of operator ids in the current thread."""
-
-    def vanilla(self) -> AbstractContextManager[Any]:
-        """Within it, the current thread is not instrumented."""
 
 
 class LiveScope(Protocol):
