@@ -210,7 +210,8 @@ def test_registries_do_not_grow(placement: type[Training]) -> None:
     for _ in range(3):
         with amanda.apply(Identity()):
             training.step()
-    assert registries() == before
+    # Routines of earlier tests may end meanwhile, so that fewer than before are no fault.
+    assert all(now <= then for now, then in zip(registries(), before, strict=True))
 
 
 @pytest.mark.parametrize("placement", support.PLACEMENTS)
