@@ -14,7 +14,9 @@ from typing import Any, ClassVar
 import attrs
 
 from amanda.driver import BoundCall, Dispatcher, OperatorRun, OpIds
+from amanda.inline import Counter
 from amanda.state import LIVE_SCOPES, STATE
+from amanda.testing.contract.inline import InlineTests
 from amanda.testing.loopback import LoopbackDriver, Tensor, no_grad, ops, tape
 from tests.core.faults import fault
 
@@ -363,3 +365,30 @@ class IsolatesAllThreads(LoopbackDriver):
     def run_operator(self, *args: Any) -> Any:
         with no_grad() if self.isolated else nullcontext():
             return super().run_operator(*args)
+
+
+# -- inlined routines ---------------------------------------------------------
+
+
+class _Uncounting(Dispatcher):
+    def call(self, action: Any, selected: Any) -> Any:
+        return None if isinstance(action.func, Counter) else super().call(action, selected)
+
+
+@fault(*(name for name in vars(InlineTests) if name.startswith("test_")))
+class CountsNoCounters(LoopbackDriver):
+    """It takes counters to be counted, and does not count them."""
+
+    dispatcher_class = _Uncounting
+
+
+@fault("test_a_counter_of_a_subclass")
+class TakesSubclassesForCounters(LoopbackDriver):
+    """It takes what is derived from a counter for a counter."""
+
+    class dispatcher_class(Dispatcher):
+        def call(self, action: Any, selected: Any) -> Any:
+            if isinstance(action.func, Counter):
+                action.func.count += 1
+                return None
+            return super().call(action, selected)

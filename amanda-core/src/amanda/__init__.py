@@ -22,7 +22,7 @@ from amanda.scope.switches import (
     new_iteration,
 )
 
-from amanda import tool, tools  # isort: skip - tools need the names above
+from amanda import inline, tool, tools  # isort: skip - tools need the names above
 from amanda.registry import drivers  # isort: skip - plugins need all of them
 
 __version__ = "0.1.0"
@@ -40,6 +40,7 @@ __all__ = [
     "disabled",
     "enabled",
     "hookimpl",
+    "inline",
     "new_iteration",
     "tool",
     "tools",

@@ -24,6 +24,7 @@ from amanda.testing.contract.backward_ops import BackwardOpTests
 from amanda.testing.contract.contexts import ContextTests
 from amanda.testing.contract.differentiation import DifferentiationTests
 from amanda.testing.contract.failures import FailureTests
+from amanda.testing.contract.inline import InlineTests
 from amanda.testing.contract.interrupts import InterruptTests
 from amanda.testing.contract.order import OrderTests
 from amanda.testing.contract.replacements import ReplacementTests
@@ -42,6 +43,7 @@ class DriverContract(
     ContextTests,
     DifferentiationTests,
     FailureTests,
+    InlineTests,
     InterruptTests,
     OrderTests,
     ReplacementTests,

@@ -1,0 +1,189 @@
+"""Contract rule 14: routines that a driver may run without Python count as Python does."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from amanda.inline import Counter
+from amanda.interface.context import OpContext
+from amanda.interface.driver import Capability
+from amanda.testing.contract.base import ContractTests, W, X, nothing, product, times
+from amanda.testing.framework import Program, requires
+from amanda.tool import Tool, disabled
+
+
+class Twins:
+    """A counter and a Python routine, which are inserted together and have to agree."""
+
+    def __init__(self) -> None:
+        self.counter = Counter()
+        self.called = 0
+
+    def routine(self, *tensors: Any) -> None:
+        """The Python routine."""
+        self.called += 1
+
+    @property
+    def counts(self) -> tuple[int, int]:
+        """The count of the counter and of the Python routine."""
+        return self.counter.count, self.called
+
+
+class InlineTests(ContractTests):
+    """The routines of ``amanda.inline``."""
+
+    def counted(self, program: Program, tool: Tool, counter: Counter, runs: int = 3) -> list[int]:
+        """The count after each of some runs under a tool."""
+        counts = []
+        with self.apply(tool):
+            for _ in range(runs):
+                program.run()
+                counts.append(counter.count)
+        return counts
+
+    @pytest.mark.parametrize("select", [None, []], ids=["all tensors", "no tensors"])
+    @pytest.mark.parametrize("point", ["before", "after"])
+    def test_a_counter_counts_executions(self, point: str, select: Any) -> None:
+        """A counter counts each execution of its operator, and can be read between runs."""
+        counter = Counter()
+
+        def analyse(context: OpContext) -> None:
+            if point == "before":
+                context.insert_before_op(counter, inputs=select)
+            else:
+                context.insert_after_op(counter, outputs=select)
+
+        tool = self.probe("mul", before=analyse)
+        assert self.counted(self.multiplication(), tool, counter) == [1, 2, 3]
+
+    def test_a_counter_of_several_operators(self) -> None:
+        """A counter that is inserted at several operators, or twice, counts all of them."""
+        counter = Counter()
+
+        def analyse(context: OpContext) -> None:
+            context.insert_before_op(counter, inputs=[])
+            context.insert_after_op(counter, outputs=[])
+
+        program = self.fw.program(lambda x, w: self.fw.mul(self.fw.mul(x, w), w), X, W)
+        tool = self.probe("mul", before=analyse)
+        assert self.counted(program, tool, counter) == [4, 8, 12]
+
+    def test_a_counter_of_an_after_analysis(self) -> None:
+        """A counter that an analysis after the operator inserts counts that execution, too."""
+        counter = Counter()
+        tool = self.probe("mul", after=lambda c: c.insert_after_op(counter, outputs=[]))
+        assert self.counted(self.multiplication(), tool, counter) == [1, 2, 3]
+
+    def test_a_counter_outside_of_the_scope(self) -> None:
+        """A counter counts nothing under disabled(), nor after the scope."""
+        counter, program = Counter(), self.multiplication()
+        with self.apply(self.probe("mul", before=lambda c: c.insert_before_op(counter))):
+            program.run()
+            with disabled():
+                program.run()
+        program.run()
+        assert counter.count == 1
+
+    def test_a_counter_in_nested_scopes(self) -> None:
+        """A counter of two scopes counts once for each."""
+        counter, program = Counter(), self.multiplication()
+        tools = [
+            self.probe("mul", before=lambda c: c.insert_before_op(counter, inputs=[]))
+            for _ in range(2)
+        ]
+        with self.apply(tools[0]):
+            program.run()
+            with self.apply(tools[1]):
+                program.run()
+            program.run()
+        assert counter.count == 4
+
+    def test_a_counter_beside_a_routine(self) -> None:
+        """A counter counts beside routines that change values, and the values stay theirs."""
+        counter = Counter()
+
+        def analyse(context: OpContext) -> None:
+            context.insert_before_op(counter)
+            context.insert_after_op(lambda y: self.fw.scale(y, 2.0))
+            context.insert_after_op(counter, outputs=[])
+
+        result = self.run(self.multiplication(), self.probe("mul", before=analyse), times=2)
+        assert (result, counter.count) == ([times(product(X, W), 2.0)], 4)
+
+    def test_a_counter_of_a_subclass(self) -> None:
+        """What a subclass of Counter does at each execution is done."""
+        seen: list[int] = []
+
+        class Noting(Counter):
+            def __call__(self, *tensors: Any) -> None:
+                seen.append(len(tensors))
+
+        tool = self.probe("mul", before=lambda c: c.insert_before_op(Noting()))
+        self.run(self.multiplication(), tool, times=2)
+        assert seen == [len(self.fw.names["mul"])] * 2
+
+    @requires(Capability.REPLACE_OP)
+    def test_a_counter_around_a_replacement(self) -> None:
+        """A counter counts the executions of an operator that another tool replaces."""
+        counter = Counter()
+
+        def analyse(context: OpContext) -> None:
+            context.insert_before_op(counter, inputs=[])
+            context.replace_op(self.fw.add)
+
+        result = self.run(self.multiplication(), self.probe("mul", before=analyse), times=2)
+        assert (result, counter.count) == (self.fw.program(self.fw.add, X, W).run(), 2)
+
+    @requires(Capability.BACKWARD)
+    def test_counters_of_backward_operators(self) -> None:
+        """Counters before and after backward operators count as Python routines do there."""
+        before, after = Twins(), Twins()
+
+        def analyse(context: OpContext) -> None:
+            for routine in (before.counter, before.routine):
+                context.insert_before_backward_op(routine, grad_outputs=[])
+            for routine in (after.counter, after.routine):
+                context.insert_after_backward_op(routine)
+
+        program = self.fw.program(lambda x, w: self.fw.relu(self.fw.mul(x, w)), X, W)
+        expected = program.train()
+        found = self.train(program, self.probe(before_backward=analyse), times=2)
+        assert found == expected
+        assert before.counts[0] == before.counts[1] > 0
+        assert after.counts[0] == after.counts[1] > 0
+
+    @requires(Capability.BACKWARD)
+    def test_counters_alone_in_training(self) -> None:
+        """Counters on all operators, forward and backward, count without any other routine."""
+        counter, twin = Counter(), Twins()
+
+        def analyses(routine: Any) -> Tool:
+            return self.probe(
+                before=lambda c: c.insert_before_op(routine, inputs=[]),
+                after_backward=lambda c: c.insert_after_backward_op(routine, grad_inputs=[]),
+            )
+
+        program = self.fw.program(lambda x, w: self.fw.relu(self.fw.mul(x, w)), X, W)
+        expected = program.train()
+        assert self.train(program, analyses(counter), times=2) == expected
+        assert self.train(program, analyses(twin.routine), times=2) == expected
+        assert counter.count == twin.called > 0
+
+    @requires(Capability.BACKWARD)
+    @pytest.mark.parametrize("is_alone", [True, False], ids=["alone", "beside a routine"])
+    def test_counters_of_the_whole_operator(self, is_alone: bool) -> None:
+        """Counters on the gradients of an operator as a whole count each backward pass."""
+        counter = Counter()
+
+        def analyse(context: OpContext) -> None:
+            context.insert_before_backward_op(counter, grad_outputs=[])
+            context.insert_after_backward_op(counter, grad_inputs=[])
+            if not is_alone:
+                context.insert_before_backward_op(nothing)
+
+        program = self.multiplication()
+        expected = program.train()
+        assert self.train(program, self.probe("mul", before=analyse), times=2) == expected
+        assert counter.count == 4
