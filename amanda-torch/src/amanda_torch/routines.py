@@ -37,6 +37,27 @@ _attached = ATTACHED
 _clock = time.perf_counter
 _is_grad_enabled = torch.is_grad_enabled
 _set_grad_enabled = _internals.set_grad_enabled
+_mode_depth = _internals.mode_depth
+_mode_at = _internals.mode_at
+_pop_mode = _internals.pop_mode
+_push_mode = _internals.push_mode
+
+
+class BackwardRoutines:
+    """The routines of one backward operator, all of whose analyses have run.
+
+    Attributes:
+        before, after: those before and after it.
+        blind_before, blind_after: whether none of these takes a tensor, or takes part in AD.
+    """
+
+    __slots__ = ("after", "before", "blind_after", "blind_before")
+
+    def __init__(self, before: Sequence[Action], after: Sequence[Action]) -> None:
+        self.before = before
+        self.after = after
+        self.blind_before = all(a.select == () and not a.differentiable for a in before)
+        self.blind_after = all(a.select == () and not a.differentiable for a in after)
 
 
 class RoutineDispatcher(Dispatcher):
@@ -44,9 +65,32 @@ class RoutineDispatcher(Dispatcher):
 
     Attributes:
         changes: counts up where a routine changes a value, or replaces an operator.
+        settled: the routines of backward operators, by what hooks them. It is kept here, and not
+            in the hooks, since a graph that outlives the scope would keep the tools alive.
     """
 
     changes = 0
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.settled: dict[object, BackwardRoutines] = {}
+
+    def invalidate(self) -> None:
+        """Scopes, switches or recorded actions have changed, or the driver is detached."""
+        # A new one: another thread may be about to put something out of date into the old one.
+        self.settled = {}
+
+    def is_plain_thread(self, thread: dict[str, Any]) -> bool:
+        """Whether backward operators that run in a thread now may take the routines in `settled`.
+
+        Args:
+            thread: ``vars(STATE)`` of the current thread.
+        """
+        return (
+            thread["enabled"]
+            and thread["cache"]
+            and not (thread["paused"] or thread["held"] or self._quiet)
+        )
 
     def put(
         self,
@@ -124,6 +168,55 @@ class RoutineDispatcher(Dispatcher):
         for action in actions[done:]:
             values = self.run(action, values)
         return values
+
+    def run_blind(self, actions: Sequence[Action], thread: dict[str, Any]) -> None:
+        """Run isolated routines that take no tensor, at one end of a backward operator.
+
+        This is all that a counter or a clock needs there: function modes are hidden as by
+        ``_internals.without_modes``, and the rest is as in :meth:`run_together`.
+
+        Args:
+            thread: ``vars(STATE)`` of the current thread.
+        """
+        depth = _mode_depth()
+        if depth > 1 or len(_attached) != 1 or _internals.in_forward_ad():
+            _internals.without_modes(self.run_all, actions, [])
+            return
+        returned, action = None, actions[0]
+        mode = _mode_at(0) if depth else None
+        gradients = _is_grad_enabled()
+        start, outer = _clock(), thread["paused"]
+        try:
+            thread["paused"] = outer + 1
+            if depth:
+                _pop_mode()
+            if gradients:
+                _set_grad_enabled(False)
+            _acquire()
+            for action in actions:
+                value = action.func(**action.kwargs) if action.kwargs else action.func()
+                if value is not None:
+                    returned = action, value
+            _release()
+            if gradients:
+                _set_grad_enabled(True)
+            if depth:
+                _push_mode(mode)
+            thread["paused"] = outer
+        except BaseException as error:
+            if depth:
+                _internals.set_modes((mode,))
+            _undo(thread, outer, gradients)
+            note(error, action.routine, action.op_id)
+            raise
+        finally:
+            seconds = _clock() - start
+            # charge(), inlined: it is a tenth of all that is done here.
+            for scope in thread["scopes"]:
+                scope.statistics.tool_seconds += seconds
+        if returned is not None:
+            # An empty sequence is as good as nothing; anything else is an error.
+            self.put(returned[0], [], [], returned[1])
 
     def run_between(
         self,

@@ -23,15 +23,16 @@ import torch
 from torch import nn
 
 from amanda.engine.backward import BackwardExecution, OpHandle, PastTensor, backward_needs
-from amanda.engine.dispatch import Dispatcher
 from amanda.engine.plan import ActionPlan
 from amanda.errors import CapabilityError
+from amanda.interface.action import ActionKind, InstPoint
 from amanda.interface.calls import BackwardCall, NamedOp
 from amanda.state import STATE
 from amanda_torch import _internals
 from amanda_torch.autograd.functions import OWN_FUNCTIONS
 from amanda_torch.operators.calls import TorchCall, tensors_of
 from amanda_torch.operators.names import is_constant
+from amanda_torch.routines import BackwardRoutines, RoutineDispatcher
 
 _MARK = "amanda"
 """Key in a node's metadata: by scope, the operator that owns an accumulation."""
@@ -40,6 +41,7 @@ _REACHED = "amanda_reached"
 """Key in the metadata of a leaf's accumulation: by scope, its :class:`Reached`."""
 
 _graph_task = _internals.graph_task
+_without_modes = _internals.without_modes
 
 _OWN_NODES = frozenset(map(_internals.node_class, OWN_FUNCTIONS))
 
@@ -192,7 +194,7 @@ def new_nodes(outputs: Sequence[Any], start: int, *, aliases: bool = False) -> l
 class Claimer:
     """Finds the autograd nodes of forward operators and hooks them, for one thread."""
 
-    def __init__(self, dispatcher: Dispatcher) -> None:
+    def __init__(self, dispatcher: RoutineDispatcher) -> None:
         self._dispatcher = dispatcher
         self._iterations: dict[str, int] = {}
         self._owners: Any = torch.utils.weak.WeakIdKeyDictionary()
@@ -277,8 +279,9 @@ class Claimer:
             call.names = _input_names(node, described.call())
             handle = described.handle(known.handle)
             call.inputs, call.outputs = handle.inputs, handle.outputs
-        hooks = NodeHooks(self._dispatcher, handle, call, before, after)
-        if STATE.cache and not pending:
+        is_shared = STATE.cache and not pending
+        hooks = NodeHooks(self._dispatcher, handle, call, (before, after), is_shared)
+        if is_shared:
             known.hooks[backward_id] = hooks
         return hooks
 
@@ -397,22 +400,36 @@ class NodeHooks:
         is_idle: whether there is nothing to do before it, and nothing after it.
     """
 
-    __slots__ = ("_after", "_before", "_dispatcher", "_execution", "_handle", "is_idle")
+    __slots__ = (
+        "_after",
+        "_before",
+        "_dispatcher",
+        "_execution",
+        "_handle",
+        "_is_shared",
+        "is_idle",
+    )
 
     def __init__(
         self,
-        dispatcher: Dispatcher,
+        dispatcher: RoutineDispatcher,
         handle: OpHandle,
         call: BackwardCall,
-        before: bool,
-        after: bool,
+        needs: tuple[bool, bool],
+        is_shared: bool,
     ) -> None:
+        """Make hooks that are on no node yet.
+
+        Args:
+            needs: whether there is something to do before the operator, and after it.
+            is_shared: whether they serve every execution of it.
+        """
         self._dispatcher = dispatcher
         self._handle = handle
         self._execution = BackwardExecution(dispatcher, handle, call)
-        self._before = before
-        self._after = after
-        self.is_idle = not (before or after)
+        self._before, self._after = needs
+        self._is_shared = is_shared
+        self.is_idle = not any(needs)
 
     def register(self, node: Any) -> None:
         """Hook a node at one or both of its ends."""
@@ -426,7 +443,8 @@ class NodeHooks:
         handle = self._handle
         left = [scope for scope in (ref() for ref in handle.scopes if ref in scopes) if scope]
         some = OpHandle(handle.op_id, left, handle.inputs, handle.outputs)
-        return NodeHooks(self._dispatcher, some, self._execution.call, self._before, self._after)
+        needs = self._before, self._after
+        return NodeHooks(self._dispatcher, some, self._execution.call, needs, False)
 
     def register_accumulation(self, node: Any, scopes: set[Any]) -> None:
         """Hook a leaf's accumulation: for the passes that come to it through these scopes."""
@@ -456,16 +474,35 @@ class NodeHooks:
         """Prehook: the gradients to consume instead, None for the same."""
         if _nothing_flows(grad_outputs):
             return None
-        values = list(grad_outputs)
-        changed = _internals.without_modes(self._execution.before, values)
+        dispatcher = self._dispatcher
+        settled = dispatcher.settled.get(self) or self._settle()
+        if settled is None or not dispatcher.is_plain_thread(thread := vars(STATE)):
+            values = list(grad_outputs)
+            changed = _without_modes(self._execution.before, values)
+        elif settled.blind_before:
+            if settled.before:
+                dispatcher.run_blind(settled.before, thread)
+            return None
+        else:
+            values = list(grad_outputs)
+            changed = _without_modes(dispatcher.run_all, settled.before, values)
         return None if changed is values else tuple(changed)
 
     def after(self, grad_inputs: tuple[Any, ...], grad_outputs: tuple[Any, ...]) -> Any:
         """Posthook: the gradients to pass on instead, None for the same."""
         if _nothing_flows(grad_outputs):
             return None
+        dispatcher = self._dispatcher
+        settled = dispatcher.settled.get(self) or self._settle()
         values = list(grad_inputs)
-        changed = _internals.without_modes(self._execution.after, values, list(grad_outputs))
+        if settled is None or not dispatcher.is_plain_thread(thread := vars(STATE)):
+            changed = _without_modes(self._execution.after, values, list(grad_outputs))
+        elif settled.blind_after:
+            if settled.after:
+                dispatcher.run_blind(settled.after, thread)
+            return None
+        else:
+            changed = _without_modes(dispatcher.run_all, settled.after, values)
         if changed is values:
             return None
         for index, (old, new) in enumerate(zip(values, changed, strict=True)):
@@ -475,6 +512,29 @@ class NodeHooks:
                     "so that PyTorch takes none in its place; return None there"
                 )
         return tuple(changed)
+
+    def _settle(self) -> BackwardRoutines | None:
+        """Keep the routines for the next executions; None if an analysis has yet to run, and where
+        a routine replaces the operator."""
+        settled = self._dispatcher.settled
+        if not (self._is_shared and STATE.cache):
+            return None
+        records = self._handle.records()
+        children = [record.children.get(self._execution.call.op_id) for _, record in records]
+        for (scope, _), child in zip(records, children, strict=True):
+            if child is None or child.actions(ActionKind.REPLACE_BACKWARD_OP):
+                return None
+            for point in (InstPoint.BEFORE_BACKWARD_OP, InstPoint.AFTER_BACKWARD_OP):
+                if child.pending(point) and scope.analyses_at(point):
+                    return None
+        if not children:
+            return None
+        before, after = (
+            [action for child in children if child for action in child.actions(kind)]
+            for kind in (ActionKind.BEFORE_BACKWARD_OP, ActionKind.AFTER_BACKWARD_OP)
+        )
+        routines = settled[self] = BackwardRoutines(before, after)
+        return routines
 
 
 def _nothing_flows(gradients: Sequence[Any]) -> bool:

@@ -73,6 +73,7 @@ class InterceptingDriver(LoadedDriver, TorchEagerDriver):
         """Undo every patch."""
         self._tracers.detach()
         super().detach()
+        self.dispatcher.invalidate()
         self._labels.clear()
         for interceptor in self._interceptors:
             # Of threads that have yet to find out.
@@ -110,6 +111,7 @@ class InterceptingDriver(LoadedDriver, TorchEagerDriver):
 
     def invalidate(self) -> None:
         """Make all threads ask for their plans again."""
+        self.dispatcher.invalidate()
         for interceptor in self._interceptors:
             interceptor.replan()
 
