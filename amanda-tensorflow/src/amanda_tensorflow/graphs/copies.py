@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import weakref
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -138,13 +139,15 @@ class Copies:
         """Drop the copies whose scopes have ended."""
         for copies in self._lists():
             for copy in [copy for copy in copies if copy.is_dead()]:
-                copies.remove(copy)
+                # Released first, as others are not to miss it before its variables are back.
                 copy.release()
+                with contextlib.suppress(ValueError):
+                    copies.remove(copy)
 
     def release(self) -> None:
         """Let go of all copies."""
         for copies in self._lists():
-            for copy in copies:
+            for copy in tuple(copies):
                 copy.release()
         self._known.clear()
 

@@ -10,6 +10,7 @@ kind than variables becomes a function in the user's session
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -76,6 +77,9 @@ class SessionCopies:
         self._variables: ShadowVariables | None = None
         self._here: set[str] = set()
         self._size = 0
+        # A thread that detaches the driver and one whose scope ends may close it at once: both
+        # return when the variables are back. No code of tools runs under it.
+        self._moving = threading.RLock()
 
     def _making(self, graph: Any, building: Building) -> Instrument:
         """Creates the operators of a copy."""
@@ -227,17 +231,19 @@ class SessionCopies:
         Args:
             only: the names of some variables, which stay in the shadow, too; None to move all.
         """
-        names = self._here if only is None else self._here.intersection(only)
-        if names and self._variables is not None:
-            self._vanilla.write(self._variables.read(names))
-        if only is None:
-            self._here.clear()
-            self._size = 0
+        with self._moving:
+            names = self._here if only is None else self._here.intersection(only)
+            if names and self._variables is not None:
+                self._vanilla.write(self._variables.read(names))
+            if only is None:
+                self._here.clear()
+                self._size = 0
 
     def close(self) -> None:
         """Move all variables back, and end the shadow."""
-        if not _internals.is_closed(self._user):
-            self.leave()
-        if self._session is not None:
-            self._session.close()
-            self._session = None
+        with self._moving:
+            if not _internals.is_closed(self._user):
+                self.leave()
+            if self._session is not None:
+                self._session.close()
+                self._session = None
