@@ -123,6 +123,67 @@ def test_types_are_guessed_where_nothing_is_annotated() -> None:
     }
 
 
+@pytest.mark.parametrize("text", ["007", "1_000", "7", "1e5", "inf", "true", "none"])
+def test_text_that_looks_like_a_number_stays_text_where_text_is_meant(text: str) -> None:
+    """A default that is a text, alone or in a list, says so; so does ``diff:reference``."""
+
+    class Texts(amanda.Tool):
+        def __init__(
+            self,
+            path: Any = "",
+            items=("a",),  # type: ignore[no-untyped-def]
+            name: str | None = None,
+            place: Path | None = None,
+        ) -> None:
+            super().__init__()
+
+    given = dict.fromkeys(("path", "items", "name", "place"), text)
+    assert convert(Texts, ToolSpec("texts", given)) == {
+        "path": text,
+        "items": (text,),
+        "name": text,
+        "place": Path(text),
+    }
+    diff = amanda.tools.load("diff")
+    assert convert(diff, ToolSpec("diff", {"reference": text})) == {"reference": text}
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "value"),
+    [
+        ("size", "007", "007"),
+        ("size", "1_0", "1_0"),
+        ("size", "-7", -7),
+        ("share", "08.1", "08.1"),
+        ("share", "nan", "nan"),
+        ("share", ".5", 0.5),
+        ("share", "3", 3),
+        ("flag", "1", 1),
+        ("flag", "on", True),
+        ("anything", "007", "007"),
+        ("anything", "inf", "inf"),
+        ("anything", "-1e-3", -0.001),
+    ],
+)
+def test_a_number_is_written_as_one_where_text_may_be_meant(
+    name: str, text: str, value: Any
+) -> None:
+    """Of several types that which describes the text best counts, in whatever order they stand."""
+
+    class Unions(amanda.Tool):
+        def __init__(
+            self,
+            size: str | int = "auto",
+            share: float | str | int = "auto",
+            flag: bool | int = False,
+            anything=None,  # type: ignore[no-untyped-def]
+        ) -> None:
+            super().__init__()
+
+    converted = convert(Unions, ToolSpec("unions", {name: text}))[name]
+    assert (converted, type(converted)) == (value, type(value))
+
+
 def test_a_tool_without_a_constructor_has_no_options() -> None:
     """A class that only derives from Tool can be run, and takes no options."""
 

@@ -24,6 +24,7 @@ _REQUIRED = inspect.Parameter.empty
 _TRUE = frozenset({"true", "yes", "on", "1"})
 _FALSE = frozenset({"false", "no", "off", "0"})
 _SECTION = re.compile(r"^\s*(Args|Attributes|Arguments):\s*$")
+_NUMBER = re.compile(r"[+-]?((0|[1-9][0-9]*)(\.[0-9]*)?|\.[0-9]+)([eE][+-]?[0-9]+)?")
 _ENTRY = re.compile(r"^(\s+)\*{0,2}(\w+)(?: \([^)]*\))?:\s*(.*)$")
 
 
@@ -110,12 +111,16 @@ def _signature(cls: type[Tool]) -> inspect.Signature:
 
 
 def _annotation(parameter: inspect.Parameter) -> Any:
-    given = parameter.annotation
+    given, default = parameter.annotation, parameter.default
     if given is not _REQUIRED and not isinstance(given, str):
-        return given
-    default = parameter.default
+        # A text by default is a text: 007 is a path like any other.
+        return str if given in (Any, object) and isinstance(default, str) else given
     if default is _REQUIRED or default is None:
         return Any
+    if isinstance(default, (list, tuple, set, frozenset)) and default:
+        kinds = {type(item) for item in default}
+        if len(kinds) == 1:
+            return types.GenericAlias(type(default), (kinds.pop(), ...))
     return type(default)
 
 
@@ -153,13 +158,20 @@ def _convert(annotation: Any, text: str) -> Any:
             origin = typing.get_origin(kind) or kind
             return origin(items) if origin in (list, set, frozenset) else tuple(items)
     errors = []
-    # str last: it accepts every text, also one that another type of the union describes better.
-    for kind in sorted(kinds, key=lambda kind: kind is str):
+    for kind in sorted(kinds, key=_rank):
         try:
+            if str in kinds and kind in (int, float):
+                return _parse_number(kind, grammar.unescape(text))
             return _convert_scalar(kind, grammar.unescape(text))
         except (ValueError, TypeError, KeyError) as error:
             errors.append(error)
     raise ValueError(text) from errors[0]
+
+
+def _rank(kind: Any) -> int:
+    """In which order the types of a union are tried: the one that accepts less comes first."""
+    # int before float, which accepts 3, and before bool, which accepts 1; str accepts every text.
+    return {float: 1, bool: 2, str: 3}.get(kind, 0)
 
 
 def _convert_scalar(kind: Any, text: str) -> Any:
@@ -182,11 +194,22 @@ def _parse_boolean(text: str) -> bool:
     raise ValueError(text)
 
 
+def _parse_number(kind: type[int] | type[float], text: str) -> int | float:
+    """Convert a number where text may be meant: 007, 1_000, inf and nan are no numbers there.
+
+    Raises:
+        ValueError: it is not written as numbers are.
+    """
+    if not _NUMBER.fullmatch(text):
+        raise ValueError(text)
+    return kind(text)
+
+
 def _guess(text: str) -> Any:
     """Convert text for an argument without annotation and default, by its look."""
     for kind in (int, float):
         try:
-            return kind(text)
+            return _parse_number(kind, text)
         except ValueError:
             continue
     return {"true": True, "false": False, "none": None}.get(text.lower(), text)
