@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import os
 import sys
+import threading
 from types import CodeType
 
 import pytest
 
 import amanda
-from amanda.state import ATTACHED, LIVE_SCOPES, STATE
+from amanda.state import ATTACHED, LIVE_SCOPES, STATE, Lock, owned_locks
 from amanda.testing import interrupts
 from amanda.testing import loopback as lb
 
@@ -48,6 +50,44 @@ def test_everything_is_undone_before_tools_hear_of_the_end() -> None:
         pass
     assert set(tool.attached) == {0}
     assert not LIVE_SCOPES
+
+
+def test_an_interrupt_leaves_no_lock_taken() -> None:
+    """A thread that is interrupted while it takes, holds or leaves a lock has left it."""
+    lock = Lock()
+    entries: list[int] = []
+
+    def program() -> None:
+        lock.hold(lambda: lock.hold(entries.append, owned_locks()))
+
+    program()
+    assert entries == [1]
+    for point in interrupts.points(program, interrupts.in_packages("amanda")):
+        assert interrupts.run(program, interrupts.in_packages("amanda"), point)
+        assert (owned_locks(), lock.is_owned()) == (0, False)
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no fork")
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_a_fork_leaves_no_lock_taken() -> None:
+    """A lock that another thread holds is free in a forked child, and what it holds itself is its
+    own."""
+    lock, own = Lock(), Lock()
+    taken, done = threading.Event(), threading.Event()
+
+    def wait() -> None:
+        taken.set()
+        done.wait(30)
+
+    other = threading.Thread(target=lock.hold, args=(wait,))
+    other.start()
+    assert taken.wait(30)
+    child = own.hold(os.fork)
+    if child == 0:
+        os._exit(0 if lock.acquire(timeout=0) and not own.is_owned() else 1)
+    done.set()
+    other.join()
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
 
 
 def test_points_are_lines_of_ours() -> None:

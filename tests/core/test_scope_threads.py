@@ -7,6 +7,7 @@ import gc
 import os
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -76,6 +77,38 @@ def test_threads_enter_and_leave_scopes_at_once() -> None:
     assert (ATTACHED, LIVE_SCOPES, sys.meta_path) == ({}, [], finders)
     assert threading.Thread.start is start
     assert lb.ops.execute is vanilla
+
+
+class Yielding(str):
+    """A key of a dictionary that lets other threads run between a read and a write."""
+
+    def __hash__(self) -> int:
+        time.sleep(0)
+        return super().__hash__()
+
+
+def test_what_is_not_seen_is_counted_exactly_in_threads() -> None:
+    """No thread's addition to the figures of a scope that several threads share is lost."""
+    rounds, reason = 10 * ROUNDS, Yielding("a reason")
+
+    def count_often() -> None:
+        (driver,) = (d for d in ATTACHED.values() if d.name == "loopback")
+        for _ in range(rounds):
+            driver.dispatcher.not_seen(reason, 2)
+
+    with hasty_switching(), amanda.apply(drivers=["loopback"]) as scope:
+        in_threads(count_often)
+    assert scope.statistics.not_seen == {reason: 8 * 2 * rounds}
+
+
+def test_the_time_of_tools_is_no_time_of_waiting_for_them() -> None:
+    """The routines of a tool run one at a time: together they take no more than has passed."""
+    tool = amanda.Tool()
+    tool.add_inst_for_op(lambda c: c.insert_before_op(lambda *tensors: time.sleep(0.002)))
+    start = time.perf_counter()
+    with amanda.apply(tool, drivers=["loopback"]) as scope:
+        in_threads(lambda: [work() for _ in range(4)] and None, 8)
+    assert 8 * 4 * 0.002 <= scope.statistics.tool_seconds <= time.perf_counter() - start
 
 
 def test_one_apply_object_serves_threads_at_once() -> None:

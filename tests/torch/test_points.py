@@ -17,7 +17,6 @@ from torch import _foreach_add, nn
 import amanda
 from amanda.errors import InPlaceWarning, RoutineResultError, SelectionError
 from amanda.state import STATE, TOOL_LOCK
-from amanda_torch import _internals
 from amanda_torch.operators.calls import TorchCall
 from amanda_torch.operators.layouts import Layout
 from tests.torch.support import Watcher, applied
@@ -264,7 +263,7 @@ def assert_left() -> None:
     """No routine of this thread is running."""
     assert torch.is_grad_enabled()
     assert not STATE.paused
-    assert not _internals.owned_check(TOOL_LOCK)()
+    assert not TOOL_LOCK.is_owned()
 
 
 @pytest.mark.parametrize("result", [ValueError("now"), KeyboardInterrupt("now"), 3, []])

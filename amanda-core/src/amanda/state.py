@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterator, Sequence
 from types import FrameType
 from typing import Any, Generic, Protocol, TypeVar
 
-from amanda._internals import owned_check
+from amanda._internals import owned_check, reset_lock
 
 _T = TypeVar("_T")
 
@@ -193,43 +193,68 @@ class ThreadState(threading.local):
 
 STATE = ThreadState()
 
-SCOPE_LOCK = threading.RLock()
-"""Held while a scope begins or ends, so that one thread at a time attaches and detaches drivers.
-To be taken by :func:`locked`. Under it nothing waits for another lock of Amanda's, and no tool's
-code runs."""
 
-TOOL_LOCK = threading.RLock()
+class Lock:
+    """A lock that the thread which holds it can take again.
+
+    An interrupt at any line does not leave it taken, nor does a fork while another thread holds it.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.RLock()
+        self.acquire = self._lock.acquire
+        self.release = self._lock.release
+        self.is_owned = owned_check(self._lock)
+        _LOCKS.add(self)
+
+    def hold(self, function: Callable[..., _T], *args: Any) -> _T:
+        """Call a function while the lock is held."""
+        # Not a with-statement: an interrupt that comes as its body ends keeps it from its exit.
+        if self.is_owned():
+            return function(*args)
+        try:
+            self.acquire()
+            result = function(*args)
+            self.release()
+        except BaseException:
+            if self.is_owned():
+                self.release()
+            raise
+        return result
+
+    def reset(self) -> None:
+        """Release it in a forked child, where the thread that held it does not exist."""
+        reset_lock(self._lock)
+
+
+_LOCKS: WeakMembers[Lock] = WeakMembers()
+
+
+def reset_locks() -> None:
+    """Release in a forked child all locks that its only thread does not hold."""
+    for lock in _LOCKS:
+        if not lock.is_owned():
+            lock.reset()
+
+
+def owned_locks() -> int:
+    """How many locks the current thread holds."""
+    return sum(lock.is_owned() for lock in _LOCKS)
+
+
+SCOPE_LOCK = Lock()
+"""Held while a scope begins or ends, so that one thread at a time attaches and detaches drivers.
+Under it no tool's code runs, and only such locks are taken under which nothing waits."""
+
+TOOL_LOCK = Lock()
 """Held while a tool's code runs, so that it never runs in two threads at once."""
 
-owns_scope_lock = owned_check(SCOPE_LOCK)
-owns_tool_lock = owned_check(TOOL_LOCK)
+COUNT_LOCK = Lock()
+"""Held while a figure of a scope is read and written. Under it nothing waits."""
 
-
-def locked(function: Callable[..., _T], *args: Any) -> _T:
-    """Call a function under :data:`SCOPE_LOCK`, which an interrupt in it does not leave taken."""
-    return _holding(SCOPE_LOCK, owns_scope_lock, function, *args)
-
-
-def tool_locked(function: Callable[..., _T], *args: Any) -> _T:
-    """Call a function under :data:`TOOL_LOCK`, which an interrupt in it does not leave taken."""
-    return _holding(TOOL_LOCK, owns_tool_lock, function, *args)
-
-
-def _holding(
-    lock: Any, is_owned: Callable[[], bool], function: Callable[..., _T], *args: Any
-) -> _T:
-    # Not a with-statement: an interrupt that comes as its body ends keeps it from its exit.
-    if is_owned():
-        return function(*args)
-    try:
-        lock.acquire()
-        result = function(*args)
-        lock.release()
-    except BaseException:
-        if is_owned():
-            lock.release()
-        raise
-    return result
+owns_tool_lock = TOOL_LOCK.is_owned
+locked = SCOPE_LOCK.hold
+tool_locked = TOOL_LOCK.hold
 
 
 def open_block(block: Block) -> None:

@@ -641,15 +641,6 @@ def map_tree(function: Callable[[Any], Any], tree: Any) -> Any:
 # -- Python -----------------------------------------------------------------
 
 
-def owned_check(lock: Any) -> Callable[[], bool]:
-    """A function that says whether the current thread holds `lock`, a ``threading.RLock``.
-
-    ``threading.Condition`` uses the same method; there is no public one.
-    """
-    check: Callable[[], bool] = lock._is_owned
-    return check
-
-
 _EVENTS = 1000
 """Calls and returns of functions until an operator has ended for certain."""
 

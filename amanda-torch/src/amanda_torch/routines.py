@@ -31,7 +31,7 @@ from amanda_torch import _internals
 # Half of what a with-statement costs.
 _acquire = TOOL_LOCK.acquire
 _release = TOOL_LOCK.release
-_is_owned = _internals.owned_check(TOOL_LOCK)
+_is_owned = TOOL_LOCK.is_owned
 _PENDING: Any = object()
 _attached = ATTACHED
 _clock = time.perf_counter
@@ -145,24 +145,23 @@ class RoutineDispatcher(Dispatcher):
         Raises:
             SelectionError, RoutineResultError: as :meth:`Dispatcher.run` raises them.
         """
-        gradients = _is_grad_enabled()
-        start, outer = _clock(), thread["paused"]
+        gradients, outer, start = _is_grad_enabled(), thread["paused"], 0.0
         # An interrupt may come at any line: all is undone in the block, or else after it.
         try:
             thread["paused"] = outer + 1
             if gradients:
                 _set_grad_enabled(False)
             _acquire()
+            start = _clock()
             done, selected, result = _until_result(actions, values)
+            charge(thread["scopes"], _clock() - start)
             _release()
             if gradients:
                 _set_grad_enabled(True)
             thread["paused"] = outer
         except BaseException:
-            _undo(thread, outer, gradients)
+            _undo(thread, outer, gradients, start)
             raise
-        finally:
-            charge(thread["scopes"], _clock() - start)
         if result is not None:
             values = self.put(actions[done - 1], values, selected, result)
         for action in actions[done:]:
@@ -235,27 +234,26 @@ class RoutineDispatcher(Dispatcher):
         while True:
             if actions:
                 returned, action = None, actions[0]
-                gradients = _is_grad_enabled()
-                start, outer = _clock(), thread["paused"]
+                gradients, outer, start = _is_grad_enabled(), thread["paused"], 0.0
                 try:
                     thread["paused"] = outer + 1
                     if gradients:
                         _set_grad_enabled(False)
                     _acquire()
+                    start = _clock()
                     for action in actions:
                         value = action.func(**action.kwargs) if action.kwargs else action.func()
                         if value is not None:
                             returned = action, value
+                    charge(thread["scopes"], _clock() - start)
                     _release()
                     if gradients:
                         _set_grad_enabled(True)
                     thread["paused"] = outer
                 except BaseException as error:
-                    _undo(thread, outer, gradients)
+                    _undo(thread, outer, gradients, start)
                     note(error, action.routine, action.op_id)
                     raise
-                finally:
-                    charge(thread["scopes"], _clock() - start)
                 if returned is not None:
                     # An empty sequence is as good as nothing; anything else is an error.
                     self.put(returned[0], [], [], returned[1])
@@ -265,12 +263,14 @@ class RoutineDispatcher(Dispatcher):
             actions = plan.after
 
 
-def _undo(thread: dict[str, Any], outer: int, gradients: bool) -> None:
+def _undo(thread: dict[str, Any], outer: int, gradients: bool, start: float) -> None:
     """Undo what goes with a tool's code, as far as it was done: no routine runs within another."""
     thread["paused"] = outer
     if gradients:
         _set_grad_enabled(True)
     if _is_owned():
+        if start:
+            charge(thread["scopes"], _clock() - start)
         _release()
 
 

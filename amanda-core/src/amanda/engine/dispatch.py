@@ -124,7 +124,7 @@ class Dispatcher:
         """Count something that runs under the current scopes and cannot be seen."""
         for scope in STATE.scopes:
             if scope.alive:
-                scope.statistics.not_seen[reason] += count
+                scope.statistics.count_not_seen(reason, count)
 
     # -- forward operators ------------------------------------------------
 
@@ -285,6 +285,7 @@ class Dispatcher:
         args: Sequence[Any],
         kwargs: Mapping[str, Any],
         action: Action | None = None,
+        scopes: Sequence[LiveScope] | None = None,
     ) -> Any:
         """Call code of a tool: alone, and vanilla in all drivers.
 
@@ -294,15 +295,19 @@ class Dispatcher:
         Args:
             own: the context in this driver. To be left twice does no harm to it.
             action: the action whose routine is called, if one is.
+            scopes: whose tools' code it is, if not that of all scopes of the thread.
         """
         thread = vars(STATE)
-        start, outer, owned = time.perf_counter(), thread["paused"], owns_tool_lock()
+        start, outer, owned = 0.0, thread["paused"], owns_tool_lock()
+        scopes = thread["scopes"] if scopes is None else scopes
         contexts = (own,) if len(ATTACHED) == 1 else (*self._elsewhere(), own)
         entered: list[AbstractContextManager[Any]] = []
         try:
             thread["paused"] = outer + 1
             if not owned:
                 TOOL_LOCK.acquire()
+            # The lock makes the sum exact, and waiting for it is not the tool's time.
+            start = time.perf_counter()
             for context in contexts:
                 # In one line, between whose parts no interrupt is tried.
                 entered.append((context, context.__enter__())[0])  # noqa: PERF401
@@ -310,17 +315,17 @@ class Dispatcher:
             while entered:
                 entered[-1].__exit__(None, None, None)
                 entered.pop()
+            charge(scopes, time.perf_counter() - start)
             if not owned:
                 TOOL_LOCK.release()
             thread["paused"] = outer
         except BaseException as error:
+            if start:
+                charge(scopes, time.perf_counter() - start)
             _leave_tool_code(thread, outer, owned, entered, error)
             if action is not None:
                 note(error, action.routine, action.op_id)
             raise
-        finally:
-            if action is not None:
-                charge(thread["scopes"], time.perf_counter() - start)
         return result
 
     def _elsewhere(self) -> Sequence[AbstractContextManager[Any]]:
@@ -381,16 +386,14 @@ class Dispatcher:
         tools = [t for t in scope.tools if only is None or t in only or not t.analyses_at(point)]
         if any(tool.analyses_at(point) for tool in tools):
             state = record.state
-            start = time.perf_counter()
             driver = self.driver
             context = Together(driver.vanilla(), driver.ad_isolated())
             try:
                 state.point = point
                 args = tools, record, point, scope.op_filter
-                self._in_tool_code(context, self._run_analyses, args, {})
+                self._in_tool_code(context, self._run_analyses, args, {}, scopes=(scope,))
             finally:
                 state.point = state.tool = None
-                charge((scope,), time.perf_counter() - start)
             record.sort(scope.tools)
         record.analysed.add(point)
         record.redo.pop(point, None)
@@ -524,6 +527,6 @@ def _leave_tool_code(
 
 
 def charge(scopes: Sequence[LiveScope], seconds: float) -> None:
-    """Add to the time that the tools of these scopes have taken."""
+    """Add to the time that the tools of these scopes have taken; under ``TOOL_LOCK``."""
     for scope in scopes:
         scope.statistics.tool_seconds += seconds

@@ -13,12 +13,11 @@ import threading
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 
-from amanda._internals import owned_check
 from amanda.errors import CapabilityError, CoverageWarning
 from amanda.interface.driver import Driver
 from amanda.interface.proofs import Proof
 from amanda.registry.plugins import BROKEN
-from amanda.state import ATTACHED, TOOL_LOCK
+from amanda.state import ATTACHED, Lock, owns_tool_lock
 
 _PATIENCE = 60.0
 """Seconds after which proofs are not waited for any longer; they take less than one."""
@@ -26,8 +25,7 @@ _PATIENCE = 60.0
 _OUTCOMES: dict[tuple[type[Driver], str], Mapping[Proof, str]] = {}
 """The problem of each proof that has failed, by driver and version."""
 
-_LOCK = threading.Lock()
-_owns_tool_lock = owned_check(TOOL_LOCK)
+_LOCK = Lock()
 
 
 class _Proving(threading.local):
@@ -68,13 +66,18 @@ def prove(classes: Sequence[type[Driver]], importing: bool = False) -> None:
         version = untested_version(cls)
         if not version or cls in ATTACHED or (cls, version) in _OUTCOMES:
             continue
-        with _LOCK:
-            if (cls, version) in _OUTCOMES:
-                continue
-            # Other threads would wait for the import, or for the tool that opens this scope.
-            here = importing or _owns_tool_lock()
-            _OUTCOMES[cls, version] = _make(cls) if here else _make_elsewhere(cls)
-        _warn(cls, version)
+        if _LOCK.hold(_prove, cls, version, importing):
+            _warn(cls, version)
+
+
+def _prove(cls: type[Driver], version: str, importing: bool) -> bool:
+    """Make the proofs of a driver, unless another thread has just done so."""
+    if (cls, version) in _OUTCOMES:
+        return False
+    # Other threads would wait for the import, or for the tool that opens this scope.
+    here = importing or owns_tool_lock()
+    _OUTCOMES[cls, version] = _make(cls) if here else _make_elsewhere(cls)
+    return True
 
 
 def failures(cls: type[Driver]) -> Mapping[Proof, str]:

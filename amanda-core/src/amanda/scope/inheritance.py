@@ -7,7 +7,6 @@ import os
 import threading
 from typing import Any
 
-from amanda._internals import reset_lock
 from amanda.patching import PatchSet
 from amanda.registry import drivers, import_hook
 from amanda.state import (
@@ -15,11 +14,11 @@ from amanda.state import (
     LIVE_SCOPES,
     SCOPE_LOCK,
     STATE,
-    TOOL_LOCK,
     Block,
     LiveScope,
     locked,
     owns_tool_lock,
+    reset_locks,
     settle,
 )
 
@@ -118,10 +117,8 @@ def _vanilla_child() -> None:
     # Other threads of the parent may have held these, and do not exist here. A routine that has
     # forked holds one itself, and goes on to its end in the child.
     if not owns_tool_lock():
-        reset_lock(TOOL_LOCK)
         STATE.paused = 0
-    if not _FORKING.is_locked:
-        reset_lock(SCOPE_LOCK)
+    reset_locks()
     for block in STATE.blocks:
         block.is_open = block.scope is None
     settle(vars(STATE))

@@ -20,6 +20,7 @@ from amanda.registry.plugins import BROKEN
 from amanda.scope import inheritance
 from amanda.state import (
     ATTACHED,
+    COUNT_LOCK,
     LIVE_SCOPES,
     STATE,
     Block,
@@ -51,6 +52,13 @@ class Statistics:
     ops_instrumented: int = 0
     not_seen: collections.Counter[str] = attrs.field(factory=collections.Counter)
     tool_seconds: float = 0.0
+
+    def count_not_seen(self, reason: str, count: int = 1) -> None:
+        """Add to ``not_seen``, in whichever thread; 0 gives a reason without a number."""
+        COUNT_LOCK.hold(self._count, reason, count)
+
+    def _count(self, reason: str, count: int) -> None:
+        self.not_seen[reason] += count
 
 
 class Scope:
@@ -145,7 +153,7 @@ class Scope:
 
     def _count_switched_off(self, driver: Driver) -> None:
         for mechanism, without in driver.switched_off.items():
-            self.statistics.not_seen[f"{mechanism} switched off in {driver.name}: {without}"] += 1
+            self.statistics.count_not_seen(f"{mechanism} switched off in {driver.name}: {without}")
 
     def _cover_thread(self) -> None:
         inheritance.cover_new_threads(True)

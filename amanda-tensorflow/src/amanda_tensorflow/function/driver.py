@@ -88,9 +88,10 @@ class FunctionDriver(TensorFlowFunctionDriver, GraphModeDriver):
         captured: Sequence[Any],
     ) -> Copy:
         """The instrumented copy of a function, made now unless another thread has just done so."""
-        with self.lock:
-            copy = self.copies.find(function, scopes)
-            return copy or self._made(function, scopes, given, captured)
+        return self.lock.hold(self._found_or_made, function, scopes, given, captured)
+
+    def _found_or_made(self, function: Any, scopes: tuple[LiveScope, ...], *tensors: Any) -> Copy:
+        return self.copies.find(function, scopes) or self._made(function, scopes, *tensors)
 
     def _made(
         self,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
@@ -10,6 +9,7 @@ from typing import Any
 import tensorflow as tf
 
 from amanda.interface.action import Action
+from amanda.state import Lock
 from amanda_tensorflow import _internals
 from amanda_tensorflow.graphs.copies import Copies
 from amanda_tensorflow.graphs.dispatcher import GraphDispatcher
@@ -35,7 +35,7 @@ class GraphModeDriver(TensorFlowDriver):
         self.dispatcher: GraphDispatcher = dispatcher
         self.ids = GraphIds()
         self.copies = Copies()
-        self.lock = threading.RLock()
+        self.lock = Lock()
 
     # -- life cycle -------------------------------------------------------
 
@@ -46,8 +46,7 @@ class GraphModeDriver(TensorFlowDriver):
     def invalidate(self) -> None:
         # Counted at once: another thread may hold the lock while it makes a copy.
         self.copies.generation += 1
-        with self.lock:
-            self.copies.drop_dead()
+        self.lock.hold(self.copies.drop_dead)
 
     # -- for the dispatcher -----------------------------------------------
 

@@ -13,7 +13,8 @@ from __future__ import annotations
 import collections
 import itertools
 import re
-import threading
+
+from amanda.state import Lock
 
 _KEY = re.compile(r"amanda-failure-(\d+)")
 _KEPT = 16
@@ -28,26 +29,28 @@ class Failures:
     """Exceptions on their way from a node to the caller, by key."""
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
+        self._lock = Lock()
         self._keys = itertools.count()
         self._waiting: collections.OrderedDict[int, BaseException] = collections.OrderedDict()
 
     def carrier(self, error: BaseException) -> RoutineFailure:
         """The exception to raise into the runtime instead of `error`."""
-        with self._lock:
-            key = next(self._keys)
-            self._waiting[key] = error
-            while len(self._waiting) > _KEPT:
-                self._waiting.popitem(last=False)
+        key = self._lock.hold(self._keep, error)
         return RoutineFailure(f"amanda-failure-{key}: {type(error).__name__}: {error}")
+
+    def _keep(self, error: BaseException) -> int:
+        key = next(self._keys)
+        self._waiting[key] = error
+        while len(self._waiting) > _KEPT:
+            self._waiting.popitem(last=False)
+        return key
 
     def original(self, error: BaseException) -> BaseException | None:
         """The exception that `error` carries; None if it carries none."""
         found = _KEY.search(str(error))
         if found is None:
             return None
-        with self._lock:
-            return self._waiting.pop(int(found[1]), None)
+        return self._lock.hold(self._waiting.pop, int(found[1]), None)
 
 
 FAILURES = Failures()

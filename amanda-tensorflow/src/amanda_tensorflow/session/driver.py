@@ -124,17 +124,21 @@ class SessionDriver(TensorFlowGraphDriver, GraphModeDriver):
         Args:
             handles: the runtime's handles of feeds (with their values), fetches and targets.
         """
+        return self.lock.hold(self._find_or_prepare, session, scopes, handles)
+
+    def _find_or_prepare(
+        self, session: Any, scopes: tuple[LiveScope, ...], handles: tuple[Any, Any, Any]
+    ) -> Callable[[Any, Any], Any] | None:
         key = key_of(*handles)
-        with self.lock:
-            copy = self.copies.find(session, scopes)
-            prepared = None if copy is None else copy.payload.prepared(key)
-            if copy is None or prepared is None:
-                copy, prepared = self._prepare(session, scopes, copy, key, handles)
-            copies: SessionCopies = copy.payload
-            ready = copies.runner(prepared, tuple(handles[0].values()))
-            if ready is not None:
-                self._leave(session, besides=copies)
-            return ready
+        copy = self.copies.find(session, scopes)
+        prepared = None if copy is None else copy.payload.prepared(key)
+        if copy is None or prepared is None:
+            copy, prepared = self._prepare(session, scopes, copy, key, handles)
+        copies: SessionCopies = copy.payload
+        ready = copies.runner(prepared, tuple(handles[0].values()))
+        if ready is not None:
+            self._leave(session, besides=copies)
+        return ready
 
     def _prepare(
         self,
@@ -159,10 +163,12 @@ class SessionDriver(TensorFlowGraphDriver, GraphModeDriver):
 
     def _leave(self, session: Any, besides: SessionCopies | None = None) -> None:
         """Move a session's variables back from its shadows (`besides` one)."""
-        with self.lock:
-            for copy in self.copies.of(session):
-                if copy.payload is not besides:
-                    copy.payload.leave()
+        self.lock.hold(self._leave_others, session, besides)
+
+    def _leave_others(self, session: Any, besides: SessionCopies | None) -> None:
+        for copy in self.copies.of(session):
+            if copy.payload is not besides:
+                copy.payload.leave()
 
     @classmethod
     def proofs(cls) -> Sequence[Proof]:

@@ -91,7 +91,7 @@ class GraphDriver(LoadedDriver, TorchGraphDriver):
             # A run of compiled code would else be said to have been seen whole. How many operators
             # it is, nobody counts: looking at them would be instrumenting them.
             for reason in _NOT_SEEN:
-                scope.statistics.not_seen[reason] += 0
+                scope.statistics.count_not_seen(reason, 0)
         if self._backend is None or self._backend.is_outdated(scopes):
             self._backend = Backend(self.dispatcher, scopes)
         self._stance = torch.compiler.set_stance("default", force_backend=self._backend)

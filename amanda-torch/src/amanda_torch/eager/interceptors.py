@@ -170,7 +170,7 @@ class Interceptor(Tracker, TorchFunctionMode):
                 self._entered[scope] = -1
                 if foreign:
                     reason = "backward operators whose forward ran outside of the scope"
-                    scope.statistics.not_seen[reason] += foreign
+                    scope.statistics.count_not_seen(reason, foreign)
 
     def end(self) -> None:
         """Its thread, which is the current one, has left its last scope."""

@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import itertools
 import re
-import threading
 import weakref
 from collections.abc import Callable
 from typing import Any
@@ -24,6 +23,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from amanda.state import Lock
 from amanda_torch import _internals
 from amanda_torch.operators.names import CONSTANTS
 
@@ -149,21 +149,23 @@ class Labels:
     """
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
+        self._lock = Lock()
         self._counts: dict[str, itertools.count[int]] = {}
         self._labels: dict[int, tuple[weakref.ref[nn.Module], str]] = {}
 
     def label(self, module: nn.Module) -> str:
         """``ResNet`` for the first ResNet met, ``ResNet@1`` for the second."""
-        with self._lock:
-            known = self._labels.get(id(module))
-            if known is not None and known[0]() is module:
-                return known[1]
-            name = class_name(module)
-            number = next(self._counts.setdefault(name, itertools.count()))
-            label = f"{name}@{number}" if number else name
-            self._labels[id(module)] = (weakref.ref(module), label)
-            return label
+        return self._lock.hold(self._label, module)
+
+    def _label(self, module: nn.Module) -> str:
+        known = self._labels.get(id(module))
+        if known is not None and known[0]() is module:
+            return known[1]
+        name = class_name(module)
+        number = next(self._counts.setdefault(name, itertools.count()))
+        label = f"{name}@{number}" if number else name
+        self._labels[id(module)] = (weakref.ref(module), label)
+        return label
 
     def clear(self) -> None:
         """Forget all names, when the driver is detached."""

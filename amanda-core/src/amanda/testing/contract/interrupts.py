@@ -9,7 +9,7 @@ from typing import Any
 
 from amanda.interface.context import OpContext
 from amanda.interface.driver import Capability
-from amanda.state import ATTACHED, LIVE_SCOPES, STATE, ThreadState, owns_scope_lock, owns_tool_lock
+from amanda.state import ATTACHED, LIVE_SCOPES, STATE, ThreadState, owned_locks
 from amanda.testing import interrupts, watched
 from amanda.testing.contract.base import ContractTests, W, X, nothing
 from amanda.testing.framework import Probe, Program
@@ -82,7 +82,7 @@ class InterruptTests(ContractTests):
                 self.fw.watched, unpatched, watched.snapshot(self.fw.watched)
             )
             blocks = {name: getattr(STATE, name) for name in vars(ThreadState())}
-            held = owns_scope_lock(), owns_tool_lock()
+            held = owned_locks()
             patched = list(sys.meta_path), threading.Thread.start, changed, self.fw.global_state()
             calls: list[int] = []
             tool = self.probe(
