@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+import mmap
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -18,6 +19,7 @@ from torch.autograd.graph import saved_tensors_hooks
 import amanda
 from amanda.testing import loopback as lb
 from amanda_tools import profile
+from amanda_tools._timelines.memory import resident_bytes
 from amanda_tools.profile import ProfileTool
 from tests import models
 
@@ -199,18 +201,27 @@ def test_files(tmp_path: Path) -> None:
 
 
 def test_the_memory_of_a_device_or_of_the_process(monkeypatch: pytest.MonkeyPatch) -> None:
-    """By how much each execution changes it: a large new tensor is there, and is seen."""
-    used = iter(range(1000, 10**9, 1000))
-    monkeypatch.setattr(profile, "device_bytes", lambda: next(used))
-    rows = profiled(lambda: torch.rand(2).exp()).op_rows()
-    assert [row["memory_delta"] for row in rows] == [1000, 1000]
-    monkeypatch.setattr(profile, "device_bytes", lambda: 0)
-    kept: list[torch.Tensor] = []
-    size = 64_000_000
-    [row] = profiled(lambda: kept.append(torch.ones(size // 4))).op_rows()
-    assert 0.9 * size < row["memory_delta"] < 1.2 * size
+    """By how much each execution changes that of the device, or without one of the process."""
+    for source, other in (("device_bytes", 7), ("resident_bytes", 0)):
+        used = iter(range(1000, 10**9, 1000))
+        monkeypatch.setattr(profile, "device_bytes", lambda other=other: other)
+        monkeypatch.setattr(profile, source, lambda used=used: next(used))
+        rows = profiled(lambda: torch.rand(2).exp()).op_rows()
+        assert [row["memory_delta"] for row in rows] == [1000, 1000]
     [row] = profiled(lambda: torch.ones(2), memory=False).op_rows()
     assert row["memory_delta"] is None
+
+
+def test_the_memory_of_the_process_is_what_it_has_touched() -> None:
+    """New pages are counted when they are written to; not when they are only asked for."""
+    # Of a mapping of its own: an allocator may have pages of earlier tensors left.
+    size = 64_000_000
+    with mmap.mmap(-1, size) as pages:
+        before = resident_bytes()
+        assert before > 0
+        for page in range(0, size, mmap.PAGESIZE):
+            pages[page] = 1
+        assert 0.9 * size < resident_bytes() - before < 1.2 * size
 
 
 def test_waiting_for_a_device(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -183,8 +183,7 @@ class RoutineDispatcher(Dispatcher):
             return
         returned, action = None, actions[0]
         mode = _mode_at(0) if depth else None
-        gradients = _is_grad_enabled()
-        start, outer = _clock(), thread["paused"]
+        gradients, outer, start = _is_grad_enabled(), thread["paused"], 0.0
         try:
             thread["paused"] = outer + 1
             if depth:
@@ -192,10 +191,15 @@ class RoutineDispatcher(Dispatcher):
             if gradients:
                 _set_grad_enabled(False)
             _acquire()
+            start = _clock()
             for action in actions:
                 value = action.func(**action.kwargs) if action.kwargs else action.func()
                 if value is not None:
                     returned = action, value
+            seconds = _clock() - start
+            # charge(), inlined: it is a tenth of all that is done here.
+            for scope in thread["scopes"]:
+                scope.statistics.tool_seconds += seconds
             _release()
             if gradients:
                 _set_grad_enabled(True)
@@ -205,14 +209,9 @@ class RoutineDispatcher(Dispatcher):
         except BaseException as error:
             if depth:
                 _internals.set_modes((mode,))
-            _undo(thread, outer, gradients)
+            _undo(thread, outer, gradients, start)
             note(error, action.routine, action.op_id)
             raise
-        finally:
-            seconds = _clock() - start
-            # charge(), inlined: it is a tenth of all that is done here.
-            for scope in thread["scopes"]:
-                scope.statistics.tool_seconds += seconds
         if returned is not None:
             # An empty sequence is as good as nothing; anything else is an error.
             self.put(returned[0], [], [], returned[1])

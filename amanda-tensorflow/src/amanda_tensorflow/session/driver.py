@@ -56,7 +56,9 @@ class SessionDriver(TensorFlowGraphDriver, GraphModeDriver):
             is_special = session.sess_str or session in self._partly
             if is_special and scopes and self._stays_vanilla(session):
                 scopes = ()
-            ready = self._ready(session, scopes, (feeds, fetches, targets)) if scopes else None
+            ready = None
+            if scopes:
+                ready = self.lock.hold(self._ready, session, scopes, (feeds, fetches, targets))
             if ready is None:
                 if not STATE.paused:
                     self._leave(session)
@@ -121,14 +123,11 @@ class SessionDriver(TensorFlowGraphDriver, GraphModeDriver):
     ) -> Callable[[Any, Any], Any] | None:
         """A function that executes a run under some scopes; None if the vanilla graph does.
 
+        To be called while the lock is held.
+
         Args:
             handles: the runtime's handles of feeds (with their values), fetches and targets.
         """
-        return self.lock.hold(self._find_or_prepare, session, scopes, handles)
-
-    def _find_or_prepare(
-        self, session: Any, scopes: tuple[LiveScope, ...], handles: tuple[Any, Any, Any]
-    ) -> Callable[[Any, Any], Any] | None:
         key = key_of(*handles)
         copy = self.copies.find(session, scopes)
         prepared = None if copy is None else copy.payload.prepared(key)
@@ -137,7 +136,10 @@ class SessionDriver(TensorFlowGraphDriver, GraphModeDriver):
         copies: SessionCopies = copy.payload
         ready = copies.runner(prepared, tuple(handles[0].values()))
         if ready is not None:
-            self._leave(session, besides=copies)
+            # Not by a call, in each run, where there is one copy.
+            for other in self.copies.of(session):
+                if other is not copy:
+                    other.payload.leave()
         return ready
 
     def _prepare(
@@ -161,14 +163,13 @@ class SessionDriver(TensorFlowGraphDriver, GraphModeDriver):
         self.copies.keep(session, copy, scopes)
         return copy, prepared
 
-    def _leave(self, session: Any, besides: SessionCopies | None = None) -> None:
-        """Move a session's variables back from its shadows (`besides` one)."""
-        self.lock.hold(self._leave_others, session, besides)
+    def _leave(self, session: Any) -> None:
+        """Move a session's variables back from its shadows."""
+        self.lock.hold(self._leave_shadows, session)
 
-    def _leave_others(self, session: Any, besides: SessionCopies | None) -> None:
+    def _leave_shadows(self, session: Any) -> None:
         for copy in self.copies.of(session):
-            if copy.payload is not besides:
-                copy.payload.leave()
+            copy.payload.leave()
 
     @classmethod
     def proofs(cls) -> Sequence[Proof]:
