@@ -6,6 +6,8 @@ import io
 from collections.abc import Callable, Iterable
 from typing import Any
 
+import pytest
+
 import amanda
 from amanda.interface.action import InstPoint
 from amanda.results import Table
@@ -40,6 +42,18 @@ def test_executions_are_counted_and_not_analyses() -> None:
     assert summary["backward"] == sum(
         row["executions"] for row in result["ops"] if row["direction"] == "backward"
     )
+
+
+def test_an_operator_that_raised_is_not_counted() -> None:
+    """The program may have caught the exception, and has gone on."""
+
+    def run() -> None:
+        lb.linear(lb.tensor([[1.0]]), lb.tensor([[1.0]]))
+        amanda.new_iteration()
+        with pytest.raises(ValueError, match="do not fit"):
+            lb.linear(lb.tensor([[1.0, 2.0]]), lb.tensor([[1.0]]))
+
+    assert counted(run)["summary"]["by_type"]["forward"] == {"linear": {"ops": 1, "executions": 1}}
 
 
 def test_executions_are_counted_by_module() -> None:

@@ -33,6 +33,18 @@ def counted(run: Callable[[], Any], **options: Any) -> dict[str, Any]:
 # -- what is not counted ------------------------------------------------------
 
 
+class Failing(torch.autograd.Function):
+    """Cannot be differentiated."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+        return x * 2
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:
+        raise ZeroDivisionError
+
+
 def test_an_operator_that_raised_has_not_executed() -> None:
     """With and without a formula: the program may have caught the exception."""
     layer, tool = nn.Linear(4, 2), FlopsTool()
@@ -42,9 +54,13 @@ def test_an_operator_that_raised_has_not_executed() -> None:
             layer(torch.ones(3, 5))
         with pytest.raises(RuntimeError):
             torch.linalg.cholesky(torch.zeros(2, 2))
+        with pytest.raises(ZeroDivisionError):
+            Failing.apply(torch.ones(2, requires_grad=True)).sum().backward()
     rows = {row["type"]: row for row in tool.op_rows()}
     assert (rows["linear"]["executions"], rows["linear"]["flops"]) == (1, 48)
     assert rows["linalg_cholesky"]["executions"] == 0
+    executions = rows["Failing"]["executions"], rows["failing_backward"]["executions"]
+    assert executions == (1, 0)
 
 
 def test_unknown_operators_are_said() -> None:

@@ -14,7 +14,7 @@ from amanda.tools.description import OpDescription, describe, place
 from amanda.tools.mapping import MappingTool
 from amanda.tools.reporting import type_names
 from amanda_tools._bases.printing import PrintingTool
-from amanda_tools._operators.routines import insert_before
+from amanda_tools._operators.routines import insert_after, insert_before
 from amanda_tools._output.chart_data import (
     BOTH_DIRECTIONS,
     rank_groups,
@@ -82,7 +82,9 @@ class CountTool(PrintingTool[CountOptions]):
             return
         # An operator may be analysed again (in another scope, without the cache); it counts on.
         counter = self._counters.setdefault(op.id, Counter(op))
-        insert_before(context, counter.count)
+        # An operator that has raised has not been executed; a run of a graph raises as a whole.
+        insert = insert_after if context.namespace.tags[-1] == "eager" else insert_before
+        insert(context, counter.count)
 
     def op_rows(self) -> list[dict[str, Any]]:
         """One row per counted operator, with its ``executions``."""

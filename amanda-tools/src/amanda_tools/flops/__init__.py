@@ -131,7 +131,11 @@ class FlopsTool(PrintingTool[FlopsOptions]):
             context.insert_before_backward_op(known.begin)
             context.insert_after_backward_op(known.end)
         elif isinstance(known, OtherOp) and not known.is_free:
-            context.insert_before_backward_op(known.count, grad_outputs=[])
+            # Where it runs at once, after it, as forward operators are.
+            if context.namespace.tags[-1] == "eager":
+                context.insert_after_backward_op(known.count, grad_inputs=[])
+            else:
+                context.insert_before_backward_op(known.count, grad_outputs=[])
 
     def _backward_op(self, op: OpDescription) -> Op:
         """Classify a backward operator: with a formula, free, or unknown."""
