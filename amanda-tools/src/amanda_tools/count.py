@@ -9,6 +9,7 @@ from typing import Any
 import attrs
 
 from amanda import OpContext
+from amanda.inline import Counter
 from amanda.results import Chart, Table
 from amanda.tools.description import OpDescription, describe, place
 from amanda.tools.mapping import MappingTool
@@ -36,16 +37,17 @@ class CountOptions:
     backward_ops: Sequence[str] = attrs.field(default=(), converter=type_names)
 
 
-@attrs.define(eq=False)
-class Counter:
-    """Counts the executions of one operator."""
+@attrs.frozen(eq=False)
+class CountedOp:
+    """An operator that is counted, and its counter."""
 
     op: OpDescription
-    executions: int = 0
+    counter: Counter = attrs.field(factory=Counter)
 
-    def count(self) -> None:
-        """Instrumentation routine: count one execution."""
-        self.executions += 1
+    @property
+    def executions(self) -> int:
+        """The executions so far."""
+        return self.counter.count
 
 
 class CountTool(PrintingTool[CountOptions]):
@@ -61,7 +63,7 @@ class CountTool(PrintingTool[CountOptions]):
 
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)
-        self._counters: dict[str, Counter] = {}
+        self._counted: dict[str, CountedOp] = {}
         self._types: set[str] = set()
         self.depends_on(MappingTool.standard())
         # An analysis for a direction that is not counted would cost time, too.
@@ -81,14 +83,14 @@ class CountTool(PrintingTool[CountOptions]):
         if not op.is_selected(options.ops if context.is_forward() else options.backward_ops):
             return
         # An operator may be analysed again (in another scope, without the cache); it counts on.
-        counter = self._counters.setdefault(op.id, Counter(op))
+        counted = self._counted.setdefault(op.id, CountedOp(op))
         # An operator that has raised has not been executed; a run of a graph raises as a whole.
         insert = insert_after if context.namespace.tags[-1] == "eager" else insert_before
-        insert(context, counter.count)
+        insert(context, counted.counter)
 
     def op_rows(self) -> list[dict[str, Any]]:
         """One row per counted operator, with its ``executions``."""
-        return [{**c.op.row(), "executions": c.executions} for c in self._counters.values()]
+        return [{**c.op.row(), "executions": c.executions} for c in self._counted.values()]
 
     def summary(self) -> dict[str, Any]:
         """Executions in total, by type and by module; ``ops_never_met``, the types that never
@@ -131,16 +133,16 @@ class CountTool(PrintingTool[CountOptions]):
         yield from rank_modules("executions by module", modules, BOTH_DIRECTIONS)
 
     def _total(self, direction: str) -> int:
-        return sum(c.executions for c in self._counters.values() if c.op.direction == direction)
+        return sum(c.executions for c in self._counted.values() if c.op.direction == direction)
 
     def _grouped(self, key: Callable[[OpDescription], str]) -> dict[str, dict[str, Any]]:
         """Count operators and executions by direction and `key`, the most frequent first."""
         groups: dict[str, dict[str, Any]] = {"forward": {}, "backward": {}}
-        for counter in self._counters.values():
-            group = groups[counter.op.direction]
-            figures = group.setdefault(key(counter.op), collections.Counter())
+        for counted in self._counted.values():
+            group = groups[counted.op.direction]
+            figures = group.setdefault(key(counted.op), collections.Counter())
             figures["ops"] += 1
-            figures["executions"] += counter.executions
+            figures["executions"] += counted.executions
         return {
             direction: {
                 name: dict(figures)

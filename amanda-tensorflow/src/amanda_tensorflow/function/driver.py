@@ -17,6 +17,7 @@ from amanda_tensorflow import _internals
 from amanda_tensorflow.graphs.base_driver import GraphModeDriver, raise_original
 from amanda_tensorflow.graphs.building import Building
 from amanda_tensorflow.graphs.copies import Copy
+from amanda_tensorflow.graphs.executions import Executions
 from amanda_tensorflow.graphs.instrument import Instrument
 from amanda_tensorflow.graphs.replay import Replay, warn_about_xla
 from amanda_tensorflow.graphs.running_vanilla import falling_back
@@ -69,14 +70,19 @@ class FunctionDriver(TensorFlowFunctionDriver, GraphModeDriver):
                 if _internals.is_instrumented(function):
                     return vanilla(function, tensor_inputs, captured_inputs)
                 copy = self._copied(function, scopes, tensor_inputs, captured_inputs)
-            ready = copy.payload
+            ready, executions = copy.payload, copy.executions
             if ready is None:
-                return vanilla(function, tensor_inputs, captured_inputs)
-            try:
-                return vanilla(ready.function, tensor_inputs, [*captured_inputs, *ready.captures])
-            except Exception as error:
-                raise_original(error)
-                raise
+                result = vanilla(function, tensor_inputs, captured_inputs)
+            else:
+                given = [*captured_inputs, *ready.captures]
+                try:
+                    result = vanilla(ready.function, tensor_inputs, given)
+                except Exception as error:
+                    raise_original(error)
+                    raise
+            if executions is not None:
+                executions.add()
+            return result
 
         return call_flat
 
@@ -135,6 +141,7 @@ class FunctionDriver(TensorFlowFunctionDriver, GraphModeDriver):
                 list(graph.external_captures),
             )
         copy = Copy.of(scopes, building, payload, generation)
+        copy.executions = Executions.of_function(building) if made else None
         copy.remember(list(instrument.keys))
         self.copies.keep(function, copy, scopes)
         return copy

@@ -8,6 +8,8 @@ from typing import Any, Protocol
 import attrs
 import tensorflow as tf
 
+from amanda.inline import Counter, is_counter
+from amanda.interface.action import Action
 from amanda.state import LiveScope
 from amanda_tensorflow import _internals
 from amanda_tensorflow.operators.types import ROUTING, takes_reference
@@ -46,6 +48,9 @@ class Building:
         is_replaced: whether an operator was replaced, perhaps by one with another shape.
         has_python: whether any inserted node calls Python.
         routines: the nodes that do.
+        is_static: whether each operator runs at most once in a run of the graph, so that counters
+            need no nodes.
+        counts: pairs of a counter and an operator of the copy whose executions it counts.
     """
 
     graph: Any
@@ -63,11 +68,27 @@ class Building:
     is_replaced: bool = False
     has_python: bool = False
     routines: list[Releasable] = attrs.field(factory=list)
+    is_static: bool = False
+    counts: list[tuple[Counter, Any]] = attrs.field(factory=list)
+    _counting: list[Counter] | None = None
 
     def begin(self, kind: str) -> None:
         """Note the type of the operator that is added next."""
         self.takes_reference = takes_reference(kind)
         self.is_routing = kind in ROUTING
+        self._counting = [] if self.is_static else None
+
+    def count(self, action: Action) -> bool:
+        """Note a counter of the operator that is added; False if the action is to be a node."""
+        if self._counting is None or action.kwargs or not is_counter(action.func):
+            return False
+        self._counting.append(action.func)  # type: ignore[arg-type]
+        return True
+
+    def end(self, op: Any) -> None:
+        """Note that an operator has been added to the copy, with all its routines."""
+        self.counts += [(counter, op) for counter in self._counting or ()]
+        self._counting = None
 
     def absorb(self, inner: Building) -> None:
         """Note what was inserted into a body or branch of the copy."""

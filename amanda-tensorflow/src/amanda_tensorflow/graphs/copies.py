@@ -13,6 +13,7 @@ import attrs
 from amanda.engine.records import OpRecord
 from amanda.state import STATE, LiveScope
 from amanda_tensorflow.graphs.building import Building
+from amanda_tensorflow.graphs.executions import Executions
 
 
 @attrs.define(eq=False)
@@ -24,6 +25,7 @@ class Copy:
         building: what was inserted; its graph is the copy.
         payload: what the driver runs. A function driver has None where nothing is inserted:
             the vanilla function runs.
+        executions: counts the runs; None if there is nothing to count.
         generation: the generation of :class:`Copies` in which it was last found up to date.
     """
 
@@ -31,6 +33,7 @@ class Copy:
     building: Building
     payload: Any
     generation: int
+    executions: Executions | None = None
     _records: list[tuple[weakref.ref[LiveScope], str, OpRecord]] = attrs.field(factory=list)
     _noted: int = 0
 
@@ -92,6 +95,8 @@ class Copy:
         """Let go of the tools; what outlives the scope runs without them."""
         for routine in self.building.routines:
             routine.release()
+        self.building.counts.clear()
+        self.executions = None
         if hasattr(self.payload, "close"):
             self.payload.close()
 

@@ -35,8 +35,10 @@ class GraphDispatcher(StaticGraphDispatcher):
     """Inserts routines into the copy that the current thread builds."""
 
     def insert(self, building: Building, action: Action, values: list[Any]) -> Sequence[Any]:
-        """Insert a routine, traced or as a node that calls Python."""
+        """Insert a routine, traced or as a node that calls Python; a counter needs no node."""
         selected = self.selected(action, values)
+        if building.count(action):
+            return selected
         if is_traceable(action):
             new = self._traced(building, action, selected)
         else:

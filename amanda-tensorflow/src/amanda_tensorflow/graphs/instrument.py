@@ -206,12 +206,14 @@ class Instrument:
 
     def _plain(self, site: Site, op: Any, new: Any) -> None:
         """Note an operator that was added without routines."""
+        self.building.end(new)
         site.ops[op.name] = new
         for old, tensor in zip(op.outputs, new.outputs, strict=True):
             site.put(old, tensor)
 
     def _settled(self, site: Site, op: Any, new: Any, outputs: Sequence[Any]) -> None:
         """Note an operator that was added, and its outputs after the routines."""
+        self.building.end(new)
         site.ops[op.name] = new
         for old, tensor in zip(op.outputs, outputs, strict=True):
             site.put(old, tensor)

@@ -17,7 +17,8 @@ from __future__ import annotations
 
 import itertools
 import warnings
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import attrs
@@ -26,6 +27,7 @@ import tensorflow as tf
 from amanda.errors import CapabilityError, CoverageWarning
 from amanda_tensorflow import _internals
 from amanda_tensorflow.graphs.building import Building
+from amanda_tensorflow.graphs.executions import count_runs, counts_statically, moved
 from amanda_tensorflow.graphs.instrument import Instrument, separate
 from amanda_tensorflow.graphs.shapes import with_shapes
 from amanda_tensorflow.graphs.sites import ForwardState, Site
@@ -95,8 +97,13 @@ class Replay:
         operations = site.graph.get_operations()
         roots = operations if only is None else only
         late: list[tuple[Any, int, Any]] = []
-        with self._graph.as_default(), _internals.stop_recording():
-            for op in ordered(site, roots):
+        order = ordered(site, roots)
+        with (
+            self._graph.as_default(),
+            _internals.stop_recording(),
+            self._counting(site, order),
+        ):
+            for op in order:
                 if op.name in site.ops or op.name in site.skipped:
                     continue
                 if self._instrument.gradients.is_dead(site, op):
@@ -105,6 +112,18 @@ class Replay:
                     self._add(site, op, late)
             for op, index, tensor in late:
                 _internals.update_input(site.ops[op.name], index, site.tensors[id(tensor)])
+
+    @contextmanager
+    def _counting(self, site: Site, order: Sequence[Any]) -> Iterator[None]:
+        """Within it, operators that run once in each run of the copy have counters, not nodes."""
+        building = self._instrument.building
+        outer = building.is_static
+        is_once = site.parent is None or outer
+        building.is_static = is_once and counts_statically(order)
+        try:
+            yield
+        finally:
+            building.is_static = outer
 
     def final(self, site: Site, tensor: Any) -> Any:
         """The tensor of the copy for a vanilla one, as it is returned or fetched."""
@@ -307,6 +326,7 @@ class Replay:
 
         new = self.create(site, op, inputs, changes=changes)
         _internals.differentiate_as(new, branch.graph, callee)
+        moved(building, self._instrument.building, new)
         self._settle(site, op, new)
         return True
 
@@ -369,19 +389,26 @@ class Replay:
         graph = _internals.FuncGraph(_internals.unique_function_name(f"{source.name}_amanda"))
         graph.outer_graph = self._graph
         inner, instrument = self._instrument.branch(site, op, source, label, graph)
-        return self._made(callee, inner, instrument, attributes or {})
+        return self._made(callee, inner, instrument, label, attributes or {})
 
     def _made(
         self,
         callee: Any,
         inner: Site,
         instrument: Instrument,
+        label: str,
         attributes: Mapping[str, Any],
     ) -> Branch:
-        """Replay a body and make a function of it, which the copy's graph then knows."""
+        """Replay a body and make a function of it, which the copy's graph then knows.
+
+        Args:
+            label: tells the bodies of an operator apart; "" for a function that is called.
+        """
         graph, building = instrument.building.graph, instrument.building
         with instrument.building_copy():
             Replay(graph, instrument).function(inner)
+        if label:
+            count_runs(building, is_loop=label == "body")
         _refuse_captures(graph)
         name = f"amanda_{next(_UNIQUE)}_{inner.graph.name}"
         function = _internals.function_from_graph(
@@ -401,7 +428,7 @@ class Replay:
                 graph = _internals.FuncGraph(name)
                 graph.outer_graph = self._graph
                 inner, instrument = self._instrument.gradient_branch(callee.graph, graph)
-                made.append(self._made(callee, inner, instrument, {}))
+                made.append(self._made(callee, inner, instrument, attribute, {}))
             if any(branch.building.is_changed for branch in made):
                 names = [branch.function.name for branch in made]
                 _internals.set_functions(op, attribute, names)

@@ -14,6 +14,7 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import attrs
 import numpy as np
 import tensorflow as tf
 
@@ -22,6 +23,7 @@ from amanda.state import LiveScope
 from amanda_tensorflow import _internals
 from amanda_tensorflow.graphs.building import Building
 from amanda_tensorflow.graphs.dispatcher import GraphDispatcher
+from amanda_tensorflow.graphs.executions import Executions
 from amanda_tensorflow.graphs.instrument import Instrument
 from amanda_tensorflow.graphs.op_ids import GraphIds
 from amanda_tensorflow.graphs.replay import Replay
@@ -41,8 +43,21 @@ class Vanilla:
     """Stands for a run of which no instrumented copy can be made."""
 
 
-Prepared = SessionRun | InlineFunction | Vanilla
+Made = SessionRun | InlineFunction | Vanilla
 """A run in terms of the shadow, or the function for it in the user's session."""
+
+
+@attrs.frozen(eq=False)
+class Prepared:
+    """A run that has been prepared.
+
+    Attributes:
+        made: what runs instead of the user's graph.
+        executions: counts the runs; None if there is nothing to count.
+    """
+
+    made: Made
+    executions: Executions | None
 
 
 class SessionCopies:
@@ -122,15 +137,17 @@ class SessionCopies:
         # Read first: an inline function adds a node to the graph, which is not the user's.
         version = _internals.own_version(self._user.graph)
         operations = ordered(Site(self._user.graph, self._ids), run.roots())
-        made: Prepared = Vanilla()
+        made: Made = Vanilla()
+        executions = None
         with falling_back(self._dispatcher, self.building, f"a run of {self._ids}"):
-            made = self._inlined(run) if needs_inline(operations) else self._added(run)
+            add = self._inlined if needs_inline(operations) else self._added
+            made, executions = add(run)
         if isinstance(made, Vanilla):
             self.building.take_controls()
-        self._prepared[key, version] = made
-        return made
+        prepared = self._prepared[key, version] = Prepared(made, executions)
+        return prepared
 
-    def _added(self, run: SessionRun) -> SessionRun:
+    def _added(self, run: SessionRun) -> tuple[SessionRun, Executions | None]:
         """The run in terms of the shadow, to which the operators that it needs are added."""
         roots = [op for op in run.roots() if op.name not in self._site.ops]
         with self._instrument.building_copy():
@@ -138,7 +155,10 @@ class SessionCopies:
                 self._site.refresh(run.fetches)
                 self._replay.body(self._site, roots)
                 self._instrument.warn(self._ids)
-            return self._translated(run)
+            made = self._translated(run)
+        roots = [*(tensor.op for tensor in made.fetches), *made.targets]
+        fed = {id(tensor) for tensor, _ in made.feeds}
+        return made, Executions.of(self.building, roots, fed)
 
     def _translated(self, run: SessionRun) -> SessionRun:
         site, final = self._site, self._replay.final
@@ -151,7 +171,7 @@ class SessionCopies:
                 [*targets, *self.building.late_nodes(fetches)],
             )
 
-    def _inlined(self, run: SessionRun) -> InlineFunction:
+    def _inlined(self, run: SessionRun) -> tuple[InlineFunction, Executions | None]:
         """The function for a run; the user's graph gets a node for it if tools act in it."""
         site = Site(self._user.graph, self._ids, fetched=run.fetches)
         scopes, found = self.building.scopes, []
@@ -166,7 +186,7 @@ class SessionCopies:
             # Its routines live and end with those of the shadow.
             self.building.routines += found[0].routines
             inline.insert()
-        return inline
+        return inline, Executions.of_function(found[0])
 
     # -- running ----------------------------------------------------------
 
@@ -179,15 +199,16 @@ class SessionCopies:
         Returns:
             A function of the runtime's handles of the run's options and of its metadata.
         """
-        if isinstance(prepared, Vanilla):
+        made = prepared.made
+        if isinstance(made, Vanilla):
             return None
-        if isinstance(prepared, SessionRun):
+        if isinstance(made, SessionRun):
             if not self.building.is_changed:
                 return None
-            return lambda options, metadata: self._run(prepared.fed(values), options, metadata)
-        if not prepared.is_inserted:
+            return lambda options, metadata: self._run(made.fed(values), options, metadata)
+        if not made.is_inserted:
             return None
-        return lambda options, metadata: self._run_inline(prepared, values, options, metadata)
+        return lambda options, metadata: self._run_inline(made, values, options, metadata)
 
     def _run(self, run: SessionRun, options: Any, metadata: Any) -> Any:
         """Execute a run that is in terms of the shadow."""

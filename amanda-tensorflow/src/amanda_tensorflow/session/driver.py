@@ -22,6 +22,7 @@ from amanda_tensorflow import _internals
 from amanda_tensorflow.graphs.base_driver import GraphModeDriver, raise_original
 from amanda_tensorflow.graphs.copies import Copy
 from amanda_tensorflow.graphs.dispatcher import GraphDispatcher
+from amanda_tensorflow.graphs.executions import Executions
 from amanda_tensorflow.graphs.self_test import Doubler
 from amanda_tensorflow.plugin import TensorFlowGraphDriver
 from amanda_tensorflow.session.copies import Prepared, SessionCopies
@@ -56,18 +57,23 @@ class SessionDriver(TensorFlowGraphDriver, GraphModeDriver):
             is_special = session.sess_str or session in self._partly
             if is_special and scopes and self._stays_vanilla(session):
                 scopes = ()
-            ready = None
+            ready = executions = None
             if scopes:
-                ready = self.lock.hold(self._ready, session, scopes, (feeds, fetches, targets))
+                handles = feeds, fetches, targets
+                ready, executions = self.lock.hold(self._ready, session, scopes, handles)
             if ready is None:
                 if not STATE.paused:
                     self._leave(session)
-                return vanilla(session, options, feeds, fetches, targets, run_metadata)
-            try:
-                return ready(options, run_metadata)
-            except Exception as error:
-                raise_original(error)
-                raise
+                result = vanilla(session, options, feeds, fetches, targets, run_metadata)
+            else:
+                try:
+                    result = ready(options, run_metadata)
+                except Exception as error:
+                    raise_original(error)
+                    raise
+            if executions is not None:
+                executions.add()
+            return result
 
         return run
 
@@ -120,13 +126,16 @@ class SessionDriver(TensorFlowGraphDriver, GraphModeDriver):
 
     def _ready(
         self, session: Any, scopes: tuple[LiveScope, ...], handles: tuple[Any, Any, Any]
-    ) -> Callable[[Any, Any], Any] | None:
-        """A function that executes a run under some scopes; None if the vanilla graph does.
+    ) -> tuple[Callable[[Any, Any], Any] | None, Executions | None]:
+        """A function that executes a run under some scopes, and what counts it.
 
         To be called while the lock is held.
 
         Args:
             handles: the runtime's handles of feeds (with their values), fetches and targets.
+
+        Returns:
+            None for the function if the vanilla graph runs, None if there is nothing to count.
         """
         key = key_of(*handles)
         copy = self.copies.find(session, scopes)
@@ -140,7 +149,7 @@ class SessionDriver(TensorFlowGraphDriver, GraphModeDriver):
             for other in self.copies.of(session):
                 if other is not copy:
                     other.payload.leave()
-        return ready
+        return ready, prepared.executions
 
     def _prepare(
         self,

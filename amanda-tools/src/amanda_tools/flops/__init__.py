@@ -112,7 +112,7 @@ class FlopsTool(PrintingTool[FlopsOptions]):
                 context.insert_before_op(known.begin, inputs=[])
                 context.insert_after_op(known.end, outputs=[])
             else:
-                context.insert_before_op(known.count, inputs=[])
+                context.insert_before_op(known.counter, inputs=[])
 
     def _analyse_outputs(self, context: OpContext) -> None:
         op = self._ops[context.get_op_id()].op
@@ -133,9 +133,9 @@ class FlopsTool(PrintingTool[FlopsOptions]):
         elif isinstance(known, OtherOp) and not known.is_free:
             # Where it runs at once, after it, as forward operators are.
             if context.namespace.tags[-1] == "eager":
-                context.insert_after_backward_op(known.count, grad_inputs=[])
+                context.insert_after_backward_op(known.counter, grad_inputs=[])
             else:
-                context.insert_before_backward_op(known.count, grad_outputs=[])
+                context.insert_before_backward_op(known.counter, grad_outputs=[])
 
     def _backward_op(self, op: OpDescription) -> Op:
         """Classify a backward operator: with a formula, free, or unknown."""
@@ -161,7 +161,7 @@ class FlopsTool(PrintingTool[FlopsOptions]):
     def _row(self, op: Op) -> dict[str, Any]:
         row = op.op.row()
         if isinstance(op, OtherOp):
-            executions = None if op.is_free else op.executions
+            executions = None if op.is_free else op.counter.count
             row.update(executions=executions, macs=0, flops=0)
             row["counted"] = "zero" if op.is_free else "unknown"
         else:

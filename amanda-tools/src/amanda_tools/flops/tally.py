@@ -7,6 +7,7 @@ from typing import Any, Generic, TypeVar
 
 import attrs
 
+from amanda.inline import Counter
 from amanda.tools.description import OpDescription
 from amanda_tools._internals import is_in_backward
 from amanda_tools._operators.cost import Formula
@@ -258,29 +259,25 @@ class OtherOp:
     Attributes:
         op: the operator.
         is_free: it counts zero by convention; else it is unknown.
-        executions: executions of an unknown operator; 0 for free ones, which are not counted.
+        counter: executions of an unknown operator; 0 for free ones, which are not counted.
         in_backward: as of :class:`ProductOp`.
     """
 
     op: OpDescription
     is_free: bool
-    executions: int = 0
+    counter: Counter = attrs.field(factory=Counter)
     in_backward: Callable[[], bool] = no_backward_pass
     _started: Handover[bool] = attrs.field(factory=Handover)
-
-    def count(self) -> None:
-        """Instrumentation routine: count one execution."""
-        self.executions += 1
 
     def begin(self) -> None:
         """Instrumentation routine before an execution that may raise."""
         is_recomputed = self.in_backward()
-        self.executions += is_recomputed
+        self.counter.count += is_recomputed
         self._started.leave(not is_recomputed)
 
     def end(self) -> None:
         """Instrumentation routine after an execution."""
-        self.executions += bool(self._started.take())
+        self.counter.count += bool(self._started.take())
 
 
 @attrs.define

@@ -1,0 +1,134 @@
+"""Counters in graphs (:class:`amanda.inline.Counter`): executions that are known from the graph.
+
+An operator of a graph without control flow is executed once in each run that needs it. Its counters
+need no node: the driver adds one to each of them when a run has ended. A loop's body, or a branch,
+runs as often as the values say: one node in it calls Python, whatever number of counters it has.
+
+In loops and branches of TensorFlow 1, which are operators of the graph itself, counters are nodes
+like other routines.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Container, Iterable, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from amanda.inline import Counter
+from amanda.state import tool_locked
+from amanda_tensorflow import _internals
+from amanda_tensorflow.graphs.building import Building
+from amanda_tensorflow.graphs.run_time_routines import PythonNode
+from amanda_tensorflow.operators.types import ROUTING, UNROUTABLE
+
+
+class Executions:
+    """Adds the runs of a graph to the counters of its operators.
+
+    Args:
+        counters: those of the operators that a run executes.
+    """
+
+    def __init__(self, counters: Sequence[Counter]) -> None:
+        self.counters = counters
+
+    @classmethod
+    def of(
+        cls, building: Building, roots: Iterable[Any], fed: Container[int] = frozenset()
+    ) -> Executions | None:
+        """Those of some runs of a copy; None where they have no counters.
+
+        Args:
+            building: the copy.
+            roots: operators of the copy that a run executes, and others for their sake.
+            fed: ``id`` of tensors that a run is given, whichever operator makes them.
+        """
+        needed = needed_by(roots, fed) if building.counts else frozenset[str]()
+        counters = [counter for counter, op in building.counts if op.name in needed]
+        return cls(counters) if counters else None
+
+    @classmethod
+    def of_function(cls, building: Building) -> Executions | None:
+        """Those of the runs of a function; None where it has no counters."""
+        graph = building.graph
+        return cls.of(building, [*(tensor.op for tensor in graph.outputs), *graph.control_outputs])
+
+    def add(self) -> None:
+        """Count one run."""
+        tool_locked(self._add)
+
+    def _add(self) -> None:
+        for counter in self.counters:
+            counter.count += 1
+
+
+def needed_by(roots: Iterable[Any], fed: Container[int] = frozenset()) -> set[str]:
+    """The names of the operators that a run of a graph executes for some of them."""
+    waiting, needed = list(roots), set[str]()
+    while waiting:
+        op = waiting.pop()
+        if op.name not in needed:
+            needed.add(op.name)
+            waiting += [tensor.op for tensor in op.inputs if id(tensor) not in fed]
+            waiting += op.control_inputs
+    return needed
+
+
+def counts_statically(operations: Iterable[Any]) -> bool:
+    """Whether each of some operators is executed at most once in a run of their graph."""
+    return ROUTING.isdisjoint({op.type for op in operations})
+
+
+def count_runs(building: Building, is_loop: bool) -> None:
+    """Let a body or branch that was added to a copy count its runs by itself.
+
+    Args:
+        is_loop: whether it is the body of a loop.
+    """
+    graph = building.graph
+    executions = Executions.of_function(building)
+    if executions is None:
+        return
+    node = _RunsNode(executions, building)
+    # In a loop an operator without inputs might run before the first iteration, and once.
+    anchors = [tensor.op for tensor in graph.inputs[:1]]
+    with graph.as_default(), tf.control_dependencies(anchors):
+        node.insert([], [])
+    with graph.as_default(), tf.control_dependencies([node.op]):
+        if not is_loop:
+            # In a branch or the condition of a loop the runtime may leave out what nothing reads.
+            graph.outputs = [
+                t if t.dtype in UNROUTABLE else _internals.identity(t) for t in graph.outputs
+            ]
+    graph.control_outputs = [*graph.control_outputs, node.op]
+    building.is_changed = building.has_python = True
+    building.routines.append(node)
+
+
+class _RunsNode(PythonNode):
+    """Counts the runs of a body or branch, until the scopes of the copy have ended."""
+
+    def __init__(self, executions: Executions, building: Building) -> None:
+        super().__init__()
+        self._executions: Executions | None = executions
+        self._scopes = [weakref.ref(scope) for scope in building.scopes]
+
+    def compute(self, values: Sequence[Any]) -> list[Any]:
+        found = [reference() for reference in self._scopes]
+        executions = self._executions
+        if executions is not None and any(s is not None and s.alive for s in found):
+            executions.add()
+        return []
+
+    def release(self) -> None:
+        """Let go of the counters: the scope has ended."""
+        self._executions = None
+
+
+def moved(inner: Building, outer: Building, op: Any) -> None:
+    """Let the counters of a called function count with the operator that calls it."""
+    executions = Executions.of_function(inner)
+    if executions is not None:
+        outer.counts += [(counter, op) for counter in executions.counters]
