@@ -189,6 +189,54 @@ def browser(session: nox.Session) -> None:
     _run(session, "-m", "pytest", "tests/browser", *session.posargs)
 
 
+DRIVERS = (
+    *("tests/core/test_contract.py", "tests/torch/test_contract.py"),
+    *("tests/torch/test_graph_driver.py", "tests/tensorflow/test_contract.py"),
+)
+"""The tests of all drivers: loopback, PyTorch eager and compiled, TensorFlow in its three modes."""
+
+
+@nox.session
+def faults(session: nox.Session) -> None:
+    """Interrupt each driver at every line of Amanda's: some 20,000 runs, an hour and a half.
+
+    ``nox -s faults -- 2/20`` tries every twentieth line, from the second on. CI tries three.
+    """
+    part = session.posargs[0] if session.posargs else "all"
+    _sweep(session, "any_line", AMANDA_INTERRUPTS=part)
+
+
+@nox.session
+def soak(session: nox.Session) -> None:
+    """Open 20,000 scopes on each driver, and as many in threads: nothing may grow. Hours.
+
+    ``nox -s soak -- 2000`` opens fewer. CI opens eight.
+    """
+    count = int(session.posargs[0]) if session.posargs else 20_000
+    _sweep(session, "many_scopes", AMANDA_SOAK=str(count))
+    # PyTorch compiles a function anew in each scope.
+    threads = ("tests/core/test_scope_threads.py", "tests/torch/test_scope_threads.py")
+    rounds = {"AMANDA_STRESS": str(count // 8)}
+    session.run(sys.executable, "-m", "pytest", "-q", *threads, external=True, env=rounds)
+
+
+def _sweep(session: nox.Session, tests: str, **variables: str) -> None:
+    """Run the tests of one rule on all drivers, each in a process of its own; also if one fails."""
+    failed = []
+    for path in DRIVERS:
+        try:
+            session.run(
+                *(sys.executable, "-m", "pytest", "-q", "-s", "-p", "no:logging", path),
+                *("-k", tests),
+                external=True,
+                env=variables,
+            )
+        except CommandFailed:
+            failed.append(path)
+    if failed:
+        session.error(f"failed: {', '.join(failed)}")
+
+
 @nox.session(venv_backend="virtualenv", reuse_venv=True)
 @nox.parametrize("package", ["core", "torch"], ids=["core", "torch"])
 def mutants(session: nox.Session, package: str) -> None:

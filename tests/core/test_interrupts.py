@@ -90,6 +90,19 @@ def test_a_fork_leaves_no_lock_taken() -> None:
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
 
 
+def test_the_parts_of_a_sweep_are_the_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A long sweep can be made in parts: together they try each point once."""
+    found = [interrupts.Point(("file", line), 0) for line in range(23)]
+
+    def tried(wanted: str) -> list[interrupts.Point]:
+        monkeypatch.setenv(interrupts.VARIABLE, wanted)
+        return list(interrupts.sample(found))
+
+    assert tried("all") == found
+    assert 3 <= len(tried("3")) <= 4
+    assert sorted(tried("1/3") + tried("2/3") + tried("3/3")) == found
+
+
 def test_points_are_lines_of_ours() -> None:
     """Of core the framework to test with is not ours, but its driver is."""
     is_ours = interrupts.in_packages("amanda.testing.loopback")

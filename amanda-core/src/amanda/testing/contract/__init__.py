@@ -25,11 +25,11 @@ from amanda.testing.contract.contexts import ContextTests
 from amanda.testing.contract.differentiation import DifferentiationTests
 from amanda.testing.contract.failures import FailureTests
 from amanda.testing.contract.inline import InlineTests
-from amanda.testing.contract.interrupts import InterruptTests
 from amanda.testing.contract.order import OrderTests
 from amanda.testing.contract.replacements import ReplacementTests
 from amanda.testing.contract.routines import RoutineTests
 from amanda.testing.contract.scopes import ScopeTests
+from amanda.testing.contract.soak import SoakTests
 from amanda.testing.contract.threads import ThreadTests
 from amanda.testing.contract.transparency import TransparencyTests
 from amanda.testing.contract.whole_ops import WholeOpTests
@@ -44,11 +44,11 @@ class DriverContract(
     DifferentiationTests,
     FailureTests,
     InlineTests,
-    InterruptTests,
     OrderTests,
     ReplacementTests,
     RoutineTests,
     ScopeTests,
+    SoakTests,
     ThreadTests,
     TransparencyTests,
     WholeOpTests,

@@ -1,0 +1,41 @@
+"""Contract rule 11: many scopes, one after the other."""
+
+from __future__ import annotations
+
+from amanda.state import ATTACHED, LIVE_SCOPES, STATE
+from amanda.testing import soak, watched
+from amanda.testing.contract.interrupts import InterruptTests
+from amanda.tool import disabled
+
+_BYTES = 100
+"""Bytes for each scope that an allocator may keep, and a framework's own tables may grow."""
+
+
+class SoakTests(InterruptTests):
+    """What many scopes leave behind."""
+
+    def test_many_scopes_leave_nothing(self) -> None:
+        """Neither patches, modes, threads nor memory grow with the scopes that have ended.
+
+        There are a few; AMANDA_SOAK=20000 is the soak, and judges the memory of the process.
+        """
+        program = self.product_program()
+        self.work(program)
+        unpatched = watched.snapshot(self.fw.watched)
+        modes = self.fw.global_state()
+
+        def one_scope() -> None:
+            with self.apply(self.acting()), self.apply(self.probe("mul")):
+                self.work(program)
+                with disabled():
+                    program.run()
+
+        growth = soak.grow(one_scope)
+        print(f"{self.driver_cls.name}, {self.framework_cls.__name__}: {growth}")
+        changed = watched.differences(self.fw.watched, unpatched, watched.snapshot(self.fw.watched))
+        assert (changed, self.fw.global_state()) == ([], modes)
+        assert (dict(ATTACHED), list(LIVE_SCOPES), STATE.blocks) == ({}, [], ())
+        assert growth.threads <= 0
+        assert growth.objects < 1
+        if growth.is_long:
+            assert growth.resident < _BYTES

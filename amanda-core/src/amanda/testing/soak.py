@@ -1,0 +1,98 @@
+"""Opens scope after scope, and tells what has grown.
+
+For tests that scopes leave nothing behind::
+
+    growth = soak.grow(one_scope)
+    assert growth.objects < 1
+
+Only growth that goes on is told: what a framework makes once, in whichever scope, is none. A
+usual run is short; ``AMANDA_SOAK`` tells how many scopes a long one has, of which the memory of
+the process can be judged, too.
+"""
+
+from __future__ import annotations
+
+import gc
+import itertools
+import os
+import sys
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import attrs
+
+VARIABLE = "AMANDA_SOAK"
+"""The environment variable with the number of scopes of a long run."""
+
+LONG = 1000
+"""Scopes from which on the memory of the process is judged."""
+
+_USUAL = 8
+_WARM = 2
+_BATCHES = 2
+_STATM = Path("/proc/self/statm")
+
+
+@attrs.frozen
+class Growth:
+    """What each scope has left behind, in the batch of scopes that has left the least.
+
+    Attributes:
+        scopes: how many scopes there were.
+        objects: objects that the garbage collector knows, for each scope.
+        ours: those of them that are of classes of Amanda's packages.
+        resident: bytes of the process in main memory, for each scope; 0 where it is not told.
+        threads: threads of Python, and finders of modules, from the first batch to the last.
+    """
+
+    scopes: int
+    objects: float
+    ours: float
+    resident: float
+    threads: int
+
+    @property
+    def is_long(self) -> bool:
+        """Whether there were enough scopes for ``resident`` to mean anything."""
+        return self.scopes >= LONG
+
+    def __str__(self) -> str:
+        return (
+            f"{self.scopes} scopes: {self.objects:+.2f} objects ({self.ours:+.2f} ours) and "
+            f"{self.resident:+.0f} bytes for each, {self.threads:+d} threads"
+        )
+
+
+def grow(one_scope: Callable[[], Any]) -> Growth:
+    """Open scopes, as many as ``AMANDA_SOAK`` says, and measure between batches of them.
+
+    Args:
+        one_scope: enters a scope, works in it, and leaves it.
+    """
+    count = int(os.environ.get(VARIABLE, str(_USUAL)))
+    batch = max(1, (count - _WARM) // _BATCHES)
+    for _ in range(_WARM):
+        one_scope()
+    found = [_measured()]
+    for _ in range(_BATCHES):
+        for _ in range(batch):
+            one_scope()
+        found.append(_measured())
+    objects, ours, resident = (
+        min(after[kind] - before[kind] for before, after in itertools.pairwise(found)) / batch
+        for kind in range(3)
+    )
+    threads = found[-1][3] - found[0][3]
+    return Growth(_WARM + _BATCHES * batch, objects, ours, resident, threads)
+
+
+def _measured() -> tuple[int, int, int, int]:
+    gc.collect()
+    resident = 0
+    if _STATM.exists():
+        resident = int(_STATM.read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    objects = gc.get_objects()
+    ours = sum(str(type(thing).__module__).startswith("amanda") for thing in objects)
+    return len(objects), ours, resident, threading.active_count() + len(sys.meta_path)
