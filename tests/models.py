@@ -76,9 +76,9 @@ def bert() -> Built:
     return transformers.BertForSequenceClassification(config), _tokens()
 
 
-def bert_base() -> Built:
+def bert_base(batch: int = 2, length: int = 8) -> Built:
     """BERT-base, the default configuration: 110 million weights."""
-    return transformers.BertModel(transformers.BertConfig()), _tokens()
+    return transformers.BertModel(transformers.BertConfig()), _tokens(batch, length)
 
 
 def gpt2(batch: int = 2, tokens: int = 8, layers: int = 4) -> Built:

@@ -243,6 +243,33 @@ def check_numerics() -> Iterator[None]:
         tf.debugging.disable_check_numerics()
 
 
+# -- a program bound by launches -----------------------------------------------
+
+
+def perceptron(layers: int, width: int, *, training: bool) -> Step:
+    """A step of a perceptron in eager mode: products, biases and ReLUs of small tensors."""
+    generator = np.random.default_rng(0)
+    weights = [
+        tf.Variable(generator.standard_normal((width, width), dtype=np.float32) / width**0.5)
+        for _ in range(layers)
+    ]
+    biases = [tf.Variable(tf.zeros([width])) for _ in range(layers)]
+    x = tf.constant(generator.standard_normal((8, width), dtype=np.float32))
+
+    def forward() -> Any:
+        y = x
+        for weight, bias in zip(weights, biases, strict=True):
+            y = tf.nn.relu(tf.nn.bias_add(tf.matmul(y, weight), bias))
+        return y
+
+    def train() -> Any:
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_sum(forward())
+        return tape.gradient(loss, [*weights, *biases])
+
+    return train if training else forward
+
+
 # -- the comparisons ----------------------------------------------------------
 
 

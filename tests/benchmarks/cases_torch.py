@@ -11,6 +11,7 @@ import attrs
 import torch
 from torch import nn
 from torch.overrides import TorchFunctionMode
+from torch.utils._debug_mode import DebugMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode
 
@@ -69,6 +70,7 @@ WORKLOADS: Mapping[str, Workload] = {
     "gpt2-4x64-train": Workload(_gpt2(4), training=True),
     "gpt2-12x64-infer": Workload(_gpt2(12), training=False),
     "gpt2-12x64-train": Workload(_gpt2(12), training=True),
+    "bert-base-b2-64-train": Workload(lambda: models.bert_base(batch=2, length=64), training=True),
 }
 """By model, batch or layers, size, and kind of step."""
 
@@ -141,6 +143,14 @@ INTERCEPTORS: Mapping[str, Scope] = {
     **FLOP_COUNTER,
 }
 """What else stands between a program and its operators, or modules."""
+
+RECORDERS: Mapping[str, Scope] = {
+    "peer: DebugMode": lambda model: DebugMode(),
+    "peer: torch.profiler": lambda model: torch.profiler.profile(
+        activities=[torch.profiler.ProfilerActivity.CPU]
+    ),
+}
+"""What else records every operator."""
 
 CHECKERS: Mapping[str, Scope] = {
     **FLOP_COUNTER,

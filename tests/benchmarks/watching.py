@@ -16,3 +16,18 @@ class Watch(amanda.Tool):
 
     def analyse(self, context: amanda.OpContext) -> None:
         """Record no action."""
+
+
+class Touch(Watch):
+    """Inserts an empty Python routine before every forward operator, and takes its tensors."""
+
+    def __init__(self) -> None:
+        super().__init__(backward=True)
+
+    def analyse(self, context: amanda.OpContext) -> None:
+        """Insert the routine; backward operators are watched."""
+        if not context.is_backward():
+            context.insert_before_op(self.touch)
+
+    def touch(self, *tensors: object) -> None:
+        """Do nothing."""

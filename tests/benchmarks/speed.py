@@ -1,0 +1,372 @@
+"""Amanda's speed as one table: its interceptors and tools beside their peers, and their goals.
+
+    python -m tests.benchmarks.speed --case gpt2-4x64-infer
+    python -m tests.benchmarks.speed --write      # all cases, and amanda-torch/docs/speed.md
+
+All in one process with one thread; :mod:`tests.benchmarks.timing` says how. A row of an interceptor
+is the workload's step under a tool, with the interceptor that its name begins with; its bound is
+the goal that the project has set itself. Rows of torchlens and nnsight are there where these are
+installed (``tests/benchmarks/peers.txt``).
+"""
+
+from __future__ import annotations
+
+import argparse
+import functools
+import importlib.util
+import os
+import statistics
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+import amanda
+from amanda.results import Chart
+from amanda_tools._output.charts import write_svg
+from tests import models
+from tests.benchmarks import command
+from tests.benchmarks.architectures import ARCHITECTURES
+from tests.benchmarks.cases_torch import (
+    CHECKERS,
+    INTERCEPTORS,
+    RECORDERS,
+    WORKLOADS,
+    Scope,
+    Workload,
+    tool,
+)
+from tests.benchmarks.growth import growth
+from tests.benchmarks.memory import peaks
+from tests.benchmarks.timing import Comparison, Program
+from tests.benchmarks.watching import Touch, Watch
+
+VARIABLE = "AMANDA_TORCH_INTERCEPTOR"
+"""The environment variable by which the driver ``torch-eager`` chooses, when it attaches."""
+
+PAGE = Path("amanda-torch/docs/speed.md")
+CHART = PAGE.with_suffix(".svg")
+
+Goals = Mapping[str, float]
+"""Ratios to vanilla, by interceptor."""
+
+
+def _tools(capture: Sequence[float], gate: Sequence[float]) -> Mapping[str, tuple[Scope, Goals]]:
+    names = ("count", "trace", "flops", "nan")
+    return {
+        name: (tool(name), {"capture": captured, "gate": gated})
+        for name, captured, gated in zip(names, capture, gate, strict=True)
+    }
+
+
+def _watched(capture: float, gate: float) -> tuple[Scope, Goals]:
+    return lambda model: amanda.apply(Watch(backward=True)), {"capture": capture, "gate": gate}
+
+
+def _touched(capture: float, gate: float) -> tuple[Scope, Goals]:
+    return lambda model: amanda.apply(Touch()), {"capture": capture, "gate": gate}
+
+
+ROUTINE = "empty routine before every operator"
+
+SCOPES: Mapping[str, Mapping[str, tuple[Scope, Goals]]] = {
+    "gpt2-4x64-infer": {"watched": _watched(0.75, 1.02), ROUTINE: _touched(0.80, 1.5)},
+    "gpt2-4x64-train": {"watched": _watched(0.97, 1.05), ROUTINE: _touched(1.00, 1.35)},
+    "gpt2-12x64-infer": _tools((0.85, 0.95, 0.95, 1.4), (1.05, 1.15, 1.15, 1.8)),
+    "gpt2-12x64-train": _tools((1.05, 1.15, 1.15, 1.6), (1.25, 1.4, 1.3, 2.2)),
+    "resnet18-b1-32-infer": {
+        "watched": _watched(1.00, 1.01),
+        "count": (tool("count"), {"capture": 1.00, "gate": 1.01}),
+    },
+    "resnet50-b1-224-infer": {
+        "watched": _watched(1.00, 1.01),
+        "count": (tool("count"), {"capture": 1.00, "gate": 1.01}),
+    },
+    "bert-base-b2-64-train": {
+        **{
+            name: (tool(name), {"capture": 1.03, "gate": 1.05})
+            for name in ("count", "flops", "trace", "profile", "nan")
+        },
+        "stats": (tool("stats"), {"capture": 1.6, "gate": 1.6}),
+    },
+}
+"""By workload: what is compared with vanilla, and the goals."""
+
+MEDIAN, WORST = {"capture": 0.90, "gate": 1.3}, {"capture": 1.05, "gate": 1.6}
+"""The goals of a routine on every operator of the 25 architectures."""
+
+PEERS: Mapping[str, Scope] = {**INTERCEPTORS, **RECORDERS, **CHECKERS}
+
+
+def through(interceptor: str, scope: Scope) -> Scope:
+    """The scope, with the driver's interceptor chosen for as long as it is open."""
+
+    @contextmanager
+    def entered(model: nn.Module) -> Iterator[None]:
+        before = os.environ.get(VARIABLE)
+        os.environ[VARIABLE] = interceptor
+        try:
+            with scope(model):
+                yield
+        finally:
+            os.environ.pop(VARIABLE)
+            if before is not None:
+                os.environ[VARIABLE] = before
+
+    return entered
+
+
+def tools_on(workload: str, interceptors: Sequence[str]) -> list[Comparison]:
+    """The rows of a workload: each interceptor with each scope, and the peers."""
+    model, step = WORKLOADS[workload].start()
+    vanilla = Program(step)
+    rows = [
+        Comparison(
+            f"{interceptor}: {name}",
+            Program(step, functools.partial(through(interceptor, scope), model)),
+            vanilla,
+            goals.get(interceptor),
+        )
+        for name, (scope, goals) in SCOPES[workload].items()
+        for interceptor in interceptors
+    ]
+    rows += [
+        Comparison(name, Program(step, functools.partial(scope, model)), vanilla)
+        for name, scope in PEERS.items()
+    ]
+    if not WORKLOADS[workload].training:
+        rows += [Comparison(*row, vanilla) for row in _whole_steps(workload, model)]
+    return rows
+
+
+def _whole_steps(workload: str, model: nn.Module) -> Iterator[tuple[str, Program]]:
+    """The peers that run the model themselves, as far as they are installed."""
+    _, inputs = WORKLOADS[workload].build()
+    if importlib.util.find_spec("torchlens"):
+        import torchlens
+
+        yield (
+            "peer: torchlens.trace",
+            Program(lambda: torchlens.trace(model, [], input_kwargs=dict(inputs))),
+        )
+    if importlib.util.find_spec("nnsight"):
+        import nnsight
+
+        traced = nnsight.NNsight(model)
+
+        def trace() -> None:
+            with torch.no_grad(), traced.trace(**inputs):
+                pass
+
+        yield "peer: nnsight, an empty trace", Program(trace)
+
+
+def routine_on(architecture: str, interceptors: Sequence[str]) -> list[Comparison]:
+    """An empty routine on every operator of an architecture: inference."""
+    model, step = Workload(ARCHITECTURES[architecture], training=False).start()
+    vanilla, scope = Program(step), _touched(1, 1)[0]
+    return [
+        Comparison(
+            f"{interceptor}: {ROUTINE}",
+            Program(step, functools.partial(through(interceptor, scope), model)),
+            vanilla,
+            WORST.get(interceptor),
+        )
+        for interceptor in interceptors
+    ]
+
+
+def compiled_by_inductor(build: Callable[[], models.Built]) -> list[Comparison]:
+    """A model that ``torch.compile`` has compiled, under tools of which all is compiled in."""
+    torch.manual_seed(0)
+    model, inputs = build()
+    function: Any = torch.compile(model.eval())
+
+    def step() -> None:
+        with torch.no_grad():
+            function(**inputs)
+
+    vanilla = Program(step)
+    watched = Program(step, lambda: amanda.apply(Watch(backward=False)))
+    masked = Program(step, lambda: amanda.apply(_Masks()))
+    return [
+        Comparison("watched", watched, vanilla, 1.00),
+        Comparison("traced mask on every weight", masked, vanilla, 1.05),
+    ]
+
+
+_WEIGHTS = {"conv2d": 1, "linear": 1, "addmm": 2}
+"""Operators with a weight, and its place among their inputs."""
+
+
+class _Masks(amanda.Tool):
+    """Multiplies the weight of every convolution and product by a mask of ones."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.add_inst_for_op(self.analyse)
+
+    def analyse(self, context: amanda.OpContext) -> None:
+        """Insert the mask before an operator with a weight."""
+        index = _WEIGHTS.get(context.get_op().type)
+        if index is not None:
+            mask = torch.ones(tuple(context.get_inputs()[index].shape))
+            context.insert_before_op(_mask, inputs=[index], mask=mask)
+
+
+@amanda.traceable
+def _mask(weight: Any, mask: Any) -> Any:
+    return weight * mask
+
+
+def tensorflow_eager(training: bool) -> list[Comparison]:
+    """A multilayer perceptron of twelve layers of width 64 in TensorFlow's eager mode."""
+    import tensorflow as tf
+
+    from tests.benchmarks.cases_tensorflow import perceptron
+
+    tf.config.threading.set_intra_op_parallelism_threads(1)
+    tf.config.threading.set_inter_op_parallelism_threads(1)
+    step = perceptron(layers=12, width=64, training=training)
+    vanilla = Program(step)
+    watched = Program(step, lambda: amanda.apply(Watch(backward=True)))
+    trace = Program(step, lambda: amanda.apply(amanda.tools.load("trace")()))
+    return [
+        Comparison("watched", watched, vanilla, 1.05 if training else 1.03),
+        Comparison("trace", trace, vanilla, 1.3 if training else 1.15),
+    ]
+
+
+def cases(interceptors: Sequence[str]) -> command.Cases:
+    """Every case, with the rows of these interceptors."""
+    # TensorFlow comes first: nnsight 0.8 gives every object a method save, by which TensorFlow 2.21
+    # is not imported any more.
+    made: dict[str, Callable[[], Sequence[Comparison]]] = {
+        "tensorflow-eager-infer": lambda: tensorflow_eager(training=False),
+        "tensorflow-eager-train": lambda: tensorflow_eager(training=True),
+    }
+    for workload in SCOPES:
+        made[workload] = functools.partial(tools_on, workload, interceptors)
+    for name in ARCHITECTURES:
+        made[f"architecture-{name}"] = functools.partial(routine_on, name, interceptors)
+    made["compiled-resnet18-infer"] = lambda: compiled_by_inductor(models.resnet18)
+    made["compiled-gpt2-infer"] = lambda: compiled_by_inductor(models.gpt2)
+    return made
+
+
+# -- the page ------------------------------------------------------------------
+
+
+def page(rows: Sequence[Mapping[str, Any]], others: Sequence[str]) -> str:
+    """The page of the documentation, as Markdown.
+
+    Args:
+        rows: of :func:`command.run`.
+        others: paragraphs and tables that follow.
+    """
+    about = command.environment()
+    parts = [
+        "# Speed",
+        "Ratios of processor time to the same step without Amanda, in one interleaved run with one "
+        "thread; medians with 95 % intervals, and the ratios of the fastest runs. Written by "
+        "`python -m tests.benchmarks.speed --write` on " + date(about) + ". A goal is what the "
+        "project has set itself; a row says whether the measurement shows it to be kept.",
+        f"![GPT-2 of twelve layers of width 64]({CHART.name})",
+    ]
+    singles = [row for row in rows if not row["case"].startswith("architecture-")]
+    for case in dict.fromkeys(row["case"] for row in singles):
+        parts += [f"## {case}", table([row for row in singles if row["case"] == case])]
+    if len(singles) < len(rows):
+        parts += ["## 25 architectures", *architectures(rows)]
+    return "\n\n".join([*parts, *others]) + "\n"
+
+
+def date(about: Mapping[str, Any]) -> str:
+    """When and on what: the day, versions and the machine."""
+    import datetime
+
+    day = datetime.datetime.now(tz=datetime.UTC).date().isoformat()
+    return ", ".join([day, *(f"{key} {value}" for key, value in about.items())])
+
+
+def table(rows: Sequence[Mapping[str, Any]]) -> str:
+    """Rows of one case as a table."""
+    lines = ["| | ratio | 95 % interval | fastest | goal | shown |", "|---|---|---|---|---|---|"]
+    for row in rows:
+        low, high = row["interval"]["low"], row["interval"]["high"]
+        goal = "" if row["bound"] is None else f"{row['bound']:.2f}"
+        shown = "unsure" if row["doubt"] else row["conclusion"]
+        lines.append(
+            f"| {row['name']} | {row['median']:.2f} | {low:.2f}-{high:.2f} | "
+            f"{row['minimum']:.2f} | {goal} | {shown} |"
+        )
+    return "\n".join(lines)
+
+
+def architectures(rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+    """The ratios of all architectures, and their median and worst."""
+    chosen = [row for row in rows if row["case"].startswith("architecture-")]
+    for name in dict.fromkeys(row["name"] for row in chosen):
+        found = {
+            row["case"].removeprefix("architecture-"): row["median"]
+            for row in chosen
+            if row["name"] == name
+        }
+        interceptor = name.partition(":")[0]
+        worst = max(found, key=lambda case: found[case])
+        goals = ""
+        if interceptor in MEDIAN:
+            goals = f" (goals: {MEDIAN[interceptor]:.2f} and {WORST[interceptor]:.2f})"
+        yield (
+            f"{name}, inference: median {statistics.median(found.values()):.2f}, worst "
+            f"{found[worst]:.2f} on {worst}{goals}. "
+            + ", ".join(f"{case} {ratio:.2f}" for case, ratio in found.items())
+            + "."
+        )
+
+
+def chart(rows: Sequence[Mapping[str, Any]]) -> Chart:
+    """The ratios on GPT-2 of twelve layers, as bars."""
+    found: dict[str, dict[str, float]] = {}
+    for row in rows:
+        if row["case"].startswith("gpt2-12x64-"):
+            kind = row["case"].rpartition("-")[2]
+            found.setdefault(row["name"], {})[kind] = round(row["median"], 2)
+    kinds = [kind for kind in ("infer", "train") if any(kind in bars for bars in found.values())]
+    return Chart(
+        title="GPT-2, 12 layers of width 64: time as a ratio to vanilla",
+        kind="bar",
+        labels=list(found),
+        values={kind: [bars.get(kind) for bars in found.values()] for kind in kinds},
+    )
+
+
+def write(rows: Sequence[Mapping[str, Any]], options: argparse.Namespace) -> None:
+    """Write the page and its chart."""
+    others = ["## Growth", growth(quick=options.quick), "## Memory", peaks()]
+    PAGE.write_text(page(rows, others), encoding="utf-8")
+    write_svg(chart(rows), CHART)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the benchmark."""
+    parser = command.parser(__doc__, cases(()))
+    parser.add_argument(
+        "--interceptor", action="append", choices=("mode", "gate", "capture"),
+        help="only this; repeatable",
+    )  # fmt: skip
+    parser.add_argument("--write", action="store_true", help=f"write {PAGE} and its chart")
+    options = parser.parse_args(arguments)
+    torch.set_num_threads(1)
+    rows = command.run(cases(options.interceptor or ("mode",)), options)
+    if options.write:
+        write(rows, options)
+    return command.exit_code(rows, options)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
