@@ -16,6 +16,7 @@ from torch import nn
 
 import amanda
 from amanda.errors import AmandaError
+from amanda_tools._values.tensors import arithmetic_of
 from amanda_tools.quantize import QuantizeTool
 from tests import models
 
@@ -188,6 +189,21 @@ def test_learned_ranges_pass_gradients_straight_through() -> None:
         assert torch.allclose(a, b, atol=1e-5)
     for a, b in zip(tool.parameters(), ranges, strict=True):
         assert torch.allclose(a, b, atol=1e-6)
+
+
+def test_a_value_at_a_bound_is_not_clipped() -> None:
+    """The gradient at a bound is the tensor's, whether the bounds are numbers or trained."""
+    values = torch.tensor([0.0, -1.0, 0.5, 1.0, 2.0], requires_grad=True)
+    bounds = [torch.tensor([bound], requires_grad=True) for bound in (0.0, 1.0)]
+    arithmetic = arithmetic_of(values)
+    for low, high in ((0.0, 1.0), bounds):
+        values.grad = None
+        clipped = arithmetic.clip(values, low, high)
+        clipped.sum().backward()
+        assert clipped.tolist() == [0.0, 0.0, 0.5, 1.0, 1.0]
+        assert values.grad is not None
+        assert values.grad.tolist() == [1.0, 0.0, 1.0, 1.0, 0.0]
+    assert [bound.grad.item() for bound in bounds if bound.grad is not None] == [1.0, 1.0]
 
 
 def test_learned_ranges_of_weights_are_symmetric_and_train() -> None:

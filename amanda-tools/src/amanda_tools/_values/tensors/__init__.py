@@ -164,7 +164,7 @@ class Arithmetic(TensorReader):
 
     @abc.abstractmethod
     def clip(self, tensor: Any, low: Any, high: Any, /) -> Any:
-        """Clamp to numbers or tensors, which get gradients, too."""
+        """Clamp to numbers or tensors, which get gradients, too; not where they are just met."""
 
     @abc.abstractmethod
     def where(self, condition: Any, a: Any, b: Any, /) -> Any:

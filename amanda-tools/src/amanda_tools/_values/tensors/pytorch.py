@@ -138,7 +138,14 @@ class TorchArithmetic(Arithmetic):
     relu = staticmethod(torch.relu)
     sigmoid = staticmethod(torch.sigmoid)
     round = staticmethod(torch.round)
-    clip = staticmethod(torch.clamp)
+
+    def clip(self, tensor: Any, low: Any, high: Any, /) -> Any:
+        if not torch.is_grad_enabled():
+            return torch.clamp(tensor, low, high)
+        # At a bound, clamp() gives the tensor the whole gradient up to PyTorch 2.13. From 2.14 on
+        # it is a half of it, the bound having the other half, and nothing for bounds that are
+        # numbers: zeros after a ReLU train a lower bound of zero.
+        return torch.where(tensor > high, high, torch.where(tensor < low, low, tensor))
 
     def where(self, condition: Any, a: Any, b: Any, /) -> Any:
         return torch.where(condition, a, b)
