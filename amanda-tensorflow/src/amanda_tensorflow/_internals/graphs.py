@@ -232,6 +232,38 @@ def create_op_in(graph: Any, kind: str, inputs: Sequence[Any], types: Any, **opt
     return graph._create_op_internal(kind, inputs, types, **options)
 
 
+def python_node(
+    graph: Any, inputs: Sequence[Any], token: str, types: Sequence[Any], gradient: str, shapes: Any
+) -> Any:
+    """Add a node that calls Python to a graph. Returns the operator.
+
+    The generated ``eager_py_func`` takes three times as long for its checks.
+
+    Args:
+        token: of the registered function.
+        types: the dtypes of its outputs.
+        gradient: the registered name of its gradient function.
+        shapes: the static shapes of its outputs. The two attributes for them are those from which
+            Grappler takes the shapes of operators that cannot infer them (2.16 to 2.21); a shape
+            without dimensions counts as unknown there.
+    """
+    # A reference to a variable is read as its value.
+    taken = [t.dtype.base_dtype for t in inputs]
+    shown = AttrValue.ListValue(shape=[shape.as_proto() for shape in shapes])
+    attributes = {
+        "token": AttrValue(s=token.encode()),
+        "is_async": AttrValue(b=False),
+        "Tin": AttrValue(list=AttrValue.ListValue(type=[t.as_datatype_enum for t in taken])),
+        "Tout": AttrValue(list=AttrValue.ListValue(type=[t.as_datatype_enum for t in types])),
+        "_gradient_op_type": AttrValue(s=gradient.encode()),
+        "_same_output_for_iterations": AttrValue(b=True),
+        "_output_shape_vector": AttrValue(list=shown),
+    }
+    return graph._create_op_internal(
+        "EagerPyFunc", list(inputs), list(types), input_types=taken, attrs=attributes
+    )
+
+
 def unique_name(graph: Any, name: str) -> str:
     """A name for an operator of a graph, outside of the name scopes that are open."""
     with graph.name_scope(None):

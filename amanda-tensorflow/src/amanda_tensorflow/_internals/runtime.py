@@ -28,7 +28,6 @@ from tensorflow.python.ops import (
     gen_array_ops,
     gen_math_ops,
     gen_resource_variable_ops,
-    gen_script_ops,
     gradients_util,
     handle_data_util,
     resource_variable_ops,
@@ -86,8 +85,6 @@ identity: Any = gen_array_ops.identity
 ensure_shape: Any = gen_array_ops.ensure_shape
 
 read_variable: Any = gen_resource_variable_ops.read_variable_op
-
-eager_py_func: Any = gen_script_ops.eager_py_func
 
 function_from_graph: Any = atomic_function.from_func_graph
 

@@ -143,7 +143,6 @@ SYMBOLS: tuple[Symbol, ...] = (
     *_imported("ops.gen_array_ops", "identity identity_n ensure_shape"),
     *_imported("ops.gen_math_ops", "add_n"),
     *_imported("ops.gen_resource_variable_ops", "read_variable_op assign_variable_op"),
-    *_imported("ops.gen_script_ops", "eager_py_func"),
     *_imported("ops.resource_variable_ops", "BaseResourceVariable"),
     *_imported("client.session", "BaseSession Session", _SESSION),
     *_imported("client.pywrap_tf_session", "TF_OperationName TF_SessionRun_wrapper", _SESSION),

@@ -39,13 +39,16 @@ class GraphDispatcher(StaticGraphDispatcher):
         selected = self.selected(action, values)
         if building.count(action):
             return selected
-        if is_traceable(action):
+        is_traced = is_traceable(action)
+        if is_traced:
             new = self._traced(building, action, selected)
         else:
             building.is_changed = building.has_python = True
             new = RunTimeRoutine(self, action, selected, building).inserted(values)
         if action.kind in (ActionKind.BEFORE_OP, ActionKind.AFTER_OP):
             building.may_change |= any(n is not o for n, o in zip(new, selected, strict=True))
+        if not is_traced:
+            return new
         return [
             self._through(building, action, old, tensor)
             for old, tensor in zip(selected, new, strict=True)

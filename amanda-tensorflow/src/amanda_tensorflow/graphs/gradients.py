@@ -464,11 +464,10 @@ def _is_returned(site: Site, call: GradientCall, position: int) -> bool:
     if target.graph is not site.graph and target.op.type != "Placeholder":
         return False
     return not any(
-        other.forward.name == target.op.name
-        and other.forward.graph() is target.graph
+        other.forward.graph() is target.graph
         and target.value_index < len(other.grad_outputs)
         and other.grad_outputs[target.value_index] == name
-        for other in site.log.calls
+        for other in site.calls_of(target.op.name)
     )
 
 

@@ -423,7 +423,7 @@ def refuse_unknown_gradients(site: Site, op: Any, plan: ActionPlan) -> None:
     whole = [*plan.before_backward, *plan.after_backward]
     whole += [action for action in (plan.replace_backward, plan.replace) if action is not None]
     whole += [action for action in (*plan.before, *plan.after) if action.differentiable]
-    if whole and any(call.forward.name == op.name for call in site.log.calls):
+    if whole and site.calls_of(op.name):
         raise CapabilityError(
             f"{whole[0].routine} acts on the gradient of op {whole[0].op_id}, which was built "
             "before `import amanda`, so that it is not known exactly; import amanda before the "
@@ -440,7 +440,7 @@ def is_ambiguous(site: Site, op: Any, inputs: Sequence[Any]) -> bool:
     seen: dict[int, Any] = {}
     if not any(seen.setdefault(id(t), n) is not n for t, n in zip(op.inputs, inputs, strict=True)):
         return False
-    return any(call.forward.name == op.name for call in site.log.calls)
+    return bool(site.calls_of(op.name))
 
 
 def readers_of(op: Any) -> Iterator[Any]:

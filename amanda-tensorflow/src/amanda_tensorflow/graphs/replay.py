@@ -315,7 +315,7 @@ class Replay:
         """
         branch = self._branch(site, op, callee, "", callee.attributes)
         building = branch.building
-        is_differentiated = any(c.forward.name == op.name for c in site.log.calls)
+        is_differentiated = bool(site.calls_of(op.name))
         if building.has_python or (building.may_change and is_differentiated):
             warn_about_xla(callee.graph.name)
             return False
@@ -361,7 +361,7 @@ class Replay:
             has_python = any(branch.building.has_python for branch in branches)
             return (kind.removeprefix("Stateless") if has_python else kind), attributes
 
-        is_differentiated = any(c.forward.name == op.name for c in site.log.calls)
+        is_differentiated = bool(site.calls_of(op.name))
         is_stale = is_differentiated and any(b.building.may_change for b in branches)
         given = separate(inputs) if is_stale else inputs
         new = self.create(site, op, given, changes=changes)

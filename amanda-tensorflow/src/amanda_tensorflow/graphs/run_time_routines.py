@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from typing import Any
 
 import attrs
@@ -27,6 +28,7 @@ from amanda_tensorflow.graphs.tool_errors import FAILURES
 from amanda_tensorflow.operators.types import UNROUTABLE, is_differentiable
 
 STRAIGHT_THROUGH = "AmandaStraightThrough"
+PASSING = "AmandaPassingRoutine"
 DIFFERENTIABLE = "AmandaDifferentiableRoutine"
 _SWITCHES = frozenset({"Switch", "RefSwitch", "Enter", "RefEnter", "Merge", "RefMerge"})
 """Operators of TensorFlow 1 whose outputs may be dead: a node that only waits for such an operator
@@ -57,7 +59,18 @@ def _differentiated(op: Any, *gradients: Any) -> list[Any]:
     return result
 
 
+def _passing(op: Any, *gradients: Any) -> list[Any]:
+    """The gradient of a node whose routine takes no part in AD: it passes to the old tensors."""
+    node = _internals.registered_routine(op.get_attr("token"))
+    result: list[Any] = [None] * len(op.inputs)
+    for position, gradient in zip(node.passes_to, gradients, strict=True):
+        if is_differentiable(op.inputs[position]):
+            result[position] = gradient
+    return result
+
+
 tf.RegisterGradient(STRAIGHT_THROUGH)(_straight_through)
+tf.RegisterGradient(PASSING)(_passing)
 tf.RegisterGradient(DIFFERENTIABLE)(_differentiated)
 
 
@@ -82,24 +95,27 @@ class PythonNode(_internals.EagerFunc):
     def __init__(self) -> None:
         super().__init__(None, None, False)
 
-    def insert(self, inputs: Sequence[Any], types: Sequence[Any]) -> list[Any]:
+    def insert(
+        self,
+        inputs: Sequence[Any],
+        types: Sequence[Any],
+        shapes: Sequence[tf.TensorShape] = (),
+        gradient: str = DIFFERENTIABLE,
+    ) -> list[Any]:
         """Add the node to the current graph. Returns its outputs.
 
         Args:
             types: the dtypes of the outputs.
+            shapes: their static shapes; none if they are not known.
+            gradient: the name of its gradient function.
         """
         graph = _internals.default_graph()
         _internals.keep_alive(graph, self)
         token = _internals.register_routine(self)
-        with graph.gradient_override_map({"EagerPyFunc": DIFFERENTIABLE}):
-            result = _internals.eager_py_func(
-                input=list(inputs), token=token, is_async=False, Tout=list(types)
-            )
-        if not types:
-            self.op = result
-            return []
-        outputs = list(result) if isinstance(result, (list, tuple)) else [result]
-        self.op = outputs[0].op
+        self.op = _internals.python_node(graph, inputs, token, types, gradient, shapes)
+        outputs = list(self.op.outputs)
+        for output, shape in zip(outputs, shapes, strict=False):
+            output.set_shape(shape)
         return outputs
 
     def compute(self, values: Sequence[Any]) -> list[Any]:
@@ -157,10 +173,16 @@ class VectorJacobianProduct(PythonNode):
 class RunTimeRoutine(PythonNode):
     """Calls one routine at each execution of its operator; changes nothing after its scope.
 
+    The gradients of its outputs pass unchanged to the tensors that they take the place of (contract
+    rule 7), unless the routine takes part in differentiation.
+
     Args:
         action: the routine; its selection has been made.
         selected: the tensors of the copy that it selects.
         building: the copy.
+
+    Attributes:
+        passes_to: for each output the position of the input that it takes the place of.
     """
 
     def __init__(
@@ -191,6 +213,8 @@ class RunTimeRoutine(PythonNode):
             if is_routable(tensor) and not (action.select is None and _is_static(tensor))
         ]
         self._count = len(selected)
+        at = {position: k for k, position in enumerate(self._positions)}
+        self.passes_to = [at[i] for i in self._routed]
         self._keywords = _symbolic_keywords(action, building.graph)
         # Its result is differentiated with it, possibly after the scope.
         self._outlives = action.differentiable
@@ -207,19 +231,19 @@ class RunTimeRoutine(PythonNode):
             The tensors that take the place of the selected ones.
         """
         new = list(self._selected)
-        types = [new[i].dtype for i in self._routed]
-        outputs = self._placed(values, types)
+        routed = [new[i] for i in self._routed]
+        outputs = self._placed(values, [t.dtype for t in routed], [t.shape for t in routed])
         for index, output in zip(self._routed, outputs, strict=True):
-            old = new[index]
-            if old.shape.rank is not None and not self._action.differentiable:
+            if new[index].shape.rank == 0 and not self._action.differentiable:
                 # Grappler rewrites the operators that follow only if it knows the shape.
-                output = _internals.ensure_shape(output, old.shape)
-            output.set_shape(old.shape)
+                output = _internals.ensure_shape(output, [])
             new[index] = output
         self._building, self._selected = None, ()
         return new
 
-    def _placed(self, values: Sequence[Any], types: Sequence[Any]) -> list[Any]:
+    def _placed(
+        self, values: Sequence[Any], types: Sequence[Any], shapes: Sequence[Any] = ()
+    ) -> list[Any]:
         """Add the node where it runs if and only if the operator does."""
         building = self._building
         assert building is not None
@@ -231,8 +255,10 @@ class RunTimeRoutine(PythonNode):
             inputs = [t for t in present if t.op.type in _SWITCHES and is_routable(t)][:1]
             anchors = [t.op for t in present] or list(building.anchors)
         self._anchored = len(inputs) - len(self._positions) - len(self._keywords)
-        with tf.control_dependencies([*anchors, *building.earlier()]):
-            outputs = self.insert(inputs, types)
+        waits = [*anchors, *building.earlier()]
+        gradient = DIFFERENTIABLE if self._outlives else PASSING
+        with tf.control_dependencies(waits) if waits else nullcontext():
+            outputs = self.insert(inputs, types, shapes, gradient)
         self._forget_symbols()
         if not outputs:
             building.controls.append(self.op)

@@ -136,6 +136,7 @@ class Site:
     _named: dict[str, Any] = attrs.field(init=False)
     _differentiated: dict[str, int] = attrs.field(init=False)
     _order: dict[GradientCall, int] = attrs.field(init=False)
+    _calls_of: dict[str, list[GradientCall]] = attrs.field(init=False)
 
     def __attrs_post_init__(self) -> None:
         self.refresh()
@@ -155,7 +156,9 @@ class Site:
         self.producers = {}
         self._order = {call: index for index, call in enumerate(self.log.calls)}
         self._differentiated = {}
+        self._calls_of = {}
         for call in self.log.calls:
+            self._calls_of.setdefault(call.forward.name, []).append(call)
             if call.forward.graph() is self.graph:
                 self._differentiated.setdefault(call.forward.name, self._order[call])
             for name in call.grad_inputs:
@@ -184,6 +187,10 @@ class Site:
     def position(self, call: GradientCall) -> int:
         """The position of a gradient call among all of the graph, in the order of their making."""
         return self._order[call]
+
+    def calls_of(self, name: str) -> Sequence[GradientCall]:
+        """The gradient calls that the graph holds of forward operators of this name."""
+        return self._calls_of.get(name, ())
 
     def put(self, old: Any, new: Any) -> None:
         """Note the tensor of the copy for a vanilla one, unless that is fed."""
