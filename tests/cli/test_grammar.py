@@ -1,8 +1,10 @@
 """The grammar of ``-t``."""
 
+import re
+
 import pytest
 
-from amanda.cli.grammar import GrammarError, ToolSpec, parse, split_list
+from amanda.cli.grammar import GrammarError, ToolSpec, parse, split_list, split_names
 
 
 @pytest.mark.parametrize(
@@ -42,6 +44,34 @@ def test_what_does_not_follow_the_grammar_is_an_error(text: str, said: str) -> N
     """An argument that does not follow the grammar is refused with the reason."""
     with pytest.raises(GrammarError, match=said):
         parse([text])
+
+
+@pytest.mark.parametrize(
+    ("text", "meant"),
+    [
+        ("count(ops=conv2d)", "count:ops=conv2d"),
+        ("count ops=conv2d", "count:ops=conv2d"),
+        ("count:ops = conv2d", "count:ops=conv2d"),
+        ("count:ops=[conv2d,linear]", "count:ops=conv2d+linear"),
+        ("count;trace", "count,trace"),
+        ("count trace", "count,trace"),
+    ],
+)
+def test_another_way_of_writing_is_answered_with_the_right_one(text: str, meant: str) -> None:
+    """Brackets, spaces and semicolons of other languages are recognised."""
+    with pytest.raises(GrammarError, match=rf"did you mean -t {re.escape(meant)}\?"):
+        parse([text])
+
+
+def test_a_tool_knows_the_option_before_it() -> None:
+    """What looks like a tool may be the next value of a list."""
+    specs = parse(["count:ops=conv2d,linear,trace"])
+    assert [spec.follows for spec in specs] == ["", "ops=conv2d", ""]
+
+
+def test_names_are_separated_by_commas_too() -> None:
+    """No type of operator and no pattern of modules holds a comma."""
+    assert split_names("a+b,c") == ["a", "b", "c"]
 
 
 def test_options_do_not_continue_from_one_argument_to_the_next() -> None:

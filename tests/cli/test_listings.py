@@ -36,6 +36,32 @@ def test_tools_are_listed_with_what_they_do_and_their_options(amanda: Command) -
     )
 
 
+def test_a_tool_is_described(amanda: Command) -> None:
+    """All of its description, each option with its default, its files, and an example."""
+    run = amanda("tools", "largest", **ALONE)
+    assert (run.returncode, run.stderr) == (0, "")
+    assert run.stdout == (
+        "largest  (amanda-example 1.0)\n"
+        "\n"
+        "Finds the largest output of each operator.\n"
+        "\n"
+        "options:\n"
+        "  ops=text+text+... (default: none)\n"
+        "      op types to look at; all by default.\n"
+        "  digits=integer (default: 2)\n"
+        "      digits to round to.\n"
+        "\n"
+        "files, in the folder of -o:\n"
+        "  largest.json, the result\n"
+        "\n"
+        "example:\n"
+        "  amanda run -t largest -o out -- train.py\n"
+    )
+    run = amanda("tools", "largst", **ALONE)
+    assert (run.returncode, run.stdout) == (2, "")
+    assert "no tool named 'largst'; did you mean largest?" in run.stderr
+
+
 def test_a_tool_that_cannot_be_loaded_is_listed_with_the_reason(
     amanda: Command, site: Path
 ) -> None:

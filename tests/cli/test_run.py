@@ -163,6 +163,19 @@ def test_a_program_without_a_framework_is_reported(amanda: Command, script: Scri
     assert "not seen: no framework was imported;" in run.stdout
 
 
+def test_tools_without_a_driver_are_an_error(amanda: Command, script: Script) -> None:
+    """A program that ends well under tools that nothing was there for ends with status 2: one line
+    says why, and no summary shows zeros. Another exit status stays."""
+    run = amanda("run", "-t", "largest", str(script("print('program')")))
+    assert run.returncode == 2
+    assert run.stderr.count("\n") == 1
+    assert "amanda: error: nothing was instrumented: the program has not imported" in run.stderr
+    first, last = run.stdout.splitlines()
+    assert first == "program"
+    assert last.startswith("amanda: 0 ops seen")
+    assert amanda("run", "-t", "largest", str(script("raise SystemExit(7)"))).returncode == 7
+
+
 # -- bad input ----------------------------------------------------------------
 
 
@@ -175,6 +188,9 @@ def test_a_program_without_a_framework_is_reported(amanda: Command, script: Scri
         (["-t", "largest:digit=1"], "see: amanda tools"),
         (["-t", "largest:digits=x"], "digits=x of tool largest is not of the form digits=integer"),
         (["-t", "digits=1"], "no tool comes before it"),
+        (["-t", "largest:ops=mul,add"], "join it with '+': ops=mul+add"),
+        (["-t", "largest(digits=1)"], "did you mean -t largest:digits=1?"),
+        (["--html=page.html"], "--html takes no value; the page is report.html in the folder of"),
         (["--driver", "minigrad"], "no driver named 'minigrad'; did you mean minigrad-eager?"),
         (["-o", "program.py/out"], "cannot write to the output folder program.py/out: Not a dir"),
         (["-o", "/proc/out"], "cannot write to the output folder /proc/out"),
@@ -196,6 +212,15 @@ def test_a_missing_program_is_an_error(amanda: Command) -> None:
         run = amanda("run", *words)
         assert (run.returncode, run.stdout) == (2, "")
         assert said in run.stderr
+
+
+def test_the_name_of_a_tool_is_no_program(amanda: Command, program: str) -> None:
+    """A tool where a command or a program belongs is recognised."""
+    said = "can't open file 'largest': No such file or directory; largest is a tool: amanda run -t"
+    assert said in amanda("run", "largest", program).stderr
+    said = "there is no command 'largest'; it is a tool: amanda run -t largest -- script.py"
+    assert said in amanda("largest", program).stderr
+    assert f"to run a program: amanda run {program}" in amanda(program).stderr
 
 
 def test_results_that_cannot_be_written_at_the_end_are_named(

@@ -55,6 +55,8 @@ class CountTool(PrintingTool[CountOptions]):
 
     Only operators that are counted carry a routine. A type is the canonical one (``conv2d``) or the
     framework's name (``ConvolutionBackward0``).
+
+    Example: ``amanda run -t count:ops=conv2d+linear -o out -- train.py``
     """
 
     name = "count"

@@ -92,6 +92,8 @@ class DumpTool(WatchingTool[DumpOptions]):
 
     Full files go to a temporary folder at once, so that at most one is in memory.
 
+    Example: ``amanda run -t dump:every=10,limit=1000 -o out -- train.py``
+
     Attributes:
         entries: tensors taken, in order.
         dropped: number of tensors not taken: beyond the limits, or of a type that the format lacks.

@@ -52,6 +52,8 @@ class TraceOptions:
 class TraceTool(PrintingTool[TraceOptions]):
     """Records the graph of operators, forward and backward, and when each of them ran.
 
+    Example: ``amanda run -t trace:timeline=true,svg=true -o out -- train.py``
+
     Attributes:
         timeline: spans of all executions; empty without the option.
         sources: line of the user's program by id of a forward operator.

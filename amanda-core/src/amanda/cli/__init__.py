@@ -18,7 +18,7 @@ Instrument neural networks, their source untouched.
 commands:
   run      run a program under tools:  amanda run -t count -o out -- train.py
   merge    merge the files of the ranks of a distributed run
-  tools    list the installed tools and their options
+  tools    list the installed tools and their options; amanda tools NAME describes one
   drivers  list the drivers, and why each is or is not used
   doctor   check the installation
 
@@ -74,5 +74,15 @@ def _run_command(command: str, rest: Sequence[str]) -> int:
         from amanda.cli import doctor
 
         return doctor.main(rest)
-    print(f"amanda: error: there is no command {command!r}\n\n{_HELP}", file=sys.stderr)
+    print(f"amanda: error: there is no command {command!r}{_hint(command)}", file=sys.stderr)
+    print(f"\n{_HELP}", file=sys.stderr)
     return 2
+
+
+def _hint(command: str) -> str:
+    """What is meant by a word that is no command: a tool, or a program."""
+    from amanda.tools import available
+
+    if command in available():
+        return f"; it is a tool: amanda run -t {command} -- script.py"
+    return f"; to run a program: amanda run {command}" if os.path.exists(command) else ""

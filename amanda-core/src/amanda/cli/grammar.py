@@ -28,10 +28,12 @@ class ToolSpec:
     Attributes:
         name: the short name, or ``<distribution>/<name>``.
         options: the text of each option by name, not yet converted.
+        follows: the option, as written, that stands right before it; "" if none does.
     """
 
     name: str
     options: dict[str, str] = attrs.field(factory=dict)
+    follows: str = attrs.field(default="", eq=False)
 
 
 def parse(texts: Iterable[str]) -> list[ToolSpec]:
@@ -42,8 +44,31 @@ def parse(texts: Iterable[str]) -> list[ToolSpec]:
     """
     specs: list[ToolSpec] = []
     for text in texts:
-        specs += _parse_one(text)
+        try:
+            specs += _parse_one(text)
+        except GrammarError as error:
+            if corrected := _corrected(text):
+                raise GrammarError(f"{error}; did you mean -t {corrected}?") from None
+            raise
     return specs
+
+
+def _corrected(text: str) -> str:
+    """An argument as it is probably meant: other brackets and separators; "" if none parses."""
+    made = re.sub(r"\s*([=:,;+])\s*", r"\1", text.strip()).replace(";", ",")
+    made = re.sub(r"^([\w./-]+)\((.*)\)$", r"\1:\2", made)
+    made = re.sub(r"=[\[({]([^\[\](){}=]*)[\])}]", lambda m: f"={m[1].replace(',', '+')}", made)
+    made = re.sub(r"^([\w./-]+)\s+(?=\w+=)", r"\1:", made)
+    made = re.sub(r"\s+", ",", made)
+    try:
+        return made if made != text and _parse_one(made) else ""
+    except GrammarError:
+        return ""
+
+
+def split_names(value: str) -> list[str]:
+    """Split names that hold no commas, which separate them as ``+`` does."""
+    return [name for part in split_list(value) for name in part.split(",") if name]
 
 
 def split_list(value: str) -> list[str]:
@@ -58,6 +83,7 @@ def unescape(value: str) -> str:
 
 def _parse_one(text: str) -> list[ToolSpec]:
     specs: list[ToolSpec] = []
+    option = ""
     for item in _split(text, ","):
         head, equals, _ = item.partition("=")
         tool, colon, first = item.partition(":")
@@ -65,10 +91,12 @@ def _parse_one(text: str) -> list[ToolSpec]:
             if not specs:
                 raise GrammarError(f"-t {text}: {item!r} is an option, but no tool comes before it")
             _add(specs[-1], item, text)
+            option = item
             continue
         if not _NAME.fullmatch(tool):
             raise GrammarError(f"-t {text}: {tool!r} is no name of a tool")
-        specs.append(ToolSpec(tool))
+        specs.append(ToolSpec(tool, follows=option))
+        option = first
         if colon:
             _add(specs[-1], first, text)
     return specs

@@ -5,11 +5,14 @@ from __future__ import annotations
 import argparse
 import importlib.util
 import inspect
+import re
+import textwrap
 import warnings
 from collections.abc import Sequence
 
 from amanda.cli import tool_options
 from amanda.cli.results import complain
+from amanda.errors import AmandaError
 from amanda.interface.tool import Tool
 from amanda.registry import drivers, plugins
 from amanda.results import Table
@@ -18,7 +21,7 @@ from amanda.tools import available, load
 from amanda.tools.reporting import plain_text
 
 _ABOUT = {
-    "tools": "List the installed tools, what they do and their options.",
+    "tools": "List the installed tools, what they do and their options; or describe some of them.",
     "drivers": "List the installed drivers, and why each is or is not used.",
 }
 
@@ -26,12 +29,27 @@ _ABOUT = {
 def main(command: str, arguments: Sequence[str]) -> int:
     """Run one of the two commands; returns the exit status."""
     parser = argparse.ArgumentParser(prog=f"amanda {command}", description=_ABOUT[command])
-    parser.parse_args(arguments)
+    if command == "tools":
+        parser.add_argument("name", nargs="*", help="describe this tool; several may be given")
+    given = parser.parse_args(arguments)
+    problem: AmandaError | None = None
+    lines: list[str] = []
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        lines = tool_lines() if command == "tools" else driver_lines()
+        try:
+            if command == "drivers":
+                lines = driver_lines()
+            elif given.name:
+                lines = "\n\n".join("\n".join(describe(name)) for name in given.name).splitlines()
+            else:
+                lines = tool_lines()
+        except AmandaError as error:
+            problem = error
     for warning in caught:
         complain(f"warning: {warning.message}")
+    if problem is not None:
+        complain(f"error: {problem}")
+        return 2
     print(printable("\n".join(lines), keep="\n"))
     return 0
 
@@ -52,6 +70,51 @@ def tool_lines() -> list[str]:
         if entry.is_hidden:
             lines.append(f"    (the name {entry.name} means the tool of {entry.rivals[0]})")
     return lines or ["no tools are installed; try: pip install amanda-tools"]
+
+
+def describe(name: str) -> list[str]:
+    """Describe one tool: what it does, its options, the files that it writes, an example.
+
+    Args:
+        name: the short name, or ``<distribution>/<name>``.
+
+    Raises:
+        AmandaError: there is no such tool, or it cannot be loaded.
+    """
+    cls = load(name)
+    entry = plugins.find_tool(name)
+    assert entry is not None
+    text = _prose(vars(cls).get("__doc__"))
+    lines = [f"{entry.name}  ({entry.distribution} {entry.version})", "", *text.splitlines()]
+    known, takes_any = tool_options.options_of(cls)
+    lines += ["", "options:" if known or takes_any else "It has no options."]
+    for option in known.values():
+        lines += [f"  {option.head()}", *_wrapped(option.text)]
+    if takes_any:
+        lines.append("  any other option")
+    lines += ["", "files, in the folder of -o:", *_files(cls, entry.name)]
+    if "amanda run" not in text:
+        lines += ["", "example:", f"  amanda run -t {entry.name} -o out -- train.py"]
+    return lines
+
+
+def _prose(docstring: str | None) -> str:
+    """The part of a docstring that does not concern callers in Python, without markup."""
+    text = _SECTION.split(inspect.cleandoc(docstring or ""))[0].rstrip()
+    return _MARKUP.sub(r"\1", text)
+
+
+def _wrapped(text: str, indent: str = " " * 6) -> list[str]:
+    """A paragraph below a heading."""
+    return textwrap.wrap(_prose(text), 92, initial_indent=indent, subsequent_indent=indent)
+
+
+def _files(cls: type[Tool], name: str) -> list[str]:
+    """The files of a tool, as the docstring of the method that writes them has it."""
+    text = _prose(inspect.getdoc(getattr(cls, "write_files", None)))
+    text = " ".join(text.split()).removeprefix("Write ").replace("<stem>", name)
+    more = _wrapped(text, "  ") if f"{name}." in text else []
+    return [f"  {name}.json, the result", *more]
 
 
 def _describe(cls: type[Tool]) -> list[str]:
@@ -94,6 +157,11 @@ def missing_drivers() -> list[str]:
         if framework not in covered and importlib.util.find_spec(framework) is not None
     ]
 
+
+# Where a docstring goes on with what a caller in Python needs.
+_SECTION = re.compile(r"^(?:Attributes|Args|Arguments|Returns|Raises|Yields):", re.MULTILINE)
+
+_MARKUP = re.compile(r"(?::\w+:`~?|``)([^`]*)``?")
 
 _COLUMNS = ("name", "framework", "mode", "priority", "distribution", "used, or why not")
 

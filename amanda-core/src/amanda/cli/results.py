@@ -81,6 +81,7 @@ class Report:
         op_filter: restricts the tools to some operators and executions; empty for no filter.
         facts: lines about the run for the page, by heading.
         complain: prints a message about a result that is lost.
+        has_driver: whether a driver was there for the tools; else their summaries are not printed.
         written: the files that have been written.
     """
 
@@ -92,6 +93,7 @@ class Report:
     op_filter: OpFilter = attrs.field(factory=OpFilter)
     facts: dict[str, str] = attrs.field(factory=dict)
     complain: Callable[[str], None] = complain
+    has_driver: bool = True
     written: list[Path] = attrs.field(factory=list)
     _collected: list[pages.Collector] = attrs.field(factory=list)
     _lost: list[str] = attrs.field(factory=list)
@@ -193,7 +195,9 @@ class Report:
                 os.dup2(os.open(os.devnull, os.O_WRONLY), self.out.fileno())
 
     def _print_parts(self, statistics: Statistics, seconds: float) -> None:
-        for named in self.tools:
+        if not self.has_driver:
+            self.complain(f"error: nothing was instrumented: {describe_missing_driver()}")
+        for named in self.tools if self.has_driver else ():
             self._try(named.name, self._print_summary, named)
         if self.written:
             files = ", ".join(path.name for path in self.written)
@@ -268,6 +272,19 @@ def explain_unseen(statistics: Statistics) -> str:
         missing = {"no framework was imported": 0}
     reasons = (f"{reason} ({count})" if count else reason for reason, count in missing.items())
     return ", ".join(reasons) or "nothing known"
+
+
+def describe_missing_driver() -> str:
+    """Why no driver was attached, and what to do."""
+    if found := uncovered_frameworks():
+        return f"not seen: {', '.join(found)}"
+    names = ", ".join(dict.fromkeys(e.cls.framework for e in drivers.drivers()))
+    if not names:
+        return "no driver is installed; try: pip install amanda-torch, or amanda-tensorflow"
+    return (
+        f"the program has not imported a framework that has a driver ({names}) in this process; "
+        "a process that it starts needs an amanda run of its own"
+    )
 
 
 def describe_time(statistics: Statistics, seconds: float) -> str:

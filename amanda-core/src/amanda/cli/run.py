@@ -20,11 +20,11 @@ from typing import Any, TextIO
 
 from amanda.cli import grammar, pages, program, progress, tool_options, tracebacks
 from amanda.cli.results import NamedTool, Rank, Report, complain
-from amanda.errors import AmandaError, FileError
+from amanda.errors import AmandaError, FileError, UnknownNameError
 from amanda.interface.tool import Tool
 from amanda.scope.apply import apply
-from amanda.state import LIVE_SCOPES
-from amanda.tools import load
+from amanda.state import LIVE_SCOPES, LiveScope
+from amanda.tools import available, load
 from amanda.tools.op_filter import OpFilter
 
 USAGE = (
@@ -88,6 +88,9 @@ def main(arguments: Sequence[str]) -> int:
     The results are written and printed when Python exits.
     """
     ours, words = program.split(arguments, WITH_VALUE)
+    if any(word.startswith("--html=") for word in ours):
+        complain("error: --html takes no value; the page is report.html in the folder of -o")
+        return 2
     given = create_parser().parse_args(ours)
     caught: list[warnings.WarningMessage] = []
     problem: Exception | None = None
@@ -109,7 +112,14 @@ def main(arguments: Sequence[str]) -> int:
 def _prepare(given: argparse.Namespace, words: Sequence[str]) -> Run:
     """Create a run and apply its tools; nothing of the program runs yet."""
     target = program.parse(words)
-    target.check()
+    try:
+        target.check()
+    except program.ProgramError as error:
+        if target.is_module or target.target not in available():
+            raise
+        rest = shlex.join(target.arguments) or "script.py"
+        hint = f"{target.target} is a tool: amanda run -t {target.target} -- {rest}"
+        raise UsageError(f"{error}; {hint}") from None
     run = Run(target, create_report(given))
     run.begin(given.driver)
     if run.report.rank.number == 0:
@@ -148,7 +158,7 @@ def create_tools(texts: Sequence[str]) -> list[NamedTool]:
     times: collections.Counter[str] = collections.Counter()
     try:
         for spec in grammar.parse(texts):
-            cls = load(spec.name)
+            cls = _load(spec)
             arguments = tool_options.convert(cls, spec)
             # Files are named after the short name, without the distribution.
             name = spec.name.rpartition("/")[2]
@@ -160,6 +170,19 @@ def create_tools(texts: Sequence[str]) -> list[NamedTool]:
     return made
 
 
+def _load(spec: grammar.ToolSpec) -> type[Tool]:
+    try:
+        return load(spec.name)
+    except UnknownNameError as error:
+        if not spec.follows:
+            raise
+        # -t count:ops=conv2d,linear
+        joined = f"{spec.follows}+{spec.name}"
+        raise UsageError(
+            f"{error}; if it is a value of a list, join it with '+': {joined}"
+        ) from None
+
+
 def create_op_filter(given: argparse.Namespace) -> OpFilter:
     """Create the filter of the options that are common to all tools.
 
@@ -168,7 +191,7 @@ def create_op_filter(given: argparse.Namespace) -> OpFilter:
     """
     if given.every < 1 or given.skip < 0:
         raise UsageError("--every takes a number from 1, --skip one from 0")
-    ops, modules = (tuple(grammar.split_list(text)) for text in (given.ops, given.modules))
+    ops, modules = (tuple(grammar.split_names(text)) for text in (given.ops, given.modules))
     return OpFilter(ops, modules, given.every, given.skip)
 
 
@@ -211,6 +234,7 @@ class Run:
         self._target = target
         self.report = report
         self._scope = apply()
+        self._opened: LiveScope | None = None
         self.progress: progress.Progress | None = None
         self._process = os.getpid()
         self._started = 0.0
@@ -226,6 +250,7 @@ class Run:
         tools = (named.tool for named in self.report.tools)
         self._scope = apply(*tools, drivers=drivers, op_filter=self.report.op_filter or None)
         self._scope.__enter__()
+        self._opened = LIVE_SCOPES[-1]
         # A tool may keep its data in temporary files, which weakref.finalize removes at exit. Its
         # exit function is registered with the first finalizer: here, so that it runs after
         # _finish, which needs the files.
@@ -257,12 +282,12 @@ class Run:
         except SystemExit as error:
             status = _exit_status(error.code)
             self._note_end(f"with exit status {status}")
-            return status
+            return status or self._check_drivers()
         except BaseException as error:
             failure = error
         else:
             self._note_end("normally")
-            return 0
+            return self._check_drivers()
         # The type only: str() of the exception may run code of the program.
         self._note_end(f"by {type(failure).__name__}")
         # Not in the except clause, which would be the context of an exception in the excepthook.
@@ -272,6 +297,13 @@ class Run:
             sys.excepthook = _print_nothing
             raise failure
         return 1
+
+    def _check_drivers(self) -> int:
+        """The exit status of a program that has ended well: 2 if no driver was there for tools."""
+        if not self.report.tools or self._opened is None or self._opened.drivers:
+            return 0
+        self.report.has_driver = False
+        return 2
 
     def _note_end(self, how: str) -> None:
         self.report.facts["program ended"] = how

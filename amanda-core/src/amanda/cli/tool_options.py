@@ -53,10 +53,14 @@ class Option:
         """Whether it has to be given."""
         return self.default is _REQUIRED
 
+    def head(self) -> str:
+        """The form of the value, and the default."""
+        default = "" if self.is_required else f" (default: {_shown(self.default)})"
+        return f"{self.name}={_form(self.annotation)}{default}"
+
     def describe(self) -> str:
         """Describe it in one line: the form of the value, the default, the description."""
-        default = "" if self.is_required else f" (default: {_shown(self.default)})"
-        return f"{self.name}={_form(self.annotation)}{default}  {self.text}".rstrip()
+        return f"{self.head()}  {self.text}".rstrip()
 
 
 def options_of(cls: type[Tool]) -> tuple[dict[str, Option], bool]:

@@ -60,7 +60,10 @@ class CoveredOp:
 
 
 class CoverageTool(PrintingTool[CoverageOptions]):
-    """Tells of each operator, forward and backward, which mechanisms see it (paper, Figure 9)."""
+    """Tells of each operator, forward and backward, which mechanisms see it (paper, Figure 9).
+
+    Example: ``amanda run -t coverage:by=module,svg=true -o out -- train.py``
+    """
 
     name = "coverage"
     Options = CoverageOptions

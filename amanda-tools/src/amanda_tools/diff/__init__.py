@@ -54,6 +54,8 @@ class DiffOptions(DumpOptions):
 class DiffTool(DumpTool):
     """Compares a run with an earlier one, operator by operator, and names the first divergence.
 
+    Example: ``amanda run -t diff:reference=earlier -o out -- train.py``
+
     Attributes:
         options: the options of this instance.
     """

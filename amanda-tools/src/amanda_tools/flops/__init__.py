@@ -60,6 +60,8 @@ class FlopsTool(PrintingTool[FlopsOptions]):
     Two operations per multiply-accumulate of matrix products, convolutions and attention, at every
     execution, with the shapes that it has. Types that count zero by convention and types without a
     formula are listed.
+
+    Example: ``amanda run -t flops:by=type,csv=true -o out -- train.py``
     """
 
     name = "flops"

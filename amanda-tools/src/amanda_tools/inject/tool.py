@@ -50,6 +50,8 @@ class InjectTool(PrintingTool[InjectOptions]):
     alone, not on the order of operators, the framework's random numbers or other operators. A
     gradient passes a faulty value unchanged.
 
+    Example: ``amanda run -t inject:fault=bitflip,ops=conv2d+linear,rate=1e-6 -o out -- train.py``
+
     Attributes:
         faults: injected faults in order, up to the option ``limit``.
     """

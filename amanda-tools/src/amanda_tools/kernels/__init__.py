@@ -58,6 +58,8 @@ class KernelsOptions:
 class KernelsTool(PrintingTool[KernelsOptions]):
     """Assigns device kernels, or activities of the CPU, to operators (paper, Figure 8).
 
+    Example: ``amanda run -t kernels:by=type,timeline=true -o out -- train.py``
+
     Attributes:
         recording: what the profilers recorded; complete when the scope has ended.
     """

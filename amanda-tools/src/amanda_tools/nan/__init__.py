@@ -61,6 +61,8 @@ class NanOptions:
 class NanTool(PrintingTool[NanOptions]):
     """Finds the operators that produce NaN or infinities, not those that pass them on.
 
+    Example: ``amanda run -t nan:action=abort -o out -- train.py``
+
     Attributes:
         events: producing operators, in the order in which they produced.
         replay: the first one with its inputs, to be run again; None if there is none.

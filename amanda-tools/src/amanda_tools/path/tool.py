@@ -73,6 +73,8 @@ class PathTool(PrintingTool[PathOptions]):
     Source: Qiu et al., "Adversarial Defense through Network Profiling Based Path Extraction", CVPR
     2019.
 
+    Example: ``amanda run -t path:theta=0.5,svg=true -o out -- train.py``
+
     Attributes:
         class_paths: class to the union of the paths of its inputs.
         counts: class to the number of these inputs.

@@ -77,6 +77,8 @@ class ProfileOptions:
 class ProfileTool(PrintingTool[ProfileOptions]):
     """Measures time, calls, output memory, and the memory saved for the backward pass.
 
+    Example: ``amanda run -t profile:by=module,timeline=true -o out -- train.py``
+
     Attributes:
         timeline: spans of all executions.
     """

@@ -47,6 +47,8 @@ class PruneTool(PrintingTool[PruneOptions]):
     zero in the forward pass and has no gradient. The weights themselves do not change until
     :meth:`bake`. The dynamic methods (channel, activation, attention) choose for each sample what
     is left out.
+
+    Example: ``amanda run -t prune:method=nm,n=2,m=4 -o out -- train.py``
     """
 
     name = "prune"

@@ -37,6 +37,8 @@ class QuantizeTool(PrintingTool[QuantizeOptions]):
     Weights and activations are rounded, where they enter an operator, to the values that a
     quantized operator would compute with.
 
+    Example: ``amanda run -t quantize:method=dynamic,weight_bits=4 -o out -- train.py``
+
     Attributes:
         quantizers: quantizers by op id, one per input that is rounded.
     """

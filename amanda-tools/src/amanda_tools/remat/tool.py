@@ -32,6 +32,8 @@ class RematTool(PrintingTool[RematOptions]):
 
     The first iteration is measured, up to its backward pass. From then on autograd does not keep
     the results that the plan names; they are computed again when the backward pass asks for them.
+
+    Example: ``amanda run -t remat:budget=0.5 -o out -- train.py``
     """
 
     name = "remat"

@@ -41,7 +41,10 @@ class StatsOptions(WatchingOptions):
 
 
 class StatsTool(WatchingTool[StatsOptions]):
-    """Statistics of activations, weights and gradients over a run."""
+    """Statistics of activations, weights and gradients over a run.
+
+    Example: ``amanda run -t stats:every=10,csv=true -o out -- train.py``
+    """
 
     name = "stats"
     Options = StatsOptions
