@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+
 
 class Namespace(str):
     """Tags separated by slashes, such as ``"pytorch/2.13/eager"`` (paper, section 5.2).
@@ -14,7 +16,7 @@ class Namespace(str):
     @property
     def tags(self) -> tuple[str, ...]:
         """The tags: framework, version, execution mode."""
-        return tuple(tag for tag in self.split("/") if tag)
+        return _tags(self)
 
     def matches(self, pattern: str) -> bool:
         """Whether `pattern` is a prefix of this namespace, tag by tag.
@@ -22,8 +24,20 @@ class Namespace(str):
         ``"pytorch"`` and ``"pytorch/2.13"`` match ``"pytorch/2.13/eager"``;
         ``"*"`` stands for any one tag, so ``"pytorch/*/eager"`` matches too.
         """
-        wanted = Namespace(pattern).tags
-        own = self.tags
-        return len(wanted) <= len(own) and all(
-            tag in ("*", mine) for tag, mine in zip(wanted, own, strict=False)
-        )
+        return _matches(self, pattern)
+
+
+# There are a few of them, and each is asked at each analysis of an operator.
+
+
+@functools.lru_cache(maxsize=256)
+def _tags(namespace: str) -> tuple[str, ...]:
+    return tuple(tag for tag in namespace.split("/") if tag)
+
+
+@functools.lru_cache(maxsize=256)
+def _matches(namespace: str, pattern: str) -> bool:
+    wanted, own = _tags(pattern), _tags(namespace)
+    return len(wanted) <= len(own) and all(
+        tag in ("*", mine) for tag, mine in zip(wanted, own, strict=False)
+    )

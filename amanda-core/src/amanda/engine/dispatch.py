@@ -383,8 +383,12 @@ class Dispatcher:
         self, scope: LiveScope, record: OpRecord, point: InstPoint, only: set[Owner] | None
     ) -> None:
         """Run the analysis routines of one point (of `only` these tools)."""
-        tools = [t for t in scope.tools if only is None or t in only or not t.analyses_at(point)]
-        if any(tool.analyses_at(point) for tool in tools):
+        tools: list[Tool] = []
+        if scope.analyses_at(point):
+            tools += [
+                t for t in scope.tools if only is None or t in only or not t.analyses_at(point)
+            ]
+        if tools and (only is None or any(tool.analyses_at(point) for tool in tools)):
             state = record.state
             driver = self.driver
             context = Together(driver.vanilla(), driver.ad_isolated())

@@ -97,12 +97,19 @@ class Scope:
 
     def analyses_at(self, point: InstPoint) -> bool:
         """Whether any tool has an analysis routine at `point`."""
-        return any(tool.analyses_at(point) for tool in self.tools)
+        # Several times for each new operator: a generator would cost frames.
+        for tool in self.tools:  # noqa: SIM110
+            if tool.analyses_at(point):
+                return True
+        return False
 
     def analyses_backward(self) -> bool:
         """Whether any tool analyses backward operators."""
         points = InstPoint.BEFORE_BACKWARD_OP, InstPoint.AFTER_BACKWARD_OP
-        return any(tool.analyses_at(*points) for tool in self.tools)
+        for tool in self.tools:  # noqa: SIM110 - likewise
+            if tool.analyses_at(*points):
+                return True
+        return False
 
     # -- entry ------------------------------------------------------------
 
