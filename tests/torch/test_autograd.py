@@ -201,6 +201,58 @@ def test_retain_graph() -> None:
     assert collections.Counter(counter.backward_ids) == once + once
 
 
+@pytest.mark.parametrize("outputs", ["h", "c", "hc"])
+def test_operator_of_many_nodes(outputs: str) -> None:
+    """An operator of many nodes has those backward operators that a pass comes to, under the same
+    ids in each iteration, whichever of its outputs the pass starts from."""
+    counter, cell = Counter(), nn.LSTMCell(3, 4)
+    x, seen = torch.rand(2, 3), []
+    with applied(counter):
+        for _ in range(4):
+            made = dict(zip("hc", cell(x), strict=True))
+            loss = sum(made[name].sum() for name in outputs)
+            nodes = nodes_before(loss)
+            loss.backward(retain_graph=True)
+            once, again = dict(counter.backward_ops), collections.Counter(counter.backward_ids)
+            loss.backward()
+            assert once == nodes
+            assert collections.Counter(counter.backward_ids) == again + again
+            seen.append(sorted(again))
+            counter.backward_ops.clear()
+            counter.backward_ids.clear()
+    assert seen[1:] == seen[:-1]
+
+
+def test_each_output_in_a_pass_of_its_own() -> None:
+    """Passes that come to an operator from one output after the other run each node as often as
+    they come to it."""
+    counter, cell = Counter(), nn.LSTMCell(3, 4)
+    with applied(counter):
+        for _ in range(3):
+            h, c = (output.sum() for output in cell(torch.rand(2, 3)))
+            wanted = nodes_before(h) + nodes_before(c)
+            h.backward(retain_graph=True)
+            c.backward()
+            assert counter.backward_ops == wanted
+            counter.backward_ops.clear()
+
+
+def test_operator_that_gets_other_nodes() -> None:
+    """An operator whose gradient graph has another form than in the last iteration has the
+    backward operators of this one."""
+    counter, layer = Counter(), nn.Linear(3, 4)
+    x = torch.rand(2, 3)
+    with applied(counter):
+        for needs in [(True, True), (True, True), (False, True), (True, False), (True, True)]:
+            for parameter, need in zip(layer.parameters(), needs, strict=True):
+                parameter.requires_grad_(need)
+            loss = layer(x.clone().requires_grad_(sum(needs) > 1)).sum()
+            wanted = nodes_before(loss)
+            loss.backward()
+            assert counter.backward_ops == wanted
+            counter.backward_ops.clear()
+
+
 def test_gradient_routine_acts_on_every_pass() -> None:
     """A routine that halves a gradient does so in each pass through a retained graph."""
     tool = amanda.Tool()

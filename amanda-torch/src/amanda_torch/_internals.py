@@ -19,6 +19,7 @@ import inspect
 import operator
 import sys
 import threading
+import types
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, cast
@@ -233,6 +234,8 @@ _unwrapped = _symbol("torch._C._functorch.get_unwrapped")
 _peek_transform = _symbol("torch._C._functorch.peek_interpreter_stack")
 _require("torch.autograd.forward_ad._current_level")
 
+_is_compiling = torch.compiler.is_compiling
+
 set_grad_enabled: Callable[[bool], None] = _symbol("torch._C._set_grad_enabled")
 """``torch.set_grad_enabled`` without the context object, six times cheaper."""
 
@@ -301,6 +304,16 @@ def is_traced() -> bool:
         _tracing_state() is not None
         or _dispatch_mode(_PROXY) is not None
         or torch.compiler.is_compiling()
+    )
+
+
+def is_only_run() -> bool:
+    """Whether the current operators are neither recorded nor transformed."""
+    return (
+        _peek_transform() is None
+        and _tracing_state() is None
+        and _dispatch_mode(_PROXY) is None
+        and not _is_compiling()
     )
 
 
@@ -432,9 +445,11 @@ sequence_number: Callable[[], int] = _symbol("torch._C._autograd._get_sequence_n
 """The number that the next autograd node of this thread will have."""
 
 
-def node_sequence(node: Any) -> int:
-    """The sequence number of an autograd node."""
-    return cast(int, node._sequence_nr())
+node_sequence: Callable[[Any], int] = operator.methodcaller("_sequence_nr")
+"""The sequence number of an autograd node. A function of C: it is asked of each node."""
+
+current_node: Callable[[], Any] = _symbol("torch._C._current_autograd_node")
+"""The autograd node that a backward pass runs in this thread, its hooks included."""
 
 
 def saves_result(node: Any) -> bool:
@@ -547,6 +562,56 @@ _require(
 )
 MODULE_CALL = _symbol("torch.nn.Module._wrapped_call_impl")
 """``nn.Module.__call__`` as PyTorch defines it."""
+
+_require("torch.nn.Module._call_impl", "torch.nn.Module._compiled_call_impl")
+COMPILED_CALL = operator.attrgetter("_compiled_call_impl")
+PLAIN_CALL = operator.attrgetter("_call_impl")
+"""The methods of which `MODULE_CALL` calls one: the first unless it is None. Called directly they
+save its Python frame, so that modules can be nested as deep as without our own (PyTorch 2.13)."""
+
+
+class _Reached(Exception):
+    pass
+
+
+class _NoModule:
+    """What `MODULE_CALL` takes for a module that raises."""
+
+    _compiled_call_impl = None
+
+    def _call_impl(self) -> None:
+        raise _Reached
+
+    def __repr__(self) -> str:
+        return "(see the next frame)"
+
+
+_NO_MODULE: Any = _NoModule()
+
+
+def add_call_frame(error: BaseException) -> None:
+    """Put the frame of `MODULE_CALL`, where it was left out, into the traceback of an exception.
+
+    To be called by the function that has left it out. Programs and people know a traceback by its
+    frames. A frame can only be had from a call.
+    """
+    entry, made = error.__traceback__, None
+    try:
+        MODULE_CALL(_NO_MODULE)
+    except RecursionError:
+        # There is none left for it.
+        pass
+    except _Reached as reached:
+        made = reached.__traceback__ and reached.__traceback__.tb_next
+        if entry is not None and made is not None:
+            following = entry.tb_next
+            place = made.tb_lasti, made.tb_lineno
+            entry.tb_next = types.TracebackType(following, made.tb_frame, *place)
+            del following
+    finally:
+        # The frame leads back to this one, which is to hold nothing then.
+        del error, entry, made
+
 
 SCRIPT_FUNCTION = torch.jit.ScriptFunction
 

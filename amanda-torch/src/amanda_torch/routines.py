@@ -22,10 +22,12 @@ import torch
 
 from amanda.engine.dispatch import Dispatcher, charge, note
 from amanda.engine.plan import ActionPlan
+from amanda.engine.records import OpRecord
 from amanda.errors import InPlaceWarning
-from amanda.interface.action import Action
+from amanda.inline import Counter, is_counter
+from amanda.interface.action import Action, InstPoint, Owner
 from amanda.interface.calls import OpCall
-from amanda.state import ATTACHED, STATE, TOOL_LOCK
+from amanda.state import ATTACHED, STATE, TOOL_LOCK, LiveScope
 from amanda_torch import _internals
 
 # Half of what a with-statement costs.
@@ -49,15 +51,48 @@ class BackwardRoutines:
     Attributes:
         before, after: those before and after it.
         blind_before, blind_after: whether none of these takes a tensor, or takes part in AD.
+        counters_before, counters_after: see :func:`counters_of`.
     """
 
-    __slots__ = ("after", "before", "blind_after", "blind_before")
+    __slots__ = (
+        "after",
+        "before",
+        "blind_after",
+        "blind_before",
+        "counters_after",
+        "counters_before",
+    )
 
     def __init__(self, before: Sequence[Action], after: Sequence[Action]) -> None:
         self.before = before
         self.after = after
+        self.counters_before = counters_of(before)
+        self.counters_after = counters_of(after)
         self.blind_before = all(a.select == () and not a.differentiable for a in before)
         self.blind_after = all(a.select == () and not a.differentiable for a in after)
+
+
+def counters_of(actions: Sequence[Action]) -> Sequence[Counter] | None:
+    """The counters that are all that these actions run; None if some runs something else."""
+    if not all(is_counter(a.func) and a.select == () and not a.kwargs for a in actions):
+        return None
+    return [action.func for action in actions]  # type: ignore[misc]
+
+
+def count(counters: Sequence[Counter]) -> None:
+    """Count one execution in each counter.
+
+    Code of Amanda's that calls no framework: neither modes nor gradients matter to it.
+    """
+    try:
+        _acquire()
+        for counter in counters:
+            counter.count += 1
+        _release()
+    except BaseException:
+        if _is_owned():
+            _release()
+        raise
 
 
 class RoutineDispatcher(Dispatcher):
@@ -65,8 +100,9 @@ class RoutineDispatcher(Dispatcher):
 
     Attributes:
         changes: counts up where a routine changes a value, or replaces an operator.
-        settled: the routines of backward operators, by what hooks them. It is kept here, and not
-            in the hooks, since a graph that outlives the scope would keep the tools alive.
+        settled: the routines of backward operators, by id and scopes. It is kept here, and not in
+            the hooks, since a graph that outlives the scope would keep the tools alive.
+        analysed: counts up at each analysis of a backward operator.
     """
 
     changes = 0
@@ -74,6 +110,14 @@ class RoutineDispatcher(Dispatcher):
     def __init__(self) -> None:
         super().__init__()
         self.settled: dict[object, BackwardRoutines] = {}
+        self.analysed = 0
+
+    def analyse(
+        self, scope: LiveScope, record: OpRecord, point: InstPoint, only: set[Owner] | None
+    ) -> None:
+        """As :meth:`Dispatcher.analyse`; counts those of backward operators."""
+        super().analyse(scope, record, point, only)
+        self.analysed += point.is_backward
 
     def invalidate(self) -> None:
         """Scopes, switches or recorded actions have changed, or the driver is detached."""

@@ -18,12 +18,13 @@ from amanda.errors import ToolTypeError
 from amanda.interface.action import Action
 from amanda.state import ATTACHED, STATE
 from amanda_torch import _internals
-from amanda_torch.autograd.nodes import Claimer, KnownGradients, form_of
+from amanda_torch.autograd.claims import Claimer, Execution, KnownGradients
+from amanda_torch.autograd.nodes import form_of
 from amanda_torch.autograd.substitution import write_back
 from amanda_torch.eager.operation import Operation, made_leaf
 from amanda_torch.operators.calls import TorchCall, tensors_of, with_tensors
 from amanda_torch.operators.layouts import Layout
-from amanda_torch.routines import RoutineDispatcher
+from amanda_torch.routines import RoutineDispatcher, count, counters_of
 
 if TYPE_CHECKING:
     from amanda.engine.dispatch import OpExecution
@@ -71,9 +72,10 @@ class KnownOp:
         gradients: what is known of its backward operators.
         layout: of its inputs, in the form of its last call; None if it is not known.
         forms: how many layouts have been made.
+        counters: those before and after it, where its actions run nothing else.
     """
 
-    __slots__ = ("forms", "gradients", "layout", "name", "plan", "run")
+    __slots__ = ("counters", "forms", "gradients", "layout", "name", "plan", "run")
 
     def __init__(
         self, plan: ActionPlan, name: str, run: Callable[..., Any], gradients: KnownGradients
@@ -84,6 +86,7 @@ class KnownOp:
         self.gradients = gradients
         self.layout: Layout | None = None
         self.forms = 0
+        self.counters = counters_of(plan.before) or (), counters_of(plan.after) or ()
 
 
 class Executor:
@@ -180,7 +183,8 @@ class Executor:
         if plan.is_claim:
             return self.run_claimed
         if plan.is_blind:
-            return self.run_blind
+            is_counted = counters_of((*plan.before, *plan.after)) is not None
+            return self.run_counted if is_counted else self.run_blind
         if plan.is_around:
             return self.run_around
         return self.run
@@ -199,8 +203,12 @@ class Executor:
         if not _is_grad_enabled():
             return func(*args, **kwargs) if kwargs else func(*args)
         start = _internals.sequence_number()
-        result = func(*args, **kwargs)
-        form = known.gradients.form
+        result = func(*args, **kwargs) if kwargs else func(*args)
+        gradients, claimer = known.gradients, self.claimer
+        iteration = self._tracker.iteration
+        if claimer.claim_again(known.plan, gradients, result, start, iteration):
+            return result
+        form = gradients.form
         if type(result) not in _PLAIN:
             with _internals.reading((result,)):
                 is_known = form is not None and form == form_of(result)
@@ -209,14 +217,35 @@ class Executor:
         if is_known:
             self.claimer.note_run(known.plan.op_id, self._tracker.iteration)
         elif not _internals.is_traced():
-            make_call = functools.partial(
+            describe = functools.partial(
                 self._call, func, known.name, known.plan.op_id, args, kwargs, key
             )
+            execution = Execution(describe, self._tracker.modules, key or func, args, kwargs)
             if _PLAIN.issuperset(map(type, (result, *args))):
-                self._claim(known.plan, known.gradients, make_call, result, start)
+                self._claim(known.plan, known.gradients, execution, result, start)
             else:
                 with _internals.reading((result, *args)):
-                    self._claim(known.plan, known.gradients, make_call, result, start)
+                    self._claim(known.plan, known.gradients, execution, result, start)
+        return result
+
+    def run_counted(
+        self,
+        known: KnownOp,
+        func: Any,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        key: Any = None,
+    ) -> Any:
+        """Run an operator whose executions are counted."""
+        before, after = known.counters
+        if before:
+            count(before)
+        if known.plan.claims:
+            result = self.run_claimed(known, func, args, kwargs, key)
+        else:
+            result = func(*args, **kwargs) if kwargs else func(*args)
+        if after:
+            count(after)
         return result
 
     def run_blind(
@@ -350,7 +379,8 @@ class Executor:
         # The hooks of single nodes are registered after those on all output gradients and
         # before those on all input gradients, and run in this order (contract rule 8).
         if plan.claims and _is_grad_enabled():
-            self._claim(plan, gradients, lambda: call, result, operation.start)
+            described = Execution(lambda: call, self._tracker.modules)
+            self._claim(plan, gradients, described, result, operation.start)
         operation.hook_inputs(result)
         changed = self._dispatcher.run_all(plan.after, outputs)
         if changed is outputs:
@@ -376,14 +406,14 @@ class Executor:
         self,
         plan: ActionPlan,
         known: KnownGradients,
-        make_call: Callable[[], TorchCall],
+        execution: Execution,
         result: Any,
         start: int,
     ) -> None:
         if _internals.in_functorch():
             self._dispatcher.not_seen("backward operators under a functorch transform")
             return
-        self.claimer.claim(plan, known, make_call, result, start, self._tracker.iteration)
+        self.claimer.claim(plan, known, execution, result, start, self._tracker.iteration)
 
 
 def _written(

@@ -1,0 +1,690 @@
+"""Backward operators: which autograd nodes belong to which operator, and when they are hooked.
+
+A :class:`Claimer` is told of an operator right after it has run::
+
+    start = _internals.sequence_number()
+    result = operator(...)
+    claimer.claim(plan, known, execution, result, start, iteration)
+
+Only the nodes of its outputs are hooked then. The nodes behind them, of which some operators have
+many, are hooked when a backward pass comes to the operator (:class:`Claim`): a forward pass whose
+graph no backward pass uses pays nothing for them.
+"""
+
+from __future__ import annotations
+
+import functools
+import weakref
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+
+from amanda.engine.backward import OpHandle, PastTensor, backward_needs
+from amanda.engine.plan import ActionPlan
+from amanda.interface.calls import BackwardCall, NamedOp
+from amanda.state import STATE
+from amanda_torch import _internals
+from amanda_torch.autograd.hooks import (
+    Accumulation,
+    NodeHooks,
+    add_reached,
+    note_reached,
+    nothing_flows,
+)
+from amanda_torch.autograd.nodes import (
+    LEAF,
+    Traced,
+    edge_of,
+    form_of,
+    is_accumulation,
+    is_edge,
+    is_own,
+    is_replaced,
+    new_nodes,
+    node_name,
+    trace_graph,
+)
+from amanda_torch.operators.calls import TorchCall, tensors_of
+from amanda_torch.operators.layouts import Layout
+from amanda_torch.operators.names import is_constant
+from amanda_torch.routines import RoutineDispatcher
+
+_MARK = "amanda"
+"""Key in the metadata of a leaf's accumulation: by scope in which some operator owns it, its
+:class:`~amanda_torch.autograd.hooks.Accumulation`; None where nothing is to be done at it."""
+
+_current_node = _internals.current_node
+_next_number = _internals.sequence_number
+_sequence = _internals.node_sequence
+
+
+class KnownGradients:
+    """Facts that a thread has learned about the backward operators of one operator, under one plan.
+
+    Attributes:
+        handle: leads hooks to the operator's records; holds no tensors.
+        hooks: by backward id, where no analysis is pending: they hold nothing of one graph,
+            and serve every execution.
+        form: the form of its gradient graph if no node of it needs a hook, see
+            :func:`~amanda_torch.autograd.nodes.form_of`; None if that is not known.
+        graph: its gradient graph as it last was.
+        asked: :attr:`RoutineDispatcher.analysed` when the hooks of leaves were last looked for.
+    """
+
+    __slots__ = ("asked", "form", "graph", "handle", "hooks")
+
+    def __init__(self, handle: OpHandle) -> None:
+        self.handle = handle
+        self.hooks: dict[str, NodeHooks] = {}
+        self.form: Any = None
+        self.graph: KnownGraph | None = None
+        self.asked = -1
+
+
+class KnownGraph:
+    """The gradient graph of an operator, in all executions in which it has the same form.
+
+    Attributes:
+        form: see :class:`~amanda_torch.autograd.nodes.Traced`.
+        ids: the id of each node's backward operator.
+        names: the framework's name of each.
+        inputs: for each the forward inputs whose gradients it produces, see
+            :attr:`amanda.interface.calls.BackwardCall.names`; None where nobody has asked.
+        layout: finds the operator's inputs; None if nothing does, or none was made.
+        has_layout: whether one was made, or tried to be.
+        hooks: of all nodes, where no analysis of any of them is pending; otherwise None.
+        inner: for each node of an output the way to the nodes behind it that have something to do.
+        asked: :attr:`RoutineDispatcher.analysed` when it was last tried to find the hooks.
+        is_idle: whether nothing is to be done at any node.
+        is_quick: whether it has one node, all is known of that and of its leaves, and
+            something is to be done there.
+        types: of the nodes that the edges of a single node lead to.
+        leaves: which of these edges lead to accumulations.
+    """
+
+    __slots__ = (
+        "_edges",
+        "asked",
+        "form",
+        "has_layout",
+        "hooks",
+        "ids",
+        "inner",
+        "inputs",
+        "is_idle",
+        "is_quick",
+        "layout",
+        "leaves",
+        "names",
+        "types",
+    )
+
+    def __init__(self, op_id: str, traced: Traced) -> None:
+        self.form = traced.form
+        self._edges = traced.edges
+        self.names = [node_name(node) for node in traced.nodes]
+        self.ids = _numbered(op_id, self.names)
+        self.inputs: list[Sequence[str]] | None = None
+        self.layout: Layout | None = None
+        self.has_layout = False
+        self.hooks: list[NodeHooks] | None = None
+        self.asked = -1
+        self.is_idle = False
+        self.is_quick = False
+        self.types: list[Any] = []
+        self.leaves: list[int] = []
+        if len(traced.nodes) == 1:
+            self.types = [type(target) for target, _ in traced.nodes[0].next_functions]
+            self.leaves = [i for i, place in enumerate(traced.edges[0]) if place == LEAF]
+        every = set(range(len(traced.nodes)))
+        self.inner = [self._way(entry, traced.entries, every) for entry in range(traced.entries)]
+
+    def settle(self, hooks: list[NodeHooks]) -> None:
+        """Note the hooks of all nodes."""
+        self.hooks = hooks
+        busy = {number for number, one in enumerate(hooks) if not one.is_idle}
+        self.is_idle = not busy
+        count = len(self.inner)
+        self.inner = [self._way(entry, count, busy) for entry in range(count)]
+
+    def _way(self, entry: int, entries: int, wanted: set[int]) -> Sequence[tuple[int, int, int]]:
+        """The way from the node of an output to the wanted nodes behind it.
+
+        Those behind the node of another output are found from there.
+
+        Returns:
+            For each node where in the way the one before it stands (the entry at 0), by which of
+            its edges it is reached, and its number.
+        """
+        found, way = [entry], []
+        # It grows while it is read.
+        for place, number in enumerate(found):
+            for edge, target in enumerate(self._edges[number]):
+                if target >= entries and target not in found:
+                    found.append(target)
+                    way.append((place, edge, target))
+        while way and way[-1][2] not in wanted:
+            way.pop()
+        return way
+
+
+def _numbered(op_id: str, names: Sequence[str]) -> list[str]:
+    counts: dict[str, int] = {}
+    ids = []
+    for name in names:
+        number = counts.get(name, 0)
+        counts[name] = number + 1
+        ids.append(f"{op_id}/grad/{name}:{number}")
+    return ids
+
+
+class Execution:
+    """One execution of an operator, which is described when the first analysis asks for it.
+
+    Args:
+        describe: describes it.
+        modules: gives the running modules, innermost first.
+        key, args, kwargs: what a :class:`~amanda_torch.operators.layouts.Layout` finds its inputs
+            by; None for a `key` where nothing does.
+    """
+
+    __slots__ = ("_args", "_call", "_describe", "_kwargs", "_past", "key", "modules")
+
+    def __init__(
+        self,
+        describe: Callable[[], TorchCall],
+        modules: Callable[[], list[nn.Module]],
+        key: Any = None,
+        args: tuple[Any, ...] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> None:
+        self._describe = describe
+        self.modules = modules
+        self.key = key
+        self._args = args
+        self._kwargs: Mapping[str, Any] = kwargs or {}
+        self._call: TorchCall | None = None
+        self._past: Past | None = None
+
+    def call(self) -> TorchCall:
+        """The call."""
+        self._call = self._call or self._describe()
+        return self._call
+
+    def layout(self) -> Layout | None:
+        """How to find the inputs of other executions."""
+        call = self.call()
+        return None if self.key is None else Layout.of(call, call.op.__name__, self.key)
+
+    def past(self, outputs: Sequence[Any], layout: Layout | None = None) -> Past:
+        """Its tensors, held weakly.
+
+        Args:
+            layout: finds its inputs without a description.
+        """
+        if self._past is None:
+            inputs: Sequence[Any] | None = None
+            if layout is not None and self.key is not None:
+                inputs = layout.values(self.key, self._args, self._kwargs)
+            inputs = self.call().inputs if inputs is None else inputs
+            self._past = Past(inputs, outputs, self.modules())
+        return self._past
+
+
+class Past:
+    """The tensors of a past execution, held weakly.
+
+    Args:
+        modules: those that were running, innermost first.
+    """
+
+    __slots__ = ("_handle", "_inputs", "_modules", "_outputs")
+
+    def __init__(
+        self, inputs: Sequence[Any], outputs: Sequence[Any], modules: Sequence[nn.Module]
+    ) -> None:
+        self._inputs = [None if t is None else weakref.ref(t) for t in inputs]
+        self._outputs = [None if t is None else weakref.ref(t) for t in outputs]
+        self._modules = [weakref.ref(module) for module in modules]
+        self._handle: OpHandle | None = None
+
+    def handle(self, bare: OpHandle) -> OpHandle:
+        """A handle like `bare`, which also leads to the tensors."""
+        if self._handle is None:
+            scopes = [scope for scope in (ref() for ref in bare.scopes) if scope is not None]
+            inputs, outputs = self._past(self._inputs), self._past(self._outputs)
+            self._handle = OpHandle(bare.op_id, scopes, inputs, outputs)
+        return self._handle
+
+    def _past(self, references: Sequence[Any]) -> list[PastTensor | None]:
+        # One whose tensor is gone says so.
+        value = self._constant
+        return [None if ref is None else PastTensor(ref(), value) for ref in references]
+
+    def _constant(self, tensor: Any) -> Any:
+        return tensor if is_constant(tensor, self._running) else None
+
+    def _running(self) -> list[nn.Module]:
+        return [module for module in (ref() for ref in self._modules) if module is not None]
+
+
+class Claim:
+    """The backward operators of one execution, found where a backward pass comes to it.
+
+    Args:
+        past: the tensors of the execution; None where no analysis is pending.
+        reached: what is told when a pass comes to the operator.
+    """
+
+    __slots__ = ("_claimer", "_done", "_graph", "_hooks", "_known", "_past", "_reached")
+
+    def __init__(
+        self,
+        claimer: Claimer,
+        known: KnownGradients,
+        graph: KnownGraph,
+        past: Past | None,
+        reached: Sequence[Accumulation],
+    ) -> None:
+        self._claimer = claimer
+        self._known = known
+        self._graph = graph
+        self._past = past
+        self._reached = reached
+        self._done: set[int] = set()
+        # A list of its own where some are yet to be made.
+        self._hooks: Any = graph.hooks or [None] * len(graph.ids)
+
+    def register(self, entry: int, node: Any) -> None:
+        """Hook the node of an output.
+
+        Args:
+            entry: its number.
+        """
+        hooks = self._hooks[entry]
+        node.register_prehook(functools.partial(self._before, entry))
+        if hooks is None or hooks.has_after:
+            node.register_hook(functools.partial(self._after, entry))
+
+    def _before(self, entry: int, grad_outputs: tuple[Any, ...]) -> Any:
+        if nothing_flows(grad_outputs):
+            return None
+        if entry not in self._done:
+            self._done.add(entry)
+            self._hook_inner(entry)
+        if self._reached:
+            note_reached(self._reached, grad_outputs)
+        hooks = self._hooks_at(entry)
+        return hooks.before(grad_outputs) if hooks.has_before else None
+
+    def _after(
+        self, entry: int, grad_inputs: tuple[Any, ...], grad_outputs: tuple[Any, ...]
+    ) -> Any:
+        hooks = self._hooks_at(entry)
+        return hooks.after(grad_inputs, grad_outputs) if hooks.has_after else None
+
+    def _hook_inner(self, entry: int) -> None:
+        """Hook the nodes behind the one that runs now: a pass comes to them later."""
+        way = self._graph.inner[entry]
+        if not way:
+            return
+        nodes = [_current_node()]
+        for place, edge, number in way:
+            node = nodes[place].next_functions[edge][0]
+            nodes.append(node)
+            if number not in self._done:
+                self._done.add(number)
+                hooks = self._hooks_at(number)
+                if not hooks.is_idle:
+                    hooks.register(node)
+
+    def _hooks_at(self, number: int) -> NodeHooks:
+        hooks: NodeHooks | None = self._hooks[number]
+        if hooks is None:
+            hooks = self._claimer.hooks_of(self._known, self._graph, number, self._past)
+            self._hooks[number] = hooks
+        return hooks
+
+
+class Claimer:
+    """Finds the autograd nodes of forward operators and hooks them, for one thread."""
+
+    def __init__(self, dispatcher: RoutineDispatcher) -> None:
+        self._dispatcher = dispatcher
+        self._iterations: dict[str, int] = {}
+        self._owners: dict[int, tuple[weakref.ref[Any], str]] = {}
+
+    def clear(self) -> None:
+        """Forget everything, at the end of the thread's scopes."""
+        self._iterations.clear()
+        self._owners.clear()
+
+    def note_run(self, op_id: str, iteration: int) -> None:
+        """Remember the iteration in which an operator with gradients last ran."""
+        self._iterations[op_id] = iteration
+
+    def claim_again(
+        self, plan: ActionPlan, known: KnownGradients, result: Any, start: int, iteration: int
+    ) -> bool:
+        """As :meth:`claim`, for an operator of one node of which everything is known.
+
+        Returns:
+            Whether that is so.
+        """
+        graph = known.graph
+        if graph is None or not graph.is_quick or type(result) is not torch.Tensor:
+            return False
+        node: Any = result.grad_fn if _next_number() - start == 1 else None
+        # Where there is one new node, others of these types are as old as they were.
+        if (
+            type(node) is not graph.form[0]
+            or _sequence(node) != start
+            or [type(target) for target, _ in node.next_functions] != graph.types
+            or not (STATE.cache and _internals.is_only_run())
+        ):
+            return False
+        self._iterations[plan.op_id] = iteration
+        reached: list[Accumulation] = []
+        if graph.leaves:
+            leaves = dict.fromkeys(node.next_functions[edge][0] for edge in graph.leaves)
+            self._claim_leaves(list(leaves), known, None, iteration, reached)
+        if reached:
+            Claim(self, known, graph, None, reached).register(0, node)
+        elif not graph.is_idle and graph.hooks is not None:
+            graph.hooks[0].register(node)
+        return True
+
+    def claim(
+        self,
+        plan: ActionPlan,
+        known: KnownGradients,
+        execution: Execution,
+        result: Any,
+        start: int,
+        iteration: int,
+    ) -> None:
+        """Find the backward operators of an operator that has just run, and hook the first of them.
+
+        Args:
+            known: what is known of them, to be added to.
+            execution: it is asked only for an analysis.
+            result: the operator's result.
+            start: the sequence number read before it ran.
+            iteration: the iteration of its thread.
+        """
+        self._iterations[plan.op_id] = iteration
+        if known.form is not None and known.form == form_of(result):
+            return
+        graph = known.graph
+        outputs = tensors_of(result)
+        traced = None
+        if STATE.cache and not plan.acts_on_gradients:
+            traced = trace_graph(outputs, start)
+        if traced is None:
+            self._claim_all(plan, known, execution, result, start, iteration)
+            return
+        if graph is None or graph.form != traced.form:
+            graph = known.graph = KnownGraph(plan.op_id, traced)
+        if graph.hooks is None and graph.asked != self._dispatcher.analysed:
+            self._ask(known, graph)
+        reached: list[Accumulation] = []
+        is_idle = not traced.leaves or self._claim_leaves(
+            traced.leaves, known, (execution, outputs), iteration, reached
+        )
+        self._hook_entries(known, graph, traced, execution, outputs, reached)
+        if graph.types and graph.hooks is not None:
+            # A second operator on a leaf owns none, and has no hooks for it.
+            ids = [f"{plan.op_id}/grad/AccumulateGrad:{i}" for i in range(len(traced.leaves))]
+            graph.is_quick = all(backward_id in known.hooks for backward_id in ids)
+        if is_idle and not reached and graph.is_idle:
+            graph.is_quick = False
+            form = form_of(result)
+            # An operator that has returned its input has the form of another one.
+            known.form = form if traced.entries or not form else None
+
+    def _ask(self, known: KnownGradients, graph: KnownGraph) -> None:
+        """Find the hooks of all nodes of a graph, if no analysis of any of them is pending."""
+        graph.asked = self._dispatcher.analysed
+        hooks = []
+        for backward_id, name in zip(graph.ids, graph.names, strict=True):
+            one = known.hooks.get(backward_id)
+            if one is None:
+                one = self._shared_hooks(known, name, backward_id)
+                if one is None:
+                    return
+            hooks.append(one)
+        graph.settle(hooks)
+
+    def _shared_hooks(self, known: KnownGradients, name: str, backward_id: str) -> NodeHooks | None:
+        """The hooks of a backward operator for all executions; None if an analysis is pending."""
+        before, after, pending = backward_needs(known.handle, backward_id)
+        if pending or not STATE.cache:
+            return None
+        call = BackwardCall(NamedOp(name), backward_id)
+        hooks = NodeHooks(self._dispatcher, known.handle, call, (before, after))
+        known.hooks[backward_id] = hooks
+        return hooks
+
+    def hooks_of(
+        self, known: KnownGradients, graph: KnownGraph, number: int, past: Past | None
+    ) -> NodeHooks:
+        """The hooks of one node in one execution.
+
+        Args:
+            past: the tensors of the execution.
+        """
+        inputs = graph.inputs[number] if graph.inputs is not None else ()
+        return self._made_hooks(known, graph.names[number], graph.ids[number], past, inputs)
+
+    def _made_hooks(
+        self,
+        known: KnownGradients,
+        name: str,
+        backward_id: str,
+        past: Past | None,
+        inputs: Sequence[str] = (),
+    ) -> NodeHooks:
+        hooks = known.hooks.get(backward_id) or self._shared_hooks(known, name, backward_id)
+        if hooks is None:
+            handle = known.handle if past is None else past.handle(known.handle)
+            hooks = self._pending_hooks(known, name, backward_id, handle, inputs)
+        return hooks
+
+    def _pending_hooks(
+        self,
+        known: KnownGradients,
+        name: str,
+        backward_id: str,
+        handle: OpHandle,
+        inputs: Sequence[str],
+    ) -> NodeHooks:
+        """Hooks for one execution, whose tensors an analysis may ask for."""
+        before, after, _ = backward_needs(known.handle, backward_id)
+        call = BackwardCall(NamedOp(name), backward_id)
+        call.names, call.inputs, call.outputs = inputs, handle.inputs, handle.outputs
+        return NodeHooks(self._dispatcher, handle, call, (before, after))
+
+    def _hook_entries(
+        self,
+        known: KnownGradients,
+        graph: KnownGraph,
+        traced: Traced,
+        execution: Execution,
+        outputs: Sequence[Any],
+        reached: Sequence[Accumulation],
+    ) -> None:
+        """Hook the nodes of the outputs."""
+        settled, past, claim = graph.hooks, None, None
+        if settled is None and traced.entries:
+            if graph.inputs is None:
+                call = execution.call()
+                graph.inputs = [_input_names(node, call) for node in traced.nodes]
+            if execution.key is not None and not graph.has_layout:
+                graph.layout, graph.has_layout = execution.layout(), True
+            past = execution.past(outputs, graph.layout)
+        for entry in range(traced.entries):
+            if settled is not None and not (reached or graph.inner[entry]):
+                if not settled[entry].is_idle:
+                    settled[entry].register(traced.nodes[entry])
+                continue
+            claim = claim or Claim(self, known, graph, past, reached)
+            claim.register(entry, traced.nodes[entry])
+
+    def _claim_leaves(
+        self,
+        leaves: Sequence[Any],
+        known: KnownGradients,
+        described: tuple[Execution, Sequence[Any]] | None,
+        iteration: int,
+        reached: list[Accumulation],
+    ) -> bool:
+        """Hook the accumulations of leaves that belong to this operator.
+
+        Args:
+            described: the execution and its outputs; None if no analysis is pending.
+            reached: is added what is to be told when a pass comes to the operator.
+
+        Returns:
+            Whether nothing is to be done at any of them.
+        """
+        handle, count, is_idle = known.handle, 0, True
+        for node in leaves:
+            marks, fresh = self._owned(node, handle, iteration)
+            if not fresh:
+                add_reached(reached, marks, handle.scopes)
+                continue
+            backward_id = f"{handle.op_id}/grad/AccumulateGrad:{count}"
+            count += 1
+            hooks = known.hooks.get(backward_id)
+            if hooks is None and known.asked != self._dispatcher.analysed:
+                hooks = self._shared_hooks(known, "AccumulateGrad", backward_id)
+            if hooks is None or not hooks.is_idle:
+                is_idle = False
+                make = functools.partial(self._leaf_hooks, known, backward_id, fresh)
+                if hooks is None and described is not None:
+                    layout = None if known.graph is None else known.graph.layout
+                    make = functools.partial(make, described[0].past(described[1], layout))
+                one = Accumulation(make)
+                for scope in fresh:
+                    marks[scope] = one
+                add_reached(reached, marks, handle.scopes)
+                if hooks is None or hooks.has_before:
+                    node.register_prehook(one.before)
+                if hooks is None or hooks.has_after:
+                    node.register_hook(one.after)
+        known.asked = self._dispatcher.analysed
+        return is_idle
+
+    def _leaf_hooks(
+        self,
+        known: KnownGradients,
+        backward_id: str,
+        scopes: Sequence[Any],
+        past: Past | None = None,
+    ) -> NodeHooks:
+        """The hooks of a leaf's accumulation, in the scopes in which it is the operator's."""
+        hooks = self._made_hooks(known, "AccumulateGrad", backward_id, past)
+        whole = len(scopes) == len(known.handle.scopes)
+        return hooks if whole else hooks.of_scopes(set(scopes))
+
+    def _owned(
+        self, node: Any, handle: OpHandle, iteration: int
+    ) -> tuple[dict[Any, Any], Sequence[Any]]:
+        """The marks on a leaf's accumulation, and the scopes in which it begins to belong to this
+        operator: it does to the first operator of the iteration that used the leaf."""
+        # A leaf has one accumulation node as long as some graph uses it: the marks on it keep
+        # a second operator, or a second graph, from hooking it again.
+        metadata = node.metadata
+        marks = metadata.get(_MARK)
+        fresh: Sequence[Any] = handle.scopes
+        if marks is None:
+            marks = metadata[_MARK] = {}
+        else:
+            fresh = [scope for scope in fresh if scope not in marks]
+            if not fresh:
+                return marks, fresh
+        op_id, leaf = handle.op_id, node.variable
+        owner = self._owner_of(leaf)
+        if owner != op_id:
+            if owner is not None and self._iterations.get(owner) == iteration:
+                # The owner ran in this iteration. It left no mark, since its backward operators
+                # need no hooks.
+                return marks, ()
+            self._set_owner(leaf, op_id)
+        for scope in fresh:
+            marks[scope] = None
+        return marks, fresh
+
+    def _owner_of(self, leaf: torch.Tensor) -> str | None:
+        # Not a WeakIdKeyDictionary, which makes an object of Python for each question.
+        known = self._owners.get(id(leaf))
+        return known[1] if known is not None and known[0]() is leaf else None
+
+    def _set_owner(self, leaf: torch.Tensor, op_id: str) -> None:
+        owners, key = self._owners, id(leaf)
+
+        def died(reference: weakref.ref[Any]) -> None:
+            if key in owners and owners[key][0] is reference:
+                del owners[key]
+
+        owners[key] = weakref.ref(leaf, died), op_id
+
+    def _claim_all(
+        self,
+        plan: ActionPlan,
+        known: KnownGradients,
+        execution: Execution,
+        result: Any,
+        start: int,
+        iteration: int,
+    ) -> None:
+        """Hook all backward operators at once.
+
+        For operators with routines on their gradients as a whole, whose order says when each hook
+        is to be registered, and for graphs of which :func:`trace_graph` finds nothing.
+        """
+        op_id, handle, outputs = plan.op_id, known.handle, tensors_of(result)
+        known.form = None
+        counts: dict[str, int] = {}
+        leaves, is_idle = [], STATE.cache and not plan.acts_on_gradients
+        for node in new_nodes(outputs, start):
+            if plan.replace_backward is not None and is_replaced(node):
+                continue
+            if is_accumulation(node):
+                leaves.append(node)
+                continue
+            name = node_name(node)
+            number = counts.get(name, 0)
+            counts[name] = number + 1
+            backward_id = f"{op_id}/grad/{name}:{number}"
+            hooks = known.hooks.get(backward_id) or self._shared_hooks(known, name, backward_id)
+            if hooks is None:
+                own, names = (
+                    execution.past(outputs).handle(handle),
+                    _input_names(node, execution.call()),
+                )
+                hooks = self._pending_hooks(known, name, backward_id, own, names)
+            hooks.register(node)
+            is_idle = is_idle and hooks.is_idle
+        reached: list[Accumulation] = []
+        found = self._claim_leaves(leaves, known, (execution, outputs), iteration, reached)
+        if is_idle and found and not reached:
+            known.form = form_of(result)
+        if reached:
+            for node in {tensor.grad_fn for tensor in outputs if tensor.grad_fn is not None}:
+                node.register_prehook(functools.partial(note_reached, reached))
+
+
+def _input_names(node: Any, call: TorchCall) -> list[str]:
+    """The name of the forward input whose gradient each output of a node is; "" for none."""
+    edges = call.edges or [edge_of(tensor) for tensor in call.inputs]
+    left = [(e, n) for e, n in zip(edges, call.names, strict=True) if e is not None]
+    names = []
+    for target, number in node.next_functions:
+        while is_own(target) and target.next_functions:
+            target, number = target.next_functions[0]
+        found = next((i for i, (e, _) in enumerate(left) if is_edge(target, number, e)), None)
+        names.append("" if found is None else left.pop(found)[1])
+    return names

@@ -1,0 +1,240 @@
+"""The hooks on autograd nodes that run the routines and analyses of backward operators.
+
+Hooks hold the graph's tensors weakly or not at all: a hook that holds an output keeps the graph
+alive, which keeps the hook alive.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+
+from amanda.engine.backward import BackwardExecution, OpHandle
+from amanda.errors import CapabilityError
+from amanda.interface.action import ActionKind, InstPoint
+from amanda.interface.calls import BackwardCall
+from amanda.state import STATE
+from amanda_torch import _internals
+from amanda_torch.routines import BackwardRoutines, RoutineDispatcher, count
+
+_graph_task = _internals.graph_task
+_without_modes = _internals.without_modes
+
+
+class NodeHooks:
+    """The hooks of one backward operator, on its autograd node in any graph.
+
+    Attributes:
+        has_before, has_after: whether there is something to do before it, and after it.
+        is_idle: whether there is neither.
+    """
+
+    __slots__ = (
+        "_dispatcher",
+        "_execution",
+        "_handle",
+        "_key",
+        "has_after",
+        "has_before",
+        "is_idle",
+    )
+
+    def __init__(
+        self,
+        dispatcher: RoutineDispatcher,
+        handle: OpHandle,
+        call: BackwardCall,
+        needs: tuple[bool, bool],
+    ) -> None:
+        """Make hooks that are on no node yet.
+
+        Args:
+            needs: whether there is something to do before the operator, and after it.
+        """
+        self._dispatcher = dispatcher
+        self._handle = handle
+        self._execution = BackwardExecution(dispatcher, handle, call)
+        self.has_before, self.has_after = needs
+        # All hooks of one backward operator in the same scopes have the same routines.
+        self._key = call.op_id, handle.scopes
+        self.is_idle = not any(needs)
+
+    def register(self, node: Any) -> None:
+        """Hook a node at one or both of its ends."""
+        if self.has_before:
+            node.register_prehook(self.before)
+        if self.has_after:
+            node.register_hook(self.after)
+
+    def of_scopes(self, scopes: set[Any]) -> NodeHooks:
+        """These hooks for some of their scopes: another operator has hooked the node for others."""
+        handle = self._handle
+        left = [scope for scope in (ref() for ref in handle.scopes if ref in scopes) if scope]
+        some = OpHandle(handle.op_id, left, handle.inputs, handle.outputs)
+        needs = self.has_before, self.has_after
+        return NodeHooks(self._dispatcher, some, self._execution.call, needs)
+
+    def before(self, grad_outputs: tuple[Any, ...]) -> Any:
+        """Prehook: the gradients to consume instead, None for the same."""
+        # The first says it of nearly all nodes, without a function more.
+        if grad_outputs and grad_outputs[0] is None and nothing_flows(grad_outputs):
+            return None
+        dispatcher = self._dispatcher
+        settled = dispatcher.settled.get(self._key) or self._settle()
+        if settled is None or not dispatcher.is_plain_thread(thread := vars(STATE)):
+            values = list(grad_outputs)
+            changed = _without_modes(self._execution.before, values)
+        elif settled.counters_before is not None:
+            count(settled.counters_before)
+            return None
+        elif settled.blind_before:
+            if settled.before:
+                dispatcher.run_blind(settled.before, thread)
+            return None
+        else:
+            values = list(grad_outputs)
+            changed = _without_modes(dispatcher.run_all, settled.before, values)
+        return None if changed is values else tuple(changed)
+
+    def after(self, grad_inputs: tuple[Any, ...], grad_outputs: tuple[Any, ...]) -> Any:
+        """Posthook: the gradients to pass on instead, None for the same."""
+        # The first says it of nearly all nodes, without a function more.
+        if grad_outputs and grad_outputs[0] is None and nothing_flows(grad_outputs):
+            return None
+        dispatcher = self._dispatcher
+        settled = dispatcher.settled.get(self._key) or self._settle()
+        if settled is None or not dispatcher.is_plain_thread(thread := vars(STATE)):
+            values = list(grad_inputs)
+            changed = _without_modes(self._execution.after, values, list(grad_outputs))
+        elif settled.counters_after is not None:
+            count(settled.counters_after)
+            return None
+        elif settled.blind_after:
+            if settled.after:
+                dispatcher.run_blind(settled.after, thread)
+            return None
+        else:
+            values = list(grad_inputs)
+            changed = _without_modes(dispatcher.run_all, settled.after, values)
+        if changed is values:
+            return None
+        for index, (old, new) in enumerate(zip(values, changed, strict=True)):
+            if old is None and new is not None:
+                raise CapabilityError(
+                    f"op {self._execution.call.op_id} produces no gradient at position {index}, "
+                    "so that PyTorch takes none in its place; return None there"
+                )
+        return tuple(changed)
+
+    def _settle(self) -> BackwardRoutines | None:
+        """Keep the routines for the next executions; None if an analysis has yet to run, and where
+        a routine replaces the operator."""
+        settled = self._dispatcher.settled
+        if not STATE.cache:
+            return None
+        records = self._handle.records()
+        children = [record.children.get(self._execution.call.op_id) for _, record in records]
+        for (scope, _), child in zip(records, children, strict=True):
+            if child is None or child.actions(ActionKind.REPLACE_BACKWARD_OP):
+                return None
+            for point in (InstPoint.BEFORE_BACKWARD_OP, InstPoint.AFTER_BACKWARD_OP):
+                if child.pending(point) and scope.analyses_at(point):
+                    return None
+        if not children:
+            return None
+        before, after = (
+            [action for child in children if child for action in child.actions(kind)]
+            for kind in (ActionKind.BEFORE_BACKWARD_OP, ActionKind.AFTER_BACKWARD_OP)
+        )
+        routines = settled[self._key] = BackwardRoutines(before, after)
+        return routines
+
+
+def nothing_flows(gradients: Sequence[Any]) -> bool:
+    """Whether a node gets no gradient: a replacement of its operator has taken another way."""
+    for gradient in gradients:
+        if gradient is not None:
+            return False
+    return bool(gradients)
+
+
+# -- accumulations of leaves ---------------------------------------------------
+
+
+class Accumulation:
+    """The hooks on a leaf's accumulation: for the passes that come to it through their scopes.
+
+    All graphs that use a leaf share its accumulation, also graphs that were made before the scope,
+    under ``disabled()``, or by threads that the scope does not cover: in their passes the routines
+    of the scope do not act.
+
+    Args:
+        make: gives what they run, and is called once, where a pass comes to them.
+    """
+
+    __slots__ = ("_always", "_hooks", "_make", "_passes")
+
+    def __init__(self, make: Callable[[], NodeHooks]) -> None:
+        self._make: Callable[[], NodeHooks] | None = make
+        self._hooks: NodeHooks | None = None
+        # By the numbers of _internals.graph_task.
+        self._passes: list[int] = []
+        self._always = False
+
+    def note_pass(self, task: int, makes_graph: bool) -> None:
+        """A backward pass has come to an operator of the scopes that uses the leaf."""
+        passes = self._passes
+        if task not in passes:
+            passes.append(task)
+            if len(passes) > _PASSES:
+                del passes[0]
+        # The graph of this pass may lead to the leaf by nodes that no operator owns.
+        self._always = self._always or makes_graph
+
+    def before(self, grad_outputs: tuple[Any, ...]) -> Any:
+        """Prehook, as :meth:`NodeHooks.before`."""
+        if self._always or _graph_task() in self._passes:
+            return self._made().before(grad_outputs)
+        return None
+
+    def after(self, grad_inputs: tuple[Any, ...], grad_outputs: tuple[Any, ...]) -> Any:
+        """Posthook, as :meth:`NodeHooks.after`."""
+        if self._always or _graph_task() in self._passes:
+            return self._made().after(grad_inputs, grad_outputs)
+        return None
+
+    def _made(self) -> NodeHooks:
+        if self._hooks is None:
+            assert self._make is not None
+            self._hooks, self._make = self._make(), None
+        return self._hooks
+
+
+_PASSES = 64
+"""Backward passes that may run at once in different threads over one leaf."""
+
+
+def add_reached(
+    found: list[Accumulation], marks: Mapping[Any, Accumulation | None], scopes: Sequence[Any]
+) -> None:
+    """Find what has to be told when a pass comes to an operator that uses a leaf.
+
+    Args:
+        marks: those of the leaf, by scope.
+        scopes: weak references to the scopes that instrument the operator.
+    """
+    for scope in scopes:
+        one = marks.get(scope)
+        if one is not None and one not in found:
+            found.append(one)
+
+
+def note_reached(reached: Sequence[Accumulation], gradients: Sequence[Any]) -> None:
+    """A prehook of the nodes that have made an operator's outputs."""
+    if nothing_flows(gradients):
+        return
+    task, makes_graph = _graph_task(), torch.is_grad_enabled()
+    for one in reached:
+        one.note_pass(task, makes_graph)
