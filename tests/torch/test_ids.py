@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import inspect
+import traceback
+import weakref
+from collections.abc import Callable, Iterator
 
 import pytest
 import torch
@@ -10,7 +13,7 @@ from torch import nn
 
 import amanda
 from tests import models
-from tests.torch.support import Counter, ForwardCounter, applied
+from tests.torch.support import Counter, ForwardCounter, applied, no_gc
 
 X = torch.linspace(-1, 1, 3)
 
@@ -377,3 +380,62 @@ def test_a_module_has_the_first_path_that_its_caller_lists() -> None:
     ]
     assert _ids(lambda: model(X)) == expected
     assert _ids(lambda: model(X)) == expected
+
+
+class Innermost(nn.Module):
+    """Calls a function with its input."""
+
+    def __init__(self, function: Callable[[torch.Tensor], torch.Tensor]) -> None:
+        super().__init__()
+        self.function = function
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.function(x)
+
+
+def test_deep_models_run_as_without_a_tool() -> None:
+    """A module call takes no more Python frames under a scope than it takes without."""
+    frames: list[int] = []
+
+    def note(x: torch.Tensor) -> torch.Tensor:
+        frames.append(len(inspect.stack(0)))
+        return x
+
+    def depth(modules: int) -> int:
+        model: nn.Module = Innermost(note)
+        for _ in range(modules):
+            model = nn.Sequential(model)
+        model(torch.ones(1))
+        return frames.pop()
+
+    vanilla = depth(20) - depth(10)
+    with applied(Counter()):
+        assert depth(20) - depth(10) == vanilla
+
+
+def test_tracebacks_have_the_frames_of_pytorch() -> None:
+    """An exception out of nested modules has the traceback that it has without a tool, but for
+    frames of ours, and keeps no tensor alive once it is gone."""
+    tensors: list[weakref.ref[torch.Tensor]] = []
+
+    def fail(x: torch.Tensor) -> torch.Tensor:
+        tensors.append(weakref.ref(x))
+        raise ValueError("no such luck")
+
+    model = nn.Sequential(nn.Sequential(Innermost(fail)))
+
+    def frames() -> list[tuple[str, int, str]]:
+        try:
+            model(torch.ones(2))
+        except ValueError as error:
+            return [
+                (entry.f_code.co_filename, number, entry.f_code.co_name)
+                for entry, number in traceback.walk_tb(error.__traceback__)
+                if not entry.f_globals["__name__"].startswith("amanda")
+            ]
+        return []
+
+    vanilla = frames()
+    with no_gc(), applied(Counter()):
+        assert frames() == vanilla
+        assert [tensor() for tensor in tensors] == [None, None]

@@ -144,6 +144,9 @@ class InterceptingDriver(LoadedDriver, TorchEagerDriver):
     # -- patches ----------------------------------------------------------
 
     def _module_call(self, vanilla: Any) -> Any:
+        plain, compiled = _internals.PLAIN_CALL, _internals.COMPILED_CALL
+        is_known = vanilla is _internals.MODULE_CALL
+
         def __call__(module: nn.Module, *args: Any, **kwargs: Any) -> Any:  # noqa: N807
             interceptor = LOCAL.interceptor
             # Interceptor.is_quiet(), inlined: this runs at every module call.
@@ -154,7 +157,13 @@ class InterceptingDriver(LoadedDriver, TorchEagerDriver):
                 return interceptor.fused.call(module, run)
             parent = interceptor.enter_module(module)
             try:
+                if is_known and compiled(module) is None:
+                    return plain(module)(*args, **kwargs)
                 return vanilla(module, *args, **kwargs)
+            except BaseException as error:
+                if is_known and compiled(module) is None:
+                    _internals.add_call_frame(error)
+                raise
             finally:
                 # The way back from Tracker.enter_module(), inlined as well.
                 frame = interceptor.frame
