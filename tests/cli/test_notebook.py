@@ -99,7 +99,7 @@ def test_a_cell_that_fails_shows_its_own_traceback(run: Run, capsys: Any) -> Non
     alone = run(text)
     capsys.readouterr()
     under = run("%%amanda -t count\n" + text)
-    shown, _, rest = capsys.readouterr().out.partition("count: 2 forward executions")
+    shown, _, rest = capsys.readouterr().out.partition("count: 1 forward execution")
     assert type(under.error_in_exec) is type(alone.error_in_exec)
     assert str(under.error_in_exec) == str(alone.error_in_exec)
     assert "amanda: 2 ops seen" in rest
