@@ -174,7 +174,7 @@ def test_a_plugin_that_exits_is_a_warning(site: Path, amanda: Command, tmp_path:
 def test_a_driver_that_cannot_be_attached_leaves_the_program_alone(
     site: Path, amanda: Command, tmp_path: Path
 ) -> None:
-    """The next one is used; without any the program runs vanilla, and the end of the run says so."""
+    """The next one is used; without any the program runs vanilla, and its end says so."""
     failing = "def attach(self):\n    super().attach()\n    raise OSError('no way')\n"
     driver_package(site, "stuck", "priority = 1", failing)
     (tmp_path / "program.py").write_text(MINIGRAD)
