@@ -171,7 +171,7 @@ def test_models_of_other_names_are_aligned_by_order() -> None:
 
 def record(array: Any) -> Record:
     return Record(
-        "a", "t", "", "forward", "activations", "output0", 0, 0, True, lambda: np.array(array)
+        "a", "t", "", "forward", "", "activations", "output0", 0, 0, True, lambda: np.array(array)
     )
 
 

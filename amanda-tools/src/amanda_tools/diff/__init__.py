@@ -13,7 +13,7 @@ from amanda.results import Chart, Table
 from amanda.tools.reporting import applies_if, type_names
 from amanda_tools._bases.watching import check_kinds
 from amanda_tools.diff.alignment import align_ops
-from amanda_tools.diff.comparison import Pair, compare, to_row
+from amanda_tools.diff.comparison import Counterpart, Pair, compare, to_row
 from amanda_tools.diff.page import charts, page
 from amanda_tools.diff.recordings import Recording
 from amanda_tools.dump import DumpOptions, DumpTool
@@ -68,13 +68,13 @@ class DiffTool(DumpTool):
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)
         self._reference = _recording(self.options.reference)
-        self._pairs: tuple[int, list[Pair], dict[str, str]] | None = None
+        self._pairs: tuple[int, list[Pair], dict[str, Counterpart]] | None = None
 
     def pairs(self) -> list[Pair]:
         """Return the corresponding tensors of both runs, in the order of this run."""
         return self._compared()[0]
 
-    def _compared(self) -> tuple[list[Pair], dict[str, str]]:
+    def _compared(self) -> tuple[list[Pair], dict[str, Counterpart]]:
         """Return pairs, and corresponding operator ids; computed once unless more has run since."""
         if self._reference is None:
             return [], {}
@@ -92,8 +92,9 @@ class DiffTool(DumpTool):
     def op_rows(self) -> list[dict[str, Any]]:
         """One row per compared tensor; of a recording the index.
 
-        ``tensor`` and ``step``; ``reference``, the other operator's id; ``relative_error``,
-        ``largest_difference``, ``agrees``, ``note``.
+        ``tensor`` and ``step``; ``reference``, the other operator's id, and ``paired_by``, what
+        tells that they correspond; ``relative_error``, ``largest_difference``, ``agrees``,
+        ``note``.
         """
         if self._reference is None:
             return super().op_rows()
@@ -111,6 +112,7 @@ class DiffTool(DumpTool):
         pairs, ops = self._compared()
         first = next((pair for pair in pairs if not pair.agrees), None)
         here = dict.fromkeys(entry.row["id"] for entry in self.entries)
+        paired = {counterpart.id for counterpart in ops.values()}
         return {
             "recorded": False,
             "first": None if first is None else _about(first),
@@ -118,9 +120,7 @@ class DiffTool(DumpTool):
             "agreeing": sum(pair.agrees for pair in pairs),
             "tolerance": self.options.tolerance,
             "only_here": [op_id for op_id in here if op_id not in ops],
-            "only_in_reference": [
-                op_id for op_id in self._reference.ops() if op_id not in set(ops.values())
-            ],
+            "only_in_reference": [op_id for op_id in self._reference.ops() if op_id not in paired],
             "not_taken": self.dropped,
         }
 
@@ -173,9 +173,7 @@ def _recording(reference: Any) -> Recording | None:
         return Recording.of(reference)
     if isinstance(reference, Recording):
         return reference
-    # The command line takes the name of a folder for a number if it looks like one.
-    name = str(reference) if isinstance(reference, (int, float)) else reference
-    return Recording.read(Path(name)) if name else None
+    return Recording.read(Path(reference)) if reference else None
 
 
 def _about(pair: Pair) -> dict[str, Any]:

@@ -4,19 +4,26 @@ from __future__ import annotations
 
 import bisect
 import difflib
+import functools
 import math
 from collections import Counter, defaultdict
-from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import attrs
 import numpy as np
 
-from amanda_tools.diff.comparison import compare_tensors
+from amanda_tools.diff.comparison import Counterpart, compare_tensors, repeated
 from amanda_tools.diff.recordings import Record, Recording
 
 # Scores of a pair of operators that are not equal in value. An alignment maximizes their sum; only
 # their order and that a better pair outweighs one or two worse ones matter.
+
+_COPY = "identity"
+"""The type of operators that hand a tensor on: graphs have them where nothing is computed."""
+
+_EQUAL_CONSTANTS = 12
+"""The same type, and the same one value in all elements: a counter of a loop, a tensor of zeros."""
 
 _USUAL_TYPES = 8
 """Equal shapes, and of all types equal in value these two types correspond most often."""
@@ -37,8 +44,10 @@ _NORM_TOLERANCE = 1e-9
 """Relative margin for rounding when candidates are looked up by their norms."""
 
 
-def align_ops(run: Recording, reference: Recording, align: str, tolerance: float) -> dict[str, str]:
-    """Return corresponding operators: id in the run to id in the reference.
+def align_ops(
+    run: Recording, reference: Recording, align: str, tolerance: float
+) -> dict[str, Counterpart]:
+    """Return corresponding operators: id in the run to the one in the reference.
 
     Args:
         run: the run at hand.
@@ -51,17 +60,28 @@ def align_ops(run: Recording, reference: Recording, align: str, tolerance: float
     ours, theirs = run.ops(), reference.ops()
     by_id = {i: i for i, r in ours.items() if i in theirs and theirs[i].type == r.type}
     if align == "id" or (align == "auto" and 2 * len(by_id) >= min(len(ours), len(theirs))):
-        return by_id
-    pairs: dict[str, str] = {}
+        return {i: Counterpart(i, "id") for i in by_id}
+    pairs: dict[str, Counterpart] = {}
     for direction in ("forward", "backward"):
         mine = [record for record in ours.values() if record.direction == direction]
         other = [record for record in theirs.values() if record.direction == direction]
         if align == "order":
-            found = _by_order(mine, other)
+            equal, found = {}, _by_order(mine, other)
         else:
-            found = _by_value([*map(_OpValue.of, mine)], [*map(_OpValue.of, other)], tolerance)
-        pairs |= {mine[i].id: other[j].id for i, j in found.items()}
-    return pairs
+            values = [*map(_OpValue.of, mine)], [*map(_OpValue.of, other)]
+            equal = _pair_equal_values(*values, tolerance)
+            found = _pair_rest(*values, equal, {i: c.id for i, c in pairs.items()})
+        pairs |= {mine[i].id: Counterpart(other[j].id, "value") for i, j in equal.items()}
+        pairs |= {mine[i].id: Counterpart(other[j].id, "order") for i, j in found.items()}
+    unsure = repeated(run, reference, pairs) if align != "order" else ()
+    return {
+        i: counterpart
+        for i, counterpart in pairs.items()
+        # Of a loop that the other run has unrolled, any turn might be meant.
+        if counterpart.by == "value"
+        or i not in unsure
+        or compare_tensors(ours[i], theirs[counterpart.id], tolerance).agrees
+    }
 
 
 def _by_order(mine: Sequence[Record], other: Sequence[Record]) -> dict[int, int]:
@@ -80,12 +100,14 @@ class _OpValue:
         record: the tensor's record.
         shape: sizes of the axes, sorted: layouts may differ.
         norm: Euclidean norm; NaN if an element is not finite.
+        value: the one value of all its elements, None if they differ.
         is_telling: it has elements that differ. A tensor of zeros equals any other one.
     """
 
     record: Record
     shape: tuple[int, ...]
     norm: float
+    value: float | None
     is_telling: bool
 
     @classmethod
@@ -95,30 +117,64 @@ class _OpValue:
         flat = array.astype(np.float64).ravel()
         with np.errstate(over="ignore", invalid="ignore"):
             norm = float(np.linalg.norm(flat))
-        is_telling = math.isfinite(norm) and flat.size > 1 and bool(flat.min() < flat.max())
-        return cls(record, tuple(sorted(array.shape)), norm, is_telling)
+        is_constant = math.isfinite(norm) and flat.size > 0 and bool(flat.min() == flat.max())
+        value = float(flat[0]) if is_constant else None
+        is_telling = math.isfinite(norm) and flat.size > 1 and not is_constant
+        return cls(record, tuple(sorted(array.shape)), norm, value, is_telling)
 
 
-def _by_value(
-    mine: Sequence[_OpValue], other: Sequence[_OpValue], tolerance: float
+def _pair_rest(
+    mine: Sequence[_OpValue],
+    other: Sequence[_OpValue],
+    equal: Mapping[int, int],
+    forward: Mapping[str, str],
 ) -> dict[int, int]:
-    """Pair positions of equal values, then the rest by the best order.
+    """Pair positions of operators that have no equal in value by the best order.
 
     Where one program computes in one operator what the other computes in several, the end of it is
     equal in value; branches are equal in whichever order they run.
+
+    Args:
+        equal: pairs of positions of equal values.
+        forward: ids of forward operators that correspond. A gradient without an equal corresponds
+            to one of the same forward operator only.
     """
-    pairs = _pair_equal_values(mine, other, tolerance)
-    types = Counter((mine[i].record.type, other[j].record.type) for i, j in pairs.items())
-    left, rows = _unpaired(mine, pairs.keys())
-    free, columns = _unpaired(other, pairs.values())
+    types = Counter((mine[i].record.type, other[j].record.type) for i, j in equal.items())
     known = {value.record.type for value in mine} & {value.record.type for value in other}
-    table = [[_score(ours, theirs, types, known) for theirs in columns[0]] for ours in rows[0]]
-    if left and free:
-        scores = np.array(table, np.int32)[np.ix_(rows[1], columns[1])]
-        # Scores are computed per pair of classes, of which there are far fewer than pairs of
-        # operators.
-        pairs.update((left[row], free[column]) for row, column in _best_pairs(scores))
+    left, free = _unpaired(mine, equal.keys()), _unpaired(other, equal.values())
+    counterparts = {"": "", **forward}
+    ours, theirs = defaultdict(list), defaultdict(list)
+    for position, kind in left:
+        ours[counterparts.get(mine[position].record.forward)].append((position, kind))
+    known_forward = set(counterparts.values())
+    for position, kind in free:
+        of = other[position].record.forward
+        theirs[of if of in known_forward else None].append((position, kind))
+    pairs: dict[int, int] = {}
+    for key, part in ours.items():
+        # Of a forward operator that only one of the runs has needed, constants can tell.
+        score = _score if key is not None else _score_constants
+        pairs |= _pair_in_order(
+            part, theirs[key], functools.partial(score, types=types, known=known)
+        )
     return pairs
+
+
+def _pair_in_order(
+    left: Sequence[tuple[int, _Class]],
+    free: Sequence[tuple[int, _Class]],
+    score: Callable[[_Class, _Class], int],
+) -> dict[int, int]:
+    if not left or not free:
+        return {}
+    # Scores are computed per pair of classes, of which there are far fewer than pairs of operators.
+    scored = {
+        (ours, theirs): score(ours, theirs)
+        for ours in {kind for _, kind in left}
+        for theirs in {kind for _, kind in free}
+    }
+    scores = np.array([[scored[row, column] for _, column in free] for _, row in left], np.int32)
+    return {left[row][0]: free[column][0] for row, column in _best_pairs(scores)}
 
 
 def _pair_equal_values(
@@ -177,29 +233,33 @@ class _Class:
 
     Attributes:
         type, shape: of the operator's first tensor.
+        value: of a tensor all of whose elements are equal.
         is_part: it is probably a part of a composite that corresponds as a whole.
         is_last: it comes after all operators that have an equal.
     """
 
     type: str
     shape: tuple[int, ...]
+    value: float | None
     is_part: bool
     is_last: bool
 
 
-def _unpaired(
-    values: Sequence[_OpValue], paired: Iterable[int]
-) -> tuple[list[int], tuple[list[_Class], list[int]]]:
-    """Return the positions without a pair, the distinct classes, and the class of each position."""
+def _unpaired(values: Sequence[_OpValue], paired: Iterable[int]) -> list[tuple[int, _Class]]:
+    """Return the positions without a pair, and the class of each."""
     taken = set(paired)
     pieces, last = _parts_of_composites(values, taken), max(taken, default=-1)
-    positions = [i for i in range(len(values)) if i not in taken]
-    numbers: dict[_Class, int] = {}
-    which = []
-    for i in positions:
-        kind = _Class(values[i].record.type, values[i].shape, i in pieces, i > last)
-        which.append(numbers.setdefault(kind, len(numbers)))
-    return positions, (list(numbers), which)
+    return [
+        (i, _Class(v.record.type, v.shape, v.value, i in pieces, i > last))
+        for i, v in enumerate(values)
+        if i not in taken
+    ]
+
+
+def _score_constants(ours: _Class, theirs: _Class, **_: Any) -> int:
+    """Return the score of pairing two gradients of unknown forward operators."""
+    is_same = (ours.type, ours.shape, ours.value) == (theirs.type, theirs.shape, theirs.value)
+    return _EQUAL_CONSTANTS if is_same and ours.value is not None else 0
 
 
 def _score(
@@ -216,6 +276,10 @@ def _score(
     is_same = ours.type == theirs.type
     if ours.shape != theirs.shape:
         return _ONLY_TYPE if is_same else 0
+    if is_same and ours.value is not None and ours.value == theirs.value:
+        return _EQUAL_CONSTANTS
+    if not is_same and _COPY in pair:
+        return 0
     if ours.is_part or theirs.is_part:
         return _SAME_TYPE_IN_COMPOSITE if is_same else 0
     if is_same or pair in types:

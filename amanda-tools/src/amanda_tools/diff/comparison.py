@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
-from typing import Any
+from collections.abc import Container, Iterator, Mapping
+from typing import Any, Literal
 
 import attrs
 import numpy as np
@@ -14,6 +14,19 @@ from amanda_tools.diff.recordings import Record, Recording
 
 _CHANNELS = {4: (0, 3, 1, 2), 5: (0, 4, 1, 2, 3), 3: (0, 2, 1)}
 """Order of the axes that makes channels-last data channels-first, by number of axes."""
+
+
+@attrs.frozen
+class Counterpart:
+    """The operator of the reference that corresponds to one of the run.
+
+    Attributes:
+        id: its id.
+        by: what tells that they correspond: ``id``, ``value`` or ``order``.
+    """
+
+    id: str
+    by: Literal["id", "value", "order"]
 
 
 @attrs.frozen
@@ -28,6 +41,7 @@ class Pair:
         largest: largest difference of two elements; None where the shapes do not fit.
         note: peculiarities: other shapes, another layout, elements that are not finite.
         agrees: the relative error is within the tolerance.
+        by: what tells that the operators correspond: ``id``, ``value`` or ``order``.
     """
 
     record: Record
@@ -36,17 +50,59 @@ class Pair:
     largest: float | None
     note: str
     agrees: bool
+    by: Literal["id", "value", "order"] = "id"
 
 
 def compare(
-    run: Recording, reference: Recording, ops: Mapping[str, str], tolerance: float
+    run: Recording, reference: Recording, ops: Mapping[str, Counterpart], tolerance: float
 ) -> Iterator[Pair]:
-    """Yield the pairs of corresponding tensors, in the order of the run."""
+    """Yield the pairs of corresponding tensors, in the order of the run.
+
+    Of an operator that one run has executed more often than the other one, as in a loop that the
+    other has unrolled, the first execution is compared.
+    """
     theirs = {(record.id, *record.place): record for record in reference.records}
+    several = repeated(run, reference, ops)
     for record in run.records:
-        other = theirs.get((ops.get(record.id, ""), *record.place))
+        counterpart = ops.get(record.id)
+        if counterpart is None or (record.step and record.id in several):
+            continue
+        other = theirs.get((counterpart.id, *record.place))
         if other is not None:
-            yield compare_tensors(record, other, tolerance)
+            pair = compare_tensors(record, other, tolerance)
+            notes = [pair.note] if pair.note else []
+            if record.id in several:
+                notes.append("the first execution: one run has more than the other")
+            if counterpart.by == "order":
+                notes.append("paired by order")
+            yield attrs.evolve(pair, by=counterpart.by, note=", ".join(notes))
+
+
+def repeated(
+    run: Recording, reference: Recording, ops: Mapping[str, Counterpart]
+) -> Container[str]:
+    """Return the operators that only one of the runs repeats, as a loop that the other unrolls.
+
+    Operators paired by their ids are the same code, and none of them.
+    """
+    ours, theirs = (_executions(recording) for recording in (run, reference))
+    numbers = {
+        i: (ours[i], theirs.get(other.id, 0)) for i, other in ops.items() if other.by != "id"
+    }
+    # How often each run has made a step, which need not be the same number.
+    steps = min(numbers.values(), key=sum, default=(0, 0))
+    return {
+        i
+        for i, found in numbers.items()
+        if found[0] != found[1] and (found[0] == steps[0]) != (found[1] == steps[1])
+    }
+
+
+def _executions(recording: Recording) -> dict[str, int]:
+    found: dict[str, int] = {}
+    for record in recording.records:
+        found[record.id] = max(found.get(record.id, 0), record.step + 1)
+    return found
 
 
 def compare_tensors(record: Record, reference: Record, tolerance: float) -> Pair:
@@ -100,6 +156,7 @@ def to_row(pair: Pair) -> dict[str, Any]:
         "tensor": record.tensor,
         "step": record.step,
         "reference": pair.reference.id,
+        "paired_by": pair.by,
         "relative_error": pair.relative,
         "largest_difference": pair.largest,
         "agrees": pair.agrees,

@@ -22,6 +22,7 @@ class Record:
 
     Attributes:
         id, type, module, direction: of its operator.
+        forward: of a backward operator the id of its forward operator, else "".
         kind, tensor, step: which tensor of which execution.
         order: number of the operator, in the order of analyses.
         is_ordered: operators ran in the program's order, as they do outside of graphs.
@@ -32,6 +33,7 @@ class Record:
     type: str
     module: str
     direction: str
+    forward: str
     kind: str
     tensor: str
     step: int
@@ -139,7 +141,9 @@ def _place(entry: Any) -> dict[str, Any]:
 def _record(about: dict[str, Any], load: Callable[[], Array]) -> Record:
     names = ("id", "type", "module", "direction", "kind", "tensor", "step", "order")
     is_ordered = str(about["namespace"]).endswith("/eager")
-    return Record(**{name: about[name] for name in names}, is_ordered=is_ordered, load=load)
+    values = {name: about[name] for name in names}
+    forward = str(about.get("forward", ""))
+    return Record(**values, forward=forward, is_ordered=is_ordered, load=load)
 
 
 def _in_order(records: Iterable[Record]) -> list[Record]:
