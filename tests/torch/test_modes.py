@@ -330,9 +330,33 @@ def test_reads_of_the_driver_reach_no_class_of_the_program() -> None:
             assert run() == wanted
 
 
-@pytest.mark.parametrize("tool", TRANSPARENT)
+class Reader(amanda.Tool):
+    """Reads every tensor, in analyses and in routines, and declares that it only watches."""
+
+    only_watches = True
+
+    def __init__(self) -> None:
+        self.sums: list[float] = []
+        self.add_inst_for_op(self.analyse)
+        self.add_inst_for_op(self.analyse_outputs, require_outputs=True)
+
+    def analyse(self, context: amanda.OpContext) -> None:
+        self.read(*context.get_inputs())
+        context.insert_before_op(self.read)
+
+    def analyse_outputs(self, context: amanda.OpContext) -> None:
+        context.insert_after_op(self.read)
+
+    def read(self, *tensors: Any) -> None:
+        for tensor in tensors:
+            if tensor is not None and tensor.is_floating_point() and not tensor.is_nested:
+                self.sums.append((tensor * 2).sum().item())
+
+
+@pytest.mark.parametrize("tool", [*TRANSPARENT, Reader])
 def test_per_sample_gradients_of_expanded_weights(tool: Any) -> None:
-    """``call_for_per_sample_grads`` gives the same gradients under tools."""
+    """``call_for_per_sample_grads`` gives the same gradients under tools, those that read tensors
+    included, although the class of its weights raises for nearly every function."""
 
     def run() -> list[Any]:
         torch.manual_seed(0)

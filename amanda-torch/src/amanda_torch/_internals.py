@@ -168,8 +168,17 @@ def overrides(value: Any) -> bool:
     return isinstance(value, (list, tuple)) and any(map(overrides, value))
 
 
+def _takes_few(value: Any) -> bool:
+    """Whether a tensor's class raises for nearly every function, reads included.
+
+    That of ``ExpandedWeight`` does (2.13), which PyTorch imports for gradients of samples only.
+    """
+    return type(value).__module__.startswith("torch.nn.utils._expanded_weights.")
+
+
 class _Reading(threading.local):
     is_on = False
+    is_refused = False
 
 
 _READING = _Reading()
@@ -187,30 +196,42 @@ class reading:  # noqa: N801 - reads as a statement
         values: the tensors; without an overriding one among them nothing is done.
     """
 
-    __slots__ = ("_guard",)
+    __slots__ = ("_guard", "_is_refused")
 
     def __init__(self, values: Iterable[Any]) -> None:
-        is_needed = any(map(overrides, values)) and _overrides_are_on()
+        overriding = list(filter(overrides, values))
+        is_needed = bool(overriding) and _overrides_are_on()
         self._guard = _without_overrides() if is_needed else None
+        self._is_refused = is_needed and any(map(_takes_few, overriding))
 
     def __enter__(self) -> None:
         if self._guard is not None:
             self._guard.__enter__()
             _READING.is_on = True
+            _READING.is_refused = self._is_refused
 
     def __exit__(self, *raised: Any) -> None:
         if self._guard is not None:
-            _READING.is_on = False
+            _READING.is_on = _READING.is_refused = False
             self._guard.__exit__(*raised)
 
 
 class running:  # noqa: N801 - reads as a statement
-    """Within it, code of the program or of a tool runs; it undoes :class:`reading`."""
+    """Within it, code of the program or of a tool runs; it undoes :class:`reading`.
 
-    __slots__ = ("_guard",)
+    Args:
+        only_reads: whether the code only looks at tensors: it goes on reading those whose class
+            takes few functions and would raise.
+    """
+
+    __slots__ = ("_guard", "_only_reads")
+
+    def __init__(self, only_reads: bool = False) -> None:
+        self._only_reads = only_reads
 
     def __enter__(self) -> None:
-        self._guard = _with_overrides() if _READING.is_on else None
+        stays = self._only_reads and _READING.is_refused
+        self._guard = _with_overrides() if _READING.is_on and not stays else None
         if self._guard is not None:
             self._guard.__enter__()
             _READING.is_on = False

@@ -377,7 +377,8 @@ class RoutineCall:
         self._versions = _internals.versions_of(self._selected)
 
     def __enter__(self) -> None:
-        self._running = _internals.running()
+        only_reads = getattr(self._action.tool, "only_watches", False)
+        self._running = _internals.running(only_reads)
         self._running.__enter__()
         if not self._isolated:
             return

@@ -129,7 +129,8 @@ class InterceptingDriver(LoadedDriver, TorchEagerDriver):
 
     def vanilla(self) -> AbstractContextManager[None]:
         """Mute the current thread's interceptor."""
-        return muted()
+        # Analyses run in it, which look at tensors and compute with them in routines.
+        return muted(only_reads=True)
 
     def routine(
         self, action: Action, selected: Sequence[Any], isolated: bool

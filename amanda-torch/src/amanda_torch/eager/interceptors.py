@@ -381,12 +381,18 @@ def remove_leftovers() -> bool:
 
 
 class muted:  # noqa: N801 - reads as a statement
-    """Run the current thread vanilla within it."""
+    """Run the current thread vanilla within it.
+
+    Args:
+        only_reads: see :class:`_internals.running`.
+    """
 
     __slots__ = ("_interceptor", "_running")
 
+    def __init__(self, only_reads: bool = False) -> None:
+        self._running = _internals.running(only_reads)
+
     def __enter__(self) -> None:
-        self._running = _internals.running()
         self._running.__enter__()
         self._interceptor = LOCAL.interceptor
         if self._interceptor is not None:
