@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import threading
 import weakref
 from collections.abc import Callable
 from typing import Any
@@ -264,3 +265,66 @@ def test_classes_of_functions_die_with_their_program() -> None:
     # A class is a cycle.
     gc.collect()
     assert [reference() for reference in found] == [None, None]
+
+
+class Doubling(amanda.Tool):
+    """Doubles what ReLUs return, by a tensor of its own for each of them, and notes gradients."""
+
+    def __init__(self) -> None:
+        self.factors: list[weakref.ref[torch.Tensor]] = []
+        self.gradients = 0
+        self.add_inst_for_op(self.analyse)
+        self.add_inst_for_op(self.look, backward=True)
+
+    def analyse(self, context: amanda.OpContext) -> None:
+        if context.get_op().__name__ == "relu":
+            factor = torch.tensor(2.0)
+            self.factors.append(weakref.ref(factor))
+            context.insert_after_op(lambda y, factor: y * factor, factor=factor)
+
+    def look(self, context: amanda.OpContext) -> None:
+        context.insert_before_backward_op(self.note, grad_outputs=[])
+
+    def note(self) -> None:
+        self.gradients += 1
+
+
+def test_records_of_a_model_that_is_gone() -> None:
+    """A scope keeps no actions of a model that is gone, and counts its operators; while a graph of
+    the model is there, its routines run."""
+    tool = Doubling()
+    x = torch.ones(2, requires_grad=True)
+    with no_gc(), applied(tool) as scope:
+        for _ in range(20):
+            model = nn.Sequential(nn.ReLU(), nn.Tanh())
+            loss = model(x)
+            del model
+            gone = tool.gradients
+            loss.sum().backward()
+            assert tool.gradients == gone + 4
+            del loss
+            assert [factor() for factor in tool.factors] == [None] * len(tool.factors)
+    assert scope.statistics.ops_seen > 40
+
+
+def test_records_of_models_without_a_backward_pass() -> None:
+    """A scope keeps no actions of a model that is gone, also if no iteration has ended."""
+    tool = Doubling()
+    with no_gc(), applied(tool):
+        for _ in range(3):
+            nn.Sequential(nn.ReLU())(torch.ones(2))
+            assert [factor() for factor in tool.factors] == [None] * len(tool.factors)
+
+
+def test_records_of_a_model_that_another_thread_has_run() -> None:
+    """An operator that each of many threads runs is analysed once per scope."""
+    model, seen = nn.Sequential(nn.ReLU()), Counter()
+    analysed = []
+    tool = amanda.Tool()
+    tool.add_inst_for_op(lambda context: analysed.append(context.get_op_id()))
+    with applied(tool, seen):
+        for _ in range(3):
+            thread = threading.Thread(target=lambda: model(torch.ones(1)))
+            thread.start()
+            thread.join()
+    assert analysed.count("Sequential.0/relu:0") == 1

@@ -139,12 +139,11 @@ class Progress:
     def text(self) -> str:
         """The contents of a line: the time, the operators seen so far, the share of the tools."""
         seconds = time.monotonic() - self._began
-        records = list(self._scope.cache)
-        backward = sum(len(record.children) for record in records)
+        forward, backward, _ = self._scope.cache.counts()
         share = 100 * self._scope.statistics.tool_seconds / max(seconds, 1e-9)
         return (
-            f"{_duration(seconds)}, {len(records) + backward:,} ops seen "
-            f"({len(records):,} forward, {backward:,} backward), tools take {share:.0f}%"
+            f"{_duration(seconds)}, {forward + backward:,} ops seen "
+            f"({forward:,} forward, {backward:,} backward), tools take {share:.0f}%"
         )
 
 

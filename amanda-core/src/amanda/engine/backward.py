@@ -81,9 +81,10 @@ class OpHandle:
         op_id: the forward operator's id.
         key: the key of its records (:attr:`~amanda.interface.calls.OpCall.key`).
         inputs, outputs: callables that give the forward tensors or None.
+        model: free for the driver: kept alive as long as some hook may run.
     """
 
-    __slots__ = ("inputs", "key", "op_id", "outputs", "scopes")
+    __slots__ = ("inputs", "key", "model", "op_id", "outputs", "scopes")
 
     def __init__(
         self,
@@ -92,8 +93,10 @@ class OpHandle:
         inputs: Sequence[Any] = (),
         outputs: Sequence[Any] = (),
         key: str = "",
+        model: Any = None,
     ) -> None:
         self.op_id = op_id
+        self.model = model
         self.key = key or op_id
         self.scopes = tuple(weakref.ref(scope) for scope in scopes)
         self.inputs = inputs

@@ -99,6 +99,7 @@ class ActionCache:
 
     def __init__(self) -> None:
         self._records: dict[str, OpRecord] = {}
+        self._forgotten = [0, 0, 0]
 
     def __len__(self) -> int:
         return len(self._records)
@@ -129,6 +130,33 @@ class ActionCache:
                 if op_id in (None, forward_id, child_id):
                     child.drop(tool)
 
+    def forget(self, model: str) -> None:
+        """Drop the records of a model of which no operator can run again, forward or backward.
+
+        Args:
+            model: what the keys of its records begin with, before a dot, a slash or a ``#``.
+        """
+        ends = tuple(f"{model}{end}" for end in "./#")
+        for key in tuple(self._records):
+            if key.startswith(ends):
+                record = self._records.pop(key, None)
+                if record is not None:
+                    for index, count in enumerate(_counts((record,))):
+                        self._forgotten[index] += count
+
+    def counts(self) -> tuple[int, int, int]:
+        """How many forward operators were met, how many backward ones, and how many of both have
+        actions; those of models that are gone included."""
+        ops, backward_ops, instrumented = self._forgotten
+        now = _counts(tuple(self._records.values()))
+        return ops + now[0], backward_ops + now[1], instrumented + now[2]
+
     def clear(self) -> None:
         """Drop all records, when the scope ends."""
         self._records.clear()
+        self._forgotten = [0, 0, 0]
+
+
+def _counts(records: Sequence[OpRecord]) -> tuple[int, int, int]:
+    children = [child for record in records for child in tuple(record.children.values())]
+    return len(records), len(children), sum(r.has_actions for r in (*records, *children))

@@ -316,13 +316,11 @@ class Scope:
             self._told.pop()
 
     def _summarise(self) -> None:
-        records = tuple(self.cache)
-        children = [child for record in records for child in record.children.values()]
-        statistics = self.statistics
-        if records:
-            statistics.ops_seen = len(records)
-            statistics.backward_ops_seen = len(children)
-            statistics.ops_instrumented = sum(r.has_actions for r in (*records, *children))
+        counts = self.cache.counts()
+        if counts[0]:
+            statistics = self.statistics
+            statistics.ops_seen, statistics.backward_ops_seen = counts[:2]
+            statistics.ops_instrumented = counts[2]
         self.cache.clear()
 
     def _set_ended(self) -> None:

@@ -255,19 +255,22 @@ class Past:
         if self._handle is None:
             scopes = [scope for scope in (ref() for ref in bare.scopes) if scope is not None]
             inputs, outputs = self._past(self._inputs), self._past(self._outputs)
-            self._handle = OpHandle(bare.op_id, scopes, inputs, outputs)
+            self._handle = OpHandle(bare.op_id, scopes, inputs, outputs, model=bare.model)
         return self._handle
 
     def _past(self, references: Sequence[Any]) -> list[PastTensor | None]:
-        # One whose tensor is gone says so.
-        value = self._constant
+        # Not a method, which would be a cycle. One whose tensor is gone says so.
+        value = functools.partial(_constant, self._modules)
         return [None if ref is None else PastTensor(ref(), value) for ref in references]
 
-    def _constant(self, tensor: Any) -> Any:
-        return tensor if is_constant(tensor, self._running) else None
 
-    def _running(self) -> list[nn.Module]:
-        return [module for module in (ref() for ref in self._modules) if module is not None]
+def _constant(modules: Sequence[weakref.ref[nn.Module]], tensor: Any) -> Any:
+    """The tensor if it is a parameter, buffer or constant of these modules."""
+
+    def running() -> list[nn.Module]:
+        return [module for module in (ref() for ref in modules) if module is not None]
+
+    return tensor if is_constant(tensor, running) else None
 
 
 class Claim:

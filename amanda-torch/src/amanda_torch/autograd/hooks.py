@@ -72,7 +72,7 @@ class NodeHooks:
         """These hooks for some of their scopes: another operator has hooked the node for others."""
         handle = self._handle
         left = [scope for scope in (ref() for ref in handle.scopes if ref in scopes) if scope]
-        some = OpHandle(handle.op_id, left, handle.inputs, handle.outputs)
+        some = OpHandle(handle.op_id, left, handle.inputs, handle.outputs, model=handle.model)
         needs = self.has_before, self.has_after
         return NodeHooks(self._dispatcher, some, self._execution.call, needs)
 

@@ -8,6 +8,7 @@ thread, a ``TorchFunctionMode``. The patches tell it of what reaches no such mod
 from __future__ import annotations
 
 import functools
+import weakref
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
@@ -17,7 +18,7 @@ from torch import nn
 from amanda.interface.action import Action
 from amanda.interface.proofs import Proof
 from amanda.patching import PatchSet
-from amanda.state import WeakMembers
+from amanda.state import LIVE_SCOPES, WeakMembers
 from amanda_torch import _internals
 from amanda_torch.autograd.substitution import substitute
 from amanda_torch.driver import LoadedDriver
@@ -42,7 +43,7 @@ class InterceptingDriver(LoadedDriver, TorchEagerDriver):
 
     def __init__(self, dispatcher: Any) -> None:
         super().__init__(dispatcher)
-        self._labels = Labels()
+        self._labels = Labels(functools.partial(_forget, weakref.ref(self)))
         self._interceptors: WeakMembers[Interceptor] = WeakMembers()
         self._tracers = Tracers()
         self._checkpoints = Checkpoints(self.enter_thread, self.exit_thread)
@@ -219,3 +220,13 @@ class InterceptingDriver(LoadedDriver, TorchEagerDriver):
                     interceptor.new_iteration()
 
         return run_backward
+
+
+def _forget(reference: weakref.ref[InterceptingDriver], label: str) -> None:
+    """Drop what is known of a module that is gone, with all hooks on its graphs."""
+    driver = reference()
+    if driver is not None:
+        for scope in tuple(LIVE_SCOPES):
+            if driver in scope.drivers:
+                scope.cache.forget(label)
+        driver.dispatcher.invalidate()

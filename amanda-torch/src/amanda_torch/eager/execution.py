@@ -122,7 +122,7 @@ class Executor:
         Returns:
             The operator's result, and what is known of it; None if it runs vanilla.
         """
-        gradients = KnownGradients(OpHandle(op_id, scopes))
+        gradients = KnownGradients(OpHandle(op_id, scopes, model=self._tracker.frame.model))
         if plan is not None:
             known = KnownOp(plan, name, self._way(plan), gradients)
             return known.run(known, func, args, kwargs, key), known

@@ -46,6 +46,12 @@ Cell = list[Any]
 """``[count, known, known, ...]`` of one op name within one frame; see :class:`Frame`."""
 
 
+class Model:
+    """Stands for an outermost module: alive as long as that is, or a hook of one of its graphs."""
+
+    __slots__ = ("__weakref__",)
+
+
 class Child:
     """One module called within a frame, and the frames of its calls.
 
@@ -53,9 +59,16 @@ class Child:
     as those of the module `inner`, which a compiled module calls without ``__call__``.
     """
 
-    __slots__ = ("calls", "frames", "inner", "name", "ref", "transparent")
+    __slots__ = ("calls", "frames", "inner", "model", "name", "ref", "transparent")
 
-    def __init__(self, ref: weakref.ref[nn.Module], name: str, transparent: bool) -> None:
+    def __init__(
+        self,
+        ref: weakref.ref[nn.Module],
+        name: str,
+        transparent: bool,
+        model: Model | None = None,
+    ) -> None:
+        self.model = model
         self.ref = ref
         self.name = name
         self.transparent = transparent
@@ -75,6 +88,7 @@ class Frame:
         generation: of the plans in the cells, see :attr:`Tracker.generation`.
         caller: the frame that this one returns to, while it is active.
         module: weak reference to the module, None for the root.
+        model: the outermost module that it is a part of, None for the root.
     """
 
     __slots__ = (
@@ -83,13 +97,17 @@ class Frame:
         "cells",
         "children",
         "generation",
+        "model",
         "module",
         "names",
         "path",
     )
 
-    def __init__(self, path: str, module: weakref.ref[nn.Module] | None) -> None:
+    def __init__(
+        self, path: str, module: weakref.ref[nn.Module] | None, model: Model | None = None
+    ) -> None:
         self.path = path
+        self.model = model
         self.cells: dict[Any, Cell] = {}
         self.names: dict[str, Cell] = {}
         self.children: dict[int, Child] = {}
@@ -146,29 +164,60 @@ class Labels:
     """Names of outermost modules: the class, and a number from the second instance on.
 
     Shared by all threads, so that a model has one name wherever it runs.
+
+    Args:
+        forget: called with the name of a module that is gone, and so are all hooks on its graphs.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, forget: Callable[[str], None] = lambda label: None) -> None:
+        self._forget = forget
         self._lock = Lock()
         self._counts: dict[str, itertools.count[int]] = {}
-        self._labels: dict[int, tuple[weakref.ref[nn.Module], str]] = {}
+        self._labels: dict[int, tuple[weakref.ref[nn.Module], str, Model]] = {}
+        self._models: dict[str, weakref.ref[Model]] = {}
 
-    def label(self, module: nn.Module) -> str:
-        """``ResNet`` for the first ResNet met, ``ResNet@1`` for the second."""
+    def label(self, module: nn.Module) -> tuple[str, Model]:
+        """``ResNet`` for the first ResNet met, ``ResNet@1`` for the second; what stands for it."""
         return self._lock.hold(self._label, module)
 
-    def _label(self, module: nn.Module) -> str:
+    def _label(self, module: nn.Module) -> tuple[str, Model]:
         known = self._labels.get(id(module))
         if known is not None and known[0]() is module:
-            return known[1]
+            return known[1:]
         name = class_name(module)
         number = next(self._counts.setdefault(name, itertools.count()))
         label = f"{name}@{number}" if number else name
-        self._labels[id(module)] = (weakref.ref(module), label)
-        return label
+        model = self._model(label)
+        self._labels[id(module)] = self._reference(module), label, model
+        return label, model
+
+    def _reference(self, module: nn.Module) -> weakref.ref[nn.Module]:
+        # The callbacks hold no Labels, which would be a cycle.
+        key, labels = id(module), self._labels
+
+        def died(reference: weakref.ref[nn.Module]) -> None:
+            known = labels.get(key)
+            if known is not None and known[0] is reference:
+                del labels[key]
+
+        return weakref.ref(module, died)
+
+    def _model(self, label: str) -> Model:
+        forget, models = self._forget, self._models
+
+        def died(reference: weakref.ref[Model]) -> None:
+            # After clear() nothing is told.
+            if models.get(label) is reference:
+                del models[label]
+                forget(label)
+
+        model = Model()
+        models[label] = weakref.ref(model, died)
+        return model
 
     def clear(self) -> None:
         """Forget all names, when the driver is detached."""
+        self._models.clear()
         self._counts.clear()
         self._labels.clear()
 
@@ -334,20 +383,24 @@ class Tracker:
         children, last = parent.children, self._last
 
         def died(_: weakref.ref[nn.Module]) -> None:
-            children.pop(key, None)
+            child = children.pop(key, None)
             last.pop(key, None)
+            if child is not None:
+                # It may be one of those that have run in this iteration.
+                child.frames.clear()
+                child.model = None
 
-        transparent = is_transparent(module)
+        transparent, model = is_transparent(module), None
         if transparent:
             name = ""
         elif parent is self.root:
-            name = self._labels.label(module)
+            name, model = self._labels.label(module)
         else:
             owner = parent.module() if parent.module is not None else None
             name = self._name_below(owner, module) or self._stray_name(parent, module)
         if isinstance(module, torch.jit.ScriptModule):
             self._not_seen("TorchScript modules: their operators run in C++")
-        child = Child(weakref.ref(module, died), name, transparent)
+        child = Child(weakref.ref(module, died), name, transparent, model)
         if transparent and hasattr(module, _internals.COMPILED_MODULE):
             child.inner = weakref.ref(getattr(module, _internals.COMPILED_MODULE))
         children[key] = child
@@ -370,7 +423,8 @@ class Tracker:
 
     def _new_frame(self, parent: Frame, child: Child, call: int) -> Frame:
         name = f"{child.name}#{call}" if call else child.name
-        frame = Frame(f"{parent.path}.{name}" if parent.path else name, child.ref)
+        frame = Frame(f"{parent.path}.{name}" if parent.path else name, child.ref, child.model)
+        frame.model = frame.model or parent.model
         frame.generation = self.generation
         child.frames.append(frame)
         module = child.ref()
