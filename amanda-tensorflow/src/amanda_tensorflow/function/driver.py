@@ -17,7 +17,9 @@ from amanda_tensorflow import _internals
 from amanda_tensorflow.graphs.base_driver import GraphModeDriver, raise_original
 from amanda_tensorflow.graphs.building import Building
 from amanda_tensorflow.graphs.copies import Copy
+from amanda_tensorflow.graphs.deferral import Deferral
 from amanda_tensorflow.graphs.executions import Executions
+from amanda_tensorflow.graphs.gradients import acts_on_gradients
 from amanda_tensorflow.graphs.instrument import Instrument
 from amanda_tensorflow.graphs.replay import Replay, warn_about_xla
 from amanda_tensorflow.graphs.running_vanilla import falling_back
@@ -117,7 +119,9 @@ class FunctionDriver(TensorFlowFunctionDriver, GraphModeDriver):
         source = _internals.graph_of(function)
         # By the name of the function: errors of the runtime show it.
         graph = _internals.FuncGraph(source.name)
-        building = Building(graph, scopes, needs_gradient=True)
+        building = Building(
+            graph, scopes, needs_gradient=True, deferral=Deferral(not acts_on_gradients(scopes))
+        )
         instrument = Instrument(self.dispatcher, building, self.ids, read_variable)
         concrete = {
             id(tensor): value
@@ -131,17 +135,23 @@ class FunctionDriver(TensorFlowFunctionDriver, GraphModeDriver):
         layer_ids = self.ids.layer_ids(source, layers.EAGER.place())
         site = Site(source, ids, layer_ids, captured=concrete)
         name = f"function {function_name(source)}"
+        count = _internals.output_count(function)
         with falling_back(self.dispatcher, building, name) as made, instrument.building_copy():
-            Replay(graph, instrument).function(site, _internals.output_count(function))
+            Replay(graph, instrument).function(site, count)
         instrument.warn(ids)
-        payload = None
+        payload = executions = None
         if made and building.is_changed:
             payload = FunctionCopy(
                 _internals.instrumented(function, graph, self._attributes(function, building)),
                 list(graph.external_captures),
             )
         copy = Copy.of(scopes, building, payload, generation)
-        copy.executions = Executions.of_function(building) if made else None
+        if made and building.deferral.is_open:
+            executions = Executions.of_vanilla(building, site, count)
+        elif made:
+            executions = Executions.of_function(building)
+        copy.executions = executions
+        building.forget()
         copy.remember(list(instrument.keys))
         self.copies.keep(function, copy, scopes)
         return copy

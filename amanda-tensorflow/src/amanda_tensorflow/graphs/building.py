@@ -12,6 +12,7 @@ from amanda.inline import Counter, is_counter
 from amanda.interface.action import Action
 from amanda.state import LiveScope
 from amanda_tensorflow import _internals
+from amanda_tensorflow.graphs.deferral import Deferral
 from amanda_tensorflow.operators.types import ROUTING, takes_reference
 
 
@@ -51,6 +52,9 @@ class Building:
         is_static: whether each operator runs at most once in a run of the graph, so that counters
             need no nodes.
         counts: pairs of a counter and an operator of the copy whose executions it counts.
+        deferral: what adds the operators while nothing needs the copy.
+        vanilla_counts: while it is not needed, counters with their operators in the vanilla graph,
+            and where that is.
     """
 
     graph: Any
@@ -70,6 +74,8 @@ class Building:
     routines: list[Releasable] = attrs.field(factory=list)
     is_static: bool = False
     counts: list[tuple[Counter, Any]] = attrs.field(factory=list)
+    deferral: Deferral = attrs.field(factory=Deferral)
+    vanilla_counts: list[tuple[Sequence[Counter], Any, Any]] = attrs.field(factory=list)
     _counting: list[Counter] | None = None
 
     def begin(self, kind: str) -> None:
@@ -84,6 +90,43 @@ class Building:
             return False
         self._counting.append(action.func)  # type: ignore[arg-type]
         return True
+
+    def need(self) -> None:
+        """Add the operators that were deferred: the copy is needed."""
+        if self.deferral.is_open:
+            graph = self.graph
+            # In the midst of an operator, whose scopes are not theirs.
+            with graph.as_default(), graph.name_scope(None), graph.control_dependencies(None):
+                self.deferral.end()
+
+    def end_later(self, site: Any, op: Any, add: Callable[[], Any]) -> None:
+        """Note that an operator is to be added later, with no other routines than counters.
+
+        Args:
+            site: where it is.
+            op: the vanilla operator.
+            add: adds it, and gives the operator of the copy.
+        """
+        counters, self._counting = tuple(self._counting or ()), None
+        if counters:
+            self.vanilla_counts.append((counters, site, op))
+
+        def later() -> None:
+            new = add()
+            self.counts += [(counter, new) for counter in counters]
+
+        self.deferral.do(later)
+
+    def forget(self) -> None:
+        """Let go of counters and of what was never added: the copy is made, or not needed."""
+        self.counts.clear()
+        self.vanilla_counts.clear()
+        if self.deferral.is_open:
+            self.deferral = Deferral(is_open=True)
+
+    def close(self) -> None:
+        """Note that no routine of the operator follows."""
+        self._counting = None
 
     def end(self, op: Any) -> None:
         """Note that an operator has been added to the copy, with all its routines."""

@@ -34,11 +34,18 @@ from amanda_tensorflow.operators.types import is_differentiable
 class GraphDispatcher(StaticGraphDispatcher):
     """Inserts routines into the copy that the current thread builds."""
 
+    def run(self, action: Action, values: list[Any]) -> list[Any]:
+        """Insert a routine; `values` with its results in the selected positions."""
+        building = self._current.graph
+        if building is not None:
+            if building.count(action):
+                return values
+            building.need()
+        return super().run(action, values)
+
     def insert(self, building: Building, action: Action, values: list[Any]) -> Sequence[Any]:
-        """Insert a routine, traced or as a node that calls Python; a counter needs no node."""
+        """Insert a routine, traced or as a node that calls Python."""
         selected = self.selected(action, values)
-        if building.count(action):
-            return selected
         is_traced = is_traceable(action)
         if is_traced:
             new = self._traced(building, action, selected)
@@ -58,6 +65,7 @@ class GraphDispatcher(StaticGraphDispatcher):
         self, building: Building, action: Action, values: list[Any], call: OpCall | None
     ) -> Any:
         """Insert a replacement, traced or as a node that calls Python."""
+        building.need()
         building.is_changed = building.is_replaced = True
         if is_traceable(action):
             return Dispatcher.replace(self, action, values, call)

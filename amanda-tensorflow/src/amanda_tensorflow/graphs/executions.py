@@ -21,6 +21,7 @@ from amanda.state import tool_locked
 from amanda_tensorflow import _internals
 from amanda_tensorflow.graphs.building import Building
 from amanda_tensorflow.graphs.run_time_routines import PythonNode
+from amanda_tensorflow.graphs.sites import Site
 from amanda_tensorflow.operators.types import ROUTING, UNROUTABLE
 
 
@@ -55,6 +56,25 @@ class Executions:
         graph = building.graph
         return cls.of(building, [*(tensor.op for tensor in graph.outputs), *graph.control_outputs])
 
+    @classmethod
+    def of_vanilla(cls, building: Building, site: Site, count: int | None) -> Executions | None:
+        """Those of the runs of a vanilla function, no copy of which was needed.
+
+        Args:
+            site: the function.
+            count: how many outputs it has; None for all of the graph's.
+        """
+        if not building.vanilla_counts:
+            return None
+        needed = _needed_in(site, site.graph.outputs[:count], site.graph.control_outputs)
+        counters = [
+            counter
+            for of, there, op in building.vanilla_counts
+            if (id(there), op.name) in needed
+            for counter in of
+        ]
+        return cls(counters) if counters else None
+
     def add(self) -> None:
         """Count one run."""
         tool_locked(self._add)
@@ -73,6 +93,49 @@ def needed_by(roots: Iterable[Any], fed: Container[int] = frozenset()) -> set[st
             needed.add(op.name)
             waiting += [tensor.op for tensor in op.inputs if id(tensor) not in fed]
             waiting += op.control_inputs
+    return needed
+
+
+def _needed_in(site: Site, outputs: Iterable[Any], controls: Iterable[Any]) -> set[tuple[int, str]]:
+    """The operators that a vanilla function executes, as ``id`` of the site and name.
+
+    As in a copy, of a function that it calls only what the results need counts.
+
+    Args:
+        outputs: the tensors that it returns.
+        controls: the operators that it executes besides.
+    """
+    needed, seen = set[tuple[int, str]](), set[tuple[int, int]]()
+    tensors = [(site, tensor) for tensor in outputs]
+    waiting = [(site, op) for op in controls]
+    while tensors or waiting:
+        if tensors:
+            there, tensor = tensors.pop()
+            if (id(there), id(tensor)) in seen:
+                continue
+            seen.add((id(there), id(tensor)))
+            op = tensor.op
+            if id(tensor) in there.sources:
+                tensors.append(there.sources[id(tensor)])
+                continue
+            inner = there.children.get(op.name)
+            if inner is not None:
+                tensors.append((inner, inner.graph.outputs[tensor.value_index]))
+                waiting += [(there, before) for before in op.control_inputs]
+                continue
+        else:
+            there, op = waiting.pop()
+        key = id(there), op.name
+        if key in needed:
+            continue
+        needed.add(key)
+        waiting += [(there, before) for before in op.control_inputs]
+        inner = there.children.get(op.name)
+        if inner is None:
+            tensors += [(there, t) for t in op.inputs]
+        else:
+            tensors += [(inner, t) for t in inner.graph.outputs[: len(op.outputs)]]
+            waiting += [(inner, end) for end in inner.side_effects]
     return needed
 
 

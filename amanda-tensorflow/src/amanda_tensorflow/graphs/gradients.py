@@ -24,6 +24,8 @@ from amanda.engine.backward import replaced_gradients
 from amanda.engine.dispatch import Dispatcher
 from amanda.engine.plan import ActionPlan
 from amanda.errors import CapabilityError
+from amanda.interface.action import ActionKind
+from amanda.state import LiveScope
 from amanda_tensorflow.gradient_map.recording import (
     ForwardOp,
     GradientCall,
@@ -48,16 +50,16 @@ class ForwardTensor:
     """A forward tensor as a backward analysis reads it: called, it gives the tensor of the copy.
 
     Args:
-        tensor: the tensor; None if it is in another graph.
+        tensor: gives the tensor; None if it is in another graph.
         value: gives the value of the variable or constant behind it.
     """
 
-    def __init__(self, tensor: Any, value: Callable[[], Any]) -> None:
+    def __init__(self, tensor: Callable[[], Any], value: Callable[[], Any]) -> None:
         self._tensor = tensor
         self._value = value
 
     def __call__(self) -> Any:
-        return self._tensor
+        return self._tensor()
 
     def constant(self) -> Any:
         """The value of a variable or constant; None for other tensors."""
@@ -217,8 +219,8 @@ class GraphGradients:
         found = self._viewed(state.op_id, state.key, depth, op)
         if depth == 1:
             found.plan, found.state = state.plan, state
-        found.inputs = self._tensors(there, op.inputs, state.inputs)
-        found.outputs = self._tensors(there, op.outputs, state.outputs)
+        found.inputs = self._tensors(there, op.inputs, lambda: state.inputs)
+        found.outputs = self._tensors(there, op.outputs, lambda: state.outputs)
         return found
 
     def _known(self, site: Site, forward: ForwardOp, depth: int) -> ForwardView | None:
@@ -232,9 +234,11 @@ class GraphGradients:
             found.plan = self._dispatcher.plan(known.op_id, key=known.key)
         op = graph.get_operation_by_name(forward.name)
         inputs, outputs = known.source.inputs, known.source.outputs
-        found.inputs = self._tensors(known.site, inputs, _captured(site, op.inputs, len(inputs)))
+        found.inputs = self._tensors(
+            known.site, inputs, lambda: _captured(site, op.inputs, len(inputs))
+        )
         found.outputs = self._tensors(
-            known.site, outputs, _captured(site, op.outputs, len(outputs))
+            known.site, outputs, lambda: _captured(site, op.outputs, len(outputs))
         )
         return found
 
@@ -242,10 +246,20 @@ class GraphGradients:
         names = input_names(op.type, len(op.inputs), LazyAttributes(op))
         return ForwardView(op_id, key, depth, names)
 
-    def _tensors(self, site: Site, tensors: Any, new: Tensors | None) -> list[ForwardTensor]:
-        read = self._read
+    def _tensors(
+        self, site: Site, tensors: Any, new: Callable[[], Tensors | None]
+    ) -> list[ForwardTensor]:
+        read, need = self._read, self._building.need
+
+        def tensor_at(index: int) -> Any:
+            need()
+            found = new()
+            return found[index] if found else None
+
         return [
-            ForwardTensor(new[i] if new else None, functools.partial(value_of, site, tensor, read))
+            ForwardTensor(
+                functools.partial(tensor_at, i), functools.partial(value_of, site, tensor, read)
+            )
             for i, tensor in enumerate(tensors)
         ]
 
@@ -380,8 +394,8 @@ class GraphGradients:
             view = self.view(site, call)
             if view is None:
                 return None
-            is_changed = view.depth == 1 and _is_changed(view)
-            site.gradients[call] = self._begun(site, call, view) if is_changed else None
+            has_changes = view.depth == 1 and is_changed(view)
+            site.gradients[call] = self._begun(site, call, view) if has_changes else None
         work: GradientWork | None = site.gradients[call]
         return work
 
@@ -443,7 +457,18 @@ class GraphGradients:
         return bool(tensor.consumers()) or any(tensor is output for output in site.outputs)
 
 
-def _is_changed(view: ForwardView) -> bool:
+def acts_on_gradients(scopes: Iterable[LiveScope]) -> bool:
+    """Whether any action acts on the gradients of an operator as a whole, as far as is known."""
+    kinds = (
+        ActionKind.BEFORE_BACKWARD_OP,
+        ActionKind.AFTER_BACKWARD_OP,
+        ActionKind.REPLACE_BACKWARD_OP,
+    )
+    records = (record for scope in scopes for record in scope.cache)
+    return any(record.actions(kind) for record in records for kind in kinds)
+
+
+def is_changed(view: ForwardView) -> bool:
     """Whether tools change the gradients of an operator as a whole."""
     plan, state = view.plan, view.state
     if plan and (plan.before_backward or plan.after_backward or plan.replace_backward):

@@ -18,14 +18,16 @@ from amanda.engine.backward import BackwardExecution, OpHandle
 from amanda.engine.dispatch import OpExecution
 from amanda.engine.plan import ActionPlan
 from amanda.errors import CapabilityError, CoverageWarning
+from amanda.inline import is_counter
 from amanda.interface.action import Action
 from amanda.interface.calls import BackwardCall
 from amanda_tensorflow import _internals
 from amanda_tensorflow.gradient_map.recording import GradientCall
 from amanda_tensorflow.gradient_map.recovery import is_plumbing
 from amanda_tensorflow.graphs.building import Building
+from amanda_tensorflow.graphs.deferral import DeferredOp
 from amanda_tensorflow.graphs.dispatcher import GraphDispatcher
-from amanda_tensorflow.graphs.gradients import ForwardView, GraphGradients
+from amanda_tensorflow.graphs.gradients import ForwardView, GraphGradients, is_changed
 from amanda_tensorflow.graphs.op_call import GraphOpCall
 from amanda_tensorflow.graphs.op_ids import GraphIds, IdentifiedOp
 from amanda_tensorflow.graphs.replacement_captures import ReplacementCapture, captured_tensors
@@ -188,25 +190,29 @@ class Instrument:
             return self.gradients.final(site, tensor)
         return site.tensors.get(id(tensor))
 
-    def op(self, site: Site, op: Any, inputs: list[Any], create: Create) -> None:
+    def op(self, site: Site, op: Any, inputs: Sequence[Any], create: Create) -> None:
         """Add an operator, with the routines around it."""
         call = self.gradients.owner(site, op)
         self.building.begin(op.type)
-        with tf.name_scope(f"{SCOPE}/{site.prefix}{op.name}/"):
+        with self.building.graph.name_scope(f"{SCOPE}/{site.prefix}{op.name}/"):
             if op.name in site.log.ambiguous:
                 self._not_owned(AMBIGUOUS)
                 self.ambiguous.append(op.name)
-                self._plain(site, op, create(inputs, ()))
+                self._added_plain(site, op, inputs, create)
             elif call is not None:
                 self._backward(site, op, call, inputs, create)
             elif (site.is_backward and op.name not in site.log.owners) or is_plumbing(op):
-                self._plain(site, op, create(inputs, ()))
+                self._added_plain(site, op, inputs, create)
             else:
                 self._forward(site, op, inputs, create)
+        self.building.close()
+
+    def _added_plain(self, site: Site, op: Any, inputs: Sequence[Any], create: Create) -> None:
+        """Add an operator without routines, as soon as the copy is needed."""
+        self.building.deferral.do(lambda: self._plain(site, op, create(list(inputs), ())))
 
     def _plain(self, site: Site, op: Any, new: Any) -> None:
         """Note an operator that was added without routines."""
-        self.building.end(new)
         site.ops[op.name] = new
         for old, tensor in zip(op.outputs, new.outputs, strict=True):
             site.put(old, tensor)
@@ -225,7 +231,7 @@ class Instrument:
 
     # -- forward ----------------------------------------------------------
 
-    def _forward(self, site: Site, op: Any, inputs: list[Any], create: Create) -> None:
+    def _forward(self, site: Site, op: Any, inputs: Sequence[Any], create: Create) -> None:
         """Add a forward operator."""
         op_id, key = site.op_id(op), site.key(op)
         self.keys.append(key)
@@ -237,12 +243,21 @@ class Instrument:
             plan = execution.plan
         if site.log.is_recovered:
             refuse_unknown_gradients(site, op, plan)
-        self.building.anchors = [c for o in op.control_inputs if (c := site.ops.get(o.name))]
-        used = self._run(state.before, plan.before, inputs)
-        self._wait_for_read(inputs, used)
-        new, outputs = self._executed(site, op, plan, used, create, state)
-        if execution is not None:
-            plan = execution.finish(outputs)
+        if self.building.deferral.is_open and counts_only(plan):
+            added = self._deferred(site, op, inputs, create, state, plan, execution)
+            if added is None:
+                return
+            used, new, plan = added
+            outputs = list(new.outputs)
+        else:
+            self.building.need()
+            given = list(inputs)
+            self.building.anchors = [c for o in op.control_inputs if (c := site.ops.get(o.name))]
+            used = self._run(state.before, plan.before, given)
+            self._wait_for_read(given, used)
+            new, outputs = self._executed(site, op, plan, used, create, state)
+            if execution is not None:
+                plan = execution.finish(outputs)
         state.plan = plan
         state.note_used(op, used, outputs)
         is_replaced = plan.replace is not None
@@ -251,6 +266,68 @@ class Instrument:
         self._settled(site, op, new, final)
         if not is_replaced:
             self.ids.note(self.building.graph, new, IdentifiedOp(op_id, key, 0, site, op))
+
+    def _deferred(
+        self,
+        site: Site,
+        op: Any,
+        inputs: Sequence[Any],
+        create: Create,
+        state: ForwardState,
+        plan: ActionPlan,
+        execution: OpExecution | None,
+    ) -> tuple[list[Any], Any, ActionPlan] | None:
+        """Add a forward operator that has no other routines than counters, if the copy is needed.
+
+        Returns:
+            What it computes with, the operator and its plan, where an analysis of its outputs looks
+            at them or inserts something; None if it is added later.
+        """
+        for action in plan.before:
+            self.building.count(action)
+        new = self._deferred_op(op, inputs, create)
+        if execution is not None:
+            plan = execution.finish(new.outputs)
+        if self.building.deferral.is_open and counts_only(plan):
+            for action in plan.after:
+                self.building.count(action)
+            state.plan = plan
+            known = IdentifiedOp(state.op_id, state.key, 0, site, op)
+            self._end_later(site, op, inputs, create, state, known)
+            return None
+        added = new.op
+        return list(inputs), added, plan
+
+    def _deferred_op(self, op: Any, inputs: Sequence[Any], create: Create) -> DeferredOp:
+        """The operator of the copy, which is added when it is looked at."""
+
+        def make() -> Any:
+            new = create(list(inputs), self.building.take_controls())
+            self.building.anchors = [new]
+            return new
+
+        return DeferredOp(self.building.need, len(op.outputs), make)
+
+    def _end_later(
+        self,
+        site: Site,
+        op: Any,
+        inputs: Sequence[Any],
+        create: Create,
+        state: ForwardState,
+        known: IdentifiedOp,
+    ) -> None:
+        """Add an operator without routines as soon as the copy is needed."""
+
+        def add() -> Any:
+            used = list(inputs)
+            new = create(used, ())
+            state.note_used(op, used, new.outputs)
+            self._plain(site, op, new)
+            self.ids.note(self.building.graph, new, known)
+            return new
+
+        self.building.end_later(site, op, add)
 
     def _run(
         self, segments: list[Segment], actions: Sequence[Action], tensors: list[Any]
@@ -327,7 +404,7 @@ class Instrument:
             outputs = leave(self.dispatcher, self.building, state, captured)
         return outputs[0].op, outputs
 
-    def _call(self, site: Site, op: Any, op_id: str, inputs: list[Any]) -> GraphOpCall:
+    def _call(self, site: Site, op: Any, op_id: str, inputs: Sequence[Any]) -> GraphOpCall:
         attributes = LazyAttributes(op)
         return GraphOpCall(
             op=OpView.of(op),
@@ -346,33 +423,43 @@ class Instrument:
     # -- backward ---------------------------------------------------------
 
     def _backward(
-        self, site: Site, op: Any, call: GradientCall, inputs: list[Any], create: Create
+        self, site: Site, op: Any, call: GradientCall, inputs: Any, create: Create
     ) -> None:
         """Add a backward operator, a part of this gradient call."""
         forward = self.gradients.view(site, call)
         if forward is None:
             if not self.gradients.is_own(site, call):
                 self._not_owned(UNOWNED)
-            self._plain(site, op, create(inputs, ()))
+            self._added_plain(site, op, inputs, create)
             return
+        if is_changed(forward):
+            self.building.need()
         key = f"{forward.op_id}{'/grad' * forward.depth}/{op.type}"
         backward_id = f"{key}:{self._counts[key]}"
         self._counts[key] += 1
         self.keys.append(forward.key)
         state = site.states[op.name] = ForwardState(forward.op_id, forward.key)
         execution = self._execution(op, call, forward, backward_id)
+        known = IdentifiedOp(forward.op_id, forward.key, forward.depth, site, op)
         before, after = execution.needed()
         used = execution.before(inputs) if before else inputs
-        self._wait_for_read(inputs, used)
-        new = create(used, self.building.take_controls())
-        final = outputs = list(new.outputs)
+        if not self.building.deferral.is_open:
+            used = list(used)
+            self._wait_for_read(inputs, used)
+        deferred = self._deferred_op(op, used, create)
+        final: Any = deferred.outputs
+        if not self.building.deferral.is_open:
+            final = list(deferred.op.outputs)
         if after:
-            self.building.anchors = [new]
-            self.building.template = self.building.likes = outputs
-            final = self.building.awaited(execution.after(outputs, used), readers_of(op))
-        state.note_used(op, used, outputs)
+            self.building.template = self.building.likes = final
+            final = execution.after(final, used)
+        if self.building.deferral.is_open:
+            self._end_later(site, op, inputs, create, state, known)
+            return
+        new = deferred.op
+        final = self.building.awaited(list(final), readers_of(op)) if after else list(final)
+        state.note_used(op, list(used), list(new.outputs))
         self._settled(site, op, new, final)
-        known = IdentifiedOp(forward.op_id, forward.key, forward.depth, site, op)
         self.ids.note(self.building.graph, new, known)
 
     def _execution(
@@ -395,6 +482,14 @@ class Instrument:
         """Count a backward operator whose forward operator is not known, if tools would see it."""
         if any(scope.analyses_backward() for scope in self.building.scopes):
             self.dispatcher.not_seen(why)
+
+
+def counts_only(plan: ActionPlan) -> bool:
+    """Whether a plan has no actions but counters around the forward operator."""
+    if plan.replace is not None or plan.acts_on_gradients:
+        return False
+    around = (*plan.before, *plan.after)
+    return all(is_counter(a.func) and not a.kwargs and not a.differentiable for a in around)
 
 
 def separate(tensors: Sequence[Any], only: Container[int] | None = None) -> list[Any]:

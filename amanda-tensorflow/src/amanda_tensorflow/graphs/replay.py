@@ -27,6 +27,7 @@ import tensorflow as tf
 from amanda.errors import CapabilityError, CoverageWarning
 from amanda_tensorflow import _internals
 from amanda_tensorflow.graphs.building import Building
+from amanda_tensorflow.graphs.deferral import DeferredTensors
 from amanda_tensorflow.graphs.executions import count_runs, counts_statically, moved
 from amanda_tensorflow.graphs.instrument import Instrument, separate
 from amanda_tensorflow.graphs.shapes import with_shapes
@@ -59,15 +60,14 @@ class Replay:
             outputs: how many outputs it has; None for all of the graph's. A tape adds some to a
                 graph that the function does not return.
         """
-        source, graph = site.graph, self._graph
-        with graph.as_default(), tf.name_scope(""):
-            for tensor in source.inputs:
-                inner = tf.compat.v1.placeholder(tensor.dtype, tensor.shape, name=tensor.op.name)
-                _internals.copy_handle_data(tensor, inner)
-                graph.inputs.append(inner)
-                site.tensors[id(tensor)] = inner
-                site.ops[tensor.op.name] = inner.op
+        source, graph, deferral = site.graph, self._graph, self._instrument.building.deferral
+        for tensor in source.inputs:
+            # The copy has others, which are added before anything else.
+            site.ops[tensor.op.name] = None
+        deferral.do(lambda: self._placeholders(site))
         self.body(site)
+        if deferral.is_open:
+            return
         with graph.as_default(), _internals.stop_recording():
             graph.outputs = [
                 self._returned(self.final(site, tensor), tensor)
@@ -79,6 +79,17 @@ class Replay:
         graph.structured_outputs = source.structured_outputs
         graph.structured_input_signature = source.structured_input_signature
         _internals.share_variables(source, graph)
+
+    def _placeholders(self, site: Site) -> None:
+        """Add the placeholders of a function."""
+        graph = self._graph
+        with graph.as_default(), tf.name_scope(""):
+            for tensor in site.graph.inputs:
+                inner = tf.compat.v1.placeholder(tensor.dtype, tensor.shape, name=tensor.op.name)
+                _internals.copy_handle_data(tensor, inner)
+                graph.inputs.append(inner)
+                site.tensors[id(tensor)] = inner
+                site.ops[tensor.op.name] = inner.op
 
     def _returned(self, new: Any, old: Any) -> Any:
         """A tensor of the copy with the static shape of the vanilla one, which the user sees."""
@@ -98,11 +109,14 @@ class Replay:
         roots = operations if only is None else only
         late: list[tuple[Any, int, Any]] = []
         order = ordered(site, roots)
+        building = self._instrument.building
         with (
             self._graph.as_default(),
             _internals.stop_recording(),
             self._counting(site, order),
         ):
+            if not building.is_static:
+                building.need()
             for op in order:
                 if op.name in site.ops or op.name in site.skipped:
                     continue
@@ -148,6 +162,13 @@ class Replay:
         Args:
             late: gets operators, with index and vanilla tensor of an input that comes later.
         """
+        callees = self._callees(op)
+        if callees is None or runs_functions(op.type):
+            self._instrument.dispatcher.not_seen(f"functions that {op.type} runs in a graph")
+        building = self._instrument.building
+        if building.deferral.is_open and self._added_later(site, op, callees):
+            return
+        building.need()
         inputs = self._instrument.inputs(site, op)
         if site.skipped and any(tensor is None for tensor in inputs):
             self._revive(site, [t for t, new in zip(op.inputs, inputs, strict=True) if new is None])
@@ -157,13 +178,10 @@ class Replay:
             # The back edge of a loop of TensorFlow 1. Any other input stands in for it meanwhile.
             late.append((op, index, op.inputs[index]))
             inputs[index] = next(tensor for tensor in inputs if tensor is not None)
-        callees = self._callees(op)
-        if callees is None or runs_functions(op.type):
-            self._instrument.dispatcher.not_seen(f"functions that {op.type} runs in a graph")
         if callees and (op.type in CALLS or op.type in callees):
             ((callee,),) = callees.values()
             if not (callee.must_compile and self._compiled(site, op, callee, inputs)):
-                self._call(site, op, callee, inputs)
+                self._call(site, op, callee, lambda: inputs)
         elif callees:
             self._branches(site, op, inputs, callees)
         elif is_op(op.type) and not missing:
@@ -171,6 +189,31 @@ class Replay:
             self._instrument.op(site, op, inputs, create)
         else:
             self._settle(site, op, self.create(site, op, inputs))
+
+    def _added_later(self, site: Site, op: Any, callees: Any) -> bool:
+        """Show an operator to the tools, and add it to the copy as soon as they need that.
+
+        Returns:
+            False if it has functions that become functions of the copy.
+        """
+        create = lambda tensors, waits: self.create(site, op, tensors, waits)  # noqa: E731
+        building = self._instrument.building
+        if callees:
+            ((callee, *others), *more) = callees.values()
+            if op.type not in CALLS or others or more or callee.must_compile:
+                return False
+            if callee.is_differentiated_as_one:
+                return False
+            self._call(site, op, callee, lambda: self._instrument.inputs(site, op))
+        elif is_op(op.type):
+            make = lambda: self._instrument.inputs(site, op)  # noqa: E731
+            tensors = DeferredTensors(building.need, len(op.inputs), make)
+            self._instrument.op(site, op, tensors, create)
+        else:
+            building.deferral.do(
+                lambda: self._settle(site, op, create(self._instrument.inputs(site, op), ()))
+            )
+        return True
 
     def _settle(self, site: Site, op: Any, new: Any) -> None:
         """Note the operator of the copy for a vanilla one without routines."""
@@ -262,35 +305,58 @@ class Replay:
         }
         return None if any(callee is None for of in callees.values() for callee in of) else callees
 
-    def _call(self, site: Site, op: Any, callee: Any, inputs: Sequence[Any]) -> None:
+    def _call(self, site: Site, op: Any, callee: Any, inputs: Callable[[], Sequence[Any]]) -> None:
         """Replay a called function in place of the call.
 
         Two nodes keep the call's control dependencies: operators without inputs wait for ``start``,
         and operators that wait for the call wait for ``done``.
+
+        Args:
+            inputs: gives its inputs in the copy.
         """
-        given = separate(inputs) if callee.is_differentiated_as_one else inputs
+        deferral = self._instrument.building.deferral
         inner = self._instrument.called(site, op, callee.graph)
         site.children[op.name] = inner
-        for tensor, outer, new in zip(callee.graph.inputs, op.inputs, given, strict=True):
-            inner.tensors[id(tensor)] = new
-            inner.ops[tensor.op.name] = new.op
+        inner.side_effects = callee.side_effects
+        for tensor, outer in zip(callee.graph.inputs, op.inputs, strict=True):
+            inner.ops[tensor.op.name] = None
             inner.sources[id(tensor)] = (site, outer)
-        waits = [new for before in op.control_inputs for new in site.controls(before)]
-        start = self._node(f"{site.prefix}{op.name}/amanda/start", waits) if waits else None
-        before = len(self._graph.get_operations())
+        begun = _BegunCall(inner)
+        deferral.do(lambda: self._begin_call(site, op, callee, inputs(), begun))
         is_changed = self._instrument.building.changes_in(lambda: self.body(inner))
+        deferral.do(lambda: self._end_call(site, op, begun, is_changed))
+
+    def _begin_call(
+        self, site: Site, op: Any, callee: Any, inputs: Sequence[Any], begun: _BegunCall
+    ) -> None:
+        """Connect a called function to the inputs of the call."""
+        given = begun.given = inputs
+        if callee.is_differentiated_as_one:
+            given = begun.given = separate(inputs)
+            begun.is_separate = True
+        for tensor, new in zip(callee.graph.inputs, given, strict=True):
+            begun.site.tensors[id(tensor)] = new
+            begun.site.ops[tensor.op.name] = new.op
+        waits = [new for before in op.control_inputs for new in site.controls(before)]
+        if waits:
+            begun.start = self._node(f"{site.prefix}{op.name}/amanda/start", waits)
+        begun.size = len(self._graph.get_operations())
+
+    def _end_call(self, site: Site, op: Any, begun: _BegunCall, is_changed: bool) -> None:
+        """Connect the outputs of a called function to what reads those of the call."""
+        inner, start = begun.site, begun.start
         if start is not None:
-            for new in self._graph.get_operations()[before:]:
+            for new in self._graph.get_operations()[begun.size :]:
                 if not new.inputs and not new.control_inputs:
                     _internals.add_control_input(new, start)
-        outputs = [self.final(inner, tensor) for tensor in callee.graph.outputs[: len(op.outputs)]]
-        ends = [new for o in callee.side_effects for new in inner.controls(o)]
+        outputs = [self.final(inner, tensor) for tensor in inner.graph.outputs[: len(op.outputs)]]
+        ends = [new for o in inner.side_effects for new in inner.controls(o)]
         done = self._node(f"{site.prefix}{op.name}/amanda/done", [*ends, *(t.op for t in outputs)])
         site.ops[op.name] = done
         for old, tensor in zip(op.outputs, outputs, strict=True):
             site.put(old, tensor)
-        if is_changed and given is not inputs:
-            self._derive_anew(site, op, given, outputs)
+        if is_changed and begun.is_separate:
+            self._derive_anew(site, op, begun.given, outputs)
 
     def _derive_anew(
         self, site: Site, op: Any, given: Sequence[Any], outputs: Sequence[Any]
@@ -433,6 +499,25 @@ class Replay:
                 names = [branch.function.name for branch in made]
                 _internals.set_functions(op, attribute, names)
                 _internals.remember_branches(op, {attribute: [b.graph for b in made]})
+
+
+@attrs.define(eq=False)
+class _BegunCall:
+    """A called function that is replayed in place of the call.
+
+    Attributes:
+        site: its site.
+        given: the inputs of the call.
+        is_separate: whether nothing else reads these.
+        start: the node that operators without inputs wait for; None without one.
+        size: how many operators the copy had before.
+    """
+
+    site: Site
+    given: Sequence[Any] = ()
+    is_separate: bool = False
+    start: Any = None
+    size: int = 0
 
 
 @attrs.frozen(eq=False)

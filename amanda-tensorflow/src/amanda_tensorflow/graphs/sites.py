@@ -98,6 +98,7 @@ class Site:
         after: by name of a vanilla operator, nodes of the copy that run after it.
         states: by name of a vanilla operator, its state.
         children: by name of a call, the site of the called function.
+        side_effects: of a called function, the operators that run although nothing reads them.
         gradients: by gradient call, the changes that tools make to its gradients.
         skipped: operators that were left out because nobody seemed to read them.
         device: the device of operators that name none.
@@ -124,6 +125,7 @@ class Site:
     after: dict[str, list[Any]] = attrs.field(factory=dict)
     states: dict[str, ForwardState] = attrs.field(factory=dict)
     children: dict[str, Site] = attrs.field(factory=dict)
+    side_effects: Sequence[Any] = ()
     gradients: dict[GradientCall, Any] = attrs.field(factory=dict)
     skipped: dict[str, Any] = attrs.field(factory=dict)
     fetched: Sequence[Any] = ()
