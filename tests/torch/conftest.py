@@ -10,11 +10,14 @@ import pytest
 import torch
 
 from amanda.state import ATTACHED, LIVE_SCOPES, STATE
+from amanda_torch.eager.gate import reason_unusable
 from tests.torch.support import dynamos, framework_state, ours
 
 torch.set_num_threads(1)
 # Its import, which PyTorch puts off, changes some of PyTorch's own functions.
 importlib.import_module("torch._dynamo")
+# What it says holds for the process; a test may let its self-test fail.
+reason_unusable()
 
 
 @pytest.fixture(autouse=True)

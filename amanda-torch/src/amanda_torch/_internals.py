@@ -18,6 +18,7 @@ import functools
 import inspect
 import operator
 import sys
+import sysconfig
 import threading
 import types
 from collections.abc import Callable, Iterable, Sequence
@@ -92,6 +93,20 @@ PYTHON_EVENT = torch.overrides.handle_torch_function.__code__
 caller_frame: Callable[[int], Any] = sys._getframe
 """The frame that many levels above the function that asks. The only way to tell whether an
 event comes from :data:`PYTHON_EVENT` or from C: ``func`` can be the same in both."""
+
+
+MODE_BUILTINS = (
+    push_mode,
+    pop_mode,
+    mode_depth,
+    mode_at,
+    _symbol("torch._C._is_torch_function_all_disabled"),
+    _symbol("torch._C.DisableTorchFunction.__enter__"),
+    _symbol("torch._C.DisableTorchFunction.__exit__"),
+    torch.device.__enter__,
+    torch.device.__exit__,
+)
+"""Everything by which Python changes a thread's stack of modes, and asks about it."""
 
 
 def modes() -> Sequence[Any]:
@@ -386,6 +401,22 @@ OPERATORS_MODULE = "torch._ops"
 OpOverload = _symbol("torch._ops.OpOverload")
 OpOverloadPacket = _symbol("torch._ops.OpOverloadPacket")
 getitem = operator.getitem
+
+TENSOR_BASE = _symbol("torch._C.TensorBase")
+BUILTIN_METHODS = (TENSOR_BASE, torch.Tensor)
+BUILTIN_FUNCTIONS = tuple(
+    _symbol(f"torch._C.{name}")
+    for name in "_VariableFunctionsClass _nn _fft _linalg _special _sparse _nested".split()
+)
+"""Where PyTorch keeps the operators that are written in C++, of its own namespaces."""
+
+OPERATOR_CLASSES = (
+    OpOverload,
+    _symbol("torch._ops.TorchBindOpOverload"),
+    OpOverloadPacket,
+    _symbol("torch._ops.HigherOrderOperator"),
+)
+"""The classes of operators whose ``__call__`` is written in Python."""
 
 schemas_of: Callable[[str], list[Any]] = _symbol("torch._C._jit_get_schemas_for_operator")
 """The schemas of all overloads of ``aten::add`` or another operator."""
@@ -725,6 +756,17 @@ def map_tree(function: Callable[[Any], Any], tree: Any) -> Any:
 
 
 # -- Python -----------------------------------------------------------------
+
+
+def has_gil() -> bool:
+    """Whether this Python has the GIL, and is no build that could do without."""
+    return not sysconfig.get_config_var("Py_GIL_DISABLED")
+
+
+def has_jit() -> bool:
+    """Whether this Python's JIT is enabled; ``sys._jit`` is new in 3.14."""
+    jit = getattr(sys, "_jit", None)
+    return bool(jit is not None and jit.is_enabled())
 
 
 _EVENTS = 1000

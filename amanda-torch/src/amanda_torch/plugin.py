@@ -51,6 +51,8 @@ class TorchEagerDriver(TorchDriver):
 
     name = "torch-eager"
     mode = "eager"
+    interceptors = ("auto", "gate", "mode")
+    interceptor_variable = "AMANDA_TORCH_INTERCEPTOR"
     target = "amanda_torch.eager.driver:InterceptingDriver"
     capabilities = frozenset(Capability) - {Capability.STATIC_GRAPH, Capability.COMPILED}
 

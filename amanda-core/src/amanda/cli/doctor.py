@@ -110,6 +110,7 @@ def check_driver(cls: type[Driver], problems: list[str]) -> Iterator[str]:
     untested = proofs.untested_version(cls)
     if untested:
         yield f"{cls.name}: was not tested with {untested}"
+    yield from (f"{cls.name}: {remark}" for remark in _remarks(cls))
     yield _make_check(cls, "attach", lambda: _attach(cls), problems)
     self_test = _self_test(cls)
     yield _make_check(cls, "self_test", self_test, problems)
@@ -118,6 +119,14 @@ def check_driver(cls: type[Driver], problems: list[str]) -> Iterator[str]:
             f"{cls.name} has neither check_internals() nor self_test(), so that nothing tells "
             "whether it works"
         )
+
+
+def _remarks(cls: type[Driver]) -> Sequence[str]:
+    try:
+        return _loaded(cls).remarks()
+    except Exception:
+        # What fails here fails in the checks, too, and is reported there.
+        return ()
 
 
 def _implementation(cls: type[Driver], name: str) -> Check | None:

@@ -22,6 +22,7 @@ from amanda.cli import grammar, pages, program, progress, tool_options, tracebac
 from amanda.cli.results import NamedTool, Rank, Report, complain
 from amanda.errors import AmandaError, FileError, UnknownNameError
 from amanda.interface.tool import Tool
+from amanda.registry import drivers
 from amanda.scope.apply import apply
 from amanda.state import LIVE_SCOPES, LiveScope
 from amanda.tools import available, load
@@ -29,11 +30,12 @@ from amanda.tools.op_filter import OpFilter
 
 USAGE = (
     "amanda run [-t TOOL[:key=value,...][,TOOL...]]... [-o DIR] [--html] [--ops A+B] "
-    "[--modules A+B] [--every N] [--skip N] [--driver NAME]... [--[no-]progress] "
+    "[--modules A+B] [--every N] [--skip N] [--driver NAME]... [--interceptor NAME] "
+    "[--[no-]progress] "
     "[--] script.py ARGS | -m MODULE ARGS"
 )
 SELECTING = ("--ops", "--modules", "--every", "--skip")
-WITH_VALUE = ("-t", "--tool", "-o", "--output", "--driver", *SELECTING)
+WITH_VALUE = ("-t", "--tool", "-o", "--output", "--driver", "--interceptor", *SELECTING)
 
 
 class UsageError(Exception):
@@ -74,6 +76,10 @@ def create_parser() -> argparse.ArgumentParser:
     own.add_argument(
         "--driver", action="append", metavar="NAME", help="use this driver (see: amanda drivers)"
     )
+    own.add_argument(
+        "--interceptor", metavar="NAME", default="",
+        help="how a driver with several ways notices operators (see: amanda doctor)",
+    )  # fmt: skip
     own.add_argument(
         "--progress",
         action=argparse.BooleanOptionalAction,
@@ -120,11 +126,29 @@ def _prepare(given: argparse.Namespace, words: Sequence[str]) -> Run:
         rest = shlex.join(target.arguments) or "script.py"
         hint = f"{target.target} is a tool: amanda run -t {target.target} -- {rest}"
         raise UsageError(f"{error}; {hint}") from None
+    choose_interceptor(given.interceptor)
     run = Run(target, create_report(given))
     run.begin(given.driver)
     if run.report.rank.number == 0:
         run.progress = progress.create_progress(LIVE_SCOPES[-1], given.progress)
     return run
+
+
+def choose_interceptor(name: str) -> None:
+    """Have the drivers that know an interceptor of this name use it, here and in child processes.
+
+    Raises:
+        UsageError: no driver knows it.
+    """
+    if not name:
+        return
+    classes = [cls for cls, _ in drivers.registered_drivers()]
+    variables = {cls.interceptor_variable for cls in classes if name in cls.interceptors}
+    if not variables:
+        known = dict.fromkeys(one for cls in classes for one in cls.interceptors)
+        hint = f"the drivers have {', '.join(known)}" if known else "no driver has several"
+        raise UsageError(f"no interceptor named {name!r}; {hint}")
+    os.environ.update(dict.fromkeys(variables, name))
 
 
 def create_report(given: argparse.Namespace) -> Report:

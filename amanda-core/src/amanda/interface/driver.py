@@ -88,6 +88,9 @@ class Driver(abc.ABC):
             declares it, so that listing drivers imports no framework.
         adapter: ``"module:Class"`` of the framework's adapter for the contract kit, of which
             the default self-test is made; "" if there is none.
+        interceptors: the names of its ways to notice operators, where it has several;
+            ``amanda run --interceptor`` chooses one.
+        interceptor_variable: the environment variable that names the one to use.
         dispatcher_class: a subclass of :class:`amanda.engine.dispatch.Dispatcher`, for drivers
             that insert routines into graphs, or have a faster way to run those of one point;
             None for the ordinary one.
@@ -106,6 +109,8 @@ class Driver(abc.ABC):
     capabilities: ClassVar[frozenset[Capability]] = frozenset()
     target: ClassVar[str] = ""
     adapter: ClassVar[str] = ""
+    interceptors: ClassVar[tuple[str, ...]] = ()
+    interceptor_variable: ClassVar[str] = ""
     dispatcher_class: ClassVar[type | None] = None
 
     def __init__(self, dispatcher: Any) -> None:
@@ -161,6 +166,12 @@ class Driver(abc.ABC):
         if loaded is not cls:
             return loaded.self_test()
         return [f"{p.mechanism}: {found}" for p in cls.proofs() for found in p.problems()]
+
+    @classmethod
+    def remarks(cls) -> Sequence[str]:
+        """How the driver works here, where that is not the same everywhere; for ``amanda doctor``.
+        No problems: those are what :meth:`self_test` returns. It may import the framework."""
+        return ()
 
     @property
     @abc.abstractmethod

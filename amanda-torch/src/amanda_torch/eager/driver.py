@@ -22,7 +22,7 @@ from amanda.state import LIVE_SCOPES, WeakMembers
 from amanda_torch import _internals
 from amanda_torch.autograd.substitution import substitute
 from amanda_torch.driver import LoadedDriver
-from amanda_torch.eager import functions, proofs
+from amanda_torch.eager import functions, gate, proofs
 from amanda_torch.eager.checkpoints import Checkpoints
 from amanda_torch.eager.fused_modules import FUSED
 from amanda_torch.eager.interceptors import LOCAL, Interceptor, muted, remove_leftovers
@@ -47,14 +47,16 @@ class InterceptingDriver(LoadedDriver, TorchEagerDriver):
         self._interceptors: WeakMembers[Interceptor] = WeakMembers()
         self._tracers = Tracers()
         self._checkpoints = Checkpoints(self.enter_thread, self.exit_thread)
+        self._has_gate = False
 
     # -- life cycle -------------------------------------------------------
 
     def patch(self, patches: PatchSet) -> None:
         """Patch the few places that reach no function mode."""
         works = self._works
+        self._has_gate = gate.choose()
         if works(proofs.MODULE_CALLS):
-            patches.wrap(nn.Module, "__call__", self._module_call)
+            patches.wrap(nn.Module, "__call__", self._called_modules)
         if works(proofs.SCRIPTS):
             patches.wrap(_internals.SCRIPT_FUNCTION, "__call__", self._script_call)
         if works(proofs.BACKWARD_PASSES):
@@ -65,7 +67,10 @@ class InterceptingDriver(LoadedDriver, TorchEagerDriver):
             self._checkpoints.patch(patches)
         if works(proofs.REENTRANT_CHECKPOINTS):
             self._checkpoints.patch_reentrant(patches)
-        self._tracers.attach(works(proofs.FAST_PATHS), works(proofs.COMPILED))
+        asks = works(proofs.FAST_PATHS)
+        self._tracers.attach(asks, works(proofs.COMPILED), has_mode=not self._has_gate)
+        if self._has_gate:
+            gate.switch_on(patches)
 
     def _works(self, mechanism: str) -> bool:
         return mechanism not in self.switched_off
@@ -86,7 +91,8 @@ class InterceptingDriver(LoadedDriver, TorchEagerDriver):
         if interceptor is None or interceptor.ended or interceptor not in self._interceptors:
             # A scope that another thread has ended leaves the one of its driver here.
             remove_leftovers()
-            interceptor = Interceptor(
+            interceptor_class = gate.gated_class() if self._has_gate else Interceptor
+            interceptor = interceptor_class(
                 self.dispatcher,
                 self._labels,
                 sees_transforms=self._works(proofs.TRANSFORMS),
@@ -122,6 +128,14 @@ class InterceptingDriver(LoadedDriver, TorchEagerDriver):
             LOCAL.interceptor.new_iteration()
 
     @classmethod
+    def remarks(cls) -> Sequence[str]:
+        """Which interceptor is used, and why not the faster one."""
+        reason = gate.reason_unusable()
+        if gate.choose():
+            return ["operators are noticed by the gate, in C"]
+        return [f"operators are noticed by a TorchFunctionMode ({reason or 'as chosen'})"]
+
+    @classmethod
     def proofs(cls) -> Sequence[Proof]:
         """See :mod:`amanda_torch.eager.proofs`."""
         return proofs.proofs()
@@ -144,6 +158,10 @@ class InterceptingDriver(LoadedDriver, TorchEagerDriver):
         return substitute(old, new, action)
 
     # -- patches ----------------------------------------------------------
+
+    def _called_modules(self, vanilla: Any) -> Any:
+        wrapped = self._module_call(vanilla)
+        return gate.module_call(vanilla, wrapped) if self._has_gate else wrapped
 
     def _module_call(self, vanilla: Any) -> Any:
         plain, compiled = _internals.PLAIN_CALL, _internals.COMPILED_CALL

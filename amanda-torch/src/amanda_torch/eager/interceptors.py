@@ -38,7 +38,7 @@ _OVERRIDING_NOTHING = frozenset({torch.Tensor, torch.nn.Parameter, torch.nn.Buff
 _UNKNOWN: Any = object()
 """Stands in a cell for an operator of which the plan has yet to be asked."""
 
-_NO_OPERATOR: Any = []
+NO_OPERATOR: Any = []
 """The cell of functions that are no operators."""
 
 
@@ -238,7 +238,7 @@ class Interceptor(Tracker, TorchFunctionMode):
         cell = self.cells.get(func)
         if cell is None:
             return self._uncommon(func, types, args, kwargs or {})
-        if cell is _NO_OPERATOR:
+        if cell is NO_OPERATOR:
             return func(*args, **kwargs) if kwargs else func(*args)
         count = cell[0] + 1
         cell[0] = count
@@ -258,7 +258,7 @@ class Interceptor(Tracker, TorchFunctionMode):
         if kind is None:
             kind = self._kinds[func] = kind_of(func)
         if kind is Kind.IGNORED:
-            self.cells[func] = _NO_OPERATOR
+            self.cells[func] = NO_OPERATOR
             return func(*args, **kwargs)
         if func is _internals.FUNCTORCH_FUNCTION:
             cls = args[0]

@@ -25,6 +25,7 @@ from torch import nn
 
 from amanda.state import Lock
 from amanda_torch import _internals
+from amanda_torch.eager.fused_modules import FUSED
 from amanda_torch.operators.names import CONSTANTS
 
 _TRANSPARENT = {
@@ -57,21 +58,26 @@ class Child:
 
     A transparent one has no frames: the operators that it calls count as its caller's, or
     as those of the module `inner`, which a compiled module calls without ``__call__``.
+
+    Attributes:
+        is_fused: it may run as one operator, see :mod:`amanda_torch.eager.fused_modules`.
     """
 
-    __slots__ = ("calls", "frames", "inner", "model", "name", "ref", "transparent")
+    __slots__ = ("calls", "frames", "inner", "is_fused", "model", "name", "ref", "transparent")
 
     def __init__(
         self,
         ref: weakref.ref[nn.Module],
         name: str,
         transparent: bool,
+        is_fused: bool,
         model: Model | None = None,
     ) -> None:
         self.model = model
         self.ref = ref
         self.name = name
         self.transparent = transparent
+        self.is_fused = is_fused
         self.inner: weakref.ref[nn.Module] | None = None
         self.calls = 0
         self.frames: list[Frame] = []
@@ -237,6 +243,25 @@ class Tracker:
         not_seen: called with a reason where operators run that cannot be seen.
     """
 
+    # The gate reads some of them (amanda_torch.eager.gate).
+    __slots__ = (
+        "_labels",
+        "_last",
+        "_not_seen",
+        "_places",
+        "_seen_outermost",
+        "cells",
+        "frame",
+        "generation",
+        "iteration",
+        "root",
+        "stale",
+        "thread",
+    )
+
+    stale: bool
+    thread: dict[str, Any]
+
     def __init__(self, labels: Labels, not_seen: Callable[[str], None]) -> None:
         self._not_seen = not_seen
         self.root = Frame("", None)
@@ -400,7 +425,8 @@ class Tracker:
             name = self._name_below(owner, module) or self._stray_name(parent, module)
         if isinstance(module, torch.jit.ScriptModule):
             self._not_seen("TorchScript modules: their operators run in C++")
-        child = Child(weakref.ref(module, died), name, transparent, model)
+        is_fused = isinstance(module, FUSED)
+        child = Child(weakref.ref(module, died), name, transparent, is_fused, model)
         if transparent and hasattr(module, _internals.COMPILED_MODULE):
             child.inner = weakref.ref(getattr(module, _internals.COMPILED_MODULE))
         children[key] = child

@@ -40,17 +40,20 @@ class Tracers:
         self._patches = PatchSet()
         self._checks = PatchSet()
         self._has_checks = True
+        self._has_mode = True
         self._watches: list[import_hook.Watch] = []
         self._said_compiled = False
 
-    def attach(self, fast_paths: bool = True, compiled: bool = True) -> None:
+    def attach(self, fast_paths: bool = True, compiled: bool = True, has_mode: bool = True) -> None:
         """Patch the tracers that are imported; the others when they are.
 
         Args:
             fast_paths: patch the checks by which modules choose their native fast paths.
             compiled: run compiled functions eagerly.
+            has_mode: our mode lies where PyTorch's own checks see it.
         """
         self._has_checks = fast_paths
+        self._has_mode = has_mode
         self._patch_checks()
         entries: dict[str, list[tuple[str, Callable[[Any], Any]]]] = {
             module: [(path, self._suspending) for path in paths]
@@ -181,7 +184,7 @@ class Tracers:
         if len(self._checks) or not self._has_checks:
             return
         self._checks.wrap(torch.overrides, "has_torch_function", _overrides_of_modules)
-        for module in _internals.OVERRIDE_CHECKERS:
+        for module in _internals.OVERRIDE_CHECKERS if self._has_mode else ():
             for name, check in zip(_internals.OVERRIDE_CHECKS, _CHECKS, strict=True):
                 self._checks.wrap(module, name, check)
 

@@ -1,0 +1,17 @@
+"""Builds the C extension, or does without it: AMANDA_TORCH_ACCEL_BUILD=attempt|skip|require."""
+
+import os
+
+from setuptools import Extension, setup
+
+mode = os.environ.get("AMANDA_TORCH_ACCEL_BUILD", "attempt")
+if mode not in ("attempt", "skip", "require"):
+    raise SystemExit(f"AMANDA_TORCH_ACCEL_BUILD is {mode!r}, not attempt, skip or require")
+
+gate = Extension(
+    "amanda_torch_accel.gate",
+    ["src/amanda_torch_accel/gate.c"],
+    # Without a C compiler the package is installed nevertheless, and says why it cannot be used.
+    optional=mode == "attempt",
+)
+setup(ext_modules=[] if mode == "skip" else [gate])

@@ -1,0 +1,1713 @@
+/* The gate: the operators of PyTorch that no tool wants run past Amanda without Python.
+ *
+ * PyTorch reports an operator to Python only where a TorchFunctionMode is on the thread's stack of
+ * modes, and that costs about a microsecond per operator. The gate keeps Amanda's mode off that
+ * stack, and notices the operators itself: it puts functions of its own in the place of those that
+ * PyTorch's builtins call. They ask what Amanda's tracker (amanda_torch.eager.op_ids) knows of the
+ * operator, and
+ *   - call the original directly, if it is known that no tool acts on it;
+ *   - call the way to run it that is known, if tools act on it;
+ *   - put the mode on the stack for this one call, if there is anything to ask: PyTorch then
+ *     reports the operator as it always does, and the same Python code as without the gate runs.
+ *
+ * The mode that is kept off the stack is called virtual. Every question about the stack that
+ * Python asks (push, pop, length, the mode at a position) is answered as if it lay there, and a
+ * mode that is pushed above it makes it real. So there is one description of what is an operator,
+ * of its id and of what happens around it, and it is Python's.
+ *
+ * What is replaced:
+ *   methods             PyMethodDef.ml_meth, from which all forms of a call read it, `a + b` and
+ *                       the specialised instructions of CPython 3.11 to 3.14 included; one
+ *                       trampoline for each, since ml_meth is told nothing of where it is called
+ *   functions           PyCFunctionObject.vectorcall, which is free where the arguments are a
+ *                       tuple and a dict. Not ml_meth: the hash of a function is made of it, and
+ *                       programs keep torch.add and the like in dictionaries
+ *   a[i], a[i] = b      the slots of the type and of its subclasses, and of the descriptors
+ *   a.T and the like    PyGetSetDef.get
+ *   Python's attributes nothing here: the driver sets objects of the type Call
+ *
+ * Everything is under the GIL: there is no other lock, and free-threaded builds are refused.
+ */
+#define PY_SSIZE_T_CLEAN
+#include <Python.h>
+#include <structmember.h>
+
+#include <stddef.h>
+#include <stdint.h>
+#include <string.h>
+
+#ifdef Py_GIL_DISABLED
+#error "the gate writes into functions that all threads call: it needs a Python with the GIL"
+#endif
+#ifdef PYPY_VERSION
+#error "the gate replaces parts of CPython's own objects"
+#endif
+
+#if defined(_MSC_VER)
+#define THREAD_LOCAL __declspec(thread)
+#else
+#define THREAD_LOCAL _Thread_local
+#endif
+
+/* ---- what is called -------------------------------------------------------------------------- */
+
+typedef enum {
+    KEYWORDS,   /* a method that takes (self, args, kwargs) */
+    PLAIN,      /* a method that takes (self, argument): none, one, or a tuple, by `flags` */
+    FUNCTION,   /* a function that takes (self, args, kwargs) */
+    GETTER,     /* a property */
+    SUBSCRIPT,  /* a[i] */
+    ASSIGNMENT, /* a[i] = b, del a[i] */
+    CALLABLE,   /* what a Call object stands for */
+} Kind;
+
+/* Types of arguments that are remembered of each builtin, see note_signature(). */
+#define FITTING 8
+
+/* One place in which something was replaced. */
+typedef struct {
+    Kind kind;
+    int flags;
+    const char *name;
+    PyObject *owner;    /* the descriptor or function; keeps the place alive */
+    void *place;        /* PyMethodDef, PyCFunctionObject or PyGetSetDef */
+    void *original;     /* what stood there */
+    void *closure;      /* of a getter */
+    PyObject *operator; /* what PyTorch reports to a mode; NULL as long as it is not known */
+    int unreported;     /* calls in a row that PyTorch has reported nothing of */
+    int reports_first;  /* it is reported before PyTorch looks at its arguments */
+    uint64_t fitting[FITTING]; /* signatures of calls that were reported, the last ones */
+    unsigned fitting_count;
+} Site;
+
+/* Calls without a report after which a builtin is taken to be none that reports itself. */
+#define SILENT 3
+
+/* One call of what a site stands for. */
+typedef struct {
+    Site *site;
+    PyObject *operator; /* if it is known from the call */
+    PyObject *self;     /* of methods and functions; the tensor of a[i] */
+    PyObject *args;     /* a tuple or the argument, by the kind of the site; i of a[i] */
+    PyObject *kwargs;   /* a dict or NULL; b of a[i] = b */
+    PyObject *target;   /* of a CALLABLE, with its arguments as vectorcall has them */
+    PyObject *const *stack;
+    size_t nargsf;
+    PyObject *names;
+} Invocation;
+
+static PyObject *
+run_original(const Invocation *call)
+{
+    Site *site = call->site;
+    switch (site->kind) {
+    case KEYWORDS:
+    case FUNCTION:
+        return ((PyCFunctionWithKeywords)(void (*)(void))site->original)(call->self, call->args,
+                                                                         call->kwargs);
+    case PLAIN:
+        return ((PyCFunction)(void (*)(void))site->original)(call->self, call->args);
+    case GETTER:
+        return ((getter)(void (*)(void))site->original)(call->self, site->closure);
+    case SUBSCRIPT:
+        return ((binaryfunc)(void (*)(void))site->original)(call->self, call->args);
+    case ASSIGNMENT:
+        if (((objobjargproc)(void (*)(void))site->original)(call->self, call->args,
+                                                            call->kwargs) < 0) {
+            return NULL;
+        }
+        return Py_NewRef(Py_None);
+    case CALLABLE:
+        return PyObject_Vectorcall(call->target, call->stack, call->nargsf, call->names);
+    }
+    Py_UNREACHABLE();
+}
+
+/* ---- Python's objects ------------------------------------------------------------------------ */
+
+/* The objects of the tracker are Python's, with __slots__; these are the offsets of the slots. */
+static struct {
+    PyTypeObject *mode, *frame, *child, *known;
+    Py_ssize_t mode_cells, mode_frame, mode_root, mode_generation, mode_stale, mode_thread;
+    Py_ssize_t frame_cells, frame_names, frame_children, frame_generation, frame_caller;
+    Py_ssize_t child_ref, child_transparent, child_fused, child_calls, child_frames;
+    Py_ssize_t known_run;
+    PyObject *no_operator; /* the cell of functions that are no operators */
+    PyObject *is_report_of; /* Python function: (name of a builtin, what is reported) -> bool */
+} python;
+
+static PyObject *zero, *paused_name;
+
+static PyObject *
+field(PyObject *object, Py_ssize_t offset)
+{
+    return *(PyObject **)((char *)object + offset);
+}
+
+static void
+set_field(PyObject *object, Py_ssize_t offset, PyObject *value)
+{
+    PyObject **place = (PyObject **)((char *)object + offset), *old = *place;
+    *place = Py_NewRef(value);
+    Py_XDECREF(old);
+}
+
+/* Runs code between a failed call and the way back to Python. */
+#if PY_VERSION_HEX >= 0x030C0000
+#define KEEPING_ERROR(code)                          \
+    do {                                             \
+        PyObject *kept_ = PyErr_GetRaisedException(); \
+        code;                                        \
+        PyErr_SetRaisedException(kept_);             \
+    } while (0)
+#else
+#define KEEPING_ERROR(code)                  \
+    do {                                     \
+        PyObject *type_, *value_, *trace_;   \
+        PyErr_Fetch(&type_, &value_, &trace_); \
+        code;                                \
+        PyErr_Restore(type_, value_, trace_); \
+    } while (0)
+#endif
+
+/* ---- the stack of modes ---------------------------------------------------------------------- */
+
+/* A builtin of PyTorch's that the gate calls, and answers in the place of. */
+typedef struct {
+    PyObject *owner, *self;
+    PyMethodDef *def;
+    PyCFunction original;
+    PyMethodDef own; /* of a method: what its descriptor refers to instead, as `def` may be const */
+} Builtin;
+
+static struct {
+    Builtin push, pop, length, at, is_disabled;
+    Builtin disable, enable; /* DisableTorchFunction's __enter__ and __exit__ */
+    Builtin place, replace;  /* torch.device's, which push and pop a mode in C++ */
+} stack;
+
+/* Of the current thread: its virtual mode (a strong reference), and how many modes lie below it;
+   the site whose report is awaited; how many reports have come. */
+static THREAD_LOCAL struct {
+    PyObject *mode;
+    Py_ssize_t depth;
+    Site *awaited;
+    int reports;
+} thread;
+
+static PyObject *
+call_builtin(const Builtin *builtin, PyObject *argument)
+{
+    return builtin->original(builtin->self, argument);
+}
+
+static PyObject *
+real_at(Py_ssize_t index)
+{
+    PyObject *args = Py_BuildValue("(n)", index), *mode;
+    if (args == NULL) {
+        return NULL;
+    }
+    mode = ((PyCFunctionWithKeywords)(void (*)(void))stack.at.original)(stack.at.self, args, NULL);
+    Py_DECREF(args);
+    return mode;
+}
+
+static Py_ssize_t
+real_length(void)
+{
+    PyObject *length = call_builtin(&stack.length, NULL);
+    if (length == NULL) {
+        return -1;
+    }
+    Py_ssize_t found = PyLong_AsSsize_t(length);
+    Py_DECREF(length);
+    return found;
+}
+
+/* The same where a mode is virtual; C++ may have taken off some that lay below it. */
+static Py_ssize_t
+length_around(void)
+{
+    Py_ssize_t length = real_length();
+    if (length >= 0 && thread.depth > length) {
+        thread.depth = length;
+    }
+    return length;
+}
+
+static int
+real_push(PyObject *mode)
+{
+    PyObject *none = call_builtin(&stack.push, mode);
+    Py_XDECREF(none);
+    return none == NULL ? -1 : 0;
+}
+
+static int
+is_ours(PyObject *mode)
+{
+    return python.mode != NULL && PyObject_TypeCheck(mode, python.mode);
+}
+
+/* Put the virtual mode where it would lie. */
+static int
+make_real(void)
+{
+    PyObject *mode = thread.mode, *above = PyList_New(0);
+    Py_ssize_t length = length_around();
+    int failed = above == NULL || length < 0;
+    thread.mode = NULL;
+    /* Modes that C++ has pushed since: it puts back a mode that it had taken off for a handler. */
+    for (; !failed && length > thread.depth; length--) {
+        PyObject *top = call_builtin(&stack.pop, NULL);
+        failed = top == NULL || PyList_Append(above, top) < 0;
+        Py_XDECREF(top);
+    }
+    failed = failed || real_push(mode) < 0;
+    for (Py_ssize_t i = failed ? 0 : PyList_GET_SIZE(above); i > 0; i--) {
+        failed = failed || real_push(PyList_GET_ITEM(above, i - 1)) < 0;
+    }
+    Py_XDECREF(above);
+    Py_DECREF(mode);
+    return failed ? -1 : 0;
+}
+
+/* Make a mode of ours virtual; where modes are off altogether, PyTorch is to see it. */
+static int
+push_ours(PyObject *mode)
+{
+    if (thread.mode != NULL && make_real() < 0) {
+        return -1;
+    }
+    PyObject *disabled = call_builtin(&stack.is_disabled, NULL);
+    if (disabled == NULL) {
+        return -1;
+    }
+    int is_disabled = disabled == Py_True;
+    Py_DECREF(disabled);
+    if (is_disabled) {
+        return real_push(mode);
+    }
+    Py_ssize_t depth = real_length();
+    if (depth < 0) {
+        return -1;
+    }
+    thread.mode = Py_NewRef(mode);
+    thread.depth = depth;
+    return 0;
+}
+
+/* If a mode of ours lies on top of the stack, it becomes virtual. */
+static int
+settle(void)
+{
+    Py_ssize_t length = thread.mode == NULL ? real_length() : 0;
+    if (length <= 0) {
+        return (int)length;
+    }
+    PyObject *top = real_at(length - 1);
+    if (top == NULL) {
+        return -1;
+    }
+    int failed = 0;
+    if (is_ours(top)) {
+        PyObject *popped = call_builtin(&stack.pop, NULL);
+        failed = popped == NULL || push_ours(top) < 0;
+        Py_XDECREF(popped);
+    }
+    Py_DECREF(top);
+    return failed ? -1 : 0;
+}
+
+static PyObject *
+hook_push(PyObject *Py_UNUSED(self), PyObject *mode)
+{
+    if (is_ours(mode)) {
+        return push_ours(mode) < 0 ? NULL : Py_NewRef(Py_None);
+    }
+    if (thread.mode != NULL && make_real() < 0) {
+        return NULL;
+    }
+    return call_builtin(&stack.push, mode);
+}
+
+static PyObject *
+hook_pop(PyObject *Py_UNUSED(self), PyObject *Py_UNUSED(argument))
+{
+    PyObject *mode = thread.mode;
+    if (mode != NULL) {
+        Py_ssize_t length = length_around();
+        if (length < 0) {
+            return NULL;
+        }
+        if (length <= thread.depth) {
+            thread.mode = NULL;
+            return mode;
+        }
+        return call_builtin(&stack.pop, NULL);
+    }
+    mode = call_builtin(&stack.pop, NULL);
+    if (mode != NULL && !is_ours(mode) && settle() < 0) {
+        Py_CLEAR(mode);
+    }
+    return mode;
+}
+
+static PyObject *
+hook_length(PyObject *Py_UNUSED(self), PyObject *Py_UNUSED(argument))
+{
+    Py_ssize_t length = real_length();
+    return length < 0 ? NULL : PyLong_FromSsize_t(length + (thread.mode != NULL));
+}
+
+static PyObject *
+hook_at(PyObject *self, PyObject *args, PyObject *kwargs)
+{
+    Py_ssize_t index;
+    if (thread.mode != NULL && length_around() >= 0 && kwargs == NULL && PyTuple_GET_SIZE(args) == 1) {
+        index = PyLong_AsSsize_t(PyTuple_GET_ITEM(args, 0));
+        if (index == thread.depth) {
+            return Py_NewRef(thread.mode);
+        }
+        if (index > thread.depth) {
+            return real_at(index - 1);
+        }
+        PyErr_Clear();
+    }
+    return ((PyCFunctionWithKeywords)(void (*)(void))stack.at.original)(self, args, kwargs);
+}
+
+/* Where a program turns modes off, what it calls is reported to none: PyTorch is to see ours. And
+   where C++ is to push a mode, it lies above ours. */
+static PyObject *
+enter_above(const Builtin *builtin, PyObject *self, PyObject *argument)
+{
+    if (thread.mode != NULL && make_real() < 0) {
+        return NULL;
+    }
+    return builtin->original(self, argument);
+}
+
+static PyObject *
+leave_above(const Builtin *builtin, PyObject *self, PyObject *argument)
+{
+    PyObject *result = builtin->original(self, argument);
+    if (result != NULL && settle() < 0) {
+        Py_CLEAR(result);
+    }
+    return result;
+}
+
+static PyObject *
+hook_disable(PyObject *self, PyObject *argument)
+{
+    return enter_above(&stack.disable, self, argument);
+}
+
+static PyObject *
+hook_enable(PyObject *self, PyObject *argument)
+{
+    return leave_above(&stack.enable, self, argument);
+}
+
+static PyObject *
+hook_place(PyObject *self, PyObject *argument)
+{
+    return enter_above(&stack.place, self, argument);
+}
+
+static PyObject *
+hook_replace(PyObject *self, PyObject *argument)
+{
+    return leave_above(&stack.replace, self, argument);
+}
+
+/* ---- an operator ----------------------------------------------------------------------------- */
+
+/* A number for the types of a call's arguments, and the names of those that have names. */
+static uint64_t
+signature_of(const Invocation *call)
+{
+    uint64_t found = 1469598103934665603u;
+    const uint64_t prime = 1099511628211u;
+    Site *site = call->site;
+    if (call->self != NULL && site->kind != FUNCTION) {
+        found = (found ^ (uintptr_t)Py_TYPE(call->self)) * prime;
+    }
+    if (site->kind == PLAIN && site->flags != METH_VARARGS) {
+        return call->args == NULL ? found : (found ^ (uintptr_t)Py_TYPE(call->args)) * prime;
+    }
+    Py_ssize_t count = PyTuple_GET_SIZE(call->args);
+    for (Py_ssize_t i = 0; i < count; i++) {
+        found = (found ^ (uintptr_t)Py_TYPE(PyTuple_GET_ITEM(call->args, i))) * prime;
+    }
+    PyObject *key, *value;
+    Py_ssize_t position = 0;
+    while (call->kwargs != NULL && PyDict_Next(call->kwargs, &position, &key, &value)) {
+        found = (found ^ (uintptr_t)key) * prime;
+        found = (found ^ (uintptr_t)Py_TYPE(value)) * prime;
+    }
+    return found ^ (uint64_t)count;
+}
+
+static int
+has_signature(const Invocation *call)
+{
+    return call->site->kind <= FUNCTION && !call->site->reports_first;
+}
+
+/* PyTorch has taken arguments of these types: the next ones fit, too. */
+static void
+note_signature(const Invocation *call)
+{
+    if (has_signature(call)) {
+        Site *site = call->site;
+        site->fitting[site->fitting_count++ % FITTING] = signature_of(call);
+    }
+}
+
+/* Whether a known way to run an operator may be called at once.
+ *
+ * Not where PyTorch may refuse the arguments, and report nothing: then no routine is to run.
+ */
+static int
+may_act(const Invocation *call)
+{
+    Site *site = call->site;
+    if (!has_signature(call)) {
+        return site->kind == SUBSCRIPT || site->kind == CALLABLE;
+    }
+    uint64_t signature = signature_of(call);
+    for (int i = 0; i < FITTING; i++) {
+        if (site->fitting[i] == signature) {
+            return 1;
+        }
+    }
+    return 0;
+}
+
+typedef enum { ASK, EMPTY, ACTING } Answer;
+
+/* What is known of the next execution of an operator; it is counted, unless there is to ask.
+ *
+ * This is Interceptor.__torch_function__() of amanda_torch.eager.interceptors as far as that needs
+ * no call. `*found` is a strong reference: to the cell in which an execution was counted (NULL for
+ * what is no operator), or to the KnownOp that acts.
+ */
+static Answer
+look_up(PyObject *mode, PyObject *operator, const Invocation *call, PyObject **found)
+{
+    *found = NULL;
+    PyObject *cells = field(mode, python.mode_cells);
+    if (field(mode, python.mode_stale) != Py_False || cells == NULL || !PyDict_CheckExact(cells)) {
+        return ASK;
+    }
+    PyObject *cell = PyDict_GetItemWithError(cells, operator);
+    if (cell == NULL) {
+        PyErr_Clear();
+        return ASK;
+    }
+    if (cell == python.no_operator) {
+        return EMPTY;
+    }
+    if (!PyList_CheckExact(cell) || PyList_GET_SIZE(cell) == 0) {
+        return ASK;
+    }
+    Py_ssize_t count = PyLong_AsSsize_t(PyList_GET_ITEM(cell, 0)) + 1;
+    if (count < 1 || count >= PyList_GET_SIZE(cell)) {
+        PyErr_Clear();
+        return ASK;
+    }
+    PyObject *known = PyList_GET_ITEM(cell, count);
+    if (known != Py_None && !(Py_IS_TYPE(known, python.known) && may_act(call))) {
+        return ASK;
+    }
+    PyObject *number = PyLong_FromSsize_t(count);
+    if (number == NULL) {
+        PyErr_Clear();
+        return ASK;
+    }
+    *found = Py_NewRef(known == Py_None ? cell : known);
+    PyObject *before = PyList_GET_ITEM(cell, 0);
+    PyList_SET_ITEM(cell, 0, number);
+    Py_DECREF(before);
+    return known == Py_None ? EMPTY : ACTING;
+}
+
+/* Take back an execution: the arguments did not fit, and PyTorch would have reported nothing. */
+static void
+take_back(PyObject *cell)
+{
+    if (cell == NULL || PyList_GET_SIZE(cell) == 0) {
+        return;
+    }
+    Py_ssize_t count = PyLong_AsSsize_t(PyList_GET_ITEM(cell, 0));
+    if (count > 0) {
+        PyObject *number = PyLong_FromSsize_t(count - 1);
+        if (number != NULL) {
+            PyList_SetItem(cell, 0, number);
+        }
+    }
+    PyErr_Clear();
+}
+
+/* Whether a call was none of an operator: its arguments fit no form of it. */
+static int
+is_refused(const Invocation *call, PyObject *result)
+{
+    if (call->site->kind > FUNCTION || call->site->reports_first) {
+        return 0;
+    }
+    return result == Py_NotImplemented
+           || (result == NULL && PyErr_ExceptionMatches(PyExc_TypeError));
+}
+
+/* The positional arguments of a call as PyTorch reports them. */
+static PyObject *
+reported_args(const Invocation *call)
+{
+    Site *site = call->site;
+    if (site->kind == FUNCTION) {
+        return Py_NewRef(call->args);
+    }
+    if (site->kind == CALLABLE) {
+        Py_ssize_t count = PyVectorcall_NARGS(call->nargsf);
+        PyObject *args = PyTuple_New(count - 1);
+        for (Py_ssize_t i = 1; args != NULL && i < count; i++) {
+            PyTuple_SET_ITEM(args, i - 1, Py_NewRef(call->stack[i]));
+        }
+        return args;
+    }
+    if (site->kind == SUBSCRIPT || (site->kind == PLAIN && site->flags == METH_O)) {
+        return PyTuple_Pack(2, call->self, call->args);
+    }
+    if (site->kind == PLAIN && site->flags == METH_NOARGS) {
+        return PyTuple_Pack(1, call->self);
+    }
+    Py_ssize_t count = PyTuple_GET_SIZE(call->args);
+    PyObject *args = PyTuple_New(count + 1);
+    if (args != NULL) {
+        PyTuple_SET_ITEM(args, 0, Py_NewRef(call->self));
+        for (Py_ssize_t i = 0; i < count; i++) {
+            PyTuple_SET_ITEM(args, i + 1, Py_NewRef(PyTuple_GET_ITEM(call->args, i)));
+        }
+    }
+    return args;
+}
+
+/* A dict of the keyword arguments of a vectorcall. */
+static PyObject *
+keywords_of(PyObject *const *values, PyObject *names)
+{
+    PyObject *kwargs = PyDict_New();
+    Py_ssize_t count = names == NULL ? 0 : PyTuple_GET_SIZE(names);
+    for (Py_ssize_t i = 0; kwargs != NULL && i < count; i++) {
+        if (PyDict_SetItem(kwargs, PyTuple_GET_ITEM(names, i), values[i]) < 0) {
+            Py_CLEAR(kwargs);
+        }
+    }
+    return kwargs;
+}
+
+/* Run an operator as Amanda knows it: ``known.run(known, operator, args, kwargs)``. */
+static PyObject *
+act(const Invocation *call, PyObject *operator, PyObject *known)
+{
+    PyObject *run = field(known, python.known_run), *args = reported_args(call), *kwargs, *result;
+    if (call->site->kind == CALLABLE) {
+        kwargs = keywords_of(call->stack + PyVectorcall_NARGS(call->nargsf), call->names);
+    }
+    else if (call->kwargs != NULL && call->site->kind != SUBSCRIPT) {
+        kwargs = Py_NewRef(call->kwargs);
+    }
+    else {
+        kwargs = PyDict_New();
+    }
+    if (args == NULL || kwargs == NULL || run == NULL) {
+        result = NULL;
+    }
+    else {
+        PyObject *arguments[] = {NULL, known, operator, args, kwargs};
+        result = PyObject_Vectorcall(run, arguments + 1, 4 | PY_VECTORCALL_ARGUMENTS_OFFSET, NULL);
+    }
+    Py_XDECREF(args);
+    Py_XDECREF(kwargs);
+    return result;
+}
+
+/* Run an operator with the mode on the stack: PyTorch reports it. */
+static PyObject *
+report(const Invocation *call, PyObject *mode)
+{
+    Site *site = call->site, *awaited = thread.awaited;
+    int reports = thread.reports;
+    if (real_push(mode) < 0) {
+        return NULL;
+    }
+    thread.awaited = site;
+    thread.reports = 0;
+    PyObject *result = run_original(call);
+    int reported = thread.reports;
+    int is_silent = reported == 0 && result != NULL && result != Py_NotImplemented;
+    thread.awaited = awaited;
+    thread.reports = reports;
+    if (reported > 0 && result != NULL && result != Py_NotImplemented) {
+        note_signature(call);
+    }
+    site->unreported = is_silent ? site->unreported + 1 : 0;
+    if (thread.mode == mode) {
+        /* Python has popped it and pushed it again (torch.overrides.handle_torch_function). */
+        Py_CLEAR(thread.mode);
+        return result;
+    }
+    KEEPING_ERROR({
+        PyObject *top = call_builtin(&stack.pop, NULL);
+        if (top != NULL && top != mode) {
+            real_push(top);
+        }
+        Py_XDECREF(top);
+        PyErr_Clear();
+    });
+    return result;
+}
+
+/* Every call of a replaced function comes here. */
+static PyObject *
+intercept(const Invocation *call)
+{
+    PyObject *mode = thread.mode, *found = NULL, *result = NULL;
+    Site *site = call->site;
+    if (mode == NULL || (site->unreported >= SILENT && site->operator == NULL)) {
+        return run_original(call);
+    }
+    PyObject *operator = call->operator != NULL ? call->operator : site->operator;
+    Answer answer = operator == NULL ? ASK : look_up(mode, operator, call, &found);
+    /* As PyTorch does with a mode that it reports to: nothing inside of the call is noticed. */
+    thread.mode = NULL;
+    switch (answer) {
+    case EMPTY:
+        result = run_original(call);
+        if (is_refused(call, result)) {
+            KEEPING_ERROR(take_back(found));
+        }
+        break;
+    case ACTING:
+        result = act(call, operator, found);
+        break;
+    case ASK:
+        result = report(call, mode);
+        break;
+    }
+    Py_XDECREF(found);
+    if (thread.mode == NULL && answer != ASK) {
+        thread.mode = mode;
+    }
+    else {
+        KEEPING_ERROR({
+            if (push_ours(mode) < 0) {
+                PyErr_WriteUnraisable(mode);
+            }
+            Py_DECREF(mode);
+        });
+    }
+    return result;
+}
+
+/* ---- trampolines ----------------------------------------------------------------------------- */
+
+#define KEYWORD_SITES 1024
+#define PLAIN_SITES 512
+#define OTHER_SITES 4096
+
+static Site keyword_sites[KEYWORD_SITES], plain_sites[PLAIN_SITES], other_sites[OTHER_SITES];
+static Py_ssize_t keyword_count, plain_count, other_count;
+
+static PyObject *
+through_keywords(Site *site, PyObject *self, PyObject *args, PyObject *kwargs)
+{
+    Invocation call = {.site = site, .self = self, .args = args, .kwargs = kwargs};
+    return intercept(&call);
+}
+
+static PyObject *
+through_plain(Site *site, PyObject *self, PyObject *argument)
+{
+    Invocation call = {.site = site, .self = self, .args = argument};
+    return intercept(&call);
+}
+
+#define TIMES_16(M, prefix)                                                                 \
+    M(prefix##0) M(prefix##1) M(prefix##2) M(prefix##3) M(prefix##4) M(prefix##5)           \
+    M(prefix##6) M(prefix##7) M(prefix##8) M(prefix##9) M(prefix##a) M(prefix##b)           \
+    M(prefix##c) M(prefix##d) M(prefix##e) M(prefix##f)
+#define TIMES_256(M, prefix)                                                                \
+    TIMES_16(M, prefix##0) TIMES_16(M, prefix##1) TIMES_16(M, prefix##2)                    \
+    TIMES_16(M, prefix##3) TIMES_16(M, prefix##4) TIMES_16(M, prefix##5)                    \
+    TIMES_16(M, prefix##6) TIMES_16(M, prefix##7) TIMES_16(M, prefix##8)                    \
+    TIMES_16(M, prefix##9) TIMES_16(M, prefix##a) TIMES_16(M, prefix##b)                    \
+    TIMES_16(M, prefix##c) TIMES_16(M, prefix##d) TIMES_16(M, prefix##e)                    \
+    TIMES_16(M, prefix##f)
+#define ALL_KEYWORDS(M) TIMES_256(M, 0x0) TIMES_256(M, 0x1) TIMES_256(M, 0x2) TIMES_256(M, 0x3)
+#define ALL_PLAIN(M) TIMES_256(M, 0x0) TIMES_256(M, 0x1)
+
+#define DEFINE_KEYWORDS(i)                                                    \
+    static PyObject *keywords_##i(PyObject *self, PyObject *args, PyObject *kwargs) \
+    {                                                                         \
+        return through_keywords(&keyword_sites[i], self, args, kwargs);       \
+    }
+#define DEFINE_PLAIN(i)                                              \
+    static PyObject *plain_##i(PyObject *self, PyObject *argument)   \
+    {                                                                \
+        return through_plain(&plain_sites[i], self, argument);       \
+    }
+#define NAME_KEYWORDS(i) keywords_##i,
+#define NAME_PLAIN(i) plain_##i,
+
+ALL_KEYWORDS(DEFINE_KEYWORDS)
+ALL_PLAIN(DEFINE_PLAIN)
+
+static const PyCFunctionWithKeywords keyword_trampolines[] = {ALL_KEYWORDS(NAME_KEYWORDS)};
+static const PyCFunction plain_trampolines[] = {ALL_PLAIN(NAME_PLAIN)};
+
+/* Functions are found by their address: vectorcall is told which one is called. */
+#define FUNCTION_SLOTS 8192
+static Site *function_slots[FUNCTION_SLOTS];
+
+static Site **
+function_slot(PyObject *function)
+{
+    size_t i = ((uintptr_t)function >> 4) * 2654435761u;
+    for (i %= FUNCTION_SLOTS;; i = (i + 1) % FUNCTION_SLOTS) {
+        if (function_slots[i] == NULL || function_slots[i]->owner == function) {
+            return &function_slots[i];
+        }
+    }
+}
+
+/* As CPython calls a function that has no vectorcall: with a tuple, and a dict if there are names. */
+static PyObject *
+through_function(PyObject *function, PyObject *const *values, size_t nargsf, PyObject *names)
+{
+    Py_ssize_t count = PyVectorcall_NARGS(nargsf);
+    Invocation call = {.site = *function_slot(function)};
+    call.self = PyCFunction_GET_SELF(function);
+    call.args = PyTuple_New(count);
+    if (call.args == NULL) {
+        return NULL;
+    }
+    for (Py_ssize_t i = 0; i < count; i++) {
+        PyTuple_SET_ITEM(call.args, i, Py_NewRef(values[i]));
+    }
+    if (names != NULL && PyTuple_GET_SIZE(names) > 0) {
+        call.kwargs = keywords_of(values + count, names);
+        if (call.kwargs == NULL) {
+            Py_DECREF(call.args);
+            return NULL;
+        }
+    }
+    PyObject *result = NULL;
+    if (Py_EnterRecursiveCall(" while calling a Python object") == 0) {
+        result = intercept(&call);
+        Py_LeaveRecursiveCall();
+    }
+    Py_DECREF(call.args);
+    Py_XDECREF(call.kwargs);
+    return result;
+}
+
+static PyObject *
+through_getter(PyObject *self, void *closure)
+{
+    Invocation call = {.site = closure, .self = self};
+    return intercept(&call);
+}
+
+static Site *subscript, *assignment;
+
+static PyObject *
+through_subscript(PyObject *self, PyObject *index)
+{
+    Invocation call = {.site = subscript, .self = self, .args = index};
+    return intercept(&call);
+}
+
+static int
+through_assignment(PyObject *self, PyObject *index, PyObject *value)
+{
+    Invocation call = {.site = assignment, .self = self, .args = index, .kwargs = value};
+    PyObject *result = intercept(&call);
+    Py_XDECREF(result);
+    return result == NULL ? -1 : 0;
+}
+
+/* ---- objects that stand for Python's functions ----------------------------------------------- */
+
+typedef enum { OPERATOR, REPORTED, EVENT, MODULE } Role;
+
+typedef struct {
+    PyObject_HEAD
+    vectorcallfunc vectorcall;
+    Role role;
+    PyObject *vanilla; /* the function in whose place it stands */
+    PyObject *other;   /* of a MODULE: what runs where the gate cannot do it */
+    Site site;
+} Call;
+
+/* ``operator(*args)`` of torch.ops: the operator is the first argument. */
+static PyObject *
+call_operator(Call *self, PyObject *const *values, size_t nargsf, PyObject *names)
+{
+    Invocation call = {.site = &self->site, .target = self->vanilla, .stack = values,
+                       .nargsf = nargsf, .names = names};
+    if (thread.mode == NULL || PyVectorcall_NARGS(nargsf) == 0) {
+        return run_original(&call);
+    }
+    if (self->role == OPERATOR) {
+        call.operator = values[0];
+    }
+    self->site.unreported = 0;
+    return intercept(&call);
+}
+
+/* ``mode.__torch_function__(func, types, args, kwargs)``: what PyTorch reports. */
+static PyObject *
+call_event(Call *self, PyObject *const *values, size_t nargsf, PyObject *names)
+{
+    Site *site = thread.awaited;
+    thread.reports++;
+    if (site != NULL && site->kind != CALLABLE && site->operator == NULL
+        && PyVectorcall_NARGS(nargsf) > 1) {
+        PyObject *is_report =
+            PyObject_CallFunction(python.is_report_of, "sO", site->name, values[1]);
+        if (is_report == NULL) {
+            return NULL;
+        }
+        if (is_report == Py_True) {
+            site->operator = Py_NewRef(values[1]);
+            /* What its implementation calls is none of its reports. */
+            thread.awaited = NULL;
+        }
+        Py_DECREF(is_report);
+    }
+    return PyObject_Vectorcall(self->vanilla, values, nargsf, names);
+}
+
+static int
+is_alive(PyObject *reference, PyObject *object)
+{
+#if PY_VERSION_HEX >= 0x030D0000
+    PyObject *found = NULL;
+    int is_same = reference != NULL && PyWeakref_Check(reference)
+                  && PyWeakref_GetRef(reference, &found) == 1 && found == object;
+    Py_XDECREF(found);
+    return is_same;
+#else
+    return reference != NULL && PyWeakref_Check(reference)
+           && PyWeakref_GET_OBJECT(reference) == object;
+#endif
+}
+
+/* Set every counter in the values of a dict to zero: of lists the first item, of children `calls`. */
+static void
+restart(PyObject *dict, int is_children)
+{
+    PyObject *key, *value;
+    Py_ssize_t position = 0;
+    while (PyDict_Next(dict, &position, &key, &value)) {
+        if (is_children) {
+            if (Py_IS_TYPE(value, python.child)) {
+                set_field(value, python.child_calls, zero);
+            }
+        }
+        else if (PyList_CheckExact(value) && PyList_GET_SIZE(value) > 0) {
+            PyObject *before = PyList_GET_ITEM(value, 0);
+            PyList_SET_ITEM(value, 0, Py_NewRef(zero));
+            Py_DECREF(before);
+        }
+    }
+}
+
+/* Tracker.enter_module() for a module that was called at this place before.
+ *
+ * Returns the frame to come back to (a strong reference); NULL if Python is to do it.
+ */
+static PyObject *
+enter_module(PyObject *mode, PyObject *module)
+{
+    PyObject *parent = field(mode, python.mode_frame);
+    PyObject *state = field(mode, python.mode_thread);
+    PyObject *generation = field(mode, python.mode_generation);
+    if (parent == NULL || parent == field(mode, python.mode_root)
+        || !Py_IS_TYPE(parent, python.frame) || state == NULL || !PyDict_CheckExact(state)
+        || PyDict_GetItemWithError(state, paused_name) != zero) {
+        return NULL;
+    }
+    PyObject *children = field(parent, python.frame_children), *key = PyLong_FromVoidPtr(module);
+    if (key == NULL || children == NULL || !PyDict_CheckExact(children)) {
+        Py_XDECREF(key);
+        return NULL;
+    }
+    PyObject *child = PyDict_GetItemWithError(children, key);
+    Py_DECREF(key);
+    if (child == NULL || !Py_IS_TYPE(child, python.child)
+        || !is_alive(field(child, python.child_ref), module)
+        || field(child, python.child_transparent) != Py_False
+        || field(child, python.child_fused) != Py_False) {
+        return NULL;
+    }
+    PyObject *frames = field(child, python.child_frames);
+    PyObject *calls = field(child, python.child_calls);
+    if (frames == NULL || !PyList_CheckExact(frames) || calls == NULL || !PyLong_Check(calls)) {
+        return NULL;
+    }
+    Py_ssize_t call = PyLong_AsSsize_t(calls);
+    if (call < 0 || call >= PyList_GET_SIZE(frames)) {
+        return NULL;
+    }
+    PyObject *frame = PyList_GET_ITEM(frames, call);
+    if (!Py_IS_TYPE(frame, python.frame)
+        || field(frame, python.frame_generation) != generation) {
+        return NULL;
+    }
+    PyObject *cells = field(frame, python.frame_cells), *names = field(frame, python.frame_names);
+    PyObject *below = field(frame, python.frame_children), *number = PyLong_FromSsize_t(call + 1);
+    if (number == NULL || cells == NULL || names == NULL || below == NULL) {
+        Py_XDECREF(number);
+        return NULL;
+    }
+    Py_INCREF(parent);
+    set_field(child, python.child_calls, number);
+    Py_DECREF(number);
+    restart(names, 0);
+    restart(below, 1);
+    set_field(frame, python.frame_caller, parent);
+    set_field(mode, python.mode_frame, frame);
+    set_field(mode, python.mode_cells, cells);
+    return parent;
+}
+
+/* ``module(*args)``. */
+static PyObject *
+call_module(Call *self, PyObject *const *values, size_t nargsf, PyObject *names)
+{
+    PyObject *mode = thread.mode, *parent = NULL;
+    if (mode != NULL && PyVectorcall_NARGS(nargsf) > 0) {
+        parent = enter_module(mode, values[0]);
+        PyErr_Clear();
+    }
+    if (parent == NULL) {
+        return PyObject_Vectorcall(self->other, values, nargsf, names);
+    }
+    Py_INCREF(mode);
+    PyObject *result = PyObject_Vectorcall(self->vanilla, values, nargsf, names);
+    PyObject *frame = field(mode, python.mode_frame), *cells = field(parent, python.frame_cells);
+    if (frame != parent && frame != NULL && cells != NULL) {
+        KEEPING_ERROR({
+            if (Py_IS_TYPE(frame, python.frame)) {
+                set_field(frame, python.frame_caller, Py_None);
+            }
+            set_field(mode, python.mode_frame, parent);
+            set_field(mode, python.mode_cells, cells);
+        });
+    }
+    Py_DECREF(parent);
+    Py_DECREF(mode);
+    return result;
+}
+
+static PyObject *
+call_vectorcall(PyObject *object, PyObject *const *values, size_t nargsf, PyObject *names)
+{
+    Call *self = (Call *)object;
+    switch (self->role) {
+    case OPERATOR:
+    case REPORTED:
+        return call_operator(self, values, nargsf, names);
+    case EVENT:
+        return call_event(self, values, nargsf, names);
+    case MODULE:
+        return call_module(self, values, nargsf, names);
+    }
+    Py_UNREACHABLE();
+}
+
+static PyObject *
+call_get(PyObject *self, PyObject *instance, PyObject *Py_UNUSED(type))
+{
+    return instance == NULL || instance == Py_None ? Py_NewRef(self) : PyMethod_New(self, instance);
+}
+
+/* Its name, its documentation and so on are those of the function. */
+static PyObject *
+call_getattro(PyObject *self, PyObject *name)
+{
+    PyObject *found = PyObject_GenericGetAttr(self, name);
+    if (found == NULL && PyErr_ExceptionMatches(PyExc_AttributeError)) {
+        PyErr_Clear();
+        found = PyObject_GetAttr(((Call *)self)->vanilla, name);
+    }
+    return found;
+}
+
+static int
+call_traverse(Call *self, visitproc visit, void *arg)
+{
+    Py_VISIT(self->vanilla);
+    Py_VISIT(self->other);
+    return 0;
+}
+
+static int
+call_clear(Call *self)
+{
+    Py_CLEAR(self->vanilla);
+    Py_CLEAR(self->other);
+    return 0;
+}
+
+static void
+call_dealloc(Call *self)
+{
+    PyObject_GC_UnTrack(self);
+    call_clear(self);
+    PyObject_GC_Del(self);
+}
+
+static PyMemberDef call_members[] = {
+    {"__wrapped__", T_OBJECT, offsetof(Call, vanilla), READONLY, NULL},
+    {NULL, 0, 0, 0, NULL},
+};
+
+static PyObject *
+call_of_vanilla(PyObject *self, void *name)
+{
+    return PyObject_GetAttrString(((Call *)self)->vanilla, name);
+}
+
+/* The type has attributes of these names, which come first. */
+static PyGetSetDef call_properties[] = {
+    {"__doc__", call_of_vanilla, NULL, NULL, "__doc__"},
+    {"__module__", call_of_vanilla, NULL, NULL, "__module__"},
+    {NULL, NULL, NULL, NULL, NULL},
+};
+
+static PyTypeObject Call_Type = {
+    PyVarObject_HEAD_INIT(NULL, 0)
+    .tp_name = "amanda_torch_accel.gate.Call",
+    .tp_basicsize = sizeof(Call),
+    .tp_flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_HAVE_VECTORCALL
+                | Py_TPFLAGS_METHOD_DESCRIPTOR | Py_TPFLAGS_DISALLOW_INSTANTIATION,
+    .tp_vectorcall_offset = offsetof(Call, vectorcall),
+    .tp_call = PyVectorcall_Call,
+    .tp_descr_get = call_get,
+    .tp_getattro = call_getattro,
+    .tp_traverse = (traverseproc)call_traverse,
+    .tp_clear = (inquiry)call_clear,
+    .tp_dealloc = (destructor)call_dealloc,
+    .tp_members = call_members,
+    .tp_getset = call_properties,
+};
+
+static PyObject *
+new_call(Role role, PyObject *vanilla, PyObject *other)
+{
+    Call *self = PyObject_GC_New(Call, &Call_Type);
+    if (self == NULL) {
+        return NULL;
+    }
+    self->vectorcall = call_vectorcall;
+    self->role = role;
+    self->vanilla = Py_NewRef(vanilla);
+    self->other = Py_XNewRef(other);
+    self->site = (Site){.kind = CALLABLE, .name = ""};
+    PyObject_GC_Track(self);
+    return (PyObject *)self;
+}
+
+/* ---- setting up ------------------------------------------------------------------------------ */
+
+static int is_installed;
+static PyObject *mapping_base; /* the type with a[i] */
+
+static Site *
+new_site(Site *sites, Py_ssize_t *count, Py_ssize_t size, Site site)
+{
+    for (Py_ssize_t i = 0; i < *count; i++) {
+        if (sites[i].place == site.place) {
+            return &sites[i];
+        }
+    }
+    if (*count == size) {
+        PyErr_SetString(PyExc_RuntimeError, "there are more builtins than the gate has room for");
+        return NULL;
+    }
+    Site *made = &sites[(*count)++];
+    *made = site;
+    Py_INCREF(site.owner);
+    return made;
+}
+
+static Site *
+add_method(PyObject *descriptor)
+{
+    PyMethodDef *def = ((PyMethodDescrObject *)descriptor)->d_method;
+    int flags = def->ml_flags & ~METH_COEXIST;
+    Site site = {.flags = flags, .name = def->ml_name, .owner = descriptor, .place = def,
+                 .original = (void *)(void (*)(void))def->ml_meth};
+    if (flags == (METH_VARARGS | METH_KEYWORDS)) {
+        site.kind = KEYWORDS;
+        return new_site(keyword_sites, &keyword_count, KEYWORD_SITES, site);
+    }
+    if (flags == METH_VARARGS || flags == METH_NOARGS || flags == METH_O) {
+        site.kind = PLAIN;
+        return new_site(plain_sites, &plain_count, PLAIN_SITES, site);
+    }
+    PyErr_Format(PyExc_ValueError, "%s has a form of call that is not known: %d", def->ml_name,
+                 def->ml_flags);
+    return NULL;
+}
+
+static Site *
+add_function(PyObject *function)
+{
+    PyMethodDef *def = ((PyCFunctionObject *)function)->m_ml;
+    int flags = def->ml_flags & ~(METH_COEXIST | METH_STATIC);
+    if (flags != (METH_VARARGS | METH_KEYWORDS)
+        || (((PyCFunctionObject *)function)->vectorcall != NULL && !is_installed)) {
+        PyErr_Format(PyExc_ValueError, "%s has a form of call that is not known: %d", def->ml_name,
+                     def->ml_flags);
+        return NULL;
+    }
+    Site site = {.kind = FUNCTION, .flags = flags, .name = def->ml_name, .owner = function,
+                 .place = function, .original = (void *)(void (*)(void))def->ml_meth};
+    Site *made = new_site(other_sites, &other_count, OTHER_SITES, site);
+    if (made != NULL) {
+        *function_slot(function) = made;
+    }
+    return made;
+}
+
+static Site *
+add_property(PyObject *descriptor)
+{
+    PyGetSetDef *def = ((PyGetSetDescrObject *)descriptor)->d_getset;
+    Site site = {.kind = GETTER, .name = def->name, .owner = descriptor, .place = def,
+                 .original = (void *)(void (*)(void))def->get, .closure = def->closure};
+    return new_site(other_sites, &other_count, OTHER_SITES, site);
+}
+
+PyDoc_STRVAR(add_doc, "add(builtin, reports_first)\n\nNotice calls of a method, a function or a "
+"property.\n\n"
+"Args:\n    reports_first: PyTorch reports it before it looks at the arguments.\n\nRaises:\n    ValueError: it is called in a form that the gate does not know.");
+
+static PyObject *
+gate_add(PyObject *Py_UNUSED(module), PyObject *args)
+{
+    Site *site;
+    PyObject *builtin;
+    int reports_first;
+    if (!PyArg_ParseTuple(args, "Op", &builtin, &reports_first)) {
+        return NULL;
+    }
+    if (is_installed) {
+        PyErr_SetString(PyExc_RuntimeError, "the gate is installed");
+        return NULL;
+    }
+    if (Py_IS_TYPE(builtin, &PyMethodDescr_Type)) {
+        site = add_method(builtin);
+    }
+    else if (PyCFunction_CheckExact(builtin)) {
+        site = add_function(builtin);
+    }
+    else if (Py_IS_TYPE(builtin, &PyGetSetDescr_Type)) {
+        site = add_property(builtin);
+    }
+    else {
+        PyErr_Format(PyExc_ValueError, "%R is no builtin of a known kind", builtin);
+        return NULL;
+    }
+    if (site == NULL) {
+        return NULL;
+    }
+    site->reports_first = reports_first;
+    Py_RETURN_NONE;
+}
+
+PyDoc_STRVAR(add_mapping_doc, "add_mapping(type)\n\nNotice a[i] and a[i] = b of a builtin type and "
+"its subclasses.");
+
+static PyObject *
+gate_add_mapping(PyObject *Py_UNUSED(module), PyObject *object)
+{
+    PyTypeObject *type = (PyTypeObject *)object;
+    if (is_installed || !PyType_Check(object) || type->tp_as_mapping == NULL
+        || type->tp_as_mapping->mp_subscript == NULL
+        || type->tp_as_mapping->mp_ass_subscript == NULL) {
+        PyErr_SetString(PyExc_ValueError, "no type with both, or the gate is installed");
+        return NULL;
+    }
+    if (mapping_base == object) {
+        Py_RETURN_NONE;
+    }
+    PyMappingMethods *mapping = type->tp_as_mapping;
+    Site sites[] = {
+        {.kind = SUBSCRIPT, .name = "__getitem__", .owner = object,
+         .place = &mapping->mp_subscript,
+         .original = (void *)(void (*)(void))mapping->mp_subscript},
+        {.kind = ASSIGNMENT, .name = "__setitem__", .owner = object,
+         .place = &mapping->mp_ass_subscript,
+         .original = (void *)(void (*)(void))mapping->mp_ass_subscript},
+    };
+    subscript = new_site(other_sites, &other_count, OTHER_SITES, sites[0]);
+    assignment = new_site(other_sites, &other_count, OTHER_SITES, sites[1]);
+    if (subscript == NULL || assignment == NULL) {
+        return NULL;
+    }
+    Py_XSETREF(mapping_base, Py_NewRef(object));
+    Py_RETURN_NONE;
+}
+
+/* Replace the slots of a type and its subclasses; those that others have replaced stay. */
+static int
+replace_mapping(PyObject *type, binaryfunc get, binaryfunc new_get, objobjargproc set,
+                objobjargproc new_set)
+{
+    PyMappingMethods *mapping = ((PyTypeObject *)type)->tp_as_mapping;
+    if (mapping != NULL && mapping->mp_subscript == get) {
+        mapping->mp_subscript = new_get;
+    }
+    if (mapping != NULL && mapping->mp_ass_subscript == set) {
+        mapping->mp_ass_subscript = new_set;
+    }
+    PyObject *below =
+        PyObject_CallMethod((PyObject *)&PyType_Type, "__subclasses__", "O", type);
+    int failed = below == NULL;
+    for (Py_ssize_t i = 0; !failed && i < PyList_GET_SIZE(below); i++) {
+        failed = replace_mapping(PyList_GET_ITEM(below, i), get, new_get, set, new_set) < 0;
+    }
+    Py_XDECREF(below);
+    return failed ? -1 : 0;
+}
+
+static void
+replace_wrapped(const char *name, void *old, void *new)
+{
+    PyObject *found = PyDict_GetItemString(((PyTypeObject *)mapping_base)->tp_dict, name);
+    if (found != NULL && Py_IS_TYPE(found, &PyWrapperDescr_Type)
+        && ((PyWrapperDescrObject *)found)->d_wrapped == old) {
+        ((PyWrapperDescrObject *)found)->d_wrapped = new;
+    }
+}
+
+static int
+set_mapping(int on)
+{
+    if (mapping_base == NULL) {
+        return 0;
+    }
+    binaryfunc get = (binaryfunc)(void (*)(void))subscript->original;
+    objobjargproc set = (objobjargproc)(void (*)(void))assignment->original;
+    void *gets[] = {subscript->original, (void *)(void (*)(void))through_subscript};
+    void *sets[] = {assignment->original, (void *)(void (*)(void))through_assignment};
+    replace_wrapped("__getitem__", gets[!on], gets[on]);
+    replace_wrapped("__setitem__", sets[!on], sets[on]);
+    replace_wrapped("__delitem__", sets[!on], sets[on]);
+    if (on) {
+        return replace_mapping(mapping_base, get, through_subscript, set, through_assignment);
+    }
+    return replace_mapping(mapping_base, through_subscript, get, through_assignment, set);
+}
+
+static void
+set_method(Site *site, PyCFunction trampoline, int on)
+{
+    PyMethodDef *def = site->place;
+    PyCFunction original = (PyCFunction)(void (*)(void))site->original;
+    if (def->ml_meth == (on ? original : trampoline)) {
+        def->ml_meth = on ? trampoline : original;
+    }
+}
+
+static void
+set_other(Site *site, int on)
+{
+    if (site->kind == FUNCTION) {
+        PyCFunctionObject *function = site->place;
+        if (function->vectorcall == (on ? NULL : through_function)) {
+            function->vectorcall = on ? through_function : NULL;
+        }
+    }
+    else if (site->kind == GETTER) {
+        PyGetSetDef *def = site->place;
+        getter original = (getter)(void (*)(void))site->original;
+        if (def->get == (on ? original : through_getter)) {
+            def->closure = on ? site : site->closure;
+            def->get = on ? through_getter : original;
+        }
+    }
+}
+
+static void
+set_hook(Builtin *builtin, PyCFunction hook, int on)
+{
+    if (Py_IS_TYPE(builtin->owner, &PyMethodDescr_Type)) {
+        PyMethodDescrObject *method = (PyMethodDescrObject *)builtin->owner;
+        builtin->own = *builtin->def;
+        builtin->own.ml_meth = hook;
+        if (method->d_method == (on ? builtin->def : &builtin->own)) {
+            method->d_method = on ? &builtin->own : builtin->def;
+        }
+    }
+    else if (builtin->def->ml_meth == (on ? builtin->original : hook)) {
+        builtin->def->ml_meth = on ? hook : builtin->original;
+    }
+}
+
+static int
+set_all(int on)
+{
+    for (Py_ssize_t i = 0; i < keyword_count; i++) {
+        set_method(&keyword_sites[i], (PyCFunction)(void (*)(void))keyword_trampolines[i], on);
+    }
+    for (Py_ssize_t i = 0; i < plain_count; i++) {
+        set_method(&plain_sites[i], plain_trampolines[i], on);
+    }
+    for (Py_ssize_t i = 0; i < other_count; i++) {
+        set_other(&other_sites[i], on);
+    }
+    set_hook(&stack.push, hook_push, on);
+    set_hook(&stack.pop, hook_pop, on);
+    set_hook(&stack.length, hook_length, on);
+    set_hook(&stack.at, (PyCFunction)(void (*)(void))hook_at, on);
+    set_hook(&stack.disable, hook_disable, on);
+    set_hook(&stack.enable, hook_enable, on);
+    set_hook(&stack.place, hook_place, on);
+    set_hook(&stack.replace, hook_replace, on);
+    return set_mapping(on);
+}
+
+PyDoc_STRVAR(install_doc, "install()\n\nNotice calls from now on.");
+
+static PyObject *
+gate_install(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(argument))
+{
+    if (python.mode == NULL) {
+        PyErr_SetString(PyExc_RuntimeError, "configure() comes first");
+        return NULL;
+    }
+    is_installed = 1;
+    return set_all(1) < 0 ? NULL : Py_NewRef(Py_None);
+}
+
+PyDoc_STRVAR(restore_doc, "restore()\n\nPut back what is still the gate's.");
+
+static PyObject *
+gate_restore(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(argument))
+{
+    if (!is_installed) {
+        Py_RETURN_NONE;
+    }
+    if (thread.mode != NULL && make_real() < 0) {
+        return NULL;
+    }
+    is_installed = 0;
+    return set_all(0) < 0 ? NULL : Py_NewRef(Py_None);
+}
+
+PyDoc_STRVAR(is_installed_doc, "is_installed()\n\nWhether calls are noticed.");
+
+static PyObject *
+gate_is_installed(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(argument))
+{
+    return PyBool_FromLong(is_installed);
+}
+
+PyDoc_STRVAR(sites_doc, "sites()\n\nWhat is noticed: tuples of its name, the builtin, the address "
+"that is written to, what stands there now, and what PyTorch reports for it (None if not known).");
+
+static int
+append_row(PyObject *list, const char *name, PyObject *owner, void *address, PyObject *operator)
+{
+    void *now;
+    memcpy(&now, address, sizeof now);
+    PyObject *row = Py_BuildValue("sOKKO", name, owner, (unsigned long long)(uintptr_t)address,
+                                  (unsigned long long)(uintptr_t)now,
+                                  operator == NULL ? Py_None : operator);
+    int failed = row == NULL || PyList_Append(list, row) < 0;
+    Py_XDECREF(row);
+    return failed ? -1 : 0;
+}
+
+static int
+append_sites(PyObject *list, const Site *sites, Py_ssize_t count)
+{
+    for (Py_ssize_t i = 0; i < count; i++) {
+        const Site *site = &sites[i];
+        void *address = site->place;
+        if (site->kind == KEYWORDS || site->kind == PLAIN) {
+            address = &((PyMethodDef *)site->place)->ml_meth;
+        }
+        else if (site->kind == FUNCTION) {
+            address = &((PyCFunctionObject *)site->place)->vectorcall;
+        }
+        else if (site->kind == GETTER) {
+            address = &((PyGetSetDef *)site->place)->get;
+        }
+        if (append_row(list, site->name, site->owner, address, site->operator) < 0) {
+            return -1;
+        }
+    }
+    return 0;
+}
+
+static int
+append_hooks(PyObject *list)
+{
+    Builtin *hooks[] = {&stack.push,    &stack.pop,    &stack.length, &stack.at,
+                        &stack.disable, &stack.enable, &stack.place,  &stack.replace};
+    for (size_t i = 0; i < sizeof hooks / sizeof *hooks; i++) {
+        Builtin *hook = hooks[i];
+        void *address = Py_IS_TYPE(hook->owner, &PyMethodDescr_Type)
+                            ? (void *)&((PyMethodDescrObject *)hook->owner)->d_method
+                            : (void *)&hook->def->ml_meth;
+        if (append_row(list, hook->def->ml_name, hook->owner, address, Py_None) < 0) {
+            return -1;
+        }
+    }
+    return 0;
+}
+
+static PyObject *
+gate_sites(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(argument))
+{
+    if (python.mode == NULL) {
+        PyErr_SetString(PyExc_RuntimeError, "configure() comes first");
+        return NULL;
+    }
+    PyObject *list = PyList_New(0);
+    if (list == NULL || append_hooks(list) < 0
+        || append_sites(list, keyword_sites, keyword_count) < 0
+        || append_sites(list, plain_sites, plain_count) < 0
+        || append_sites(list, other_sites, other_count) < 0) {
+        Py_XDECREF(list);
+        return NULL;
+    }
+    return list;
+}
+
+/* Where a slot of a Python class lies in its instances; -1 with an error if there is none. */
+static Py_ssize_t
+slot_offset(PyTypeObject *type, const char *name)
+{
+    PyObject *found = PyObject_GetAttrString((PyObject *)type, name);
+    if (found == NULL) {
+        return -1;
+    }
+    Py_ssize_t offset = -1;
+    if (Py_IS_TYPE(found, &PyMemberDescr_Type)
+        && ((PyMemberDescrObject *)found)->d_member->type == T_OBJECT_EX) {
+        offset = ((PyMemberDescrObject *)found)->d_member->offset;
+    }
+    else {
+        PyErr_Format(PyExc_TypeError, "%s.%s is no slot", type->tp_name, name);
+    }
+    Py_DECREF(found);
+    return offset;
+}
+
+static int
+find_slots(void)
+{
+    struct {
+        PyTypeObject *type;
+        const char *name;
+        Py_ssize_t *offset;
+    } slots[] = {
+        {python.mode, "cells", &python.mode_cells},
+        {python.mode, "frame", &python.mode_frame},
+        {python.mode, "root", &python.mode_root},
+        {python.mode, "generation", &python.mode_generation},
+        {python.mode, "stale", &python.mode_stale},
+        {python.mode, "thread", &python.mode_thread},
+        {python.frame, "cells", &python.frame_cells},
+        {python.frame, "names", &python.frame_names},
+        {python.frame, "children", &python.frame_children},
+        {python.frame, "generation", &python.frame_generation},
+        {python.frame, "caller", &python.frame_caller},
+        {python.child, "ref", &python.child_ref},
+        {python.child, "transparent", &python.child_transparent},
+        {python.child, "is_fused", &python.child_fused},
+        {python.child, "calls", &python.child_calls},
+        {python.child, "frames", &python.child_frames},
+        {python.known, "run", &python.known_run},
+    };
+    for (size_t i = 0; i < sizeof slots / sizeof *slots; i++) {
+        *slots[i].offset = slot_offset(slots[i].type, slots[i].name);
+        if (*slots[i].offset < 0) {
+            return -1;
+        }
+    }
+    return 0;
+}
+
+/* Note a builtin that the gate calls with the flags that it expects. */
+static int
+find_builtin(Builtin *builtin, PyObject *object, int flags)
+{
+    PyMethodDef *def = NULL;
+    PyObject *self = NULL;
+    if (PyCFunction_CheckExact(object)) {
+        def = ((PyCFunctionObject *)object)->m_ml;
+        self = PyCFunction_GET_SELF(object);
+    }
+    else if (Py_IS_TYPE(object, &PyMethodDescr_Type)) {
+        def = ((PyMethodDescrObject *)object)->d_method;
+    }
+    if (def == NULL || (def->ml_flags & ~METH_COEXIST) != flags) {
+        PyErr_Format(PyExc_ValueError, "%R has a form of call that is not known", object);
+        return -1;
+    }
+    builtin->owner = Py_NewRef(object);
+    builtin->self = self;
+    builtin->def = def;
+    builtin->original = def->ml_meth;
+    return 0;
+}
+
+PyDoc_STRVAR(configure_doc,
+"configure(mode, frame, child, known, no_operator, is_report_of, builtins)\n\n"
+"Name the objects of the driver and of PyTorch, once per process.\n\n"
+"Args:\n"
+"    mode, frame, child, known: classes with __slots__: the mode, the call of a module, a module\n"
+"        that is called, and what is known of an operator.\n"
+"    no_operator: what stands in the tables of operators for what is none, see Interceptor.\n"
+"    is_report_of: whether PyTorch reports an object for a builtin of a name.\n"
+"    builtins: push, pop, length, at and is_disabled of the stack of modes; __enter__ and\n"
+"        __exit__ of what turns it off, and of what pushes and pops a mode in C++.");
+
+static PyObject *
+gate_configure(PyObject *Py_UNUSED(module), PyObject *args)
+{
+    PyObject *known, *builtins[9];
+    if (python.mode != NULL) {
+        PyErr_SetString(PyExc_RuntimeError, "the gate has been configured");
+        return NULL;
+    }
+    PyTypeObject *mode;
+    if (!PyArg_ParseTuple(args, "O!O!O!O!OO(OOOOOOOOO)", &PyType_Type, &mode,
+                          &PyType_Type, &python.frame, &PyType_Type, &python.child, &PyType_Type,
+                          &known, &python.no_operator, &python.is_report_of,
+                          &builtins[0], &builtins[1], &builtins[2], &builtins[3], &builtins[4],
+                          &builtins[5], &builtins[6], &builtins[7], &builtins[8])) {
+        return NULL;
+    }
+    if (find_builtin(&stack.push, builtins[0], METH_O) < 0
+        || find_builtin(&stack.pop, builtins[1], METH_NOARGS) < 0
+        || find_builtin(&stack.length, builtins[2], METH_NOARGS) < 0
+        || find_builtin(&stack.at, builtins[3], METH_VARARGS | METH_KEYWORDS) < 0
+        || find_builtin(&stack.is_disabled, builtins[4], METH_NOARGS) < 0
+        || find_builtin(&stack.disable, builtins[5], METH_NOARGS) < 0
+        || find_builtin(&stack.enable, builtins[6], METH_VARARGS) < 0
+        || find_builtin(&stack.place, builtins[7], METH_NOARGS) < 0
+        || find_builtin(&stack.replace, builtins[8], METH_VARARGS) < 0) {
+        return NULL;
+    }
+    python.mode = mode;
+    python.known = (PyTypeObject *)known;
+    if (find_slots() < 0) {
+        python.mode = NULL;
+        return NULL;
+    }
+    Py_INCREF(mode);
+    Py_INCREF(python.frame);
+    Py_INCREF(python.child);
+    Py_INCREF(known);
+    Py_INCREF(python.no_operator);
+    Py_INCREF(python.is_report_of);
+    Py_RETURN_NONE;
+}
+
+PyDoc_STRVAR(operator_call_doc, "operator_call(vanilla)\n\nFor ``__call__`` of a class of "
+"operators: calls are noticed as those of the instance.");
+
+static PyObject *
+gate_operator_call(PyObject *Py_UNUSED(module), PyObject *vanilla)
+{
+    return new_call(OPERATOR, vanilla, NULL);
+}
+
+PyDoc_STRVAR(reported_doc, "reported(vanilla)\n\nFor a function that reports itself to modes "
+"although it is no operator: it always does.");
+
+static PyObject *
+gate_reported(PyObject *Py_UNUSED(module), PyObject *vanilla)
+{
+    return new_call(REPORTED, vanilla, NULL);
+}
+
+PyDoc_STRVAR(event_doc, "event(handler)\n\nFor ``__torch_function__`` of the mode.");
+
+static PyObject *
+gate_event(PyObject *Py_UNUSED(module), PyObject *handler)
+{
+    return new_call(EVENT, handler, NULL);
+}
+
+PyDoc_STRVAR(module_call_doc, "module_call(vanilla, python)\n\nFor ``__call__`` of modules.\n\n"
+"Args:\n    vanilla: calls the module.\n    python: enters it, calls it and leaves it.");
+
+static PyObject *
+gate_module_call(PyObject *Py_UNUSED(module), PyObject *args)
+{
+    PyObject *vanilla, *other;
+    if (!PyArg_ParseTuple(args, "OO", &vanilla, &other)) {
+        return NULL;
+    }
+    return new_call(MODULE, vanilla, other);
+}
+
+static PyMethodDef methods[] = {
+    {"add", gate_add, METH_VARARGS, add_doc},
+    {"add_mapping", gate_add_mapping, METH_O, add_mapping_doc},
+    {"configure", gate_configure, METH_VARARGS, configure_doc},
+    {"event", gate_event, METH_O, event_doc},
+    {"install", gate_install, METH_NOARGS, install_doc},
+    {"is_installed", gate_is_installed, METH_NOARGS, is_installed_doc},
+    {"module_call", gate_module_call, METH_VARARGS, module_call_doc},
+    {"operator_call", gate_operator_call, METH_O, operator_call_doc},
+    {"reported", gate_reported, METH_O, reported_doc},
+    {"restore", gate_restore, METH_NOARGS, restore_doc},
+    {"sites", gate_sites, METH_NOARGS, sites_doc},
+    {NULL, NULL, 0, NULL},
+};
+
+static int
+gate_exec(PyObject *Py_UNUSED(module))
+{
+    zero = PyLong_FromLong(0);
+    paused_name = PyUnicode_InternFromString("paused");
+    return zero == NULL || paused_name == NULL ? -1 : PyType_Ready(&Call_Type);
+}
+
+static PyModuleDef_Slot gate_slots[] = {
+    {Py_mod_exec, gate_exec},
+#if PY_VERSION_HEX >= 0x030C0000
+    {Py_mod_multiple_interpreters, Py_MOD_MULTIPLE_INTERPRETERS_NOT_SUPPORTED},
+#endif
+    {0, NULL},
+};
+
+static struct PyModuleDef gate_module = {
+    PyModuleDef_HEAD_INIT,
+    .m_name = "amanda_torch_accel.gate",
+    .m_doc = "Notices the calls of PyTorch's builtins; see gate.c.",
+    .m_methods = methods,
+    .m_slots = gate_slots,
+};
+
+PyMODINIT_FUNC
+PyInit_gate(void)
+{
+    return PyModuleDef_Init(&gate_module);
+}

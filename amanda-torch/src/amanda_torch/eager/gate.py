@@ -1,0 +1,334 @@
+"""The gate: operators that no tool wants run past the driver without Python.
+
+It is the same :class:`~amanda_torch.eager.interceptors.Interceptor`, asked by C only where there is
+something to ask; the C extension, of the distribution amanda-torch-accel, describes how. A driver
+takes it where :func:`choose` says so::
+
+    if choose():
+        switch_on(patches)
+        interceptor = gated_class()(dispatcher, labels)
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import platform
+import sys
+import types
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+
+from amanda.errors import CoverageWarning
+from amanda.patching import PatchSet
+from amanda_torch import _internals
+from amanda_torch.driver import LoadedDriver
+from amanda_torch.eager.execution import KnownOp
+from amanda_torch.eager.interceptors import NO_OPERATOR, Interceptor
+from amanda_torch.eager.op_ids import Child, Frame, Labels
+from amanda_torch.operators.names import VIEW_PROPERTIES, Kind, kind_of, name_of
+from amanda_torch.plugin import TorchEagerDriver
+
+OLDEST_PYTHON = (3, 11)
+NEWEST_PYTHON = (3, 13)
+"""The versions of CPython between which the tests of the gate pass."""
+
+INTERFACE = 1
+"""Of the extension, which has to have the same."""
+
+_UNREPORTED = frozenset({"from_numpy"})
+"""Builtins that look like operators, and report nothing to a mode."""
+
+_REPORTED_FIRST = frozenset({"__eq__", "apply_", "new", "new_tensor", "type"})
+"""Builtins that PyTorch reports before it looks at the arguments: what does not fit counts, too."""
+
+
+# -- whether it is used -------------------------------------------------------
+
+
+def choose() -> bool:
+    """Whether the gate notices operators, by the environment variable and by what works here."""
+    variable, names = TorchEagerDriver.interceptor_variable, TorchEagerDriver.interceptors
+    name = os.environ.get(variable, "") or "auto"
+    if name not in names:
+        warnings.warn(
+            f"{variable} is {name!r}, none of {', '.join(names)}: it counts as auto",
+            CoverageWarning,
+            stacklevel=2,
+        )
+    if name == "mode":
+        return False
+    found = reason_unusable()
+    if name == "gate" and found:
+        warnings.warn(
+            f"{variable} is gate, which cannot be used ({found}): operators are noticed by a "
+            "TorchFunctionMode, which costs more time and sees the same",
+            CoverageWarning,
+            stacklevel=2,
+        )
+    return name == "gate" and not found
+
+
+@functools.cache
+def reason_unusable() -> str:
+    """Why the gate cannot be used in this process; "" if it can. Made once."""
+    for check in (refusal, _configure, _unwritable, _self_test):
+        reason = check()
+        if reason:
+            return reason
+    return ""
+
+
+def refusal() -> str:
+    """What speaks against the gate before anything is tried."""
+    version = sys.version_info[:2]
+    if platform.python_implementation() != "CPython":
+        return f"it needs CPython, and this is {platform.python_implementation()}"
+    if not _internals.has_gil():
+        return "this is a free-threaded build of Python"
+    if _internals.has_jit():
+        return "the JIT of this Python is enabled, which may copy what the gate replaces"
+    if not OLDEST_PYTHON <= version <= NEWEST_PYTHON:
+        return f"it was not tested with Python {version[0]}.{version[1]}"
+    if sys.platform != "linux":
+        return f"it was not tested on {sys.platform}"
+    untested = LoadedDriver.untested_version()
+    if untested:
+        return f"it was not tested with {untested}"
+    try:
+        import amanda_torch_accel
+    except ImportError:
+        return "amanda-torch-accel is not installed; try: pip install 'amanda-torch[accel]'"
+    if amanda_torch_accel.VERSION != INTERFACE:
+        return "amanda-torch-accel is of another release than amanda-torch; install both anew"
+    try:
+        amanda_torch_accel.load()
+    except ImportError as error:
+        return (
+            f"its extension cannot be loaded ({error}); without a C compiler, none is built: "
+            "installed with AMANDA_TORCH_ACCEL_BUILD=require, pip shows what the compiler says"
+        )
+    return ""
+
+
+def extension() -> Any:
+    """The C extension."""
+    import amanda_torch_accel
+
+    return amanda_torch_accel.load()
+
+
+def _configure() -> str:
+    """Tell the extension of our classes and of PyTorch's builtins."""
+    gate = extension()
+    try:
+        gate.configure(
+            Interceptor,
+            Frame,
+            Child,
+            KnownOp,
+            NO_OPERATOR,
+            _is_report_of,
+            _internals.MODE_BUILTINS,
+        )
+        for builtin in operators():
+            gate.add(builtin, builtin.__name__ in _REPORTED_FIRST)
+        gate.add_mapping(_internals.TENSOR_BASE)
+    except (ValueError, TypeError, RuntimeError) as error:
+        return f"PyTorch {torch.__version__} is unlike those that it was tested with: {error}"
+    return ""
+
+
+def operators() -> Iterator[Any]:
+    """PyTorch's builtins that are operators: methods, functions, and properties that are views."""
+    for owner in _internals.BUILTIN_METHODS:
+        # Not dir(): what is inherited belongs to others, to object for instance.
+        for name, found in vars(owner).items():
+            if isinstance(found, types.MethodDescriptorType) and _is_operator(name, found):
+                yield found
+    for owner in _internals.BUILTIN_FUNCTIONS:
+        for name in vars(owner):
+            found = getattr(owner, name)
+            if isinstance(found, types.BuiltinFunctionType) and _is_operator(name, found):
+                yield found
+    for name in VIEW_PROPERTIES:
+        yield vars(_internals.TENSOR_BASE)[name]
+
+
+def _is_operator(name: str, builtin: Any) -> bool:
+    if name in ("__new__", "__init_subclass__") or name in _UNREPORTED:
+        return False
+    return kind_of(builtin) is Kind.LEAF
+
+
+def _is_report_of(name: str, func: Any) -> bool:
+    """Whether PyTorch reports `func` for a builtin of this name.
+
+    Arguments may be tensors that PyTorch asks for their values meanwhile, which it reports, too.
+    """
+    if kind_of(func) is not Kind.LEAF:
+        return False
+    # `a + b` is reported as ``add``, `b + a` of a number as well, `a // b` as ``floor_divide``.
+    return name_of(func) == name or (name.startswith("__") and name != "__getitem__")
+
+
+def _unwritable() -> str:
+    """Whether what is written to lies in memory that can be written to."""
+    try:
+        with open("/proc/self/maps") as file:
+            lines = [line.split(maxsplit=2) for line in file]
+    except OSError as error:
+        return f"the process's memory map cannot be read: {error}"
+    ranges = [
+        tuple(int(end, 16) for end in span.split("-")) for span, rights, _ in lines if "w" in rights
+    ]
+    places = sorted(address for _, _, address, _, _ in extension().sites())
+    for start, end in sorted(ranges):
+        places = [place for place in places if not start <= place < end]
+    return "PyTorch's tables of functions cannot be written to" if places else ""
+
+
+# -- on and off ---------------------------------------------------------------
+
+
+class _Switch:
+    """The gate as an attribute that a :class:`~amanda.patching.PatchSet` sets and puts back."""
+
+    @property
+    def is_on(self) -> bool:
+        """Whether calls are noticed."""
+        return bool(extension().is_installed())
+
+    @is_on.setter
+    def is_on(self, value: bool) -> None:
+        if value:
+            extension().install()
+        else:
+            extension().restore()
+
+
+SWITCH = _Switch()
+
+
+def switch_on(patches: PatchSet) -> None:
+    """Notice the calls of PyTorch's builtins, of ``torch.ops``, and of what is muted."""
+    gate = extension()
+    for cls in _internals.OPERATOR_CLASSES:
+        patches.wrap(cls, "__call__", gate.operator_call)
+    for name, found in list(vars(torch.Tensor).items()):
+        # They report themselves, so that a mode does not notice what they call (`print(x)`).
+        if isinstance(found, types.FunctionType) and kind_of(found) is Kind.IGNORED:
+            patches.wrap(torch.Tensor, name, gate.reported)
+    patches.set(SWITCH, "is_on", True)
+
+
+def module_call(vanilla: Callable[..., Any], wrapped: Callable[..., Any]) -> Any:
+    """``nn.Module.__call__``: enters the frame of a module in C if it was called there before.
+
+    Args:
+        vanilla: PyTorch's own.
+        wrapped: the driver's, for all other calls.
+    """
+    return extension().module_call(vanilla, wrapped)
+
+
+@functools.cache
+def gated_class() -> type[Interceptor]:
+    """The class of interceptors whose events the extension awaits."""
+    return type(
+        "GatedInterceptor",
+        (Interceptor,),
+        {
+            "__doc__": "An interceptor that is asked by the gate.",
+            "__module__": __name__,
+            "__torch_function__": extension().event(Interceptor.__torch_function__),
+        },
+    )
+
+
+# -- the self-test ------------------------------------------------------------
+
+
+class _Nothing:
+    """A dispatcher of no tools: every operator has an empty plan."""
+
+    changes = 0
+
+    def scopes(self) -> tuple[Any, ...]:
+        return ()
+
+    def plan(self, op_id: str, scopes: tuple[Any, ...]) -> Any:
+        return ()
+
+    def is_cacheable(self) -> bool:
+        return True
+
+    def not_seen(self, reason: str) -> None:
+        pass
+
+
+def _forms() -> Sequence[Callable[[torch.Tensor], Any]]:
+    """One call of each kind of builtin."""
+    add, exp = torch.add, torch.ones(()).exp
+    return (
+        lambda x: torch.add(x, x),
+        lambda x: add(input=x, other=x),
+        lambda x: x + 1.0,
+        lambda x: 1.0 - x,
+        lambda x: x.abs(),
+        lambda x: exp(),
+        lambda x: x[0],
+        lambda x: x.__setitem__(0, 1.0),
+        lambda x: x.T,
+        lambda x: nn.functional.linear(x, x),
+        torch.ops.aten.relu.default,
+        torch.ops.aten.relu,
+        lambda x: nn.functional.softmax(x, dim=0),
+        lambda x: x == "x",
+        lambda x: (x.dim(), len(x), x.shape, float(x.sum()), str(x)),
+    )
+
+
+def _notices(cls: type[Interceptor]) -> list[list[str]]:
+    """What an interceptor notices of each form at its first and its second execution."""
+    noticed: list[list[str]] = []
+    for form in _forms():
+        x = torch.ones(2, 2)
+        interceptor = cls(_Nothing(), Labels())  # type: ignore[arg-type]
+        interceptor.stale = False
+        for _ in range(2):
+            interceptor.enter()
+            try:
+                form(x)
+            finally:
+                interceptor.exit()
+            names = interceptor.root.names
+            noticed.append([f"{name} {cell[0]}" for name, cell in sorted(names.items())])
+            # C counts the second execution, as no tool acts.
+            interceptor.root.restart()
+    return noticed
+
+
+def _self_test() -> str:
+    """Whether the gate notices what a mode does, and leaves no trace."""
+    gate = extension()
+    expected = _notices(Interceptor)
+    before = [row[:4] for row in gate.sites()]
+    patches = PatchSet()
+    try:
+        switch_on(patches)
+        found = _notices(gated_class())
+    except Exception as error:
+        return f"its self-test fails: {type(error).__name__}: {error}"
+    finally:
+        patches.undo()
+    if [row[:4] for row in gate.sites()] != before:
+        return "its self-test fails: PyTorch is not as it was"
+    for want, got in zip(expected, found, strict=True):
+        if want != got:
+            return f"its self-test fails: it notices {got or 'nothing'} instead of {want}"
+    return ""

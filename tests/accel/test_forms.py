@@ -1,0 +1,548 @@
+"""The C extension of amanda-torch-accel, by itself: each form of a call is noticed, exactly once.
+
+Everything here runs without PyTorch, on each version of CPython; in tests/torch the driver's own
+tests run with the gate.
+"""
+
+from __future__ import annotations
+
+import functools
+import gc
+import operator
+import sys
+import threading
+import weakref
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+NO_OPERATOR: Any = []
+
+
+class Frame:
+    __slots__ = ("caller", "cells", "children", "generation", "names")
+
+    def __init__(self) -> None:
+        self.cells: dict[Any, Any] = {}
+        self.names: dict[str, Any] = {}
+        self.children: dict[int, Child] = {}
+        self.generation = 0
+        self.caller: Any = None
+
+
+class Child:
+    __slots__ = ("calls", "frames", "is_fused", "ref", "transparent")
+
+    def __init__(self, module: Any) -> None:
+        self.ref = weakref.ref(module)
+        self.calls = 0
+        self.frames = [Frame()]
+        self.transparent = self.is_fused = False
+
+
+class Known:
+    __slots__ = ("run",)
+
+    def __init__(self, run: Callable[..., Any]) -> None:
+        self.run = run
+
+
+class Slots:
+    __slots__ = ("cells", "frame", "generation", "root", "stale", "thread")
+
+
+class Mode(Slots):
+    """Counts as the driver's interceptor does; what it has seen once has an empty plan."""
+
+    def __init__(self) -> None:
+        self.root = self.frame = Frame()
+        self.cells = self.frame.cells
+        self.generation = 0
+        self.stale = False
+        self.thread = {"paused": 0}
+        self.asked: list[str] = []
+
+    def handle(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.asked.append(func.__name__)
+        cell = self.cells.setdefault(func, [0])
+        cell[0] += 1
+        if len(cell) <= cell[0]:
+            cell.append(None)
+        return func(*args, **(kwargs or {}))
+
+    def counts(self) -> dict[str, int]:
+        return {func.__name__: cell[0] for func, cell in self.cells.items() if cell[0]}
+
+    def restart(self) -> None:
+        self.asked.clear()
+        for cell in self.cells.values():
+            cell[0] = 0
+
+
+@pytest.fixture(scope="session")
+def ready(built: tuple[Any, Any]) -> tuple[Any, Any]:
+    gate, toy = built
+    Mode.__torch_function__ = gate.event(Mode.handle)  # type: ignore[attr-defined]
+    builtins = (toy.push, toy.pop, toy.length, toy.at, toy.is_disabled)
+    guards = [vars(cls)[name] for cls in (toy.Guard, toy.Placing) for name in _GUARD]
+    known = lambda name, func: func.__name__ == name or name == "T"  # noqa: E731
+    gate.configure(Mode, Frame, Child, Known, NO_OPERATOR, known, (*builtins, *guards))
+    for name in ("keywords", "__add__", "none", "one", "all", "T"):
+        gate.add(vars(toy.Base)[name], False)
+    gate.add(toy.function, False)
+    gate.add_mapping(toy.Base)
+    return gate, toy
+
+
+_GUARD = ("__enter__", "__exit__")
+
+
+@pytest.fixture
+def gate(ready: tuple[Any, Any]) -> Iterator[Any]:
+    """The gate; afterwards everything is as before."""
+    gate, toy = ready
+    before = [row[:4] for row in gate.sites()]
+    yield gate
+    while toy.length():
+        toy.pop()
+    gate.restore()
+    assert [row[:4] for row in gate.sites()] == before
+    assert toy.length() == 0
+
+
+@pytest.fixture
+def toy(ready: tuple[Any, Any]) -> Any:
+    return ready[1]
+
+
+class Heap:
+    """Makes subclasses of the toy's type, as torch.Tensor and nn.Parameter are."""
+
+    @staticmethod
+    def of(toy: Any) -> Any:
+        return type("Sub", (type("Heap", (toy.Base,), {}),), {})
+
+
+def forms(toy: Any) -> dict[str, tuple[str, Callable[[Any], Any]]]:
+    """Each form of a call, with the name that is reported."""
+    early = toy.function
+    unbound = toy.Base.keywords
+    return {
+        "method": ("keywords", lambda x: x.keywords(1)),
+        "method, keywords": ("keywords", lambda x: x.keywords(a=1)),
+        "method, unpacked": ("keywords", lambda x: x.keywords(*(1,), a=2)),
+        "method, unbound": ("keywords", lambda x: unbound(x, 1)),
+        "method, by name": ("keywords", lambda x: getattr(x, "keywords")(1)),  # noqa: B009
+        "method, partial": ("keywords", lambda x: functools.partial(x.keywords, 1)()),
+        "method, map": ("keywords", lambda x: list(map(x.keywords, [1]))),
+        "no arguments": ("none", lambda x: x.none()),
+        "no arguments, bound": ("none", lambda x: [f() for f in [x.none]]),
+        "no arguments, by operator": ("none", lambda x: operator.methodcaller("none")(x)),
+        "one argument": ("one", lambda x: x.one(1)),
+        "one argument, unbound": ("one", lambda x: toy.Base.one(x, 1)),
+        "one argument, map": ("one", lambda x: list(map(x.one, [1]))),
+        "a tuple": ("all", lambda x: x.all(1, 2)),
+        "a tuple, unpacked": ("all", lambda x: x.all(*(1, 2))),
+        "addition": ("__add__", lambda x: x + 1),
+        "addition, by operator": ("__add__", lambda x: operator.add(x, 1)),
+        "addition, reduce": ("__add__", lambda x: functools.reduce(operator.add, [x, 1])),
+        "addition, by method": ("__add__", lambda x: x.__add__(1)),
+        "property": ("keywords", lambda x: x.T),
+        "property, by name": ("keywords", lambda x: operator.attrgetter("T")(x)),
+        "item": ("__getitem__", lambda x: x[0]),
+        "item, by operator": ("__getitem__", lambda x: operator.getitem(x, 0)),
+        "item, by method": ("__getitem__", lambda x: x.__getitem__(0)),
+        "item, of the type": ("__getitem__", lambda x: toy.Base.__getitem__(x, 0)),
+        "assignment": ("__setitem__", lambda x: operator.setitem(x, 0, 1)),
+        "assignment, by method": ("__setitem__", lambda x: x.__setitem__(0, 1)),
+        "function": ("function", lambda x: toy.function(x)),
+        "function, keywords": ("function", lambda x: toy.function(x, a=1)),
+        "function, unpacked": ("function", lambda x: toy.function(*(x,), a=1)),
+        "function, bound early": ("function", lambda x: early(x)),
+        "function, map": ("function", lambda x: list(map(toy.function, [x]))),
+        "function, partial": ("function", lambda x: functools.partial(early, a=1)(x)),
+    }
+
+
+NAMES = list(forms(type("toy", (), {"Base": type("B", (), {"keywords": 0}), "function": 0})))
+
+
+def repeated(form: Callable[[Any], Any], x: Any, times: int) -> None:
+    for _ in range(times):
+        form(x)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_form_is_counted_exactly(gate: Any, toy: Any, name: str) -> None:
+    """A call is one event in every form, also where the interpreter has specialised it before, and
+    none before and after; what runs the second time runs without Python."""
+    reported, form = forms(toy)[name]
+    x = Heap.of(toy)()
+    repeated(form, x, 100)
+    gate.install()
+    mode = Mode()
+    toy.push(mode)
+    repeated(form, x, 100)
+    assert mode.counts() == {reported: 100}
+    assert len(mode.asked) == 100
+    mode.restart()
+    repeated(form, x, 100)
+    assert mode.counts() == {reported: 100}
+    assert mode.asked == []
+    assert toy.pop() is mode
+    mode.restart()
+    repeated(form, x, 100)
+    assert mode.counts() == {}
+    gate.restore()
+    repeated(form, x, 100)
+    assert mode.counts() == {}
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_running_loop_is_noticed(gate: Any, toy: Any, name: str) -> None:
+    """A loop that runs already is noticed from the next call on, and no longer after that."""
+    reported, form = forms(toy)[name]
+    x, mode, seen = Heap.of(toy)(), Mode(), []
+    for i in range(300):
+        if i == 100:
+            gate.install()
+            toy.push(mode)
+        if i == 200:
+            toy.pop()
+            gate.restore()
+        form(x)
+        seen.append(sum(mode.counts().values()))
+    assert seen[99] == 0
+    assert seen[199] == seen[299] == 100
+    assert mode.counts() == {reported: 100}
+
+
+def test_functions_keep_their_hashes(gate: Any, toy: Any) -> None:
+    """A dictionary by functions, as programs have them, works while the gate is on."""
+    handlers = {toy.function: "known"}
+    gate.install()
+    assert handlers[toy.function] == "known"
+    assert toy.function in {toy.function}
+
+
+def test_what_does_not_fit_is_no_event(gate: Any, toy: Any) -> None:
+    """A call whose arguments are refused is not counted, also where nothing is asked."""
+    x, mode = Heap.of(toy)(), Mode()
+    gate.install()
+    toy.push(mode)
+    repeated(lambda x: x + 1, x, 2)
+    repeated(lambda x: x.keywords(1), x, 2)
+    mode.restart()
+    with pytest.raises(TypeError, match="unsupported operand"):
+        x + "text"
+    with pytest.raises(TypeError, match="no strings"):
+        x.keywords("text")
+    toy.pop()
+    assert mode.counts() == {}
+
+
+def test_nothing_inside_of_a_call_is_noticed(gate: Any, toy: Any) -> None:
+    """What an operator calls is a part of it: as a mode, the gate is off meanwhile."""
+    x, mode = Heap.of(toy)(), Mode()
+
+    class Index:
+        def __index__(self) -> int:
+            return int(x.none())
+
+    def call() -> Any:
+        return operator.index(Index())
+
+    operator_call = gate.operator_call(lambda op: call())
+    op = type("Op", (), {"__call__": operator_call, "__name__": "op"})()
+    gate.install()
+    toy.push(mode)
+    mode.cells[op] = [0, None, None]
+    op()
+    op()
+    assert mode.counts() == {"op": 2}
+    call()
+    assert mode.counts() == {"op": 2, "none": 1}
+    toy.pop()
+
+
+def test_the_stack_looks_as_if_the_mode_lay_there(gate: Any, toy: Any) -> None:
+    """Length, position, pop and push give what they would give with the mode on the stack."""
+    gate.install()
+    ours, other, another = Mode(), object(), object()
+    for stack in ([ours], [other, ours], [ours, other], [other, ours, another]):
+        for mode in stack:
+            toy.push(mode)
+        assert toy.length() == len(stack)
+        assert [toy.at(i) for i in range(len(stack))] == stack
+        popped = [toy.pop() for _ in stack]
+        assert popped == stack[::-1]
+        assert toy.length() == 0
+
+
+def test_modes_that_are_pushed_in_c_lie_above(gate: Any, toy: Any) -> None:
+    """``with torch.device(...)`` pushes a mode without asking Python: ours stays below it."""
+    gate.install()
+    mode, x = Mode(), Heap.of(toy)()
+    toy.push(mode)
+    with toy.Placing() as placing:
+        assert placing is None
+        assert [type(toy.at(i)) for i in range(2)] == [Mode, toy.Placing]
+        x.none()
+    assert toy.length() == 1
+    x.none()
+    assert mode.counts() == {"none": 2}
+    assert toy.pop() is mode
+
+
+def test_modes_that_are_off_notice_nothing(gate: Any, toy: Any) -> None:
+    """Where a program turns modes off, the gate is off, too."""
+    gate.install()
+    mode, x = Mode(), Heap.of(toy)()
+    toy.push(mode)
+    repeated(lambda x: x.none(), x, 3)
+    with toy.Guard():
+        repeated(lambda x: x.none(), x, 3)
+    repeated(lambda x: x.none(), x, 3)
+    assert mode.counts() == {"none": 6}
+    assert toy.pop() is mode
+
+
+def test_what_acts_is_run_directly(gate: Any, toy: Any) -> None:
+    """A known way to run an operator gets what PyTorch would report, and its result counts."""
+    gate.install()
+    mode, x = Mode(), Heap.of(toy)()
+    toy.push(mode)
+    x.keywords(1)
+    calls: list[Any] = []
+
+    def run(known: Any, func: Any, args: Any, kwargs: Any) -> Any:
+        calls.append((known, func, args, kwargs))
+        return "result"
+
+    known = Known(run)
+    cell = mode.cells[toy.Base.keywords]
+    cell[1:] = [known]
+    mode.restart()
+    assert x.keywords(1) == "result"
+    assert isinstance(x.keywords(2, a=3), int)
+    cell[2:] = [None, known]
+    assert x.keywords(2, a=3) == "result"
+    assert calls == [
+        (known, toy.Base.keywords, (x, 1), {}),
+        (known, toy.Base.keywords, (x, 2), {"a": 3}),
+    ]
+    assert mode.counts() == {"keywords": 3}
+    # Arguments of types that were not reported yet may be refused.
+    assert mode.asked == ["keywords"]
+    mode.restart()
+    with pytest.raises(TypeError, match="no strings"):
+        x.keywords("text")
+    assert mode.counts() == {}
+    toy.pop()
+
+
+def test_a_stale_mode_is_asked(gate: Any, toy: Any) -> None:
+    """Where plans may be out of date, Python is asked, whatever was known."""
+    gate.install()
+    mode, x = Mode(), Heap.of(toy)()
+    toy.push(mode)
+    x.none()
+    mode.restart()
+    mode.stale = True
+    x.none()
+    assert mode.asked == ["none"]
+    toy.pop()
+
+
+class Module:
+    def __init__(self, below: Any = None) -> None:
+        self.below = below
+
+
+def test_modules_are_entered_and_left(gate: Any, toy: Any) -> None:
+    """A module that was called at its place before gets its frame, with counters at zero, and the
+    way back leads to the caller's, also after an exception."""
+    gate.install()
+    mode, module, x = Mode(), Module(), Heap.of(toy)()
+    outer = mode.frame = Frame()
+    mode.cells = outer.cells
+    child = outer.children[id(module)] = Child(module)
+    frame = child.frames[0]
+    frame.names["none"] = frame.cells[toy.Base.none] = [7, None, None]
+    seen: list[Any] = []
+
+    def forward(self: Any, fails: bool) -> None:
+        seen.append((mode.frame, frame.caller, frame.names["none"][0], child.calls))
+        x.none()
+        if fails:
+            raise ValueError("on purpose")
+
+    wrapper = gate.module_call(forward, lambda *_: pytest.fail("Python was asked"))
+    toy.push(mode)
+    # The reported function is learned, in a frame of its own.
+    mode.cells, kept = {}, mode.cells
+    x.none()
+    mode.cells = kept
+    wrapper(module, False)
+    assert seen == [(frame, outer, 0, 1)]
+    assert frame.names["none"][0] == 1
+    assert mode.frame is outer
+    assert frame.caller is None
+    child.calls = 0
+    with pytest.raises(ValueError, match="on purpose"):
+        wrapper(module, True)
+    assert mode.frame is outer
+    assert mode.cells is outer.cells
+    toy.pop()
+
+
+@pytest.mark.parametrize("change", ["calls", "generation", "fused", "transparent", "dead", "pause"])
+def test_uncommon_modules_are_pythons(gate: Any, toy: Any, change: str) -> None:
+    """A module that is new at its place, or needs more than a frame, is left to Python."""
+    gate.install()
+    mode, module = Mode(), Module()
+    outer = mode.frame = Frame()
+    mode.cells = outer.cells
+    child = outer.children[id(module)] = Child(module)
+    if change == "calls":
+        child.calls = 1
+    elif change == "generation":
+        mode.generation = 1000
+    elif change == "fused":
+        child.is_fused = True
+    elif change == "transparent":
+        child.transparent = True
+    elif change == "dead":
+        child.ref = weakref.ref(Module())
+    else:
+        mode.thread["paused"] = 1
+    asked: list[Any] = []
+    wrapper = gate.module_call(lambda *_: pytest.fail("C did it"), lambda *args: asked.append(args))
+    toy.push(mode)
+    wrapper(module, 5)
+    toy.pop()
+    assert asked == [(module, 5)]
+    assert mode.frame is outer
+
+
+def test_subclasses_that_are_made_meanwhile(gate: Any, toy: Any) -> None:
+    """A subclass made while the gate is on is noticed, and vanilla afterwards; one with a method of
+    its own keeps that."""
+    gate.install()
+    mode = Mode()
+    toy.push(mode)
+    made = Heap.of(toy)
+    own = type("Own", (toy.Base,), {"__getitem__": lambda self, index: "own"})
+    made()[0]
+    made() + 1
+    assert own()[0] == "own"
+    assert mode.counts() == {"__getitem__": 1, "__add__": 1}
+    toy.pop()
+    gate.restore()
+    toy.push(mode)
+    mode.restart()
+    made()[0]
+    toy.pop()
+    # The mode is on the stack for real: the library reports to it.
+    assert mode.asked == ["__getitem__"]
+
+
+def test_only_what_is_still_ours_is_put_back(gate: Any, toy: Any) -> None:
+    """restore() leaves alone what another library has replaced meanwhile."""
+    made = Heap.of(toy)
+    gate.install()
+    made.__getitem__ = lambda self, index: "another"
+    gate.restore()
+    assert made()[0] == "another"
+
+
+def test_threads_have_modes_of_their_own(gate: Any, toy: Any) -> None:
+    """The gate of one thread notices nothing of another one, however the two interleave."""
+    gate.install()
+    mode, x, stop = Mode(), Heap.of(toy)(), threading.Event()
+
+    def work() -> None:
+        while not stop.is_set():
+            x.none()
+            toy.function(x)
+
+    threads = [threading.Thread(target=work) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    toy.push(mode)
+    repeated(lambda x: x.none(), x, 1000)
+    for _ in range(200):
+        gate.restore()
+        gate.install()
+    popped = toy.pop()
+    stop.set()
+    for thread in threads:
+        thread.join()
+    assert popped is mode
+    assert mode.counts() == {"none": 1000}
+
+
+def test_exceptions_leave_the_mode_on(gate: Any, toy: Any) -> None:
+    """An exception in the handler reaches the caller, and the mode is as before."""
+    gate.install()
+    mode, x = Mode(), Heap.of(toy)()
+    toy.push(mode)
+    mode.cells = None  # type: ignore[assignment]
+    with pytest.raises(AttributeError):
+        x.none()
+    mode.cells = {}
+    x.none()
+    assert mode.counts() == {"none": 1}
+    assert toy.pop() is mode
+
+
+def test_nothing_is_kept_alive(gate: Any, toy: Any) -> None:
+    """Calls change no reference count, and a mode that was popped is gone."""
+    cases = list(forms(toy).values())
+    x, argument = Heap.of(toy)(), object()
+    gate.install()
+    mode = Mode()
+    toy.push(mode)
+
+    def run(mode: Mode) -> None:
+        mode.restart()
+        for _, form in cases:
+            form(x)
+        toy.function(argument, a=argument)
+        x.keywords(argument, a=argument)
+        x.one(argument)
+
+    repeated(run, mode, 5)
+    before = [sys.getrefcount(value) for value in (x, argument, mode, None, toy.Base)]
+    repeated(run, mode, 200)
+    after = [sys.getrefcount(value) for value in (x, argument, mode, None, toy.Base)]
+    # None is immortal since 3.12, and before that others hold and drop it, too.
+    assert [b - a for a, b in zip(before, after, strict=True)][:3] == [0, 0, 0]
+    assert abs(after[3] - before[3]) < 50
+    toy.pop()
+    gone = weakref.ref(mode)
+    del mode
+    gc.collect()
+    assert gone() is None
+
+
+def test_names_are_those_of_the_function(gate: Any) -> None:
+    """An object that stands for a function has its name and its documentation."""
+
+    def function(x: int) -> int:
+        """A function."""
+        return x
+
+    for call in (gate.reported(function), gate.operator_call(function)):
+        assert call.__name__ == "function"
+        assert call.__doc__ == "A function."
+        assert call.__wrapped__ is function
+        assert call(1) == 1
+
+
+def test_unknown_forms_are_refused(gate: Any) -> None:
+    """A builtin that is called in another way is not replaced, and the error names it."""
+    for builtin in (vars(str)["split"], len, object()):
+        with pytest.raises(ValueError, match=r"split|len|object"):
+            gate.add(builtin, False)

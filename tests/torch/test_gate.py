@@ -1,0 +1,531 @@
+"""The gate notices what the mode notices, at the same ids, and leaves PyTorch as it was.
+
+The whole of tests/torch runs with the gate by ``nox -s torch-gate``; here is what concerns the two
+beside each other. The extension by itself is tested in tests/accel.
+"""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import gc
+import subprocess
+import sys
+import threading
+import types
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch._C import DisableTorchFunction, DisableTorchFunctionSubclass
+from torch.overrides import TorchFunctionMode, get_overridable_functions
+from torch.utils.checkpoint import checkpoint
+
+import amanda
+from amanda.errors import CoverageWarning
+from amanda_torch import _internals
+from amanda_torch.eager import gate
+from amanda_torch.eager.interceptors import Interceptor
+from amanda_torch.operators.names import VIEW_PROPERTIES, Kind, kind_of
+from amanda_torch.plugin import TorchEagerDriver
+from tests.torch.support import Counter, Identity, Watcher, applied
+from tests.torch.test_call_counts import profiled
+
+VARIABLE = TorchEagerDriver.interceptor_variable
+BOTH = ("mode", "gate")
+
+needs_gate = pytest.mark.skipif(
+    bool(gate.reason_unusable()), reason=f"the gate is not used here: {gate.reason_unusable()}"
+)
+
+
+@pytest.fixture
+def gated(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(VARIABLE, "gate")
+
+
+@contextlib.contextmanager
+def intercepted(monkeypatch: pytest.MonkeyPatch, name: str, tool: amanda.Tool) -> Iterator[None]:
+    """A scope with an interceptor of this name."""
+    monkeypatch.setenv(VARIABLE, name)
+    with applied(tool):
+        yield
+
+
+# -- the same operators ---------------------------------------------------------
+
+
+class Ids(amanda.Tool):
+    """The ids of all operators in the order of their executions, by routines or by analyses."""
+
+    def __init__(self, acts: bool) -> None:
+        super().__init__()
+        self.ids: list[str] = []
+        self._acts = acts
+        self.add_inst_for_op(self.forward)
+
+    def forward(self, context: amanda.OpContext) -> None:
+        op_id = context.get_op_id()
+        if self._acts:
+            context.insert_before_op(lambda: self.ids.append(op_id), inputs=[])
+        else:
+            self.ids.append(op_id)
+
+
+class Meta(TorchFunctionMode):
+    """A mode of the program's, which replaces an operator."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is torch.Tensor.add:
+            func = torch.Tensor.mul
+        return func(*args, **(kwargs or {}))
+
+
+class Doubled(torch.Tensor):
+    """A subclass with operators of its own."""
+
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = super().__torch_function__(func, types, args, kwargs or {})
+        return result * 2 if func is torch.Tensor.add else result
+
+
+class Cube(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+        ctx.save_for_backward(x)
+        return x * x * x
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:
+        (x,) = ctx.saved_tensors
+        return gradient * 3.0 * x * x
+
+
+early_add, early_relu = torch.add, nn.functional.relu
+
+
+def _operators(x: torch.Tensor) -> Any:
+    y = (x + 1.0) * 2 - x / 3
+    y = 1.0 - y @ y.T
+    y += 1
+    y = -(abs(y) ** 2) // 1 % 3
+    return (y == x, y < 1, ~(y > 0), y[0], y[:, None], y.mT.real, early_add(y, x), early_relu(y))
+
+
+def _forms(x: torch.Tensor) -> Any:
+    total, bound = x.clone(), x.mul
+    total[0] = 1.0
+    values = [torch.add(x, other=x), torch.add(*(x, x), alpha=2), bound(2.0)]
+    values += map(x.add, [1.0, 2.0])
+    values += [torch.stack([x, x]), torch.split(x, 1), x.split(1), torch.einsum("ij,jk", x, x)]
+    values += [torch.cat([x, x], 1), torch.where(x > 0, x, -x), x.sum(0).max(), torch.zeros(2)]
+    values += [torch.fft.fft(x).abs(), torch.linalg.inv(x + torch.eye(2)), torch.special.erf(x)]
+    return values
+
+
+def _ignored(x: torch.Tensor) -> Any:
+    text = f"{x} {x.sum():.3f} {x!r} {len(x)} {x.shape} {float(x.sum())} {x.tolist()} {x.numpy()}"
+    return text, bool(x.sum() > 0), int(x.argmax()), x.is_contiguous(), x.storage_offset()
+
+
+def _ops(x: torch.Tensor) -> Any:
+    return (
+        torch.ops.aten.relu.default(x),
+        torch.ops.aten.relu(x),
+        torch.ops.aten.add.Tensor(x, x, alpha=2),
+        torch.ops.aten.sum(x),
+    )
+
+
+def _refused(x: torch.Tensor) -> Any:
+    values: list[Any] = [x == "text", x != None, x.add(1)]  # noqa: E711
+    for bad in (lambda: x + "text", lambda: x.add("text"), lambda: torch.add(x)):
+        try:
+            values.append(bad())
+        except TypeError as error:
+            values.append(str(error).partition("\n")[0])
+    return (*values, x + 1)
+
+
+def _modes(x: torch.Tensor) -> Any:
+    values = []
+    with Meta():
+        values += [x.add(2.0), x + 2.0, x.exp()]
+        with torch.device("meta"):
+            values.append(torch.ones(2).shape)
+    with DisableTorchFunctionSubclass():
+        values.append(x + 1)
+    with DisableTorchFunction():
+        values.append(x + 1)
+    return (*values, x + 1)
+
+
+def _subclasses(x: torch.Tensor) -> Any:
+    y = x.as_subclass(Doubled)
+    made = type("Made", (torch.Tensor,), {})
+    z = x.as_subclass(made)
+    return (y + 1, y.add(1), nn.functional.relu(y), y[0], z + 1, z[0], nn.Parameter(x) + 1)
+
+
+def _gradients(x: torch.Tensor) -> Any:
+    y = x.clone().requires_grad_()
+    z = (Cube.apply(y) * checkpoint(lambda v: v.exp().sin(), y, use_reentrant=False)).sum()
+    z.backward()
+    (first,) = torch.autograd.grad((y * y).sum(), y)
+    return (y.grad, first)
+
+
+def _transforms(x: torch.Tensor) -> Any:
+    return (
+        torch.func.vmap(lambda v: v.cos().sum())(x),
+        torch.func.grad(lambda v: (v.sin() * v).sum())(x),
+    )
+
+
+def _random(x: torch.Tensor) -> Any:
+    torch.manual_seed(3)
+    return (
+        nn.functional.dropout(x, 0.5),
+        torch.rand(2),
+        (x / 8).bernoulli(),
+        nn.init.normal_(x.clone()),
+    )
+
+
+class Net(nn.Module):
+    """Modules that are shared, called twice, and not registered."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.first = nn.Linear(2, 4)
+        self.norm = nn.LayerNorm(4)
+        self.attention = nn.MultiheadAttention(4, 2, batch_first=True)
+        self.recurrent = nn.LSTM(4, 4, batch_first=True)
+        self.layers = nn.ModuleList(nn.Sequential(nn.Linear(4, 4), nn.GELU()) for _ in range(2))
+        self.loose = [nn.ReLU()]
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = self.norm(self.first(x))[None]
+        y = self.attention(y, y, y)[0] + self.recurrent(y)[0]
+        for layer in self.layers:
+            y = layer(y) + self.norm(y)
+        return self.loose[0](y).mean()
+
+
+def _model(training: bool) -> Callable[[torch.Tensor], Any]:
+    net = Net().train(training)
+    optimizer = torch.optim.AdamW(net.parameters())
+
+    def run(x: torch.Tensor) -> Any:
+        if not training:
+            with torch.no_grad():
+                return net(x)
+        optimizer.zero_grad()
+        loss = net(x)
+        loss.backward()
+        optimizer.step()
+        return (loss, *(p.detach().clone() for p in net.parameters()))
+
+    return run
+
+
+PROGRAMS: dict[str, Callable[[], Callable[[torch.Tensor], Any]]] = {
+    "operators": lambda: _operators,
+    "forms": lambda: _forms,
+    "ignored": lambda: _ignored,
+    "torch.ops": lambda: _ops,
+    "refused": lambda: _refused,
+    "modes": lambda: _modes,
+    "subclasses": lambda: _subclasses,
+    "gradients": lambda: _gradients,
+    "transforms": lambda: _transforms,
+    "random": lambda: _random,
+    "model, eval": lambda: _model(False),
+    "model, training": lambda: _model(True),
+}
+
+
+def plain(value: Any) -> Any:
+    """Results in a form that can be compared for bit-identity."""
+    if isinstance(value, torch.Tensor):
+        return (
+            type(value).__name__,
+            value.dtype,
+            value.detach().as_subclass(torch.Tensor).tolist(),
+        )
+    if isinstance(value, (list, tuple)):
+        return [plain(one) for one in value]
+    return value
+
+
+def steps(program: Callable[[torch.Tensor], Any]) -> list[Any]:
+    torch.manual_seed(1)
+    values = []
+    for _ in range(3):
+        values.append(plain(program(torch.arange(1.0, 5.0).reshape(2, 2))))
+        amanda.new_iteration()
+    return [values, torch.get_rng_state().tolist()]
+
+
+@needs_gate
+@pytest.mark.parametrize("acts", [True, False], ids=["acting", "watching"])
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_both_see_the_same(name: str, acts: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The gate sees the operators that the mode sees, in the same order, at the same ids, in each
+    iteration; and neither changes a result."""
+    vanilla = steps(PROGRAMS[name]())
+    seen = {}
+    for interceptor in BOTH:
+        tool = Ids(acts)
+        program = PROGRAMS[name]()
+        with intercepted(monkeypatch, interceptor, tool):
+            assert steps(program) == vanilla
+        seen[interceptor] = tool.ids
+    assert seen["gate"] == seen["mode"]
+    assert seen["gate"] or name == "ignored"
+
+
+@needs_gate
+def test_interceptors_can_be_switched(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One process may use the one after the other, and nest scopes in either order."""
+    x, counts = torch.ones(2, 2), []
+    for name in ("gate", "mode", "gate", "mode"):
+        tool = Counter()
+        with intercepted(monkeypatch, name, tool):
+            x.exp()
+            inner = Counter()
+            monkeypatch.setenv(VARIABLE, "mode" if name == "gate" else "gate")
+            with applied(inner):
+                x.exp()
+            x.exp()
+        counts.append((tool.ops["exp"], inner.ops["exp"]))
+    assert counts == [(3, 1)] * 4
+
+
+# -- nothing is asked -------------------------------------------------------------
+
+
+@needs_gate
+@pytest.mark.usefixtures("gated")
+def test_what_no_tool_wants_runs_no_python_of_ours() -> None:
+    """An operator and a module call that nothing acts on run through no function of ours."""
+    model, x = nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Sequential(nn.Linear(4, 4))), None
+
+    class Outer(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = model
+
+        def forward(self, x: torch.Tensor) -> Any:
+            _, run = profiled(lambda: self.inner(x)[0].real.add(1.0) + torch.exp(x).sum())
+            runs.append(run)
+
+    runs: list[Any] = []
+    outer, x = Outer(), torch.ones(2, 4)
+    watcher = amanda.Tool()
+    watcher.add_inst_for_op(lambda context: None)
+    with applied(watcher):
+        for _ in range(3):
+            outer(x)
+    assert len(runs[0]) > 20
+    assert len(runs[-1]) == 0, f"\n{runs[-1]}"
+
+
+@needs_gate
+@pytest.mark.usefixtures("gated")
+def test_a_routine_runs_without_a_mode() -> None:
+    """An operator that a tool acts on runs by the way that is known, and no mode is asked."""
+    x, tool, runs = torch.ones(2, 2), Counter(), []
+    with applied(tool):
+        for _ in range(3):
+            runs.append(profiled(lambda: torch.exp(x + 1.0).add(x))[1])
+            amanda.new_iteration()
+    assert runs[0].count("__torch_function__") == 3
+    assert runs[-1].count("__torch_function__") == 0
+    assert tool.ops == {"add": 6, "exp": 3}
+
+
+# -- everything is seen, and nothing is left ----------------------------------------
+
+
+@needs_gate
+def test_every_builtin_operator_is_noticed() -> None:
+    """Each builtin that PyTorch lets be overridden, and that is an operator, is noticed."""
+    owned = {id(builtin) for _, builtin, _, _, _ in gate.extension().sites()}
+    missing = set()
+    for functions in get_overridable_functions().values():
+        for func in functions:
+            kinds = (types.BuiltinFunctionType, types.MethodDescriptorType)
+            if isinstance(func, kinds) and kind_of(func) is Kind.LEAF and id(func) not in owned:
+                missing.add(func.__name__)
+    # They ask whether something is overridden.
+    assert missing <= set(_internals.OVERRIDE_CHECKS) | {
+        "_" + c for c in _internals.OVERRIDE_CHECKS
+    }
+    for name in VIEW_PROPERTIES:
+        assert id(vars(_internals.TENSOR_BASE)[name]) in owned
+
+
+@needs_gate
+@pytest.mark.usefixtures("gated")
+def test_nothing_is_left() -> None:
+    """After a scope all that was replaced is as it was, also after an exception, and no function
+    has another identity or hash within it."""
+    tables = {torch.add: 1, torch.nn.functional.linear: 2, torch.Tensor.add: 3}
+    before = [row[:4] for row in gate.extension().sites()]
+    attributes = {name: vars(torch.Tensor)[name] for name in vars(torch.Tensor)}
+    counts = [sys.getrefcount(f) for f in (torch.add, torch.Tensor.add, nn.Module.__call__)]
+    add = torch.add
+    for fails in (False, True):
+        with contextlib.suppress(ZeroDivisionError), applied(Watcher()):
+            assert torch.add is add
+            assert [tables[f] for f in tables] == [1, 2, 3]
+            assert torch.add in tables
+            nn.Linear(2, 2)(torch.ones(1, 2)).sum().backward()
+            made = type("Made", (torch.Tensor,), {})
+            if fails:
+                raise ZeroDivisionError
+        assert [row[:4] for row in gate.extension().sites()] == before
+        assert {name: vars(torch.Tensor)[name] for name in vars(torch.Tensor)} == attributes
+        assert torch.ones(2).as_subclass(made)[0] == 1.0
+        gc.collect()
+    now = [sys.getrefcount(f) for f in (torch.add, torch.Tensor.add, nn.Module.__call__)]
+    # What PyTorch reports for a builtin is kept from the first report on.
+    assert all(b - a <= 1 for a, b in zip(counts, now, strict=True))
+
+
+@needs_gate
+@pytest.mark.usefixtures("gated")
+def test_classes_can_be_made_within() -> None:
+    """Classes can be defined within a scope: nothing that all classes share is touched."""
+    with applied(Watcher()):
+        made = collections.namedtuple("made", "a b")
+
+        class Special(torch.Tensor):
+            def __getitem__(self, index: Any) -> Any:
+                return "own"
+
+        class Meta(type(nn.Parameter)):  # type: ignore[misc]
+            pass
+
+        class Other(torch.Tensor, metaclass=Meta):
+            pass
+
+        x = torch.ones(2)
+        assert x.as_subclass(Special)[0] == "own"
+        assert made(1, 2).a == 1
+        assert x.as_subclass(Other)[0] == 1
+        assert issubclass(Special, torch.Tensor)
+
+
+@needs_gate
+@pytest.mark.usefixtures("gated")
+def test_threads_that_compute_meanwhile() -> None:
+    """Threads that no scope covers compute as ever while scopes begin and end elsewhere."""
+    x, stop, wrong = torch.arange(4.0), threading.Event(), []
+
+    def work() -> None:
+        while not stop.is_set():
+            if (x + 1).add(2)[1:].sum().item() != 15.0:
+                wrong.append(1)
+
+    threads = [threading.Thread(target=work) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    seen = []
+    for _ in range(30):
+        tool = Ids(acts=True)
+        with applied(tool):
+            x.exp().sum()
+        seen.append(tool.ids)
+    stop.set()
+    for thread in threads:
+        thread.join()
+    assert not wrong
+    assert seen == [["/exp:0", "/sum:0"]] * 30
+
+
+@needs_gate
+@pytest.mark.usefixtures("gated")
+def test_routines_return_what_they_got() -> None:
+    """Routines at all points that return their arguments change no bit, of gradients neither."""
+    results = []
+    for tool in (None, Identity()):
+        net, x = Net(), torch.arange(1.0, 5.0).reshape(2, 2)
+        with applied(tool) if tool else contextlib.nullcontext():
+            for _ in range(3):
+                loss = net(x)
+                loss.backward()
+        results.append([loss.item(), *(p.grad.tolist() for p in net.parameters())])
+    assert results[0] == results[1]
+
+
+# -- whether it is used -------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "reason"),
+    [
+        ("platform.python_implementation", lambda: "PyPy", "it needs CPython"),
+        ("amanda_torch._internals.has_gil", lambda: False, "free-threaded"),
+        ("amanda_torch._internals.has_jit", lambda: True, "JIT"),
+        ("sys.version_info", (3, 99, 0), "Python 3.99"),
+        ("sys.platform", "plan9", "plan9"),
+        ("torch.__version__", "2.99.0", "PyTorch 2.99.0"),
+    ],
+)
+def test_it_is_refused(name: str, value: Any, reason: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where the gate was not tested, or cannot work, it is not used, and the reason is given."""
+    with monkeypatch.context() as patched:
+        patched.setattr(name, value)
+        found = gate.refusal()
+    assert reason in found
+
+
+@pytest.mark.parametrize("asked", ["auto", "mode", "gate"])
+def test_without_it_the_mode_is_used(asked: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where the gate cannot be used the mode is; it is a warning if the gate was asked for."""
+    monkeypatch.setattr(gate, "reason_unusable", lambda: "for a test")
+    monkeypatch.setenv(VARIABLE, asked)
+    tool = Counter()
+    warns = pytest.warns(CoverageWarning, match="gate, which cannot be used \\(for a test\\)")
+    with warns if asked == "gate" else contextlib.nullcontext(), applied(tool):
+        torch.ones(2).exp()
+        assert type(_internals.mode_at(0)) is Interceptor
+    assert tool.ops == {"ones": 1, "exp": 1}
+
+
+def test_an_unknown_interceptor_is_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The variable names one of three; another word counts as auto, and is a warning."""
+    monkeypatch.setenv(VARIABLE, "gat")
+    with pytest.warns(CoverageWarning, match="'gat', none of auto, gate, mode"):
+        gate.choose()
+
+
+def test_doctor_says_which_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The list of checks names the interceptor, and the reason where it is the mode."""
+    driver = TorchEagerDriver.loaded()
+    monkeypatch.setattr(gate, "reason_unusable", lambda: "for a test")
+    assert driver.remarks() == ["operators are noticed by a TorchFunctionMode (for a test)"]
+    monkeypatch.setattr(gate, "reason_unusable", lambda: "")
+    monkeypatch.setenv(VARIABLE, "gate")
+    assert driver.remarks() == ["operators are noticed by the gate, in C"]
+
+
+def test_the_package_needs_no_extension() -> None:
+    """amanda-torch works where amanda-torch-accel is not installed."""
+    code = (
+        "import sys; sys.modules['amanda_torch_accel'] = None\n"
+        "import torch, amanda\n"
+        "from amanda_torch.eager import gate\n"
+        "tool = amanda.Tool(); seen = []\n"
+        "tool.add_inst_for_op(lambda context: seen.append(context.get_op_id()))\n"
+        "with amanda.apply(tool): torch.ones(2).exp()\n"
+        "print(seen, gate.reason_unusable())"
+    )
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert run.stdout.startswith("['/ones:0', '/exp:0'] amanda-torch-accel is not installed")
