@@ -171,7 +171,7 @@ def test_every_private_symbol_is_checked() -> None:
         if str(name).startswith("_") and not str(name).endswith("__")
     }
     # Python's own; and one that no class of PyTorch has, only Dynamo's graphs.
-    others = {"_getframe", "_is_owned", "_jit", "_param_name_to_source"}
+    others = {"_getframe", "_jit", "_param_name_to_source"}
     assert len(used) > 10
     assert used - {name for path in paths for name in path} == others
 
