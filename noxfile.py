@@ -18,7 +18,10 @@ import nox
 from nox.command import CommandFailed
 
 ROOT = Path(__file__).parent
-PACKAGES = ("amanda-core", "amanda-torch", "amanda-tensorflow", "amanda-tools")
+PACKAGES = (
+    *("amanda-core", "amanda-torch", "amanda-torch/accel"),
+    *("amanda-tensorflow", "amanda-tools"),
+)
 CONSTRAINTS = "tests/constraints/torch.txt"
 
 PYTHONS = ("3.11", "3.12", "3.13", "3.14")
@@ -142,6 +145,13 @@ def _torch(session: nox.Session, version: str, variables: Mapping[str, str], *op
     session.run("python", "-m", "pytest", "-q", "-n", "2", *tests)
 
 
+@nox.session(name="torch-gate")
+def torch_gate(session: nox.Session) -> None:
+    """The tests of amanda-torch with the gate; fails where the gate cannot be used."""
+    os.environ["AMANDA_TORCH_INTERCEPTOR"] = "gate"
+    _run(session, "-m", "pytest", "-n", "2", *(session.posargs or ["tests/torch", "tests/accel"]))
+
+
 def _python(session: nox.Session, version: str) -> None:
     """Run the tests of core, tools and the pure drivers on a Python, if there is one."""
     interpreter = _interpreter(version)
@@ -168,8 +178,29 @@ def _add_session(version: str) -> None:
         _python(session, version)
 
 
+def _gate(session: nox.Session, version: str) -> None:
+    """Run the tests of the extension on a Python, if there is one; they need no PyTorch."""
+    interpreter = _interpreter(version)
+    if not interpreter:
+        session.skip(f"Python {version} is not installed: nothing was tested with it")
+    folder = ROOT / ".nox" / f"gate-{version}"
+    own = str(folder / "bin" / "python")
+    if not Path(own).exists():
+        session.run(interpreter, "-m", "venv", str(folder), external=True)
+    session.run(own, "-m", "pip", "install", "-q", "pytest", external=True)
+    session.run(own, "-m", "pytest", "-q", "tests/accel", *session.posargs, external=True)
+
+
+def _add_gate_session(version: str) -> None:
+    @nox.session(name=f"gate-{version}")
+    def gate(session: nox.Session) -> None:
+        """The tests of the extension amanda-torch-accel on one Python, if it is there."""
+        _gate(session, version)
+
+
 for _version in PYTHONS:
     _add_session(_version)
+    _add_gate_session(_version)
 
 
 def _interpreter(version: str) -> str:

@@ -457,6 +457,22 @@ def test_only_what_is_still_ours_is_put_back(gate: Any, toy: Any) -> None:
     assert made()[0] == "another"
 
 
+def test_no_mode_outlives_the_gate(gate: Any, toy: Any) -> None:
+    """A mode that a thread has left on is none once another thread has taken the gate off, also if
+    the gate is put on again."""
+    gate.install()
+    mode, x = Mode(), Heap.of(toy)()
+    toy.push(mode)
+    other = threading.Thread(target=gate.restore)
+    other.start()
+    other.join()
+    assert toy.length() == 0
+    gate.install()
+    assert toy.length() == 0
+    x.none()
+    assert mode.counts() == {}
+
+
 def test_threads_have_modes_of_their_own(gate: Any, toy: Any) -> None:
     """The gate of one thread notices nothing of another one, however the two interleave."""
     gate.install()
@@ -472,10 +488,10 @@ def test_threads_have_modes_of_their_own(gate: Any, toy: Any) -> None:
         thread.start()
     toy.push(mode)
     repeated(lambda x: x.none(), x, 1000)
+    popped = toy.pop()
     for _ in range(200):
         gate.restore()
         gate.install()
-    popped = toy.pop()
     stop.set()
     for thread in threads:
         thread.join()

@@ -191,9 +191,24 @@ static struct {
 static THREAD_LOCAL struct {
     PyObject *mode;
     Py_ssize_t depth;
+    unsigned session;
     Site *awaited;
     int reports;
 } thread;
+
+/* Counts up where the gate is taken off: virtual modes of other threads, which cannot be reached
+   from here, are none from then on. */
+static unsigned session;
+static int is_installed;
+
+static PyObject *
+virtual_mode(void)
+{
+    if (thread.mode != NULL && thread.session != session) {
+        Py_CLEAR(thread.mode);
+    }
+    return thread.mode;
+}
 
 static PyObject *
 call_builtin(const Builtin *builtin, PyObject *argument)
@@ -277,7 +292,7 @@ make_real(void)
 static int
 push_ours(PyObject *mode)
 {
-    if (thread.mode != NULL && make_real() < 0) {
+    if (virtual_mode() != NULL && make_real() < 0) {
         return -1;
     }
     PyObject *disabled = call_builtin(&stack.is_disabled, NULL);
@@ -295,6 +310,7 @@ push_ours(PyObject *mode)
     }
     thread.mode = Py_NewRef(mode);
     thread.depth = depth;
+    thread.session = session;
     return 0;
 }
 
@@ -302,7 +318,7 @@ push_ours(PyObject *mode)
 static int
 settle(void)
 {
-    Py_ssize_t length = thread.mode == NULL ? real_length() : 0;
+    Py_ssize_t length = virtual_mode() == NULL ? real_length() : 0;
     if (length <= 0) {
         return (int)length;
     }
@@ -326,7 +342,7 @@ hook_push(PyObject *Py_UNUSED(self), PyObject *mode)
     if (is_ours(mode)) {
         return push_ours(mode) < 0 ? NULL : Py_NewRef(Py_None);
     }
-    if (thread.mode != NULL && make_real() < 0) {
+    if (virtual_mode() != NULL && make_real() < 0) {
         return NULL;
     }
     return call_builtin(&stack.push, mode);
@@ -335,7 +351,7 @@ hook_push(PyObject *Py_UNUSED(self), PyObject *mode)
 static PyObject *
 hook_pop(PyObject *Py_UNUSED(self), PyObject *Py_UNUSED(argument))
 {
-    PyObject *mode = thread.mode;
+    PyObject *mode = virtual_mode();
     if (mode != NULL) {
         Py_ssize_t length = length_around();
         if (length < 0) {
@@ -358,14 +374,14 @@ static PyObject *
 hook_length(PyObject *Py_UNUSED(self), PyObject *Py_UNUSED(argument))
 {
     Py_ssize_t length = real_length();
-    return length < 0 ? NULL : PyLong_FromSsize_t(length + (thread.mode != NULL));
+    return length < 0 ? NULL : PyLong_FromSsize_t(length + (virtual_mode() != NULL));
 }
 
 static PyObject *
 hook_at(PyObject *self, PyObject *args, PyObject *kwargs)
 {
     Py_ssize_t index;
-    if (thread.mode != NULL && length_around() >= 0 && kwargs == NULL && PyTuple_GET_SIZE(args) == 1) {
+    if (virtual_mode() != NULL && length_around() >= 0 && kwargs == NULL && PyTuple_GET_SIZE(args) == 1) {
         index = PyLong_AsSsize_t(PyTuple_GET_ITEM(args, 0));
         if (index == thread.depth) {
             return Py_NewRef(thread.mode);
@@ -383,7 +399,7 @@ hook_at(PyObject *self, PyObject *args, PyObject *kwargs)
 static PyObject *
 enter_above(const Builtin *builtin, PyObject *self, PyObject *argument)
 {
-    if (thread.mode != NULL && make_real() < 0) {
+    if (virtual_mode() != NULL && make_real() < 0) {
         return NULL;
     }
     return builtin->original(self, argument);
@@ -676,7 +692,7 @@ report(const Invocation *call, PyObject *mode)
 static PyObject *
 intercept(const Invocation *call)
 {
-    PyObject *mode = thread.mode, *found = NULL, *result = NULL;
+    PyObject *mode = virtual_mode(), *found = NULL, *result = NULL;
     Site *site = call->site;
     if (mode == NULL || (site->unreported >= SILENT && site->operator == NULL)) {
         return run_original(call);
@@ -700,8 +716,11 @@ intercept(const Invocation *call)
         break;
     }
     Py_XDECREF(found);
-    if (thread.mode == NULL && answer != ASK) {
+    if (thread.mode == NULL && answer != ASK && thread.session == session) {
         thread.mode = mode;
+    }
+    else if (!is_installed) {
+        KEEPING_ERROR(Py_DECREF(mode));
     }
     else {
         KEEPING_ERROR({
@@ -860,7 +879,7 @@ call_operator(Call *self, PyObject *const *values, size_t nargsf, PyObject *name
 {
     Invocation call = {.site = &self->site, .target = self->vanilla, .stack = values,
                        .nargsf = nargsf, .names = names};
-    if (thread.mode == NULL || PyVectorcall_NARGS(nargsf) == 0) {
+    if (virtual_mode() == NULL || PyVectorcall_NARGS(nargsf) == 0) {
         return run_original(&call);
     }
     if (self->role == OPERATOR) {
@@ -991,7 +1010,7 @@ enter_module(PyObject *mode, PyObject *module)
 static PyObject *
 call_module(Call *self, PyObject *const *values, size_t nargsf, PyObject *names)
 {
-    PyObject *mode = thread.mode, *parent = NULL;
+    PyObject *mode = virtual_mode(), *parent = NULL;
     if (mode != NULL && PyVectorcall_NARGS(nargsf) > 0) {
         parent = enter_module(mode, values[0]);
         PyErr_Clear();
@@ -1127,7 +1146,6 @@ new_call(Role role, PyObject *vanilla, PyObject *other)
 
 /* ---- setting up ------------------------------------------------------------------------------ */
 
-static int is_installed;
 static PyObject *mapping_base; /* the type with a[i] */
 
 static Site *
@@ -1400,7 +1418,8 @@ gate_install(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(argument))
     return set_all(1) < 0 ? NULL : Py_NewRef(Py_None);
 }
 
-PyDoc_STRVAR(restore_doc, "restore()\n\nPut back what is still the gate's.");
+PyDoc_STRVAR(restore_doc, "restore()\n\nPut back what is still the gate's. No mode is virtual from "
+"then on.");
 
 static PyObject *
 gate_restore(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(argument))
@@ -1408,9 +1427,8 @@ gate_restore(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(argument))
     if (!is_installed) {
         Py_RETURN_NONE;
     }
-    if (thread.mode != NULL && make_real() < 0) {
-        return NULL;
-    }
+    session++;
+    (void)virtual_mode();
     is_installed = 0;
     return set_all(0) < 0 ? NULL : Py_NewRef(Py_None);
 }

@@ -18,6 +18,7 @@ from torch import nn
 from amanda.interface.action import Action
 from amanda.interface.proofs import Proof
 from amanda.patching import PatchSet
+from amanda.registry.proofs import is_proving
 from amanda.state import LIVE_SCOPES, WeakMembers
 from amanda_torch import _internals
 from amanda_torch.autograd.substitution import substitute
@@ -54,7 +55,8 @@ class InterceptingDriver(LoadedDriver, TorchEagerDriver):
     def patch(self, patches: PatchSet) -> None:
         """Patch the few places that reach no function mode."""
         works = self._works
-        self._has_gate = gate.choose()
+        # What does not work is left out of the mode, and proven of it.
+        self._has_gate = not (self.switched_off or is_proving()) and gate.choose()
         if works(proofs.MODULE_CALLS):
             patches.wrap(nn.Module, "__call__", self._called_modules)
         if works(proofs.SCRIPTS):
