@@ -360,6 +360,11 @@ class Module:
         self.below = below
 
 
+def called(function: Any) -> Any:
+    """Calls a function as the instance of a class with that ``__call__`` is called: from C."""
+    return functools.partial(operator.call, function)
+
+
 def test_modules_are_entered_and_left(gate: Any, toy: Any) -> None:
     """A module that was called at its place before gets its frame, with counters at zero, and the
     way back leads to the caller's, also after an exception."""
@@ -378,7 +383,7 @@ def test_modules_are_entered_and_left(gate: Any, toy: Any) -> None:
         if fails:
             raise ValueError("on purpose")
 
-    wrapper = gate.module_call(forward, lambda *_: pytest.fail("Python was asked"))
+    wrapper = called(gate.module_call(forward, lambda *_: pytest.fail("Python was asked")))
     toy.push(mode)
     # The reported function is learned, in a frame of its own.
     mode.cells, kept = {}, mode.cells
@@ -418,7 +423,8 @@ def test_uncommon_modules_are_pythons(gate: Any, toy: Any, change: str) -> None:
     else:
         mode.thread["paused"] = 1
     asked: list[Any] = []
-    wrapper = gate.module_call(lambda *_: pytest.fail("C did it"), lambda *args: asked.append(args))
+    python = lambda *args: asked.append(args)  # noqa: E731
+    wrapper = called(gate.module_call(lambda *_: pytest.fail("C did it"), python))
     toy.push(mode)
     wrapper(module, 5)
     toy.pop()

@@ -529,3 +529,26 @@ def test_the_package_needs_no_extension() -> None:
     )
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert run.stdout.startswith("['/ones:0', '/exp:0'] amanda-torch-accel is not installed")
+
+
+@needs_gate
+@pytest.mark.usefixtures("gated")
+def test_other_threads_compile_without_breaks() -> None:
+    """A model that a thread outside of the scope compiles is one graph: Dynamo sees through what
+    takes the place of a module's call."""
+    model, done = nn.Sequential(nn.Linear(2, 2), nn.ReLU()), []
+    ready, begun = threading.Event(), threading.Event()
+
+    def work() -> None:
+        begun.wait()
+        compiled = torch.compile(model, backend="eager", fullgraph=True)
+        done.append(compiled(torch.ones(1, 2)).shape)
+        ready.set()
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    with applied(Watcher()):
+        begun.set()
+        ready.wait(60)
+    thread.join()
+    assert done == [(1, 2)]

@@ -24,7 +24,8 @@
  *                       programs keep torch.add and the like in dictionaries
  *   a[i], a[i] = b      the slots of the type and of its subclasses, and of the descriptors
  *   a.T and the like    PyGetSetDef.get
- *   Python's attributes nothing here: the driver sets objects of the type Call
+ *   module(x)           the vectorcall of the function that the driver puts there
+ *   torch.ops           nothing here: the driver sets objects of the type Call
  *
  * Everything is under the GIL: there is no other lock, and free-threaded builds are refused.
  */
@@ -862,14 +863,13 @@ through_assignment(PyObject *self, PyObject *index, PyObject *value)
 
 /* ---- objects that stand for Python's functions ----------------------------------------------- */
 
-typedef enum { OPERATOR, REPORTED, EVENT, MODULE } Role;
+typedef enum { OPERATOR, REPORTED, EVENT } Role;
 
 typedef struct {
     PyObject_HEAD
     vectorcallfunc vectorcall;
     Role role;
     PyObject *vanilla; /* the function in whose place it stands */
-    PyObject *other;   /* of a MODULE: what runs where the gate cannot do it */
     Site site;
 } Call;
 
@@ -1006,9 +1006,17 @@ enter_module(PyObject *mode, PyObject *module)
     return parent;
 }
 
-/* ``module(*args)``. */
+/* PyTorch's ``nn.Module.__call__``, and how CPython calls a function. */
+static PyObject *module_vanilla;
+static vectorcallfunc call_python;
+
+/* ``module(*args)``: the vectorcall of the driver's function for it, which runs where C cannot do it.
+ *
+ * It stays a Python function, since Dynamo has to see what it does; where the interpreter calls it
+ * without vectorcall, all of it is done in Python.
+ */
 static PyObject *
-call_module(Call *self, PyObject *const *values, size_t nargsf, PyObject *names)
+through_module(PyObject *function, PyObject *const *values, size_t nargsf, PyObject *names)
 {
     PyObject *mode = virtual_mode(), *parent = NULL;
     if (mode != NULL && PyVectorcall_NARGS(nargsf) > 0) {
@@ -1016,10 +1024,10 @@ call_module(Call *self, PyObject *const *values, size_t nargsf, PyObject *names)
         PyErr_Clear();
     }
     if (parent == NULL) {
-        return PyObject_Vectorcall(self->other, values, nargsf, names);
+        return call_python(function, values, nargsf, names);
     }
     Py_INCREF(mode);
-    PyObject *result = PyObject_Vectorcall(self->vanilla, values, nargsf, names);
+    PyObject *result = PyObject_Vectorcall(module_vanilla, values, nargsf, names);
     PyObject *frame = field(mode, python.mode_frame), *cells = field(parent, python.frame_cells);
     if (frame != parent && frame != NULL && cells != NULL) {
         KEEPING_ERROR({
@@ -1045,8 +1053,6 @@ call_vectorcall(PyObject *object, PyObject *const *values, size_t nargsf, PyObje
         return call_operator(self, values, nargsf, names);
     case EVENT:
         return call_event(self, values, nargsf, names);
-    case MODULE:
-        return call_module(self, values, nargsf, names);
     }
     Py_UNREACHABLE();
 }
@@ -1073,7 +1079,6 @@ static int
 call_traverse(Call *self, visitproc visit, void *arg)
 {
     Py_VISIT(self->vanilla);
-    Py_VISIT(self->other);
     return 0;
 }
 
@@ -1081,7 +1086,6 @@ static int
 call_clear(Call *self)
 {
     Py_CLEAR(self->vanilla);
-    Py_CLEAR(self->other);
     return 0;
 }
 
@@ -1129,7 +1133,7 @@ static PyTypeObject Call_Type = {
 };
 
 static PyObject *
-new_call(Role role, PyObject *vanilla, PyObject *other)
+new_call(Role role, PyObject *vanilla)
 {
     Call *self = PyObject_GC_New(Call, &Call_Type);
     if (self == NULL) {
@@ -1138,7 +1142,6 @@ new_call(Role role, PyObject *vanilla, PyObject *other)
     self->vectorcall = call_vectorcall;
     self->role = role;
     self->vanilla = Py_NewRef(vanilla);
-    self->other = Py_XNewRef(other);
     self->site = (Site){.kind = CALLABLE, .name = ""};
     PyObject_GC_Track(self);
     return (PyObject *)self;
@@ -1652,7 +1655,7 @@ PyDoc_STRVAR(operator_call_doc, "operator_call(vanilla)\n\nFor ``__call__`` of a
 static PyObject *
 gate_operator_call(PyObject *Py_UNUSED(module), PyObject *vanilla)
 {
-    return new_call(OPERATOR, vanilla, NULL);
+    return new_call(OPERATOR, vanilla);
 }
 
 PyDoc_STRVAR(reported_doc, "reported(vanilla)\n\nFor a function that reports itself to modes "
@@ -1661,7 +1664,7 @@ PyDoc_STRVAR(reported_doc, "reported(vanilla)\n\nFor a function that reports its
 static PyObject *
 gate_reported(PyObject *Py_UNUSED(module), PyObject *vanilla)
 {
-    return new_call(REPORTED, vanilla, NULL);
+    return new_call(REPORTED, vanilla);
 }
 
 PyDoc_STRVAR(event_doc, "event(handler)\n\nFor ``__torch_function__`` of the mode.");
@@ -1669,20 +1672,24 @@ PyDoc_STRVAR(event_doc, "event(handler)\n\nFor ``__torch_function__`` of the mod
 static PyObject *
 gate_event(PyObject *Py_UNUSED(module), PyObject *handler)
 {
-    return new_call(EVENT, handler, NULL);
+    return new_call(EVENT, handler);
 }
 
-PyDoc_STRVAR(module_call_doc, "module_call(vanilla, python)\n\nFor ``__call__`` of modules.\n\n"
-"Args:\n    vanilla: calls the module.\n    python: enters it, calls it and leaves it.");
+PyDoc_STRVAR(module_call_doc, "module_call(vanilla, function)\n\nHave a function for ``__call__`` of "
+"modules run in C where that can be, and return it.\n\n"
+"Args:\n    vanilla: calls the module.\n    function: enters it, calls it and leaves it.");
 
 static PyObject *
 gate_module_call(PyObject *Py_UNUSED(module), PyObject *args)
 {
-    PyObject *vanilla, *other;
-    if (!PyArg_ParseTuple(args, "OO", &vanilla, &other)) {
+    PyObject *vanilla, *function;
+    if (!PyArg_ParseTuple(args, "OO!", &vanilla, &PyFunction_Type, &function)) {
         return NULL;
     }
-    return new_call(MODULE, vanilla, other);
+    Py_XSETREF(module_vanilla, Py_NewRef(vanilla));
+    call_python = ((PyFunctionObject *)function)->vectorcall;
+    ((PyFunctionObject *)function)->vectorcall = through_module;
+    return Py_NewRef(function);
 }
 
 static PyMethodDef methods[] = {

@@ -133,7 +133,7 @@ class InterceptingDriver(LoadedDriver, TorchEagerDriver):
     def remarks(cls) -> Sequence[str]:
         """Which interceptor is used, and why not the faster one."""
         reason = gate.reason_unusable()
-        if gate.choose():
+        if gate.name_asked() in gate.WITH_GATE and not reason:
             return ["operators are noticed by the gate, in C"]
         return [f"operators are noticed by a TorchFunctionMode ({reason or 'as chosen'})"]
 

@@ -33,6 +33,9 @@ from amanda_torch.eager.op_ids import Child, Frame, Labels
 from amanda_torch.operators.names import VIEW_PROPERTIES, Kind, kind_of, name_of
 from amanda_torch.plugin import TorchEagerDriver
 
+WITH_GATE = frozenset({"gate"})
+"""The names of interceptors for which the gate is used, if it can be."""
+
 OLDEST_PYTHON = (3, 11)
 NEWEST_PYTHON = (3, 13)
 """The versions of CPython between which the tests of the gate pass."""
@@ -50,27 +53,34 @@ _REPORTED_FIRST = frozenset({"__eq__", "apply_", "new", "new_tensor", "type"})
 # -- whether it is used -------------------------------------------------------
 
 
-def choose() -> bool:
-    """Whether the gate notices operators, by the environment variable and by what works here."""
+def name_asked() -> str:
+    """The interceptor that the environment variable names; ``auto`` without one."""
     variable, names = TorchEagerDriver.interceptor_variable, TorchEagerDriver.interceptors
     name = os.environ.get(variable, "") or "auto"
-    if name not in names:
-        warnings.warn(
-            f"{variable} is {name!r}, none of {', '.join(names)}: it counts as auto",
-            CoverageWarning,
-            stacklevel=2,
-        )
-    if name == "mode":
+    if name in names:
+        return name
+    warnings.warn(
+        f"{variable} is {name!r}, none of {', '.join(names)}: it counts as auto",
+        CoverageWarning,
+        stacklevel=2,
+    )
+    return "auto"
+
+
+def choose() -> bool:
+    """Whether the gate notices operators, by the environment variable and by what works here."""
+    name = name_asked()
+    if name not in WITH_GATE:
         return False
     found = reason_unusable()
     if name == "gate" and found:
         warnings.warn(
-            f"{variable} is gate, which cannot be used ({found}): operators are noticed by a "
-            "TorchFunctionMode, which costs more time and sees the same",
+            f"{TorchEagerDriver.interceptor_variable} is gate, which cannot be used ({found}): "
+            "operators are noticed by a TorchFunctionMode, which costs more time and sees the same",
             CoverageWarning,
             stacklevel=2,
         )
-    return name == "gate" and not found
+    return not found
 
 
 @functools.cache
