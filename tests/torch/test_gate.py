@@ -9,6 +9,7 @@ from __future__ import annotations
 import collections
 import contextlib
 import gc
+import os
 import subprocess
 import sys
 import threading
@@ -24,6 +25,7 @@ from torch.overrides import TorchFunctionMode, get_overridable_functions
 from torch.utils.checkpoint import checkpoint
 
 import amanda
+from amanda.cli.run import choose_interceptor
 from amanda.errors import CoverageWarning
 from amanda_torch import _internals
 from amanda_torch.eager import gate
@@ -552,3 +554,12 @@ def test_other_threads_compile_without_breaks() -> None:
         ready.wait(60)
     thread.join()
     assert done == [(1, 2)]
+
+
+def test_the_command_line_chooses(monkeypatch: pytest.MonkeyPatch) -> None:
+    """``amanda run --interceptor`` sets the variable of the drivers that know the name."""
+    monkeypatch.setenv(VARIABLE, "auto")
+    choose_interceptor("mode")
+    assert os.environ[VARIABLE] == "mode"
+    choose_interceptor("")
+    assert os.environ[VARIABLE] == "mode"
