@@ -291,6 +291,22 @@ def mutants(session: nox.Session, package: str) -> None:
     session.run("mutmut", "results")
 
 
+@nox.session(venv_backend="virtualenv", reuse_venv=True)
+@nox.parametrize("framework", ["torch", "tensorflow"], ids=["torch", "tensorflow"])
+def programs(session: nox.Session, framework: str) -> None:
+    """Programs of published packages, vanilla and under tools that change nothing, bit for bit.
+
+    Arguments go to ``python -m tests.programs``: names of programs; ``--write``, which puts their
+    lines into amanda-core/docs/programs.md; ``--together``, which runs them in one process and is
+    quicker.
+    """
+    session.install(
+        *("-q", "-r", f"tests/programs/{framework}.txt"),
+        *("-e", "./amanda-core", "-e", f"./amanda-{framework}", "-e", "./amanda-tools"),
+    )
+    session.run("python", "-m", "tests.programs", framework, *session.posargs)
+
+
 @nox.session
 def wheels(session: nox.Session) -> None:
     """Build sdists and wheels of all packages into dist/."""

@@ -1,0 +1,286 @@
+"""Programs of PyTorch: language models."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F  # noqa: N812
+from torch import nn
+
+from tests.programs.registry import program
+from tests.programs.torch_parts import grown, tokens, trained
+
+
+@program("transformers")
+def transformers_gpt2() -> Any:
+    """GPT-2: three steps of AdamW with dropout and clipping, greedy and sampled generation."""
+    from transformers import GPT2Config, GPT2LMHeadModel
+
+    config = GPT2Config(vocab_size=100, n_positions=64, n_embd=32, n_layer=2, n_head=4)
+    config.bos_token_id = config.eos_token_id = 1
+    model, ids = GPT2LMHeadModel(config), tokens(2, 16)
+    steps = trained(model, lambda: model(ids, labels=ids).loss, clip=1.0)
+    model.eval()
+    sampled = {"do_sample": True, "top_k": 10, "max_new_tokens": 6, "pad_token_id": 0}
+    greedy = model.generate(ids[:, :4], max_new_tokens=6, pad_token_id=0)
+    return steps, greedy, model.generate(ids[:, :4], **sampled)
+
+
+@program("transformers")
+def transformers_bert_trainer() -> Any:
+    """BERT classifies sequences: the Trainer of the package, with evaluation."""
+    import tempfile
+
+    from transformers import BertConfig, BertForSequenceClassification, Trainer, TrainingArguments
+
+    model = BertForSequenceClassification(
+        BertConfig(
+            vocab_size=100,
+            hidden_size=32,
+            num_hidden_layers=2,
+            num_attention_heads=4,
+            intermediate_size=64,
+        )
+    )
+    rows = [{"input_ids": row, "labels": int(row[0]) % 2} for row in tokens(12, 10)]
+    with tempfile.TemporaryDirectory() as folder:
+        arguments = TrainingArguments(
+            folder,
+            per_device_train_batch_size=4,
+            max_steps=3,
+            report_to=[],
+            disable_tqdm=True,
+            save_strategy="no",
+            use_cpu=True,
+            logging_steps=1,
+        )
+        trainer = Trainer(model, arguments, train_dataset=rows, eval_dataset=rows[:4])
+        trainer.train()
+        return grown(model), trainer.evaluate()["eval_loss"], trainer.predict(rows).predictions
+
+
+@program("transformers")
+def transformers_t5_beams() -> Any:
+    """T5: two steps with gradient checkpointing, generation with four beams."""
+    from transformers import T5Config, T5ForConditionalGeneration
+
+    config = T5Config(
+        vocab_size=100, d_model=32, d_kv=8, d_ff=64, num_layers=2, num_heads=4, pad_token_id=0
+    )
+    config.decoder_start_token_id = 0
+    model, ids = T5ForConditionalGeneration(config), tokens(2, 12)
+    model.gradient_checkpointing_enable()
+    steps = trained(model, lambda: model(input_ids=ids, labels=ids).loss, steps=2)
+    model.eval()
+    return steps, model.generate(ids, num_beams=4, max_new_tokens=6)
+
+
+@program("transformers")
+def transformers_mixtral() -> Any:
+    """Mixtral, a mixture of experts: three steps in bfloat16 autocast, logits afterwards."""
+    from transformers import MixtralConfig, MixtralForCausalLM
+
+    config = MixtralConfig(
+        vocab_size=100,
+        hidden_size=32,
+        intermediate_size=48,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        num_local_experts=4,
+        output_router_logits=True,
+    )
+    model, ids = MixtralForCausalLM(config), tokens(2, 12)
+
+    def loss() -> torch.Tensor:
+        with torch.autocast("cpu", torch.bfloat16):
+            return model(ids, labels=ids).loss
+
+    steps = trained(model, loss)
+    with torch.inference_mode():
+        return steps, model.eval()(ids).logits
+
+
+@program("transformers")
+def transformers_whisper() -> Any:
+    """Whisper: speech to text, convolutions before an encoder and a decoder."""
+    from transformers import WhisperConfig, WhisperForConditionalGeneration
+
+    config = WhisperConfig(
+        vocab_size=100,
+        num_mel_bins=16,
+        d_model=32,
+        encoder_layers=2,
+        decoder_layers=2,
+        encoder_attention_heads=4,
+        decoder_attention_heads=4,
+        encoder_ffn_dim=64,
+        decoder_ffn_dim=64,
+        max_source_positions=30,
+        max_target_positions=20,
+        pad_token_id=0,
+        bos_token_id=1,
+        eos_token_id=2,
+        decoder_start_token_id=1,
+    )
+    model = WhisperForConditionalGeneration(config)
+    sound, text = torch.randn(2, 16, 60), tokens(2, 8)
+    steps = trained(model, lambda: model(sound, labels=text).loss)
+    with torch.no_grad():
+        return steps, model.eval()(sound, decoder_input_ids=text).logits
+
+
+@program("transformers")
+def transformers_mamba() -> Any:
+    """Mamba, a state-space model: a scan written in Python, generation with its cache."""
+    from transformers import MambaConfig, MambaForCausalLM
+
+    config = MambaConfig(vocab_size=100, hidden_size=24, num_hidden_layers=2, state_size=4)
+    config.eos_token_id, config.pad_token_id = 1, 0
+    model, ids = MambaForCausalLM(config), tokens(2, 8)
+    steps = trained(model, lambda: model(ids, labels=ids).loss)
+    return steps, model.eval().generate(ids[:, :4], max_new_tokens=4)
+
+
+@program("peft", "transformers")
+def peft_lora() -> Any:
+    """LoRA on Llama: three steps of the adapters, then merged into the weights."""
+    from peft import LoraConfig, get_peft_model
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    config = LlamaConfig(
+        vocab_size=100,
+        hidden_size=32,
+        intermediate_size=64,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+    )
+    lora = LoraConfig(r=4, lora_dropout=0.1, target_modules=["q_proj", "v_proj"])
+    model, ids = get_peft_model(LlamaForCausalLM(config), lora), tokens(2, 12)
+    steps = trained(model, lambda: model(input_ids=ids, labels=ids).loss)
+    merged = model.merge_and_unload().eval()
+    with torch.no_grad():
+        return steps, merged(ids).logits, merged.state_dict()
+
+
+@program("peft", "transformers")
+def peft_ia3_and_prefix() -> Any:
+    """IA3 and prefix tuning on GPT-2."""
+    from peft import IA3Config, PrefixTuningConfig, get_peft_model
+    from transformers import GPT2Config, GPT2LMHeadModel
+
+    ids, results = tokens(2, 10), []
+    for config in (
+        IA3Config(task_type="CAUSAL_LM"),
+        PrefixTuningConfig(task_type="CAUSAL_LM", num_virtual_tokens=3),
+    ):
+        base = GPT2Config(vocab_size=100, n_positions=64, n_embd=32, n_layer=2, n_head=4)
+        model = get_peft_model(GPT2LMHeadModel(base), config)
+        results.append(trained(model, lambda m=model: m(input_ids=ids, labels=ids).loss))
+    return results
+
+
+@program("x-transformers", "einops", "einx")
+def x_transformers_rotary() -> Any:
+    """A decoder with rotary positions, GLU, RMS norm and one key head; sampled generation."""
+    from x_transformers import AutoregressiveWrapper, Decoder, TransformerWrapper
+
+    decoder = Decoder(
+        dim=32,
+        depth=2,
+        heads=4,
+        rotary_pos_emb=True,
+        ff_glu=True,
+        use_rmsnorm=True,
+        attn_one_kv_head=True,
+        attn_dropout=0.1,
+    )
+    model = AutoregressiveWrapper(
+        TransformerWrapper(num_tokens=100, max_seq_len=32, attn_layers=decoder)
+    )
+    ids = tokens(2, 16)
+    steps = trained(model, lambda: model(ids))
+    return steps, model.eval().generate(ids[:, :4], 6)
+
+
+@program("sentence-transformers", "transformers")
+def sentence_transformers_contrastive() -> Any:
+    """Sentence embeddings, pooled and normalized, with a contrastive loss over the batch."""
+    from sentence_transformers import SentenceTransformer, models
+    from transformers import BertConfig, BertModel, BertTokenizerFast
+
+    from tests.programs.torch_parts import saved_bert
+
+    with saved_bert(BertModel, BertConfig, BertTokenizerFast) as folder:
+        transformer = models.Transformer(str(folder), max_seq_length=12)
+    size = transformer.get_word_embedding_dimension()
+    model = SentenceTransformer(
+        modules=[transformer, models.Pooling(size), models.Normalize()], device="cpu"
+    )
+    sentences = ["w1 w2 w3", "w4 w5", "w6 w7 w8 w9", "w2 w4"]
+
+    def loss() -> torch.Tensor:
+        one = model(model.tokenize(sentences))["sentence_embedding"]
+        other = model(model.tokenize(sentences))["sentence_embedding"]
+        return F.cross_entropy(one @ other.T * 20, torch.arange(len(sentences)))
+
+    return trained(model, loss), model.encode(sentences, show_progress_bar=False)
+
+
+@program("torch")
+def nano_gpt() -> Any:
+    """A decoder in the style of nanoGPT: weights tied, schedule, accumulation, sampling."""
+
+    class Block(nn.Module):
+        def __init__(self, width: int, heads: int) -> None:
+            super().__init__()
+            self.heads = heads
+            self.norm, self.norm2 = nn.LayerNorm(width), nn.LayerNorm(width)
+            self.qkv, self.out = nn.Linear(width, 3 * width), nn.Linear(width, width)
+            self.mlp = nn.Sequential(
+                nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width), nn.Dropout(0.1)
+            )
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            batch, length, width = x.shape
+            parts = self.qkv(self.norm(x)).view(batch, length, 3, self.heads, -1)
+            q, k, v = parts.permute(2, 0, 3, 1, 4)
+            y = F.scaled_dot_product_attention(q, k, v, is_causal=True, dropout_p=0.1)
+            x = x + self.out(y.transpose(1, 2).reshape(batch, length, width))
+            return x + self.mlp(self.norm2(x))
+
+    class GPT(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.tokens, self.places = nn.Embedding(100, 32), nn.Embedding(32, 32)
+            self.blocks = nn.ModuleList(Block(32, 4) for _ in range(2))
+            self.head = nn.Linear(32, 100, bias=False)
+            self.head.weight = self.tokens.weight
+
+        def forward(self, ids: torch.Tensor) -> torch.Tensor:
+            x = self.tokens(ids) + self.places(torch.arange(ids.shape[1]))
+            for block in self.blocks:
+                x = block(x)
+            return self.head(x)
+
+    model, ids = GPT(), tokens(4, 17)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2, betas=(0.9, 0.95))
+    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 4)
+    losses = []
+    for _ in range(4):
+        for half in ids.split(2):
+            loss = F.cross_entropy(model(half[:, :-1]).flatten(0, 1), half[:, 1:].flatten()) / 2
+            loss.backward()
+            losses.append(loss.detach())
+        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        schedule.step()
+        optimizer.zero_grad(set_to_none=True)
+    with torch.no_grad():
+        text = ids[:1, :3]
+        for _ in range(6):
+            drawn = torch.multinomial(model(text)[:, -1].softmax(-1), 1)
+            text = torch.cat([text, drawn], 1)
+    return losses, model.state_dict(), optimizer.state_dict()["state"], text
