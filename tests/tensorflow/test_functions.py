@@ -14,7 +14,7 @@ import pytest
 import tensorflow as tf
 
 import amanda
-from amanda.errors import CoverageWarning
+from amanda.errors import CapabilityError, CoverageWarning
 from amanda_tensorflow.graphs.replay import Replay
 from tests.tensorflow import support
 from tests.tensorflow.programs import X, differentiated, loop, nested_control_flow, placed
@@ -353,3 +353,32 @@ def test_a_routine_costs_one_node() -> None:
     with amanda.apply(tool):
         tf.function(lambda x: tf.tanh(tf.tanh(x)))(tf.constant(X))
     assert kinds[1][len(kinds[0]) :] == ["EagerPyFunc", "Tanh", "EagerPyFunc"]
+
+
+def _of_a_sum(inside: bool) -> Any:
+    """The gradients of ``a + b``, which the graph holds as one tensor."""
+    add = (lambda a, b: a + b) if inside else tf.function(lambda a, b: a + b)
+
+    def gradients(a: Any, b: Any) -> Any:
+        with tf.GradientTape() as tape:
+            tape.watch([a, b])
+            total = add(a, b)
+        return tape.gradient(total, [a, b])
+
+    function = tf.function(gradients) if inside else gradients
+    return function(tf.constant([1.0, 2.0]), tf.constant([3.0, 4.0]))
+
+
+@pytest.mark.parametrize("inside", [True, False], ids=["tape inside", "tape outside"])
+def test_a_gradient_of_several_inputs_is_changed_alike(inside: bool) -> None:
+    """Routines that leave it, or change it alike, act; another one is an error at run time."""
+
+    def run(routine: Any) -> list[list[float]]:
+        tool = At("AddV2", lambda context: context.insert_after_backward_op(routine))
+        with amanda.apply(tool):
+            return [gradient.numpy().tolist() for gradient in _of_a_sum(inside)]
+
+    assert run(lambda *gradients: None) == [[1.0, 1.0]] * 2
+    assert run(lambda *gradients: [gradient * 0.5 for gradient in gradients]) == [[0.5, 0.5]] * 2
+    with pytest.raises(CapabilityError, match=r"inputs \[0, 1\] of op add.* one tensor"):
+        run(lambda *gradients: [None, gradients[1] * 0.5])

@@ -23,7 +23,6 @@ import tensorflow as tf
 from amanda.engine.backward import replaced_gradients
 from amanda.engine.dispatch import Dispatcher
 from amanda.engine.plan import ActionPlan
-from amanda.errors import CapabilityError
 from amanda.interface.action import ActionKind
 from amanda.state import LiveScope
 from amanda_tensorflow.gradient_map.recording import (
@@ -37,6 +36,7 @@ from amanda_tensorflow.gradient_map.recording import (
 from amanda_tensorflow.graphs.building import Building
 from amanda_tensorflow.graphs.op_ids import GraphIds
 from amanda_tensorflow.graphs.replacement_captures import ReplacementCaptures
+from amanda_tensorflow.graphs.shared_gradients import shared_gradient
 from amanda_tensorflow.graphs.sites import ForwardState, LazyAttributes, Site
 from amanda_tensorflow.graphs.variable_values import ReadVariable, value_of
 from amanda_tensorflow.graphs.vjp import product, through
@@ -353,20 +353,26 @@ class GraphGradients:
             position: of the input whose gradient it is; -1 if the reader does not tell.
 
         Raises:
-            CapabilityError: it is the gradient of several inputs, changed differently for them.
+            CapabilityError: it is the gradient of several inputs, and one of them is gone. At run
+                time: they are changed differently.
         """
         if position >= 0:
             return self._returned(site, call, position)
         positions = [i for i, other in enumerate(call.grad_inputs) if other == name]
         positions = [i for i in positions if _is_returned(site, call, i)] or positions
         values = [self._returned(site, call, i) for i in positions]
-        if any(value is not values[0] for value in values):
-            raise CapabilityError(
+        if all(value is values[0] for value in values):
+            return values[0]
+        shared = site.shared_gradients
+        if (call, name) not in shared:
+            shared[call, name] = shared_gradient(
+                values,
+                self._building,
                 f"the gradients of inputs {positions} of op {call.forward.name} are one tensor in "
                 f"the graph, {name[0]}, and a routine changes one of them: what reads it outside "
-                "of the gradient cannot be told which one it wants"
+                "of the gradient cannot be told which one it wants",
             )
-        return values[0]
+        return shared[call, name]
 
     def _returned(self, site: Site, call: GradientCall, position: int) -> Any:
         """A gradient that a call returns, after the changes that tools make."""

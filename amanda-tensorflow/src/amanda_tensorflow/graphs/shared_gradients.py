@@ -1,0 +1,49 @@
+"""Gradients of several inputs of one operator that a graph holds as one tensor.
+
+The gradients of ``a + b`` are one tensor. What reads it outside of gradient calls, such as the
+output of a function, does not tell which of them it wants. Where routines are to change them, a
+node sees to it that they have changed them alike::
+
+    gradient = shared_gradient([of_a, of_b], building, message)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from amanda.errors import CapabilityError
+from amanda_tensorflow.graphs.building import Building
+from amanda_tensorflow.graphs.run_time_routines import PythonNode
+
+
+class _Alike(PythonNode):
+    """The first of several tensors, which have to be equal at run time."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__()
+        self._message = message
+
+    def compute(self, values: Sequence[Any]) -> list[Any]:
+        first, *others = (value.numpy() for value in values)
+        # Bytes, so that NaNs are equal.
+        if any(other.tobytes() != first.tobytes() for other in others):
+            raise CapabilityError(self._message)
+        return [values[0]]
+
+
+def shared_gradient(values: Sequence[Any], building: Building, message: str) -> Any:
+    """One tensor for several gradients that are to be equal.
+
+    Args:
+        values: the gradients; distinct tensors of the copy, or None.
+        message: of the error.
+
+    Raises:
+        CapabilityError: some are None, and others are not. At run time: their values differ.
+    """
+    if any(value is None for value in values):
+        raise CapabilityError(message)
+    building.is_changed = building.has_python = True
+    [tensor] = _Alike(message).insert(values, [values[0].dtype], [values[0].shape])
+    return tensor
