@@ -382,3 +382,21 @@ def test_a_gradient_of_several_inputs_is_changed_alike(inside: bool) -> None:
     assert run(lambda *gradients: [gradient * 0.5 for gradient in gradients]) == [[0.5, 0.5]] * 2
     with pytest.raises(CapabilityError, match=r"inputs \[0, 1\] of op add.* one tensor"):
         run(lambda *gradients: [None, gradients[1] * 0.5])
+
+
+def test_a_gradient_of_several_operators_is_changed_alike() -> None:
+    """One tensor is the gradient of all summands: halved twice it is not what is halved once."""
+    values = [tf.constant([1.0, float(i)]) for i in range(3)]
+
+    def gradients(a: Any, b: Any, c: Any) -> Any:
+        with tf.GradientTape() as tape:
+            tape.watch([a, b, c])
+            total = a + (b + c)
+        return tape.gradient(total, [a, b, c])
+
+    def halve(*gradients: Any) -> list[Any]:
+        return [gradient * 0.5 for gradient in gradients]
+
+    tool = At("AddV2", lambda context: context.insert_after_backward_op(halve))
+    with amanda.apply(tool), pytest.raises(CapabilityError, match=r"ops add_1, add are one tensor"):
+        tf.function(gradients)(*values)

@@ -338,6 +338,12 @@ class GraphGradients:
         """The gradient after every instrumented gradient call that returns it."""
         raw = site.tensors.get(id(site.tensor(name)))
         matching = [c for c in calls if target is not None and position_in(c, name, target) >= 0]
+        ends = [] if matching or len(calls) < 2 else [c for c in calls if _ends(site, c, name)]
+        if len(ends) > 1:
+            values = [self._version(site, name, [call], target) for call in ends]
+            return self._shared(
+                site, name, values, "ops " + ", ".join(dict.fromkeys(c.forward.name for c in ends))
+            )
         for call in reversed(matching or calls):
             work = self._work(site, call)
             if work is None and name not in call.grad_outputs:
@@ -361,18 +367,22 @@ class GraphGradients:
         positions = [i for i, other in enumerate(call.grad_inputs) if other == name]
         positions = [i for i in positions if _is_returned(site, call, i)] or positions
         values = [self._returned(site, call, i) for i in positions]
+        return self._shared(site, name, values, f"inputs {positions} of op {call.forward.name}")
+
+    def _shared(self, site: Site, name: TensorName, values: Tensors, what: str) -> Any:
+        """One tensor for gradients that are one in the vanilla graph."""
         if all(value is values[0] for value in values):
             return values[0]
-        shared = site.shared_gradients
-        if (call, name) not in shared:
-            shared[call, name] = shared_gradient(
+        key = tuple(map(id, values))
+        if key not in site.shared_gradients:
+            site.shared_gradients[key] = shared_gradient(
                 values,
                 self._building,
-                f"the gradients of inputs {positions} of op {call.forward.name} are one tensor in "
-                f"the graph, {name[0]}, and a routine changes one of them: what reads it outside "
-                "of the gradient cannot be told which one it wants",
+                f"the gradients of {what} are one tensor in the graph, {name[0]}, and a routine "
+                "changes one of them: what reads it outside of the gradient cannot be told which "
+                "one it wants",
             )
-        return shared[call, name]
+        return site.shared_gradients[key]
 
     def _returned(self, site: Site, call: GradientCall, position: int) -> Any:
         """A gradient that a call returns, after the changes that tools make."""
@@ -480,6 +490,13 @@ def is_changed(view: ForwardView) -> bool:
     if plan and (plan.before_backward or plan.after_backward or plan.replace_backward):
         return True
     return state is not None and bool(state.before or state.after or state.replaced)
+
+
+def _ends(site: Site, call: GradientCall, name: TensorName) -> bool:
+    """Whether a gradient of this name that a call returns may be read outside of gradient calls."""
+    return any(
+        other == name and _is_returned(site, call, i) for i, other in enumerate(call.grad_inputs)
+    )
 
 
 def _is_returned(site: Site, call: GradientCall, position: int) -> bool:

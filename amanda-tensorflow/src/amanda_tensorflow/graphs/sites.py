@@ -100,7 +100,7 @@ class Site:
         children: by name of a call, the site of the called function.
         side_effects: of a called function, the operators that run although nothing reads them.
         gradients: by gradient call, the changes that tools make to its gradients.
-        shared_gradients: by gradient call and name, tensors for several of its gradients.
+        shared_gradients: by the ids of several gradients, the tensor that stands for them.
         skipped: operators that were left out because nobody seemed to read them.
         device: the device of operators that name none.
         fetched: the tensors that a session may be asked for.
@@ -128,7 +128,7 @@ class Site:
     children: dict[str, Site] = attrs.field(factory=dict)
     side_effects: Sequence[Any] = ()
     gradients: dict[GradientCall, Any] = attrs.field(factory=dict)
-    shared_gradients: dict[Any, Any] = attrs.field(factory=dict)
+    shared_gradients: dict[tuple[int, ...], Any] = attrs.field(factory=dict)
     skipped: dict[str, Any] = attrs.field(factory=dict)
     fetched: Sequence[Any] = ()
     fed: set[int] = attrs.field(factory=set)
