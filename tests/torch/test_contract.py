@@ -9,9 +9,9 @@ import torch
 from torch import nn
 
 from amanda.testing import DriverContract
-from amanda.testing.framework import Build, EagerFramework, Values
+from amanda.testing.framework import Build, EagerFramework, EagerProgram, Program, Values
 from amanda_torch import _internals
-from amanda_torch.plugin import TorchEagerDriver
+from amanda_torch.plugin import TorchEagerDriver, TorchGraphDriver
 
 
 class Model(nn.Module):
@@ -148,3 +148,19 @@ class TorchFramework(EagerFramework):
 class TestTorchEagerDriver(DriverContract):
     driver_cls = TorchEagerDriver
     framework_cls = TorchFramework
+
+
+class CompiledFramework(TorchFramework):
+    """PyTorch, with all programs compiled by ``torch.compile``."""
+
+    def __init__(self) -> None:
+        # The programs of many tests are one function to Dynamo, which compiles it a few times only.
+        torch.compiler.reset()
+
+    def program(self, build: Build, *values: Values) -> Program:
+        return EagerProgram(self, torch.compile(build, backend="eager"), values)
+
+
+class TestTorchGraphDriver(DriverContract):
+    driver_cls = TorchGraphDriver
+    framework_cls = CompiledFramework

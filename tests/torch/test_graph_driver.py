@@ -1,4 +1,4 @@
-"""The driver for compiled PyTorch: routines become a part of the compiled graph."""
+"""The driver for compiled PyTorch: what Dynamo has captured runs under the tools."""
 
 from __future__ import annotations
 
@@ -8,12 +8,15 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch._dynamo import graph_break
 
 import amanda
+from amanda.errors import CoverageWarning
 from amanda.state import ATTACHED, LIVE_SCOPES, STATE, ThreadState, owned_locks
 from amanda.testing import interrupts, soak
-from amanda_torch.compiled.driver import COMPILER_VARIABLE
+from amanda_torch.compiled.captured import COMPILER_VARIABLE, Binding, NoticingRun
 from amanda_torch.plugin import TorchEagerDriver, TorchGraphDriver
+from tests.torch.support import Counter, applied, fingerprint
 
 # PyTorch's compiler changes PyTorch when it is first used.
 torch.compile(lambda x: x * 2, backend="aot_eager")(torch.ones(1, requires_grad=True))
@@ -75,10 +78,37 @@ def compiled(*tools: amanda.Tool) -> amanda.apply:
 
 @pytest.fixture(autouse=True)
 def _fast_compiler(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    # That of most of the tests; the others run operator by operator.
     monkeypatch.setenv(COMPILER_VARIABLE, "aot_eager")
     torch.compiler.reset()
     yield
     torch.compiler.reset()
+
+
+class Runs:
+    """How often graphs have run with the interceptor on, and without it."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.noticing = self.bound = 0
+        notice, bound = NoticingRun.run, Binding.run
+
+        def noticing_run(run: NoticingRun, inputs: Any) -> Any:
+            self.noticing += 1
+            return notice(run, inputs)
+
+        def bound_run(binding: Binding, *args: Any) -> Any:
+            self.bound += 1
+            return bound(binding, *args)
+
+        monkeypatch.setattr(NoticingRun, "run", noticing_run)
+        monkeypatch.setattr(Binding, "run", bound_run)
+
+
+@pytest.fixture
+def runs(monkeypatch: pytest.MonkeyPatch) -> Runs:
+    """Counts the runs of captured graphs, operator by operator."""
+    monkeypatch.delenv(COMPILER_VARIABLE)
+    return Runs(monkeypatch)
 
 
 @pytest.fixture
@@ -131,42 +161,12 @@ def test_watching_changes_nothing(net: Net) -> None:
         assert equal(train(model, net), vanilla)
 
 
-def test_analysed_once(net: Net) -> None:
-    """Each operator of the graph is analysed once, when the graph is first run."""
-    tool = Prune()
-    model = torch.compile(net, backend="aot_eager")
-    with compiled(tool):
-        for _ in range(3):
-            train(model, net)
-    assert len(tool.ids) == len(set(tool.ids))
-    assert {"compiled.layers.0/linear:0", "compiled.layers.1/relu:0", "compiled/sum:0"} <= set(
-        tool.ids
-    )
-
-
-def test_contexts(net: Net) -> None:
-    """Contexts have the namespace, the module path and inputs in the order of eager mode."""
-    seen = {}
-
-    def analysis(context: amanda.OpContext) -> None:
-        seen[context.get_op().__name__] = (
-            context.namespace.tags[2],
-            context.get_module(),
-            context.get_input_names()[:3],
-        )
-
-    with compiled(tool_of(analysis)):
-        train(torch.compile(net, backend="aot_eager"), net)
-    assert seen["linear"] == ("graph", "layers.0", ["input", "weight", "bias"])
-    assert seen["batch_norm"] == ("graph", "layers.2", ["input", "weight", "bias"])
-
-
 def test_values(net: Net) -> None:
     """get_value gives parameters and buffers, and None for what the graph computes."""
     values: dict[str, Any] = {}
 
     def analysis(context: amanda.OpContext) -> None:
-        if context.get_op_id() == "compiled/add:0":
+        if context.get_op_id() == "Net/add:0":
             values.update(computed=context.get_value(0), buffer=context.get_value(1))
 
     with compiled(tool_of(analysis)):
@@ -210,26 +210,6 @@ class Doubled(nn.Module):
         return x * 2
 
 
-def test_run_time_routine_is_refused(net: Net) -> None:
-    """A routine that is not traceable: an error naming it and what to do."""
-    tool = on("relu", lambda c: c.insert_before_op(lambda x: x, inputs=[0]))
-    with (
-        compiled(tool),
-        pytest.raises(Exception, match=r"compiled\.layers\.1/relu:0.*@amanda\.traceable"),
-    ):
-        train(torch.compile(net, backend="aot_eager"), net)
-
-
-def test_backward_action_is_refused(net: Net) -> None:
-    """An action on a backward operator: an error naming the missing capability."""
-    tool = on("relu", lambda c: c.insert_after_backward_op(lambda g: g))
-    with (
-        compiled(tool),
-        pytest.raises(Exception, match=r"insert_after_backward_op.*Capability\.BACKWARD"),
-    ):
-        train(torch.compile(net, backend="aot_eager"), net)
-
-
 def test_reanalyse(net: Net) -> None:
     """After reanalyse() the graph is compiled again with what the analysis then records."""
     factors = [2.0, 3.0]
@@ -252,15 +232,194 @@ def test_reanalyse(net: Net) -> None:
         assert torch.allclose(model(x), vanilla * 3)
 
 
-def test_what_compiled_code_hides_is_said() -> None:
-    """A run of nothing but compiled code is not said to have been seen whole."""
-    function = torch.compile(lambda x: x * 2, backend="aot_eager")
-    with compiled(amanda.Tool()) as scope:
-        function(torch.ones(2, requires_grad=True)).sum().backward()
-    assert set(scope.statistics.not_seen) == {
-        "backward operators of compiled functions",
-        "operators outside of compiled functions (see: --driver torch-eager)",
-    }
+# -- operator by operator ---------------------------------------------------
+
+
+class Attention(nn.Module):
+    """A convolution, a normalisation, dropout, attention and a part that is called twice."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(3, 8, 3)
+        self.norm = nn.BatchNorm2d(8)
+        self.attention = nn.MultiheadAttention(8, 2, batch_first=True)
+        self.twice = nn.Sequential(nn.LayerNorm(8), nn.Linear(8, 8), nn.GELU(), nn.Dropout(0.1))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = torch.relu(self.norm(self.conv(x))).flatten(2).transpose(1, 2)
+        x = x + self.attention(x, x, x)[0]
+        return self.twice(self.twice(x)).mean()
+
+
+def traced(
+    model: Callable[..., torch.Tensor], net: nn.Module, driver: Any, times: int = 3
+) -> tuple[Counter, list[Any]]:
+    """What a counting tool has met in training steps, and the losses and gradients."""
+    tool, results = Counter(), []
+    torch.manual_seed(0)
+    with amanda.apply(tool, drivers=[driver]):
+        for _ in range(times):
+            net.zero_grad()
+            loss = model(torch.rand(2, 3, 6, 6))
+            loss.backward()
+            gradients = [p.grad for p in net.parameters()]
+            results.append(fingerprint([loss, *gradients]))
+    return tool, results
+
+
+@pytest.mark.filterwarnings("ignore:.torch.jit:DeprecationWarning")
+@pytest.mark.parametrize("options", [{}, {"fullgraph": True}, {"mode": "reduce-overhead"}], ids=str)
+def test_captured_operators_are_those_of_eager_mode(runs: Runs, options: dict[str, Any]) -> None:
+    """Operators, backward operators, their ids and all bits are those of eager mode."""
+    net, other = Attention(), Attention()
+    other.load_state_dict(net.state_dict())
+    eager = traced(other, other, TorchEagerDriver)
+    backend = {} if "mode" in options else {"backend": "eager"}
+    model = torch.compile(net, **backend, **options)
+    captured = traced(model, net, TorchGraphDriver)
+    assert captured[0].ids == eager[0].ids
+    assert captured[0].backward_ids == eager[0].backward_ids
+    assert captured[1] == eager[1]
+    assert (runs.noticing, runs.bound) == (1, 2)
+
+
+def test_graph_breaks_and_calls_of_modules(runs: Runs) -> None:
+    """A compiled function that calls a model twice, with a graph break between, has its ids."""
+    net, other = Net(), Net()
+    other.load_state_dict(net.state_dict())
+
+    def step(model: nn.Module, x: torch.Tensor) -> torch.Tensor:
+        first = model(x * 2)
+        graph_break()
+        return first + model(x) * 3
+
+    def trained(driver: Any, model: Net, run: Callable[..., torch.Tensor]) -> Any:
+        tool = Counter()
+        with amanda.apply(tool, drivers=[driver]):
+            results = [train(lambda x: run(model, x), model) for _ in range(3)]
+        return tool.ids, tool.backward_ids, fingerprint(results)
+
+    eager = trained(TorchEagerDriver, other, step)
+    assert trained(TorchGraphDriver, net, torch.compile(step, backend="eager")) == eager
+    assert runs.bound
+
+
+def test_sizes_that_change(runs: Runs) -> None:
+    """With symbolic sizes, what a function computes of them is computed at each execution."""
+    layer = nn.Linear(3, 3)
+    run = torch.compile(lambda x: nn.functional.softmax(layer(x).flatten(), 0), backend="eager")
+    tool = Counter()
+    with compiled(tool):
+        for size in (2, 3, 4, 5):
+            x = torch.rand(size, 3)
+            result = run(x)
+            with amanda.disabled():
+                assert torch.equal(result, layer(x).flatten().softmax(0))
+    assert tool.ids.count("Linear/linear:0") == 4
+
+
+def test_what_is_captured_serves_the_next_scope(runs: Runs) -> None:
+    """A function is captured once for all scopes; its own code is used before and after them."""
+    graphs: list[Any] = []
+
+    def backend(graph: torch.fx.GraphModule, _: Any) -> Any:
+        graphs.append(graph)
+        return graph.forward
+
+    net = Net()
+    model, x = torch.compile(net, backend=backend), torch.rand(4, 3)
+    vanilla = model(x)
+    counted: list[int] = []
+    for _ in range(2):
+        tool = Counter()
+        with compiled(tool):
+            assert torch.equal(model(x), vanilla) or net.training
+        counted.append(tool.ops["linear"])
+    with torch.compiler.set_stance("fail_on_recompile"):
+        model(x)
+    assert counted == [1, 1]
+    assert len(graphs) == 1
+
+
+def test_one_code_for_two_models(runs: Runs) -> None:
+    """Two models that share the captured code keep their ids and their parameters."""
+    models = [nn.Sequential(nn.Linear(3, 3), nn.ReLU()) for _ in range(2)]
+
+    @torch.compile(backend="eager")
+    def run(model: nn.Module, x: torch.Tensor) -> torch.Tensor:
+        return model(x)
+
+    tool, x = Counter(), torch.rand(2, 3)
+    with compiled(tool):
+        results = [run(model, x) for _ in range(2) for model in models]
+    wanted = [model(x) for _ in range(2) for model in models]
+    assert all(map(torch.equal, results, wanted))
+    first, second = [f"Sequential{n}.{i}" for n in ("", "@1") for i in (0, 1)][::2]
+    assert tool.ids[::2] == [f"{first}/linear:0", f"{second}/linear:0"] * 2
+
+
+def test_what_dynamo_cannot_take_runs_eagerly(runs: Runs, net: Net) -> None:
+    """A function with a graph within its graph runs with the operators of eager mode."""
+
+    @torch.compile(backend="eager", fullgraph=True)
+    def run(x: torch.Tensor) -> torch.Tensor:
+        return torch.utils.checkpoint.checkpoint(net.layers, x, use_reentrant=False) * 2
+
+    tool, x = Counter(), torch.rand(4, 3)
+    with compiled(tool):
+        results = [run(x) for _ in range(2)]
+    assert torch.equal(results[1], net.layers(x) * 2)
+    assert tool.ops["linear"] == 2
+    assert not runs.noticing
+
+
+def test_stances_are_kept(runs: Runs) -> None:
+    """Where the user has set a stance, nothing is captured."""
+    model, tool = torch.compile(Net(), backend="eager"), Counter()
+    with torch.compiler.set_stance("force_eager"), compiled(tool), pytest.warns(CoverageWarning):
+        model(torch.rand(4, 3))
+    assert tool.ops["linear"] == 1
+    assert not runs.noticing
+
+
+def test_a_routine_that_is_not_traceable_runs_operator_by_operator(net: Net) -> None:
+    """With a compiler that cannot take a routine it runs nevertheless, which is said once."""
+    seen: list[torch.Size] = []
+    tool = on("relu", lambda c: c.insert_before_op(lambda x: seen.append(x.shape)))
+    model = torch.compile(net, backend="aot_eager")
+    with compiled(tool), pytest.warns(CoverageWarning, match=r"aot_eager.*not traceable"):
+        model(torch.rand(4, 3))
+    with compiled(tool):
+        model(torch.rand(4, 3))
+    assert len(seen) == 2
+
+
+def test_traceable_routines_are_compiled(net: Net) -> None:
+    """After the first run, the compiler has the graph with the routines in it."""
+    calls: list[bool] = []
+
+    @amanda.traceable
+    def halved(x: torch.Tensor) -> torch.Tensor:
+        calls.append(torch.compiler.is_compiling())
+        return x * 0.5
+
+    model = torch.compile(net.eval(), backend="aot_eager")
+    x = torch.rand(4, 3)
+    with compiled(on("relu", lambda c: c.insert_after_op(halved))):
+        first = model(x)
+        made = len(calls)
+        assert [model(x).item() for _ in range(3)] == [first.item()] * 3
+        assert len(calls) == made
+
+
+def test_one_interceptor(net: Net) -> None:
+    """The two drivers of PyTorch are not used at once: each sees what the other one does."""
+    with (
+        applied(Counter()),
+        pytest.raises(amanda.errors.CapabilityError, match=r"torch-graph.*torch-eager"),
+        compiled(Counter()),
+    ):
+        pass
 
 
 def one_scope() -> list[float]:

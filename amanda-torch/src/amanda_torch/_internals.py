@@ -321,6 +321,19 @@ is_autocasting: Callable[[], bool] = _symbol("torch._C._is_any_autocast_enabled"
 """Whether autocast is on for any device: nodes of their own may then cast an operator's inputs."""
 
 
+_require("torch._guards.tracing")
+_tracing_context = _symbol("torch._guards.TracingContext.try_get")
+
+
+def is_compiling() -> bool:
+    """Whether Dynamo or what it hands its graphs to runs in this thread."""
+    # The flag behind the public function is one for all threads; Dynamo takes both calls in code
+    # that it captures for True.
+    return torch.compiler.is_compiling() and (
+        torch.compiler.is_dynamo_compiling() or _tracing_context() is not None
+    )
+
+
 def is_plain() -> bool:
     """Whether operators that are called now go straight to PyTorch's eager kernels: no
     mode is on, and no transform, forward-mode AD or tracer is active."""
@@ -329,18 +342,14 @@ def is_plain() -> bool:
         and forward_ad._current_level < 0
         and _peek_transform() is None
         and _tracing_state() is None
-        and not torch.compiler.is_compiling()
+        and not (torch.compiler.is_compiling() and is_compiling())
     )
 
 
 def is_traced() -> bool:
     """Whether the current operators are being recorded by a tracer of PyTorch:
     ``jit.trace``, ``make_fx``, ``export`` or Dynamo."""
-    return (
-        _tracing_state() is not None
-        or _dispatch_mode(_PROXY) is not None
-        or torch.compiler.is_compiling()
-    )
+    return _tracing_state() is not None or _dispatch_mode(_PROXY) is not None or is_compiling()
 
 
 def is_only_run() -> bool:
@@ -486,6 +495,9 @@ also when it was bound to another name before."""
 
 FUNCTION_NODE = _symbol("torch.autograd.function.BackwardCFunction")
 """The class of the nodes that ``autograd.Function``s make."""
+
+FUNCTION_NODE_BOXED = "apply_boxed"
+"""The method of `FUNCTION_NODE` by which autograd runs functions that AOTAutograd has compiled."""
 
 FUNCTORCH_FUNCTION: Any = _symbol("torch.autograd.function.custom_function_call")
 """The operator that ``autograd.Function.apply`` calls under a functorch transform."""
@@ -688,6 +700,11 @@ COMPILER_CAPTURES = {"optimize": "guard_export_fn", "optimize_assert": "export"}
 """The functions of `COMPILER_MODULE` by which ``torch._dynamo.explain`` and ``export`` capture a
 function, with the keyword that tells their calls from those of ``torch.compile``."""
 
+COMPILER_MODULES = "torch._dynamo.variables.nn_module"
+COMPILER_MODULE_CALL = "unpatched_nn_module_call"
+"""The ``nn.Module.__call__`` in `COMPILER_MODULES` that Dynamo looks through, to ``forward``. It
+captures the code of any other one."""
+
 FRAMES_UP = "_frames_up"
 """The parameter of a tracer that says how many Python frames are between it and the program."""
 
@@ -703,16 +720,93 @@ _COMPILER.extend(
     (
         "torch._dynamo.lookup_backend",
         "torch._dynamo.source.LocalSource",
-        "torch._guards.CompileContext.current_compile_id",
+        "torch._dynamo.convert_frame.catch_errors_wrapper",
+        "torch._dynamo.convert_frame.convert_frame",
+        "torch._dynamo.convert_frame.input_codes",
+        "torch._dynamo.hooks.Hooks",
+        "torch._dynamo.types.ConvertFrameReturn",
+        "torch._C._dynamo.eval_frame._FrameAction",
+        "torch._C._dynamo.eval_frame._FrameExecStrategy",
+        "torch._ops.HigherOrderOperator",
         "torch.utils._pytree.tree_map",
     )
 )
 
 
-def compiled_frame() -> Any:
-    """The number of the frame that Dynamo is compiling; a recompilation has the same."""
-    current = torch._guards.CompileContext.current_compile_id()
-    return getattr(current, "frame_id", None)
+_MODE_GUARDS = frozenset({"TORCH_FUNCTION_STATE"})
+"""The guards by which Dynamo compiles anew under other function modes."""
+
+
+def _without_mode_guards(entries: Sequence[Any]) -> Sequence[bool]:
+    return [entry.guard_type not in _MODE_GUARDS for entry in entries]
+
+
+def frame_converter(backend: Callable[..., Any]) -> Callable[..., Any]:
+    """Dynamo's own callback for frames, which hands captured graphs to `backend`.
+
+    What it captures is used under any function modes: whoever lets it capture takes care of them.
+    """
+    from torch._dynamo import config, convert_frame, hooks
+
+    own = hooks.Hooks(guard_filter_fn=_without_mode_guards)
+    convert: Callable[..., Any] = convert_frame.catch_errors_wrapper(
+        convert_frame.convert_frame(backend, own), own
+    )
+
+    def converter(*args: Any) -> Any:
+        # Else it makes tensors of floats that change, in code around the graph.
+        with config.patch(specialize_float=True):
+            return convert(*args)
+
+    setattr(converter, FRAME_CALLBACK_OF, convert)
+    return converter
+
+
+FRAME_CALLBACK_OF = "_torchdynamo_orig_backend"
+"""The attribute of a frame callback that leads Dynamo, step by step, to its compiler: the code that
+it has captured with one compiler is not run with another one."""
+
+
+def compiler_of(callback: Any) -> Any:
+    """The compiler that a frame callback hands its graphs to."""
+    while hasattr(callback, FRAME_CALLBACK_OF):
+        callback = getattr(callback, FRAME_CALLBACK_OF)
+    return callback
+
+
+def not_captured(*, recursive: bool = False) -> Any:
+    """What a frame callback returns for a frame that is to run as it is, this once.
+
+    Args:
+        recursive: whether the functions that it calls run as they are, too.
+    """
+    from torch._C._dynamo import eval_frame
+    from torch._dynamo.types import ConvertFrameReturn
+
+    actions = eval_frame._FrameAction
+    inner = actions.SKIP if recursive else actions.DEFAULT
+    strategy = eval_frame._FrameExecStrategy(actions.SKIP, inner)
+    return ConvertFrameReturn(frame_exec_strategy=strategy, apply_to_code=False)
+
+
+def is_compiled_code(code: Any) -> bool:
+    """Whether Dynamo has met some code since it was last reset."""
+    from torch._dynamo import convert_frame
+
+    return code in convert_frame.input_codes
+
+
+def program_frame() -> Any:
+    """The frame of the program that runs a captured graph, asked for by what Dynamo calls."""
+    frame: Any = sys._getframe(2)
+    while frame.f_globals.get("__name__") == COMPILER_MODULE:
+        frame = frame.f_back
+    return frame
+
+
+def is_higher_order(function: Any) -> bool:
+    """Whether the function of a graph's node has graphs among its arguments."""
+    return isinstance(function, torch._ops.HigherOrderOperator)
 
 
 def count_eager_as_compiled() -> None:
@@ -737,6 +831,35 @@ def lookup_compiler(name: str) -> Any:
     import torch._dynamo
 
     return torch._dynamo.lookup_backend(name)
+
+
+def copied_graph(module: torch.fx.GraphModule) -> torch.fx.GraphModule:
+    """A copy of a graph that Dynamo has captured, which its compilers take."""
+    graph = torch.fx.Graph()
+    graph.output(graph.graph_copy(module.graph, {}))
+    copied = torch.fx.GraphModule(module, graph)
+    copied.meta.update(module.meta)
+    for old, new in zip(module.graph.nodes, graph.nodes, strict=True):
+        if hasattr(old, "_dynamo_source"):
+            new._dynamo_source = old._dynamo_source
+    copied._param_name_to_source = dict(module._param_name_to_source)  # type: ignore[arg-type,assignment]
+    return copied
+
+
+def tracing_context() -> Any:
+    """What Dynamo has noted about the graph that it hands to a compiler now."""
+    return _tracing_context()
+
+
+def compile_later(context: Any, compiler: Any, module: Any, inputs: Sequence[Any]) -> Any:
+    """Compile a captured graph after Dynamo has captured it.
+
+    Args:
+        context: the :func:`tracing_context` of its capture.
+        inputs: those that Dynamo gave to the compiler.
+    """
+    with torch._guards.tracing(context):
+        return compiler(module, list(inputs))
 
 
 def announce_buffer(module: torch.fx.GraphModule, name: str) -> None:

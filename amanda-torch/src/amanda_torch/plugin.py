@@ -64,16 +64,7 @@ class TorchGraphDriver(TorchDriver):
     mode = "graph"
     target = "amanda_torch.compiled.driver:GraphDriver"
     opt_in = True
-    capabilities = frozenset(
-        {
-            Capability.REPLACE_OP,
-            Capability.AD_IN_ROUTINES,
-            Capability.MODULES,
-            Capability.REPLAY,
-            Capability.STATIC_GRAPH,
-            Capability.COMPILED,
-        }
-    )
+    capabilities = TorchEagerDriver.capabilities | {Capability.COMPILED}
 
     @classmethod
     def missing_symbols(cls) -> list[str]:

@@ -327,7 +327,7 @@ def test_a_compiled_model_is_pruned_where_it_is_compiled(monkeypatch: pytest.Mon
     model.zero_grad()
     with amanda.apply(PruneTool(method="nm")):
         model(x).sum().backward()
-    assert list(tool.masks) == ["compiled.0/linear:0", "compiled.2/linear:0"]
+    assert list(tool.masks) == ["Sequential.0/linear:0", "Sequential.2/linear:0"]
     assert all(
         torch.allclose(a, p.grad) for a, p in zip(gradients, model.parameters(), strict=True)
     )

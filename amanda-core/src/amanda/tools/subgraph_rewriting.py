@@ -124,7 +124,7 @@ class SubgraphRewritingTool(Tool):
 
     Raises:
         TypeError: the pattern or the replacement is something else.
-        CapabilityError: (in the scope) there is a match in a graph mode of PyTorch.
+        CapabilityError: (in the scope) there is a match in a mode where routines are compiled.
     """
 
     def __init__(
@@ -160,7 +160,8 @@ class SubgraphRewritingTool(Tool):
         found = next(bindings(self.pattern, graph.op(op_id), graph, Binding()), None)
         if found is None:
             return
-        is_eager = context.namespace.tags[-1] == "eager"
+        # PyTorch's graphs run operator by operator where a routine cannot be compiled.
+        is_eager = context.namespace.tags[-1] == "eager" or context.namespace.matches("pytorch")
         if not is_eager and not any(map(context.namespace.matches, _GRAPHS)):
             raise CapabilityError(
                 f"SubgraphRewritingTool: op {op_id} is the root of a match in "

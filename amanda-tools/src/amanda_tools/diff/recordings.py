@@ -140,7 +140,8 @@ def _place(entry: Any) -> dict[str, Any]:
 
 def _record(about: dict[str, Any], load: Callable[[], Array]) -> Record:
     names = ("id", "type", "module", "direction", "kind", "tensor", "step", "order")
-    is_ordered = str(about["namespace"]).endswith("/eager")
+    namespace = str(about["namespace"])
+    is_ordered = namespace.endswith("/eager") or namespace.startswith("pytorch/")
     values = {name: about[name] for name in names}
     forward = str(about.get("forward", ""))
     return Record(**values, forward=forward, is_ordered=is_ordered, load=load)

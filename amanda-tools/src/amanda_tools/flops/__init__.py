@@ -91,7 +91,7 @@ class FlopsTool(PrintingTool[FlopsOptions]):
         )
         # An operator that raises has not executed: it is counted afterwards. In a graph, where a
         # failure ends the run, one routine costs half as much as two.
-        is_eager = context.namespace.tags[-1] == "eager"
+        is_eager = context.namespace.tags[-1] == "eager" or context.namespace.matches("pytorch")
         in_backward = backward_probe(context.namespace.tags[0])
         if isinstance(known, ProductOp):
             # Once an input is nested, this operator's tensors are asked item by item.

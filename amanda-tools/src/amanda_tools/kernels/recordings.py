@@ -84,12 +84,6 @@ _MODULES: Mapping[str, str] = {
 }
 """Framework to the module with its ``RECORDER``."""
 
-_REFUSED: Mapping[str, str] = {
-    "torch-graph": "what torch.compile makes of a graph are kernels of many operators at once; "
-    "use torch-eager, which is the default",
-}
-"""Drivers that cannot be recorded, and why."""
-
 
 def has_profiler(namespace: str) -> bool:
     """True if there is a profiler that records operators of a namespace."""
@@ -110,14 +104,8 @@ def check_drivers(drivers: Sequence[Driver], *, is_late: bool) -> None:
             must not end the program.
 
     Raises:
-        CapabilityError: one of them cannot be recorded, or none has a profiler.
+        CapabilityError: none of them has a profiler.
     """
-    for driver in drivers:
-        if driver.name in _REFUSED:
-            raise CapabilityError(
-                f"tool kernels cannot tell the kernels of the driver {driver.name} apart: "
-                f"{_REFUSED[driver.name]}"
-            )
     if drivers and not is_late and not any(map(framework_of, drivers)):
         names = ", ".join(driver.name for driver in drivers)
         raise CapabilityError(

@@ -125,7 +125,7 @@ class RecordedOp:
             run,
             [None if t is None else _maker(t) for t in inputs],
             ["" if t is None else reader_of(t).dtype(t) for t in inputs],
-            context.namespace.tags[-1] == "eager",
+            context.namespace.tags[-1] == "eager" or context.namespace.matches("pytorch"),
             context.get_node_name(),
         )
 
@@ -245,7 +245,8 @@ class PassRecorder(Tool):
     def _analyse(self, context: OpContext) -> None:
         made = {} if self._pass is None else self._pass.executions
         # When a graph's operator is analysed, it is not known yet when it runs.
-        if context.get_op_id() in made and context.namespace.tags[-1] == "eager":
+        at_once = context.namespace.tags[-1] == "eager" or context.namespace.matches("pytorch")
+        if context.get_op_id() in made and at_once:
             self.finish()
             made = {}
         op = RecordedOp.of(context, self._graph, made)

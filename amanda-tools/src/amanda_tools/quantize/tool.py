@@ -65,7 +65,10 @@ class QuantizeTool(PrintingTool[QuantizeOptions]):
         if not self._targets.takes(op, has_weight=is_default and has_weight):
             return
         is_qat, rate = self.options.method == "qat", self.options.learning_rate
-        if is_qat and not rate and context.namespace.tags[-1] != "eager":
+        is_static = context.namespace.tags[-1] != "eager" and not context.namespace.matches(
+            "pytorch"
+        )
+        if is_qat and not rate and is_static:
             raise CapabilityError(
                 f"quantize: op {op.id} runs in {context.namespace}, where no optimizer of the "
                 "program can learn its ranges: let the tool train them with learning_rate=..., "

@@ -97,7 +97,7 @@ class RematTool(PrintingTool[RematOptions]):
     def _is_known(self, context: OpContext) -> bool:
         """True where it is known what automatic differentiation keeps."""
         kind = context.namespace.tags[0]
-        if kind == "tensorflow" or (kind, context.namespace.tags[-1]) == ("pytorch", "eager"):
+        if kind in ("tensorflow", "pytorch"):
             return True
         self._targets.skip(describe(context), f"nothing is known of it in {context.namespace}")
         return False

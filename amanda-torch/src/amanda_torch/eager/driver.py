@@ -11,7 +11,7 @@ import functools
 import weakref
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from torch import nn
 
@@ -41,12 +41,14 @@ class InterceptingDriver(LoadedDriver, TorchEagerDriver):
 
     dispatcher_class = RoutineDispatcher
     dispatcher: RoutineDispatcher
+    captures: ClassVar[bool] = False
+    """Whether compiled functions run as Dynamo captures them; else eagerly."""
 
     def __init__(self, dispatcher: Any) -> None:
         super().__init__(dispatcher)
         self._labels = Labels(functools.partial(_forget, weakref.ref(self)))
         self._interceptors: WeakMembers[Interceptor] = WeakMembers()
-        self._tracers = Tracers()
+        self._tracers = Tracers(self.capture_compiled if self.captures else None)
         self._checkpoints = Checkpoints(self.enter_thread, self.exit_thread)
         self._has_gate = False
 
@@ -141,6 +143,15 @@ class InterceptingDriver(LoadedDriver, TorchEagerDriver):
     def proofs(cls) -> Sequence[Proof]:
         """See :mod:`amanda_torch.eager.proofs`."""
         return proofs.proofs()
+
+    def capture_compiled(self, callback: Any, interceptor: Interceptor) -> Any:
+        """The callback by which Dynamo runs a compiled function; None where it runs eagerly.
+
+        Args:
+            callback: Dynamo's own.
+            interceptor: that of the current thread.
+        """
+        return None
 
     # -- routines ---------------------------------------------------------
 

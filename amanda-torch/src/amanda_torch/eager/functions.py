@@ -29,6 +29,8 @@ _DESCENDED_PACKAGES = ("torch.utils.checkpoint", "torch.nn.parallel", "torch.dis
 def patch(patches: PatchSet) -> None:
     """Meet each call of an ``autograd.Function``, and each backward of one."""
     patches.wrap(_internals.FUNCTION_NODE, "apply", _backward)
+    if hasattr(_internals.FUNCTION_NODE, _internals.FUNCTION_NODE_BOXED):
+        patches.wrap(_internals.FUNCTION_NODE, _internals.FUNCTION_NODE_BOXED, _compiled_backward)
     patches.set(_internals.FUNCTION_NODE, "__init__", note_created, create=True)
     if not _internals.FUNCTIONS_ENTER_IN_C:
         patches.set(_internals.FUNCTION_BASE, "apply", classmethod(_apply), create=True)
@@ -71,6 +73,18 @@ def _backward(vanilla: Any) -> Any:
             return run_backward(node, vanilla, args)
         with muted():
             return run_backward(node, vanilla, args)
+
+    return apply
+
+
+def _compiled_backward(vanilla: Any) -> Any:
+    """Hide the operators inside the backward of a function that a compiler has made."""
+
+    def apply(node: Any, *args: Any) -> Any:
+        if LOCAL.interceptor is None:
+            return vanilla(node, *args)
+        with muted():
+            return vanilla(node, *args)
 
     return apply
 

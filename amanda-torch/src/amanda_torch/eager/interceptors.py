@@ -42,6 +42,10 @@ NO_OPERATOR: Any = []
 """The cell of functions that are no operators."""
 
 
+Met = tuple[Cell, int, Any, tuple[Any, ...], dict[str, Any], Any, Any]
+"""An operator that was met: its cell, its position there, its function, arguments, key, result."""
+
+
 class Interceptor(Tracker, TorchFunctionMode):
     """Notices the operators of one thread.
 
@@ -57,6 +61,7 @@ class Interceptor(Tracker, TorchFunctionMode):
         executor: runs the operators that are not plainly vanilla.
         ident: the number of its thread.
         ended: whether its thread's last scope has ended: it is then to be taken off.
+        met: where operators are noted whose plan is asked for; None to note none.
     """
 
     def __init__(
@@ -86,6 +91,7 @@ class Interceptor(Tracker, TorchFunctionMode):
         self.ended = False
         self._is_on = False
         self.fused = FusedModules(self, dispatcher)
+        self.met: list[Met] | None = None
 
     # -- on and off -------------------------------------------------------
 
@@ -348,6 +354,8 @@ class Interceptor(Tracker, TorchFunctionMode):
         else:
             executor = self.executor
             result, known = executor.run_first(plan, func, name, op_id, args, kwargs, key, scopes)
+        if self.met is not None:
+            self.met.append((cell, count, func, args, kwargs, key, result))
         # Not if the operator has opened a scope, or its analysis has called reanalyse().
         if generation == self.generation and self._dispatcher.is_cacheable():
             cell.extend([_UNKNOWN] * (count + 1 - len(cell)))

@@ -95,11 +95,13 @@ class Frame:
         caller: the frame that this one returns to, while it is active.
         module: weak reference to the module, None for the root.
         model: the outermost module that it is a part of, None for the root.
+        captured: what is known of compiled graphs that run in the module call.
     """
 
     __slots__ = (
         "__weakref__",
         "caller",
+        "captured",
         "cells",
         "children",
         "generation",
@@ -120,6 +122,7 @@ class Frame:
         self.generation = 0
         self.caller: Frame | None = None
         self.module = module
+        self.captured: dict[Any, Any] = {}
 
     def restart(self) -> None:
         """Begin a new iteration: all counters from zero."""
@@ -162,6 +165,7 @@ class Frame:
             for frame in child.frames:
                 frame.clear()
         self.children.clear()
+        self.captured.clear()
         self.cells.clear()
         self.names.clear()
 
@@ -331,6 +335,10 @@ class Tracker:
         child.calls -= bool(child.calls)
         if self.frame is self.root:
             self._seen_outermost.discard(child)
+
+    def was_called(self, child: Child) -> bool:
+        """Whether an outermost module has been called in the present iteration."""
+        return child in self._seen_outermost
 
     def new_iteration(self) -> None:
         """Restart the counters outside of modules."""

@@ -24,7 +24,7 @@ from amanda.errors import CoverageWarning
 from amanda.patching import PatchSet
 from amanda.registry import import_hook
 from amanda.registry.proofs import is_proving
-from amanda.state import STATE
+from amanda.state import STATE, settle
 from amanda_torch import _internals
 from amanda_torch.eager.fused_modules import ASKING
 from amanda_torch.eager.interceptors import LOCAL, Interceptor
@@ -36,9 +36,16 @@ if TYPE_CHECKING:
 class Tracers:
     """The patches of this module, as one that is attached and detached."""
 
-    def __init__(self) -> None:
+    def __init__(self, capture: Callable[[Any, Interceptor], Any] | None = None) -> None:
+        """Nothing is patched yet.
+
+        Args:
+            capture: gives the callback by which Dynamo is to run a compiled function under an
+                interceptor, in place of its own; None where it runs eagerly.
+        """
         self._patches = PatchSet()
         self._checks = PatchSet()
+        self._capture = capture
         self._has_checks = True
         self._has_mode = True
         self._watches: list[import_hook.Watch] = []
@@ -67,6 +74,10 @@ class Tracers:
                 for name, keyword in _internals.COMPILER_CAPTURES.items()
             ),
         ]
+        if self._capture is not None:
+            entries[_internals.COMPILER_MODULES] = [
+                (_internals.COMPILER_MODULE_CALL, lambda _: vars(nn.Module)["__call__"])
+            ]
         for module, wrappers in entries.items():
             patch = functools.partial(self._patch, wrappers)
             if module in sys.modules:
@@ -80,6 +91,8 @@ class Tracers:
             self._watches[-1].close()
             self._watches.pop()
         self._patches.undo()
+        # Another thread may capture a function, and would put them on again.
+        self._has_checks = False
         self._checks.undo()
 
     def _patch(self, wrappers: Sequence[tuple[str, Callable[[Any], Any]]], module: str) -> None:
@@ -108,7 +121,7 @@ class Tracers:
         def traced(*args: Any, **kwargs: Any) -> Any:
             if is_counting_frames:
                 kwargs[_internals.FRAMES_UP] = kwargs.get(_internals.FRAMES_UP, 0) + 1
-            with self._suspended():
+            with self.suspended():
                 return vanilla(*args, **kwargs)
 
         return traced
@@ -126,7 +139,7 @@ class Tracers:
                 compiled = compiler(function)
 
                 def run(*args: Any, **kwargs: Any) -> Any:
-                    with self._suspended():
+                    with self.suspended():
                         return compiled(*args, **kwargs)
 
                 return run
@@ -136,7 +149,7 @@ class Tracers:
         return optimize
 
     @contextmanager
-    def _suspended(self) -> Iterator[None]:
+    def suspended(self) -> Iterator[None]:
         """The current thread is as if no scope were open."""
         interceptor = LOCAL.interceptor
         if interceptor is None:
@@ -163,8 +176,18 @@ class Tracers:
             interceptor = LOCAL.interceptor
             if callback in (None, False) or interceptor is None or interceptor.is_quiet():
                 return vanilla(callback)
+            if STATE.held:
+                settle(vars(STATE))
             if not any(scope.alive for scope in STATE.scopes):
-                return vanilla(callback)
+                if not interceptor.is_listening():
+                    return vanilla(callback)
+                # Dynamo would write the mode into the graph.
+                _internals.count_eager_as_compiled()
+                return None
+            if self._capture is not None and vanilla(callback) is callback:
+                captured = self._capture(callback, interceptor)
+                if captured is not None:
+                    return captured
             if not self._said_compiled and not is_proving():
                 self._said_compiled = True
                 warnings.warn(

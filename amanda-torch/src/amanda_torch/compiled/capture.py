@@ -1,0 +1,106 @@
+"""Lets Dynamo capture compiled functions, and run what it has captured under a scope.
+
+A function made by ``torch.compile`` asks Dynamo for the callback that compiles the frames below it.
+:func:`callback_for` gives one that keeps the function's own compiled code apart: Dynamo tells them
+by the compiler. What is captured belongs to the function and not to a scope; it is used again by
+the next one.
+"""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from typing import Any
+
+from torch import fx
+
+from amanda_torch import _internals
+from amanda_torch.compiled.captured import CapturedGraph
+
+_OWN = ("amanda.", "amanda_torch.", "amanda_tools.")
+"""Packages whose functions Dynamo is not to compile, where it meets them between two graphs."""
+
+_LOCK = threading.RLock()
+"""Held while Dynamo captures, for which patches of the driver are undone in all threads. Dynamo has
+such a lock, too."""
+
+Suspended = Callable[[], AbstractContextManager[Any]]
+
+
+class Capture:
+    """The callback of Dynamo for frames of one compiled function, and of those that it calls.
+
+    Args:
+        compiler: the user's.
+    """
+
+    def __init__(self, compiler: Any) -> None:
+        self.compiler = compiler
+        self._convert = _internals.frame_converter(self._captured)
+        setattr(self, _internals.FRAME_CALLBACK_OF, self._convert)
+        self._left: weakref.WeakSet[Any] = weakref.WeakSet()
+        self._suspended: Suspended | None = None
+
+    def under(self, suspended: Suspended) -> Capture:
+        """The same, which captures within the context that a function makes."""
+        self._suspended = suspended
+        return self
+
+    def __call__(self, frame: Any, *args: Any) -> Any:
+        """Capture a frame; called by Dynamo for one that it has no code for."""
+        name = frame.f_globals.get("__name__", "")
+        if name.startswith(_OWN):
+            # What they call runs as it is, but for modules: those are the program's.
+            return _internals.not_captured(recursive=not name.endswith("eager.driver"))
+        subject = _subject(frame)
+        if subject in self._left and _internals.is_compiled_code(frame.f_code):
+            _internals.count_eager_as_compiled()
+            return _internals.not_captured()
+        try:
+            with self._without_interceptor():
+                found = self._convert(frame, *args)
+        except Exception:
+            found = None
+        if found is not None and found.guarded_code is not None:
+            return found
+        # Noted here and not by Dynamo, whose own code for the function is to stay as it is.
+        self._left.add(subject)
+        _internals.count_eager_as_compiled()
+        return _internals.not_captured()
+
+    @contextmanager
+    def _without_interceptor(self) -> Iterator[None]:
+        assert self._suspended is not None
+        with _LOCK, self._suspended():
+            yield
+
+    def _captured(self, module: fx.GraphModule, inputs: Sequence[Any]) -> CapturedGraph:
+        return CapturedGraph(module, inputs, self._without_interceptor)
+
+
+def _subject(frame: Any) -> Any:
+    """What a frame runs: its code; or the function that Dynamo's own wrapper calls, whose code all
+    functions that it wraps have in common."""
+    wrapped = frame.f_locals.get("fn")
+    if not frame.f_globals.get("__name__", "").startswith("torch._dynamo") or wrapped is None:
+        return frame.f_code
+    wrapped = getattr(wrapped, "__func__", wrapped)
+    return wrapped if hasattr(wrapped, "__weakref__") else frame.f_code
+
+
+_CAPTURES: weakref.WeakKeyDictionary[Any, Capture] = weakref.WeakKeyDictionary()
+"""By the callbacks of compiled functions."""
+
+
+def callback_for(callback: Any, suspended: Suspended) -> Capture:
+    """The callback that captures, in place of a compiled function's own one.
+
+    Args:
+        suspended: makes the context in which frames are captured: without an interceptor.
+    """
+    found = _CAPTURES.get(callback)
+    if found is None:
+        found = _CAPTURES[callback] = Capture(_internals.compiler_of(callback))
+    return found.under(suspended)

@@ -1,0 +1,507 @@
+"""Runs a captured graph operator by operator, as the eager driver runs the program.
+
+The first run of a graph in a module call notices its operators through the thread's interceptor,
+which is on, and enters the modules that they belong to: so they have the ids, the analyses and the
+actions that they have without ``torch.compile``. What has been learned is bound to the graph's
+code. From then on it runs without the interceptor: an operator without actions is called as it is,
+one with actions through the eager driver's executor, with its backward operators.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import warnings
+import weakref
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from typing import Any
+
+import torch
+from torch import fx, nn
+
+from amanda.engine.plan import ActionPlan
+from amanda.errors import CoverageWarning
+from amanda.state import ATTACHED
+from amanda_torch import _internals
+from amanda_torch.compiled.code import GraphCode, Site
+from amanda_torch.compiled.inlining import Inlined, Writer, reason_against
+from amanda_torch.compiled.operators import Operator
+from amanda_torch.eager.execution import KnownOp
+from amanda_torch.eager.interceptors import LOCAL, Interceptor, Met
+from amanda_torch.eager.op_ids import Cell, Child, Frame
+
+
+class CapturedGraph:
+    """A graph that Dynamo has captured, as the function that runs it in every scope."""
+
+    def __init__(
+        self,
+        module: fx.GraphModule,
+        inputs: Sequence[Any],
+        suspended: Callable[[], AbstractContextManager[Any]],
+    ) -> None:
+        """Note what can be known before it runs.
+
+        Args:
+            module: the graph.
+            inputs: symbolic ones, with which Dynamo has a graph compiled.
+            suspended: makes the context in which compilers run: without an interceptor.
+
+        Raises:
+            NotCapturableError: a node of it runs a graph of its own.
+        """
+        self._code = GraphCode(module)
+        self._module = module
+        self._inputs = inputs
+        self._suspended = suspended
+        self._context = _internals.tracing_context()
+        self._vanilla = module.forward
+
+    def __call__(self, *inputs: Any) -> Any:
+        """Run the graph under the scopes of the current thread."""
+        interceptor = LOCAL.interceptor
+        if interceptor is None or interceptor.is_quiet() or not interceptor.is_listening():
+            return self._vanilla(*inputs)
+        if interceptor.stale and not interceptor.refresh():
+            return self._vanilla(*inputs)
+        base = interceptor.frame
+        roots = self._code.places.roots(_internals.program_frame())
+        is_alone = interceptor.is_alone()
+        bindings = base.captured.get(self, ())
+        if is_alone:
+            for binding in bindings:
+                if binding.holds(interceptor, roots):
+                    return binding.run(interceptor, inputs)
+        modules = self._code.places.find(roots)
+        # Dynamo passes symbolic sizes as numbers.
+        is_static = all(isinstance(each, torch.Tensor) for each in inputs)
+        run = NoticingRun(interceptor, self._code, modules, is_static)
+        result = run.run(inputs)
+        binding = run.binding() if is_alone else None
+        if binding is not None and is_static:
+            self._compile(binding, run.steps)
+        if binding is not None and binding.note_roots(roots):
+            # Kept with the module call, and dropped with it when the thread's scopes end.
+            kept = [one for one in bindings if one.is_current(interceptor)]
+            base.captured[self] = [binding, *kept[: _BINDINGS - 1]]
+        return result
+
+    def _compile(self, binding: Binding, steps: Sequence[Step]) -> None:
+        """Let a compiler have the graph with its actions, if one is asked for that can take it.
+
+        Not where sizes are symbolic: what a compiler assumes of them would have to be guarded.
+        """
+        name = os.environ.get(COMPILER_VARIABLE, "eager")
+        driver = _driver()
+        if name == "eager" or driver is None:
+            return
+        reason = next(filter(None, (step.reason_against() for step in steps)), "")
+        if not reason:
+            actions = {step.name: step.inlined() for step in steps if step.acts()}
+            try:
+                with self._suspended():
+                    module = Writer(driver.dispatcher, self._module).write(actions)
+                    compiler = _internals.lookup_compiler(name)
+                    binding.function = _internals.compile_later(
+                        self._context, compiler, module, self._inputs
+                    )
+                return
+            except Exception as error:
+                reason = f"{name} fails with {type(error).__name__}"
+        if reason not in _SAID:
+            _SAID.add(reason)
+            warnings.warn(
+                f"a compiled function runs operator by operator and not with {name}: {reason}",
+                CoverageWarning,
+                stacklevel=4,
+            )
+
+
+COMPILER_VARIABLE = "AMANDA_TORCH_COMPILER"
+"""The environment variable that names the compiler; eager without it."""
+
+_BINDINGS = 16
+"""Positions in one module call, and modules, for which a graph is bound."""
+
+_SAID: set[str] = set()
+
+
+def _driver() -> Any:
+    return next((d for d in ATTACHED.values() if d.name == "torch-graph"), None)
+
+
+class NoticingRun:
+    """A run in which the interceptor notices each operator.
+
+    Args:
+        interceptor: that of the current thread.
+        code: of the graph.
+        modules: those of the graph, by the numbers of its module calls.
+        is_static: whether no size in the graph is symbolic.
+
+    Attributes:
+        steps: what its calls have done.
+    """
+
+    def __init__(
+        self,
+        interceptor: Interceptor,
+        code: GraphCode,
+        modules: dict[str, nn.Module],
+        is_static: bool,
+    ) -> None:
+        self._is_static = is_static
+        self._interceptor = interceptor
+        self._code = code
+        self._modules = modules
+        self._base = interceptor.frame
+        self._generation = interceptor.generation
+        self._start = self._base.counters()
+        self._begins: Child | None = None
+        self._entered: list[str] = []
+        self._parents: list[Frame] = []
+        self._callers: dict[Frame, Frame] = {}
+        self.steps: list[Step] = []
+
+    def run(self, inputs: Sequence[Any]) -> Any:
+        """The outputs of the graph."""
+        interceptor = self._interceptor
+        self._base.forget_plans(interceptor.generation)
+        outer, interceptor.met = interceptor.met, []
+        try:
+            sites = self._code.sites
+            functions = [functools.partial(self._site, site) for site in sites]
+            result = self._code.function(functions)(*inputs)
+            self._leave(0)
+            return result
+        finally:
+            interceptor.met = outer
+            self._leave(0)
+
+    def _site(self, site: Site, *args: Any, **kwargs: Any) -> Any:
+        """Run one call of the graph."""
+        interceptor = self._interceptor
+        entered = self._go(site)
+        met = interceptor.met = []
+        result = site.function(*args, **kwargs)
+        interceptor.met = []
+        self.steps.append(
+            Step(site, interceptor.frame, entered, met, args, kwargs, result, self._is_static)
+        )
+        return result
+
+    # -- modules ----------------------------------------------------------
+
+    def _go(self, site: Site) -> tuple[nn.Module, ...]:
+        """Enter the module calls of a site; those of outermost modules that were entered."""
+        calls = [call for call in site.calls if call.module in self._modules]
+        if calls and self._base.module is not None:
+            # The function that was compiled is a module's: it has been entered.
+            outermost = self._modules[calls[0].module]
+            if outermost is self._base.module():
+                calls = calls[1:]
+        keys = [call.key for call in calls]
+        same = 0
+        for old, new in zip(self._entered, keys, strict=False):
+            if old != new:
+                break
+            same += 1
+        self._leave(same)
+        outermost_entered: list[nn.Module] = []
+        for call in calls[same:]:
+            self._enter(call.key, self._modules[call.module], outermost_entered)
+        return tuple(outermost_entered)
+
+    def _enter(self, key: str, module: nn.Module, outermost: list[nn.Module]) -> None:
+        interceptor = self._interceptor
+        iteration = interceptor.iteration
+        if interceptor.frame is interceptor.root:
+            outermost.append(module)
+        parent = interceptor.enter_module(module)
+        if interceptor.iteration != iteration and not self.steps:
+            self._begins = parent.children.get(id(module))
+        self._entered.append(key)
+        self._parents.append(parent)
+        frame = interceptor.frame
+        if frame is not parent:
+            frame.forget_plans(interceptor.generation)
+            self._callers[frame] = parent
+
+    def _leave(self, depth: int) -> None:
+        while len(self._entered) > depth:
+            self._entered.pop()
+            self._interceptor.go_to(self._parents.pop())
+
+    # -- what was learned -------------------------------------------------
+
+    def binding(self) -> Binding | None:
+        """What runs the graph from now on; None if not all is known of its operators."""
+        interceptor = self._interceptor
+        if self._generation != interceptor.generation or interceptor.stale:
+            return None
+        if not all(step.is_known() for step in self.steps):
+            return None
+        functions = [step.function(interceptor) for step in self.steps]
+        span = Span.since(self._start, self._base, self._begins)
+        acts = any(step.acts() for step in self.steps)
+        callers = list(self._callers.items()) if acts else []
+        run = self._code.function(functions)
+        return Binding(run, self._base, self._generation, span, callers)
+
+
+class Step:
+    """What a site has done in the first run.
+
+    Args:
+        site: the call.
+        frame: the module call that it belongs to.
+        entered: outermost modules that were entered before it.
+        met: the operators that the interceptor met.
+        args, kwargs: what it was called with.
+        result: what it returned.
+        is_static: whether no size in the graph is symbolic.
+    """
+
+    def __init__(
+        self,
+        site: Site,
+        frame: Frame,
+        entered: tuple[nn.Module, ...],
+        met: list[Met],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        result: Any,
+        is_static: bool,
+    ) -> None:
+        self.name = site.name
+        self._site = site
+        self._frame = frame
+        self._entered = [weakref.ref(module) for module in entered]
+        self._cells = [(cell, count) for cell, count, *_ in met]
+        self._is_one_output = isinstance(result, torch.Tensor)
+        self._operator = Operator.found(met, args, kwargs, result, is_static)
+
+    def is_known(self) -> bool:
+        """Whether the interceptor knows how to run each of its operators."""
+        return all(count < len(cell) for cell, count in self._cells) and all(
+            cell[count] is None or isinstance(cell[count], KnownOp) for cell, count in self._cells
+        )
+
+    def acts(self) -> bool:
+        """Whether one of its operators does not run plainly vanilla."""
+        return any(cell[count] is not None for cell, count in self._cells)
+
+    def reason_against(self) -> str:
+        """Why what it does cannot be compiled; "" if it can."""
+        if not self.acts():
+            return ""
+        if self._operator is None:
+            return f"{self._site.function.__name__} is made of several operators"
+        return reason_against(self._plan(), self._is_one_output)
+
+    def inlined(self) -> Inlined:
+        """The actions on its operator."""
+        assert self._operator is not None
+        return Inlined(self._plan(), self._operator)
+
+    def _plan(self) -> ActionPlan:
+        cell, count = self._cells[0]
+        plan: ActionPlan = cell[count].plan
+        return plan
+
+    def function(self, interceptor: Interceptor) -> Callable[..., Any]:
+        """The function that does the same without the interceptor, where that can be."""
+        found = self._site.function
+        if self.acts():
+            if self._operator is None:
+                found = _noticed(interceptor, found, self._frame, self._cells)
+            else:
+                cell, count = self._cells[0]
+                found = _known(interceptor, cell[count], self._operator, self._frame)
+        return _entering(interceptor, found, self._entered) if self._entered else found
+
+
+def _known(
+    interceptor: Interceptor, known: KnownOp, operator: Operator, frame: Frame
+) -> Callable[..., Any]:
+    """Runs one operator with its actions."""
+    run, cells, func, key = known.run, frame.cells, operator.func, operator.key
+
+    def step(*args: Any, **kwargs: Any) -> Any:
+        interceptor.frame = frame
+        interceptor.cells = cells
+        return run(known, func, args, kwargs, key)
+
+    def step_within(*args: Any, **kwargs: Any) -> Any:
+        interceptor.frame = frame
+        interceptor.cells = cells
+        args, kwargs = operator.arguments(args, kwargs)
+        return run(known, func, args, kwargs, key)
+
+    return step if operator.is_direct else step_within
+
+
+def _noticed(
+    interceptor: Interceptor, function: Any, frame: Frame, cells: Sequence[tuple[Cell, int]]
+) -> Callable[..., Any]:
+    """Runs a function with the interceptor on, which meets the operators that it calls."""
+    first: dict[int, tuple[Cell, int]] = {}
+    for cell, count in cells:
+        first.setdefault(id(cell), (cell, count - 1))
+    starts = list(first.values())
+
+    def step(*args: Any, **kwargs: Any) -> Any:
+        interceptor.go_to(frame)
+        for cell, start in starts:
+            cell[0] = start
+        _internals.push_mode(interceptor)
+        try:
+            return function(*args, **kwargs)
+        finally:
+            _internals.pop_mode()
+
+    return step
+
+
+def _entering(
+    interceptor: Interceptor, function: Any, entered: Sequence[weakref.ref[nn.Module]]
+) -> Callable[..., Any]:
+    """Enters outermost modules first, with which an iteration may begin."""
+
+    def step(*args: Any, **kwargs: Any) -> Any:
+        for reference in entered:
+            interceptor.go_to(interceptor.root)
+            module = reference()
+            if module is not None:
+                interceptor.enter_module(module)
+        return function(*args, **kwargs)
+
+    return step
+
+
+class Span:
+    """What a run of a graph does to the counters of the module call that it is in.
+
+    Args:
+        counts: of an operator's cell before and after the run, where they differ.
+        calls: of a module, likewise.
+        begins: the module whose call begins an iteration at once: then no count before matters.
+    """
+
+    __slots__ = ("_begins", "_calls", "_counts")
+
+    def __init__(
+        self,
+        counts: Sequence[tuple[Cell, int, int]],
+        calls: Sequence[tuple[Child, int, int]],
+        begins: Child | None,
+    ) -> None:
+        self._counts = counts
+        self._calls = calls
+        self._begins = begins
+
+    @classmethod
+    def since(
+        cls,
+        start: tuple[dict[str, int], dict[int, int]],
+        frame: Frame,
+        begins: Child | None,
+    ) -> Span:
+        """That of a run that has just ended.
+
+        Args:
+            start: the counters before it, as :meth:`Frame.counters` gives them.
+        """
+        counts = [
+            (cell, start[0].get(name, 0), cell[0])
+            for name, cell in frame.names.items()
+            if begins or start[0].get(name, 0) != cell[0]
+        ]
+        calls = [
+            (child, start[1].get(key, 0), child.calls)
+            for key, child in frame.children.items()
+            if begins or start[1].get(key, 0) != child.calls
+        ]
+        return cls(counts, calls, begins)
+
+    def can_begin(self, interceptor: Interceptor) -> bool:
+        """Whether a run that begins now does the same."""
+        if self._begins is not None:
+            return interceptor.was_called(self._begins)
+        for cell, count, _ in self._counts:
+            if cell[0] != count:
+                return False
+        for child, calls, _ in self._calls:
+            if child.calls != calls or interceptor.was_called(child):
+                return False
+        return True
+
+    def end(self) -> None:
+        """Set the counters to those after the run."""
+        for cell, _, count in self._counts:
+            cell[0] = count
+        for child, _, calls in self._calls:
+            child.calls = calls
+
+
+class Binding:
+    """Runs a graph in one module call, with what is known of its operators.
+
+    Args:
+        function: the graph's code.
+        base: the module call that runs it.
+        generation: of the plans that are bound.
+        callers: each module call of the graph, and the one that it returns to.
+    """
+
+    __slots__ = ("_base", "_callers", "_generation", "_roots", "_span", "function")
+
+    def __init__(
+        self,
+        function: Callable[..., Any],
+        base: Frame,
+        generation: int,
+        span: Span,
+        callers: Sequence[tuple[Frame, Frame]],
+    ) -> None:
+        self.function = function
+        self._base = base
+        self._generation = generation
+        self._span = span
+        self._callers = callers
+        self._roots: list[weakref.ref[Any]] = []
+
+    def note_roots(self, roots: Sequence[Any]) -> bool:
+        """Note the objects by which the graph's modules are found; whether that can be done."""
+        try:
+            self._roots = [weakref.ref(root) for root in roots]
+        except TypeError:
+            return False
+        return True
+
+    def is_current(self, interceptor: Interceptor) -> bool:
+        """Whether its plans hold."""
+        return self._generation == interceptor.generation
+
+    def holds(self, interceptor: Interceptor, roots: Sequence[Any]) -> bool:
+        """Whether it can run the graph now."""
+        if self._generation != interceptor.generation:
+            return False
+        for reference, root in zip(self._roots, roots, strict=True):
+            if reference() is not root:
+                return False
+        return self._span.can_begin(interceptor)
+
+    def run(self, interceptor: Interceptor, inputs: Sequence[Any]) -> Any:
+        """The outputs of the graph."""
+        above = interceptor.exit()
+        try:
+            for frame, parent in self._callers:
+                frame.caller = parent
+            result = self.function(*inputs)
+            self._span.end()
+            return result
+        finally:
+            interceptor.go_to(self._base)
+            interceptor.enter(above)

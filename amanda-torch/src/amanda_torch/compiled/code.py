@@ -1,0 +1,106 @@
+"""A captured graph as a Python function whose operators can be exchanged without compiling it.
+
+Each call in the graph becomes the call of a global of the function::
+
+    code = GraphCode(module)
+    code.function(code.vanilla)(*inputs)        # as the graph itself
+"""
+
+from __future__ import annotations
+
+import functools
+import types
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import attrs
+from torch import fx
+
+from amanda_torch import _internals
+from amanda_torch.compiled.places import ModuleCall, Places, calls_of
+
+
+class NotCapturableError(Exception):
+    """The graph holds what does not run operator by operator."""
+
+
+@attrs.frozen
+class Site:
+    """A call in a graph.
+
+    Attributes:
+        name: of its node.
+        function: what it calls.
+        calls: the module calls that it is in, outermost first.
+    """
+
+    name: str
+    function: Callable[..., Any]
+    calls: tuple[ModuleCall, ...]
+
+
+class GraphCode:
+    """The code of one graph.
+
+    Attributes:
+        places: finds the modules of its sites.
+        sites: its calls in the order of their execution.
+        vanilla: the functions that they call.
+    """
+
+    def __init__(self, module: fx.GraphModule) -> None:
+        """Make the code.
+
+        Raises:
+            NotCapturableError: a node runs graphs of its own.
+        """
+        self._module = module
+        self.places = Places(module.graph)
+        self.sites: list[Site] = []
+        # A copy, of which no node is Dynamo's.
+        graph = fx.Graph()
+        graph.output(graph.graph_copy(module.graph, {}))
+        markers = [self._marked(node) for node in graph.nodes if node.op.startswith("call_")]
+        python = graph.python_code("self")
+        names = {id(value): name for name, value in python.globals.items()}
+        self._names = [names[id(marker)] for marker in markers]
+        self._globals = dict(python.globals)
+        exec(compile(python.src, "<captured graph>", "exec"), self._globals)
+        self._forward: types.FunctionType = self._globals["forward"]
+        self.vanilla: Sequence[Callable[..., Any]] = [site.function for site in self.sites]
+
+    def function(self, functions: Sequence[Callable[..., Any]]) -> Callable[..., Any]:
+        """The graph as a function that calls these at its sites."""
+        exchanged = {**self._globals, **dict(zip(self._names, functions, strict=True))}
+        forward = self._forward
+        made = types.FunctionType(forward.__code__, exchanged, "forward", forward.__defaults__)
+        return functools.partial(made, self._module)
+
+    def _marked(self, node: fx.Node) -> Callable[..., Any]:
+        """Let a node call a marker of its own, and note what it called."""
+        if node.op == "call_module" or _internals.is_higher_order(node.target):
+            raise NotCapturableError(f"{node.target} runs a graph of its own")
+        function = node.target
+        if node.op == "call_method":
+            function = Method(str(node.target))
+            node.op = "call_function"
+        self.sites.append(Site(node.name, function, calls_of(node)))  # type: ignore[arg-type]
+
+        def site(*args: Any, **kwargs: Any) -> Any:
+            return function(*args, **kwargs)  # type: ignore[operator]
+
+        site.__name__ = site.__qualname__ = f"site_{len(self.sites)}"
+        node.target = site
+        return site
+
+
+class Method:
+    """Calls the method of a name of its first argument."""
+
+    __slots__ = ("__name__",)
+
+    def __init__(self, name: str) -> None:
+        self.__name__ = name
+
+    def __call__(self, target: Any, *args: Any, **kwargs: Any) -> Any:
+        return getattr(target, self.__name__)(*args, **kwargs)

@@ -1,0 +1,187 @@
+"""Writes the actions on a captured graph into a copy of it, which a compiler then compiles.
+
+Only traceable routines can become a part of compiled code: functions of tensors, of the selected
+ones and of those given as keyword arguments. :func:`reason_against` says what else keeps an
+operator's actions out of it::
+
+    if not any(reason_against(plan, is_one_output) for ...):
+        copy = Writer(dispatcher, module).write({"linear": Inlined(plan, operator)})
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import attrs
+import torch
+from torch import fx
+
+from amanda.engine.dispatch import Dispatcher
+from amanda.engine.plan import ActionPlan
+from amanda.interface.action import Action
+from amanda_torch import _internals
+from amanda_torch.autograd.functions import AmandaSubstitute
+from amanda_torch.compiled.operators import Operator
+from amanda_torch.operators.calls import item_at, put_item
+
+
+@attrs.frozen
+class Inlined:
+    """The actions on one operator of a graph.
+
+    Attributes:
+        plan: them.
+        operator: what its node runs.
+    """
+
+    plan: ActionPlan
+    operator: Operator
+
+
+def reason_against(plan: ActionPlan, is_one_output: bool) -> str:
+    """Why the actions on an operator cannot be compiled with it; "" if they can."""
+    if plan.claims or plan.acts_on_gradients:
+        return "a tool looks at backward operators"
+    replaced = () if plan.replace is None else (plan.replace,)
+    for action in (*plan.before, *replaced, *plan.after):
+        func = getattr(action.func, "__func__", action.func)
+        if not getattr(func, "amanda_traceable", False):
+            return f"{action.routine} is not traceable"
+    if plan.after and not is_one_output:
+        return "a routine gets several outputs of an operator"
+    return ""
+
+
+class Writer:
+    """Writes actions into a copy of one graph."""
+
+    def __init__(self, dispatcher: Dispatcher, module: fx.GraphModule) -> None:
+        self._dispatcher = dispatcher
+        self._module = _internals.copied_graph(module)
+        self._graph = self._module.graph
+        self._numbers = itertools.count()
+
+    def write(self, actions: Mapping[str, Inlined]) -> fx.GraphModule:
+        """The copy of the graph, with the actions on its operators, by the names of their nodes."""
+        for node in list(self._graph.nodes):
+            inlined = actions.get(node.name)
+            if inlined is not None:
+                self._instrument(node, inlined)
+        self._graph.lint()
+        self._module.recompile()
+        return self._module
+
+    def _instrument(self, node: fx.Node, inlined: Inlined) -> None:
+        plan, operator = inlined.plan, inlined.operator
+        given, kwargs = operator.arguments(node.args, dict(node.kwargs))
+        args = list(given)
+        inputs = [item_at(place, args, kwargs) for place in operator.places]
+        with self._graph.inserting_before(node):
+            for action in plan.before:
+                for index, new in self._call(action, inputs):
+                    inputs[index] = new
+            if plan.replace is not None:
+                node.op, node.target = "call_function", _replacement(plan.replace)
+                node.args, node.kwargs = (
+                    tuple(_selected(plan.replace, inputs)),
+                    self._keywords(plan.replace),
+                )
+        if plan.replace is None:
+            for place, value in zip(operator.places, inputs, strict=True):
+                if value is not None or not isinstance(place, str):
+                    put_item(place, args, kwargs, value)
+            node.op, node.target = "call_function", operator.func
+            node.args, node.kwargs = tuple(args), kwargs
+        last = node
+        for action in plan.after:
+            last = self._after(action, last)
+
+    def _after(self, action: Action, last: fx.Node) -> fx.Node:
+        # Nodes are written one after the other before a mark, or they would come out reversed.
+        with self._graph.inserting_after(last):
+            mark = self._graph.call_function(_nothing)
+        users = [user for user in last.users if user is not mark]
+        with self._graph.inserting_before(mark):
+            changed = self._call(action, [last])
+        self._graph.erase_node(mark)
+        for _, new in changed:
+            for user in users:
+                user.replace_input_with(last, new)
+            return new
+        return last
+
+    def _call(self, action: Action, values: Sequence[Any]) -> list[tuple[int, fx.Node]]:
+        """Write the call of a routine; the positions of its results and their nodes."""
+        selected = _selected(action, values)
+        indices = range(len(values)) if action.select is None else action.select
+        routine = _routine(self._dispatcher, action)
+        called = self._graph.call_function(routine, tuple(selected), self._keywords(action))
+        return [
+            (index, self._graph.call_function(_item, (called, position)))
+            for position, index in enumerate(indices)
+            if selected[position] is not None
+        ]
+
+    def _keywords(self, action: Action) -> dict[str, Any]:
+        """A routine's keyword arguments for the graph: tensors become buffers of it."""
+        mapped: dict[str, Any] = _internals.map_tree(self._as_node, dict(action.kwargs))
+        return mapped
+
+    def _as_node(self, value: Any) -> Any:
+        if not isinstance(value, torch.Tensor):
+            return value
+        name = f"_amanda_{next(self._numbers)}"
+        self._module.register_buffer(name, value)
+        _internals.announce_buffer(self._module, name)
+        return self._graph.get_attr(name)
+
+
+def _routine(dispatcher: Dispatcher, action: Action) -> Callable[..., Any]:
+    """The function by which the graph calls a routine.
+
+    It returns a tuple with one tensor for each selected one: the routine's, or the selected one
+    itself. The gradient of an isolated routine passes straight through.
+    """
+
+    def amanda_routine(*tensors: Any, **kwargs: Any) -> tuple[Any, ...]:
+        if action.differentiable:
+            result = action.func(*tensors, **kwargs)
+        else:
+            with torch.no_grad():
+                result = action.func(*tensors, **kwargs)
+        count = len(tensors) if action.select is None else len(action.select)
+        results = dispatcher.checked(action, result, count) if result is not None else tensors
+        return tuple(
+            _substituted(action, old, new) for old, new in zip(tensors, results, strict=True)
+        )
+
+    return amanda_routine
+
+
+def _substituted(action: Action, old: Any, new: Any) -> Any:
+    if new is None or new is old or old is None or action.differentiable:
+        return old if new is None else new
+    if old.requires_grad and torch.is_grad_enabled():
+        return AmandaSubstitute.apply(old, [new.detach()])
+    return new.detach()
+
+
+def _replacement(action: Action) -> Callable[..., Any]:
+    def amanda_replacement(*tensors: Any, **kwargs: Any) -> Any:
+        return action.func(*tensors, **kwargs)
+
+    return amanda_replacement
+
+
+def _selected(action: Action, values: Sequence[Any]) -> list[Any]:
+    return [values[i] for i in (range(len(values)) if action.select is None else action.select)]
+
+
+def _item(results: tuple[Any, ...], position: int) -> Any:
+    return results[position]
+
+
+def _nothing() -> None:
+    """Called by a node that marks a place in the graph while it is written."""

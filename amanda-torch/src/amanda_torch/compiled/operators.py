@@ -1,0 +1,114 @@
+"""The one operator that a call in a graph runs, and its arguments made from those of the call.
+
+A graph may call a function of PyTorch that is written in Python, ``F.layer_norm(x, (3,))``, which
+runs one operator, ``torch.layer_norm(x, (3,), None, None, 1e-05, True)``, and returns its result::
+
+    found = Operator.found(F.layer_norm, [met], args, kwargs, result, is_static=True)
+    found.arguments((y, (3,)), {})        # those of the operator, in the next run
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Self
+
+import attrs
+
+from amanda_torch.eager.interceptors import Met
+from amanda_torch.operators.calls import Place, TorchCall
+from amanda_torch.operators.names import name_of
+
+_CONSTANTS = (bool, int, float, complex, str, type(None))
+
+
+@attrs.frozen
+class Argument:
+    """Where an argument of an operator comes from.
+
+    Attributes:
+        key: the position or keyword of the call's argument that it is; None for a constant.
+        value: the constant.
+    """
+
+    key: int | str | None
+    value: Any = None
+
+    def of(self, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+        """The argument, from those of the call."""
+        if self.key is None:
+            return self.value
+        return args[self.key] if isinstance(self.key, int) else kwargs[self.key]
+
+
+@attrs.frozen
+class Operator:
+    """The one operator that a call runs.
+
+    Attributes:
+        func: its function.
+        key: what declares its parameters, if not `func`.
+        is_direct: whether its arguments are those of the call.
+        args, kwargs: where they come from.
+        places: where its inputs sit in its arguments.
+    """
+
+    func: Any
+    key: Any
+    is_direct: bool
+    args: Sequence[Argument]
+    kwargs: dict[str, Argument]
+    places: Sequence[Place]
+
+    @classmethod
+    def found(
+        cls,
+        met: Sequence[Met],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        result: Any,
+        is_static: bool,
+    ) -> Self | None:
+        """The operator of a call that has just been run; None if it is not one that is called so.
+
+        Args:
+            met: the operators that the interceptor met.
+            args, kwargs, result: of the call.
+            is_static: whether numbers that a function computes of sizes are always the same.
+        """
+        if len(met) != 1:
+            return None
+        _, _, func, given, keywords, key, returned = met[0]
+        if returned is not result:
+            return None
+        found = [_source(value, args, kwargs, is_static) for value in given]
+        named = {name: _source(v, args, kwargs, is_static) for name, v in keywords.items()}
+        if None in found or None in named.values():
+            return None
+        is_direct = [a.key for a in found if a] == list(range(len(args))) and all(
+            name == argument.key for name, argument in named.items() if argument
+        )
+        is_direct = is_direct and len(named) == len(kwargs)
+        places = TorchCall.of(func, name_of(func), "", given, keywords, key=key).places
+        return cls(func, key, is_direct, found, named, places)  # type: ignore[arg-type]
+
+    def arguments(
+        self, args: Sequence[Any], kwargs: dict[str, Any]
+    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """The operator's arguments, from those of the call."""
+        return (
+            tuple([argument.of(args, kwargs) for argument in self.args]),
+            {name: argument.of(args, kwargs) for name, argument in self.kwargs.items()},
+        )
+
+
+def _source(
+    value: Any, args: tuple[Any, ...], kwargs: dict[str, Any], is_static: bool
+) -> Argument | None:
+    for position, item in enumerate(args):
+        if item is value:
+            return Argument(position)
+    for name, item in kwargs.items():
+        if item is value:
+            return Argument(name)
+    is_constant = isinstance(value, _CONSTANTS) and (is_static or type(value) is not int)
+    return Argument(None, value) if is_constant else None
