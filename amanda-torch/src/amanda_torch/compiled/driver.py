@@ -60,6 +60,11 @@ class GraphDriver(TorchGraphDriver, InterceptingDriver):
         return callback_for(callback, self._tracers.suspended)
 
     @classmethod
+    def remarks(cls) -> Sequence[str]:
+        """Nothing: the interceptor cannot be chosen."""
+        return []
+
+    @classmethod
     def proofs(cls) -> Sequence[Proof]:
         """See :mod:`amanda_torch.compiled.proofs`."""
         return [proofs.proof()]

@@ -58,7 +58,9 @@ class InterceptingDriver(LoadedDriver, TorchEagerDriver):
         """Patch the few places that reach no function mode."""
         works = self._works
         # What does not work is left out of the mode, and proven of it.
-        self._has_gate = not (self.switched_off or is_proving()) and gate.choose()
+        # Captured graphs run with the mode off, and on in the code between them.
+        may_have_gate = not (self.switched_off or is_proving() or self.captures)
+        self._has_gate = may_have_gate and gate.choose()
         if works(proofs.MODULE_CALLS):
             patches.wrap(nn.Module, "__call__", self._called_modules)
         if works(proofs.SCRIPTS):
