@@ -42,10 +42,11 @@ class Child:
 
 
 class Known:
-    __slots__ = ("run",)
+    __slots__ = ("is_claim", "run")
 
-    def __init__(self, run: Callable[..., Any]) -> None:
+    def __init__(self, run: Callable[..., Any], is_claim: bool = False) -> None:
         self.run = run
+        self.is_claim = is_claim
 
 
 class Slots:
@@ -87,7 +88,9 @@ def ready(built: tuple[Any, Any]) -> tuple[Any, Any]:
     builtins = (toy.push, toy.pop, toy.length, toy.at, toy.is_disabled)
     guards = [vars(cls)[name] for cls in (toy.Guard, toy.Placing) for name in _GUARD]
     known = lambda name, func: func.__name__ == name or name == "T"  # noqa: E731
-    gate.configure(Mode, Frame, Child, Known, NO_OPERATOR, known, (*builtins, *guards))
+    gate.configure(
+        Mode, Frame, Child, Known, NO_OPERATOR, known, (*builtins, *guards, toy.is_disabled)
+    )
     for name in ("keywords", "__add__", "none", "one", "all", "T"):
         gate.add(vars(toy.Base)[name], False)
     gate.add(toy.function, False)
@@ -339,6 +342,23 @@ def test_what_acts_is_run_directly(gate: Any, toy: Any) -> None:
     with pytest.raises(TypeError, match="no strings"):
         x.keywords("text")
     assert mode.counts() == {}
+    toy.pop()
+
+
+def test_claims_run_plainly_without_gradients(gate: Any, toy: Any) -> None:
+    """An operator of which a tool wants the backward operators alone runs at once where none is
+    recorded. (In the toy they are recorded where modes are off.)"""
+    gate.install()
+    mode, x = Mode(), Heap.of(toy)()
+    toy.push(mode)
+    x.none()
+    cell = mode.cells[toy.Base.none]
+    mode.restart()
+    cell[1:] = [Known(lambda *_: "run", is_claim=True), Known(lambda *_: "run")]
+    assert isinstance(x.none(), int)
+    assert x.none() == "run"
+    assert mode.counts() == {"none": 2}
+    assert mode.asked == []
     toy.pop()
 
 

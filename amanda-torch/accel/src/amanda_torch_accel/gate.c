@@ -132,7 +132,7 @@ static struct {
     Py_ssize_t mode_cells, mode_frame, mode_root, mode_generation, mode_stale, mode_thread;
     Py_ssize_t frame_cells, frame_names, frame_children, frame_generation, frame_caller;
     Py_ssize_t child_ref, child_transparent, child_fused, child_calls, child_frames;
-    Py_ssize_t known_run;
+    Py_ssize_t known_run, known_claim;
     PyObject *no_operator; /* the cell of functions that are no operators */
     PyObject *is_report_of; /* Python function: (name of a builtin, what is reported) -> bool */
 } python;
@@ -185,6 +185,7 @@ static struct {
     Builtin push, pop, length, at, is_disabled;
     Builtin disable, enable; /* DisableTorchFunction's __enter__ and __exit__ */
     Builtin place, replace;  /* torch.device's, which push and pop a mode in C++ */
+    Builtin is_recording;    /* torch.is_grad_enabled() */
 } stack;
 
 /* Of the current thread: its virtual mode (a strong reference), and how many modes lie below it;
@@ -506,6 +507,23 @@ may_act(const Invocation *call)
 
 typedef enum { ASK, EMPTY, ACTING } Answer;
 
+/* Whether an operator runs plainly: no tool acts, or only on its backward operators, and none is
+   recorded. */
+static int
+is_empty(PyObject *known)
+{
+    if (known == Py_None) {
+        return 1;
+    }
+    if (!Py_IS_TYPE(known, python.known) || field(known, python.known_claim) != Py_True) {
+        return 0;
+    }
+    PyObject *is_recording = call_builtin(&stack.is_recording, NULL);
+    PyErr_Clear();
+    Py_XDECREF(is_recording);
+    return is_recording == Py_False;
+}
+
 /* What is known of the next execution of an operator; it is counted, unless there is to ask.
  *
  * This is Interceptor.__torch_function__() of amanda_torch.eager.interceptors as far as that needs
@@ -537,7 +555,8 @@ look_up(PyObject *mode, PyObject *operator, const Invocation *call, PyObject **f
         return ASK;
     }
     PyObject *known = PyList_GET_ITEM(cell, count);
-    if (known != Py_None && !(Py_IS_TYPE(known, python.known) && may_act(call))) {
+    int runs_plainly = is_empty(known);
+    if (!runs_plainly && !(Py_IS_TYPE(known, python.known) && may_act(call))) {
         return ASK;
     }
     PyObject *number = PyLong_FromSsize_t(count);
@@ -545,11 +564,11 @@ look_up(PyObject *mode, PyObject *operator, const Invocation *call, PyObject **f
         PyErr_Clear();
         return ASK;
     }
-    *found = Py_NewRef(known == Py_None ? cell : known);
+    *found = Py_NewRef(runs_plainly ? cell : known);
     PyObject *before = PyList_GET_ITEM(cell, 0);
     PyList_SET_ITEM(cell, 0, number);
     Py_DECREF(before);
-    return known == Py_None ? EMPTY : ACTING;
+    return runs_plainly ? EMPTY : ACTING;
 }
 
 /* Take back an execution: the arguments did not fit, and PyTorch would have reported nothing. */
@@ -1562,6 +1581,7 @@ find_slots(void)
         {python.child, "calls", &python.child_calls},
         {python.child, "frames", &python.child_frames},
         {python.known, "run", &python.known_run},
+        {python.known, "is_claim", &python.known_claim},
     };
     for (size_t i = 0; i < sizeof slots / sizeof *slots; i++) {
         *slots[i].offset = slot_offset(slots[i].type, slots[i].name);
@@ -1605,22 +1625,23 @@ PyDoc_STRVAR(configure_doc,
 "    no_operator: what stands in the tables of operators for what is none, see Interceptor.\n"
 "    is_report_of: whether PyTorch reports an object for a builtin of a name.\n"
 "    builtins: push, pop, length, at and is_disabled of the stack of modes; __enter__ and\n"
-"        __exit__ of what turns it off, and of what pushes and pops a mode in C++.");
+"        __exit__ of what turns it off, and of what pushes and pops a mode in C++; whether\n"
+"        gradients are recorded.");
 
 static PyObject *
 gate_configure(PyObject *Py_UNUSED(module), PyObject *args)
 {
-    PyObject *known, *builtins[9];
+    PyObject *known, *builtins[10];
     if (python.mode != NULL) {
         PyErr_SetString(PyExc_RuntimeError, "the gate has been configured");
         return NULL;
     }
     PyTypeObject *mode;
-    if (!PyArg_ParseTuple(args, "O!O!O!O!OO(OOOOOOOOO)", &PyType_Type, &mode,
+    if (!PyArg_ParseTuple(args, "O!O!O!O!OO(OOOOOOOOOO)", &PyType_Type, &mode,
                           &PyType_Type, &python.frame, &PyType_Type, &python.child, &PyType_Type,
                           &known, &python.no_operator, &python.is_report_of,
                           &builtins[0], &builtins[1], &builtins[2], &builtins[3], &builtins[4],
-                          &builtins[5], &builtins[6], &builtins[7], &builtins[8])) {
+                          &builtins[5], &builtins[6], &builtins[7], &builtins[8], &builtins[9])) {
         return NULL;
     }
     if (find_builtin(&stack.push, builtins[0], METH_O) < 0
@@ -1631,7 +1652,8 @@ gate_configure(PyObject *Py_UNUSED(module), PyObject *args)
         || find_builtin(&stack.disable, builtins[5], METH_NOARGS) < 0
         || find_builtin(&stack.enable, builtins[6], METH_VARARGS) < 0
         || find_builtin(&stack.place, builtins[7], METH_NOARGS) < 0
-        || find_builtin(&stack.replace, builtins[8], METH_VARARGS) < 0) {
+        || find_builtin(&stack.replace, builtins[8], METH_VARARGS) < 0
+        || find_builtin(&stack.is_recording, builtins[9], METH_NOARGS) < 0) {
         return NULL;
     }
     python.mode = mode;

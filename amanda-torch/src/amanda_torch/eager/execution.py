@@ -73,14 +73,17 @@ class KnownOp:
         layout: of its inputs, in the form of its last call; None if it is not known.
         forms: how many layouts have been made.
         counters: those before and after it, where its actions run nothing else.
+        is_claim: whether some tool looks at its backward operators alone.
     """
 
-    __slots__ = ("counters", "forms", "gradients", "layout", "name", "plan", "run")
+    __slots__ = ("counters", "forms", "gradients", "is_claim", "layout", "name", "plan", "run")
 
     def __init__(
         self, plan: ActionPlan, name: str, run: Callable[..., Any], gradients: KnownGradients
     ) -> None:
         self.plan = plan
+        # Read by the gate.
+        self.is_claim = plan.is_claim
         self.name = name
         self.run = run
         self.gradients = gradients

@@ -143,7 +143,7 @@ def _configure() -> str:
             KnownOp,
             NO_OPERATOR,
             _is_report_of,
-            _internals.MODE_BUILTINS,
+            (*_internals.MODE_BUILTINS, torch.is_grad_enabled),
         )
         for builtin in operators():
             gate.add(builtin, builtin.__name__ in _REPORTED_FIRST)
