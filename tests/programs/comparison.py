@@ -175,7 +175,7 @@ def _error(one: tuple[Any, ...], other: tuple[Any, ...]) -> float:
     """How much arrays of floating point differ, in units of the largest number; else 0 or 1."""
     if one == other:
         return 0.0
-    if len(one) != 3 or one[0] not in ("float32", "float64") or one[:2] != other[:2]:
+    if len(one) != 3 or one[0] not in ("float", "float32", "float64") or one[:2] != other[:2]:
         return 1.0
     first, second = (np.frombuffer(content, one[0]) for content in (one[2], other[2]))
     return float(np.abs(first - second).max() / max(np.abs(first).max(), 1e-30))
