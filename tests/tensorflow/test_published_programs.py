@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+pytest.importorskip("sklearn")
+
 from tests.programs.comparison import compare
 from tests.programs.tensorflow_science import data_and_loop
 

@@ -774,11 +774,12 @@ def compiler_of(callback: Any) -> Any:
     return callback
 
 
-def not_captured(*, recursive: bool = False) -> Any:
-    """What a frame callback returns for a frame that is to run as it is, this once.
+def not_captured(*, recursive: bool = False, always: bool = False) -> Any:
+    """What a frame callback returns for a frame that is to run as it is.
 
     Args:
         recursive: whether the functions that it calls run as they are, too.
+        always: whether all later frames of its code do, under any callback; else this once.
     """
     from torch._C._dynamo import eval_frame
     from torch._dynamo.types import ConvertFrameReturn
@@ -786,7 +787,7 @@ def not_captured(*, recursive: bool = False) -> Any:
     actions = eval_frame._FrameAction
     inner = actions.SKIP if recursive else actions.DEFAULT
     strategy = eval_frame._FrameExecStrategy(actions.SKIP, inner)
-    return ConvertFrameReturn(frame_exec_strategy=strategy, apply_to_code=False)
+    return ConvertFrameReturn(frame_exec_strategy=strategy, apply_to_code=always)
 
 
 def is_compiled_code(code: Any) -> bool:

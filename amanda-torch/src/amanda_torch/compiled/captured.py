@@ -184,11 +184,13 @@ class NoticingRun:
         interceptor = self._interceptor
         entered = self._go(site)
         met = interceptor.met = []
+        # The same in each run: Dynamo guards the mode that a graph begins in.
+        records = torch.is_grad_enabled()
         result = site.function(*args, **kwargs)
         interceptor.met = []
-        self.steps.append(
-            Step(site, interceptor.frame, entered, met, args, kwargs, result, self._is_static)
-        )
+        operator = Operator.found(met, args, kwargs, result, self._is_static)
+        is_one = isinstance(result, torch.Tensor)
+        self.steps.append(Step(site, interceptor.frame, entered, met, operator, is_one, records))
         return result
 
     # -- modules ----------------------------------------------------------
@@ -258,9 +260,9 @@ class Step:
         frame: the module call that it belongs to.
         entered: outermost modules that were entered before it.
         met: the operators that the interceptor met.
-        args, kwargs: what it was called with.
-        result: what it returned.
-        is_static: whether no size in the graph is symbolic.
+        operator: the one that it stands for; None if it stands for several.
+        is_one_output: whether it returned one tensor.
+        records: whether gradients may be recorded in it.
     """
 
     def __init__(
@@ -269,18 +271,18 @@ class Step:
         frame: Frame,
         entered: tuple[nn.Module, ...],
         met: list[Met],
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
-        result: Any,
-        is_static: bool,
+        operator: Operator | None,
+        is_one_output: bool,
+        records: bool,
     ) -> None:
         self.name = site.name
         self._site = site
         self._frame = frame
         self._entered = [weakref.ref(module) for module in entered]
         self._cells = [(cell, count) for cell, count, *_ in met]
-        self._is_one_output = isinstance(result, torch.Tensor)
-        self._operator = Operator.found(met, args, kwargs, result, is_static)
+        self._is_one_output = is_one_output
+        self._operator = operator
+        self._records = records
 
     def is_known(self) -> bool:
         """Whether the interceptor knows how to run each of its operators."""
@@ -289,8 +291,12 @@ class Step:
         )
 
     def acts(self) -> bool:
-        """Whether one of its operators does not run plainly vanilla."""
-        return any(cell[count] is not None for cell, count in self._cells)
+        """Whether one of its operators does not run plainly vanilla.
+
+        One of which only backward operators are looked at does, where it can have none.
+        """
+        found = [cell[count] for cell, count in self._cells]
+        return any(known is not None and (self._records or not known.is_claim) for known in found)
 
     def reason_against(self) -> str:
         """Why what it does cannot be compiled; "" if it can."""
