@@ -9,6 +9,9 @@ from typing import Any
 import pytest
 import torch
 
+pytest.importorskip("sklearn")
+pytest.importorskip("accelerate")
+
 from tests.programs import torch_language, torch_training, torch_vision
 from tests.programs.comparison import compare
 
