@@ -22,7 +22,8 @@ from amanda_torch.compiled.captured import CapturedGraph
 _OWN = ("amanda.", "amanda_torch.", "amanda_tools.")
 """Packages whose functions Dynamo is not to compile, where it meets them between two graphs."""
 
-_DYNAMO = "torch._dynamo."
+_HELPERS = "torch._dynamo.utils"
+"""The module of functions that the code made by Dynamo calls."""
 
 _LOCK = threading.RLock()
 """Held while Dynamo captures, for which patches of the driver are undone in all threads. Dynamo has
@@ -56,9 +57,9 @@ class Capture:
         if name.startswith(_OWN):
             # What they call runs as it is, but for modules: those are the program's.
             return _internals.not_captured(recursive=not name.endswith("eager.driver"))
-        if name.startswith(_DYNAMO) and name != _internals.COMPILER_MODULE:
-            # Helpers of the code that it makes. PyTorch 2.13 comes to object_setattr thirty times
-            # in a step of a GPT-2; it leaves them for ever itself.
+        if name == _HELPERS:
+            # PyTorch 2.13 comes to one of them thirty times in a step of a GPT-2. Its own callback
+            # leaves them for good, too.
             return _internals.not_captured(always=True)
         subject = _subject(frame)
         if subject in self._left and _internals.is_compiled_code(frame.f_code):
