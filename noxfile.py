@@ -152,15 +152,21 @@ def torch_gate(session: nox.Session) -> None:
     _run(session, "-m", "pytest", "-n", "2", *(session.posargs or ["tests/torch", "tests/accel"]))
 
 
-def _python(session: nox.Session, version: str) -> None:
-    """Run the tests of core, tools and the pure drivers on a Python, if there is one."""
+def _environment(session: nox.Session, name: str, version: str) -> str:
+    """The Python of the session's environment; without such a Python the session is skipped."""
     interpreter = _interpreter(version)
     if not interpreter:
         session.skip(f"Python {version} is not installed: nothing was tested with it")
-    folder = ROOT / ".nox" / f"python-{version}"
-    own = str(folder / "bin" / "python")
-    if not Path(own).exists():
+    folder = ROOT / ".nox" / f"{name}-{version}"
+    own = folder / "bin" / "python"
+    if not own.exists():
         session.run(interpreter, "-m", "venv", str(folder), external=True)
+    return str(own)
+
+
+def _python(session: nox.Session, version: str) -> None:
+    """Run the tests of core, tools and the pure drivers on a Python, if there is one."""
+    own = _environment(session, "python", version)
     packages = ("./amanda-core[testing]", "./amanda-tools", *PURE_PACKAGES)
     session.run(
         *(own, "-m", "pip", "install", "-q", "-c", CONSTRAINTS),
@@ -180,13 +186,7 @@ def _add_session(version: str) -> None:
 
 def _gate(session: nox.Session, version: str) -> None:
     """Run the tests of the extension on a Python, if there is one; they need no PyTorch."""
-    interpreter = _interpreter(version)
-    if not interpreter:
-        session.skip(f"Python {version} is not installed: nothing was tested with it")
-    folder = ROOT / ".nox" / f"gate-{version}"
-    own = str(folder / "bin" / "python")
-    if not Path(own).exists():
-        session.run(interpreter, "-m", "venv", str(folder), external=True)
+    own = _environment(session, "gate", version)
     session.run(own, "-m", "pip", "install", "-q", "pytest", external=True)
     session.run(own, "-m", "pytest", "-q", "tests/accel", *session.posargs, external=True)
 

@@ -33,6 +33,7 @@ import attrs
 import numpy as np
 
 import amanda
+from tests.identity import Identity
 
 Bits = dict[str, tuple[Any, ...]]
 """Place in a program's result to type, shape and bytes."""
@@ -87,28 +88,6 @@ class Result:
     warned: list[str] = attrs.field(factory=list)
     fused: int = 0
     fused_error: float = 0.0
-
-
-class Identity(amanda.Tool):
-    """Routines before and after each operator and backward operator that return what they get."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.calls = 0
-        self.add_inst_for_op(self.forward)
-        self.add_inst_for_op(self.backward, backward=True)
-
-    def forward(self, context: amanda.OpContext) -> None:
-        context.insert_before_op(self.same)
-        context.insert_after_op(self.same)
-
-    def backward(self, context: amanda.OpContext) -> None:
-        context.insert_before_backward_op(self.same)
-        context.insert_after_backward_op(self.same)
-
-    def same(self, *tensors: Any) -> Sequence[Any]:
-        self.calls += 1
-        return tensors
 
 
 def compare(program: Callable[[], Any], fused: bool = True) -> Result:

@@ -59,28 +59,6 @@ class Watcher(amanda.Tool):
         self.seen += 1
 
 
-class Identity(amanda.Tool):
-    """Routines at all four points, which return what they get."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.calls = 0
-        self.add_inst_for_op(self.forward)
-        self.add_inst_for_op(self.backward, backward=True)
-
-    def forward(self, context: amanda.OpContext) -> None:
-        context.insert_before_op(self.same)
-        context.insert_after_op(self.same)
-
-    def backward(self, context: amanda.OpContext) -> None:
-        context.insert_before_backward_op(self.same)
-        context.insert_after_backward_op(self.same)
-
-    def same(self, *tensors: Any) -> Any:
-        self.calls += 1
-        return tensors
-
-
 def gradients(
     build: Build, x: Any, weights: Sequence[Any], second: bool
 ) -> tuple[Any, Sequence[Any]]:

@@ -11,9 +11,10 @@ import tensorflow as tf
 from tensorflow.python.framework import function
 
 import amanda
+from tests.identity import Identity
 from tests.tensorflow import support
 from tests.tensorflow.programs import X, differentiated, placed
-from tests.tensorflow.support import Counter, Identity, Watcher, tf1
+from tests.tensorflow.support import Counter, Watcher, tf1
 
 Program = Callable[[Any], Any]
 

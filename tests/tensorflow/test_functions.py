@@ -16,9 +16,10 @@ import tensorflow as tf
 import amanda
 from amanda.errors import CapabilityError, CoverageWarning
 from amanda_tensorflow.graphs.replay import Replay
+from tests.identity import Identity
 from tests.tensorflow import support
 from tests.tensorflow.programs import X, differentiated, loop, nested_control_flow, placed
-from tests.tensorflow.support import Counter, Identity, Watcher
+from tests.tensorflow.support import Counter, Watcher
 
 
 class At(amanda.Tool):

@@ -13,8 +13,9 @@ import tensorflow as tf
 import amanda
 from amanda.errors import CoverageWarning
 from amanda.tools.mapping import MappingTool
+from tests.identity import Identity
 from tests.tensorflow import support
-from tests.tensorflow.support import Counter, Identity, Watcher
+from tests.tensorflow.support import Counter, Watcher
 
 EXAMPLES = 8
 BATCH = 4

@@ -9,6 +9,7 @@ import pytest
 import tensorflow as tf
 
 import amanda
+from tests.identity import Identity
 from tests.tensorflow import support
 from tests.tensorflow.programs import (
     PROGRAMS,
@@ -21,7 +22,7 @@ from tests.tensorflow.programs import (
     placed,
     recomputed,
 )
-from tests.tensorflow.support import Counter, Identity, Watcher
+from tests.tensorflow.support import Counter, Watcher
 
 
 @pytest.mark.parametrize("placement", ["inside", "outside"])

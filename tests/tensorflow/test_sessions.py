@@ -12,8 +12,9 @@ import tensorflow as tf
 
 import amanda
 from amanda_tensorflow.graphs.replay import Replay
+from tests.identity import Identity
 from tests.tensorflow import support
-from tests.tensorflow.support import Counter, Identity, Watcher, tf1
+from tests.tensorflow.support import Counter, Watcher, tf1
 
 
 @pytest.fixture(autouse=True)

@@ -15,8 +15,9 @@ from tensorflow.python.eager import context
 
 import amanda
 from amanda_tensorflow import _internals
+from tests.identity import Identity
 from tests.tensorflow import support
-from tests.tensorflow.support import Counter, Identity, Session, Training, Watcher, tf1
+from tests.tensorflow.support import Counter, Session, Training, Watcher, tf1
 
 
 @pytest.fixture
