@@ -3,6 +3,8 @@ static shapes, gradients that several inputs share."""
 
 from __future__ import annotations
 
+import collections
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -206,3 +208,70 @@ def test_static_shapes_behind_routines(program: Program, routine: Any) -> None:
         with amanda.apply(tool):
             run(tf.constant(X))
     assert behind.seen == vanilla.seen
+
+
+def written(x: Any) -> Any:
+    array = tf.TensorArray(x.dtype, 1)
+    return tf.cond(x[0] > 0.0, lambda: array.write(0, x), lambda: array.write(0, x * 2.0)).stack()
+
+
+def one_of_three(x: Any) -> Any:
+    rest = lambda: tf.switch_case(tf.cast(x[0], tf.int32), [lambda: x + 1.0, lambda: x * 2.0])  # noqa: E731
+    return tf.case([(x[0] > 5.0, lambda: tf.identity(x))], default=rest)
+
+
+def counted_up(x: Any) -> Any:
+    def body(i: Any, x: Any) -> Any:
+        return i + 1, tf.cond(i > 0, lambda: tf.identity(x), lambda: tf.tanh(x))
+
+    return tf.while_loop(lambda i, x: i < 2, body, [0, x])[1]
+
+
+class Bodies(amanda.Tool):
+    """Counts the executions of the operators in bodies.
+
+    Args:
+        point: where the routines are, and whether they take tensors.
+    """
+
+    def __init__(self, point: str) -> None:
+        super().__init__()
+        self.runs: collections.Counter[str] = collections.Counter()
+        self._point = point
+        self.add_inst_for_op(self.look)
+
+    def look(self, context: amanda.OpContext) -> None:
+        key = context.get_op_id()
+        if re.search("/(cond|body|then_branch|else_branch|branches[0-9])/", key):
+            if self._point == "before":
+                context.insert_before_op(self.count, key=key)
+            elif self._point == "after":
+                context.insert_after_op(self.count, key=key)
+            else:
+                context.insert_after_op(self.count, [], key=key)
+
+    def count(self, *tensors: Any, key: str) -> None:
+        self.runs[key] += 1
+
+
+@pytest.mark.parametrize("is_session", [False, True], ids=["function", "session"])
+@pytest.mark.parametrize("program", [written, one_of_three, counted_up, scanned])
+def test_routines_without_tensors_in_bodies(program: Program, is_session: bool) -> None:
+    """A routine around an operator in a body runs as often before as after it, and whether it takes
+    tensors or not, also where the operator makes a condition, or what the body returns."""
+    found = []
+    for point in ("before", "after", "after, without tensors"):
+        tool = Bodies(point)
+        if is_session:
+            with tf.Graph().as_default() as graph:
+                y = program(tf.constant([0.5, 1.0]))
+            with tf1.Session(graph=graph) as session, amanda.apply(tool):
+                session.run(y)
+        else:
+            with amanda.apply(tool):
+                tf.function(program)(tf.constant([0.5, 1.0]))
+        found.append(tool.runs)
+    # What nothing reads, as the bound of a loop that has none, runs for the last of them only.
+    assert found[0]
+    for other in found[1:]:
+        assert {key: other[key] for key in found[0]} == found[0]

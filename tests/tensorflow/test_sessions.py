@@ -236,6 +236,35 @@ def test_fetches_of_all_kinds() -> None:
     assert tool.forward["Relu"] == 1
 
 
+@pytest.mark.parametrize("point", ["before", "after"])
+def test_fed_tensors_beside_routines_without_tensors(point: str) -> None:
+    """A tensor of the graph may be fed under routines that take no tensors: the operators that it
+    is computed by do not run, nor do the routines around them."""
+    runs: list[str] = []
+
+    class Untaken(amanda.Tool):
+        def __init__(self) -> None:
+            super().__init__()
+            self.add_inst_for_op(self.look)
+
+        def look(self, context: amanda.OpContext) -> None:
+            kind = context.get_op().type
+            if point == "before":
+                context.insert_before_op(lambda: runs.append(kind), [])
+            else:
+                context.insert_after_op(lambda: runs.append(kind), [])
+
+    x = tf1.placeholder(tf.float32, [2])
+    y = tf.nn.relu(x)
+    z = tf.tanh(y)
+    total = tf.reduce_sum(z)
+    with tf1.Session() as session, amanda.apply(Untaken()):
+        assert session.run(total, {y: [0.0, 0.0]}) == 0.0
+        assert session.run(total, {z: [5.0, 5.0]}) == 10.0
+        assert session.run(total, {x: [-1.0, -1.0]}) == 0.0
+    assert runs == ["Tanh", "Sum", "Sum", "Relu", "Tanh", "Sum"]
+
+
 @pytest.mark.parametrize("feeds", [True, False])
 @pytest.mark.parametrize("made", ["before", "inside"])
 def test_callables(feeds: bool, made: str) -> None:

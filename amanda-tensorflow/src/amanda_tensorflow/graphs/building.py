@@ -13,7 +13,7 @@ from amanda.interface.action import Action
 from amanda.state import LiveScope
 from amanda_tensorflow import _internals
 from amanda_tensorflow.graphs.deferral import Deferral
-from amanda_tensorflow.operators.types import ROUTING, takes_reference
+from amanda_tensorflow.operators.types import ROUTING, UNROUTABLE, takes_reference
 
 
 class Releasable(Protocol):
@@ -35,6 +35,8 @@ class Building:
         graph: the copy's graph.
         scopes: the scopes whose tools act on it; empty while nothing is added.
         needs_gradient: whether the copy may be differentiated.
+        takes_feeds: whether a run may be given the value of any tensor, whose operator must not
+            run then: what waits for a tensor reads it.
         anchors: the operators that a node without inputs waits for.
         controls: nodes without outputs that the next operator has to wait for.
         late: by ``id`` of a tensor, nodes without outputs that its readers have to wait for.
@@ -60,6 +62,7 @@ class Building:
     graph: Any
     scopes: tuple[LiveScope, ...]
     needs_gradient: bool
+    takes_feeds: bool = False
     anchors: Sequence[Any] = ()
     controls: list[Any] = attrs.field(factory=list)
     late: dict[int, list[Any]] = attrs.field(factory=dict)
@@ -173,19 +176,38 @@ class Building:
         if not self.controls or not valued:
             return tensors
         controls = self.take_controls()
-        if not any(op.type in ROUTING for op in readers):
+        if not self.takes_feeds and not any(op.type in ROUTING for op in readers):
             for tensor in valued:
                 self.late.setdefault(id(tensor), []).extend(controls)
             return tensors
         # An operator that routes values in a loop of TensorFlow 1 must not wait for others: an
-        # identity in front of it does.
-        with tf.control_dependencies(controls):
-            return [_internals.identity(t) if has_value(t) else t for t in tensors]
+        # identity in front of it does. Where a tensor may be fed, that identity is.
+        return [identity_after(t, controls) if has_value(t) else t for t in tensors]
+
+    def wait_at_outputs(self) -> None:
+        """Let the outputs of a body or branch wait for the nodes that their readers wait for.
+
+        The runtime may leave out what is only a control output of a branch, or of a condition.
+        """
+        graph = self.graph
+        for index, tensor in enumerate(graph.outputs):
+            nodes = self.late_nodes([tensor])
+            if nodes:
+                graph.outputs[index] = identity_after(tensor, nodes)
 
     def take_controls(self) -> list[Any]:
         """The nodes without outputs to wait for; they are forgotten."""
         controls, self.controls = self.controls, []
         return controls
+
+
+def identity_after(tensor: Any, nodes: Sequence[Any]) -> Any:
+    """The value of a tensor, for which readers wait until some nodes have run."""
+    with tf.control_dependencies(nodes):
+        new = _internals.identity(tensor)
+    if tensor.dtype in UNROUTABLE:
+        _internals.copy_handle_data(tensor, new)
+    return new
 
 
 def has_value(tensor: Any) -> bool:

@@ -18,11 +18,10 @@ import tensorflow as tf
 
 from amanda.inline import Counter
 from amanda.state import tool_locked
-from amanda_tensorflow import _internals
-from amanda_tensorflow.graphs.building import Building
+from amanda_tensorflow.graphs.building import Building, identity_after
 from amanda_tensorflow.graphs.run_time_routines import PythonNode
 from amanda_tensorflow.graphs.sites import Site
-from amanda_tensorflow.operators.types import ROUTING, UNROUTABLE
+from amanda_tensorflow.operators.types import ROUTING
 
 
 class Executions:
@@ -159,12 +158,10 @@ def count_runs(building: Building, is_loop: bool) -> None:
     anchors = [tensor.op for tensor in graph.inputs[:1]]
     with graph.as_default(), tf.control_dependencies(anchors):
         node.insert([], [])
-    with graph.as_default(), tf.control_dependencies([node.op]):
-        if not is_loop:
-            # In a branch or the condition of a loop the runtime may leave out what nothing reads.
-            graph.outputs = [
-                t if t.dtype in UNROUTABLE else _internals.identity(t) for t in graph.outputs
-            ]
+    if not is_loop:
+        # In a branch or the condition of a loop the runtime may leave out what nothing reads.
+        with graph.as_default():
+            graph.outputs = [identity_after(t, [node.op]) for t in graph.outputs]
     graph.control_outputs = [*graph.control_outputs, node.op]
     building.is_changed = building.has_python = True
     building.routines.append(node)

@@ -53,12 +53,13 @@ class Replay:
 
     # -- functions --------------------------------------------------------
 
-    def function(self, site: Site, outputs: int | None = None) -> None:
+    def function(self, site: Site, outputs: int | None = None, is_branch: bool = False) -> None:
         """Make the copy's graph a function with the signature of the site's.
 
         Args:
             outputs: how many outputs it has; None for all of the graph's. A tape adds some to a
                 graph that the function does not return.
+            is_branch: whether a loop or branch runs it.
         """
         source, graph, deferral = site.graph, self._graph, self._instrument.building.deferral
         for tensor in source.inputs:
@@ -73,6 +74,8 @@ class Replay:
                 self._returned(self.final(site, tensor), tensor)
                 for tensor in source.outputs[:outputs]
             ]
+            if is_branch:
+                self._instrument.building.wait_at_outputs()
         ends = [new for op in source.control_outputs for new in site.controls(op)]
         ends += self._instrument.building.late_nodes(graph.outputs)
         graph.control_outputs = list(dict.fromkeys(ends))
@@ -472,7 +475,7 @@ class Replay:
         """
         graph, building = instrument.building.graph, instrument.building
         with instrument.building_copy():
-            Replay(graph, instrument).function(inner)
+            Replay(graph, instrument).function(inner, is_branch=bool(label))
         if label:
             count_runs(building, is_loop=label == "body")
         _refuse_captures(graph)

@@ -252,8 +252,13 @@ class RunTimeRoutine(PythonNode):
         anchors: list[Any] = []
         if not inputs:
             present = [t for t in values if t is not None]
-            inputs = [t for t in present if t.op.type in _SWITCHES and is_routable(t)][:1]
-            anchors = [t.op for t in present] or list(building.anchors)
+            if building.takes_feeds:
+                inputs = [t for t in present if is_routable(t)]
+            else:
+                inputs = [t for t in present if t.op.type in _SWITCHES and is_routable(t)][:1]
+            read = {id(t) for t in inputs}
+            others = [t.op for t in present if id(t) not in read]
+            anchors = others if present else list(building.anchors)
         self._anchored = len(inputs) - len(self._positions) - len(self._keywords)
         waits = [*anchors, *building.earlier()]
         gradient = DIFFERENTIABLE if self._outlives else PASSING

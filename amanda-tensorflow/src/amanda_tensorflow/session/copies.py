@@ -84,7 +84,7 @@ class SessionCopies:
         self._prepared: dict[tuple[Key, int], Prepared] = {}
         self.keys: list[str] = []
         self.graph = _internals.shadow_graph(session.graph)
-        self.building = Building(self.graph, scopes, needs_gradient=False)
+        self.building = Building(self.graph, scopes, needs_gradient=False, takes_feeds=True)
         self._instrument = self._making(self.graph, self.building)
         self._replay = Replay(self.graph, self._instrument)
         self._site = Site(session.graph, self._ids, ids.layer_ids(session.graph))
