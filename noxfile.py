@@ -7,6 +7,7 @@ something about an environment of their own make one.
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import subprocess
@@ -305,6 +306,29 @@ def programs(session: nox.Session, framework: str) -> None:
         *("-e", "./amanda-core", "-e", f"./amanda-{framework}", "-e", "./amanda-tools"),
     )
     session.run("python", "-m", "tests.programs", framework, *session.posargs)
+
+
+@nox.session(venv_backend="virtualenv", reuse_venv=True)
+def docs(session: nox.Session) -> None:
+    """Build the documentation into site/VERSION, beside the versions that are there; no framework.
+
+    Every warning is an error: a link that leads nowhere, a docstring that cannot be read.
+    """
+    packages = ("-e", "./amanda-core", "-e", "./amanda-tools")
+    session.install("-q", "-r", "docs/requirements.txt", *packages)
+    command = "import amanda; print(amanda.__version__)"
+    version = session.run("python", "-c", command, silent=True).strip()
+    site = ROOT / "site"
+    session.run(
+        *("python", "-m", "sphinx", "-q", "-W", "--keep-going", "-j", "auto", "-c", "docs", "."),
+        *(str(site / version), *session.posargs),
+    )
+    # Beside the versions: the list that the switcher of the pages reads, and the way to the last.
+    versions = sorted(path.parent.parent.name for path in site.glob("*/docs/index.html"))
+    entries = [{"version": name, "url": f"/{name}/docs/index.html"} for name in versions]
+    (site / "versions.json").write_text(json.dumps(entries), encoding="utf-8")
+    way = f'<meta http-equiv="refresh" content="0; url={version}/docs/index.html">'
+    (site / "index.html").write_text(f"<!doctype html>{way}", encoding="utf-8")
 
 
 @nox.session

@@ -11,13 +11,16 @@ import pytest
 
 from tests.packaging.environments import ROOT
 
+LISTS = [f"docs/{name}.md" for name in "index start tasks tools frameworks extend changes".split()]
+"""What the documentation site has beside the documents: its first page, and the lists of pages."""
+
 _LINK = re.compile(r"\]\(([^)]+)\)")
 _NAME = re.compile(r"\bamanda(?:_tools)?(?:\.\w+)+\b")
 _CODE = re.compile(r"^```.*?^```$", re.MULTILINE | re.DOTALL)
 
 
 def _documents() -> list[str]:
-    found = [*ROOT.glob("*.md"), *ROOT.glob("amanda-*/**/*.md")]
+    found = [*ROOT.glob("*.md"), *ROOT.glob("amanda-*/**/*.md"), *ROOT.glob("docs/**/*.md")]
     return sorted(str(path.relative_to(ROOT)) for path in found)
 
 
@@ -67,13 +70,13 @@ def test_links_lead_somewhere(document: str) -> None:
 
 
 def test_the_readme_leads_to_every_document() -> None:
-    """By links from document to document; changelogs and templates stand for themselves."""
+    """By links from document to document; changelogs, templates and lists stand for themselves."""
     found, new = set(), {"README.md"}
     while new:
         found |= new
         files = {file for document in new for file, _ in _links(document) if file.suffix == ".md"}
         new = {str(file.relative_to(ROOT)) for file in files} - found
-    apart = ("CHANGELOG.md", "templates/")
+    apart = ("CHANGELOG.md", "templates/", "docs/api/", *LISTS)
     assert not [d for d in _documents() if d not in found and not any(a in d for a in apart)]
 
 

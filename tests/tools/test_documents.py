@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from tests import torchvision_ops  # noqa: F401 - transformers imports torchvision if it is there
 from tests.tutorial import documents
 
 FOLDER = documents.ROOT / "amanda-tools/docs"
@@ -30,6 +31,8 @@ OWN = (
     "../README",
 )
 """Documents of the analysis tools, and of the package."""
+
+TASKS = sorted(f"tasks/{path.stem}" for path in FOLDER.glob("tasks/*.md"))
 
 ALL = [*OWN, *sorted({path.stem for path in FOLDER.glob("*.md")} - {*OWN})]
 
@@ -59,7 +62,7 @@ def pattern_of(output: str) -> re.Pattern[str]:
     return re.compile("".join(lines))
 
 
-@pytest.mark.parametrize("name", OWN)
+@pytest.mark.parametrize("name", [*OWN, *TASKS])
 def test_blocks(name: str) -> None:
     """Each Python block prints exactly its output block."""
     results = documents.run_document(f"amanda-tools/docs/{name}.md")
