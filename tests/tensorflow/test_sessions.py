@@ -140,6 +140,63 @@ def test_seeded_random_numbers(tool: type[amanda.Tool]) -> None:
     support.assert_same_bits(draw(tool()), draw(None))
 
 
+def dropped(h: Any) -> Any:
+    return tf1.nn.dropout(h, rate=0.5)
+
+
+def dropped_in_a_branch(h: Any) -> Any:
+    return tf1.cond(tf.reduce_sum(h) > -1.0, lambda: tf1.nn.dropout(h, rate=0.5), lambda: h)
+
+
+def chosen_by_value(h: Any) -> Any:
+    return h * tf.cast(tf.random.categorical(h, 3), tf.float32) + tf.random.gamma([], h + 1.0)
+
+
+def drawn_after(h: Any) -> Any:
+    with tf.control_dependencies([tf1.assign_add(tf1.get_variable("steps", ()), 1.0)]):
+        return h * tf.random.uniform([3])
+
+
+def drawn_in_a_loop(h: Any) -> Any:
+    shape = tf.constant([3])
+    body = lambda i, h: (i + 1, h * tf.random.uniform(shape))  # noqa: E731
+    return tf1.while_loop(lambda i, h: i < 2, body, [0, h])[1]
+
+
+@pytest.mark.filterwarnings("ignore:a run of graph runs vanilla")
+@pytest.mark.parametrize("use_resource", [True, False])
+@pytest.mark.parametrize(
+    "noise", [dropped, dropped_in_a_branch, chosen_by_value, drawn_after, drawn_in_a_loop]
+)
+def test_runs_share_random_generators(noise: Callable[[Any], Any], use_resource: bool) -> None:
+    """All runs of a session draw from the same generators, whatever they fetch, in and outside of
+    scopes: a program trains as without a tool."""
+    tf1.set_random_seed(3)
+    tf1.disable_control_flow_v2()
+    try:
+        x = tf1.placeholder(tf.float32, (None, 3))
+        w = tf1.get_variable("w", (3, 3), use_resource=use_resource)
+        loss = tf.reduce_sum(noise(tf.nn.relu(x @ w)) ** 2)
+        step = tf1.train.GradientDescentOptimizer(0.1).minimize(loss)
+    finally:
+        tf1.enable_control_flow_v2()
+    batch = {x: [[0.5, 1.0, 2.0], [1.0, 0.5, 0.25]]}
+
+    def trained(*scopes: amanda.Tool | None) -> list[Any]:
+        session, seen = started(), []
+        for scope in scopes:
+            with applied(scope):
+                seen += [session.run(loss, batch), session.run(step, batch)]
+                seen += [session.run(loss, batch), session.run(w)]
+        return [value for value in seen if value is not None]
+
+    # What the optimizer of graphs fuses in one of the two is equal but for rounding.
+    for one, other in zip(
+        trained(None, Identity(), None, Watcher()), trained(*[None] * 4), strict=True
+    ):
+        np.testing.assert_allclose(one, other, rtol=1e-5)
+
+
 # -- resources ----------------------------------------------------------------
 
 

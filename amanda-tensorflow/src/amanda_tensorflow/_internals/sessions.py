@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
+from tensorflow.core.protobuf import config_pb2
 from tensorflow.python.client import pywrap_tf_session, session
 
 from amanda_tensorflow._internals.graphs import add_function, create_op_in
@@ -86,6 +87,37 @@ def run_vanilla(
         [target._c_op for target in targets],
         run_metadata,
     )
+    return result
+
+
+_IN_CALLER = config_pb2.RunOptions(inter_op_thread_pool=-1).SerializeToString()
+"""Options of a run: its operators run in the thread that asks for it."""
+
+
+def run_in_this_thread(
+    of: Any, fetches: Sequence[Any], feeds: Sequence[tuple[Any, Any]]
+) -> list[Any]:
+    """Run operators that a session has run, or is running, from within one of its runs.
+
+    The thread may be the last one of the session's pool, which would wait for itself.
+
+    Args:
+        of: the session.
+        fetches: the tensors whose values are returned.
+        feeds: pairs of a tensor and its value.
+    """
+    options = pywrap_tf_session.TF_NewBufferFromString(_IN_CALLER)
+    try:
+        result: list[Any] = pywrap_tf_session.TF_SessionRun_wrapper(
+            of._session,
+            options,
+            {tensor._as_tf_output(): value for tensor, value in feeds},
+            [tensor._as_tf_output() for tensor in fetches],
+            [],
+            None,
+        )
+    finally:
+        pywrap_tf_session.TF_DeleteBuffer(options)
     return result
 
 

@@ -145,7 +145,11 @@ SYMBOLS: tuple[Symbol, ...] = (
     *_imported("ops.gen_resource_variable_ops", "read_variable_op assign_variable_op"),
     *_imported("ops.resource_variable_ops", "BaseResourceVariable"),
     *_imported("client.session", "BaseSession Session", _SESSION),
-    *_imported("client.pywrap_tf_session", "TF_OperationName TF_SessionRun_wrapper", _SESSION),
+    *_imported(
+        "client.pywrap_tf_session",
+        "TF_OperationName TF_SessionRun_wrapper TF_NewBufferFromString TF_DeleteBuffer",
+        _SESSION,
+    ),
     Symbol("framework.op_def_registry", "get", "name", is_imported=True),
     *_imported("framework.function_def_to_graph", "function_def_to_graph"),
     Symbol("ops.handle_data_util", "copy_handle_data", "source_t target_t", is_imported=True),

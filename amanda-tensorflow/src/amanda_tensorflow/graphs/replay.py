@@ -44,10 +44,18 @@ class Replay:
     Args:
         graph: the graph to add to; it is the default graph while operators are added.
         instrument: adds the operators that are operators to tools.
+        instead: gives, for a vanilla operator, what adds another operator in its place to the copy;
+            None where one like it is added.
     """
 
-    def __init__(self, graph: Any, instrument: Instrument) -> None:
+    def __init__(
+        self,
+        graph: Any,
+        instrument: Instrument,
+        instead: Callable[[Any], Callable[[Sequence[Any]], Any] | None] | None = None,
+    ) -> None:
         self._graph = graph
+        self._instead = instead
         self._instrument = instrument
         instrument.rewrite_op = self.rewrite_branches
 
@@ -240,6 +248,7 @@ class Replay:
             changes: maps type and attributes of the vanilla operator to those of the new one.
         """
         graph = self._graph
+        instead = None if self._instead is None else self._instead(op)
         controls = [new for before in op.control_inputs for new in site.controls(before)]
         controls += self._instrument.building.late_nodes(inputs)
         kind, attributes = op.type, _internals.attributes_proto(op)
@@ -247,6 +256,8 @@ class Replay:
         if changes is not None:
             kind, attributes = changes(kind, attributes)
         with graph.control_dependencies(None), graph.control_dependencies([*controls, *waits]):
+            if instead is not None:
+                return instead(inputs)
             new = with_shapes(
                 op,
                 inputs,

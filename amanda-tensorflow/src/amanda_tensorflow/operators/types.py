@@ -100,6 +100,21 @@ def runs_functions(kind: str) -> bool:
 
 
 @functools.cache
+def is_random(kind: str) -> bool:
+    """Whether operators of this type keep the state of a random generator where they run."""
+    definition = _internals.op_def_of(kind)
+    if definition is None or not definition.is_stateful:
+        return False
+    has_state = any(_is_state(arg) for arg in (*definition.input_arg, *definition.output_arg))
+    return not has_state and any(attr.name == "seed2" for attr in definition.attr)
+
+
+def _is_state(arg: Any) -> bool:
+    """Whether an input or output of an operator is a resource, or a reference."""
+    return arg.is_ref or tf.as_dtype(arg.type or tf.float32) in UNROUTABLE
+
+
+@functools.cache
 def takes_reference(kind: str) -> bool:
     """Whether operators of this type take a reference to a variable of TensorFlow 1."""
     definition = _internals.op_def_of(kind)

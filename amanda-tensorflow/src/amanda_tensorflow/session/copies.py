@@ -27,9 +27,10 @@ from amanda_tensorflow.graphs.executions import Executions
 from amanda_tensorflow.graphs.instrument import Instrument
 from amanda_tensorflow.graphs.op_ids import GraphIds
 from amanda_tensorflow.graphs.replay import Replay
-from amanda_tensorflow.graphs.running_vanilla import falling_back
+from amanda_tensorflow.graphs.running_vanilla import NotInstrumentableError, falling_back
 from amanda_tensorflow.graphs.sites import Site
 from amanda_tensorflow.graphs.topological_order import ordered
+from amanda_tensorflow.session.random_ops import can_be_shared, draws_from, is_seeded
 from amanda_tensorflow.session.runs import Key, SessionRun
 from amanda_tensorflow.session.stateful_runs import InlineFunction, needs_inline
 from amanda_tensorflow.session.variables import (
@@ -86,7 +87,7 @@ class SessionCopies:
         self.graph = _internals.shadow_graph(session.graph)
         self.building = Building(self.graph, scopes, needs_gradient=False, takes_feeds=True)
         self._instrument = self._making(self.graph, self.building)
-        self._replay = Replay(self.graph, self._instrument)
+        self._replay = Replay(self.graph, self._instrument, draws_from(session))
         self._site = Site(session.graph, self._ids, ids.layer_ids(session.graph))
         self._session: Any = None
         self._variables: ShadowVariables | None = None
@@ -140,12 +141,33 @@ class SessionCopies:
         made: Made = Vanilla()
         executions = None
         with falling_back(self._dispatcher, self.building, f"a run of {self._ids}"):
-            add = self._inlined if needs_inline(operations) else self._added
-            made, executions = add(run)
+            inline = needs_inline(operations)
+            copied, counting = self._inlined(run) if inline else self._added(run)
+            self._refuse_unshared(copied, operations)
+            made, executions = copied, counting
         if isinstance(made, Vanilla):
             self.building.take_controls()
         prepared = self._prepared[key, version] = Prepared(made, executions)
         return prepared
+
+    def _refuse_unshared(
+        self, made: SessionRun | InlineFunction, operations: Sequence[Any]
+    ) -> None:
+        """Refuse random operators whose generators a copy cannot share.
+
+        Args:
+            operations: the operators that the run needs.
+
+        Raises:
+            NotInstrumentableError: there is one.
+        """
+        is_copy = made.is_inserted if isinstance(made, InlineFunction) else self.building.is_changed
+        for op in operations if is_copy else ():
+            if is_seeded(op) and not can_be_shared(op):
+                raise NotInstrumentableError(
+                    f"{op.name} draws random numbers by a seed and waits for other operators: a "
+                    "copy of it would draw other numbers"
+                )
 
     def _added(self, run: SessionRun) -> tuple[SessionRun, Executions | None]:
         """The run in terms of the shadow, to which the operators that it needs are added."""

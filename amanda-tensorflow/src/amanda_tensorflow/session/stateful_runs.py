@@ -19,27 +19,13 @@ from amanda_tensorflow.graphs.replay import Replay
 from amanda_tensorflow.graphs.running_vanilla import NotInstrumentableError
 from amanda_tensorflow.graphs.sites import Site
 from amanda_tensorflow.graphs.topological_order import ordered
+from amanda_tensorflow.operators.types import ROUTING, is_random
+from amanda_tensorflow.session.random_ops import draws_from
 from amanda_tensorflow.session.runs import SessionRun
 from amanda_tensorflow.session.variables import VARIABLES
 
 NODE = "amanda/run"
 """Name of the nodes in the user's graph."""
-
-RANDOM = frozenset(
-    {
-        "Multinomial",
-        "ParameterizedTruncatedNormal",
-        "RandomGamma",
-        "RandomPoisson",
-        "RandomPoissonV2",
-        "RandomShuffle",
-        "RandomStandardNormal",
-        "RandomUniform",
-        "RandomUniformInt",
-        "TruncatedNormal",
-    }
-)
-"""Operators that keep the state of a random generator in the session that runs them."""
 
 _READS = frozenset({"ReadVariableOp", "ResourceGather", "ResourceGatherNd"})
 """Operators that read a resource variable."""
@@ -55,14 +41,13 @@ def keeps_state(op: Any) -> bool:
 def needs_inline(operations: Sequence[Any]) -> bool:
     """Whether some operators of a graph have to run in the user's own session.
 
-    Random operators count only where variables are read as well. A run that initializes variables
-    draws in the shadow the numbers that it would have drawn in the user's session: both start with
-    the state of the seeds.
+    Random operators count only where variables are read as well. In other runs the nodes of the
+    shadow that draw the numbers are few.
     """
     if any(keeps_state(op) for op in operations):
         return True
     kinds = {op.type for op in operations}
-    return bool(kinds & RANDOM) and bool(kinds & _READS) and "VariableV2" not in kinds
+    return any(map(is_random, kinds)) and bool(kinds & _READS) and "VariableV2" not in kinds
 
 
 class InlineFunction:
@@ -85,7 +70,7 @@ class InlineFunction:
         for known in _internals.functions_of(session.graph):
             _internals.add_function(self.function, known)
         self._instrument = make(self.function)
-        self._replay = Replay(self.function, self._instrument)
+        self._replay = Replay(self.function, self._instrument, draws_from(session))
         self._inputs: list[Any] = []
         self._vanilla: SessionRun | None = None
         self._fetched: list[Any] = []
@@ -177,7 +162,7 @@ def _stays(op: Any) -> bool:
     """Whether an operator runs in the user's graph, as it is."""
     if op.type in VARIABLES or op.type.startswith("Placeholder") or keeps_state(op):
         return True
-    return op.type in RANDOM and _is_simple(op.inputs)
+    return is_random(op.type) and not op.control_inputs and _is_simple(op.inputs)
 
 
 def _is_simple(tensors: Iterable[Any]) -> bool:
@@ -188,7 +173,7 @@ def _is_simple(tensors: Iterable[Any]) -> bool:
         if op.name in seen or op.type.startswith("Placeholder"):
             continue
         seen.add(op.name)
-        if _internals.is_stateful(op) or op.control_inputs:
+        if _internals.is_stateful(op) or op.control_inputs or op.type in ROUTING:
             return False
         waiting += [tensor.op for tensor in op.inputs]
     return True

@@ -1,0 +1,77 @@
+"""Random operators of a session, whose generators an instrumented copy shares.
+
+``tf.random.uniform`` and others keep the state of a generator in the session that runs them, beside
+their name: all runs of the session draw from it, whatever they fetch. A copy would begin with a
+state of its own, and a program would draw other numbers under a tool. Therefore a random operator
+of a copy is a node that runs the vanilla one in the user's session, on the values that the copy has
+computed::
+
+    replay = Replay(graph, instrument, draws_from(session))
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from amanda_tensorflow import _internals
+from amanda_tensorflow.graphs.run_time_routines import PythonNode, is_routable
+from amanda_tensorflow.operators.types import is_random
+
+
+def is_seeded(op: Any) -> bool:
+    """Whether a random operator draws the same numbers in each session."""
+    return is_random(op.type) and bool(op.get_attr("seed") or op.get_attr("seed2"))
+
+
+def draws_from(session: Any) -> Callable[[Any], Callable[[Sequence[Any]], Any] | None]:
+    """What adds the seeded random operators of a session's graph to a copy.
+
+    Returns:
+        A function that is given a vanilla operator, and gives one that adds the operator of the
+        copy, given its inputs there; None for all others.
+    """
+    # Nodes in the user's graph live as long as that does.
+    reference = weakref.ref(session)
+
+    def adding(op: Any) -> Callable[[Sequence[Any]], Any] | None:
+        if not is_seeded(op) or not can_be_shared(op) or op.graph is not reference().graph:
+            return None
+        return lambda inputs: Draw(reference, op).added(inputs)
+
+    return adding
+
+
+def can_be_shared(op: Any) -> bool:
+    """Whether a random operator can be run by itself: what it waits for would run with it."""
+    return not op.control_inputs and all(map(is_routable, (*op.inputs, *op.outputs)))
+
+
+class Draw(PythonNode):
+    """Runs a random operator of the user's session.
+
+    Args:
+        session: a reference to the session.
+        op: the operator.
+    """
+
+    def __init__(self, session: Callable[[], Any], op: Any) -> None:
+        super().__init__()
+        self._session = session
+        self._of = op
+
+    def added(self, inputs: Sequence[Any]) -> Any:
+        """Add the node to the current graph. Returns the operator."""
+        outputs = self._of.outputs
+        shapes = [tensor.shape for tensor in outputs]
+        # The gradient function of the operator suits the node, whose inputs are the same.
+        self.insert(inputs, [tensor.dtype for tensor in outputs], shapes, self._of.type)
+        return self.op
+
+    def compute(self, values: Sequence[Any]) -> list[Any]:
+        feeds = [(t, v.numpy()) for t, v in zip(self._of.inputs, values, strict=True)]
+        drawn = _internals.run_in_this_thread(self._session(), list(self._of.outputs), feeds)
+        return [tf.constant(value) for value in drawn]
