@@ -55,7 +55,16 @@ BOUNDED = tuple(
 nox.needs_version = ">=2024.4.15"
 nox.options.default_venv_backend = "none"
 nox.options.error_on_missing_interpreters = True
-nox.options.sessions = ["lint", "types", "core", "tensorflow-2.16", "browser", "tests"]
+nox.options.sessions = [
+    "lint",
+    "types",
+    "core",
+    "tensorflow-2.16",
+    "docs",
+    "trackers",
+    "browser",
+    "tests",
+]
 
 
 def _run(session: nox.Session, *args: str) -> None:
@@ -89,6 +98,14 @@ def core(session: nox.Session) -> None:
         "-q", "-c", CONSTRAINTS, "-e", "./amanda-core[testing]", "hypothesis", "pytest-randomly"
     )
     session.run("python", "-m", "pytest", "-q", "tests/core", *session.posargs)
+
+
+@nox.session(venv_backend="virtualenv", reuse_venv=True)
+def trackers(session: nox.Session) -> None:
+    """What ``stats`` logs to Weights & Biases and MLflow, by their own libraries, offline."""
+    packages = ("-e", "./amanda-core[testing]", "-e", "./amanda-tools[wandb,mlflow]")
+    session.install("-q", *packages, "hypothesis")
+    session.run("python", "-m", "pytest", "-q", "tests/tools/test_trackers.py", *session.posargs)
 
 
 @nox.session(name="tensorflow-2.16", venv_backend="virtualenv", reuse_venv=True)

@@ -18,6 +18,7 @@ from amanda_tools._bases.watching import (
     WatchingTool,
 )
 from amanda_tools._values.moments import Moments
+from amanda_tools.stats import trackers
 from amanda_tools.stats.writers import require_tensorboard, write_csv, write_tensorboard
 
 __all__ = ["StatsOptions", "StatsTool"]
@@ -30,14 +31,25 @@ class StatsOptions(WatchingOptions):
     Attributes:
         csv: write the series, a line per look.
         tensorboard: write the series and the histograms for TensorBoard.
+        wandb: project of Weights & Biases, in which the series become a run.
+        mlflow: experiment of MLflow, likewise.
     """
 
     csv: bool = True
     tensorboard: bool = False
+    wandb: str = ""
+    mlflow: str = ""
 
     def __attrs_post_init__(self) -> None:
         if self.tensorboard:
             require_tensorboard()
+        for library, _ in self.trackers():
+            trackers.require(library)
+
+    def trackers(self) -> list[tuple[str, str]]:
+        """The libraries to log to, each with its project."""
+        named = (("wandb", self.wandb), ("mlflow", self.mlflow))
+        return [(library, project) for library, project in named if project]
 
 
 class StatsTool(WatchingTool[StatsOptions]):
@@ -114,7 +126,7 @@ class StatsTool(WatchingTool[StatsOptions]):
             yield from _sizes(f"sizes of the elements of the {kind}", moments)
 
     def write_files(self, folder: Path, stem: str) -> Sequence[Path]:
-        """Write ``<stem>.csv`` and the event file in ``<stem>.tensorboard``."""
+        """Write ``<stem>.csv`` and the event file in ``<stem>.tensorboard``; log to trackers."""
         written = []
         if self.options.csv:
             written.append(folder / f"{stem}.csv")
@@ -122,6 +134,8 @@ class StatsTool(WatchingTool[StatsOptions]):
         if self.options.tensorboard:
             place = folder / f"{stem}.tensorboard"
             written.append(write_tensorboard(place, self.series, self.watched.values()))
+        for library, project in self.options.trackers():
+            trackers.send(library, project, stem, self.series)
         return written
 
 
