@@ -73,6 +73,7 @@ def test_the_result_has_the_common_form() -> None:
     result = counted(lambda: lb.relu(lb.parameter([1.0])).backward())
     assert (result["tool"], result["schema"]) == ("count", 1)
     assert result["namespaces"] == ["loopback/1.0/eager"]
+    tensor = {"shape": [1], "dtype": "", "device": ""}
     assert result["ops"][0] == {
         "id": "/relu:0",
         "type": "relu",
@@ -80,6 +81,10 @@ def test_the_result_has_the_common_form() -> None:
         "direction": "forward",
         "module": "",
         "namespace": "loopback/1.0/eager",
+        "phase": "forward",
+        "inputs": [tensor],
+        "outputs": [tensor],
+        "attributes": {},
         "executions": 1,
     }
     assert result["ops"][1] == {
@@ -90,6 +95,10 @@ def test_the_result_has_the_common_form() -> None:
         "module": "",
         "namespace": "loopback/1.0/eager",
         "forward": "/relu:0",
+        "phase": "backward",
+        "inputs": [tensor],
+        "outputs": [tensor],
+        "attributes": {},
         "executions": 1,
     }
 

@@ -71,6 +71,10 @@ def test_an_operator_is_described_in_the_terms_of_all_tools() -> None:
     with amanda.apply(tool):
         net(lb.tensor([[2.0]])).backward()
     forward, backward = found[0], found[1]
+
+    def tensor(*shape: int) -> dict[str, Any]:
+        return {"shape": list(shape), "dtype": "", "device": ""}
+
     assert forward.row() == {
         "id": "Sequential.0/linear:0",
         "type": "dense",
@@ -78,6 +82,10 @@ def test_an_operator_is_described_in_the_terms_of_all_tools() -> None:
         "direction": "forward",
         "module": "0",
         "namespace": "loopback/1.0/eager",
+        "phase": "forward",
+        "inputs": [tensor(1, 1), tensor(1, 1), None],
+        "outputs": [tensor(1, 1)],
+        "attributes": {},
     }
     assert backward.row() == {
         "id": "Sequential.0/linear:0/grad/MatmulBackward:0",
@@ -87,6 +95,10 @@ def test_an_operator_is_described_in_the_terms_of_all_tools() -> None:
         "module": "0",
         "namespace": "loopback/1.0/eager",
         "forward": "Sequential.0/linear:0",
+        "phase": "backward",
+        "inputs": [tensor(1, 1)],
+        "outputs": [tensor(1, 1), tensor(1, 1)],
+        "attributes": {},
     }
     assert backward.is_selected(["MatmulBackward"])
     assert not backward.is_selected(["dense", "linear"])

@@ -48,6 +48,10 @@ def test_the_result_holds_the_graph() -> None:
     """Rows lead to tensors by number, edges and backward operators to rows by id."""
     result = traced().result()
     rows = {row["id"]: row for row in result["ops"]}
+
+    def tensor(number: int, *shape: int) -> dict[str, Any]:
+        return {"tensor": number, "shape": list(shape), "dtype": "", "device": ""}
+
     assert rows["Sequential.0/linear:0"] == {
         "id": "Sequential.0/linear:0",
         "type": "linear",
@@ -56,9 +60,10 @@ def test_the_result_holds_the_graph() -> None:
         "module": "0",
         "namespace": "loopback/1.0/eager",
         "source": f"{HERE}:{line_of('# the step')}",
-        "inputs": [0, 1, 2],
+        "phase": "forward",
+        "inputs": [tensor(0, 1, 1), tensor(1, 1, 1), tensor(2, 1)],
         "input_names": ["input", "weight", "bias"],
-        "outputs": [3],
+        "outputs": [tensor(3, 1, 1)],
         "attributes": {},
     }
     assert result["tensors"][1]["is_parameter"]
@@ -68,7 +73,7 @@ def test_the_result_holds_the_graph() -> None:
     ]
     backward = rows["/sum:0/grad/SumBackward:0"]
     assert (backward["direction"], backward["forward"]) == ("backward", "/sum:0")
-    assert (result["tool"], result["schema"]) == ("trace", 1)
+    assert (result["tool"], result["schema"]) == ("trace", 2)
     assert result["summary"]["forward"] == 3
     assert result["summary"]["backward"] == len(rows) - 3
     assert result["summary"]["edges"] == 2

@@ -44,6 +44,7 @@ class LiveScope(Protocol):
         op_filter: restricts its tools to some operators and executions; None for no filter.
         drivers: the attached drivers that it uses.
         statistics: figures about the run under it.
+        steps: the iterations under it.
     """
 
     alive: bool
@@ -52,6 +53,7 @@ class LiveScope(Protocol):
     op_filter: Any
     drivers: list[Any]
     statistics: Any
+    steps: Any
 
     def covers(self, driver: Any) -> bool:
         """Whether operators of `driver` are instrumented under the scope."""

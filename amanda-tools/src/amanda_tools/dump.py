@@ -14,6 +14,7 @@ import attrs
 
 from amanda.files import new_beside, write_json
 from amanda.results import Table
+from amanda.tools.description import OpDescription
 from amanda.tools.reporting import type_names
 from amanda_tools._bases.watching import (
     WatchingOptions,
@@ -96,6 +97,7 @@ class DumpTool(WatchingTool[DumpOptions]):
 
     Attributes:
         entries: tensors taken, in order.
+        described: the operators of the entries by id.
         dropped: number of tensors not taken: beyond the limits, or of a type that the format lacks.
         waiting_bytes: bytes of tensors in memory that are in no file yet.
         problem: why tensors were lost: the disk was full, for instance; "" if none was. Nothing is
@@ -110,6 +112,7 @@ class DumpTool(WatchingTool[DumpOptions]):
         super().__init__(**options)
         self.entries: list[Entry] = []
         self.dropped = 0
+        self.described: dict[str, OpDescription] = {}
         self._waiting: dict[str, Any] = {}
         self.waiting_bytes = 0
         self.problem = ""
@@ -152,7 +155,8 @@ class DumpTool(WatchingTool[DumpOptions]):
         self._bytes += stored.nbytes
         self._waiting[key] = stored
         self.waiting_bytes += stored.nbytes
-        row, place = routine.op.row(), (routine.kind, name, routine.step)
+        row, place = routine.op.identity(), (routine.kind, name, routine.step)
+        self.described[routine.op.id] = routine.op
         self.entries.append(Entry(key, self._files, row, *place, shape, dtype, routine.order))
         if self.waiting_bytes >= self.options.shard:
             self._write_shard()
@@ -188,7 +192,8 @@ class DumpTool(WatchingTool[DumpOptions]):
         """
         # The last tensors may be lost while they are written.
         self._write_shard()
-        return [entry.plain(self._stem) for entry in self.entries]
+        facts = {op_id: op.facts() for op_id, op in self.described.items()}
+        return [{**e.plain(self._stem), **facts[e.row["id"]]} for e in self.entries]
 
     def summary(self) -> dict[str, Any]:
         """Number of tensors, bytes and operators taken, and of tensors not taken."""

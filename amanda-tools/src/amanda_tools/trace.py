@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator, Sequence
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ from amanda import OpContext
 from amanda.files import replaced
 from amanda.results import Chart, Table
 from amanda.tools.description import place
-from amanda.tools.graph_tracing import Graph, GraphTracingTool, TracedOp
+from amanda.tools.graph_tracing import Graph, GraphTracingTool, TracedOp, TracedTensor
 from amanda.tools.reporting import applies_if
 from amanda_tools._bases.printing import PrintingTool
 from amanda_tools._operators.source_lines import source_of
@@ -60,6 +61,7 @@ class TraceTool(PrintingTool[TraceOptions]):
     """
 
     name = "trace"
+    schema = 2
     Options = TraceOptions
     only_watches = True
 
@@ -102,26 +104,24 @@ class TraceTool(PrintingTool[TraceOptions]):
         }
 
     def op_rows(self) -> list[dict[str, Any]]:
-        """One row per operator; ``inputs`` and ``outputs`` of forward ones are indices of
-        ``tensors``."""
+        """One row per operator; in ``inputs`` and ``outputs`` of forward ones, ``tensor`` is an
+        index of ``tensors``."""
         return [row for op in self.graph.ops for row in self._rows(op)]
 
     def _rows(self, op: TracedOp) -> Iterator[dict[str, Any]]:
         source = self.sources.get(op.id, "")
-        common = {"module": op.module, "namespace": op.namespace, "source": source}
+        facts = self.graph.description(op.id).facts()
         yield {
-            "id": op.id,
-            "type": op.type,
-            "name": op.name,
-            "direction": "forward",
-            **common,
-            "inputs": [None if t is None else t.index for t in op.inputs],
+            **self.graph.description(op.id).identity(),
+            "source": source,
+            **facts,
+            "inputs": _numbered(facts["inputs"], op.inputs),
             "input_names": list(op.input_names),
-            "outputs": [None if t is None else t.index for t in op.outputs],
+            "outputs": _numbered(facts["outputs"], op.outputs),
             "attributes": dict(op.attributes),
         }
         for backward in op.backward:
-            yield {**attrs.asdict(backward), "direction": "backward", **common}
+            yield {**self.graph.description(backward.id).row(), "source": source}
 
     def summary(self) -> dict[str, Any]:
         """Sizes of the graph and of the timeline."""
@@ -199,6 +199,16 @@ class TraceTool(PrintingTool[TraceOptions]):
             with replaced(written[-1]) as file:
                 file.write("\n".join(lines))
         return written
+
+
+def _numbered(
+    rows: Sequence[dict[str, Any] | None], tensors: Sequence[TracedTensor | None]
+) -> list[dict[str, Any] | None]:
+    """Add to the row of each tensor its index in the graph."""
+    return [
+        None if tensor is None else {"tensor": tensor.index, **(row or {})}
+        for row, tensor in zip_longest(rows, tensors)
+    ]
 
 
 def dot_lines(graph: Graph) -> Iterator[str]:

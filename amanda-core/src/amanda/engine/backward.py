@@ -240,6 +240,8 @@ class BackwardExecution:
         child.state.backward, child.state.gradients = self.call, gradients
         try:
             self._dispatcher.analyse(scope, child, point, only)
+            if child.state.tensors is not None:
+                child.state.see(child.state.tensors)
         except BaseException:
             record.children.pop(self.call.op_id, None)
             raise

@@ -25,6 +25,7 @@ from contextlib import AbstractContextManager, contextmanager
 from typing import TYPE_CHECKING, Any
 
 from amanda.engine.plan import EMPTY_PLAN, ActionPlan, compile_plan
+from amanda.engine.points import Points
 from amanda.engine.records import OpRecord
 from amanda.errors import RoutineResultError, SelectionError, described
 from amanda.interface.action import Action, Filter, InstPoint, Owner
@@ -45,24 +46,30 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from amanda.interface.calls import OpCall
+    from amanda.interface.points import PointContext
 
 
-def note(error: BaseException, who: str, op_id: str) -> None:
+def note(error: BaseException, who: str, op_id: str, point: str = "op ") -> None:
     """Add a note naming tool, routine and op id to an exception on its way to the user.
 
     An interrupt comes from the user: where it hit is chance.
     """
     if isinstance(error, KeyboardInterrupt):
         return
-    text = f"amanda: raised in {who} at op {op_id}"
+    text = f"amanda: raised in {who} at {point}{op_id}".removesuffix(" of ")
     if text not in getattr(error, "__notes__", ()):
         error.add_note(text)
 
 
 class Dispatcher:
-    """Core's side of one driver. Nothing here goes through pluggy or logging."""
+    """Core's side of one driver. Nothing here goes through pluggy or logging.
+
+    Attributes:
+        points: runs the routines at derived points.
+    """
 
     def __init__(self) -> None:
+        self.points = Points(self)
         self._driver: Driver | None = None
         self._quiet: dict[object, None] = {}
         self._unboxes = False
@@ -328,6 +335,18 @@ class Dispatcher:
             raise
         return result
 
+    def call_at_point(
+        self, scope: LiveScope, tool: Tool, routine: Callable[..., Any], context: PointContext
+    ) -> None:
+        """Call a routine at a derived point, isolated from AD; what it returns is dropped."""
+        own = Together(self.driver.vanilla(), self.driver.ad_isolated())
+        try:
+            self._in_tool_code(own, routine, (context,), {}, scopes=(scope,))
+        except BaseException as error:
+            name = f"{type(tool).__name__}.{getattr(routine, '__name__', routine)}"
+            note(error, name, context.id, f"{context.point.value} of ")
+            raise
+
     def _elsewhere(self) -> Sequence[AbstractContextManager[Any]]:
         """Contexts in which the drivers of other frameworks do not instrument a tool's calls."""
         own, contexts = self.driver.framework, []
@@ -492,9 +511,12 @@ class OpExecution:
             asked: set[Owner] = set(scope.tools) if only is None else only
             waiting = {tool for tool in asked if tool in self._later}
             only = asked - waiting
-        record.state.call, record.state.outputs = self._call, outputs
+        state = record.state
+        state.call, state.outputs = self._call, outputs
         try:
             self._dispatcher.analyse(scope, record, point, only)
+            if state.tensors is not None:
+                state.see(state.tensors)
         except BaseException:
             scope.cache.discard(self._call.key, record)
             raise

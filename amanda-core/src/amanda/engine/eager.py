@@ -28,7 +28,7 @@ import functools
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 from amanda.engine.backward import (
     BackwardExecution,
@@ -46,6 +46,8 @@ from amanda.interface.action import Action
 from amanda.interface.binding import Arguments, Signature
 from amanda.interface.calls import BackwardCall, BoundCall, NamedOp
 from amanda.interface.driver import Driver
+from amanda.interface.points import Point
+from amanda.interface.specs import Phase
 
 Tensors = list[Any]
 """Flat tensors of an operator; None for an absent optional one."""
@@ -61,10 +63,14 @@ class DriverThread(threading.local):
         vanilla: depth of code that is not instrumented.
         backward: depth of backward passes.
         operator: the operator that computes now, None outside of one.
+        phase: what operators outside of modules belong to; "" where the driver says it for each.
+        modules: depth of module calls.
     """
 
     vanilla: int = 0
     backward: int = 0
+    phase: Phase | Literal[""] = ""
+    modules: int = 0
     operator: OperatorRun | None = None
 
 
@@ -102,6 +108,7 @@ class OperatorRun:
             arguments=arguments,
             function=function,
             current_value=driver.current_value,
+            phase=driver.phase_now(arguments.inputs),
         )
         past = [self._past(tensor) for tensor in self._call.inputs]
         self._handle = OpHandle(self._call.op_id, self._scopes, past, [])
@@ -351,6 +358,13 @@ class EagerDriver(Driver):
         that are not met when the framework makes them.
         """
 
+    def phase_outside(self, inputs: Tensors) -> Phase:
+        """What an operator outside of modules and of :meth:`in_phase` belongs to.
+
+        The default is forward: a loss, or a program without modules.
+        """
+        return "forward"
+
     # -- life cycle -------------------------------------------------------
 
     def exit_thread(self) -> None:
@@ -427,19 +441,80 @@ class EagerDriver(Driver):
                 return function(*args, **kwargs)
         return self.operator_class(self, op, name, arguments, function).run()
 
+    def phase_now(self, inputs: Tensors) -> Phase:
+        """What the operator that is about to run belongs to."""
+        thread = self.thread
+        if thread.modules:
+            return "forward"
+        return thread.phase or self.phase_outside(inputs)
+
     @contextmanager
-    def module_call(self, module: Any, named_modules: Callable[[], Any]) -> Iterator[None]:
-        """A call of a module, whose path is part of the ids of its operators."""
+    def in_phase(self, phase: Phase) -> Iterator[None]:
+        """Within it, operators outside of modules and of backward passes belong to `phase`."""
+        thread = self.thread
+        outer = thread.phase
+        thread.phase = phase
+        try:
+            yield
+        finally:
+            thread.phase = outer
+
+    @contextmanager
+    def module_call(
+        self, module: Any, named_modules: Callable[[], Any], inputs: Sequence[Any] = ()
+    ) -> Iterator[Callable[[Any], Any]]:
+        """A call of a module, whose path is part of the ids of its operators.
+
+        Gives a function to be called with the result of the module, which it returns.
+
+        Args:
+            inputs: what the module is given, for tools that have routines at modules.
+        """
+        if not self.is_active:
+            yield _unchanged
+            return
+        thread, points = self.thread, self.dispatcher.points
+        scopes, outermost = self.dispatcher.scopes(), not thread.modules
+        with self.ids.within(module, named_modules):
+            name = self.ids.prefix
+            told = scopes if outermost else ()
+            points.forward_begins(told, name, self.trains(module))
+            entered = points.wants_modules(scopes) and _ModuleCall(self, module, inputs)
+            thread.modules += 1
+            try:
+                if entered:
+                    entered.tell(scopes, Point.MODULE_ENTRY)
+                yield entered.returned if entered else _unchanged
+            finally:
+                thread.modules -= 1
+                if entered:
+                    entered.tell(scopes, Point.MODULE_EXIT)
+                points.forward_ends(told, name)
+
+    def trains(self, module: Any) -> bool:
+        """Whether a module is called for training: gradients of its result may be asked for."""
+        return True
+
+    @contextmanager
+    def optimizer_step(self) -> Iterator[None]:
+        """The step of an optimizer, whose end is the end of an iteration."""
         if not self.is_active:
             yield
             return
-        with self.ids.within(module, named_modules):
-            yield
+        points, has_stepped = self.dispatcher.points, False
+        told = points.optimizer_begins()
+        try:
+            with self.in_phase("optimizer"):
+                yield
+            has_stepped = True
+        finally:
+            points.optimizer_ends(told, has_stepped)
 
     @contextmanager
     def backward_pass(self) -> Iterator[None]:
         """A backward pass: its operators are no forward operators, its end ends an iteration."""
-        thread = self.thread
+        thread, points = self.thread, self.dispatcher.points
+        told = () if thread.backward or thread.vanilla else points.backward_begins()
         thread.backward += 1
         try:
             yield
@@ -447,6 +522,7 @@ class EagerDriver(Driver):
             thread.backward -= 1
             if not thread.backward:
                 self.new_iteration()
+                points.backward_ends(told)
 
     def run_backward_operator(
         self,
@@ -515,6 +591,41 @@ def _flat(result: Any, is_tensor: Callable[[Any], bool]) -> tuple[Tensors, Rebui
         return filled
 
     return [result[position] for position in positions], rebuild
+
+
+class _ModuleCall:
+    """A call of a module of which tools are told."""
+
+    def __init__(self, driver: EagerDriver, module: Any, inputs: Sequence[Any]) -> None:
+        self._driver = driver
+        self._module = module
+        self._inputs = self._tensors(list(inputs))
+        self._outputs: Sequence[Any] | None = None
+
+    def returned(self, result: Any) -> Any:
+        """Note the module's result; returns it."""
+        self._outputs = self._tensors(result)
+        return result
+
+    def tell(self, scopes: Sequence[Any], point: Point) -> None:
+        """Run the tools' routines."""
+        ids = self._driver.ids
+        self._driver.dispatcher.points.module(
+            scopes,
+            point,
+            module=ids.module,
+            id=ids.prefix,
+            target=self._module,
+            inputs=self._inputs,
+            outputs=self._outputs,
+        )
+
+    def _tensors(self, value: Any) -> Sequence[Any]:
+        return self._driver.dispatcher.unboxed(_flat(value, self._driver.is_tensor)[0])
+
+
+def _unchanged(result: Any) -> Any:
+    return result
 
 
 def _single_or_tuple(outputs: Tensors) -> Any:

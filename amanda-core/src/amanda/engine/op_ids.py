@@ -53,6 +53,11 @@ class OpIds(threading.local):
         """Path of the module that runs, "" outside of modules."""
         return self._calls[-1].path if self._calls else ""
 
+    @property
+    def prefix(self) -> str:
+        """What the ids of the running module's operators begin with, "" outside of modules."""
+        return self._calls[-1].prefix if self._calls else ""
+
     def next(self, op_name: str) -> str:
         """The id of the operator that is about to run."""
         call = self._calls[-1] if self._calls else self._outside

@@ -14,6 +14,7 @@ import attrs
 
 from amanda.errors import CapabilityError
 from amanda.interface.binding import Arguments
+from amanda.interface.specs import Phase
 from amanda.state import STATE
 
 
@@ -60,6 +61,7 @@ class OpCall:
         module: path of the module that runs the operator, "" outside of modules.
         own_key: the key of its records, if it is not `op_id`: a model has the same ids in several
             graphs, and each graph's operators are analysed on their own.
+        phase: what the operator belongs to.
     """
 
     op: Any
@@ -69,11 +71,20 @@ class OpCall:
     attributes: Mapping[str, Any] = attrs.field(factory=dict)
     module: str = ""
     own_key: str = ""
+    phase: Phase = "forward"
 
     @property
     def key(self) -> str:
         """The key of the operator's records in a scope."""
         return self.own_key or self.op_id
+
+    def shown_inputs(self) -> Sequence[Any]:
+        """The inputs as far as their shapes, element types and devices are concerned."""
+        return self.inputs
+
+    def shown_outputs(self, outputs: Sequence[Any]) -> Sequence[Any]:
+        """Likewise the outputs; a graph mode may have them without making `outputs`."""
+        return outputs
 
     def value(self, index: int) -> Any:
         """The current value of input `index` if it is a parameter, buffer, variable

@@ -13,6 +13,7 @@ from amanda.errors import (
 )
 from amanda.interface.action import Action, ActionKind, InstPoint, Owner
 from amanda.interface.calls import OpFunction
+from amanda.interface.specs import OpTensors, Phase, specs_of
 from amanda.namespace import Namespace
 from amanda.state import STATE
 
@@ -44,6 +45,8 @@ class OpState:
         names: the declared name of each forward input.
         module: path of the module that runs the operator.
         node: name of the operator in its graph.
+        phase: what the operator belongs to.
+        tensors: what is known of its tensors; None if nobody has asked.
         actions: the recorded actions by kind, in running order.
         call: the running execution of the forward operator, None outside of its analyses.
         outputs: its outputs, None before it has run.
@@ -68,7 +71,9 @@ class OpState:
         "op",
         "op_id",
         "outputs",
+        "phase",
         "point",
+        "tensors",
         "tool",
     )
 
@@ -81,6 +86,8 @@ class OpState:
         self.names: Sequence[str] = ()
         self.module = ""
         self.node = op_id
+        self.phase: Phase = "forward"
+        self.tensors: OpTensors | None = None
         self.actions: dict[ActionKind, list[Action]] = {}
         self.call: OpCall | None = None
         self.outputs: Sequence[Any] | None = None
@@ -94,7 +101,7 @@ class OpState:
         """The state of the operator that `call` executes."""
         state = cls(call.op, call.op_id)
         state.attributes, state.names, state.module = call.attributes, call.names, call.module
-        state.node = call.key
+        state.node, state.phase = call.key, call.phase
         return state
 
     def of_backward(self, op: Any, op_id: str) -> OpState:
@@ -102,7 +109,21 @@ class OpState:
         state = OpState(self.op, self.op_id)
         state.attributes, state.module, state.node = self.attributes, self.module, self.node
         state.backward_op, state.backward_op_id = op, op_id
+        state.phase = "backward"
         return state
+
+    def see(self, tensors: OpTensors) -> None:
+        """Note the tensors that are there now and were not noted yet."""
+        if self.backward_op_id is not None:
+            given, produced = self.gradients
+        else:
+            given = None if self.call is None else self.call.shown_inputs()
+            has_run = self.call is not None and self.outputs is not None
+            produced = self.open_call().shown_outputs(self.outputs or ()) if has_run else None
+        if tensors.inputs is None and given is not None:
+            tensors.inputs = specs_of(given)
+        if tensors.outputs is None and produced is not None:
+            tensors.outputs = specs_of(produced)
 
     @property
     def where(self) -> str:
@@ -202,6 +223,22 @@ class OpContext(dict[Any, Any]):
     def get_module(self) -> str:
         """Path of the module that runs the operator (``layer1.0.conv1``), or ""."""
         return self._state.module
+
+    def get_phase(self) -> Phase:
+        """What the operator belongs to, as of its first execution (contract rule 15)."""
+        return self._state.phase
+
+    def get_tensor_specs(self) -> OpTensors:
+        """Shapes, element types and devices of the operator's tensors at its first execution.
+
+        They stay readable, and are filled in as the operator runs: before it has run there are no
+        outputs. In a backward context they are those of its gradients. No tensor is held.
+        """
+        state = self._state
+        if state.tensors is None:
+            state.tensors = OpTensors()
+            state.see(state.tensors)
+        return state.tensors
 
     def get_node_name(self) -> str:
         """The name of the forward operator in its graph, that of a loop or branch around it

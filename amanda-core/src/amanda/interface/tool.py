@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 from amanda.interface.action import InstPoint
+from amanda.interface.points import Point, PointContext
 from amanda.state import LIVE_SCOPES, invalidate, tool_locked
 
 if TYPE_CHECKING:
@@ -14,6 +15,7 @@ if TYPE_CHECKING:
 
 
 Analysis = Callable[["OpContext"], Any]
+PointRoutine = Callable[[PointContext], Any]
 
 
 _F = TypeVar("_F", bound=Callable[..., Any])
@@ -60,6 +62,70 @@ class Tool:
         analyses = vars(self).setdefault("_analyses", {})
         analyses[point] = (*analyses.get(point, ()), entry)
         invalidate()
+
+    def add_inst_for_module(self, routine: PointRoutine, *, exit: bool = False) -> None:
+        """Register a routine that runs at every call of a module, one without operators included.
+
+        Args:
+            routine: called with a :class:`~amanda.interface.points.PointContext`. What it returns
+                is not looked at.
+            exit: when the module has returned or raised, instead of before it runs.
+
+        Raises:
+            TypeError: `routine` cannot be called.
+        """
+        self._add_routine(Point.MODULE_EXIT if exit else Point.MODULE_ENTRY, routine)
+
+    def add_inst_for_pass(
+        self, routine: PointRoutine, *, backward: bool = False, end: bool = False
+    ) -> None:
+        """Register a routine that runs where a forward or backward pass begins or ends.
+
+        A forward pass is a call of an outermost module.
+
+        Args:
+            routine: as of :meth:`add_inst_for_module`.
+            backward: of backward passes instead of forward ones.
+            end: where it has ended.
+
+        Raises:
+            TypeError: `routine` cannot be called.
+        """
+        if backward:
+            self._add_routine(Point.BACKWARD_END if end else Point.BACKWARD_BEGIN, routine)
+        else:
+            self._add_routine(Point.FORWARD_END if end else Point.FORWARD_BEGIN, routine)
+
+    def add_inst_for_iteration(self, routine: PointRoutine, *, end: bool = False) -> None:
+        """Register a routine that runs where an iteration, a step of training, begins or ends.
+
+        Args:
+            routine: as of :meth:`add_inst_for_module`.
+            end: where it has ended.
+
+        Raises:
+            TypeError: `routine` cannot be called.
+        """
+        self._add_routine(Point.ITERATION_END if end else Point.ITERATION_BEGIN, routine)
+
+    def _add_routine(self, point: Point, routine: PointRoutine) -> None:
+        if not callable(routine):
+            raise TypeError(f"{type(self).__name__}: {point.value} needs a function: {routine!r}")
+        own = getattr(routine, "__self__", None) is self
+        entry = (own, routine.__func__ if own else routine)  # type: ignore[attr-defined]
+        known = vars(self).setdefault("_point_routines", {})
+        known[point] = (*known.get(point, ()), entry)
+        invalidate()
+
+    def routines_at(self, point: Point) -> tuple[PointRoutine, ...]:
+        """The routines registered for one derived point."""
+        entries = vars(self).get("_point_routines", {}).get(point, ())
+        return tuple(func.__get__(self) if own else func for own, func in entries)
+
+    def has_routines_at(self, *points: Point) -> bool:
+        """Whether any routine is registered for one of these derived points."""
+        known = vars(self).get("_point_routines")
+        return known is not None and not known.keys().isdisjoint(points)
 
     def depends_on(self, *tools: Tool) -> None:
         """Run the analyses and routines of `tools` before those of this tool.

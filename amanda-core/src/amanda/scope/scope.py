@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import attrs
 
 from amanda.engine.records import ActionCache
+from amanda.engine.steps import Steps
 from amanda.errors import NoDriverError
 from amanda.interface.action import Filter, InstPoint
 from amanda.registry import drivers, import_hook, proofs
@@ -45,6 +46,7 @@ class Statistics:
         ops_instrumented: forward and backward operators with at least one action.
         not_seen: executions that are known to be not instrumented: reason to count.
         tool_seconds: wall time spent in analysis and instrumentation routines.
+        steps: iterations that have ended.
     """
 
     ops_seen: int = 0
@@ -52,6 +54,7 @@ class Statistics:
     ops_instrumented: int = 0
     not_seen: collections.Counter[str] = attrs.field(factory=collections.Counter)
     tool_seconds: float = 0.0
+    steps: int = 0
 
     def count_not_seen(self, reason: str, count: int = 1) -> None:
         """Add to ``not_seen``, in whichever thread; 0 gives a reason without a number."""
@@ -80,6 +83,7 @@ class Scope:
         self.op_filter = op_filter
         self.requested = requested
         self.cache = ActionCache()
+        self.steps = Steps()
         self.statistics = Statistics()
         self.alive = False
         self.drivers: list[Driver] = []
@@ -236,6 +240,7 @@ class Scope:
 
     def _end(self, again: bool) -> None:
         steps: list[Callable[[], None]] = [
+            self._finish_steps,
             lambda: locked(self._close),
             invalidate,
             lambda: locked(self._undo, again),
@@ -243,6 +248,12 @@ class Scope:
             self._summarise,
         ]
         run_all(steps)
+
+    def _finish_steps(self) -> None:
+        """End the iteration that runs, if it is complete."""
+        if self.alive and self.drivers:
+            self.drivers[0].dispatcher.points.finish(self)
+        self.statistics.steps = self.steps.count
 
     def _close(self) -> None:
         """From here on it covers nothing; drivers are told while they are still attached."""

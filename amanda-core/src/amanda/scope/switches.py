@@ -89,9 +89,15 @@ def ad_disabled() -> _Switched:
 
 
 def new_iteration() -> None:
-    """Restart the counters of operator ids in the current thread."""
+    """End an iteration: restart the counters of operator ids in the current thread."""
     for driver in tuple(ATTACHED.values()):
         drivers.attempt(driver, "new_iteration")
+    told: list[object] = []
+    for driver in tuple(ATTACHED.values()):
+        for scope in driver.dispatcher.scopes():
+            if scope not in told:
+                told.append(scope)
+                driver.dispatcher.points.iteration_ends(scope)
 
 
 @contextlib.contextmanager

@@ -5,12 +5,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import attrs
 
 from amanda.interface.context import OpContext
+from amanda.interface.specs import OpTensors, Phase, TensorSpec
 
 OUTSIDE = "(outside of modules)"
 """Shown in tables in the place of a module path for an operator that runs outside of modules."""
@@ -27,6 +28,10 @@ class OpDescription:
         module: path of the module that runs it, "" outside of modules.
         namespace: framework, version and mode.
         forward: for a backward operator the id of its forward operator, else "".
+        phase: what it belongs to, as of its first execution.
+        attributes: the forward operator's attributes, those of plain types.
+        tensors: shapes, element types and devices of its tensors, filled in as it first runs;
+            of a backward operator, of its gradients.
     """
 
     id: str
@@ -35,6 +40,9 @@ class OpDescription:
     module: str
     namespace: str
     forward: str = ""
+    phase: Phase = attrs.field(default="forward", eq=False)
+    attributes: Mapping[str, Any] = attrs.field(factory=dict, eq=False, repr=False)
+    tensors: OpTensors = attrs.field(factory=OpTensors, eq=False, repr=False)
 
     @property
     def direction(self) -> str:
@@ -47,7 +55,11 @@ class OpDescription:
         return place(self.id, self.module)
 
     def row(self) -> dict[str, Any]:
-        """The keys of a row; that of a backward operator also has ``forward``."""
+        """The keys of a row: those of :meth:`identity`, and of :meth:`facts`."""
+        return {**self.identity(), **self.facts()}
+
+    def identity(self) -> dict[str, Any]:
+        """The keys that tell the operator; that of a backward operator also has ``forward``."""
         row = {
             "id": self.id,
             "type": self.type,
@@ -57,6 +69,16 @@ class OpDescription:
             "namespace": self.namespace,
         }
         return {**row, "forward": self.forward} if self.forward else row
+
+    def facts(self) -> dict[str, Any]:
+        """``phase``; ``inputs`` and ``outputs``, lists of ``shape``, ``dtype`` and ``device``, with
+        None for a tensor that is absent; ``attributes``."""
+        return {
+            "phase": self.phase,
+            "inputs": _rows(self.tensors.inputs),
+            "outputs": _rows(self.tensors.outputs),
+            "attributes": dict(self.attributes),
+        }
 
     def is_selected(self, types: Sequence[str]) -> bool:
         """Whether `types` contains its type or name, or is empty."""
@@ -71,12 +93,47 @@ def describe(context: OpContext) -> OpDescription:
     op_id, name = context.get_op_id(), op_name(context.get_op())
     kind = str(context["op_type"] or name)
     module, namespace = context.get_module(), str(context.namespace)
+    facts = context.get_phase(), plain_attributes(context), context.get_tensor_specs()
     if context.is_forward():
-        return OpDescription(op_id, kind, name, module, namespace)
+        return OpDescription(op_id, kind, name, module, namespace, "", *facts)
     backward_name = op_name(context.get_backward_op())
     backward_type = str(context["backward_op_type"] or backward_name)
     backward_id = str(context.get_backward_op_id())
-    return OpDescription(backward_id, backward_type, backward_name, module, namespace, op_id)
+    about = backward_id, backward_type, backward_name
+    return OpDescription(*about, module, namespace, op_id, *facts)
+
+
+def plain_attributes(context: OpContext) -> dict[str, Any]:
+    """The forward operator's attributes in types that JSON has; others are left out."""
+    found = {name: _plain(value) for name, value in context.get_attrs().items()}
+    return {name: value for name, value in found.items() if value is not _OTHER}
+
+
+_OTHER: Any = object()
+"""Stands for a value that has no plain form."""
+
+_MAX_ITEMS = 64
+"""Items of an attribute that is a list; a longer one is data."""
+
+_NAMED = frozenset({"dtype", "device", "layout", "memory_format", "DType"})
+"""Classes of frameworks whose values are names."""
+
+
+def _plain(value: Any) -> Any:
+    kind = type(value)
+    if value is None or kind in (bool, int, float, str):
+        return value
+    if isinstance(value, (list, tuple)):
+        items = [_plain(item) for item in value[: _MAX_ITEMS + 1]]
+        is_data = len(items) > _MAX_ITEMS or any(item is _OTHER for item in items)
+        return _OTHER if is_data else items
+    if kind.__name__ in _NAMED:
+        return str(getattr(value, "name", None) or value).rpartition(".")[2]
+    return _OTHER
+
+
+def _rows(specs: Sequence[TensorSpec | None] | None) -> list[dict[str, Any] | None]:
+    return [None if spec is None else spec.row() for spec in specs or ()]
 
 
 def place(op_id: str, module: str) -> str:

@@ -103,6 +103,7 @@ class Graph:
         self._bound: dict[int, tuple[_Reference | _Held, TracedTensor]] = {}
         self._held: dict[int, _Held] = {}
         self._frozen: dict[str, Callable[[Sequence[Any]], Any] | CapabilityError] = {}
+        self._described: dict[str, OpDescription] = {}
 
     def __len__(self) -> int:
         return len(self._ops)
@@ -163,6 +164,14 @@ class Graph:
             KeyError: no operator with this id was traced.
         """
         return self._ops[op_id]
+
+    def description(self, op_id: str) -> OpDescription:
+        """The description of a forward or backward operator, with the shapes of its tensors.
+
+        Raises:
+            KeyError: the graph has no such operator.
+        """
+        return self._described[op_id]
 
     def producers(self, op_id: str) -> list[TracedOp]:
         """The operators whose outputs an operator reads, without repetition."""
@@ -310,6 +319,7 @@ class Graph:
         op = self._ops.get(found.forward)
         if op is not None and all(found.id != backward.id for backward in op.backward):
             op.backward.append(TracedBackwardOp(found.id, found.type, found.name, found.forward))
+            self._described[found.id] = found
 
     def follow(self, op: TracedOp, outputs: Iterable[Any]) -> None:
         """Bind the output tensors of an execution to the entries of `op`."""
@@ -338,6 +348,7 @@ class Graph:
         except CapabilityError as error:
             self._frozen[op.id] = error
         self._ops[op.id] = op
+        self._described[op.id] = found
         return op
 
     def _inputs(self, context: OpContext) -> Iterator[TracedTensor | None]:

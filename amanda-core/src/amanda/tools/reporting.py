@@ -31,6 +31,8 @@ from typing import Any, ClassVar, Generic, Literal, TextIO, TypeVar
 import attrs
 
 from amanda.errors import close_matches
+from amanda.interface.points import PointContext
+from amanda.interface.specs import PHASES
 from amanda.interface.tool import Tool
 from amanda.results import Chart, Table
 from amanda.text import printable
@@ -67,7 +69,9 @@ class ReportingTool(Tool, Generic[OptionsT]):
     Attributes:
         name: the short name, as registered by the plugin.
         schema: version of the keys of :meth:`op_rows` and :meth:`summary`.
+        figures: the keys of a row that are numbers to be summed, by phase for instance.
         Options: the class of the options.
+        steps: the iterations of the program that have ended.
         options: the options of this instance.
 
     Raises:
@@ -77,6 +81,7 @@ class ReportingTool(Tool, Generic[OptionsT]):
 
     name: ClassVar[str]
     schema: ClassVar[int] = 1
+    figures: ClassVar[Sequence[str]] = ()
     Options: ClassVar[type]
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
@@ -101,6 +106,23 @@ class ReportingTool(Tool, Generic[OptionsT]):
                 raise
             raise type(error)(f"{self.name}: {error.args[0]}") from None
         _check_effects(self.name, self.options, options)
+        self._step_figures = StepFigures()
+        self.add_inst_for_iteration(self._end_step, end=True)
+
+    @property
+    def steps(self) -> int:
+        """The iterations of the program that have ended."""
+        return self._step_figures.count
+
+    def _end_step(self, point: PointContext) -> None:
+        self._step_figures.add(point.iteration, self.running_figures())
+
+    def running_figures(self) -> Mapping[str, float]:
+        """Figures of the run so far, of which results show the share of one step.
+
+        Called at the end of each step: it has to be quick.
+        """
+        return {}
 
     def result(self) -> dict[str, Any]:
         """The result as plain data: the contents of ``DIR/<tool>.json``."""
@@ -109,8 +131,25 @@ class ReportingTool(Tool, Generic[OptionsT]):
             "tool": self.name,
             "schema": self.schema,
             "namespaces": sorted({row["namespace"] for row in rows}),
-            "summary": self.summary(),
+            "summary": {**self.summary(), **self.summary_of_steps(rows)},
             "ops": rows,
+        }
+
+    def summary_of_steps(self, rows: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
+        """The part of the summary that the results of all tools have.
+
+        ``steps``, the iterations that have ended; ``phases``, of each phase the number of ``ops``
+        and the sums of :attr:`figures`; ``per_step``, the :meth:`running_figures` of the last step
+        that has ended, with ``min`` and ``max`` of those that are not the same in all steps.
+        Nothing where the rows have no phases and no step was seen.
+        """
+        rows = list(rows)
+        if rows and not self.steps and not any("phase" in row for row in rows):
+            return {}
+        return {
+            "steps": self.steps,
+            "phases": figures_by_phase(rows, self.figures),
+            "per_step": self._step_figures.last(),
         }
 
     def op_rows(self) -> list[dict[str, Any]]:
@@ -145,6 +184,80 @@ class ReportingTool(Tool, Generic[OptionsT]):
             The paths of the files written.
         """
         return ()
+
+
+_STEPS_KEPT = 64
+"""Ends of steps that are kept: a first step may have looked like so many, before an optimizer has
+stepped."""
+
+
+class StepFigures:
+    """The figures of single steps, found from those of the run at the end of each.
+
+    Attributes:
+        count: steps that have ended.
+    """
+
+    def __init__(self) -> None:
+        self.count = 0
+        self._ends: dict[int, Mapping[str, float]] = {}
+        self._low: dict[str, float] = {}
+        self._high: dict[str, float] = {}
+
+    def add(self, number: int, figures: Mapping[str, float]) -> None:
+        """Note the figures at the end of a step.
+
+        Args:
+            number: of the step. One that has ended already goes on: what looked like the end of
+                a step was none.
+        """
+        if number >= self.count:
+            _spread(self._difference(), self._low, self._high)
+        elif number < self.count - 1:
+            self._low, self._high = {}, {}
+        self.count = number + 1
+        kept = {n: f for n, f in self._ends.items() if number - _STEPS_KEPT <= n < number}
+        self._ends = {**kept, number: dict(figures)}
+
+    def last(self) -> dict[str, Any]:
+        """The figures of the last step, with ``min`` and ``max`` of those that differ."""
+        found: dict[str, Any] = dict(self._difference())
+        low, high = dict(self._low), dict(self._high)
+        _spread(found, low, high)
+        varying = [name for name in found if low[name] != high[name]]
+        if varying:
+            found["min"] = {name: low[name] for name in varying}
+            found["max"] = {name: high[name] for name in varying}
+        return found
+
+    def _difference(self) -> dict[str, float]:
+        end, begin = (self._ends.get(self.count - back, {}) for back in (1, 2))
+        return {name: value - begin.get(name, 0) for name, value in end.items()}
+
+
+def _spread(figures: Mapping[str, float], low: dict[str, float], high: dict[str, float]) -> None:
+    """Widen the ranges by the figures of one step."""
+    for name, value in figures.items():
+        low[name] = min(low.get(name, value), value)
+        high[name] = max(high.get(name, value), value)
+
+
+def figures_by_phase(
+    rows: Iterable[Mapping[str, Any]], figures: Sequence[str] = ()
+) -> dict[str, dict[str, Any]]:
+    """Of each phase the number of operators, and sums of the figures of their rows."""
+    found: dict[str, dict[str, Any]] = {p: {"ops": 0, **dict.fromkeys(figures, 0)} for p in PHASES}
+    ids = set[str]()
+    for row in rows:
+        group = found.get(row.get("phase", ""))
+        if group is None:
+            continue
+        # A tool may have several rows of an operator.
+        group["ops"] += row["id"] not in ids
+        ids.add(row["id"])
+        for name in figures:
+            group[name] += row.get(name) or 0
+    return found
 
 
 def _check_choice(tool: str, option: inspect.Parameter, value: Any) -> None:

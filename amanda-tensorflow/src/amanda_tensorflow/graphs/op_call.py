@@ -39,6 +39,13 @@ class GraphOpCall(OpCall):
     read: ReadVariable | None = None
     write: WriteVariable | None = None
 
+    def shown_inputs(self) -> Sequence[Any]:
+        return self.inputs if self.source is None else tuple(self.source.inputs)
+
+    def shown_outputs(self, outputs: Sequence[Any]) -> Sequence[Any]:
+        # Those of the copy may not be made yet, and need not be for their shapes.
+        return outputs if self.source is None else tuple(self.source.outputs)
+
     def value(self, index: int) -> Any:
         assert self.site is not None
         assert self.read is not None

@@ -41,9 +41,19 @@ def write_table(path: Path, columns: Sequence[str], rows: Iterable[Sequence[Any]
 
 def _cell(value: Any) -> Any:
     """Put an apostrophe before a text that begins like a formula; numbers stay."""
+    if isinstance(value, list):
+        value = " ".join(map(_item, value))
     text = value if value is None or isinstance(value, (int, float)) else str(value)
     is_formula = isinstance(text, str) and text.startswith(_FORMULA) and not _is_number(text)
     return f"'{text}" if is_formula else text
+
+
+def _item(item: Any) -> str:
+    """An item of a list; a tensor as ``float32[2,3]``."""
+    if isinstance(item, Mapping) and "shape" in item:
+        shape = "?" if item["shape"] is None else ",".join(map(str, item["shape"]))
+        return f"{item.get('dtype', '')}[{shape}]"
+    return "-" if item is None else str(item)
 
 
 def _is_number(text: str) -> bool:

@@ -99,7 +99,7 @@ class DiffTool(DumpTool):
         if self._reference is None:
             return super().op_rows()
         # The row of the operator, as in the results of all tools, with the comparison added.
-        rows = {entry.row["id"]: entry.row for entry in self.entries}
+        rows = {op_id: op.row() for op_id, op in self.described.items()}
         return [{**rows[pair.record.id], **to_row(pair)} for pair in self.pairs()]
 
     def summary(self) -> dict[str, Any]:

@@ -158,7 +158,7 @@ class NanTool(PrintingTool[NanOptions]):
                 name = watch.names[position] if position < len(watch.names) else ""
                 source = self._source(watch)
                 self._received = {
-                    **watch.op.row(),
+                    **watch.op.identity(),
                     "input": name or position,
                     "is_parameter": position in watch.parameters,
                     "source": source,

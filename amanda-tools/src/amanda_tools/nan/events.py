@@ -10,6 +10,7 @@ import attrs
 import numpy as np
 
 from amanda.errors import AmandaError, AmandaWarning
+from amanda.interface.specs import TensorSpec
 from amanda.text import printable
 from amanda.tools.description import OpDescription
 from amanda_tools._values.tensors import reader_of
@@ -70,12 +71,13 @@ class NonFiniteEvent:
     def row(self) -> dict[str, Any]:
         """Return the row of the result."""
         return {
-            **self.op.row(),
+            **self.op.identity(),
+            "phase": self.op.phase,
             "kind": self.kind,
             "source": self.source,
             "times": self.times,
-            "inputs": self.inputs,
-            "outputs": self.outputs,
+            "inputs": _placed(self.inputs, self.op.tensors.inputs),
+            "outputs": _placed(self.outputs, self.op.tensors.outputs),
             "overwritten": self.overwritten,
             "attributes": self.attributes,
             "last": self.last,
@@ -90,6 +92,17 @@ class NonFiniteEvent:
             f"{self.op.type} produced {what} from finite inputs in the {self.op.direction} pass: "
             f"op {self.op.id}{where}{source}"
         )
+
+
+def _placed(
+    tensors: Sequence[dict[str, Any] | None], specs: Sequence[TensorSpec | None] | None
+) -> list[dict[str, Any] | None]:
+    """Add to each tensor's statistics where it is."""
+    devices = [None if spec is None else spec.device for spec in specs or ()]
+    return [
+        None if tensor is None else {**tensor, "device": device or ""}
+        for tensor, device in zip(tensors, [*devices, *[None] * len(tensors)], strict=False)
+    ]
 
 
 def describe_tensors(tensors: Sequence[Any]) -> list[dict[str, Any] | None]:

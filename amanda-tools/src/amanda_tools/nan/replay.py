@@ -72,7 +72,7 @@ class OpReplay:
         pairs = [(n, t) for n, t in given if t is not None and reader_of(t).is_readable(t)]
         arrays: dict[str, Any] = {name: reader_of(t).numpy(t) for name, t in pairs}
         dtypes = {name: reader_of(tensor).dtype(tensor) for name, tensor in pairs}
-        arrays["op"] = np.array(json.dumps({**self.op.row(), "dtypes": dtypes}))
+        arrays["op"] = np.array(json.dumps({**self.op.identity(), "dtypes": dtypes}))
         with replaced(path, binary=True) as file:
             np.savez_compressed(file, **arrays)
         return path

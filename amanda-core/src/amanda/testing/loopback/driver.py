@@ -30,9 +30,10 @@ class DriverNode(Node):
 class LoopbackDriver(EagerDriver):
     """Instruments the toy framework of :mod:`amanda.testing.loopback`.
 
-    Five functions of the framework are replaced while it is attached: the one that runs an
+    Six functions of the framework are replaced while it is attached: the one that runs an
     operator, the constructor and the run of a node of the gradient graph, the call of a module
-    (for ids) and the run of a gradient graph (its end is the end of an iteration).
+    (for ids), the run of a gradient graph (its end restarts the counters of ids) and the step of
+    gradient descent (its end is the end of an iteration).
 
     Attributes:
         claims: the backward operator that a node of the gradient graph is.
@@ -62,6 +63,7 @@ class LoopbackDriver(EagerDriver):
         patches.wrap(Node, "run", self._running_node)
         patches.wrap(nn.Module, "__call__", self._calling_module)
         patches.wrap(tape, "run_graph", self._running_graph)
+        patches.wrap(nn, "update", self._stepping)
 
     # -- the framework's tensors ------------------------------------------
 
@@ -154,10 +156,21 @@ class LoopbackDriver(EagerDriver):
 
     def _calling_module(self, vanilla: Callable[..., Any]) -> Callable[..., Any]:
         def call(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
-            with self.module_call(module, module.named_modules):
-                return vanilla(module, *args, **kwargs)
+            inputs = (*args, *kwargs.values())
+            with self.module_call(module, module.named_modules, inputs) as returned:
+                return returned(vanilla(module, *args, **kwargs))
 
         return call
+
+    def _stepping(self, vanilla: Callable[..., Any]) -> Callable[..., Any]:
+        def update(*args: Any) -> None:
+            with self.optimizer_step():
+                vanilla(*args)
+
+        return update
+
+    def trains(self, module: Any) -> bool:
+        return tape.grad_enabled()
 
     def _running_graph(self, vanilla: Callable[..., Any]) -> Callable[..., Any]:
         def run_graph(*args: Any, **kwargs: Any) -> Any:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-from amanda.testing.loopback import ops
+from amanda.testing.loopback import ops, tape
 from amanda.testing.loopback.tape import Parameter, Tensor, parameter
 
 
@@ -65,9 +65,16 @@ class Sequential(Module):
 
 def sgd_step(parameters: Iterable[Parameter], rate: float) -> None:
     """One step of gradient descent; clears the gradients."""
+    update(list(parameters), rate)
+
+
+def update(parameters: list[Parameter], rate: float) -> None:
+    """Move parameters against their gradients, which are cleared."""
     for item in parameters:
         if item.grad is not None:
-            moved = zip(item.data, item.grad.data, strict=True)
-            item.data[:] = [value - rate * slope for value, slope in moved]
+            # As operators, as the optimizers of other frameworks move theirs.
+            with tape.no_grad():
+                change = ops.mul(item.grad, rate)
+            item.data[:] = [a - b for a, b in zip(item.data, change.data, strict=True)]
             item.version += 1
             item.grad = None

@@ -1,0 +1,128 @@
+"""Runs the routines at derived points.
+
+A driver tells of modules, passes and optimizer steps as it meets them::
+
+    points = dispatcher.points
+    points.forward_begins(scopes, "Net", trains=True)
+    ...                                                 # the outermost module runs
+    points.forward_ends(scopes, "Net")
+
+Of modules a driver tells only where :meth:`Points.wants_modules` says so; passes, optimizer steps
+and iterations are few.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from amanda.interface.points import Point, PointContext
+from amanda.state import STATE, tool_locked
+
+if TYPE_CHECKING:
+    from amanda.state import LiveScope
+
+Scopes = Sequence["LiveScope"]
+
+
+class Points:
+    """The derived points of one driver.
+
+    Args:
+        dispatcher: core's side of it, a :class:`amanda.engine.dispatch.Dispatcher`.
+    """
+
+    def __init__(self, dispatcher: Any) -> None:
+        self._dispatcher = dispatcher
+
+    def wants_modules(self, scopes: Scopes) -> bool:
+        """Whether a tool has a routine at the entry or exit of modules."""
+        points = Point.MODULE_ENTRY, Point.MODULE_EXIT
+        return any(tool.has_routines_at(*points) for scope in scopes for tool in scope.tools)
+
+    def module(self, scopes: Scopes, point: Point, **facts: Any) -> None:
+        """Run the routines at the entry or the exit of a module.
+
+        Args:
+            facts: of :class:`~amanda.interface.points.PointContext`.
+        """
+        for scope in scopes:
+            self._tell(scope, point, **facts)
+
+    def forward_begins(self, scopes: Scopes, model: str, trains: bool) -> None:
+        """An outermost module is called.
+
+        Args:
+            model: what the ids of its operators begin with.
+            trains: whether it is in training, with gradients.
+        """
+        for scope in scopes:
+            tell = partial(self._tell, scope)
+            if scope.steps.forward_begins(model, trains, tell):
+                self._tell(scope, Point.FORWARD_BEGIN, id=model)
+
+    def forward_ends(self, told: Scopes, model: str) -> None:
+        """The outermost module has returned, or raised."""
+        for scope in told:
+            if scope.steps.forward_ends():
+                self._tell(scope, Point.FORWARD_END, id=model)
+
+    def backward_begins(self) -> Scopes:
+        """A backward pass begins; the scopes that are to be told when it has ended."""
+        scopes: Scopes = self._dispatcher.scopes()
+        for scope in scopes:
+            tell = partial(self._tell, scope)
+            scope.steps.backward_begins(tell)
+            tell(Point.BACKWARD_BEGIN)
+        return scopes
+
+    def backward_ends(self, told: Scopes) -> None:
+        """It has ended."""
+        for scope in told:
+            tell = partial(self._tell, scope)
+            tell(Point.BACKWARD_END)
+            scope.steps.backward_ends(tell)
+
+    def optimizer_begins(self) -> Scopes:
+        """An optimizer begins to step; the scopes that are to be told when it has."""
+        scopes: Scopes = self._dispatcher.scopes()
+        for scope in scopes:
+            scope.steps.optimizing += 1
+        return scopes
+
+    def optimizer_ends(self, told: Scopes, has_stepped: bool = True) -> None:
+        """It has stepped; or raised."""
+        for scope in told:
+            scope.steps.optimizing = max(0, scope.steps.optimizing - 1)
+            if has_stepped and not scope.steps.optimizing:
+                scope.steps.optimizer_ends(partial(self._tell, scope))
+
+    def iteration_ends(self, scope: LiveScope) -> None:
+        """The program says that an iteration has ended."""
+        scope.steps.new_iteration(partial(self._tell, scope))
+
+    def finish(self, scope: LiveScope) -> None:
+        """A scope is about to end."""
+        scope.steps.finish(partial(self._tell, scope))
+
+    def _tell(self, scope: LiveScope, point: Point, **facts: Any) -> None:
+        """Run the routines of a scope's tools at one point."""
+        if not scope.alive or STATE.paused:
+            return
+        tools = [tool for tool in scope.tools if tool.has_routines_at(point)]
+        if not tools:
+            return
+        steps = scope.steps
+        if point is Point.ITERATION_END:
+            facts["end"] = steps.end
+        context = PointContext(
+            point=point,
+            namespace=str(self._dispatcher.driver.namespace),
+            iteration=steps.count,
+            begin=steps.begin or None,
+            **facts,
+        )
+        for tool in tools:
+            for routine in tool.routines_at(point):
+                tool_locked(self._dispatcher.call_at_point, scope, tool, routine, context)

@@ -1,0 +1,121 @@
+"""Where the iterations of a program end, found from its passes and optimizer steps.
+
+An iteration ends where an optimizer has stepped. Without one it ends where the next one begins: a
+forward pass after a backward pass; in inference the next call of the same outermost module. A
+backward pass outside of modules, without an optimizer, ends its iteration itself.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+from amanda.interface.points import Point
+
+Tell = Callable[[Point], None]
+
+
+class Steps:
+    """The iterations under one scope.
+
+    Attributes:
+        count: iterations that have ended; the number of the one that runs.
+        begin, end: when the last one began and ended, in seconds of ``time.perf_counter``.
+        forwards: depth of calls of outermost modules, in all threads.
+        optimizing: depth of optimizer steps.
+    """
+
+    def __init__(self) -> None:
+        self.count = 0
+        self.begin = self.end = 0.0
+        self.forwards = 0
+        self.optimizing = 0
+        self._is_open = False
+        self._trains = False
+        self._is_met = False
+        self._backwards = 0
+        self._unsure = 0
+        self._called: dict[str, bool] = {}
+
+    def forward_begins(self, model: str, trains: bool, tell: Tell) -> bool:
+        """A call of an outermost module begins; whether it is a forward pass of its own.
+
+        Args:
+            model: tells the module from others.
+            trains: whether it is in training, with gradients.
+            tell: called with each point that is passed.
+        """
+        self.forwards += 1
+        if self.forwards > 1:
+            return False
+        if self._is_open and not self.optimizing and self._is_complete(model):
+            self._unsure += bool(self._backwards)
+            self._ended(tell)
+        self._begun(tell)
+        self._called[model] = trains
+        return True
+
+    def forward_ends(self) -> bool:
+        """It has ended; whether it was a forward pass of its own."""
+        self.forwards = max(0, self.forwards - 1)
+        return not self.forwards
+
+    def backward_begins(self, tell: Tell) -> None:
+        """A backward pass begins."""
+        self._begun(tell)
+        self._backwards += 1
+
+    def backward_ends(self, tell: Tell) -> None:
+        """A backward pass has ended."""
+        if not (self._called or self._trains or self.optimizing) and self._is_open:
+            self._unsure += 1
+            self._ended(tell)
+
+    def optimizer_ends(self, tell: Tell) -> None:
+        """An optimizer has stepped."""
+        self._is_met = True
+        if not self._trains:
+            # What looked like iterations without an optimizer has accumulated gradients.
+            self._trains = True
+            self.count -= self._unsure
+            if self._unsure and not self._is_open:
+                self._is_open = True
+        if self._is_open:
+            self._ended(tell)
+
+    def new_iteration(self, tell: Tell) -> None:
+        """The program says that an iteration has ended."""
+        if self._is_open or not self._is_met:
+            self._ended(tell)
+
+    def finish(self, tell: Tell) -> None:
+        """Nothing more comes: what can be an iteration without an optimizer is complete."""
+        if not self._is_open or self.forwards:
+            return
+        in_training = self._trains and (self._backwards or any(self._called.values()))
+        if not in_training:
+            self._ended(tell)
+
+    def _is_complete(self, model: str) -> bool:
+        """Whether another forward pass cannot belong to the iteration that runs."""
+        if self._backwards:
+            return not self._trains
+        return model in self._called and not (self._trains and self._called[model])
+
+    def _begun(self, tell: Tell) -> None:
+        self._is_met = True
+        if self._is_open:
+            return
+        self._is_open = True
+        self.begin = time.perf_counter()
+        tell(Point.ITERATION_BEGIN)
+
+    def _ended(self, tell: Tell) -> None:
+        self._is_open = False
+        self._backwards = 0
+        self._called = {}
+        self.end = time.perf_counter()
+        try:
+            tell(Point.ITERATION_END)
+        finally:
+            self.count += 1

@@ -1,0 +1,54 @@
+"""Points that are derived from operators: of modules, of passes and of iterations."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Sequence
+from typing import Any
+
+import attrs
+
+
+class Point(enum.Enum):
+    """The points beside those of operators, at which a tool's routine may run."""
+
+    __hash__ = object.__hash__
+
+    MODULE_ENTRY = "module_entry"
+    MODULE_EXIT = "module_exit"
+    FORWARD_BEGIN = "forward_begin"
+    FORWARD_END = "forward_end"
+    BACKWARD_BEGIN = "backward_begin"
+    BACKWARD_END = "backward_end"
+    ITERATION_BEGIN = "iteration_begin"
+    ITERATION_END = "iteration_end"
+
+
+@attrs.frozen(kw_only=True, eq=False)
+class PointContext:
+    """What a routine at a derived point is told.
+
+    Attributes:
+        point: where it is.
+        namespace: framework, version and mode.
+        iteration: the number of the iteration, from 0.
+        module: path of the module within the outermost one, "" for that and for other points.
+        id: what the ids of the module's operators begin with (``Net.layer1.conv``), of a forward
+            pass that of its outermost module; "" for other points.
+        target: the module itself, as its framework has it; None for other points.
+        inputs: the tensors that the module is given, in order; empty for other points.
+        outputs: at its exit the tensors that it gives; None before, and where it has raised.
+        begin, end: when the iteration began and ended, in seconds of ``time.perf_counter``; None
+            for what is not known yet.
+    """
+
+    point: Point
+    namespace: str
+    iteration: int
+    module: str = ""
+    id: str = ""
+    target: Any = None
+    inputs: Sequence[Any] = ()
+    outputs: Sequence[Any] | None = None
+    begin: float | None = None
+    end: float | None = None

@@ -1,0 +1,107 @@
+"""Shapes, element types and devices of an operator's tensors, which stay when the tensors go."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any, Literal, get_args
+
+Phase = Literal["setup", "forward", "backward", "optimizer", "other"]
+"""What an operator belongs to: to building and initialising models, to the computation of results
+and losses, to that of gradients, to the change of parameters, or to none of them: data, metrics."""
+
+PHASES: tuple[Phase, ...] = get_args(Phase)
+
+
+class TensorSpec:
+    """The shape, element type and device of a tensor; the tensor itself is not held.
+
+    Args:
+        tensor: a tensor of any framework, also a symbolic one.
+    """
+
+    __slots__ = ("_device", "_dtype", "_shape")
+
+    def __init__(self, tensor: Any) -> None:
+        # Taken as the framework has them: they are read once for each operator, and shown later.
+        self._shape = _shape_of(tensor)
+        self._dtype = getattr(tensor, "dtype", None)
+        self._device = getattr(tensor, "device", None)
+
+    def __repr__(self) -> str:
+        return f"TensorSpec({self.dtype}{self.shape})"
+
+    @property
+    def shape(self) -> tuple[int | None, ...] | None:
+        """The sizes, None for one that is not known before the run; None for an unknown rank."""
+        try:
+            return None if self._shape is None else tuple(map(_size, self._shape))
+        except (TypeError, ValueError):
+            # TensorFlow's shape of unknown rank.
+            return None
+
+    @property
+    def dtype(self) -> str:
+        """The element type without the framework's name: ``float32``; "" if it has none."""
+        name = getattr(self._dtype, "name", None) or self._dtype
+        return "" if name is None else str(name).rpartition(".")[2]
+
+    @property
+    def device(self) -> str:
+        """Where its elements are: ``cpu``, ``cuda:0``, ``gpu:0``; "" if that is not known."""
+        if self._device is None:
+            return ""
+        # TensorFlow says /job:localhost/replica:0/task:0/device:CPU:0.
+        name = str(self._device).rpartition("device:")[2].lower()
+        return name.removesuffix(":0") if name.startswith("cpu") else name
+
+    def row(self) -> dict[str, Any]:
+        """The keys of a tensor in a tool's result."""
+        shape = self.shape
+        return {
+            "shape": None if shape is None else list(shape),
+            "dtype": self.dtype,
+            "device": self.device,
+        }
+
+
+class OpTensors:
+    """What is known of the tensors of one operator, as of its first execution.
+
+    Filled as the operator runs; of a backward operator the tensors are gradients.
+
+    Attributes:
+        inputs: that of each input, None for an absent one; None before they were seen.
+        outputs: likewise.
+    """
+
+    __slots__ = ("inputs", "outputs")
+
+    def __init__(self) -> None:
+        self.inputs: tuple[TensorSpec | None, ...] | None = None
+        self.outputs: tuple[TensorSpec | None, ...] | None = None
+
+
+def specs_of(tensors: Iterable[Any]) -> tuple[TensorSpec | None, ...]:
+    """The description of each tensor; None for an absent one."""
+    return tuple([None if tensor is None else TensorSpec(tensor) for tensor in tensors])
+
+
+def _shape_of(tensor: Any) -> Any:
+    try:
+        shape = tensor.shape
+    except (AttributeError, RuntimeError, TypeError, ValueError):
+        # A nested tensor has no one shape.
+        return None
+    if isinstance(shape, tuple) and any(type(size) is not int for size in shape):
+        # A size of PyTorch's that stands for a number would keep a trace alive.
+        return tuple(map(_size, shape))
+    return shape
+
+
+def _size(size: Any) -> int | None:
+    """A size as a number; None where it is not known, or known to a tracer only."""
+    if type(size) is int:
+        return size
+    value = getattr(size, "value", size)  # a Dimension of TensorFlow 1
+    is_number = isinstance(value, int) or type(value).__module__ == "numpy"
+    return int(value) if is_number else None
