@@ -66,6 +66,10 @@ class FileError(AmandaError, OSError, ValueError):
     """
 
 
+class MappingError(AmandaError):
+    """A mapping rule cannot describe an operator, or describes it in another form than asked."""
+
+
 class ToolTypeError(AmandaError):
     """A tool raised a TypeError within an operator such as ``a + b``.
 

@@ -14,6 +14,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from amanda.tools.contraction import weight_layout
+from amanda_tensorflow.attribute_rules import RULES, permute, reshape
 
 if TYPE_CHECKING:
     from amanda.interface.context import OpContext
@@ -171,6 +172,9 @@ WEIGHTED: Mapping[str, tuple[int | None, int | None, str | None]] = {
 A letter per axis: I, O channels in and out, D, H, W space, V, E vocabulary and embedding. ``HWCM``
 is a depthwise convolution: C channels with M outputs each."""
 
+_LAYOUT_FUNCTIONS = (permute, reshape)
+"""How tensors change their layout: those of TensorFlow have no methods for it."""
+
 _TRANSPOSED = (("transpose_a", "adj_x", "a"), ("transpose_b", "adj_y", "b"))
 """Attributes of products by which the left and the right factor are transposed."""
 
@@ -260,6 +264,8 @@ def _describe(context: OpContext) -> None:
         op_type = "embedding"
         _set_weight(context, 0, None, "VE")
     context["op_type"] = op_type
+    context["attribute_rule"] = RULES.get(kind)
+    context["layout_functions"] = _LAYOUT_FUNCTIONS
     if isinstance(attributes.get("data_format"), str) and context["data_layout"] is None:
         context["data_layout"] = attributes["data_format"]
 

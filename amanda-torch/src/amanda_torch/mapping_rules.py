@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from amanda.tools.contraction import weight_layout
+from amanda_torch.attribute_rules import RULES
 
 if TYPE_CHECKING:
     from amanda.interface.context import OpContext
@@ -129,6 +130,7 @@ def _describe(context: OpContext) -> None:
         context["bias_index"] = bias
         context["weight_layout"] = layout
     context["op_type"] = op_type
+    context["attribute_rule"] = RULES.get(op_type)
     if op_type in _DATA:
         context["data_layout"] = _DATA[op_type]
 

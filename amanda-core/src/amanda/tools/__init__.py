@@ -11,9 +11,25 @@ import importlib
 from amanda.errors import PluginError, described
 from amanda.interface.tool import Tool
 from amanda.registry import plugins
-from amanda.tools import graph_tracing, mapping, reporting, subgraph_rewriting
+from amanda.tools import (
+    canonical,
+    graph_tracing,
+    layouts,
+    mapping,
+    reporting,
+    subgraph_rewriting,
+)
 
-__all__ = ["available", "graph_tracing", "load", "mapping", "reporting", "subgraph_rewriting"]
+__all__ = [
+    "available",
+    "canonical",
+    "graph_tracing",
+    "layouts",
+    "load",
+    "mapping",
+    "reporting",
+    "subgraph_rewriting",
+]
 
 
 def available() -> dict[str, plugins.ToolEntry]:

@@ -1,0 +1,339 @@
+"""Canonical attributes of operators: one name and one form on every framework.
+
+A stride is ``stride: 2`` in PyTorch and ``strides: [1, 2, 2, 1]`` in TensorFlow; a tool that
+depends on ``MappingTool.standard()`` reads it in one way::
+
+    def analyse(self, context):
+        if context["op_type"] == "conv2d":
+            canonical.attributes(context)["stride"]     # (2, 2), on both
+
+A package adds attributes for operators of its own with a mapping rule, from
+:func:`attribute_rules`. :data:`ATTRIBUTES` is the vocabulary.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+from amanda.errors import ContextExpiredError, MappingError, TensorReleased, described
+from amanda.interface.context import OpContext
+from amanda.tools.description import op_name
+
+AttributeRule = Callable[[OpContext], Mapping[str, Any]]
+"""A function of a context that gives the canonical attributes of its operator."""
+
+RULE = "attribute_rule"
+"""The key of a context that holds its :data:`AttributeRule`; mapping rules set it."""
+
+_CONV = "kernel_size stride padding dilation groups"
+_POOL = "kernel_size stride padding ceil_mode"
+_REDUCE = "axis keepdim"
+
+_NAMED: Mapping[str, str] = {
+    "conv1d conv2d conv3d": _CONV,
+    "conv_transpose1d conv_transpose2d conv_transpose3d": f"{_CONV} output_padding",
+    "linear": "in_features out_features",
+    "matmul": "transpose_a transpose_b",
+    "einsum": "equation",
+    "max_pool1d max_pool2d max_pool3d": f"{_POOL} dilation",
+    "avg_pool1d avg_pool2d avg_pool3d": f"{_POOL} count_include_pad",
+    "adaptive_avg_pool1d adaptive_avg_pool2d adaptive_avg_pool3d": "output_size",
+    "adaptive_max_pool1d adaptive_max_pool2d adaptive_max_pool3d": "output_size",
+    "batch_norm": "eps training momentum",
+    "instance_norm": "eps training momentum",
+    "group_norm": "eps groups",
+    "layer_norm rms_norm": "eps axis",
+    "local_response_norm": "size alpha beta k",
+    "softmax log_softmax": "axis",
+    "gelu": "approximate",
+    "leaky_relu elu celu": "alpha",
+    "softplus": "beta",
+    "clamp hardtanh": "min max",
+    "glu cumsum cumprod": "axis",
+    "embedding": "num_embeddings embedding_dim",
+    "gather index_select": "axis",
+    "sum mean prod amax amin max min any all argmax argmin logsumexp": _REDUCE,
+    "std var": f"{_REDUCE} correction",
+    "norm linalg_vector_norm": f"{_REDUCE} ord",
+    "topk": "k axis largest",
+    "sort argsort": "axis descending",
+    "cat stack unbind squeeze unsqueeze flip": "axis",
+    "split": "axis sizes",
+    "reshape broadcast_to": "shape",
+    "permute": "perm",
+    "tile": "repeats",
+    "pad": "padding mode value",
+    "getitem": "index",
+    "attention": "scale causal p",
+    "dropout": "p training",
+    "cross_entropy_loss": "reduction ignore_index label_smoothing",
+    "nll_loss": "reduction ignore_index",
+    "mse_loss l1_loss kl_div binary_cross_entropy binary_cross_entropy_with_logits": "reduction",
+    "huber_loss smooth_l1_loss": "reduction beta",
+    "to": "dtype",
+    "one_hot": "depth",
+    "tril triu": "diagonal",
+    "add sub": "alpha",
+    "upsample_nearest2d upsample_bilinear2d upsample_bicubic2d": "output_size align_corners",
+}
+
+_UNNAMED = """
+    abs acos acosh arange asin asinh assert assign assign_add assign_sub atan atan2 atanh
+    bias_add bitwise_and bitwise_not bitwise_or bitwise_xor broadcast_tensors ceil clone const
+    contiguous copy cos cosh detach div empty empty_like eq erf erfc exp expm1 floor
+    floor_divide full full_like ge gt hardsigmoid hardswish identity isfinite isinf isnan le log
+    log1p log_sigmoid logical_and logical_not logical_or logical_xor lt masked_fill maximum
+    minimum mish mul ne neg no_op nonzero ones ones_like placeholder pow rand randint randn rank
+    read_variable reciprocal relu relu6 remainder round rsqrt selu shape shape_n sigmoid sign
+    silu sin sinh size softsign sqrt square squared_difference stop_gradient tan tanh tensor
+    var_handle_op variable_shape where xlogy zeros zeros_like
+"""
+
+ATTRIBUTES: Mapping[str, tuple[str, ...]] = {
+    **{kind: tuple(names.split()) for kinds, names in _NAMED.items() for kind in kinds.split()},
+    **dict.fromkeys(_UNNAMED.split(), ()),
+}
+"""The canonical types with a description, each with the names of its canonical attributes."""
+
+
+def attributes(context: OpContext) -> dict[str, Any]:
+    """The canonical attributes of the operator; of a backward operator those of the forward one.
+
+    Axes and sizes are counted as in the tensors that the operator has: those of channels-last data
+    differ from those of channels-first data. What is per place, such as ``stride``, has an item for
+    each axis of space in the order depth, height, width.
+
+    Args:
+        context: a context of a tool that depends on ``MappingTool.standard()``, while an analysis
+            of its operator runs.
+
+    Returns:
+        Names to numbers, text, True or False, None, and tuples of them. A name is missing where its
+        value is not known, such as that of a size that the graph does not tell. Empty for an
+        operator without attributes or without a rule, which :func:`has_rule` tells apart.
+
+    Raises:
+        MappingError: the operator's rule fails, or returns no mapping of names.
+    """
+    rule = context[RULE]
+    if rule is None:
+        return {}
+    where = f"rule {_name_of(rule)} for op {context.get_op_id()} ({context['op_type']})"
+    try:
+        found = rule(context)
+    except ContextExpiredError:
+        raise
+    except Exception as error:
+        raise MappingError(
+            f"{where} cannot give its canonical attributes: {type(error).__name__}: {error}; the "
+            f"operator's own attributes are {context.get_attrs()!r:.300}"
+        ) from error
+    if not isinstance(found, Mapping) or not all(isinstance(name, str) for name in found):
+        raise MappingError(
+            f"{where} must return a mapping of attribute names to values, got {described(found)}"
+        )
+    return dict(found)
+
+
+def has_rule(context: OpContext) -> bool:
+    """Whether a mapping rule gives the canonical attributes of the operator."""
+    return context[RULE] is not None
+
+
+def has_type(context: OpContext) -> bool:
+    """Whether the operator has a canonical type: one of :data:`ATTRIBUTES`, or of a rule's own."""
+    return context["op_type"] in ATTRIBUTES or has_rule(context)
+
+
+def attribute_rules(
+    rules: Mapping[str, AttributeRule | Mapping[str, Any]],
+) -> Callable[[OpContext], None]:
+    """A mapping rule that gives operators canonical attributes, in place of others' rules.
+
+    ::
+
+        MappingTool([["pytorch", attribute_rules({"shifted_conv": read_shifted_conv})]])
+
+    Args:
+        rules: by canonical type or by the framework's own name, a function of the context that
+            returns the attributes, or the attributes themselves where they are always the same.
+
+    Raises:
+        TypeError: a rule is neither a function nor a mapping.
+    """
+    parsed = {kind: _parsed(kind, rule) for kind, rule in rules.items()}
+
+    def set_attribute_rule(context: OpContext) -> None:
+        rule = parsed.get(str(context["op_type"])) or parsed.get(op_name(context.get_op()))
+        if rule is not None and context.is_forward():
+            context[RULE] = rule
+
+    return set_attribute_rule
+
+
+def _parsed(kind: str, rule: AttributeRule | Mapping[str, Any]) -> AttributeRule:
+    if isinstance(rule, Mapping):
+        return lambda context: rule
+    if not callable(rule):
+        raise TypeError(
+            f"an attribute rule is a function of a context or a mapping, got {described(rule)} "
+            f"for {kind!r}"
+        )
+    return rule
+
+
+def _name_of(rule: Any) -> str:
+    return str(getattr(rule, "__qualname__", None) or type(rule).__name__)
+
+
+# -- for rules ----------------------------------------------------------------
+
+
+def shape_of(context: OpContext, index: int) -> tuple[int | None, ...] | None:
+    """The shape of an input: None for a size that is not known, or where there is no shape."""
+    try:
+        return sizes_of(context.get_inputs()[index])
+    except (IndexError, TensorReleased):
+        return None
+
+
+def output_shape(context: OpContext) -> tuple[int | None, ...] | None:
+    """The shape of the first output; None before the operator has run."""
+    try:
+        outputs = context.get_outputs()
+        return sizes_of(outputs[0]) if outputs else None
+    except TensorReleased:
+        return None
+
+
+def sizes_of(tensor: Any) -> tuple[int | None, ...] | None:
+    """The shape of a tensor: None for a size that is not known, or where there is no shape."""
+    try:
+        shape = tuple(tensor.shape)
+    except (AttributeError, TypeError, ValueError, RuntimeError):
+        return None
+    return tuple(size if isinstance(size, int) else None for size in map(_plain_size, shape))
+
+
+def _plain_size(size: Any) -> Any:
+    try:
+        return int(size)
+    except (TypeError, ValueError, RuntimeError):
+        return None
+
+
+def per_place(value: Any, count: int) -> tuple[int, ...]:
+    """A number for each axis of space: a single one holds for all of them."""
+    items = list(value) if isinstance(value, Iterable) else [value]
+    return tuple(int(item) for item in (items * count if len(items) == 1 else items))
+
+
+def same_padding(
+    sizes: Iterable[int | None],
+    kernel: Iterable[int],
+    stride: Iterable[int],
+    dilation: Iterable[int],
+) -> tuple[tuple[int, int], ...] | None:
+    """The padding with which an output has the size of the input divided by the stride.
+
+    Args:
+        sizes: of the input along the axes of space.
+        kernel, stride, dilation: along the same axes.
+
+    Returns:
+        Before and after the data, per axis; None where a size is not known and decides.
+    """
+    found = []
+    for size, width, step, spread in zip(sizes, kernel, stride, dilation, strict=False):
+        reach = spread * (width - 1) + 1
+        if size is None and step != 1:
+            return None
+        # With a stride of 1 any size gives the same padding.
+        outputs = math.ceil(size / step) if size is not None else 0
+        total = reach - 1 if size is None else max((outputs - 1) * step + reach - size, 0)
+        found.append((total // 2, total - total // 2))
+    return tuple(found)
+
+
+def axes(value: Any, rank: int | None) -> tuple[int, ...] | None:
+    """Axes counted from the first one.
+
+    Args:
+        value: an axis or several, counted from the last one if negative; None for all.
+        rank: of the tensor; None if it is not known.
+
+    Returns:
+        The axes in order; None where they depend on an unknown rank.
+    """
+    if value is None:
+        return None if rank is None else tuple(range(rank))
+    given = [int(item) for item in (value if isinstance(value, Iterable) else [value])]
+    if rank is None and any(item < 0 for item in given):
+        return None
+    return tuple(sorted(item % rank if rank else item for item in given))
+
+
+def axis(value: Any, rank: int | None) -> int | None:
+    """One axis, counted from the first one; None where it depends on an unknown rank."""
+    found = axes(int(value), rank)
+    return found[0] if found else None
+
+
+def resolved(shape: Sequence[int], size: int | None) -> tuple[int, ...]:
+    """A shape with its -1 replaced, for a tensor of `size` elements; as it is without a size."""
+    numbers = tuple(int(item) for item in shape)
+    rest = math.prod(item for item in numbers if item != -1)
+    if -1 not in numbers or size is None or not rest:
+        return numbers
+    return tuple(size // rest if item == -1 else item for item in numbers)
+
+
+def element_count(shape: Sequence[int | None] | None) -> int | None:
+    """The number of elements of a tensor of this shape; None where a size is not known."""
+    if shape is None or any(size is None for size in shape):
+        return None
+    return math.prod(size for size in shape if size is not None)
+
+
+def known(**found: Any) -> dict[str, Any]:
+    """The attributes whose value is known: those that are not None."""
+    return {name: value for name, value in found.items() if value is not None}
+
+
+def index_items(items: Iterable[Any], shape: Sequence[int | None] | None) -> tuple[Any, ...]:
+    """An index in its canonical form, an item for each part of it.
+
+    A number for a selected position, (begin, end, step) for a slice, None for a new axis, and
+    "tensor" for a tensor of positions. Slices at the end that take everything are left out.
+
+    Args:
+        items: numbers, slices, ``...``, None, and "tensor".
+        shape: of the tensor that is indexed; None if it is not known.
+    """
+    parts = list(items)
+    taken = sum(item is not None and item is not ... for item in parts)
+    position, found, last = 0, list[Any](), 0
+    for item in parts:
+        if item is ...:
+            rest = range(max(len(shape) - taken, 0) if shape is not None else 0)
+            found += [_item(slice(None), shape, position + number) for number in rest]
+            position += len(rest)
+            continue
+        found.append(None if item is None else _item(item, shape, position))
+        takes_all = isinstance(item, slice) and found[-1] == _item(slice(None), shape, position)
+        position += item is not None
+        last = last if takes_all else len(found)
+    return tuple(found[:last])
+
+
+def _item(item: Any, shape: Sequence[int | None] | None, position: int) -> Any:
+    """One number, slice or "tensor" of an index."""
+    size = shape[position] if shape is not None and position < len(shape) else None
+    if isinstance(item, slice):
+        return item.indices(size) if size is not None else (item.start, item.stop, item.step)
+    if isinstance(item, str):
+        return item
+    number = int(item)
+    return number + size if number < 0 and size is not None else number
