@@ -105,6 +105,22 @@ def test_a_line_comes_and_goes_without_a_trace(on_terminal: Run, script: Script)
     assert seen(shown).startswith("one\ntwo\nlog: add\nlog: mul\namanda: 2 ops seen")
 
 
+def test_the_line_has_the_steps_and_their_rate(on_terminal: Run, script: Script) -> None:
+    """From the first iteration that has ended, they stand in the place of operators."""
+    loop = (
+        "for _ in range(12):\n    mg.add(a, a)\n    amanda.new_iteration()\n    time.sleep(0.1)\n"
+    )
+    shown, status = on_terminal(
+        "-t", "count", "--", str(script(f"import amanda\n{MINIGRAD}{loop}"))
+    )
+    assert status == 0
+    lines = re.findall(
+        r"amanda: 0:00, (\d+) steps, [\d.]+ (?:steps/s|s/step), tools take \d+%", shown
+    )
+    assert lines
+    assert [int(steps) for steps in lines] == sorted(int(steps) for steps in lines)
+
+
 def test_a_terminal_that_the_program_uses_is_left_to_it(on_terminal: Run, script: Script) -> None:
     """No line while the program has begun one: a progress bar, a prompt."""
     path = script(MINIGRAD + "print('50%', end='', flush=True)\ntime.sleep(1)\nprint('\\rdone')\n")

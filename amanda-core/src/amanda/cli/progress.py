@@ -79,6 +79,8 @@ class Progress:
         self._descriptor = descriptor
         self._first, self._every = first, every
         self._began = time.monotonic()
+        self._known = 0, 0.0
+        self._rate = ""
         self._stopping = threading.Event()
         self._ended = threading.Event()
 
@@ -137,14 +139,27 @@ class Progress:
             self._ended.set()
 
     def text(self) -> str:
-        """The contents of a line: the time, the operators seen so far, the share of the tools."""
+        """The contents of a line: the time, the steps and their rate, the share of the tools.
+
+        As long as no step has ended, operators stand in the place of steps.
+        """
         seconds = time.monotonic() - self._began
-        forward, backward, _ = self._scope.cache.counts()
         share = 100 * self._scope.statistics.tool_seconds / max(seconds, 1e-9)
-        return (
-            f"{_duration(seconds)}, {forward + backward:,} ops seen "
-            f"({forward:,} forward, {backward:,} backward), tools take {share:.0f}%"
-        )
+        done = self._steps() or self._ops()
+        return f"{_duration(seconds)}, {done}, tools take {share:.0f}%"
+
+    def _ops(self) -> str:
+        forward, backward, _ = self._scope.cache.counts()
+        return f"{forward + backward:,} ops seen ({forward:,} forward, {backward:,} backward)"
+
+    def _steps(self) -> str:
+        count, end = self._scope.steps.count, self._scope.steps.end
+        known, since = self._known
+        if known and known < count and since < end:
+            rate = (count - known) / (end - since)
+            self._rate = f", {rate:.3g} steps/s" if rate >= 1 else f", {1 / rate:.3g} s/step"
+        self._known = count, end
+        return f"{count:,} steps{self._rate}" if count else ""
 
 
 class TerminalProgress(Progress):
