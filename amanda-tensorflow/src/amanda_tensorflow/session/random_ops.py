@@ -35,10 +35,10 @@ def draws_from(session: Any) -> Callable[[Any], Callable[[Sequence[Any]], Any] |
         copy, given its inputs there; None for all others.
     """
     # Nodes in the user's graph live as long as that does.
-    reference = weakref.ref(session)
+    graph, reference = session.graph, weakref.ref(session)
 
     def adding(op: Any) -> Callable[[Sequence[Any]], Any] | None:
-        if not is_seeded(op) or not can_be_shared(op) or op.graph is not reference().graph:
+        if not is_seeded(op) or not can_be_shared(op) or op.graph is not graph:
             return None
         return lambda inputs: Draw(reference, op).added(inputs)
 
