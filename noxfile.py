@@ -52,6 +52,12 @@ BOUNDED = tuple(
 )
 """The tests of amanda-torch that CI makes with the newest PyTorch."""
 
+WITHOUT_GATE = tuple(
+    f"tests/torch/test_{name}.py"
+    for name in "contract ids autograd functorch fused_modules call_counts modes".split()
+)
+"""The tests of amanda-torch that CI makes without the gate, which all others use."""
+
 nox.needs_version = ">=2024.4.15"
 nox.options.default_venv_backend = "none"
 nox.options.error_on_missing_interpreters = True
@@ -63,6 +69,7 @@ nox.options.sessions = [
     "docs",
     "trackers",
     "browser",
+    "torch-mode",
     "tests",
 ]
 
@@ -168,6 +175,13 @@ def torch_gate(session: nox.Session) -> None:
     """The tests of amanda-torch with the gate; fails where the gate cannot be used."""
     os.environ["AMANDA_TORCH_INTERCEPTOR"] = "gate"
     _run(session, "-m", "pytest", "-n", "2", *(session.posargs or ["tests/torch", "tests/accel"]))
+
+
+@nox.session(name="torch-mode")
+def torch_mode(session: nox.Session) -> None:
+    """A sample of the tests of amanda-torch without the gate; arguments go to pytest instead."""
+    os.environ["AMANDA_TORCH_INTERCEPTOR"] = "mode"
+    _run(session, "-m", "pytest", "-q", "-n", "2", *(session.posargs or WITHOUT_GATE))
 
 
 def _environment(session: nox.Session, name: str, version: str) -> str:

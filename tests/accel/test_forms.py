@@ -9,15 +9,20 @@ from __future__ import annotations
 import functools
 import gc
 import operator
+import os
+import shutil
+import subprocess
 import sys
 import threading
 import weakref
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 NO_OPERATOR: Any = []
+PACKAGE = Path(__file__).parents[2] / "amanda-torch" / "accel"
 
 
 class Frame:
@@ -588,3 +593,24 @@ def test_unknown_forms_are_refused(gate: Any) -> None:
     for builtin in (vars(str)["split"], len, object()):
         with pytest.raises(ValueError, match=r"split|len|object"):
             gate.add(builtin, False)
+
+
+@pytest.mark.parametrize("mode", ["attempt", "skip", "require"])
+def test_without_a_compiler(mode: str, tmp_path: Path) -> None:
+    """Without a C compiler the package is installed without its extension; `require` fails."""
+    pytest.importorskip("setuptools")
+    source = shutil.copytree(PACKAGE, tmp_path / "source")
+    for old in source.rglob("*.so"):
+        old.unlink()
+    environment = {**os.environ, "CC": "/bin/false", "AMANDA_TORCH_ACCEL_BUILD": mode}
+    run = subprocess.run(
+        [sys.executable, "setup.py", "-q", "build", "--build-lib", str(tmp_path / "built")],
+        cwd=source,
+        env=environment,
+        capture_output=True,
+        check=False,
+    )
+    assert (run.returncode == 0) == (mode != "require")
+    if mode != "require":
+        built = {path.suffix for path in (tmp_path / "built").rglob("*.*")}
+        assert built == {".py", ".pyi", ".typed"}

@@ -308,6 +308,37 @@ def test_interceptors_can_be_switched(monkeypatch: pytest.MonkeyPatch) -> None:
     assert counts == [(3, 1)] * 4
 
 
+@needs_gate
+def test_interceptors_can_be_switched_among_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Threads that open and nest scopes while the interceptor is switched each see their own
+    operators."""
+    wrong: list[Any] = []
+    begun = threading.Barrier(3)
+
+    def work() -> None:
+        x = torch.ones(2, requires_grad=True)
+        begun.wait()
+        for _ in range(12):
+            outer, inner = Counter(), Counter()
+            with applied(outer):
+                x.exp().sum().backward()
+                with applied(inner):
+                    x.exp()
+                x.exp()
+            if (outer.ops["exp"], outer.ops["sum"], inner.ops["exp"]) != (3, 1, 1):
+                wrong.append((outer.ops, inner.ops))
+
+    threads = [threading.Thread(target=work) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    begun.wait()
+    while any(thread.is_alive() for thread in threads):
+        for name in BOTH:
+            monkeypatch.setenv(VARIABLE, name)
+    assert not wrong
+    assert not gate.extension().is_installed()
+
+
 # -- nothing is asked -------------------------------------------------------------
 
 
@@ -516,6 +547,28 @@ def test_doctor_says_which_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gate, "reason_unusable", lambda: "")
     monkeypatch.setenv(VARIABLE, "gate")
     assert driver.remarks() == ["operators are noticed by the gate, in C"]
+
+
+@needs_gate
+def test_the_gate_is_used_without_being_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where the gate works it notices the operators, unless another interceptor is asked for."""
+    monkeypatch.delenv(VARIABLE, raising=False)
+    for name, is_used in (("", True), ("auto", True), ("gate", True), ("mode", False)):
+        if name:
+            monkeypatch.setenv(VARIABLE, name)
+        with applied(Counter()):
+            assert gate.extension().is_installed() == is_used
+
+
+def test_a_package_without_its_extension_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where no C compiler was there to build the extension, the reason says how to see why."""
+
+    def load() -> None:
+        raise ImportError("No module named 'amanda_torch_accel.gate'")
+
+    package = types.SimpleNamespace(VERSION=gate.INTERFACE, load=load)
+    monkeypatch.setitem(sys.modules, "amanda_torch_accel", package)
+    assert "without a C compiler, none is built" in gate.refusal()
 
 
 def test_the_package_needs_no_extension() -> None:

@@ -33,7 +33,7 @@ from amanda_torch.eager.op_ids import Child, Frame, Labels
 from amanda_torch.operators.names import VIEW_PROPERTIES, Kind, kind_of, name_of
 from amanda_torch.plugin import TorchEagerDriver
 
-WITH_GATE = frozenset({"gate"})
+WITH_GATE = frozenset({"auto", "gate"})
 """The names of interceptors for which the gate is used, if it can be."""
 
 OLDEST_PYTHON = (3, 11)
