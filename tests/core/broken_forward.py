@@ -14,7 +14,7 @@ from typing import Any, ClassVar
 import attrs
 
 from amanda.driver import BoundCall, Dispatcher, OperatorRun, OpIds
-from amanda.inline import Counter
+from amanda.inline import Counter, Record, started_by, stopped_by
 from amanda.state import LIVE_SCOPES, STATE
 from amanda.testing.contract.inline import InlineTests
 from amanda.testing.loopback import LoopbackDriver, Tensor, no_grad, ops, tape
@@ -376,12 +376,15 @@ class IsolatesAllThreads(LoopbackDriver):
 
 class _Uncounting(Dispatcher):
     def call(self, action: Any, selected: Any) -> Any:
-        return None if isinstance(action.func, Counter) else super().call(action, selected)
+        func = action.func
+        if isinstance(func, (Counter, Record)) or started_by(func) or stopped_by(func):
+            return None
+        return super().call(action, selected)
 
 
 @fault(*(name for name in vars(InlineTests) if name.startswith("test_")))
 class CountsNoCounters(LoopbackDriver):
-    """It takes counters to be counted, and does not count them."""
+    """It takes counters to be counted, and timers to be timed, and does neither."""
 
     dispatcher_class = _Uncounting
 

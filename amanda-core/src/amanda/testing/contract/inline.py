@@ -1,12 +1,13 @@
-"""Contract rule 14: routines that a driver may run without Python count as Python does."""
+"""Contract rule 14: routines that a driver may run without Python do what Python does."""
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 import pytest
 
-from amanda.inline import Counter
+from amanda.inline import Counter, Log, Record, Timer
 from amanda.interface.context import OpContext
 from amanda.interface.driver import Capability
 from amanda.testing.contract.base import ContractTests, W, X, nothing, product, times
@@ -187,3 +188,119 @@ class InlineTests(ContractTests):
         expected = program.train()
         assert self.train(program, self.probe("mul", before=analyse), times=2) == expected
         assert counter.count == 4
+
+    # -- timers ---------------------------------------------------------------
+
+    def timed(self, timer: Timer) -> Any:
+        """An analysis that has a timer measure its operator."""
+
+        def analyse(context: OpContext) -> None:
+            context.insert_before_op(timer.start, inputs=[])
+            context.insert_after_op(timer.stop, outputs=[])
+
+        return analyse
+
+    def test_a_timer_measures_executions(self) -> None:
+        """A timer counts executions and adds up their times, which lie within those of the runs."""
+        timer, program, found = Timer(), self.multiplication(), []
+        began = time.perf_counter_ns()
+        with self.apply(self.probe("mul", before=self.timed(timer))):
+            for _ in range(3):
+                program.run()
+                found.append(timer.executions)
+        assert found == [1, 2, 3]
+        assert 0 < timer.nanoseconds < time.perf_counter_ns() - began
+
+    def test_a_timer_writes_into_its_log(self) -> None:
+        """A log has number, start, end and thread of each execution, in the order of their ends;
+        `look` is called at the first end that is due."""
+        looks: list[int] = []
+
+        class Noting(Log):
+            def look(self, now: int) -> None:
+                looks.append(now)
+                self.due = None
+
+        log = Noting(due=0)
+        timers: list[Timer] = []
+
+        def analyse(context: OpContext) -> None:
+            timers.append(Timer(log, len(timers)))
+            self.timed(timers[-1])(context)
+
+        program = self.fw.program(lambda x, w: self.fw.mul(self.fw.mul(x, w), w), X, W)
+        self.run(program, self.probe("mul", before=analyse), times=2)
+        rows = [log.numbers[at : at + 4] for at in range(0, len(log.numbers), 4)]
+        assert len(rows) == 4
+        assert {row[0] for row in rows} == set(range(len(timers)))
+        assert all(start <= end for _, start, end, _ in rows)
+        assert [row[2] for row in rows] == sorted(row[2] for row in rows)
+        assert all(isinstance(row[3], int) for row in rows)
+        assert looks == [rows[0][2]]
+        assert sum(t.nanoseconds for t in timers) == sum(row[2] - row[1] for row in rows)
+
+    def test_a_timer_beside_a_routine(self) -> None:
+        """A timer measures beside routines that change values, and the values stay theirs."""
+        timer = Timer()
+
+        def analyse(context: OpContext) -> None:
+            self.timed(timer)(context)
+            context.insert_after_op(lambda y: self.fw.scale(y, 2.0))
+
+        result = self.run(self.multiplication(), self.probe("mul", before=analyse), times=2)
+        assert (result, timer.executions) == ([times(product(X, W), 2.0)], 2)
+
+    @requires(Capability.BACKWARD)
+    def test_a_timer_of_backward_operators(self) -> None:
+        """A timer around a backward operator measures each of its executions."""
+        timer, twin = Timer(), Twins()
+
+        def analyse(context: OpContext) -> None:
+            context.insert_before_backward_op(timer.start, grad_outputs=[])
+            context.insert_after_backward_op(timer.stop, grad_inputs=[])
+
+        program = self.fw.program(lambda x, w: self.fw.relu(self.fw.mul(x, w)), X, W)
+        expected = program.train()
+        assert self.train(program, self.probe(before_backward=analyse), times=2) == expected
+        twins = self.probe(
+            before_backward=lambda c: c.insert_after_backward_op(twin.routine, grad_inputs=[])
+        )
+        assert self.train(program, twins, times=2) == expected
+        assert timer.executions == twin.called > 0
+
+    # -- records --------------------------------------------------------------
+
+    def test_a_record_of_one_form(self) -> None:
+        """A record notes the shapes of the tensors at its point once, as long as they stay."""
+        records = Record(["shape"]), Record(["shape", "nonsense"])
+
+        def analyse(context: OpContext) -> None:
+            context.insert_before_op(records[0])
+            context.insert_after_op(records[1])
+
+        self.run(self.multiplication(), self.probe("mul", before=analyse), times=3)
+        assert [record.executions for record in records] == [3, 3]
+        shapes = [((len(values), len(values[0])),) for values in (X, W)]
+        assert records[0].changes == [(0, tuple(shapes))]
+        assert records[1].changes == [(0, ((*shapes[0], None),))]
+
+    def test_a_record_of_several_forms(self) -> None:
+        """A record notes each execution whose shapes are not those of the one before it."""
+        record, program = Record(["shape"]), self.multiplication()
+        row = self.fw.program(self.fw.mul, X[:1], W[:1])
+        seen: list[Any] = []
+
+        def analyse(context: OpContext) -> None:
+            context.insert_before_op(record, inputs=[0])
+            context.insert_before_op(lambda x: seen.append(tuple(x.shape)), inputs=[0])
+
+        with self.apply(self.probe("mul", before=analyse)):
+            for one in (program, program, row, row, program):
+                one.run()
+        wide, flat = (len(X), len(X[0])), (1, len(X[0]))
+        assert sorted(seen) == sorted([wide, wide, flat, flat, wide])
+        assert record.executions == 5
+        forms = [values[0][0] for _, values in record.changes]
+        assert forms[0] == wide
+        assert flat in forms
+        assert all(one != next_one for one, next_one in zip(forms, forms[1:], strict=False))
