@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import time
 from typing import Any
 
@@ -303,4 +304,4 @@ class InlineTests(ContractTests):
         forms = [values[0][0] for _, values in record.changes]
         assert forms[0] == wide
         assert flat in forms
-        assert all(one != next_one for one, next_one in zip(forms, forms[1:], strict=False))
+        assert all(one != next_one for one, next_one in itertools.pairwise(forms))
