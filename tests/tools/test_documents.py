@@ -28,6 +28,7 @@ OWN = (
     "report",
     "stats",
     "trace",
+    "unmapped",
     "../README",
 )
 """Documents of the analysis tools, and of the package."""

@@ -31,6 +31,7 @@ def amanda_register_tools() -> Mapping[str, str]:
         "sparsity": "amanda_tools.sparsity:SparsityTool",
         "stats": "amanda_tools.stats:StatsTool",
         "trace": "amanda_tools.trace:TraceTool",
+        "unmapped": "amanda_tools.unmapped:UnmappedTool",
     }
 
 

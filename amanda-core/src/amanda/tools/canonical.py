@@ -19,7 +19,6 @@ from typing import Any
 
 from amanda.errors import ContextExpiredError, MappingError, TensorReleased, described
 from amanda.interface.context import OpContext
-from amanda.tools.description import op_name
 
 AttributeRule = Callable[[OpContext], Mapping[str, Any]]
 """A function of a context that gives the canonical attributes of its operator."""
@@ -182,6 +181,12 @@ def _parsed(kind: str, rule: AttributeRule | Mapping[str, Any]) -> AttributeRule
             f"for {kind!r}"
         )
     return rule
+
+
+def op_name(op: Any) -> str:
+    """The framework's name for an operator: its ``__name__``, or its ``type``."""
+    name = getattr(op, "__name__", None) or getattr(op, "type", None)
+    return str(name or type(op).__name__)
 
 
 def _name_of(rule: Any) -> str:

@@ -10,8 +10,13 @@ from typing import Any
 
 import attrs
 
+from amanda.errors import MappingError
 from amanda.interface.context import OpContext
 from amanda.interface.specs import OpTensors, Phase, TensorSpec
+from amanda.tools import canonical
+from amanda.tools.canonical import op_name
+
+__all__ = ["OUTSIDE", "OpDescription", "describe", "op_name", "place", "plain_attributes"]
 
 OUTSIDE = "(outside of modules)"
 """Shown in tables in the place of a module path for an operator that runs outside of modules."""
@@ -29,7 +34,8 @@ class OpDescription:
         namespace: framework, version and mode.
         forward: for a backward operator the id of its forward operator, else "".
         phase: what it belongs to, as of its first execution.
-        attributes: the forward operator's attributes, those of plain types.
+        attributes: the forward operator's canonical attributes, or the framework's own where no
+            rule gives them; those of plain types.
         tensors: shapes, element types and devices of its tensors, filled in as it first runs;
             of a backward operator, of its gradients.
     """
@@ -104,8 +110,16 @@ def describe(context: OpContext) -> OpDescription:
 
 
 def plain_attributes(context: OpContext) -> dict[str, Any]:
-    """The forward operator's attributes in types that JSON has; others are left out."""
-    found = {name: _plain(value) for name, value in context.get_attrs().items()}
+    """The canonical attributes of the forward operator, in types that JSON has.
+
+    Those that the framework gives where no rule knows the operator, or this form of it; of both,
+    values of other types are left out.
+    """
+    try:
+        given = canonical.attributes(context) if canonical.has_rule(context) else None
+    except MappingError:
+        given = None
+    found = {n: _plain(v) for n, v in (context.get_attrs() if given is None else given).items()}
     return {name: value for name, value in found.items() if value is not _OTHER}
 
 
@@ -144,9 +158,3 @@ def place(op_id: str, module: str) -> str:
     # Ids have the form `<class of the outermost module>.<module path>#<call>/<operator>:<number>`.
     outermost = op_id.partition("/")[0].partition("#")[0]
     return module or outermost or OUTSIDE
-
-
-def op_name(op: Any) -> str:
-    """The framework's name for an operator: its ``__name__``, or its ``type``."""
-    name = getattr(op, "__name__", None) or getattr(op, "type", None)
-    return str(name or type(op).__name__)
