@@ -367,3 +367,59 @@ def test_per_sample_gradients_of_expanded_weights(tool: Any) -> None:
     wanted = run()
     with applied(tool()):
         assert run() == wanted
+
+
+@pytest.mark.parametrize("differentiable", [False, True])
+def test_weights_that_compute_on_their_own_keep_their_values(differentiable: bool) -> None:
+    """What a routine returns for an ``ExpandedWeight`` is counted and not used, and what it
+    computes to get there raises nothing, at any execution."""
+
+    class Triple(amanda.Tool):
+        def __init__(self) -> None:
+            self.add_inst_for_op(self.analyse)
+
+        def analyse(self, context: amanda.OpContext) -> None:
+            if context.get_op().__name__ == "linear":
+                context.insert_before_op(lambda w: w * 3 + w.sum(), inputs=["weight"])
+                context.insert_after_backward_op(lambda *grads: None)
+
+    Triple.differentiable = differentiable
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 3), nn.ReLU(), nn.Linear(3, 2))
+
+    def run() -> Any:
+        for parameter in model.parameters():
+            parameter.grad_sample = None  # type: ignore[attr-defined]
+        call_for_per_sample_grads(model)(X[None]).sum().backward()
+        return fingerprint([parameter.grad_sample for parameter in model.parameters()])  # type: ignore[attr-defined]
+
+    vanilla = run()
+    with applied(Triple()) as scope:
+        assert [run() for _ in range(3)] == [vanilla] * 3
+    seen = scope.statistics.not_seen
+    assert seen["values that routines returned for an ExpandedWeight"] == 6
+    assert seen["gradients of the samples of an ExpandedWeight"] == 6
+
+
+def _look_at_gradients(context: amanda.OpContext) -> None:
+    context.insert_after_backward_op(lambda *_: None)
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+@pytest.mark.parametrize("act", [before(lambda x: x * 2, inputs=[0]), _look_at_gradients])
+def test_nested_tensors_with_gradients_keep_their_values(act: Any) -> None:
+    """The program runs on, where PyTorch lets nothing stand before a nested tensor in the graph of
+    gradients; a value that could not be used is counted."""
+    leaves = [torch.rand(2, 3, requires_grad=True), torch.rand(1, 3, requires_grad=True)]
+
+    def run() -> Any:
+        x = torch.nested.as_nested_tensor(leaves)
+        result = nn.functional.linear(x, torch.ones(2, 3, requires_grad=True))
+        grads = torch.autograd.grad(result.unbind()[0].sum(), leaves)
+        return fingerprint([*result.unbind(), *grads])
+
+    vanilla = run()
+    with applied(On(linear=act)) as scope:
+        assert [run() for _ in range(2)] == [vanilla] * 2
+    reason = "values that routines returned for nested tensors with gradients"
+    assert scope.statistics.not_seen[reason] == (0 if act is _look_at_gradients else 2)

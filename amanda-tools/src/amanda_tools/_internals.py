@@ -12,11 +12,31 @@ import operator
 import sys
 import weakref
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager
 from typing import Any
 
 _KEYWORD_HOOKS = ("torch.nn.modules.module", "_global_forward_hooks_with_kwargs")
 _PROFILER_ENABLED = ("torch.autograd", "_profiler_enabled")
 _GRAPH_TASK = ("torch._C", "_current_graph_task_id")
+_TRANSFORM = ("torch._C._functorch", "peek_interpreter_stack")
+_IS_WRAPPED = ("torch._C._functorch", "is_functorch_wrapped_tensor")
+_UNWRAPPED = ("torch._C._functorch", "get_unwrapped")
+_IS_STACKED = ("torch._C._functorch", "is_batchedtensor")
+_STACKED_AXIS = ("torch._C._functorch", "maybe_get_bdim")
+_NO_TRANSFORM = ("torch._functorch.pyfunctorch", "temporarily_clear_interpreter_stack")
+_NO_OVERRIDES = ("torch._C", "DisableTorchFunctionSubclass")
+_SYMBOLS = (
+    _KEYWORD_HOOKS,
+    _PROFILER_ENABLED,
+    _GRAPH_TASK,
+    _TRANSFORM,
+    _IS_WRAPPED,
+    _UNWRAPPED,
+    _IS_STACKED,
+    _STACKED_AXIS,
+    _NO_TRANSFORM,
+    _NO_OVERRIDES,
+)
 _SAVED_PREFIX = "_raw_saved_"
 
 version_of: Callable[[Any], int] = operator.attrgetter("_version")
@@ -32,7 +52,7 @@ def missing() -> list[str]:
     torch = importlib.import_module("torch")
     found = [
         f"{module}.{name}"
-        for module, name in (_KEYWORD_HOOKS, _PROFILER_ENABLED, _GRAPH_TASK)
+        for module, name in _SYMBOLS
         if not hasattr(importlib.import_module(module), name)
     ]
     tensor = torch.ones(1, requires_grad=True)
@@ -63,6 +83,77 @@ def is_in_backward() -> bool:
     module, name = _GRAPH_TASK
     current = getattr(sys.modules.get(module), name, None)
     return current is not None and current() != -1
+
+
+def transform_check() -> Callable[[], Any]:
+    """Return a function that gives None outside of the transforms of ``torch.func``.
+
+    Asked at each tensor that is read; without the symbol the answer is always None.
+    """
+    module, name = _TRANSFORM
+    found: Callable[[], Any] = getattr(importlib.import_module(module), name, lambda: None)
+    return found
+
+
+def below_transforms(tensor: Any) -> tuple[Any, int]:
+    """Return the tensor inside of the wrappers that ``torch.func`` has put around one.
+
+    The numbers of a wrapped tensor cannot be read, and nothing public gives what is inside (2.13).
+    To be called within :func:`no_transforms`.
+
+    Returns:
+        The tensor, and the number of its first axes that ``torch.vmap`` maps over: those the
+        wrapped tensor does not have.
+    """
+    functorch = importlib.import_module(_IS_WRAPPED[0])
+    axes = []
+    while functorch.is_functorch_wrapped_tensor(tensor):
+        if functorch.is_batchedtensor(tensor):
+            axes.append(functorch.maybe_get_bdim(tensor))
+        tensor = functorch.get_unwrapped(tensor)
+    for moved, axis in enumerate(reversed(axes)):
+        tensor = tensor.movedim(axis + moved, 0)
+    return tensor, len(axes)
+
+
+def is_stacked(tensor: Any) -> bool:
+    """True if ``torch.vmap`` maps over an axis of what is inside of a tensor."""
+    functorch = importlib.import_module(_IS_WRAPPED[0])
+    while functorch.is_functorch_wrapped_tensor(tensor):
+        if functorch.is_batchedtensor(tensor):
+            return True
+        tensor = functorch.get_unwrapped(tensor)
+    return False
+
+
+def no_transforms() -> AbstractContextManager[Any]:
+    """Within it ``torch.func`` wraps nothing.
+
+    Within a transform the copy of a plain tensor is a wrapped one (2.13).
+    """
+    module, name = _NO_TRANSFORM
+    found: AbstractContextManager[Any] = getattr(importlib.import_module(module), name)()
+    return found
+
+
+def no_overrides() -> AbstractContextManager[Any]:
+    """Within it no ``__torch_function__`` of a tensor's class is asked."""
+    module, name = _NO_OVERRIDES
+    found: AbstractContextManager[Any] = getattr(importlib.import_module(module), name)()
+    return found
+
+
+def takes_no_arithmetic(cls: type) -> bool:
+    """True for PyTorch's own classes that stand for a computation, and hold no values to change.
+
+    ``ExpandedWeight`` computes the gradients of the samples for ``call_for_per_sample_grads``, and
+    raises for nearly every function; ``CausalBias`` is a mask by its attributes, which the results
+    of arithmetic lack (2.13).
+    """
+    module = cls.__module__
+    return module.startswith("torch.nn.utils._expanded_weights.") or (
+        module == "torch.nn.attention.bias"
+    )
 
 
 def forget_keyword_hooks(hook_ids: Iterable[int]) -> None:

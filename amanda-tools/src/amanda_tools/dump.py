@@ -142,7 +142,7 @@ class DumpTool(WatchingTool[DumpOptions]):
         if stored is None or stored.nbytes > remaining:
             self.dropped += 1
             return
-        shape = [int(size) for size in tensor.shape]
+        shape = [int(size) for size in stored.shape]
         key = f"{routine.op.id} {name} {routine.step}"
         if key in self._waiting:
             # The operator's counters began anew, as they do in a second scope.

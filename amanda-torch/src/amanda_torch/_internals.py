@@ -183,12 +183,26 @@ def overrides(value: Any) -> bool:
     return isinstance(value, (list, tuple)) and any(map(overrides, value))
 
 
-def _takes_few(value: Any) -> bool:
+def takes_few(value: Any) -> bool:
     """Whether a tensor's class raises for nearly every function, reads included.
 
     That of ``ExpandedWeight`` does (2.13), which PyTorch imports for gradients of samples only.
     """
     return type(value).__module__.startswith("torch.nn.utils._expanded_weights.")
+
+
+def takes_no_identity(value: Any) -> bool:
+    """Whether no ``autograd.Function`` of the driver's may stand before a tensor.
+
+    The class of one that overrides operators would not find it behind. For nested tensors of the
+    strided layout PyTorch raises in every ``autograd.Function`` (2.13).
+    """
+    return overrides(value) or is_strided_nested(value)
+
+
+def is_strided_nested(value: Any) -> bool:
+    """Whether a value is a nested tensor of the older of the two layouts."""
+    return isinstance(value, torch.Tensor) and value.is_nested and value.layout is torch.strided
 
 
 class _Reading(threading.local):
@@ -217,7 +231,7 @@ class reading:  # noqa: N801 - reads as a statement
         overriding = list(filter(overrides, values))
         is_needed = bool(overriding) and _overrides_are_on()
         self._guard = _without_overrides() if is_needed else None
-        self._is_refused = is_needed and any(map(_takes_few, overriding))
+        self._is_refused = is_needed and any(map(takes_few, overriding))
 
     def __enter__(self) -> None:
         if self._guard is not None:
@@ -235,8 +249,8 @@ class running:  # noqa: N801 - reads as a statement
     """Within it, code of the program or of a tool runs; it undoes :class:`reading`.
 
     Args:
-        only_reads: whether the code only looks at tensors: it goes on reading those whose class
-            takes few functions and would raise.
+        only_reads: whether the code runs no operator in the place of the program's: it goes on
+            reading tensors whose class takes few functions and would raise (:func:`takes_few`).
     """
 
     __slots__ = ("_guard", "_only_reads")

@@ -25,7 +25,7 @@ from amanda.engine.plan import ActionPlan
 from amanda.engine.records import OpRecord
 from amanda.errors import InPlaceWarning
 from amanda.inline import Counter, is_counter
-from amanda.interface.action import Action, InstPoint, Owner
+from amanda.interface.action import Action, ActionKind, InstPoint, Owner
 from amanda.interface.calls import OpCall
 from amanda.state import ATTACHED, STATE, TOOL_LOCK, LiveScope
 from amanda_torch import _internals
@@ -35,6 +35,7 @@ _acquire = TOOL_LOCK.acquire
 _release = TOOL_LOCK.release
 _is_owned = TOOL_LOCK.is_owned
 _PENDING: Any = object()
+_REPLACEMENTS = frozenset({ActionKind.REPLACE_OP, ActionKind.REPLACE_BACKWARD_OP})
 _attached = ATTACHED
 _clock = time.perf_counter
 _is_grad_enabled = torch.is_grad_enabled
@@ -377,8 +378,7 @@ class RoutineCall:
         self._versions = _internals.versions_of(self._selected)
 
     def __enter__(self) -> None:
-        only_reads = getattr(self._action.tool, "only_watches", False)
-        self._running = _internals.running(only_reads)
+        self._running = _internals.running(self._action.kind not in _REPLACEMENTS)
         self._running.__enter__()
         if not self._isolated:
             return

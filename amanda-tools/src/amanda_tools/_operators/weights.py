@@ -114,8 +114,13 @@ def weight_of(context: OpContext) -> Weight:
     value = context.get_value(index)
     if value is None:
         raise Untreatable("its weight is no parameter: the program computes it")
-    if not arithmetic_of(value).is_floating(value):
+    arithmetic = arithmetic_of(value)
+    if not arithmetic.is_floating(value):
         raise Untreatable(f"its weight is of type {value.dtype}")
+    if reason := arithmetic.refusal(value):
+        raise Untreatable(f"its weight {reason}")
+    if arithmetic.is_stacked(value):
+        raise Untreatable("its weight is another one for each sample of torch.vmap")
     if len(value.shape) != len(layout):
         raise Untreatable(f"its weight has {len(value.shape)} axes, and not the layout {layout}")
     groups = int(context.get_attrs().get("groups") or 1)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -61,6 +62,8 @@ class AttentionPruning:
             return
         if context.get_input_names()[:4] != _FUSED:
             raise Untreatable("its attention weights are not accessible: projections are fused in")
+        if reason := _refusal(context.get_inputs()):
+            raise Untreatable(f"one of its inputs {reason}")
         attributes = context.get_attrs()
         if attributes.get("is_causal"):
             raise Untreatable(CAUSAL)
@@ -76,6 +79,8 @@ class AttentionPruning:
     def _fused(self, *inputs: Any, operator: Any, scale: float | None, op_id: str) -> Any:
         """Replacement routine: the attention with a mask that hides more keys."""
         query, key, value, mask = inputs[:4]
+        if _refusal(inputs):
+            return operator(*inputs)
         arithmetic = arithmetic_of(query)
         query, key = arithmetic.stop_gradient(query), arithmetic.stop_gradient(key)
         weights = attention_weights(arithmetic, query, key, mask, scale)
@@ -90,6 +95,8 @@ class AttentionPruning:
     def _without_blocks(self, weights: Any, op_id: str) -> Any:
         """Instrumentation routine: set the attention weights of blocks to zero."""
         arithmetic = arithmetic_of(weights)
+        if arithmetic.refusal(weights):
+            return None
         if self._is_causal(arithmetic, weights, op_id):
             return None
         kept = self._kept(arithmetic, arithmetic.stop_gradient(weights))
@@ -108,7 +115,8 @@ class AttentionPruning:
             later = arithmetic.constant(np.triu(np.ones((queries, keys)), 1), weights)
             rank = len(shape_of(weights))
             total = arithmetic.sum(arithmetic.stop_gradient(weights) * later, list(range(rank)))
-            if float(arithmetic.wide_numpy(total)) == 0:
+            # Under torch.vmap there is one for each sample.
+            if not arithmetic.wide_numpy(total).any():
                 self.causal.add(op_id)
         return op_id in self.causal
 
@@ -132,6 +140,12 @@ class AttentionPruning:
             chosen = arithmetic.top_mask(by_block, count)
             kept = arithmetic.matmul(chosen, arithmetic.constant(members.T, weights))
         return arithmetic.reshape(kept, [-1, *[1] * (rank - 2), keys])
+
+
+def _refusal(tensors: Sequence[Any]) -> str:
+    """Return why tools cannot compute with one of these tensors, "" if they can with all."""
+    reasons = (arithmetic_of(tensor).refusal(tensor) for tensor in tensors if tensor is not None)
+    return next(filter(None, reasons), "")
 
 
 def attention_weights(
@@ -170,6 +184,8 @@ def check_softmax(context: OpContext) -> None:
         Untreatable: it does not.
     """
     scores = context.get_inputs()[0]
+    if reason := arithmetic_of(scores).refusal(scores):
+        raise Untreatable(f"its input {reason}")
     attributes = context.get_attrs()
     rank = rank_of(scores)
     axis = attributes.get("dim", attributes.get("axis"))

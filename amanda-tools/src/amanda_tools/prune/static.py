@@ -211,6 +211,10 @@ class StaticPruning:
 
     def _masked_by_schedule(self, value: Any, pruned: PrunedWeight, op_id: str) -> Any:
         """Instrumentation routine: put the weight under the mask of this step."""
+        arithmetic = arithmetic_of(value)
+        if arithmetic.refusal(value) or arithmetic.is_stacked(value):
+            # It is another one than the analysis has seen.
+            return None
         if pruned.due is not None and pruned.step >= max(pruned.due, self._schedule.start):
             if self._global is None:
                 self._make(pruned, value)

@@ -114,9 +114,9 @@ class Quantizer:
     # -- routines ---------------------------------------------------------
 
     def __call__(self, tensor: Any) -> Any:
-        """Return the rounded tensor; None while it is only observed, or if it holds no floats."""
+        """Return the rounded tensor; None while it is only observed, or if it cannot be."""
         arithmetic = arithmetic_of(tensor)
-        if not arithmetic.is_floating(tensor):
+        if not arithmetic.is_floating(tensor) or arithmetic.refusal(tensor):
             return None
         self.prepare(tensor)
         if self.remaining:

@@ -143,6 +143,8 @@ class QuantizeTool(PrintingTool[QuantizeOptions]):
         """Replacement routine: run the operator on rounded inputs; its gradient trains the
         ranges."""
         places = [quantizer.index for quantizer in quantizers]
+        if any(arithmetic_of(inputs[place]).refusal(inputs[place]) for place in places):
+            return operator(*inputs)
         for quantizer in quantizers:
             quantizer.prepare(inputs[quantizer.index])
         variables = [value for quantizer in quantizers for value in quantizer.learned.values()]
@@ -182,11 +184,15 @@ class QuantizeTool(PrintingTool[QuantizeOptions]):
         """
         inputs = context.get_inputs()
         weight = self._weight(context, op)
-        found = []
+        found, reason = [], ""
         for index in data_inputs(context, op, weight):
             value = inputs[index]
             is_rounded = value is not None and arithmetic_of(value).is_floating(value)
             if is_rounded and self.options.activation_bits:
+                refusal = arithmetic_of(value).refusal(value)
+                if refusal:
+                    reason = reason or f"its input {refusal}"
+                    continue
                 found.append(Quantizer.of_activation(self.options, index))
         if weight is not None and self.options.weight_bits:
             # TensorFlow's depthwise convolutions have C and M in place of O; embeddings have no O
@@ -194,7 +200,7 @@ class QuantizeTool(PrintingTool[QuantizeOptions]):
             axes = weight.axes("OB") or weight.axes("C")
             found.append(Quantizer.of_weight(self.options, weight.index, weight.value, axes))
         if not found:
-            raise Untreatable("it has no input of floating point numbers that is rounded")
+            raise Untreatable(reason or "it has no input of floating point numbers that is rounded")
         return found
 
     def _weight(self, context: OpContext, op: OpDescription) -> Weight | None:

@@ -17,7 +17,7 @@ import torch
 
 from amanda import OpContext
 from amanda.tools.description import describe, op_name
-from amanda_tools._internals import version_of
+from amanda_tools._internals import no_overrides, version_of
 from amanda_tools._operators.saved_tensors import HOOKED, saved_items
 from amanda_tools._timelines.memory import synchronize
 from amanda_tools.remat.measurement import MeasuredOp, Measurement
@@ -59,6 +59,11 @@ class TorchMeasurement(Measurement):
         self._before: dict[str, Before] = {}
 
     def before(self, context: OpContext) -> None:
+        # Tensors of a class of its own are read here, and never computed with.
+        with no_overrides():
+            self._note(context)
+
+    def _note(self, context: OpContext) -> None:
         given = [t for t in context.get_inputs() if t is not None and not t.is_inference()]
         versions = [(weakref.ref(tensor), version_of(tensor)) for tensor in given]
         target, writes = None, op_name(context.get_op()).endswith("_")
@@ -78,6 +83,10 @@ class TorchMeasurement(Measurement):
         return not is_registered or str(func).startswith("aten.")
 
     def after(self, context: OpContext, reason: str) -> bool:
+        with no_overrides():
+            return self._measure(context, reason)
+
+    def _measure(self, context: OpContext, reason: str) -> bool:
         before = self._before.pop(context.get_op_id())
         step = MeasuredOp(describe(context))
         outputs = [tensor for tensor in context.get_outputs() or () if tensor is not None]

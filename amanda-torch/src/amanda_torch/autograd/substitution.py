@@ -16,6 +16,24 @@ from amanda_torch.autograd.functions import (
 )
 
 
+def reason_to_keep(old: Any, action: Action) -> str:
+    """Why a tensor stays, whatever a routine returns in its place, for the count of what is not
+    seen; "" if another one may take its place.
+
+    Args:
+        old: None where the routine supplies a tensor that was absent.
+    """
+    if type(old) in _internals.PLAIN and not (old is not None and old.is_nested):
+        return ""
+    if _internals.takes_few(old):
+        # It does more than to hold a value: the gradients of the samples leave by it.
+        return f"values that routines returned for an {type(old).__name__}"
+    passes_gradient = torch.is_grad_enabled() and not action.differentiable
+    if passes_gradient and _internals.is_strided_nested(old) and old.requires_grad:
+        return "values that routines returned for nested tensors with gradients"
+    return ""
+
+
 def substitute(old: Any, new: torch.Tensor, action: Action) -> torch.Tensor:
     """The tensor to use where a routine returned `new` for `old` (contract rule 7).
 

@@ -21,7 +21,7 @@ from amanda.patching import PatchSet
 from amanda.registry.proofs import is_proving
 from amanda.state import LIVE_SCOPES, WeakMembers
 from amanda_torch import _internals
-from amanda_torch.autograd.substitution import substitute
+from amanda_torch.autograd.substitution import reason_to_keep, substitute
 from amanda_torch.driver import LoadedDriver
 from amanda_torch.eager import functions, gate, proofs
 from amanda_torch.eager.checkpoints import Checkpoints
@@ -170,6 +170,9 @@ class InterceptingDriver(LoadedDriver, TorchEagerDriver):
 
     def substitute(self, old: Any, new: Any, action: Action) -> Any:
         """See :func:`amanda_torch.autograd.substitution.substitute`."""
+        if reason := reason_to_keep(old, action):
+            self.dispatcher.not_seen(reason)
+            return old
         return substitute(old, new, action)
 
     # -- patches ----------------------------------------------------------

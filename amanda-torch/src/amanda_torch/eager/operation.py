@@ -54,6 +54,8 @@ _VIEWS = frozenset(
 )
 """Operators whose result may alias an input: an identity on the input would cut the two apart."""
 
+_OVERRIDING = "tensors that override PyTorch's operators"
+
 _SEVERAL_VIEWS = frozenset({"tensor_split", "hsplit", "vsplit", "dsplit"})
 """Views whose outputs have a node each, so that several nodes produce the input's gradient."""
 
@@ -111,7 +113,7 @@ class Operation:
         self.in_place = is_in_place(name, call.kwargs)
         self.aliases = self.in_place or base_name(name) in _VIEWS
         self.records_gradients = torch.is_grad_enabled() and not _internals.in_functorch()
-        self._overrides = any(map(_internals.overrides, call.inputs))
+        self._takes_no_identity = any(map(_internals.takes_no_identity, call.inputs))
         self.is_function = plan.replace is None and is_function_call(call.func)
         self.start = _internals.sequence_number()
 
@@ -124,8 +126,9 @@ class Operation:
             self._edges = [edge_of(value) for value in values]
             self._call.edges = [edge_of(value) for value in self._call.inputs]
         # Tensors whose class overrides operators stay what they are: no identity comes before.
-        routines = () if self._overrides else plan.after_backward
-        on_inputs = self.records_gradients and (routines or plan.replace_backward)
+        routines = () if self._takes_no_identity else plan.after_backward
+        is_replaced = plan.replace_backward is not None and not self._is_nested(values)
+        on_inputs = self.records_gradients and (routines or is_replaced)
         if self.is_function:
             result = self._run_function(values)
         elif on_inputs and self._is_view_in_place(values) and not plan.replace_backward:
@@ -224,6 +227,11 @@ class Operation:
             return bool(values[0].dim() == dimensions) and not isinstance(padding, str)
         return name in _ONE_NODE or _internals.is_one_node(base_name(name))
 
+    def _is_nested(self, values: Sequence[Any]) -> bool:
+        """Whether no ``autograd.Function`` takes the values, or the caller's tensors."""
+        tensors = (*values, *self._call.inputs)
+        return self._takes_no_identity and any(map(_internals.is_strided_nested, tensors))
+
     def _is_view_in_place(self, values: list[Any]) -> bool:
         """Whether the operator writes into a view (and not into an ``out=`` tensor)."""
         return (
@@ -280,10 +288,13 @@ class Operation:
         edges = self._edges or [edge_of(value) for value in self._values]
         outputs = tensors_of(result)
         whole, values = self._whole, self._values
+        if self._takes_no_identity and any(map(_internals.takes_few, self._call.inputs)):
+            # They leave the operator sample by sample, past autograd: routines get None.
+            self._dispatcher.not_seen("gradients of the samples of an ExpandedWeight")
         if not hook_input_edges(whole, late, edges, outputs, self.start, values):
-            if self._overrides:
-                # The class would not find its tensors behind an identity.
-                self._dispatcher.not_seen("gradients of tensors that override PyTorch's operators")
+            if self._takes_no_identity:
+                of = "nested tensors" if self._is_nested(values) else _OVERRIDING
+                self._dispatcher.not_seen(f"gradients of {of}")
                 return
             raise CapabilityError(
                 f"the input gradients of op {plan.op_id} leave it through several autograd nodes: "

@@ -57,6 +57,17 @@ class TensorReader(abc.ABC):
         """True for handles of variables, iterators and lists, which hold no elements themselves."""
         return False
 
+    def refusal(self, tensor: Any) -> str:
+        """Why tools cannot compute with a tensor, as the end of "its weight ..."; "" if they can.
+
+        Nested tensors, and classes that compute on their own, such as a quantized weight.
+        """
+        return ""
+
+    def is_stacked(self, tensor: Any) -> bool:
+        """True if :meth:`numpy` gives the values of many samples, along a first axis of its own."""
+        return False
+
     @abc.abstractmethod
     def numpy(self, tensor: Any) -> Array:
         """Copy to NumPy in the type of the same name; float32 for types that NumPy lacks."""

@@ -2,16 +2,112 @@
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import math
-from collections.abc import Sequence
+import sys
+import weakref
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
 import torch
 
+from amanda_tools import _internals
 from amanda_tools._values.tensors import Arithmetic, Array
 
 _NUMPY_FLOATS = (torch.float64, torch.float32, torch.float16)
+
+_OWN = frozenset({torch.Tensor, torch.nn.Parameter, torch.nn.Buffer})
+"""The classes whose tensors hold their numbers, and compute as PyTorch does."""
+
+_transform = _internals.transform_check()
+
+
+def _holds_numbers(tensor: Any) -> bool:
+    return not (
+        tensor.is_meta
+        or tensor.is_nested
+        or tensor.is_quantized
+        or tensor.layout is not torch.strided
+    )
+
+
+def _plain(tensor: Any) -> Any:
+    """The tensor of PyTorch's own class that holds the numbers of one of any class.
+
+    Of a tensor that is spread over processes it is the part of this one. None for a class that
+    keeps its numbers in its own way: PyTorch cannot read those as an array.
+    """
+    tensor, samples = _internals.below_transforms(tensor)
+    if samples:
+        return tensor.flatten(0, samples if tensor.dim() > samples else samples - 1)
+    if type(tensor) in _OWN:
+        return tensor
+    if _is_distributed(tensor):
+        tensor = tensor.detach().to_local()
+        # A collective operation may be under way in it.
+        return tensor if type(tensor) in _OWN else getattr(tensor, "wait", lambda: None)()
+    if type(tensor).__torch_dispatch__ is not torch.Tensor.__torch_dispatch__:
+        return None
+    with _internals.no_overrides():
+        return tensor.detach()
+
+
+def _is_distributed(tensor: Any) -> bool:
+    distributed = sys.modules.get("torch.distributed.tensor")
+    return distributed is not None and isinstance(tensor, distributed.DTensor)
+
+
+def _outside() -> contextlib.AbstractContextManager[Any]:
+    """Within it plain tensors are made and read, also within a transform of ``torch.func``."""
+    return contextlib.nullcontext() if _transform() is None else _internals.no_transforms()
+
+
+@contextlib.contextmanager
+def _seen(tensor: Any) -> Iterator[Any]:
+    """Give the plain tensor behind one within transforms, or of a class of its own; or None."""
+    with _outside(), torch.no_grad():
+        yield _plain(tensor)
+
+
+Method = Callable[["TorchArithmetic", Any], Any]
+
+
+def _reads(unread: Any) -> Callable[[Method], Method]:
+    """Let a method that reads a tensor read the plain one behind it, if it is not plain itself.
+
+    Args:
+        unread: what it returns where there is none.
+    """
+
+    def decorated(method: Method) -> Method:
+        @functools.wraps(method)
+        def read(self: TorchArithmetic, tensor: Any) -> Any:
+            if type(tensor) in _OWN and _transform() is None:
+                return method(self, tensor)
+            with _seen(tensor) as plain:
+                return unread if plain is None else method(self, plain)
+
+        return read
+
+    return decorated
+
+
+_COMPUTING: weakref.WeakKeyDictionary[type, bool] = weakref.WeakKeyDictionary()
+"""Whether the classes that override PyTorch's functions take a product."""
+
+
+def _computes(tensor: Any) -> bool:
+    cls = type(tensor)
+    if cls not in _COMPUTING:
+        try:
+            with torch.no_grad():
+                found = isinstance(tensor * 1, torch.Tensor)
+        except Exception:  # the class may raise anything
+            found = False
+        _COMPUTING[cls] = found and not _internals.takes_no_arithmetic(cls)
+    return _COMPUTING[cls]
 
 
 class _TrainInBackward(torch.autograd.Function):
@@ -40,20 +136,35 @@ class TorchArithmetic(Arithmetic):
     # -- reading ----------------------------------------------------------
 
     def is_floating(self, tensor: Any) -> bool:
-        return bool(tensor.is_floating_point())
+        if type(tensor) in _OWN:
+            return bool(tensor.is_floating_point())
+        with _internals.no_overrides():
+            return bool(tensor.is_floating_point())
 
+    @_reads(False)
     def is_readable(self, tensor: Any) -> bool:
-        return not (
-            tensor.is_meta
-            or tensor.is_nested
-            or tensor.is_quantized
-            or tensor.layout is not torch.strided
-        )
+        return _holds_numbers(tensor)
 
+    def refusal(self, tensor: Any) -> str:
+        cls = type(tensor)
+        if cls in _OWN:
+            return "" if _holds_numbers(tensor) else f"is a tensor {_how_stored(tensor)}"
+        if _is_distributed(tensor):
+            return "is spread over processes, and this one has a part of it"
+        if cls.__torch_dispatch__ is not torch.Tensor.__torch_dispatch__ or not _computes(tensor):
+            return f"is of the class {cls.__name__}, which computes on its own"
+        return ""
+
+    def is_stacked(self, tensor: Any) -> bool:
+        return _transform() is not None and _internals.is_stacked(tensor)
+
+    @_reads(True)
     def is_finite(self, tensor: Any) -> bool:
         return bool(torch.isfinite(tensor).all())
 
     def is_clean(self, tensor: Any) -> bool:
+        if type(tensor) not in _OWN or _transform() is not None:
+            return super().is_clean(tensor)
         # One kernel and one number to the CPU. The sum of finite numbers may overflow: only a
         # finite sum is an answer.
         try:
@@ -64,23 +175,27 @@ class TorchArithmetic(Arithmetic):
             pass
         return super().is_clean(tensor)
 
+    @_reads(False)
     def has_nan(self, tensor: Any) -> bool:
         return bool(torch.isnan(tensor).any())
 
     def shape(self, tensor: Any) -> list[int]:
-        # A nested tensor of the strided layout raises when it is asked for its shape.
+        # A nested tensor of the strided layout raises when it is asked for its shape, and that of
+        # the jagged one has a size that is no number.
         return [] if tensor.is_nested else super().shape(tensor)
 
     def dtype(self, tensor: Any) -> str:
         return str(tensor.dtype).removeprefix("torch.")
 
     def numpy(self, tensor: Any) -> Array:
-        tensor = tensor.detach().cpu()
-        if tensor.is_floating_point() and tensor.dtype not in _NUMPY_FLOATS:
-            tensor = tensor.float()
-        array: Array = tensor.resolve_conj().resolve_neg().numpy().copy()
-        return array
+        if type(tensor) in _OWN and _transform() is None:
+            return _array(tensor)
+        with _seen(tensor) as plain:
+            if plain is None:
+                raise TypeError(f"the numbers of a {type(tensor).__name__} cannot be read")
+            return _array(plain)
 
+    @_reads(None)
     def storable(self, tensor: Any) -> Any:
         tensor = tensor.detach().resolve_conj().resolve_neg()
         return torch.empty(tensor.shape, dtype=tensor.dtype).copy_(tensor)
@@ -91,41 +206,56 @@ class TorchArithmetic(Arithmetic):
     # -- bits -------------------------------------------------------------
 
     def bits(self, tensor: Any, positions: Array) -> Array:
-        return _as_integers(tensor.detach()[_indices(tensor, positions)].reshape(-1))
+        if reason := self.refusal(tensor):
+            raise TypeError(f"a tensor that {reason}")
+        if self.is_stacked(tensor):
+            raise TypeError("a tensor of torch.vmap, which stands for many samples")
+        if type(tensor) in _OWN and _transform() is None:
+            return _as_integers(tensor.detach()[_indices(tensor, positions)].reshape(-1))
+        with _seen(tensor) as plain:
+            return _as_integers(plain[_indices(plain, positions)].reshape(-1))
 
     def with_bits(self, tensor: Any, positions: Array, bits: Array) -> Any:
         # A clone keeps the order in memory, on which the last bits of later products depend.
         new = tensor.detach().clone()
-        elements = _from_integers(bits, tensor).to(tensor.device)
+        with _outside():
+            elements = _from_integers(bits, tensor).to(tensor.device)
         new[_indices(tensor, positions)] = elements if new.dim() else elements[0]
         return new
 
     def to_bits(self, values: Array, like: Any) -> Array:
-        return _as_integers(torch.tensor(values).to(like.dtype))
+        with _outside():
+            return _as_integers(torch.tensor(values).to(like.dtype))
 
     def from_bits(self, bits: Array, like: Any) -> Array:
-        return np.asarray(_from_integers(bits, like).double().numpy())
+        with _outside():
+            return np.asarray(_from_integers(bits, like).double().numpy())
 
     # -- constants and variables ------------------------------------------
 
     def constant(self, array: Array, like: Any) -> Any:
-        return torch.tensor(array, dtype=like.dtype, device=like.device)
+        # Tensors made within a transform are wrapped, and of no use after it.
+        with _outside():
+            return torch.tensor(array, dtype=like.dtype, device=like.device)
 
     def cast_like(self, constant: Any, like: Any) -> Any:
         return constant.to(device=like.device, dtype=like.dtype)
 
     def variable(self, array: Array, like: Any) -> Any:
-        # A tensor made in inference mode cannot be trained later.
-        with torch.inference_mode(False):
+        # A tensor made in inference mode cannot be trained later, nor can one of a transform.
+        with torch.inference_mode(False), _outside():
             return self.constant(array, like).requires_grad_()
 
     def assign(self, target: Any, array: Array) -> None:
-        with torch.no_grad():
+        with torch.no_grad(), _outside():
             target.copy_(self.constant(array, target))
 
     def train_in_backward(
         self, tensors: Sequence[Any], variables: Sequence[Any], rate: float
     ) -> tuple[list[Any], list[Any]]:
+        if _transform() is not None:
+            # torch.func runs no backward pass: the values stay as they are.
+            return list(tensors), [variable.detach() for variable in variables]
         apply: Any = _TrainInBackward.apply
         found = apply(rate, list(variables), *tensors)
         return list(found[: len(tensors)]), list(found[len(tensors) :])
@@ -183,6 +313,25 @@ class TorchArithmetic(Arithmetic):
     def top_mask(self, scores: Any, count: int) -> Any:
         order = scores.detach().argsort(dim=-1, descending=True, stable=True)
         return (order.argsort(-1) < count).to(scores.dtype)
+
+
+def _array(tensor: Any) -> Array:
+    tensor = tensor.detach().cpu()
+    if tensor.is_floating_point() and tensor.dtype not in _NUMPY_FLOATS:
+        tensor = tensor.float()
+    # A copy before numpy(), after which PyTorch refuses to resize the tensor's memory (2.13): that
+    # is how FSDP2 frees parameters.
+    copy = tensor.resolve_conj().resolve_neg().clone(memory_format=torch.contiguous_format)
+    array: Array = copy.numpy()
+    return array
+
+
+def _how_stored(tensor: Any) -> str:
+    if tensor.is_meta:
+        return "without data"
+    if tensor.is_nested:
+        return "of several shapes (nested)"
+    return "of quantized numbers" if tensor.is_quantized else f"of the layout {tensor.layout}"
 
 
 def _indices(tensor: Any, positions: Array) -> Any:

@@ -1,0 +1,319 @@
+"""The tools on tensors that are no plain ones: in transforms, nested, of a class of their own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F  # noqa: N812
+from torch import nn
+from torch.nn.attention.bias import causal_lower_right
+from torch.nn.utils._per_sample_grad import call_for_per_sample_grads
+
+import amanda
+from amanda_tools._values.tensors import reader_of
+from amanda_tools.dump import DumpTool
+from amanda_tools.inject import InjectTool
+from amanda_tools.nan import NanTool
+from amanda_tools.prune import PruneTool
+from amanda_tools.quantize import QuantizeTool
+from amanda_tools.remat import RematTool
+from amanda_tools.sparsity import SparsityTool
+from amanda_tools.stats import StatsTool
+
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors"),
+    pytest.mark.filterwarnings("ignore:The PyTorch API of MaskedTensors"),
+    pytest.mark.filterwarnings("ignore:actions on the gradients of operators do nothing"),
+    # PyTorch's own modules of distributed tensors and of masked ones.
+    pytest.mark.filterwarnings("ignore::DeprecationWarning"),
+]
+
+X = torch.arange(1.0, 65.0).reshape(4, 16) / 64
+
+
+def _model() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(16, 16), nn.ReLU(), nn.Linear(16, 8))
+
+
+class Wrapped(torch.Tensor):
+    """Holds a tensor, and computes a few operators on it, as quantized weights do."""
+
+    inner: torch.Tensor
+
+    @staticmethod
+    def __new__(cls, inner: torch.Tensor) -> Any:
+        return torch.Tensor._make_wrapper_subclass(cls, inner.shape, dtype=inner.dtype)  # noqa: SLF001
+
+    def __init__(self, inner: torch.Tensor) -> None:
+        self.inner = inner
+
+    @classmethod
+    def __torch_dispatch__(cls, func: Any, _: Any, args: Any = (), kwargs: Any = None) -> Any:
+        aten = torch.ops.aten
+        same = func in (aten.detach.default, aten.t.default)
+        if not same and func not in (aten.mm.default, aten.addmm.default):
+            raise NotImplementedError(str(func))
+        found = func(*(arg.inner if isinstance(arg, cls) else arg for arg in args))
+        return cls(found) if same else found
+
+
+class Refusing(torch.Tensor):
+    """Takes ``linear``, and gives its attributes."""
+
+    @classmethod
+    def __torch_function__(cls, func: Any, _: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is not F.linear and getattr(func, "__name__", "") != "__get__":
+            raise TypeError(str(func))
+        with torch._C.DisableTorchFunctionSubclass():  # noqa: SLF001
+            return func(*args, **(kwargs or {}))
+
+
+class Counting(torch.Tensor):
+    """Overrides PyTorch's functions as fastai's tensors do: all of them work."""
+
+
+def _with_weight(make: Callable[[torch.Tensor], Any]) -> Callable[[], Any]:
+    def run() -> Any:
+        model = _model()
+        layer = model[0]
+        del layer.weight
+        layer.weight = make(torch.linspace(-1, 1, 256).reshape(16, 16))
+        return [model(X), model(X)]
+
+    return run
+
+
+def _of_samples() -> list[Any]:
+    model = _model()
+    for _ in range(2):
+        for parameter in model.parameters():
+            parameter.grad_sample = None  # type: ignore[attr-defined]
+        call_for_per_sample_grads(model)(X).sum().backward()
+    return [parameter.grad_sample for parameter in model.parameters()]  # type: ignore[attr-defined]
+
+
+def _transformed(transform: Callable[[nn.Module, dict[str, Any]], Any]) -> Callable[[], Any]:
+    def run() -> Any:
+        model = _model()
+        return [transform(model, dict(model.named_parameters())) for _ in range(2)]
+
+    return run
+
+
+def _loss(model: nn.Module) -> Callable[..., Any]:
+    return lambda p, x: torch.func.functional_call(model, p, (x,)).square().sum()
+
+
+def _many_models(model: nn.Module, _: Any) -> Any:
+    stacked, buffers = torch.func.stack_module_state([_model(), model])
+    call = lambda p, b: torch.func.functional_call(model, (p, b), (X,))  # noqa: E731
+    return torch.vmap(call)(stacked, buffers)
+
+
+def _nested(layout: torch.layout) -> Callable[[], Any]:
+    def run() -> Any:
+        x = torch.nested.nested_tensor([X[:2], X[2:3]], layout=layout)
+        model = _model()
+        return [tensor for _ in range(2) for tensor in model(x).unbind()]
+
+    return run
+
+
+def _masked() -> Any:
+    data = torch.masked.masked_tensor(X, X > 0.5)
+    return [(data * data).sum(-1).get_data() for _ in range(2)]
+
+
+def _biased() -> Any:
+    q = X.reshape(1, 2, 4, 8)
+    # PyTorch's own class of masks takes one function.
+    return F.scaled_dot_product_attention(q, q, q, attn_mask=causal_lower_right(4, 4))
+
+
+def _distributed() -> Any:
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.tensor import Shard, distribute_tensor
+
+    dist.init_process_group("gloo", rank=0, world_size=1, store=dist.HashStore())
+    try:
+        mesh = init_device_mesh("cpu", (1,))
+        weight = distribute_tensor(torch.linspace(-1, 1, 256).reshape(16, 16), mesh, [Shard(0)])
+        x = distribute_tensor(X, mesh, [Shard(0)])
+        layer = nn.Linear(16, 16, bias=False)
+        layer.weight = nn.Parameter(weight)
+        return [layer(x).to_local() for _ in range(2)]
+    finally:
+        dist.destroy_process_group()
+
+
+PROGRAMS: dict[str, Callable[[], Any]] = {
+    "gradients of samples": _of_samples,
+    "vmap": _transformed(lambda m, _: torch.vmap(m)(X)),
+    "grad": _transformed(lambda m, p: torch.func.grad(_loss(m))(p, X)),
+    "vmap of grad": _transformed(
+        lambda m, p: torch.vmap(torch.func.grad(_loss(m)), (None, 0))(p, X)
+    ),
+    "jacrev": _transformed(lambda m, _: torch.func.jacrev(m)(X)),
+    "ensemble": _transformed(_many_models),
+    "nested": _nested(torch.strided),
+    "jagged": _nested(torch.jagged),
+    "masked": _masked,
+    "attention bias": _biased,
+    "distributed": _distributed,
+    "wrapped weight": _with_weight(lambda w: nn.Parameter(Wrapped(w), requires_grad=False)),
+    "refusing weight": _with_weight(lambda w: w.as_subclass(Refusing)),
+    "overriding weight": _with_weight(lambda w: nn.Parameter(w.as_subclass(Counting))),
+}
+OWN = ", which computes on its own"
+OPS = ["linear", "mul", "scaled_dot_product_attention"]
+ACTING: dict[str, Callable[[], list[amanda.Tool]]] = {
+    "once": lambda: [
+        PruneTool(sparsity=0.5),
+        QuantizeTool(ops=OPS),
+        InjectTool(ops=OPS, target="weights"),
+        InjectTool(ops=OPS, target="gradients"),
+    ],
+    "each time": lambda: [
+        PruneTool(sparsity=0.5, end=4),
+        PruneTool(method="channel", ops=OPS),
+        QuantizeTool(method="dynamic", ops=OPS),
+        InjectTool(ops=OPS),
+    ],
+    "together": lambda: [
+        PruneTool(sparsity=0.5, scope="global"),
+        PruneTool(method="attention"),
+        QuantizeTool(method="qat", ops=OPS),
+    ],
+    "by replacement": lambda: [QuantizeTool(method="qat", learning_rate=0.1, ops=OPS)],
+    "by position": lambda: [PruneTool(method="activation", ops=OPS)],
+}
+EVERY = pytest.mark.parametrize("program", PROGRAMS.values(), ids=PROGRAMS)
+
+
+def _plain(result: Any) -> list[torch.Tensor]:
+    if isinstance(result, torch.Tensor):
+        return [result]
+    values = result.values() if isinstance(result, dict) else result
+    return [tensor for value in values for tensor in _plain(value)]
+
+
+@EVERY
+@pytest.mark.parametrize("make", ACTING.values(), ids=ACTING)
+def test_a_tool_that_acts_runs_any_class_of_tensors(
+    make: Callable[[], list[Any]], program: Callable[[], Any]
+) -> None:
+    """A tool acts on a tensor, or leaves its operator as it is: the program runs on."""
+    shapes = [tensor.shape for tensor in _plain(program())]
+    tools = make()
+    with amanda.apply(*tools):
+        result = program()
+    assert [tensor.shape for tensor in _plain(result)] == shapes
+    for tool in tools:
+        tool.result()
+
+
+@EVERY
+def test_tools_that_watch_leave_any_class_as_it_is(program: Callable[[], Any]) -> None:
+    """Tensors are read where they can be, and results are bit-identical."""
+    vanilla = _plain(program())
+    with amanda.apply(NanTool(), StatsTool(), SparsityTool(), DumpTool(), RematTool()):
+        result = _plain(program())
+    for one, other in zip(vanilla, result, strict=True):
+        assert torch.equal(one.detach(), other.detach())
+
+
+@pytest.mark.parametrize(
+    ("name", "reason"),
+    [
+        (
+            "gradients of samples",
+            f"its weight is of the class ExpandedWeight{OWN}",
+        ),
+        ("ensemble", "its weight is another one for each sample of torch.vmap"),
+        ("distributed", "its weight is spread over processes, and this one has a part of it"),
+        ("wrapped weight", f"its weight is of the class Wrapped{OWN}"),
+    ],
+)
+def test_a_weight_that_cannot_be_changed_is_skipped_with_a_reason(name: str, reason: str) -> None:
+    """Pruning and quantization say which operators they leave alone, and why."""
+    for tool in PruneTool(sparsity=0.5), QuantizeTool(method="dynamic", activation_bits=0):
+        with amanda.apply(tool):
+            PROGRAMS[name]()
+        skipped = {row["id"]: row["reason"] for row in tool.summary()["skipped"]}
+        assert reason in skipped.values()
+
+
+def _numbers(transform: Callable[[Callable[[Any], Any]], Any]) -> list[np.ndarray[Any, Any]]:
+    found = []
+
+    def look(x: torch.Tensor) -> torch.Tensor:
+        reader = reader_of(x)
+        assert reader.is_readable(x)
+        found.append(reader.numpy(x))
+        return x.sum()
+
+    transform(look)
+    return found
+
+
+def test_numbers_are_read_through_transforms() -> None:
+    """Under torch.vmap the values of all samples are read, one after the other."""
+    x = X[:, :6].reshape(4, 2, 3)
+    (plain,) = _numbers(lambda look: torch.func.grad(look)(x))
+    assert np.array_equal(plain, x.numpy())
+    (samples,) = _numbers(lambda look: torch.vmap(look)(x))
+    assert np.array_equal(samples, x.reshape(8, 3).numpy())
+    (other,) = _numbers(lambda look: torch.vmap(torch.func.grad(look), in_dims=2)(x))
+    assert np.array_equal(other, x.movedim(2, 0).reshape(12, 2).numpy())
+    (twice,) = _numbers(lambda look: torch.vmap(torch.vmap(look, in_dims=1))(x))
+    assert np.array_equal(np.sort(twice), np.sort(x.numpy(), axis=None))
+
+
+@pytest.mark.parametrize("name", ["vmap", "grad", "vmap of grad", "jacrev"])
+def test_a_nan_is_found_within_transforms(name: str) -> None:
+    """A function that torch.func transforms is examined as any other."""
+    tool = NanTool(action="record")
+    program = _transformed(lambda m, _: _TRANSFORMS[name](lambda x: (m(x) * 0 - 1).log().sum())(X))
+    with amanda.apply(tool):
+        program()
+    assert [event.op.name for event in tool.events] == ["log"]
+
+
+_TRANSFORMS: dict[str, Callable[[Any], Any]] = {
+    "vmap": torch.vmap,
+    "grad": torch.func.grad,
+    "vmap of grad": lambda f: torch.vmap(torch.func.grad(f)),
+    "jacrev": torch.func.jacrev,
+}
+
+
+def test_a_mask_holds_within_transforms() -> None:
+    """A pruned weight has the gradient that it has without a transform."""
+    model = _model()
+    tool = PruneTool(sparsity=0.5)
+    with amanda.apply(tool):
+        _loss(model)(dict(model.named_parameters()), X).backward()
+    wanted = [parameter.grad for parameter in model.parameters()]
+    tool = PruneTool(sparsity=0.5)
+    with amanda.apply(tool):
+        found = torch.func.grad(_loss(model))(dict(model.named_parameters()), X)
+    assert all(map(torch.equal, found.values(), _present(wanted)))
+    assert tool.summary()["sparsity"] == 0.5
+
+
+def _present(tensors: Sequence[torch.Tensor | None]) -> list[torch.Tensor]:
+    return [tensor for tensor in tensors if tensor is not None]
+
+
+def test_memory_of_tensors_that_are_read_can_be_freed() -> None:
+    """Reading a tensor's numbers does not forbid to resize its memory, as FSDP2 does."""
+    tensor = torch.ones(4)
+    array = reader_of(tensor).numpy(tensor)
+    tensor.untyped_storage().resize_(0)
+    assert array.tolist() == [1.0] * 4
