@@ -1,4 +1,4 @@
-"""Compilers, tracers and TorchScript: instrumented eagerly, left alone, or said not to be seen."""
+"""Compilers, tracers and TorchScript: captured, left alone, or said not to be seen."""
 
 from __future__ import annotations
 
@@ -60,19 +60,21 @@ def _doubling() -> On:
 # -- torch.compile --------------------------------------------------------
 
 
-def test_compiled_module_runs_eagerly_and_says_so_once(small: Small) -> None:
-    """Under a scope a compiled model runs eagerly, which one warning says; then compiled again."""
+def test_compiled_module_runs_captured_and_says_so_once(small: Small) -> None:
+    """Under a scope a compiled model runs as captured, without its compiler, which one warning and
+    the statistics say; after it the code that was compiled before runs again."""
     torch.compiler.reset()
     backend, counter = Backend(), ForwardCounter()
     compiled = torch.compile(small, backend=backend)
     wanted = compiled(X)
     assert (backend.compiled, backend.runs) == (1, 1)
-    with applied(counter), warnings.catch_warnings(record=True) as said:
+    with applied(counter) as scope, warnings.catch_warnings(record=True) as said:
         warnings.simplefilter("always")
         compiled(X)
         seen = compiled(X)
     assert [w.category for w in said] == [CoverageWarning]
     assert "torch.compile" in str(said[0].message)
+    assert [*scope.statistics.compiled.values()] == ["operator by operator"]
     assert (backend.compiled, backend.runs) == (1, 1)
     assert torch.equal(seen, wanted)
     assert set(counter.ids) == {"Small.layer/linear:0", "Small/relu:0", "Small/add:0"}
@@ -110,7 +112,7 @@ def test_compiled_inside_a_scope_is_pytorchs_own(small: Small) -> None:
 
 
 def test_module_compiled_in_place(small: Small) -> None:
-    """``module.compile()`` is treated as ``torch.compile`` is: same ids, eager in a scope."""
+    """``module.compile()`` is treated as ``torch.compile`` is: same ids, captured in a scope."""
     torch.compiler.reset()
     backend, counter = Backend(), ForwardCounter()
     small.compile(backend=backend)
@@ -167,7 +169,7 @@ def test_a_scope_without_compiled_functions_warns_of_nothing(small: Small) -> No
 
 
 def test_dynamo_disable_and_is_compiling(small: Small) -> None:
-    """Code that asks whether it is compiled is told no."""
+    """Code that asks whether it is compiled is told what it is told without a scope."""
     asked = []
 
     @torch.compile(backend="eager")
@@ -176,13 +178,14 @@ def test_dynamo_disable_and_is_compiling(small: Small) -> None:
         return small(x)
 
     torch.compiler.reset()
+    run(X)
     with pytest.warns(CoverageWarning), applied(ForwardCounter()):
         run(X)
-    assert asked == [False]
+    assert asked == [True, True]
 
 
-def test_fullgraph_runs_eagerly_under_a_scope(small: Small) -> None:
-    """``fullgraph=True`` is no error where a compiled function runs eagerly, also when nested."""
+def test_fullgraph_runs_under_a_scope(small: Small) -> None:
+    """``fullgraph=True`` is no error where a compiled function runs captured, also when nested."""
     torch.compiler.reset()
     inner = torch.compile(small, backend="eager", fullgraph=True)
     outer = torch.compile(lambda x: inner(x) * 2, backend="eager", fullgraph=True)

@@ -630,6 +630,17 @@ def has_hooks(module: torch.nn.Module) -> bool:
     return any(vars(below).get(name) for below in module.modules() for name in _HOOKS)
 
 
+_GLOBAL_HOOKS = [
+    f"_global_{kind}_hooks" for kind in ("forward", "forward_pre", "backward", "backward_pre")
+]
+_require(*(f"torch.nn.modules.module.{name}" for name in _GLOBAL_HOOKS))
+
+
+def has_global_hooks() -> bool:
+    """Whether there are hooks on all modules, which Dynamo would capture with a model."""
+    return any(vars(torch.nn.modules.module).get(name) for name in _GLOBAL_HOOKS)
+
+
 CHECKPOINT = torch.utils.checkpoint
 CHECKPOINT_GENERATOR = "_checkpoint_without_reentrant_generator"
 if hasattr(CHECKPOINT, CHECKPOINT_GENERATOR + "_impl"):
@@ -719,6 +730,61 @@ COMPILER_MODULE_CALL = "unpatched_nn_module_call"
 """The ``nn.Module.__call__`` in `COMPILER_MODULES` that Dynamo looks through, to ``forward``. It
 captures the code of any other one."""
 
+MADE_MODULE = "made"
+"""In the place of an expression that leads to a module, for one that the captured code makes."""
+
+
+class _Made:
+    """What Dynamo asks for the expression that leads to a module."""
+
+    name = MADE_MODULE
+
+
+def _noting_calls(vanilla: Any) -> Any:
+    """Dynamo's capture of a module's call, which also notes calls of modules that code makes."""
+
+    def call_function(self: Any, tx: Any, args: Any, kwargs: Any) -> Any:
+        if self.source:
+            return vanilla(self, tx, args, kwargs)
+        with _record_call(tx, self.value):
+            return vanilla(self, tx, args, kwargs)
+
+    return call_function
+
+
+def _noting_loss(vanilla: Any) -> Any:
+    """Dynamo's capture of ``nn.CrossEntropyLoss(...)``, for which it makes a function."""
+
+    def call_cross_entropy_loss(self: Any, tx: Any, args: Any, kwargs: Any) -> Any:
+        variable = vanilla(self, tx, args, kwargs)
+        compute, loss = variable.fn, torch.nn.CrossEntropyLoss()
+
+        def compute_within(*args: Any, **kwargs: Any) -> Any:
+            with _record_call(tx.output.current_tx, loss):
+                return compute(*args, **kwargs)
+
+        variable.fn = compute_within
+        return variable
+
+    return call_cross_entropy_loss
+
+
+def _record_call(tx: Any, module: torch.nn.Module) -> AbstractContextManager[Any]:
+    record: Any = vars(sys.modules[COMPILER_MODULES])["record_nn_module_stack"]
+    return cast(AbstractContextManager[Any], record(str(id(module)), _Made, tx, module))
+
+
+COMPILER_NOTES: dict[str, dict[str, Callable[[Any], Any]]] = {
+    COMPILER_MODULES: {"UnspecializedNNModuleVariable.call_function": _noting_calls},
+    "torch._dynamo.variables.user_defined": {
+        "UserDefinedClassVariable._call_cross_entropy_loss": _noting_loss
+    },
+}
+"""What to wrap, where it is there, for Dynamo to note all calls of modules with what it captures.
+
+Of itself it leaves out those of modules to which no expression leads: ``nn.CrossEntropyLoss()`` in
+a forward (2.13)."""
+
 FRAMES_UP = "_frames_up"
 """The parameter of a tracer that says how many Python frames are between it and the program."""
 
@@ -802,6 +868,14 @@ def not_captured(*, recursive: bool = False, always: bool = False) -> Any:
     inner = actions.SKIP if recursive else actions.DEFAULT
     strategy = eval_frame._FrameExecStrategy(actions.SKIP, inner)
     return ConvertFrameReturn(frame_exec_strategy=strategy, apply_to_code=always)
+
+
+def has_reached_limit(converted: Any) -> bool:
+    """Whether Dynamo has given a frame up because its code was captured too often."""
+    from torch._C._dynamo import eval_frame
+
+    strategy = getattr(converted, "frame_exec_strategy", None)
+    return strategy is not None and strategy.cur_action == eval_frame._FrameAction.RUN_ONLY
 
 
 def is_compiled_code(code: Any) -> bool:

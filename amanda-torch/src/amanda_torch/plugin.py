@@ -53,12 +53,12 @@ class TorchEagerDriver(TorchDriver):
     mode = "eager"
     interceptors = ("auto", "gate", "mode")
     interceptor_variable = "AMANDA_TORCH_INTERCEPTOR"
-    target = "amanda_torch.eager.driver:InterceptingDriver"
+    target = "amanda_torch.compiled.driver:EagerDriver"
     capabilities = frozenset(Capability) - {Capability.STATIC_GRAPH, Capability.COMPILED}
 
 
 class TorchGraphDriver(TorchDriver):
-    """Functions compiled with ``torch.compile``; the class that runs is what ``target`` names."""
+    """As eager mode, but compiled functions have to be captured; the class is ``target``."""
 
     name = "torch-graph"
     mode = "graph"

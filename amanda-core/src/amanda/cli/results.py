@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import os
 import sys
@@ -165,6 +166,7 @@ class Report:
             "namespaces": pages.namespaces(part.result for part in self._collected),
             "versions": pages.versions(),
             "operators": describe_ops(statistics),
+            **({"compiled code": explain_compiled(statistics)} if statistics.compiled else {}),
             "not seen": explain_unseen(statistics),
             "time": describe_time(statistics, seconds),
         }
@@ -249,9 +251,12 @@ def _method(tool: Tool, name: str) -> Callable[..., Any] | None:
 
 
 def last_line(statistics: Statistics, seconds: float) -> str:
-    """The last line of a run: operators seen, reasons for unseen ones, the cost."""
+    """The last line of a run: operators seen, compiled code, reasons for unseen ones, the cost."""
+    compiled = explain_compiled(statistics)
     return (
-        f"amanda: {describe_ops(statistics)}; not seen: {explain_unseen(statistics)}; "
+        f"amanda: {describe_ops(statistics)}; "
+        f"{f'compiled code ran {compiled}; ' if compiled else ''}"
+        f"not seen: {explain_unseen(statistics)}; "
         f"{describe_time(statistics, seconds)}"
     )
 
@@ -263,6 +268,12 @@ def describe_ops(statistics: Statistics) -> str:
         f"{count} ops seen ({statistics.ops_seen} forward, "
         f"{statistics.backward_ops_seen} backward), {statistics.ops_instrumented} instrumented"
     )
+
+
+def explain_compiled(statistics: Statistics) -> str:
+    """How the program's compiled code ran, with the numbers of its parts; "" without any."""
+    ways = collections.Counter(statistics.compiled.values())
+    return ", ".join(f"{way}: {count}" for way, count in ways.most_common())
 
 
 def explain_unseen(statistics: Statistics) -> str:

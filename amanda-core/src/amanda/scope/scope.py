@@ -47,6 +47,8 @@ class Statistics:
         not_seen: executions that are known to be not instrumented: reason to count.
         tool_seconds: wall time spent in analysis and instrumentation routines.
         steps: iterations that have ended.
+        compiled: how code ran that the program has compiled, where a driver has a choice: a name
+            for each part of it, and the way, such as "eagerly (another mode is on)".
     """
 
     ops_seen: int = 0
@@ -55,6 +57,7 @@ class Statistics:
     not_seen: collections.Counter[str] = attrs.field(factory=collections.Counter)
     tool_seconds: float = 0.0
     steps: int = 0
+    compiled: dict[str, str] = attrs.field(factory=dict)
 
     def count_not_seen(self, reason: str, count: int = 1) -> None:
         """Add to ``not_seen``, in whichever thread; 0 gives a reason without a number."""

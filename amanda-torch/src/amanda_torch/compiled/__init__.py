@@ -1,1 +1,1 @@
-"""The driver ``torch-graph``: writes routines into the graphs of ``torch.compile``."""
+"""The drivers, which run functions made by ``torch.compile`` as Dynamo captures them."""

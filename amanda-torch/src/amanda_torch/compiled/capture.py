@@ -9,6 +9,7 @@ the next one.
 from __future__ import annotations
 
 import threading
+import warnings
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
@@ -16,8 +17,11 @@ from typing import Any
 
 from torch import fx
 
+from amanda.errors import CoverageWarning
 from amanda_torch import _internals
 from amanda_torch.compiled.captured import CapturedGraph
+from amanda_torch.compiled.code import NotCapturableError
+from amanda_torch.eager.interceptors import LOCAL
 
 _OWN = ("amanda.", "amanda_torch.", "amanda_tools.")
 """Packages whose functions Dynamo is not to compile, where it meets them between two graphs."""
@@ -65,13 +69,20 @@ class Capture:
         if subject in self._left and _internals.is_compiled_code(frame.f_code):
             _internals.count_eager_as_compiled()
             return _internals.not_captured()
+        reason = ""
         try:
             with self._without_interceptor():
                 found = self._convert(frame, *args)
-        except Exception:
-            found = None
-        if found is not None and found.guarded_code is not None:
-            return found
+            if found is not None and found.guarded_code is not None:
+                return found
+            if _internals.has_reached_limit(found):
+                reason = "Dynamo's limit of recompilations is reached"
+        except Exception as error:
+            reason = _reason_of(error)
+        interceptor = LOCAL.interceptor
+        if reason and interceptor is not None:
+            place = f"{frame.f_code.co_filename}:{frame.f_code.co_firstlineno}"
+            interceptor.note_compiled(place, f"eagerly ({reason})")
         # Noted here and not by Dynamo, whose own code for the function is to stay as it is.
         self._left.add(subject)
         _internals.count_eager_as_compiled()
@@ -95,6 +106,32 @@ def _subject(frame: Any) -> Any:
         return frame.f_code
     wrapped = getattr(wrapped, "__func__", wrapped)
     return wrapped if hasattr(wrapped, "__weakref__") else frame.f_code
+
+
+def _reason_of(error: BaseException) -> str:
+    """Why Dynamo has captured nothing of a function."""
+    # Dynamo wraps what its compiler raises.
+    cause = getattr(error, "inner_exception", error)
+    if isinstance(cause, NotCapturableError):
+        return str(cause)
+    return f"Dynamo fails with {type(cause).__name__}"
+
+
+def say_captured(callback: Any) -> None:
+    """Say that a compiled function runs operator by operator.
+
+    Args:
+        callback: Dynamo's, of the function.
+    """
+    compiler = _internals.compiler_of(callback)
+    name = getattr(compiler, "compiler_name", None) or getattr(compiler, "__name__", "")
+    warnings.warn(
+        "a function compiled with torch.compile runs as it is captured, operator by operator and "
+        f"without its compiler{f' {name}' if name else ''}, under amanda.apply(): tools see its "
+        "operators, and results are those of eager mode",
+        CoverageWarning,
+        stacklevel=6,
+    )
 
 
 _CAPTURES: weakref.WeakKeyDictionary[Any, Capture] = weakref.WeakKeyDictionary()

@@ -10,6 +10,7 @@ one with actions through the eager driver's executor, with its backward operator
 from __future__ import annotations
 
 import functools
+import itertools
 import os
 import warnings
 import weakref
@@ -57,6 +58,7 @@ class CapturedGraph:
         self._suspended = suspended
         self._context = _internals.tracing_context()
         self._vanilla = module.forward
+        self._name = f"graph {next(_NUMBERS)}"
 
     def __call__(self, *inputs: Any) -> Any:
         """Run the graph under the scopes of the current thread."""
@@ -79,23 +81,24 @@ class CapturedGraph:
         run = NoticingRun(interceptor, self._code, modules, is_static)
         result = run.run(inputs)
         binding = run.binding() if is_alone else None
-        if binding is not None and is_static:
-            self._compile(binding, run.steps)
+        is_compiled = binding is not None and is_static and self._compile(binding, run.steps)
+        way = f"by {os.environ[COMPILER_VARIABLE]}" if is_compiled else "operator by operator"
+        interceptor.note_compiled(self._name, way)
         if binding is not None and binding.note_roots(roots):
             # Kept with the module call, and dropped with it when the thread's scopes end.
             kept = [one for one in bindings if one.is_current(interceptor)]
             base.captured[self] = [binding, *kept[: _BINDINGS - 1]]
         return result
 
-    def _compile(self, binding: Binding, steps: Sequence[Step]) -> None:
-        """Let a compiler have the graph with its actions, if one is asked for that can take it.
+    def _compile(self, binding: Binding, steps: Sequence[Step]) -> bool:
+        """Let a compiler have the graph with its actions; whether one is asked for that takes it.
 
         Not where sizes are symbolic: what a compiler assumes of them would have to be guarded.
         """
         name = os.environ.get(COMPILER_VARIABLE, "eager")
         driver = _driver()
         if name == "eager" or driver is None:
-            return
+            return False
         reason = next(filter(None, (step.reason_against() for step in steps)), "")
         if not reason:
             actions = {step.name: step.inlined() for step in steps if step.acts()}
@@ -106,7 +109,7 @@ class CapturedGraph:
                     binding.function = _internals.compile_later(
                         self._context, compiler, module, self._inputs
                     )
-                return
+                return True
             except Exception as error:
                 reason = f"{name} fails with {type(error).__name__}"
         if reason not in _SAID:
@@ -116,6 +119,7 @@ class CapturedGraph:
                 CoverageWarning,
                 stacklevel=4,
             )
+        return False
 
 
 COMPILER_VARIABLE = "AMANDA_TORCH_COMPILER"
@@ -126,9 +130,11 @@ _BINDINGS = 16
 
 _SAID: set[str] = set()
 
+_NUMBERS = itertools.count()
+
 
 def _driver() -> Any:
-    return next((d for d in ATTACHED.values() if d.name == "torch-graph"), None)
+    return next((d for d in ATTACHED.values() if getattr(d, "captures", False)), None)
 
 
 class NoticingRun:
@@ -158,6 +164,7 @@ class NoticingRun:
         self._base = interceptor.frame
         self._generation = interceptor.generation
         self._start = self._base.counters()
+        self._iteration = interceptor.iteration
         self._begins: Child | None = None
         self._entered: list[str] = []
         self._parents: list[Frame] = []
@@ -245,7 +252,8 @@ class NoticingRun:
         if not all(step.is_known() for step in self.steps):
             return None
         functions = [step.function(interceptor) for step in self.steps]
-        span = Span.since(self._start, self._base, self._begins)
+        has_restarted = interceptor.iteration != self._iteration
+        span = Span.since(self._start, self._base, self._begins, has_restarted)
         acts = any(step.acts() for step in self.steps)
         callers = list(self._callers.items()) if acts else []
         run = self._code.function(functions)
@@ -413,21 +421,24 @@ class Span:
         start: tuple[dict[str, int], dict[int, int]],
         frame: Frame,
         begins: Child | None,
+        has_restarted: bool,
     ) -> Span:
         """That of a run that has just ended.
 
         Args:
             start: the counters before it, as :meth:`Frame.counters` gives them.
+            has_restarted: whether an iteration has begun within it: a counter may then be what it
+                was before and have counted.
         """
         counts = [
             (cell, start[0].get(name, 0), cell[0])
             for name, cell in frame.names.items()
-            if begins or start[0].get(name, 0) != cell[0]
+            if has_restarted or start[0].get(name, 0) != cell[0]
         ]
         calls = [
             (child, start[1].get(key, 0), child.calls)
             for key, child in frame.children.items()
-            if begins or start[1].get(key, 0) != child.calls
+            if has_restarted or start[1].get(key, 0) != child.calls
         ]
         return cls(counts, calls, begins)
 

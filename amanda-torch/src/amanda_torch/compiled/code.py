@@ -80,6 +80,9 @@ class GraphCode:
         """Let a node call a marker of its own, and note what it called."""
         if node.op == "call_module" or _internals.is_higher_order(node.target):
             raise NotCapturableError(f"{node.target} runs a graph of its own")
+        if str(getattr(node.target, "__name__", "")).startswith(_internals.FUSED_OPERATORS):
+            # A tool may act on the operators inside; see amanda_torch.eager.fused_modules.
+            raise NotCapturableError("it holds a fused operator")
         function = node.target
         if node.op == "call_method":
             function = Method(str(node.target))

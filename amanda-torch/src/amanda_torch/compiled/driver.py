@@ -1,16 +1,18 @@
-"""The driver for functions compiled with ``torch.compile``, which stay compiled.
+"""The drivers that run compiled functions as Dynamo captures them.
 
-It is used only when it is asked for::
+Both are the eager driver. A function or module made by ``torch.compile`` is captured once more, for
+Amanda, and what has been captured runs operator by operator, with the ids, the actions and the
+backward operators of eager mode::
 
-    with amanda.apply(tool, drivers=["torch-graph"]):
+    with amanda.apply(tool):
         compiled(x)
 
-Dynamo captures the functions and modules, and what it has captured runs operator by operator, with
-the ids, the actions and the backward operators that the eager driver knows.
+``torch-graph``, which is used only when it is asked for, says nothing about it.
 """
 
 from __future__ import annotations
 
+import functools
 import os
 from collections.abc import Sequence
 from typing import Any
@@ -18,25 +20,66 @@ from typing import Any
 from amanda.errors import CapabilityError
 from amanda.interface.proofs import Proof
 from amanda.namespace import Namespace
+from amanda.registry.proofs import is_proving
 from amanda.state import ATTACHED
+from amanda_torch import _internals
 from amanda_torch.compiled import proofs
-from amanda_torch.compiled.capture import callback_for
+from amanda_torch.compiled.capture import callback_for, say_captured
 from amanda_torch.compiled.captured import COMPILER_VARIABLE
 from amanda_torch.eager.driver import InterceptingDriver
 from amanda_torch.eager.interceptors import Interceptor
 from amanda_torch.plugin import TorchGraphDriver
 
 
-class GraphDriver(TorchGraphDriver, InterceptingDriver):
+class EagerDriver(InterceptingDriver):
     """Instruments compiled functions in what Dynamo has captured, and all other code eagerly."""
 
     captures = True
+    mode_of_graphs = "graph"
+
+    def __init__(self, dispatcher: Any) -> None:
+        super().__init__(dispatcher)
+        self._has_said = False
 
     @property
     def namespace(self) -> Namespace:
         """That of eager mode where operators run one by one; ``graph`` with a compiler."""
-        mode = "eager" if os.environ.get(COMPILER_VARIABLE, "eager") == "eager" else self.mode
+        is_eager = os.environ.get(COMPILER_VARIABLE, "eager") == "eager"
+        mode = "eager" if is_eager else self.mode_of_graphs
         return Namespace(super().namespace.rpartition("/")[0] + "/" + mode)
+
+    def capture_compiled(self, callback: Any, interceptor: Interceptor) -> Any:
+        """See :mod:`amanda_torch.compiled.capture`."""
+        reason = self._reason_against(interceptor)
+        if reason:
+            return reason
+        if not (self._has_said or is_proving()):
+            self._has_said = True
+            say_captured(callback)
+        return callback_for(callback, self._tracers.suspended)
+
+    def _reason_against(self, interceptor: Interceptor) -> str:
+        """Why a function cannot be captured now; "" if it can."""
+        if self._has_gate:
+            return "the gate notices operators"
+        if not interceptor.is_alone():
+            # Dynamo would write another function mode into the graph, and it would act twice.
+            return "another TorchFunctionMode is on"
+        if _internals.has_global_hooks():
+            # Those of a tool are not to be captured; those of the program run eagerly as well.
+            return "there are hooks on all modules"
+        gone = _missing()
+        return f"PyTorch has no {', '.join(gone)}" if gone else ""
+
+
+class GraphDriver(TorchGraphDriver, EagerDriver):
+    """The same, where it is asked for."""
+
+    takes_gate = False
+
+    def __init__(self, dispatcher: Any) -> None:
+        super().__init__(dispatcher)
+        self._has_said = True
 
     def attach(self) -> None:
         """As the eager driver is, whose place it takes.
@@ -52,13 +95,6 @@ class GraphDriver(TorchGraphDriver, InterceptingDriver):
                 )
         super().attach()
 
-    def capture_compiled(self, callback: Any, interceptor: Interceptor) -> Any:
-        """See :mod:`amanda_torch.compiled.capture`."""
-        if not interceptor.is_alone():
-            # Dynamo would write another function mode into the graph, and it would act twice.
-            return None
-        return callback_for(callback, self._tracers.suspended)
-
     @classmethod
     def remarks(cls) -> Sequence[str]:
         """Nothing: the interceptor cannot be chosen."""
@@ -68,3 +104,8 @@ class GraphDriver(TorchGraphDriver, InterceptingDriver):
     def proofs(cls) -> Sequence[Proof]:
         """See :mod:`amanda_torch.compiled.proofs`."""
         return [proofs.proof()]
+
+
+@functools.cache
+def _missing() -> Sequence[str]:
+    return _internals.missing(compiler=True)

@@ -15,12 +15,15 @@ from __future__ import annotations
 
 import ast
 import re
+import weakref
 from collections.abc import Mapping, Sequence
 from types import FrameType
 from typing import Any
 
 import attrs
 from torch import fx, nn
+
+from amanda_torch import _internals
 
 _ROOT = re.compile(r"([LG])\[(['\"])(\w+)\2\]")
 _STEP = re.compile(r"\.(\w+)|\[([^\]]+)\]")
@@ -45,16 +48,26 @@ def calls_of(node: fx.Node) -> tuple[ModuleCall, ...]:
     return tuple(ModuleCall(key, key.partition("@")[0]) for key in stack)
 
 
+_MADE: weakref.WeakValueDictionary[tuple[type, int], nn.Module] = weakref.WeakValueDictionary()
+"""Modules that stand for those that captured code makes, by class and number within a graph."""
+
+
 class Places:
     """The modules of one graph."""
 
     def __init__(self, graph: fx.Graph) -> None:
         self._paths: dict[str, tuple[tuple[str, str], Sequence[Any]] | None] = {}
+        self._made: dict[str, nn.Module] = {}
         for node in graph.nodes:
             if node.op in ("placeholder", "output"):
                 continue
-            for key, (path, _) in (node.meta.get("nn_module_stack") or {}).items():
-                self._paths.setdefault(key.partition("@")[0], _parsed(path))
+            for key, (path, cls) in (node.meta.get("nn_module_stack") or {}).items():
+                module = key.partition("@")[0]
+                if path != _internals.MADE_MODULE:
+                    self._paths.setdefault(module, _parsed(path))
+                elif module not in self._made:
+                    number = sum(type(other) is cls for other in self._made.values())
+                    self._made[module] = _stand_in(cls, number)
         self._roots = sorted({path[0] for path in self._paths.values() if path is not None})
 
     def roots(self, frame: FrameType) -> list[Any]:
@@ -74,12 +87,21 @@ class Places:
         Args:
             roots: as :meth:`roots` gives them.
         """
-        found: dict[str, nn.Module] = {}
+        found = dict(self._made)
         for key, path in self._paths.items():
             module = None if path is None else _follow(roots[self._roots.index(path[0])], path[1])
             if isinstance(module, nn.Module):
                 found[key] = module
         return found
+
+
+def _stand_in(cls: type[nn.Module], number: int) -> nn.Module:
+    """A module of a class, which has nothing of it but its name; all graphs share it."""
+    module = _MADE.get((cls, number))
+    if module is None:
+        module = _MADE[cls, number] = cls.__new__(cls)
+        nn.Module.__init__(module)
+    return module
 
 
 def _parsed(path: str) -> tuple[tuple[str, str], Sequence[Any]] | None:

@@ -43,6 +43,8 @@ class InterceptingDriver(LoadedDriver, TorchEagerDriver):
     dispatcher: RoutineDispatcher
     captures: ClassVar[bool] = False
     """Whether compiled functions run as Dynamo captures them; else eagerly."""
+    takes_gate: ClassVar[bool] = True
+    """Whether the gate may notice operators."""
 
     def __init__(self, dispatcher: Any) -> None:
         super().__init__(dispatcher)
@@ -58,8 +60,7 @@ class InterceptingDriver(LoadedDriver, TorchEagerDriver):
         """Patch the few places that reach no function mode."""
         works = self._works
         # What does not work is left out of the mode, and proven of it.
-        # Captured graphs run with the mode off, and on in the code between them.
-        may_have_gate = not (self.switched_off or is_proving() or self.captures)
+        may_have_gate = self.takes_gate and not (self.switched_off or is_proving())
         self._has_gate = may_have_gate and gate.choose()
         if works(proofs.MODULE_CALLS):
             patches.wrap(nn.Module, "__call__", self._called_modules)
@@ -147,13 +148,13 @@ class InterceptingDriver(LoadedDriver, TorchEagerDriver):
         return proofs.proofs()
 
     def capture_compiled(self, callback: Any, interceptor: Interceptor) -> Any:
-        """The callback by which Dynamo runs a compiled function; None where it runs eagerly.
+        """The callback by which Dynamo runs a compiled function, or why it runs eagerly (a string).
 
         Args:
             callback: Dynamo's own.
             interceptor: that of the current thread.
         """
-        return None
+        return "the driver captures nothing"
 
     # -- routines ---------------------------------------------------------
 

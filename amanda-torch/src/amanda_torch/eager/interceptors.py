@@ -151,6 +151,10 @@ class Interceptor(Tracker, TorchFunctionMode):
         """Whether the thread runs muted code or a tool's."""
         return bool(self.muted or self.thread["paused"])
 
+    def note_compiled(self, part: str, way: str) -> None:
+        """See :meth:`amanda.engine.dispatch.Dispatcher.note_compiled`."""
+        self._dispatcher.note_compiled(part, way)
+
     # -- scopes -----------------------------------------------------------
 
     @property

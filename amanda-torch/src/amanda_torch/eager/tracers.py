@@ -2,7 +2,8 @@
 
 The driver steps aside while ``torch.export``, ``make_fx``, ``torch.fx`` or ``torch.jit`` record
 a model: otherwise its mode, module calls and override checks would be recorded, too. A function
-compiled with ``torch.compile`` runs eagerly in covered threads, so that its operators are seen.
+compiled with ``torch.compile`` runs as it is captured, or eagerly, in covered threads, so that its
+operators are seen.
 ``has_torch_function`` answers as if our mode were not there, so that modules with a fused native
 path (``nn.MultiheadAttention`` in eval mode) still take it.
 """
@@ -13,7 +14,7 @@ import functools
 import inspect
 import sys
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -41,7 +42,7 @@ class Tracers:
 
         Args:
             capture: gives the callback by which Dynamo is to run a compiled function under an
-                interceptor, in place of its own; None where it runs eagerly.
+                interceptor, in place of its own, or the reason for which it runs eagerly.
         """
         self._patches = PatchSet()
         self._checks = PatchSet()
@@ -56,7 +57,7 @@ class Tracers:
 
         Args:
             fast_paths: patch the checks by which modules choose their native fast paths.
-            compiled: run compiled functions eagerly.
+            compiled: run compiled functions as they are captured, or eagerly.
             has_mode: our mode lies where PyTorch's own checks see it.
         """
         self._has_checks = fast_paths
@@ -76,14 +77,18 @@ class Tracers:
         ]
         if self._capture is not None:
             entries[_internals.COMPILER_MODULES] = [
-                (_internals.COMPILER_MODULE_CALL, lambda _: vars(nn.Module)["__call__"])
+                (_internals.COMPILER_MODULE_CALL, lambda _: vars(nn.Module)["__call__"]),
             ]
+            for module, notes in _internals.COMPILER_NOTES.items():
+                self._when_imported(module, functools.partial(self._patch_found, notes))
         for module, wrappers in entries.items():
-            patch = functools.partial(self._patch, wrappers)
-            if module in sys.modules:
-                patch(module)
-            else:
-                self._watches.append(import_hook.Watch([module], patch))
+            self._when_imported(module, functools.partial(self._patch, wrappers))
+
+    def _when_imported(self, module: str, patch: Callable[[str], None]) -> None:
+        if module in sys.modules:
+            patch(module)
+        else:
+            self._watches.append(import_hook.Watch([module], patch))
 
     def detach(self) -> None:
         """Undo every patch."""
@@ -110,6 +115,14 @@ class Tracers:
                 CoverageWarning,
                 stacklevel=2,
             )
+
+    def _patch_found(self, wrappers: Mapping[str, Callable[[Any], Any]], module: str) -> None:
+        """Patch what is there in a module, with which less is captured, but nothing is wrong."""
+        for path, wrapper in wrappers.items():
+            owner, _, name = path.partition(".")
+            cls = getattr(sys.modules[module], owner, None)
+            if hasattr(cls, name):
+                self._patches.wrap(cls, name, wrapper)
 
     # -- tracing ----------------------------------------------------------
 
@@ -170,7 +183,7 @@ class Tracers:
     # -- compiling --------------------------------------------------------
 
     def _uncompiled(self, vanilla: Any) -> Any:
-        """Compiled functions run eagerly in covered threads, which is said once."""
+        """Compiled functions run captured, or eagerly, in covered threads; the latter is said."""
 
         def callback_from_stance(callback: Any) -> Any:
             interceptor = LOCAL.interceptor
@@ -184,15 +197,17 @@ class Tracers:
                 # Dynamo would write the mode into the graph.
                 _internals.count_eager_as_compiled()
                 return None
+            captured: Any = "torch.compiler.set_stance() is in force"
             if self._capture is not None and vanilla(callback) is callback:
                 captured = self._capture(callback, interceptor)
-                if captured is not None:
+                if not isinstance(captured, str):
                     return captured
+            interceptor.note_compiled(f"function {id(callback)}", f"eagerly ({captured})")
             if not self._said_compiled and not is_proving():
                 self._said_compiled = True
                 warnings.warn(
                     "a function compiled with torch.compile runs eagerly under amanda.apply(), "
-                    "so that its operators are seen",
+                    f"so that its operators are seen: {captured}",
                     CoverageWarning,
                     stacklevel=4,
                 )

@@ -56,6 +56,7 @@ _IGNORED = frozenset(
     register_post_accumulate_grad_hook _backward _set_grad_enabled _set_data _fix_weakref
     _make_subclass _make_wrapper_subclass _make_dtensor as_subclass share_memory_
     record_stream _record_function_enter _record_function_enter_new _record_function_exit
+    _enter_autocast _exit_autocast
     _get_tracing_state _dispatch_keys _use_cudnn_ctc_loss _cudnn_rnn_flatten_weight
     _view_func_unsafe _rev_view_func_unsafe module_load __torch_function__
     __torch_dispatch__ _to_functional_tensor _from_functional_tensor _parse_to

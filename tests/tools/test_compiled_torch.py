@@ -1,0 +1,65 @@
+"""Every tool on a compiled model of convolutions, normalisation and attention."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional
+
+import amanda
+from amanda.cli.run import create_tools
+from tests.torch.support import fingerprint
+
+TOOLS = (
+    *("count", "coverage", "dump", "flops", "inject", "kernels", "nan", "path", "profile", "prune"),
+    *("quantize", "quantize:method=qat", "remat", "sparsity", "stats", "trace"),
+)
+
+
+class Net(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.bn = nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8)
+        self.norm, self.qkv, self.head = nn.LayerNorm(8), nn.Linear(8, 24), nn.Linear(8, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = functional.relu(self.bn(self.conv(x))).flatten(2).transpose(1, 2)
+        heads = self.qkv(self.norm(x)).view(x.shape[0], -1, 3, 2, 4).permute(2, 0, 3, 1, 4)
+        # Not unpacked by Python, for which Dynamo writes one operator for each part.
+        q, k, v = heads.unbind()
+        x = x + functional.scaled_dot_product_attention(q, k, v).transpose(1, 2).reshape(x.shape)
+        return self.head(functional.dropout(x, 0.1, self.training).mean(1))
+
+
+def _trained(tool: str, prepare: Callable[[nn.Module], Any]) -> tuple[Any, Any]:
+    """The results of two training steps and of one inference, and the scope's statistics."""
+    torch.manual_seed(0)
+    net = Net()
+    model, labels, results = prepare(net), torch.tensor([0, 1]), []
+    (named,) = create_tools([tool])
+    with amanda.apply(named.tool, drivers=["torch-eager"]) as scope:
+        for _ in range(2):
+            net.zero_grad()
+            loss = functional.cross_entropy(model(torch.rand(2, 3, 6, 6)), labels)
+            loss.backward()
+            results.append(fingerprint([loss, *[p.grad for p in net.parameters()]]))
+        with torch.no_grad():
+            results.append(fingerprint(model(torch.rand(2, 3, 6, 6))))
+    return results, scope.statistics
+
+
+@pytest.mark.filterwarnings("ignore::amanda.errors.CoverageWarning", "ignore::UserWarning")
+@pytest.mark.parametrize("tool", TOOLS)
+def test_every_tool_works_on_a_compiled_model(tool: str) -> None:
+    """A tool does on a compiled model what it does without ``torch.compile``, bit for bit."""
+    torch.compiler.reset()
+    plain, seen = _trained(tool, lambda net: net)
+    compiled, also = _trained(tool, lambda net: torch.compile(net, backend="eager"))
+    assert compiled == plain
+    assert also.ops_instrumented == seen.ops_instrumented > 0
+    assert also.backward_ops_seen == seen.backward_ops_seen
+    assert also.compiled

@@ -1,0 +1,257 @@
+"""Functions made by ``torch.compile`` under the eager driver: captured, or eager with a reason."""
+
+from __future__ import annotations
+
+import contextlib
+import warnings
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional
+from torch.nn.modules.module import register_module_forward_hook
+from torch.overrides import TorchFunctionMode
+
+from amanda.cli.results import last_line
+from amanda.errors import CoverageWarning
+from tests.torch.support import Counter, applied, fingerprint
+
+pytestmark = pytest.mark.filterwarnings(
+    "ignore::amanda.errors.CoverageWarning", "ignore:The .grad attribute:UserWarning"
+)
+
+Step = Callable[..., torch.Tensor]
+Make = Callable[[nn.Module, Callable[[Any], Any]], Step]
+"""Makes a step of a model; the second argument compiles a function or does nothing."""
+
+X = torch.linspace(-1, 1, 12).reshape(3, 4)
+
+
+@pytest.fixture(autouse=True)
+def _nothing_compiled() -> Iterator[None]:
+    torch.compiler.reset()
+    yield
+    torch.compiler.reset()
+
+
+def _compiled(function: Any) -> Any:
+    return torch.compile(function, backend="eager")
+
+
+def _model() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Dropout(0.2), nn.Linear(4, 4))
+
+
+def _breaks(net: nn.Module, compiled: Callable[[Any], Any]) -> Step:
+    def step(x: torch.Tensor) -> torch.Tensor:
+        y = net(x)
+        y = y * 2 if y.sum() > 0 else y * 3
+        return (net(y) + y.sum().item()).sum()
+
+    return compiled(step)
+
+
+def _recompiles(net: nn.Module, compiled: Callable[[Any], Any]) -> Step:
+    @compiled
+    def run(x: torch.Tensor, times: int, flag: bool) -> torch.Tensor:
+        y = net(x)
+        for _ in range(times):
+            y = y + 1
+        return y.sum() if flag else y.relu().sum()
+
+    return lambda x: run(x, 1, True) + run(x, 2, True) + run(x[:2], 1, False) + run(x[:1], 1, True)
+
+
+def _nested(net: nn.Module, compiled: Callable[[Any], Any]) -> Step:
+    inner = compiled(net)
+    outer = compiled(lambda x: inner(x * 2) + 1)
+    return lambda x: outer(x).sum() + inner(x).sum()
+
+
+def _modes(net: nn.Module, compiled: Callable[[Any], Any]) -> Step:
+    def step(x: torch.Tensor) -> torch.Tensor:
+        with torch.no_grad():
+            y = net(x)
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            z = net(x)
+        return (net(x) * y).sum() + z.float().sum()
+
+    return compiled(step)
+
+
+class _Loss(nn.Module):
+    def __init__(self, net: nn.Module) -> None:
+        super().__init__()
+        self.net = net
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        loss, labels = nn.CrossEntropyLoss(), torch.tensor([0, 1, 2])
+        return loss(self.net(x), labels) + nn.MSELoss()(x, self.net(x))
+
+
+def _made_modules(net: nn.Module, compiled: Callable[[Any], Any]) -> Step:
+    return compiled(_Loss(net))
+
+
+def _in_place(net: nn.Module, compiled: Callable[[Any], Any]) -> Step:
+    def step(x: torch.Tensor) -> torch.Tensor:
+        y = net(x).clone()
+        y[0] = 1.0
+        y.add_(2)
+        y.view(-1)[3:5] *= 2
+        left, right = y.chunk(2, dim=1)
+        return (left * right).sum()
+
+    return compiled(step)
+
+
+def _with_step(net: nn.Module, compiled: Callable[[Any], Any]) -> Step:
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.01, momentum=0.9)
+    model, advance = compiled(net), compiled(optimizer.step)
+
+    def step(x: torch.Tensor) -> torch.Tensor:
+        loss: torch.Tensor = model(x).sum()
+        if loss.grad_fn is not None and net.training:
+            advance()
+        return loss
+
+    return step
+
+
+def _modules(net: nn.Module, compiled: Callable[[Any], Any]) -> Step:
+    # Blocks whose forward has one code.
+    blocks = [compiled(nn.Sequential(nn.LayerNorm(4), net)) for _ in range(3)]
+    return lambda x: blocks[2](blocks[1](blocks[0](x))).sum()
+
+
+def _run(make: Make, compile_: Callable[[Any], Any], scope: bool) -> tuple[Any, Counter, Any]:
+    net, tool = _model(), Counter()
+    step, results = make(net, compile_), []
+
+    def train() -> None:
+        for _ in range(3):
+            net.zero_grad()
+            torch.manual_seed(1)
+            loss = step(X)
+            loss.backward()
+            results.append(fingerprint([loss, *[p.grad for p in net.parameters()]]))
+
+    if not scope:
+        train()
+        return results, tool, None
+    with applied(tool) as opened:
+        train()
+    return results, tool, opened.statistics
+
+
+@pytest.mark.parametrize(
+    "make",
+    [_breaks, _recompiles, _nested, _modes, _made_modules, _in_place, _with_step, _modules],
+    ids=lambda make: str(make.__name__),
+)
+def test_compiled_functions_run_captured(make: Make) -> None:
+    """A compiled function stays captured, with its own results and the ids of eager mode."""
+    own, _, _ = _run(make, _compiled, scope=False)
+    torch.compiler.reset()
+    _, eager, _ = _run(make, lambda function: function, scope=True)
+    results, found, statistics = _run(make, _compiled, scope=True)
+    assert results == own
+    assert found.ids == eager.ids
+    assert found.backward_ids == eager.backward_ids
+    assert set(statistics.compiled.values()) == {"operator by operator"}
+    assert f"compiled code ran operator by operator: {len(statistics.compiled)};" in last_line(
+        statistics, 1.0
+    )
+
+
+def test_a_function_has_its_own_code_before_and_after_a_scope() -> None:
+    """The code that a function's own compiler made is neither used in a scope nor made anew."""
+    graphs: list[Any] = []
+
+    def backend(graph: Any, _: Any) -> Any:
+        graphs.append(graph)
+        return graph.forward
+
+    net, tool = _model().eval(), Counter()
+    model = torch.compile(net, backend=backend)
+    wanted = model(X)
+    with applied(tool):
+        assert torch.equal(model(X), wanted)
+        assert torch.equal(model(X), wanted)
+    with torch.compiler.set_stance("fail_on_recompile"):
+        assert torch.equal(model(X), wanted)
+    assert len(graphs) == 1
+    assert tool.ops["linear"] == 4
+
+
+class _Mode(TorchFunctionMode):
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return func(*args, **(kwargs or {}))
+
+
+@contextlib.contextmanager
+def _hooked() -> Iterator[None]:
+    handle = register_module_forward_hook(lambda module, args, output: None)
+    yield
+    handle.remove()
+
+
+@pytest.mark.filterwarnings("ignore:Using `torch.compile:UserWarning")
+@pytest.mark.parametrize(
+    ("make", "reason"),
+    [
+        (_Mode, "another TorchFunctionMode is on"),
+        (lambda: torch.compiler.set_stance("force_eager"), "set_stance() is in force"),
+        (_hooked, "there are hooks on all modules"),
+    ],
+    ids=["mode", "stance", "hooks"],
+)
+def test_what_is_not_captured_runs_eagerly(make: Callable[[], Any], reason: str) -> None:
+    """Where a compiled function cannot be captured, it runs eagerly, and the reason is said."""
+    model, tool = torch.compile(_model().eval(), backend="eager"), Counter()
+    with applied(tool) as scope, make(), warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        model(X)
+        model(X)
+    texts = [str(one.message) for one in said if one.category is CoverageWarning]
+    assert len(texts) == 1
+    assert "runs eagerly" in texts[0]
+    (way,) = scope.statistics.compiled.values()
+    assert way.startswith("eagerly (")
+    assert reason in way
+    assert tool.ops["linear"] == 4
+
+
+def test_a_graph_with_a_graph_inside_runs_eagerly() -> None:
+    """What Dynamo captures with a graph inside runs eagerly, for a reason in the last line."""
+    net, tool = _model().eval(), Counter()
+
+    @_compiled
+    def run(x: torch.Tensor) -> torch.Tensor:
+        return torch.utils.checkpoint.checkpoint(net, x, use_reentrant=False) * 2
+
+    with applied(tool) as scope:
+        assert torch.equal(run(X), net(X) * 2)
+    assert tool.ops["linear"] == 4
+    assert "eagerly (" in last_line(scope.statistics, 1.0)
+    assert "runs a graph of its own" in last_line(scope.statistics, 1.0)
+
+
+def test_softmax_of_symbolic_sizes() -> None:
+    """Sizes that change are symbolic in what is captured, with ``dynamic=True`` from the start."""
+    net, tool = _model().eval(), Counter()
+    run = torch.compile(
+        lambda x: functional.softmax(net(x).flatten(), 0).view(-1, 4) * x.shape[0],
+        backend="eager",
+        dynamic=True,
+    )
+    sizes = [torch.rand(n, 4) for n in (2, 3, 4, 5, 2, 1)]
+    with applied(tool) as scope:
+        found = [run(x) for x in sizes]
+    wanted = [functional.softmax(net(x).flatten(), 0).view(-1, 4) * x.shape[0] for x in sizes]
+    assert all(map(torch.equal, found, wanted))
+    assert tool.ops["softmax"] == 6
+    assert 1 <= len(scope.statistics.compiled) <= 2
