@@ -68,11 +68,12 @@ class Page:
         return found.find_element(By.XPATH, "..")
 
     def column(self, grid: WebElement, name: str) -> list[str]:
-        """The texts of one column, of the rows that are in the document."""
+        """The whole texts of one column, of the rows that are in the document."""
         names = [head.text for head in self.all("th", grid)]
         return self.browser.execute_script(
             "return [...arguments[0].querySelectorAll('tr.row')]"
-            ".map(row => row.cells[arguments[1]].textContent)",
+            ".map(row => row.cells[arguments[1]])"
+            ".map(cell => cell.textContent.includes('…') ? cell.title : cell.textContent)",
             grid,
             names.index(name),
         )

@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+import itertools
+import re
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from selenium.webdriver.common.keys import Keys
+from selenium.webdriver.remote.webelement import WebElement
 from selenium.webdriver.support.ui import Select
 
+from amanda.results import RunReport, ToolReport
+from amanda_tools._output.report import render
+from amanda_tools._output.report.run import document_of
 from tests.browser.conftest import Page, Report
 
 HOSTILE = "<script>alert(1)</script><img src=x onerror=alert(2)>\"'&amp;</style>"
@@ -31,8 +38,9 @@ class Net(torch.nn.Module):
             x = layer(x)
         return self.last(x)
 
+net = Net()
 for _ in range(2):
-    Net()(torch.rand(2, 3, 8, 8)).sum().backward()
+    net(torch.rand(2, 3, 8, 8)).sum().backward()
 """
 
 KERAS = """
@@ -139,7 +147,10 @@ def test_the_filter_keeps_rows_that_hold_all_words(page: Page) -> None:
     search.send_keys("LINEAR body.1")
     rows = page.lines(grid)
     assert len(rows) > 1
-    assert all("linear" in row.lower() and "body.1" in row for row in rows)
+    texts = zip(*(page.column(grid, name) for name in ("id", "type", "module")), strict=True)
+    for text in map(" ".join, texts):
+        assert "linear" in text.lower()
+        assert "body.1" in text
     assert page.all("output", grid)[0].text == f"{len(rows)} of {total} rows"
     search.clear()
     search.send_keys("nothing is called so")
@@ -163,60 +174,188 @@ def test_only_rows_that_are_seen_are_in_the_document(page: Page) -> None:
     assert last[-1] not in first
 
 
-def test_the_graph_is_searched_zoomed_and_opened_module_by_module(page: Page) -> None:
-    """Levels go from modules to operators; a match is marked, told of and moved into view."""
-    graph = page.all(".graph", page.section("trace"))[0]
-    level = Select(page.all("select", graph)[0])
-    titles = [option.text for option in level.options]
-    assert titles[0].startswith("modules to depth 1")
-    assert titles[-1].startswith("all operators")
-    level.select_by_index(0)
-    few = len(page.all(".canvas g", graph))
-    level.select_by_index(len(titles) - 1)
-    assert len(page.all(".canvas g", graph)) > few
-    assert len(page.all(".canvas path", graph)) > few
-    page.all("input", graph)[0].send_keys("conv2d stem")
-    assert page.all("output", graph)[0].text == "1 of 2"
-    assert len(page.all("g.hit", graph)) == 2
-    about = page.all("pre.about", graph)[0].text
-    assert about.startswith("Net.stem.0/conv2d:0\nstem.0\nprogram.py:")
-    picture = page.all(".canvas svg", graph)[0]
-    box, place = picture.rect, page.all("g.chosen", graph)[0].rect
-    assert abs(place["x"] + place["width"] / 2 - box["x"] - box["width"] / 2) < 5
-    assert abs(place["y"] + place["height"] / 2 - box["y"] - box["height"] / 2) < 5
-    width = "return arguments[0].viewBox.baseVal.width"
-    before = page.browser.execute_script(width, picture)
-    page.all("[data-do=in]", graph)[0].click()
-    assert page.browser.execute_script(width, picture) < before
+def shown(page: Page) -> list[str]:
+    """The names of the rows of the tree that are in the document."""
+    rows = "return [...document.querySelectorAll('.tree tr.row .text')].map(e => e.textContent)"
+    return list(page.browser.execute_script(rows))
+
+
+def tree_row(page: Page, name: str) -> WebElement:
+    """The first row of the tree with this name."""
+    rows = "[...document.querySelectorAll('.tree tr.row')]"
+    found = f"return {rows}.find(r => r.querySelector('.text').textContent === arguments[0])"
+    row: WebElement = page.browser.execute_script(found, name)
+    page.browser.execute_script("arguments[0].scrollIntoView({block: 'center'})", row)
+    return row
+
+
+def drawn(page: Page, what: str) -> Any:
+    """A property of the graph, which is a picture for the browser."""
+    return page.browser.execute_script(
+        f"const graph = document.querySelector('section.model').model.graph; return {what}"
+    )
+
+
+def test_modules_open_and_close_in_the_tree_and_the_graph(page: Page) -> None:
+    """By a click in either; repeated modules stand once, with a count, or one by one."""
+    assert "0 … 11" in shown(page)
+    assert page.all(".count", tree_row(page, "0 … 11"))[0].text == "12×"
+    assert "12×" in " ".join(drawn(page, "graph.cy.nodes('.many').map(n => n.data('label'))"))
+    before = drawn(page, "graph.cy.nodes().length")
+    tree_row(page, "0 … 11").click()
+    assert drawn(page, "graph.cy.nodes().length") == before - 2
+    page.browser.execute_script(
+        "const graph = document.querySelector('section.model').model.graph;"
+        "graph.cy.nodes('.many').filter(n => n.data('label').includes('12×')).emit('tap')"
+    )
+    assert drawn(page, "graph.cy.nodes().length") == before
+    page.all("[data-once]")[0].click()
+    assert {str(i) for i in range(12)} < set(shown(page))
+    assert "0 … 11" not in shown(page)
+
+
+def test_backward_operators_stand_below_their_forward_ones(page: Page) -> None:
+    """A click on an operator opens them; the details tell of both."""
+    Select(page.all("[data-depth]")[0]).select_by_visible_text("all")
+    tree_row(page, "conv2d").click()
+    rows = shown(page)
+    at = rows.index("conv2d")
+    assert rows[at + 1].startswith("∇ conv2d_backward")
+    assert "ConvolutionBackward0" in page.all(".details")[0].text
+
+
+def test_the_tree_sorts_within_modules(page: Page) -> None:
+    """The largest figure first; the third click gives the order of the run again."""
+    original = shown(page)
+    for direction in ("descending", "ascending", None):
+        page.press(page.all(".tree")[0], "parameters")
+        head = page.head(page.all(".tree")[0], "parameters")
+        assert head.get_attribute("aria-sort") == direction
+        rows = shown(page)
+        assert (rows == original) is (direction is None)
+        if direction:
+            assert (rows.index("stem") < rows.index("body")) is (direction == "ascending")
+
+
+def test_the_search_goes_to_operators(page: Page) -> None:
+    """By type, id or module, forward or backward; repeated ones are told of by themselves."""
+    search = page.all("section.model input[type=search]")[0]
+    output = page.all("section.model output")[0]
+    search.send_keys("conv2d:0 stem")
+    assert output.text == "1 of 1"
+    details = page.all(".details")[0]
+    assert "Net.stem.0/conv2d:0" in details.text
+    assert "program.py:" in details.text
+    assert page.all("tr.chosen .text")[0].text == "conv2d"
+    assert drawn(page, "graph.cy.nodes('.hit').length") == 1
+    # The chosen operator is in the middle of the graph.
+    x, y, width, height = drawn(
+        page,
+        "[graph.cy.nodes('.chosen').renderedPosition('x'),"
+        " graph.cy.nodes('.chosen').renderedPosition('y'), graph.canvas.clientWidth,"
+        " graph.canvas.clientHeight]",
+    )
+    assert (x, y) == (pytest.approx(width / 2, abs=3), pytest.approx(height / 2, abs=3))
+    search.clear()
+    search.send_keys("body.7.0/linear:0/grad/AddmmBackward0")
+    assert output.text == "1 of 1"
+    assert "Net.body.7.0/linear:0" in details.text
+    assert "each of 12" in details.text
+    search.clear()
+    search.send_keys("nothing is called so")
+    assert output.text == "0 found"
+
+
+def test_nodes_are_coloured_by_the_chosen_figure(page: Page) -> None:
+    """And the tree draws bars of it."""
+    colours = "graph.cy.nodes().map(n => n.data('colour')).join()"
+    before = drawn(page, colours)
+    Select(page.all("[data-figure]")[0]).select_by_visible_text("parameters")
+    assert drawn(page, colours) != before
+    at = [head.text for head in page.all(".tree th")].index("parameters")
+    assert page.all(f".tree tr.row td:nth-child({at + 1}).bar")
+
+
+def test_five_thousand_operators_open_at_once(
+    opened: Callable[[Path], Page], tmp_path: Path
+) -> None:
+    """A chain of them and a model of unlike modules: few rows and all nodes are there."""
+    ids = [f"Net.m{i // 10}x.{i % 10}/op{i}:0" for i in range(2500)]
+    ids += [f"/f:{i}" for i in range(2500)]
+    ops = [
+        {"id": i, "type": i.rpartition("/")[2], "module": i[4:].partition("/")[0], "flops": 1}
+        for i in ids
+    ]
+    edges = [{"producer": a, "consumer": b} for a, b in itertools.pairwise(ids)]
+    result = {"ops": ops, "edges": edges}
+    path = tmp_path / "page.html"
+    tools = [ToolReport(name="any", result=result)]
+    path.write_text(render(document_of(RunReport(title="t", facts={}, tools=tools))))
+    page = opened(path)
+    Select(page.all("[data-depth]")[0]).select_by_visible_text("all")
+    assert drawn(page, "graph.cy.nodes().length") > 5000
+    assert len(page.all(".tree tr.row")) < 100
+    assert page.complaints() == []
+
+
+def test_tables_fit_the_page_and_begin_with_figures(page: Page) -> None:
+    """Long ids show both ends, columns that are equal in all rows are told below."""
+    grid = page.grid("profile", "operators")
+    heads = [head.text for head in page.all("th", grid)]
+    assert heads[:4] == ["id", "type", "calls", "seconds"]
+    fits = "return document.body.scrollWidth <= innerWidth"
+    assert page.browser.execute_script(fits)
+    page.all("input", grid)[0].send_keys("body.1.0 grad")
+    page.browser.set_window_size(600, 900)
+    try:
+        lines = page.lines(grid)
+        assert lines
+        assert all(re.match("Net.+….+:0", line) for line in lines)
+        assert page.browser.execute_script(fits)
+    finally:
+        page.browser.set_window_size(1300, 1000)
+    below = [line.text for line in page.all(".equal") if line.text]
+    assert "Equal in all rows: " in " ".join(below)
+
+
+def test_tables_are_filtered_by_module_and_type(page: Page) -> None:
+    """A module is chosen with all that is in it."""
+    grid = page.grid("count", "operators")
+    [module] = page.all("select[aria-label=module]", grid)
+    Select(module).select_by_value("=body.3")
+    assert {text.rpartition(".")[0] for text in page.column(grid, "module")} == {"body.3"}
+    Select(page.all("select[aria-label=type]", grid)[0]).select_by_value("=linear")
+    assert set(page.column(grid, "type")) == {"linear"}
+    assert page.all("output", grid)[0].text.startswith("1 of ")
 
 
 def test_charts_show_the_tools_figures(page: Page) -> None:
-    """Bars are as long as their values say; the others have axes, and marks that tell."""
+    """A library draws them; those of modules at the depth that the reader picks."""
     charts = {c.text.split("\n")[0]: c for c in page.all("figure.chart")}
-    assert {"operations by module", "time by type", "executions by type"} <= set(charts)
-    bars = page.all(".bar", charts["executions by type"])
-    widths = [sum(part.rect["width"] for part in page.all("i", bar)) for bar in bars]
-    values = numbers([v.text for v in page.all(".value", charts["executions by type"])])
-    for width, value in zip(widths, values, strict=True):
-        assert width / widths[0] == pytest.approx(value / values[0], abs=0.01)
-    points = charts["standard deviation of the activations"]
-    assert len(page.all("circle", points)) > 20
-    assert len(page.all("text", points)) >= 4
-    assert page.all("rect", charts["sizes of the elements of the weights"])
+    assert {"time by type", "executions by type"} <= set(charts)
+    script = "return arguments[0].chart.chart.data"
+    data = page.browser.execute_script(script, charts["executions by type"])
+    assert [part["label"] for part in data["datasets"]] == ["forward", "backward"]
+    assert data["datasets"][0]["data"][data["labels"].index("linear")] == 26
+    modules = next(chart for title, chart in charts.items() if title == "operations by module")
+    depth = Select(page.all("select", modules)[0])
+    depth.select_by_index(0)
+    few = page.browser.execute_script(script, modules)["labels"]
+    assert {"stem", "body"} <= set(few)
+    depth.select_by_index(1)
+    assert "body.0" in page.browser.execute_script(script, modules)["labels"]
+    assert page.all("canvas", charts["standard deviation of the activations"])
 
 
 def test_names_are_text_wherever_they_stand(page: Page) -> None:
     """A module may be called anything: it makes no element, and no script of it runs."""
     name = HOSTILE.replace(".", "")
-    assert "<script>alert(1)</script>" in page.browser.execute_script(
-        "return [...document.querySelectorAll('figure .label')].map(e => e.textContent).join()"
-    )
+    assert any(name in text for text in shown(page))
     grid = page.grid("count", "operators")
     page.all("input", grid)[0].send_keys("onerror")
     assert set(page.column(grid, "module")) == {name}
-    graph = page.all(".graph", page.section("trace"))[0]
-    page.all("input", graph)[0].send_keys("onerror")
-    assert name in page.all("pre.about", graph)[0].text
+    page.all("section.model input[type=search]")[0].send_keys("onerror")
+    assert name in page.all(".details")[0].text
     assert page.all("img") == []
     assert len(page.all("script:not([type])")) == 1
     assert page.complaints() == []
@@ -233,7 +372,7 @@ def test_a_keras_model(report: Report, opened: Callable[[Path], Page]) -> None:
     page.all("input", grid)[0].send_keys("bias dense")
     # The runtime has fused the products into them.
     assert {"bias_add", "bias_add_backward"} <= set(page.column(grid, "type"))
-    assert page.all(".canvas g", page.section("trace"))
+    assert drawn(page, "graph.cy.nodes().length") > 5
     assert page.all("figure.chart")
     assert (page.complaints(), page.fetched()) == ([], [])
 
@@ -253,5 +392,5 @@ def test_a_comparison_of_two_runs(
     page.press(grid, "relative error")
     errors = [float(text) for text in page.column(grid, "relative error")]
     assert errors == sorted(errors, reverse=True)
-    assert page.all("figure circle")
+    assert page.all("figure.points canvas")
     assert (page.complaints(), page.fetched()) == ([], [])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import itertools
 import math
 import re
@@ -16,21 +17,22 @@ import torch
 
 import amanda
 from amanda.results import Chart, RunReport, Table, ToolReport
+from amanda_tools._output import report
 from amanda_tools._output.chart_data import (
     BOTH_DIRECTIONS,
     rank_groups,
     rank_modules,
+    sum_at_one_depth,
     sum_by_direction,
-    sum_to_parents,
 )
 from amanda_tools._output.charts import (
     MAX_BARS,
     Drawing,
     lay_out,
 )
-from amanda_tools._output.report import Document, Section, render
+from amanda_tools._output.report import Document, Section, chart_data, render
 from amanda_tools._output.report.columns import make_column
-from amanda_tools._output.report.graphs import MAX_NODES, GraphView, graph_of
+from amanda_tools._output.report.model_tree import ModelView, model_of
 from amanda_tools._output.report.run import document_of, section_of
 from amanda_tools._output.units import format_short
 
@@ -110,21 +112,36 @@ def test_nothing_makes_no_chart(values: dict[str, list[float]]) -> None:
     assert lay_out(Chart(title="t", kind="bar", labels=["a"], values=values)) is None
 
 
-def test_the_largest_modules_are_sum_to_parents() -> None:
-    """As far as a chart can show all; what a module runs itself stays under its name."""
+def test_modules_are_summed_up_at_one_depth() -> None:
+    """Equal blocks look equal: a chart never mixes depths."""
     groups = {f"net.layer{i}.part{j}": {"n": 1 + 9 * (i == 3)} for i in range(10) for j in range(9)}
     groups |= {"net": {"n": 5}, "net.layer3": {"n": 2}, "idle": {"n": 0}}
-    found = sum_to_parents(groups, ["n"])
-    assert {name: of["n"] for name, of in found.items()} == {
-        "net": 5, "net.layer3": 2,
-        **{f"net.layer3.part{j}": 10 for j in range(9)},
-        **{f"net.layer{i}": 9 for i in range(10) if i != 3},
+    [chart] = rank_modules("n", groups, {"n": "n"})
+    assert chart.modules
+    assert len(chart.labels) == len(groups) - 1
+    found = sum_at_one_depth(chart)
+    assert dict(zip(found.labels, found.values["n"], strict=True)) == {
+        "net.layer3": 92, "net": 5, **{f"net.layer{i}": 9 for i in range(10) if i != 3},
     }  # fmt: skip
     keras = {f"net/block{i}": {"n": 1} for i in range(20)}
-    assert sum_to_parents(keras, ["n"]) == keras
-    assert set(sum_to_parents({f"net/block{i}": {"n": 1} for i in range(30)}, ["n"])) == {"net"}
     [chart] = rank_modules("n", keras, {"n": "n"})
-    assert len(chart.labels) == 20
+    assert len(sum_at_one_depth(chart).labels) == 20
+    assert (
+        len(
+            drawn(
+                kind="bar", modules=True, labels=list(groups), values={"n": [1] * len(groups)}
+            ).bars
+        )
+        == 12
+    )
+
+
+def test_what_json_lacks_is_a_gap_of_a_chart() -> None:
+    """Infinities and NaN; labels of axes stay numbers."""
+    found = chart_data(Chart(title="t", kind="line", labels=[0, 5], values={"x": [math.inf, 2]}))
+    assert found is not None
+    assert (found["labels"], found["values"]) == ([0, 5], [("x", [None, 2.0])])
+    assert chart_data(Chart(title="t", kind="bar", labels=["a"], values={"x": [math.nan]})) is None
 
 
 def test_bars_are_rank_groups() -> None:
@@ -172,7 +189,7 @@ def test_charts_agree_with_what_the_tools_say() -> None:
     assert sum(charts["stats", "sizes of the elements of the weights"].values["elements"]) == 58
 
 
-# -- graphs -------------------------------------------------------------------
+# -- the model ----------------------------------------------------------------
 
 
 def op(op_id: str, module: str, kind: str = "relu", **more: Any) -> dict[str, Any]:
@@ -183,63 +200,100 @@ def chain(*ids: str) -> list[dict[str, str]]:
     return [{"producer": a, "consumer": b} for a, b in itertools.pairwise(ids)]
 
 
-def graph(ops: list[dict[str, Any]], edges: list[dict[str, str]]) -> GraphView:
-    found = graph_of({"ops": ops, "edges": edges})
+def model(*results: dict[str, Any]) -> ModelView:
+    found = model_of([ToolReport(name=f"t{i}", result=r) for i, r in enumerate(results)])
     assert found is not None
     return found
 
 
-def test_levels_go_from_modules_to_operators() -> None:
-    """A module's operators are one node, with what is in it; edges within it are gone."""
-    ids = [f"Net.layer{i}.{j}/relu:0" for i in range(3) for j in range(4)]
-    ops = [op(i, i.removeprefix("Net.").partition("/")[0]) for i in ids]
-    found = graph(ops, chain(*ids))
-    assert [(level["title"], len(level["nodes"])) for level in found.levels] == [
-        ("modules to depth 1", 3), ("all operators", 12),
-    ]  # fmt: skip
-    coarse_level = found.levels[0]
-    assert [node[0] for node in coarse_level["nodes"]] == ["layer0", "layer1", "layer2"]
-    assert coarse_level["nodes"][0][6] == "Net.layer0\n4 operators: 4 relu"
-    assert sorted(coarse_level["edges"]) == [[0, 1], [1, 2]]
-    heights = [node[3] for node in coarse_level["nodes"]]
-    assert heights == sorted(set(heights))
+def names(view: ModelView, kind: str = "") -> list[str]:
+    """The path of each node of a kind."""
+    found: list[str] = []
+    for node in view.nodes:
+        at, path = node, [node.name]
+        while at.parent > 0:
+            at = view.nodes[at.parent]
+            path.insert(0, at.name)
+        if not kind or node.kind == kind:
+            found.append("/".join(path))
+    return found
 
 
-def test_what_makes_weights_is_one_node_beside_the_modules() -> None:
-    """Only where there are modules; a loss after them stays as it is."""
-    ops = [op(f"/uniform_:{i}", "", "uniform") for i in range(5)]
-    ops += [op("Net.a/mm:0", "a"), op("Net.b/mm:0", "b"), op("/mean:0", "", "mean")]
-    edges = [{"producer": "/uniform_:0", "consumer": "Net.a/mm:0"}]
-    found = graph(ops, edges + chain("Net.a/mm:0", "Net.b/mm:0", "/mean:0"))
-    labels = [node[0] for node in found.levels[0]["nodes"]]
-    assert sorted(labels) == ["(outside of modules)", "a", "b", "mean"]
-    assert len(found.levels[0]["edges"]) == 2
-    assert len(found.levels[-1]["edges"]) == 3
-    functional = graph([op(f"/add:{i}", "") for i in range(3)], chain("/add:0", "/add:1", "/add:2"))
-    assert [len(level["nodes"]) for level in functional.levels] == [3]
+def test_operators_stand_in_their_modules_with_what_all_tools_say() -> None:
+    """A backward operator belongs to its forward one; figures of one operator come together."""
+    back = {**op("Net.a/mm:0/grad/Mm:0", "a", "mm_backward"), "direction": "backward",
+            "forward": "Net.a/mm:0"}  # fmt: skip
+    trace = {"ops": [op("Net.a/mm:0", "a", "mm"), back, op("Net.a/relu:0", "a")],
+             "edges": chain("Net.a/mm:0", "Net.a/relu:0")}  # fmt: skip
+    flops = {"ops": [op("Net.a/mm:0", "a", "mm", flops=6, params=3), {**back, "flops": 12}],
+             "summary": {"steps": 3}}  # fmt: skip
+    found = model(flops, trace)
+    assert names(found) == ["run", "Net", "Net/a", "Net/a/mm", "Net/a/relu"]
+    assert (found.names, found.steps, found.edges) == (["Net"], 3, [(3, 4)])
+    assert [figure.name for figure in found.figures] == ["FLOPs", "parameters"]
+    assert (found.total("flops", "forward"), found.total("flops", "backward")) == (6, 12)
+    # In the browser they are figures of one step; the backward operator stands with its figures.
+    assert found.data()["nodes"][3][-2:] == [
+        [2, 3],
+        [["Net.a/mm:0/grad/Mm:0", "mm_backward", 4, None]],
+    ]
 
 
-def test_boxes_do_not_lie_on_each_other() -> None:
-    """Parts that nothing connects stand side by side, two models of one class apart."""
-    ids = [f"{model}.{i}/relu:0" for model in ("Net", "Net@1") for i in range(6)]
-    ops = [op(i, i.partition(".")[2].partition("/")[0]) for i in ids]
-    ops += [op(f"/empty:{i}", "", "empty") for i in range(40)]
-    found = graph(ops, chain(*ids[:6]) + chain(*ids[6:]))
-    for level in found.levels:
-        places = [(node[2], node[3]) for node in level["nodes"]]
-        assert len(set(places)) == len(places)
-        for i, (x, y) in enumerate(places):
-            others = places[i + 1 :]
-            assert not [p for p in others if abs(p[0] - x) < 180 and abs(p[1] - y) < 34]
-    assert [len(level["nodes"]) for level in found.levels] == [13, 52]
+def test_equal_modules_in_a_row_are_marked() -> None:
+    """Their names differ in a number only, and what is in them is equal, shapes included."""
+    shape = {"outputs": [{"shape": [2, 3], "dtype": "torch.float32", "device": "cpu"}]}
+    ids = [f"Net.layers.{i}.fc/mm:0" for i in range(4)]
+    ops = [op(i, i.partition(".")[2].partition("/")[0], "mm", **shape) for i in ids]
+    ops[3]["outputs"] = [{"shape": [2, 4]}]
+    ops += [op(f"Net.{name}/mm:0", name, "mm") for name in ("q_proj", "k_proj")]
+    found = model({"ops": ops})
+    assert names(found, "repeat") == ["Net/layers/0 … 2"]
+    assert found.nodes[4].shape == "2×3 f32"
+    assert found.device == "cpu"
 
 
-def test_what_is_too_large_is_shown_by_modules_only() -> None:
-    """And the page says so."""
-    ids = [f"Net.a/relu:{i}" for i in range(MAX_NODES + 1)]
-    found = graph([op(i, "a") for i in ids], chain(*ids))
-    assert [len(level["nodes"]) for level in found.levels] == [1]
-    assert found.note.startswith(f"{MAX_NODES + 1:,} operators are too many")
+@pytest.mark.parametrize("has_phases", [True, False])
+def test_what_is_not_the_models_stands_aside(has_phases: bool) -> None:
+    """By its phase, or because no way from a module leads to it; the loss stays with the model."""
+    setup, optimizer = ({"phase": name} if has_phases else {} for name in ("setup", "optimizer"))
+    ops = [op(f"/uniform_:{i}", "", "uniform", params=9, **setup) for i in range(5)]
+    ops += [op("Net.a/mm:0", "a", "mm", params=4), op("/mean:0", "", "mean")]
+    ops += [op("/sqrt:0", "", "sqrt", **optimizer)]
+    found = model({"ops": ops, "edges": [*chain("/uniform_:0", "Net.a/mm:0", "/mean:0")]})
+    assert found.total("params", "forward") == 4
+    inside = [i for i in names(found, "op") if i.startswith(("Net", "mean"))]
+    assert inside == ["Net/a/mm", "mean"]
+    phases = ["setup: building and initialising", "optimizer"]
+    assert names(found, "phase") == (phases if has_phases else ["outside of modules"])
+    assert len(found.edges) == 1
+
+
+def test_many_operators_in_a_row_get_a_level_between() -> None:
+    """A browser lays out small groups quickly; nothing is left out."""
+    ids = [f"/relu:{i}" for i in range(5000)]
+    found = model({"ops": [op(i, "") for i in ids], "edges": chain(*ids)})
+    assert len(found.edges) == 4999
+    assert len(names(found, "op")) == 5000
+    assert max(len(node.children) for node in found.nodes) <= 150
+
+
+def test_calls_and_models_of_one_class_are_told_apart() -> None:
+    """A module that is called twice is one; a second model of a class is another one."""
+    ids = ("Net.fc/mm:0", "Net.fc#1/mm:0", "Net@1.fc/mm:0")
+    found = model({"ops": [op(i, "fc", "mm") for i in ids]})
+    assert names(found, "module") == ["Net", "Net/fc", "Net@1", "Net@1/fc"]
+    keras = model({"ops": [op("net/block/MatMul:0", "net/block", "linear")]})
+    assert names(keras, "module") == ["net", "net/block"]
+
+
+def test_zeros_are_a_share_and_weights_do_not_count() -> None:
+    """Rows of sparsity are about one tensor each."""
+    row = op("Net.a/relu:0", "a")
+    ops = [{**row, "kind": "activations", "zeros": 1, "elements": 4},
+           {**row, "kind": "activations", "zeros": 2, "elements": 4},
+           {**row, "kind": "weights", "zeros": 9, "elements": 9}]  # fmt: skip
+    found = model({"tool": "sparsity", "ops": ops})
+    assert found.data()["nodes"][3][-2] == [[3, 8]]
 
 
 @pytest.mark.parametrize(
@@ -249,12 +303,73 @@ def test_what_is_too_large_is_shown_by_modules_only() -> None:
         {"ops": [], "edges": []},
         {"ops": [{"id": "a"}], "edges": [{"from": "a"}, "x", None]},
         {"ops": "ab", "edges": {"producer": "a"}},
-        {"ops": [{"id": "a"}], "edges": [{"producer": "a", "consumer": "gone"}]},
+        {"ops": [{"id": 3, "type": "x"}, {"type": "x"}, None]},
     ],
 )
-def test_other_results_have_no_graph(result: dict[str, Any]) -> None:
-    """Whatever a tool of others calls edges."""
-    assert graph_of(result) is None
+def test_other_results_have_no_model(result: dict[str, Any]) -> None:
+    """Whatever a tool of others calls operators."""
+    assert model_of([ToolReport(name="any", result=result)]) is None
+
+
+def test_a_row_may_hold_anything() -> None:
+    """What is no number is no figure, and what is no shape is none."""
+    odd = op("a", "b", flops="many", params=math.inf, outputs=[{"shape": 3}, 4], attributes=[1])
+    found = model({"ops": [odd], "edges": [{"producer": "a"}], "summary": {"steps": True}})
+    assert (found.figures, found.edges, found.steps) == ([], [], 0)
+    page = render(
+        document_of(
+            RunReport(title="t", facts={}, tools=[ToolReport(name="x", result={"ops": [odd]})])
+        )
+    )
+    assert "Lost" not in page
+
+
+def test_the_head_tells_what_ran_and_the_main_figures() -> None:
+    """Of the model alone, per step where steps are known."""
+    outputs = {"outputs": [{"shape": [2, 3], "dtype": "float32", "device": "cuda:0"}]}
+    ops = [op("Net.a/mm:0", "a", "mm", flops=6000, inputs=outputs["outputs"], **outputs)]
+    tool = ToolReport(name="flops", result={"ops": ops, "summary": {"steps": 3}})
+    facts = {
+        "command": "amanda run",
+        "not seen": "a function",
+        "program ended": "normally",
+        "x": "y",
+    }
+    document = document_of(RunReport(title="t", facts=facts, tools=[tool]))
+    assert document.heading == "Net"
+    assert document.lead == {
+        "command": "amanda run", "steps": "3", "input": "2×3 f32", "device": "cuda:0",
+        "not seen": "a function",
+    }  # fmt: skip
+    assert document.figures == {"FLOPs per step": "2 kFLOP"}
+    assert document.facts == {"program ended": "normally", "x": "y"}
+    failed = document_of(RunReport(title="t", facts={"program ended": "by ValueError"}, tools=[]))
+    assert failed.lead == {"program ended": "by ValueError"}
+
+
+def test_libraries_are_those_that_are_published() -> None:
+    """Their README tells version, licence and checksum, and no page needs another."""
+    folder = Path(report.__file__).parents[1] / "vendor"
+    rows = re.findall(r"\| `(\S+)` \|.*\| `(\w{64})` \|", (folder / "README.md").read_text())
+    digests = {name: hashlib.sha256((folder / name).read_bytes()).hexdigest() for name, _ in rows}
+    assert digests == dict(rows)
+    assert set(digests) == {path.name for path in folder.glob("*.js")}
+    assert all(
+        (folder / name).with_name(f"{name.partition('.')[0]}.LICENSE").exists() for name in digests
+    )
+
+
+def test_a_page_holds_the_libraries_that_it_needs() -> None:
+    """Tables alone need none: a page of a few kilobytes stays one."""
+    plain = render(Document(title="t", sections=[Section(name="s")]))
+    assert len(plain) < 60_000
+    chart = Chart(title="c", kind="bar", labels=["a", "b"], values={"x": [1, 2]})
+    charts = render(Document(title="t", sections=[Section(name="s", charts=[chart])]))
+    assert 200_000 < len(charts) < 320_000
+    assert "dagre" not in charts
+    ids = ("Net.a/mm:0", "Net.b/mm:0")
+    view = model({"ops": [op(i, i[4]) for i in ids], "edges": chain(*ids)})
+    assert 450_000 < len(render(Document(title="t", model=view))) < 620_000
 
 
 # -- pages --------------------------------------------------------------------

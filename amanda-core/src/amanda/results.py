@@ -45,6 +45,8 @@ class Chart:
         unit: unit of the values, such as ``"s"``, ``"B"`` or ``"FLOP"``; drawn with SI prefixes.
         axis: title of the axis of the labels; "" for none.
         log: whether the axis of the values is logarithmic; not for bars.
+        modules: whether the labels of bars are paths of modules, which are summed up at one depth;
+            a page lets the reader pick it.
     """
 
     title: str
@@ -55,6 +57,7 @@ class Chart:
     unit: str = ""
     axis: str = ""
     log: bool = False
+    modules: bool = False
 
 
 @attrs.frozen(kw_only=True)

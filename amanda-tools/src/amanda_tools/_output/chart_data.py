@@ -8,8 +8,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
+
+import attrs
 
 from amanda.results import Chart
 from amanda_tools._operators.module_paths import depth_of, prefix_of
@@ -18,7 +20,7 @@ FEWEST_BARS = 2
 """A chart of fewer bars says no more than its table."""
 
 MOST_MODULES = 24
-"""Bars of a chart by module."""
+"""Bars of a chart by module, where nobody picks a depth."""
 
 BOTH_DIRECTIONS = {"forward": "forward", "backward": "backward"}
 """The series of groups from :func:`sum_by_direction`."""
@@ -35,7 +37,24 @@ def rank_groups(
         series: name of each series to the key of its figure.
         unit: unit of the figures.
     """
+    yield from _rank(title, groups, series, unit)
 
+
+def rank_modules(
+    title: str, modules: Mapping[str, Mapping[str, Any]], series: Mapping[str, str], unit: str = ""
+) -> Iterator[Chart]:
+    """:func:`rank_groups` by module path; they are summed up at the depth that the reader picks."""
+    yield from _rank(title, modules, series, unit, modules=True)
+
+
+def _rank(
+    title: str,
+    groups: Mapping[str, Mapping[str, Any]],
+    series: Mapping[str, str],
+    unit: str,
+    *,
+    modules: bool = False,
+) -> Iterator[Chart]:
     def total(name: str) -> float:
         return sum(float(groups[name].get(key) or 0) for key in series.values())
 
@@ -45,48 +64,25 @@ def rank_groups(
             name: [float(groups[label].get(key) or 0) for label in labels]
             for name, key in series.items()
         }
-        yield Chart(title=title, kind="bar", labels=labels, values=values, unit=unit)
-
-
-def rank_modules(
-    title: str, modules: Mapping[str, Mapping[str, Any]], series: Mapping[str, str], unit: str = ""
-) -> Iterator[Chart]:
-    """:func:`rank_groups` by module path; many modules are summed up by their parents."""
-    yield from rank_groups(title, sum_to_parents(modules, list(series.values())), series, unit)
-
-
-def sum_to_parents(
-    modules: Mapping[str, Mapping[str, Any]], keys: Sequence[str]
-) -> dict[str, dict[str, float]]:
-    """Sum up figures of modules by prefixes of their paths, as many as fit into a chart.
-
-    The largest group is split into those of the next depth as long as there is room.
-    """
-    totals = {name: sum(float(of.get(key) or 0) for key in keys) for name, of in modules.items()}
-    groups = _by_prefix([name for name, total in totals.items() if total > 0], 1)
-    waiting = set(groups)
-    # Greedy: splitting the largest group first shows where most of the figure is.
-    while waiting:
-        largest = max(
-            sorted(waiting), key=lambda group: sum(map(totals.__getitem__, groups[group]))
+        yield Chart(
+            title=title, kind="bar", labels=labels, values=values, unit=unit, modules=modules
         )
-        waiting.remove(largest)
-        parts = _by_prefix(groups[largest], depth_of(largest) + 1)
-        if len(groups) - 1 + len(parts) <= MOST_MODULES and list(parts) != [largest]:
-            del groups[largest]
-            groups.update(parts)
-            waiting.update(parts)
-    return {
-        group: {key: sum(float(modules[name].get(key) or 0) for name in names) for key in keys}
-        for group, names in groups.items()
-    }
 
 
-def _by_prefix(names: Iterable[str], depth: int) -> dict[str, list[str]]:
-    groups: dict[str, list[str]] = {}
-    for name in names:
-        groups.setdefault(prefix_of(name, depth), []).append(name)
-    return groups
+def sum_at_one_depth(chart: Chart) -> Chart:
+    """Sum up the bars of a chart of modules at one depth: the deepest with few enough bars."""
+    labels = [str(label) for label in chart.labels]
+    depths = range(1, max(map(depth_of, labels), default=1) + 1)
+    few = [d for d in depths if len({prefix_of(name, d) for name in labels}) <= MOST_MODULES]
+    depth = max(few, default=1)
+    sums: dict[str, dict[str, float]] = {}
+    for name, numbers in chart.values.items():
+        for label, value in zip(labels, numbers, strict=False):
+            group = sums.setdefault(prefix_of(label, depth), dict.fromkeys(chart.values, 0.0))
+            group[name] += value or 0.0
+    order = sorted(sums, key=lambda label: -sum(sums[label].values()))
+    values = {name: [sums[label][name] for label in order] for name in chart.values}
+    return attrs.evolve(chart, labels=order, values=values, names=(), modules=False)
 
 
 def sum_by_direction(

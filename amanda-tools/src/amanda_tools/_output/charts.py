@@ -1,7 +1,7 @@
 """Lays out charts: from a :class:`~amanda.results.Chart` to positions; writes SVG files of them.
 
-The page of a run and the files ``<tool>.svg`` show the same layout: :func:`lay_out` computes it,
-templates write it as HTML and SVG. :func:`write_svg` writes a file::
+:func:`lay_out` computes the layout of the files ``<tool>.svg``, a template writes it. (Charts of a
+page are drawn by a library in the browser.) :func:`write_svg` writes a file::
 
     write_svg(Chart(title="calls", kind="bar", labels=["a", "b"], values={"calls": [3, 1]}), path)
 """
@@ -17,6 +17,7 @@ import attrs
 
 from amanda.files import replaced
 from amanda.results import Chart
+from amanda_tools._output.chart_data import sum_at_one_depth
 from amanda_tools._output.templating import environment
 from amanda_tools._output.units import format_short
 
@@ -134,15 +135,22 @@ class Drawing:
 
 def lay_out(chart: Chart) -> Drawing | None:
     """Compute the layout of a chart; None if it has no values."""
-    series = {
-        str(name): [_number(value) for value in values] for name, values in chart.values.items()
-    }
+    if chart.modules:
+        chart = sum_at_one_depth(chart)
+    series = numbers_of(chart)
     if not chart.labels or all(v is None for values in series.values() for v in values):
         return None
     names = list(series) if len(series) > 1 else []
     if chart.kind == "bar":
         return _lay_out_bars(chart, series, names)
     return _lay_out_axes(chart, series, names)
+
+
+def numbers_of(chart: Chart) -> dict[str, list[float | None]]:
+    """Return the values of each series; None for what is no finite number."""
+    return {
+        str(name): [_number(value) for value in values] for name, values in chart.values.items()
+    }
 
 
 def write_svg(chart: Chart, path: Path, *, notes: Sequence[str] = ()) -> None:

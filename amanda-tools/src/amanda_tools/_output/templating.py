@@ -18,6 +18,15 @@ def source(name: str) -> str:
     return (resources.files("amanda_tools._output") / "templates" / name).read_text("utf-8")
 
 
+@functools.cache
+def vendored(name: str) -> str:
+    """Return the text of a library in ``vendor/``, whose README tells its version, with its licence
+    before it: a page is a copy of it."""
+    folder = resources.files("amanda_tools._output") / "vendor"
+    licence = (folder / f"{name.partition('.')[0]}.LICENSE").read_text("utf-8")
+    return f"/*!\n{licence}*/\n{(folder / name).read_text('utf-8')}"
+
+
 def _finalized(value: Any) -> Any:
     """Write control characters out, which XML lacks; texts that are marked as safe stay."""
     return printable(value, keep="\n\t") if type(value) is str else value

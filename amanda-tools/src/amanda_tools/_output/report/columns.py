@@ -12,6 +12,7 @@ from typing import Any
 import attrs
 
 from amanda.files import plain_data
+from amanda_tools._output.report.model_ops import shapes_text
 
 MAX_ROWS = 50_000
 """Rows of a table that a page holds; the tool's JSON file has all."""
@@ -26,6 +27,15 @@ _PREFIXES = {"": 1.0, "k": 1e3, "M": 1e6, "G": 1e9, "T": 1e12, "P": 1e15}
 _SPECIAL = frozenset({"inf", "-inf", "nan"})
 _NOTHING = frozenset({"", "-"})
 
+_FEWEST_EQUAL = 3
+"""A table with fewer rows keeps columns with one value."""
+
+_LONGEST_EQUAL = 60
+"""Characters of a value that is told below a table; a column of longer ones stays."""
+
+_NAMING = frozenset({"type"})
+"""Columns that stand before the figures, beside the first one."""
+
 
 @attrs.frozen(kw_only=True)
 class PageTable:
@@ -38,6 +48,7 @@ class PageTable:
         hidden: number of rows left out.
         is_open: shown at once, not only when it is opened.
         marks: highlighting of each row: "", "bad" or "first"; empty for none.
+        equal: name and value of columns left out because all rows have the same.
     """
 
     title: str
@@ -46,6 +57,7 @@ class PageTable:
     hidden: int = 0
     is_open: bool = True
     marks: Sequence[str] = ()
+    equal: Sequence[tuple[str, str]] = ()
 
     def data(self) -> dict[str, Any]:
         """Return the JSON data for the browser."""
@@ -66,9 +78,11 @@ def make_table(
         make_column(str(name), [row[i] if i < len(row) else None for row in kept])
         for i, name in enumerate(names)
     ]
+    shown, equal = _without_equal(columns, len(kept))
     return PageTable(
         title=title,
-        columns=columns,
+        columns=_figures_first(shown),
+        equal=equal,
         rows=len(kept),
         hidden=len(rows) - len(kept),
         is_open=is_open,
@@ -84,6 +98,30 @@ def make_table_from_records(
     return make_table(
         title, names, [[row.get(name) for name in names] for row in rows], is_open=is_open
     )
+
+
+def _without_equal(
+    columns: Sequence[Mapping[str, Any]], rows: int
+) -> tuple[list[Mapping[str, Any]], list[tuple[str, str]]]:
+    """Split columns into those to show, and name and value of those with one value in all rows."""
+    kept: list[Mapping[str, Any]] = []
+    equal: list[tuple[str, str]] = []
+    for i, column in enumerate(columns):
+        values = column.get("texts") or column.get("values") or [None]
+        is_long = len(str(values[0])) > _LONGEST_EQUAL
+        if i == 0 or rows < _FEWEST_EQUAL or is_long or any(v != values[0] for v in values):
+            kept.append(column)
+        elif values[0] not in (None, *_NOTHING):
+            equal.append((str(column["name"]), str(values[0])))
+    return kept, equal
+
+
+def _figures_first(columns: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """Order columns: the texts before any figure name the row and stay, then come figures."""
+    at = next((i for i, column in enumerate(columns) if column["numeric"]), len(columns))
+    lead = [c for i, c in enumerate(columns[:at]) if i == 0 or c["name"] in _NAMING]
+    rest = [c for c in columns if all(c is not kept for kept in lead)]
+    return [*lead, *(c for c in rest if c["numeric"]), *(c for c in rest if not c["numeric"])]
 
 
 def make_column(name: str, values: Iterable[Any]) -> dict[str, Any]:
@@ -131,7 +169,9 @@ def plain_cell(value: Any) -> Any:
         return int(value)
     if isinstance(value, numbers.Real):
         return float(value) if math.isfinite(value) else str(float(value))
-    if isinstance(value, (Mapping, list, tuple, set, frozenset)):
+    if shapes := shapes_text([value] if isinstance(value, Mapping) else value):
+        text = shapes
+    elif isinstance(value, (Mapping, list, tuple, set, frozenset)):
         text = json.dumps(plain_data(value), default=str, ensure_ascii=False)
     else:
         text = str(value)

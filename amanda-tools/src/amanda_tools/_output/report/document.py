@@ -1,4 +1,4 @@
-"""The parts of a page: a document of sections with figures, charts, tables and a graph."""
+"""The parts of a page: what ran, the model, and sections with figures, charts and tables."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import attrs
 
 from amanda.results import Chart
 from amanda_tools._output.report.columns import PageTable
-from amanda_tools._output.report.graphs import GraphView
+from amanda_tools._output.report.model_tree import ModelView
 
 
 @attrs.frozen(kw_only=True)
@@ -22,7 +22,6 @@ class Section:
         facts: single figures by name.
         charts: charts, in order.
         grids: tables.
-        graph: the operator graph.
         text: preformatted text.
         files: names of files beside the page.
         lost: messages about missing parts.
@@ -34,7 +33,6 @@ class Section:
     facts: Mapping[str, str] = attrs.field(factory=dict)
     charts: Sequence[Chart] = ()
     grids: Sequence[PageTable] = ()
-    graph: GraphView | None = None
     text: str = ""
     files: Sequence[str] = ()
     lost: Sequence[str] = ()
@@ -45,11 +43,19 @@ class Document:
     """A page.
 
     Attributes:
-        title: heading.
-        facts: facts about the whole, by name.
+        title: title of the window, and heading if there is no other.
+        heading: heading.
+        lead: what ran, by name.
+        figures: the main figures, by name.
+        facts: further facts about the whole, by name.
+        model: the model, with figures of all tools.
         sections: the parts.
     """
 
     title: str
+    heading: str = ""
+    lead: Mapping[str, str] = attrs.field(factory=dict)
+    figures: Mapping[str, str] = attrs.field(factory=dict)
     facts: Mapping[str, str] = attrs.field(factory=dict)
+    model: ModelView | None = None
     sections: Sequence[Section] = ()

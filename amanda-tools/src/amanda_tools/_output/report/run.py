@@ -13,7 +13,8 @@ from amanda_tools._output.report.columns import (
     plain_cell,
 )
 from amanda_tools._output.report.document import Document, Section
-from amanda_tools._output.report.graphs import graph_of
+from amanda_tools._output.report.head import describe_run, main_figures
+from amanda_tools._output.report.model_tree import ModelView, model_of
 
 _COMMON = frozenset({"tool", "schema", "namespaces", "summary", "ops"})
 """Keys of a result in the common form, which have their own places on the page."""
@@ -27,11 +28,28 @@ _MANY = 24
 
 def document_of(report: RunReport) -> Document:
     """Make the page of a run."""
+    sections = [_section(tool) for tool in report.tools]
+    model = _model(report, sections)
+    lead = describe_run(report, model)
     return Document(
         title=report.title,
-        facts=report.facts,
-        sections=[_section(tool) for tool in report.tools],
+        heading=", ".join(model.names) if model is not None else "",
+        lead=lead,
+        figures=main_figures(report.tools, model),
+        facts={name: text for name, text in report.facts.items() if name not in lead},
+        model=model,
+        sections=sections,
     )
+
+
+def _model(report: RunReport, sections: list[Section]) -> ModelView | None:
+    try:
+        return model_of(report.tools)
+    except Exception as error:
+        # As above, rows of any tool may hold anything.
+        lost = f"the model: {type(error).__name__}: {error}"
+        sections.append(Section(name="model", lost=[lost]))
+        return None
 
 
 def _section(tool: ToolReport) -> Section:
@@ -67,7 +85,6 @@ def section_of(tool: ToolReport) -> Section:
         facts={**facts, **figures(rest)},
         charts=tool.charts,
         grids=grids,
-        graph=graph_of(result),
         text=tool.text,
         files=tool.files,
         lost=tool.lost,

@@ -1,7 +1,10 @@
 "use strict";
 // Tables: only visible rows are in the document.
 
-const ROW = 26, AHEAD = 12, SMALL = 9, WIDEST = 48;
+const ROW = 26, AHEAD = 12, SMALL = 9, WIDEST = 44, NARROWEST = 11, LEAST_NAME = 30, MOST_CHOICES = 400;
+
+// Columns that get a choice of their values, and phases of the model, which are shown first.
+const CHOSEN = ["phase", "direction", "module", "type"], OF_MODEL = ["forward", "backward"];
 
 // Made once: making one costs more than formatting many numbers.
 const WHOLE = new Intl.NumberFormat("en-US", { maximumFractionDigits: 0 });
@@ -33,11 +36,18 @@ class Column {
     this.keys = data.numeric ? (data.keys ?? this.values).map(keyed) : null;
   }
 
-  get width() {
+  // Letters that its longest text has, and those of the heading with room for the arrow.
+  get longest() {
     let longest = this.name.length + 2;
     for (const text of this.texts) if (text.length > longest) longest = text.length;
-    // Letters are narrower than digits, which the unit "ch" measures.
-    return Math.min(longest, WIDEST) * (this.isNumeric ? 1 : 0.92) + 3;
+    return longest;
+  }
+
+  // A long text of one word, such as an id, shows its beginning and its end.
+  cut(text) {
+    if (text.length <= this.letters) return text;
+    const tail = text.includes(" ") ? 0 : Math.ceil((this.letters - 1) * 0.55);
+    return `${text.slice(0, this.letters - 1 - tail)}…${tail ? text.slice(-tail) : ""}`;
   }
 
   // Orders two rows; empty cells come last in both directions.
@@ -63,7 +73,10 @@ class Grid {
     this.input = element.querySelector("input");
     this.output = element.querySelector("output");
     element.querySelector(".tools").hidden = data.rows < SMALL;
+    this.choices = data.rows < SMALL ? [] : this.choose(element.querySelector(".choices"));
     this.build();
+    this.fit();
+    window.addEventListener("resize", () => { this.fit(); this.draw(); });
     this.input.addEventListener("input", () => this.filter());
     this.scroll.addEventListener("scroll", () => requestAnimationFrame(() => this.draw()));
     this.filter();
@@ -81,14 +94,86 @@ class Grid {
       button.textContent = column.name || " ";
       button.addEventListener("click", () => this.sort(i));
       cell.append(button);
-      cell.style.width = `${column.width}ch`;
+      button.title = column.name;
       head.append(cell);
       return cell;
     });
-    table.style.width = `${this.columns.reduce((sum, column) => sum + column.width, 0)}ch`;
+    this.table = table;
     this.body = table.createTBody();
     this.scroll.replaceChildren(table);
     if (this.all.length > SMALL) this.scroll.tabIndex = 0;
+  }
+
+  // Give columns the widths of their texts; where they do not fit the page, long texts give way.
+  fit() {
+    const probe = document.createElement("span");
+    probe.textContent = "0".repeat(100);
+    probe.style.cssText = "position:absolute;visibility:hidden;font-size:.86rem";
+    this.scroll.append(probe);
+    const letter = probe.getBoundingClientRect().width / 100 || 7.5;
+    probe.remove();
+    const room = ((this.scroll.closest("section.tool, main")?.clientWidth || 1200) - 4) / letter;
+    const padding = 3;
+    const wanted = this.columns.map((column) => Math.min(column.longest, WIDEST));
+    const widths = wanted.map((letters, i) => letters * (this.columns[i].isNumeric ? 1 : 0.95));
+    let over = widths.reduce((sum, width) => sum + width + padding, 0) - room;
+    while (over > 0.5) {
+      // How much wider than it has to be each column of texts is; the first one names the rows.
+      const spare = widths.map((width, i) => (this.columns[i].isNumeric ? 0 : width - (i ? NARROWEST : LEAST_NAME)));
+      const at = spare.indexOf(Math.max(...spare));
+      if (spare[at] <= 0) break;
+      const less = Math.min(over, 1);
+      widths[at] -= less;
+      over -= less;
+    }
+    this.columns.forEach((column, i) => {
+      column.letters = Math.max(Math.floor(widths[i] / (column.isNumeric ? 1 : 0.95)), 4);
+      this.heads[i].style.width = `${widths[i] + padding}ch`;
+    });
+    this.table.style.width = `${widths.reduce((sum, width) => sum + width + padding, 0)}ch`;
+  }
+
+  // Offer the values of columns; of paths of modules all that are above others, too.
+  choose(place) {
+    const found = [];
+    this.columns.forEach((column) => {
+      if (!CHOSEN.includes(column.name) || column.isNumeric) return;
+      const isModule = column.name === "module";
+      const values = new Map();
+      for (const text of column.texts) {
+        const parts = isModule ? text.split(/([./])/) : [text];
+        for (let k = 1; k <= parts.length; k += 2) {
+          const name = parts.slice(0, k).join("");
+          if (name) values.set(name, (values.get(name) ?? 0) + 1);
+        }
+      }
+      if (values.size < 2 || values.size > MOST_CHOICES) return;
+      const select = document.createElement("select");
+      select.setAttribute("aria-label", column.name);
+      const option = (text, value) => {
+        const made = document.createElement("option");
+        made.textContent = text;
+        made.value = value;
+        select.append(made);
+      };
+      option(`any ${column.name}`, "");
+      const isPhase = column.name === "phase" && OF_MODEL.some((phase) => values.has(phase));
+      if (isPhase) option("the model's", "\0model");
+      const names = isModule ? [...values.keys()].sort(COLLATOR.compare) : [...values.keys()];
+      names.forEach((name) => option(`${name} (${values.get(name)})`, `=${name}`));
+      if (isPhase) select.value = "\0model";
+      select.addEventListener("change", () => this.filter());
+      place.append(select);
+      found.push({ column, select, isModule });
+    });
+    return found;
+  }
+
+  fits(row, { column, select, isModule }) {
+    if (!select.value) return true;
+    const text = column.texts[row], name = select.value.slice(1);
+    if (select.value === "\0model") return OF_MODEL.includes(text);
+    return text === name || (isModule && text.startsWith(name) && "./".includes(text[name.length]));
   }
 
   // Numbers begin with the largest; the third click restores the first order.
@@ -112,13 +197,14 @@ class Grid {
   // Keep rows that contain all words, in any column.
   filter() {
     const words = this.input.value.toLowerCase().split(/\s+/).filter(Boolean);
-    this.rows = words.length === 0 ? this.order : this.order.filter((row) => {
-      const text = this.line(row);
-      return words.every((word) => text.includes(word));
-    });
+    const choices = this.choices.filter(({ select }) => select.value);
+    const isAll = words.length + choices.length === 0;
+    this.rows = isAll ? this.order : this.order.filter((row) => (
+      choices.every((choice) => this.fits(row, choice)) && words.every((word) => this.line(row).includes(word))
+    ));
     const total = WHOLE.format(this.all.length);
     const count = WHOLE.format(this.rows.length);
-    this.output.textContent = words.length ? `${count} of ${total} rows` : `${total} rows`;
+    this.output.textContent = !isAll ? `${count} of ${total} rows` : `${total} rows`;
     this.draw();
   }
 
@@ -153,9 +239,9 @@ class Grid {
     for (const column of this.columns) {
       const cell = row.insertCell();
       const text = column.texts[number];
-      cell.textContent = text;
+      cell.textContent = column.cut(text);
       if (column.isNumeric) cell.className = "n";
-      if (text.length > WIDEST - 4) cell.title = text;
+      if (text.length > column.letters) cell.title = text;
       else if (typeof column.values[number] === "number") cell.title = String(column.values[number]);
     }
     return row;

@@ -1,0 +1,248 @@
+"""The operators of a run, put together from the results of all of its tools.
+
+::
+
+    ops = merge_ops(report.tools)
+    ops["ResNet.conv1/conv2d:0"].values["flops"]
+
+An operator has one entry, whichever tools tell of it: ``trace`` its edges and source line,
+``flops`` its cost, ``profile`` its time, ``sparsity`` its zeros. Tools that nobody knows add what
+their rows call by the same names.
+"""
+
+from __future__ import annotations
+
+import math
+import numbers
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+import attrs
+
+from amanda.results import ToolReport
+from amanda.text import printable
+
+_CALL = re.compile(r"#\d+")
+"""The number of a repeated call, in the path of an id: ``Net.fc#1/linear:0``."""
+
+MODEL = ("forward", "backward")
+"""Phases that are the model's; an operator without a phase counts as one of its direction."""
+
+_LONGEST = 300
+"""Characters of an operator's attributes that a page holds."""
+
+_DTYPES = {"float": "f", "bfloat": "bf", "int": "i", "uint": "u", "complex": "c"}
+_DTYPE = re.compile(r"(?:\w+\.)?(float|bfloat|uint|int|complex)(\d+)")
+
+
+@attrs.frozen
+class Figure:
+    """A figure that operators have and modules sum up.
+
+    Attributes:
+        key: name in the values of an operator.
+        name: heading.
+        unit: unit, drawn with prefixes.
+        over: key of the figure that it is a share of; "" for a sum.
+        per_step: whether rows hold sums over the whole run.
+    """
+
+    key: str
+    name: str
+    unit: str = ""
+    over: str = ""
+    per_step: bool = False
+
+
+FIGURES = (
+    Figure("flops", "FLOPs", "FLOP", per_step=True),
+    Figure("seconds", "time", "s", per_step=True),
+    Figure("params", "parameters"),
+    Figure("activation_bytes", "activations", "B"),
+    Figure("saved_bytes", "saved for backward", "B"),
+    Figure("zeros", "zeros", "%", over="elements"),
+    Figure("not_finite", "NaN and infinities"),
+)
+"""What a page can show of operators and modules, in order."""
+
+
+@attrs.define
+class ModelOp:
+    """One operator of the run.
+
+    Attributes:
+        id, type: as in :class:`amanda.tools.description.OpDescription`.
+        path: names of the modules around it, outermost first, and of the model.
+        direction: ``"forward"`` or ``"backward"``.
+        forward: id of the forward operator of a backward one.
+        phase: phase of the run; "" where no tool tells it.
+        outputs: shapes and element types of its outputs, for people.
+        details: further lines about it by heading.
+        device: where its first tensor was; "" where no tool tells it.
+        inputs: shapes of its inputs.
+        values: figures by key.
+    """
+
+    id: str
+    type: str
+    path: tuple[str, ...]
+    direction: str
+    forward: str
+    phase: str = ""
+    outputs: str = ""
+    details: dict[str, str] = attrs.field(factory=dict)
+    device: str = ""
+    inputs: str = ""
+    values: dict[str, float] = attrs.field(factory=dict)
+
+    @property
+    def is_model(self) -> bool:
+        """Whether it belongs to the model's forward or backward pass."""
+        return not self.phase or self.phase in MODEL
+
+
+def merge_ops(tools: Iterable[ToolReport]) -> dict[str, ModelOp]:
+    """Return all operators that the results tell of, by id, in the order of the longest result."""
+    results = [tool.result for tool in tools if isinstance(tool.result, Mapping)]
+    # Results with edges tell the order of the run; others may be sorted by their figures.
+    results.sort(key=lambda result: not isinstance(result.get("edges"), (list, tuple)))
+    found: dict[str, ModelOp] = {}
+    for result in results:
+        seen: dict[str, set[str]] = {}
+        for row in rows_of(result):
+            op = found.setdefault(str(row["id"]), _create(row))
+            _describe(op, row)
+            _add_values(op, row, seen.setdefault(op.id, set()), str(result.get("tool")))
+    return found
+
+
+def rows_of(result: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
+    """Yield the rows of a result that describe operators in the common form."""
+    rows = result.get("ops")
+    for row in rows if isinstance(rows, (list, tuple)) else ():
+        if isinstance(row, Mapping) and isinstance(row.get("id"), str) and "type" in row:
+            yield row
+
+
+def pairs_of(tools: Iterable[ToolReport]) -> list[tuple[str, str]]:
+    """Return the edges of all results, producer and consumer, each once."""
+    pairs: dict[tuple[str, str], None] = {}
+    for tool in tools:
+        edges = tool.result.get("edges") if isinstance(tool.result, Mapping) else None
+        for edge in edges if isinstance(edges, (list, tuple)) else ():
+            if isinstance(edge, Mapping):
+                pairs[str(edge.get("producer", "")), str(edge.get("consumer", ""))] = None
+    return list(pairs)
+
+
+def _create(row: Mapping[str, Any]) -> ModelOp:
+    op_id, module = str(row["id"]), str(row.get("module") or "")
+    forward = str(row.get("forward") or "")
+    is_backward = row.get("direction") == "backward" or bool(forward)
+    return ModelOp(
+        id=op_id,
+        type=str(row["type"]),
+        path=_path(op_id, module),
+        direction="backward" if is_backward else "forward",
+        forward=forward,
+    )
+
+
+def _path(op_id: str, module: str) -> tuple[str, ...]:
+    """Return the names of the modules around an operator, with that of the model if its id has it.
+
+    PyTorch's ids begin with the class of the model, Keras' paths hold its name.
+    """
+    text = _CALL.sub("", op_id)
+    if not module:
+        head = text.partition("/")[0]
+        return (head,) if head else ()
+    owner, found, _ = text.partition(f".{module}/")
+    # Names of modules may hold anything, the separator of the other framework included.
+    separator = "/" if "/" in module and not found else "."
+    parts = tuple(part for part in module.split(separator) if part)
+    return (owner, *parts) if found and owner else parts
+
+
+def _describe(op: ModelOp, row: Mapping[str, Any]) -> None:
+    op.phase = op.phase or str(row.get("phase") or "")
+    op.outputs = op.outputs or shapes_text(row.get("outputs"))
+    op.inputs = op.inputs or shapes_text(row.get("inputs"))
+    op.device = op.device or _device(row)
+    if (source := row.get("source")) and "source" not in op.details:
+        op.details["source"] = str(source)
+    attributes = row.get("attributes")
+    if attributes and isinstance(attributes, Mapping) and "attributes" not in op.details:
+        text = ", ".join(f"{key}={value}" for key, value in attributes.items())
+        op.details["attributes"] = text if len(text) <= _LONGEST else f"{text[:_LONGEST]}…"
+
+
+def _add_values(op: ModelOp, row: Mapping[str, Any], seen: set[str], tool: str) -> None:
+    # Rows of stats and sparsity are about one tensor each; weights are not of this execution.
+    if row.get("kind") == "weights":
+        return
+    rest = {"zeros", "elements"} if tool == "sparsity" else {figure.key for figure in FIGURES}
+    for key in rest - {"not_finite"}:
+        value = _number(row.get(key))
+        if value is not None and (key in seen or key not in op.values):
+            op.values[key] = op.values.get(key, 0.0) + value
+            seen.add(key)
+    parts = [_number(row.get(key)) for key in ("nan", "inf")]
+    if tool == "nan":
+        parts = [_number(row.get("times")) or 1.0]
+    if any(part is not None for part in parts):
+        op.values["not_finite"] = op.values.get("not_finite", 0.0) + sum(p or 0.0 for p in parts)
+
+
+def _number(value: Any) -> float | None:
+    if isinstance(value, bool) or not isinstance(value, numbers.Real):
+        return None
+    number = float(value)
+    return number if math.isfinite(number) else None
+
+
+def shapes_text(tensors: Any) -> str:
+    """Write the shapes of tensors, given as mappings with ``shape`` and ``dtype``; "" of others.
+
+    ``2×64×56×56 f32, 10 i64``
+    """
+    if not isinstance(tensors, (list, tuple)):
+        return ""
+    texts = [tensor_text(tensor) for tensor in tensors if isinstance(tensor, Mapping)]
+    return ", ".join(text for text in texts if text)
+
+
+def tensor_text(tensor: Mapping[str, Any]) -> str:
+    """Write the shape and the element type of a tensor: ``2×64×56×56 f32``; "" without a shape."""
+    shape = tensor.get("shape")
+    if not isinstance(shape, (list, tuple)):
+        return ""
+    size = "×".join("?" if n is None else str(n) for n in shape) or "scalar"
+    dtype = str(tensor.get("dtype") or "")
+    found = _DTYPE.fullmatch(dtype)
+    short = f"{_DTYPES[found[1]]}{found[2]}" if found else dtype
+    return printable(f"{size} {short}".rstrip())
+
+
+def _device(row: Mapping[str, Any]) -> str:
+    for key in ("outputs", "inputs"):
+        tensors: Any = row.get(key)
+        for tensor in tensors if isinstance(tensors, (list, tuple)) else ():
+            if isinstance(tensor, Mapping) and tensor.get("device"):
+                return str(tensor["device"])
+    return ""
+
+
+def steps_of(tools: Sequence[ToolReport]) -> int:
+    """Return the number of steps of the run; 0 where no tool tells it."""
+    for tool in tools:
+        summary = tool.result.get("summary") if isinstance(tool.result, Mapping) else None
+        steps = summary.get("steps") if isinstance(summary, Mapping) else None
+        if isinstance(steps, Mapping):
+            steps = steps.get("count", steps.get("complete"))
+        if isinstance(steps, (list, tuple)):
+            return len(steps)
+        if isinstance(steps, int) and not isinstance(steps, bool) and steps > 0:
+            return steps
+    return 0

@@ -1,0 +1,359 @@
+"""The model of a run as a tree of modules and operators, with figures, for a page.
+
+``model_of(report.tools)`` puts together what the tools of a run tell. Modules are in the order of
+their first operator. Modules in a row whose contents are equal and whose names differ in a number
+only, as those of repeated blocks, are marked: the browser shows them once, with a count.
+"""
+
+from __future__ import annotations
+
+import itertools
+import re
+from collections.abc import Iterator, Mapping, Sequence, Set
+from typing import Any
+
+import attrs
+
+from amanda.results import ToolReport
+from amanda_tools._output.report.model_ops import (
+    FIGURES,
+    Figure,
+    ModelOp,
+    merge_ops,
+    pairs_of,
+    steps_of,
+    tensor_text,
+)
+
+MAX_OPS = 50_000
+"""Operators of a tree; a page with more of them has no tree."""
+
+_MOST_CHILDREN = 150
+"""A node with more children gets a level between: a browser lays out small groups quickly."""
+
+_FEW_OPS = 12
+"""So many operators in a row stay as they are among many children."""
+
+_FEW_TYPES = 3
+"""A module of operators of at most so many types is told by them."""
+
+_DIGITS = re.compile(r"\d+")
+
+_AROUND = "around"
+"""What operators are that no way from a module leads to: without phases known, those that make
+weights and inputs, and those that update weights."""
+
+_OTHER = {
+    "setup": "setup: building and initialising",
+    "optimizer": "optimizer",
+    "other": "outside of the model",
+    _AROUND: "outside of modules",
+}
+"""Phases beside the model's, in the order of the page, and what their nodes are called."""
+
+
+@attrs.frozen(kw_only=True)
+class ModelView:
+    """The model of a run.
+
+    Attributes:
+        names: names of the models, in the order of the run.
+        steps: number of steps; 0 if unknown, and figures are those of the whole run.
+        device: where tensors were; "" if unknown.
+        inputs: shapes of the first inputs of the model; "" if unknown.
+        figures: the figures that operators have.
+        nodes: all nodes, parents before their children.
+        edges: pairs of numbers of nodes.
+    """
+
+    names: Sequence[str]
+    steps: int
+    device: str
+    inputs: str
+    figures: Sequence[Figure]
+    nodes: Sequence[Node]
+    edges: Sequence[tuple[int, int]]
+
+    def data(self) -> dict[str, Any]:
+        """Return the JSON data for the browser."""
+        return {
+            "figures": [
+                {"name": f.name, "unit": f.unit, "over": bool(f.over)} for f in self.figures
+            ],
+            "steps": self.steps,
+            "nodes": [self._row(node) for node in self.nodes],
+            "edges": self.edges,
+        }
+
+    def _row(self, node: Node) -> list[Any]:
+        """Return parent, kind, name, type, shapes, figures forward and backward, and details."""
+        figures = [[self._values(op, figure) for figure in self.figures] for op in node.ops]
+        backward = [[op.id, op.type, *values] for op, values in zip(node.ops, figures, strict=True)]
+        row = [node.parent, node.kind, node.name, node.type, node.shape]
+        if node.op is None:
+            return [*row, node.details] if node.details else row
+        own = [self._values(node.op, figure) for figure in self.figures]
+        details = {"id": node.op.id, **node.details}
+        return [*row, details, own, backward]
+
+    def _values(self, op: ModelOp, figure: Figure) -> Any:
+        value = op.values.get(figure.key)
+        if value is None:
+            return None
+        if figure.per_step and self.steps and op.is_model:
+            value /= self.steps
+        if figure.over:
+            return [value, op.values.get(figure.over, 0.0)]
+        return float(f"{value:.6g}") if value % 1 else int(value)
+
+    def total(self, key: str, direction: str) -> float | None:
+        """Return the sum of a figure over the model's operators; None if no operator has it."""
+        found: list[float] = []
+        for node in self.nodes[1:]:
+            if node.kind == "phase":
+                # The phases beside the model come after it.
+                break
+            ops = [node.op, *node.ops] if node.op is not None else []
+            found += [
+                op.values[key] for op in ops if key in op.values and op.direction == direction
+            ]
+        return sum(found) if found else None
+
+
+@attrs.define
+class Node:
+    """A node of the tree.
+
+    Attributes:
+        parent: number of its parent; -1 for the root.
+        kind: ``root``, ``module``, ``op``, ``repeat`` (equal modules in a row), ``part`` (some of
+            many children), ``phase`` (what does not belong to the model).
+        name, type, shape: for people.
+        op: the operator.
+        ops: backward operators of the operator.
+        details: further lines by heading.
+        children: nodes in order.
+    """
+
+    parent: int
+    kind: str
+    name: str
+    type: str = ""
+    shape: str = ""
+    op: ModelOp | None = None
+    ops: list[ModelOp] = attrs.field(factory=list)
+    details: dict[str, str] = attrs.field(factory=dict)
+    children: list[Node] = attrs.field(factory=list)
+
+
+def model_of(tools: Sequence[ToolReport]) -> ModelView | None:
+    """Make the tree of a run; None if no tool tells of operators, or of too many."""
+    ops = merge_ops(tools)
+    if not ops or len(ops) > MAX_OPS:
+        return None
+    pairs = pairs_of(tools)
+    around = _around(ops, pairs) if pairs else set()
+    root, at = _tree(ops, around)
+    _note_modules(root, tools)
+    _divide(root)
+    nodes = list(_numbered(root))
+    numbers = {id(node): number for number, node in enumerate(nodes)}
+    aside = around | {op.id for op in ops.values() if not op.is_model}
+    edges = [
+        (numbers[id(at[a])], numbers[id(at[b])])
+        for a, b in pairs
+        if a in at and b in at and {a, b}.isdisjoint(aside)
+    ]
+    first = [op for op in ops.values() if op.is_model]
+    return ModelView(
+        names=list(dict.fromkeys(child.name for child in root.children if child.kind == "module")),
+        steps=steps_of(tools),
+        device=", ".join(dict.fromkeys(op.device for op in first if op.device)),
+        inputs=next((op.inputs for op in first if op.path and op.inputs), "").partition(", ")[0],
+        figures=[f for f in FIGURES if any(f.key in op.values for op in ops.values())],
+        nodes=nodes,
+        edges=edges,
+    )
+
+
+def _around(ops: Mapping[str, ModelOp], pairs: Sequence[tuple[str, str]]) -> set[str]:
+    """Return the forward operators outside of modules that no way from a module leads to."""
+    after: dict[str, list[str]] = {}
+    for producer, consumer in pairs:
+        after.setdefault(producer, []).append(consumer)
+    forward = [op for op in ops.values() if op.direction == "forward"]
+    waiting = [op.id for op in forward if op.path]
+    if not waiting:
+        # Without modules all operators are such, and none is special.
+        return set()
+    reached = set(waiting)
+    while waiting:
+        new = [i for i in after.get(waiting.pop(), ()) if i not in reached]
+        reached.update(new)
+        waiting += new
+    return {op.id for op in forward if op.id not in reached}
+
+
+def _tree(ops: Mapping[str, ModelOp], around: Set[str]) -> tuple[Node, dict[str, Node]]:
+    """Return the root, and the node of each operator by its id."""
+    root = Node(-1, "root", "run")
+    modules: dict[tuple[str, ...], Node] = {(): root}
+    at: dict[str, Node] = {}
+    aside: dict[str, dict[str, Node]] = {}
+    for op in ops.values():
+        if op.forward in at:
+            at[op.forward].ops.append(op)
+            at[op.id] = at[op.forward]
+            continue
+        is_aside = not op.is_model or op.id in around
+        phase = _AROUND if op.is_model else op.phase
+        parent = _aside(aside, phase, op) if is_aside else _module(modules, op.path)
+        at[op.id] = Node(-1, "op", op.type, op.type, op.outputs, op, details=dict(op.details))
+        parent.children.append(at[op.id])
+    for phase in sorted(aside, key=lambda name: [*_OTHER, name].index(name)):
+        node = Node(-1, "phase", _OTHER.get(phase, phase), details={"phase": phase})
+        node.children = list(aside[phase].values())
+        root.children.append(node)
+    return root, at
+
+
+def _module(modules: dict[tuple[str, ...], Node], path: tuple[str, ...]) -> Node:
+    if path not in modules:
+        node = Node(-1, "module", path[-1], details={"path": ".".join(path)})
+        _module(modules, path[:-1]).children.append(node)
+        modules[path] = node
+    return modules[path]
+
+
+def _aside(aside: dict[str, dict[str, Node]], phase: str, op: ModelOp) -> Node:
+    """Return the node of operators of this type in a phase beside the model's."""
+    by_type = aside.setdefault(phase, {})
+    if op.type not in by_type:
+        by_type[op.type] = Node(-1, "part", op.type, op.type)
+    return by_type[op.type]
+
+
+def _note_modules(root: Node, tools: Sequence[ToolReport]) -> None:
+    """Set types and shapes of modules: those of ``summary``, else the shape of the last operator's
+    output."""
+    known: dict[str, Mapping[str, Any]] = {}
+    for tool in tools:
+        rows = tool.result.get("modules") if isinstance(tool.result, Mapping) else None
+        for row in rows if isinstance(rows, (list, tuple)) else ():
+            if isinstance(row, Mapping) and isinstance(row.get("path"), str):
+                known[row["path"]] = row
+    _note(root, known)
+
+
+def _note(node: Node, known: Mapping[str, Mapping[str, Any]]) -> None:
+    for child in node.children:
+        _note(child, known)
+    if node.kind != "module":
+        return
+    path = node.details["path"]
+    row = known.get(path) or known.get(path.partition(".")[2]) or {}
+    node.type = str(row.get("type") or _types(node))
+    output = row.get("output")
+    if isinstance(output, Mapping):
+        node.shape = tensor_text(output)
+    elif isinstance(output, (list, tuple)) and output and all(isinstance(n, int) for n in output):
+        node.shape = tensor_text({"shape": output})
+    elif isinstance(output, (list, tuple)) and output and isinstance(output[0], Mapping):
+        node.shape = tensor_text(output[0])
+    node.shape = node.shape or next((c.shape for c in reversed(node.children) if c.shape), "")
+
+
+def _types(node: Node) -> str:
+    """Return the types of the operators of a module that holds nothing else."""
+    if any(child.kind != "op" for child in node.children):
+        return ""
+    names = list(dict.fromkeys(child.name for child in node.children))
+    return ", ".join(names) if len(names) <= _FEW_TYPES else f"{len(node.children)} operators"
+
+
+def _divide(root: Node) -> None:
+    """Put nodes of repeated modules, and of parts of many children, between parents and children,
+    from the leaves up."""
+    signatures: dict[int, int] = {}
+    known: dict[Any, int] = {}
+
+    def visit(node: Node) -> None:
+        for child in node.children:
+            visit(child)
+        shape = node.shape if node.op is not None else ""
+        content = tuple(signatures[id(child)] for child in node.children)
+        names = tuple(_DIGITS.sub("#", child.name) for child in node.children)
+        signature = (node.kind, node.type, shape, len(node.ops), names, content)
+        signatures[id(node)] = known.setdefault(signature, len(known))
+        if node.kind in ("root", "module"):
+            node.children = list(_repeats(node.children, signatures))
+        if len(node.children) > _MOST_CHILDREN:
+            node.children = list(_parts_of_ops(node.children))
+
+    visit(root)
+
+
+def _repeats(children: Sequence[Node], signatures: Mapping[int, int]) -> Iterator[Node]:
+    at = 0
+    while at < len(children):
+        row = [children[at]]
+        while at + len(row) < len(children) and _is_like(row[0], children[at + len(row)]):
+            if signatures[id(row[0])] != signatures[id(children[at + len(row)])]:
+                break
+            row.append(children[at + len(row)])
+        at += len(row)
+        if len(row) == 1:
+            yield row[0]
+        else:
+            name = f"{row[0].name} … {row[-1].name}"
+            yield Node(-1, "repeat", name, row[0].type, row[-1].shape, children=row)
+
+
+def _is_like(one: Node, other: Node) -> bool:
+    """Whether two nodes are modules whose names differ in a number only."""
+    name = _DIGITS.sub("#", one.name)
+    return (
+        one.kind == other.kind == "module" and "#" in name and name == _DIGITS.sub("#", other.name)
+    )
+
+
+def _parts_of_ops(children: Sequence[Node]) -> Iterator[Node]:
+    """Yield children with parts for operators in a row, or for all if there are many others."""
+    if sum(child.kind != "op" for child in children) > _MOST_CHILDREN:
+        yield from _parts(children)
+        return
+    for is_op, group in itertools.groupby(children, lambda child: child.kind == "op"):
+        row = list(group)
+        if is_op and len(row) > _FEW_OPS:
+            yield from _parts(row)
+        else:
+            yield from row
+
+
+def _parts(children: Sequence[Node]) -> Iterator[Node]:
+    size = _MOST_CHILDREN
+    while len(children) > size * _MOST_CHILDREN:
+        size *= _MOST_CHILDREN
+    for at in range(0, len(children), size):
+        part = list(children[at : at + size])
+        name = f"operators {at + 1:,} to {at + len(part):,} of {len(children):,}"
+        kept = list(_parts(part)) if len(part) > _MOST_CHILDREN else part
+        yield Node(-1, "part", name, "", part[-1].shape, children=kept)
+
+
+def _numbered(root: Node) -> Iterator[Node]:
+    """Yield nodes, parents first, and set the numbers of their parents."""
+    number = -1
+
+    def visit(node: Node, parent: int) -> Iterator[Node]:
+        nonlocal number
+        number += 1
+        node.parent, own = parent, number
+        yield node
+        for child in node.children:
+            yield from visit(child, own)
+
+    return visit(root, -1)
+
+
+__all__ = ["ModelView", "Node", "model_of"]

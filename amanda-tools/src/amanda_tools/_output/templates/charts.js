@@ -1,0 +1,122 @@
+// Charts, drawn by Chart.js. Bars of modules are summed up at the depth that the reader picks.
+
+const MOST_BARS = 24, BAR = 22;
+
+function css(name) { return getComputedStyle(document.documentElement).getPropertyValue(name).trim(); }
+
+function depthOf(path) { return path.split(/[./]/).length; }
+
+function prefix(path, depth) { return path.split(/([./])/).slice(0, 2 * depth - 1).join(""); }
+
+class PageChart {
+  constructor(figure) {
+    this.figure = figure;
+    this.data = JSON.parse(figure.querySelector("script").textContent);
+    this.more = figure.querySelector(".more");
+    this.select = figure.querySelector("select");
+    if (this.select) this.depths();
+    this.draw();
+    matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => this.draw());
+  }
+
+  // Offer the depths at which more bars appear; the first choice is the deepest with few bars.
+  depths() {
+    const { labels } = this.data;
+    const deepest = Math.max(...labels.map(depthOf));
+    let before = 0, chosen = 1;
+    for (let depth = 1; depth <= deepest; depth++) {
+      const bars = new Set(labels.map((label) => prefix(label, depth))).size;
+      if (bars === before) continue;
+      before = bars;
+      this.select.append(element("option", { value: depth }, `depth ${depth} (${bars})`));
+      if (bars <= MOST_BARS) chosen = depth;
+    }
+    this.select.value = String(chosen);
+    this.select.closest("label").hidden = this.select.options.length < 2;
+    this.select.addEventListener("change", () => this.draw());
+  }
+
+  bars() {
+    const { labels, values } = this.data;
+    const depth = this.select ? Number(this.select.value) : 0;
+    const groups = new Map();
+    labels.forEach((label, i) => {
+      const name = depth ? prefix(label, depth) : label;
+      const sums = groups.get(name) ?? values.map(() => 0);
+      values.forEach(([, numbers], s) => { sums[s] += numbers[i] ?? 0; });
+      groups.set(name, sums);
+    });
+    const rows = [...groups].map(([name, sums]) => ({ name, sums, total: sums.reduce((a, b) => a + b, 0) }));
+    if (depth) rows.sort((a, b) => b.total - a.total);
+    this.more.textContent = rows.length > MOST_BARS ? `${rows.length - MOST_BARS} more in the tables` : "";
+    return rows.slice(0, MOST_BARS);
+  }
+
+  draw() {
+    const { kind, unit, values, names, labels } = this.data;
+    this.chart?.destroy();
+    const box = this.figure.querySelector(".plot");
+    const canvas = this.figure.querySelector("canvas");
+    const text = css("--quiet"), line = css("--line");
+    const colour = (s) => css(`--c${s % 10}`);
+    const scale = { grid: { color: line }, ticks: { color: text } };
+    const amounts = { ...scale, ticks: { color: text, maxTicksLimit: 7, callback: (value) => amount(value, unit) } };
+    const options = {
+      animation: false, responsive: true, maintainAspectRatio: false,
+      plugins: { legend: { display: values.length > 1, labels: { color: text, boxWidth: 12 }, align: "start" } },
+    };
+    const made = kind === "bar" ? this.ranking(options, amounts, scale, colour) : this.plot(options, amounts, scale, colour);
+    if (kind === "bar") box.style.height = `${made.data.labels.length * BAR + (values.length > 1 ? 78 : 42)}px`;
+    options.plugins.tooltip = { callbacks: {
+      title: ([item]) => (kind === "bar" ? this.shown[item.dataIndex].name : names[item.dataIndex] ?? String(labels[item.dataIndex])),
+      label: (item) => `${values.length > 1 ? `${item.dataset.label}: ` : ""}${amount(item.dataset.real[item.dataIndex], unit)}`,
+    } };
+    this.chart = new Chart(canvas, made);
+  }
+
+  ranking(options, amounts, scale, colour) {
+    this.shown = this.bars();
+    const { values } = this.data;
+    Object.assign(options, {
+      indexAxis: "y", interaction: { mode: "index", axis: "y", intersect: false },
+      scales: {
+        x: { ...amounts, stacked: true },
+        y: { ...scale, stacked: true, grid: { display: false }, ticks: { ...scale.ticks, autoSkip: false } },
+      },
+    });
+    const most = this.figure.clientWidth < 480 ? 18 : 30;
+    return { type: "bar", options, data: {
+      labels: this.shown.map(({ name }) => middle(name, most)),
+      datasets: values.map(([name], s) => {
+        const real = this.shown.map(({ sums }) => sums[s]);
+        return { label: name, data: real, real, backgroundColor: colour(s), barThickness: 14 };
+      }),
+    } };
+  }
+
+  plot(options, amounts, scale, colour) {
+    const { kind, values, labels, axis, log } = this.data;
+    const positive = values.flatMap(([, numbers]) => numbers.filter((value) => value > 0));
+    // What has no logarithm stands a power of ten below the smallest that has one.
+    const least = positive.length ? Math.min(...positive) / 10 : 0.1;
+    const place = (value) => (value === null ? null : log && value <= 0 ? least : value);
+    const isHist = kind === "hist";
+    Object.assign(options, {
+      interaction: { mode: "nearest", intersect: false },
+      scales: {
+        x: { ...scale, ...(isHist ? {} : { type: "linear" }), title: { display: Boolean(axis), text: axis, color: scale.ticks.color, align: "end" } },
+        y: { ...amounts, ...(log ? { type: "logarithmic" } : { beginAtZero: isHist }) },
+      },
+    });
+    return { type: isHist ? "bar" : kind === "line" ? "line" : "scatter", options, data: {
+      labels: labels.map(String),
+      datasets: values.map(([name, numbers], s) => ({
+        label: name, real: numbers, backgroundColor: colour(s), borderColor: colour(s), borderWidth: kind === "line" ? 1.5 : 0,
+        pointRadius: kind === "line" ? (numbers.length > 200 ? 0 : 2) : 2.5, barPercentage: 1, categoryPercentage: 0.96,
+        data: isHist ? numbers : numbers.map((value, i) => ({ x: Number(labels[i]), y: place(value) })),
+      })),
+    } };
+  }
+}
+
+for (const figure of document.querySelectorAll("figure.chart")) figure.chart = new PageChart(figure);

@@ -1,0 +1,293 @@
+// The graph of the model. Cytoscape.js draws it and dagre places the nodes of each open module by
+// themselves, so that opening one places few nodes anew, however many there are.
+
+const BOX = { width: 178, height: 52 }, PADDING = 14, TITLE = 26, GRID_FROM = 7, SMALLEST = 0.8;
+
+function centre(box) { return { x: box.x + box.width / 2, y: box.y + box.height / 2 }; }
+
+class Graph {
+  constructor(canvas, view) {
+    this.canvas = canvas;
+    this.view = view;
+    this.model = view.model;
+    this.layouts = new Map();
+    this.cy = cytoscape({
+      container: canvas, layout: { name: "preset" }, autoungrabify: true, boxSelectionEnabled: false,
+      minZoom: 0.02, maxZoom: 4, userZoomingEnabled: false, hideEdgesOnViewport: false, pixelRatio: "auto",
+    });
+    this.cy.on("tap", "node", (event) => this.tap(event.target.data("i")));
+    // The wheel scrolls the page until the graph has the focus.
+    canvas.addEventListener("pointerdown", () => canvas.focus({ preventScroll: true }));
+    canvas.addEventListener("focus", () => this.cy.userZoomingEnabled(true));
+    canvas.addEventListener("blur", () => this.cy.userZoomingEnabled(false));
+    canvas.addEventListener("keydown", (event) => this.press(event));
+    const actions = { fit: () => this.cy.fit(undefined, 20), in: () => this.zoom(1.35), out: () => this.zoom(1 / 1.35) };
+    for (const button of view.section.querySelectorAll("[data-do]")) {
+      if (button.dataset.do in actions) button.addEventListener("click", actions[button.dataset.do]);
+    }
+    matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => this.draw());
+  }
+
+  tap(i) {
+    if (this.model.canOpen(i)) this.view.toggle(i);
+    else this.view.choose(i);
+    this.view.tree.goTo(i);
+  }
+
+  zoom(factor) {
+    const { clientWidth: width, clientHeight: height } = this.canvas;
+    this.cy.zoom({ level: this.cy.zoom() * factor, renderedPosition: { x: width / 2, y: height / 2 } });
+  }
+
+  press(event) {
+    const step = 60;
+    const moves = { ArrowLeft: [step, 0], ArrowRight: [-step, 0], ArrowUp: [0, step], ArrowDown: [0, -step] };
+    const keys = { "+": () => this.zoom(1.25), "-": () => this.zoom(0.8), 0: () => this.cy.fit(undefined, 20) };
+    if (event.key in moves) this.cy.panBy({ x: moves[event.key][0], y: moves[event.key][1] });
+    else if (event.key in keys) keys[event.key]();
+    else return;
+    event.preventDefault();
+  }
+
+  // Edges between the nodes below each open node, and between the nodes that stand for operators.
+  lift() {
+    const { model } = this;
+    const ways = new Map();
+    const way = (i) => {
+      if (!ways.has(i)) ways.set(i, model.ways(model.shown(i)));
+      return ways.get(i);
+    };
+    const within = new Map(), drawn = new Map();
+    for (const [from, to] of model.flow) {
+      const a = way(from), b = way(to);
+      let k = 0;
+      while (k < a.length - 1 && k < b.length - 1 && a[k] === b[k] && model.open.has(a[k])) k++;
+      if (a[k] === b[k]) continue;
+      const group = a[k - 1];
+      if (!within.has(group)) within.set(group, new Map());
+      const lifted = `${a[k]} ${b[k]}`;
+      within.get(group).set(lifted, [a[k], b[k]]);
+      const end = (path) => path.find((i, at) => at >= k && (!model.open.has(i) || at === path.length - 1));
+      const ends = [end(a), end(b)];
+      drawn.set(ends.join(" "), { ends, group, lifted });
+    }
+    return { within, drawn };
+  }
+
+  below(i) { return this.model.below(i).filter((child) => this.model.kind(child) !== "phase"); }
+
+  // Place the nodes below `i`; their boxes are relative to it.
+  place(i, within) {
+    const children = this.below(i);
+    const inner = new Map(children.filter((c) => this.model.open.has(c) && !this.model.isOp(c)).map((c) => [c, this.place(c, within)]));
+    const size = (c) => (inner.has(c) ? { width: inner.get(c).width, height: inner.get(c).height } : { ...BOX });
+    const edges = [...(within.get(i)?.values() ?? [])];
+    const key = JSON.stringify([children.map((c) => [c, size(c)]), edges]);
+    let found = this.layouts.get(i);
+    if (found?.key !== key) {
+      found = { key, ...(edges.length || children.length < GRID_FROM ? this.layer(children, size, edges) : this.grid(children, size)) };
+      this.layouts.set(i, found);
+    }
+    return { ...found, inner };
+  }
+
+  layer(children, size, edges) {
+    const graph = new dagre.graphlib.Graph();
+    graph.setGraph({ nodesep: 18, ranksep: 30, edgesep: 10, marginx: PADDING, marginy: PADDING });
+    graph.setDefaultEdgeLabel(() => ({}));
+    for (const child of children) graph.setNode(child, size(child));
+    for (const [from, to] of edges) if (graph.hasNode(from) && graph.hasNode(to)) graph.setEdge(from, to);
+    dagre.layout(graph);
+    const boxes = new Map(children.map((child) => {
+      const { x, y, width, height } = graph.node(child);
+      return [child, { x: x - width / 2, y: y - height / 2 + TITLE, width, height }];
+    }));
+    const points = new Map(graph.edges().map((edge) => [
+      `${edge.v} ${edge.w}`, graph.edge(edge).points.map(({ x, y }) => ({ x, y: y + TITLE })),
+    ]));
+    const { width, height } = graph.graph();
+    return { boxes, points, width: Math.max(width, BOX.width), height: height + TITLE };
+  }
+
+  // Nodes that nothing connects, in rows.
+  grid(children, size) {
+    const columns = Math.ceil(Math.sqrt(children.length / 2));
+    const boxes = new Map();
+    let y = TITLE + PADDING, widest = 0;
+    for (let at = 0; at < children.length; at += columns) {
+      let x = PADDING, tallest = 0;
+      for (const child of children.slice(at, at + columns)) {
+        boxes.set(child, { x, y, ...size(child) });
+        x += size(child).width + PADDING;
+        tallest = Math.max(tallest, size(child).height);
+      }
+      widest = Math.max(widest, x);
+      y += tallest + PADDING;
+    }
+    return { boxes, points: new Map(), width: widest, height: y };
+  }
+
+  // Draw all; what was pressed stays where it is on the screen.
+  draw(pressed = null) {
+    const { within, drawn } = this.lift();
+    const before = this.boxes?.get(pressed);
+    this.boxes = new Map();
+    this.points = new Map();
+    const nodes = [];
+    const visit = (i, layout, x, y, depth) => {
+      this.points.set(i, { x, y, points: layout.points });
+      for (const [child, box] of layout.boxes) {
+        const at = { ...box, x: x + box.x, y: y + box.y };
+        this.boxes.set(child, at);
+        nodes.push(this.node(child, at, layout.inner.has(child), depth));
+        if (layout.inner.has(child)) visit(child, layout.inner.get(child), at.x, at.y, depth + 1);
+      }
+    };
+    const whole = this.place(0, within);
+    visit(0, whole, 0, -TITLE, 0);
+    this.size = { width: whole.width, height: whole.height };
+    const edges = [...drawn.values()].map((edge) => this.edge(edge));
+    this.cy.startBatch();
+    this.cy.elements().remove();
+    this.cy.add([...nodes, ...edges]);
+    this.cy.endBatch();
+    this.cy.style(this.style());
+    this.mark();
+    if (before) this.stay(pressed, before);
+  }
+
+  node(i, box, isOpen, depth) {
+    const { model } = this;
+    const node = model.nodes[i];
+    const lines = [middle(model.label(i), isOpen ? Math.max(24, Math.floor(box.width / 7)) : 26)];
+    if (!isOpen) {
+      if (node[SHAPE]) lines.push(middle(node[SHAPE], 28));
+      else if (node[TYPE] && node[TYPE] !== node[NAME]) lines.push(middle(node[TYPE], 28));
+      const cost = model.figure >= 0 ? model.text(i, model.figure) : "";
+      if (cost) lines.push(cost);
+    }
+    return {
+      group: "nodes",
+      data: { id: `n${i}`, i, label: lines.join("\n"), width: box.width, height: box.height, colour: isOpen ? "" : this.colour(i), depth },
+      position: centre(box),
+      classes: [isOpen ? "open" : node[KIND], model.repeats(i) > 1 ? "many" : ""].join(" "),
+    };
+  }
+
+  edge({ ends: [from, to], group, lifted }) {
+    const a = this.boxes.get(from), b = this.boxes.get(to);
+    const { x, y, points } = this.points.get(group);
+    const route = (points.get(lifted) ?? []).slice(1, -1).map((point) => ({ x: x + point.x, y: y + point.y }));
+    const start = { x: a.x + a.width / 2, y: a.y + a.height }, end = { x: b.x + b.width / 2, y: b.y };
+    const dx = end.x - start.x, dy = end.y - start.y, length = Math.hypot(dx, dy) || 1;
+    const share = route.map((p) => ((p.x - start.x) * dx + (p.y - start.y) * dy) / length ** 2);
+    const aside = route.map((p) => ((p.x - start.x) * -dy + (p.y - start.y) * dx) / length);
+    const isBent = aside.some((distance) => Math.abs(distance) > 3);
+    return {
+      group: "edges",
+      data: {
+        id: `e${from}-${to}`, source: `n${from}`, target: `n${to}`, share, aside,
+        start: `0px ${a.height / 2}px`, end: `0px ${-b.height / 2}px`,
+      },
+      classes: isBent ? "bent" : "",
+    };
+  }
+
+  // Colours of a node: by type, or by its share of the largest figure that is seen.
+  colour(i) {
+    const { model } = this;
+    const css = getComputedStyle(document.documentElement);
+    const dark = matchMedia("(prefers-color-scheme: dark)").matches;
+    const type = model.nodes[i][TYPE] || model.nodes[i][NAME].replace(/\d+/g, "");
+    let hash = 0;
+    for (const letter of type) hash = (hash * 31 + letter.codePointAt(0)) % 360;
+    if (model.figure < 0) return `hsl(${hash}, 55%, ${dark ? 27 : 88}%)`;
+    const value = model.value(i, model.figure);
+    if (value === null || value <= 0) return css.getPropertyValue("--raised").trim();
+    const whole = model.figures[model.figure].over ? 100 : this.view.tree.whole || 1;
+    // A square root: small shares are told apart, too.
+    const share = Math.sqrt(Math.min(value / whole, 1));
+    return dark ? `hsl(24, ${20 + 55 * share}%, ${17 + 27 * share}%)` : `hsl(28, ${60 + 35 * share}%, ${96 - 36 * share}%)`;
+  }
+
+  style() {
+    const css = getComputedStyle(document.documentElement);
+    const of = (name) => css.getPropertyValue(name).trim();
+    const font = getComputedStyle(document.body).fontFamily;
+    return [
+      { selector: "node", style: {
+        shape: "round-rectangle", width: "data(width)", height: "data(height)", label: "data(label)", "background-color": "data(colour)",
+        "border-width": 1, "border-color": of("--edge"), color: of("--text"), "font-family": font, "font-size": 11, "text-wrap": "wrap",
+        "text-valign": "center", "text-halign": "center", "line-height": 1.2, "min-zoomed-font-size": 5, "z-index-compare": "manual", "z-index": 2000,
+      } },
+      { selector: "node.module, node.repeat, node.part", style: { "border-width": 1.5, "font-weight": 600, "border-color": of("--quiet") } },
+      { selector: "node.many", style: { "border-style": "double", "border-width": 5 } },
+      { selector: "node.open", style: {
+        "background-color": of("--raised"), "background-opacity": 0.75, "text-valign": "top", "text-margin-y": 20, "font-weight": 600,
+        "border-color": of("--line"), "border-width": 1.5, "z-index": "data(depth)",
+      } },
+      { selector: "edge", style: {
+        width: 1.3, "line-color": of("--edge"), "target-arrow-color": of("--edge"), "target-arrow-shape": "triangle", "arrow-scale": 0.75,
+        "curve-style": "straight", "source-endpoint": "data(start)", "target-endpoint": "data(end)", "z-index-compare": "manual", "z-index": 1000,
+      } },
+      { selector: "edge.bent", style: {
+        "curve-style": "round-segments", "segment-weights": (edge) => edge.data("share"), "segment-distances": (edge) => edge.data("aside"),
+        "segment-radii": 14, "edge-distances": "endpoints",
+      } },
+      { selector: "node.hit", style: { "border-color": of("--hit"), "border-width": 4, "border-style": "solid" } },
+      { selector: "node.chosen", style: { "border-color": of("--link"), "border-width": 3, "border-style": "solid" } },
+      { selector: "edge.near", style: { "line-color": of("--link"), "target-arrow-color": of("--link"), width: 2.4 } },
+    ];
+  }
+
+  mark() {
+    const { model, view } = this;
+    const hits = new Set(view.hits.map((i) => model.shown(i)));
+    this.cy.startBatch();
+    this.cy.nodes().forEach((node) => {
+      node.toggleClass("hit", hits.has(node.data("i")));
+      node.toggleClass("chosen", node.data("i") === view.chosen);
+    });
+    const chosen = this.cy.getElementById(`n${view.chosen}`);
+    this.cy.edges(".near").removeClass("near");
+    chosen.connectedEdges().addClass("near");
+    this.cy.endBatch();
+  }
+
+  stay(i, before) {
+    const now = this.boxes.get(i);
+    if (!now) return;
+    const zoom = this.cy.zoom();
+    const pan = this.cy.pan();
+    this.cy.pan({ x: pan.x + (before.x + before.width / 2 - now.x - now.width / 2) * zoom, y: pan.y + (before.y - now.y) * zoom });
+    const { clientWidth: width, clientHeight: height } = this.canvas;
+    if (now.width * zoom > width || now.height * zoom > height) this.show(now);
+  }
+
+  // Show a box whole where it stays readable, else its top.
+  show(box) {
+    const { clientWidth: width, clientHeight: height } = this.canvas;
+    const whole = Math.min(width / (box.width + 40), height / (box.height + 40));
+    const zoom = Math.min(Math.max(whole, SMALLEST), 1.1);
+    this.cy.zoom(zoom);
+    const top = box.height * zoom > height ? 16 : (height - box.height * zoom) / 2;
+    this.cy.pan({ x: width / 2 - (box.x + box.width / 2) * zoom, y: top - box.y * zoom });
+  }
+
+  begin() {
+    this.cy.resize();
+    // The first node is the beginning of the model, wherever dagre puts it.
+    this.show({ x: 0, y: 0, width: this.size.width, height: this.size.height });
+  }
+
+  goTo(i) {
+    const box = this.boxes.get(i);
+    if (!box) return;
+    if (this.cy.zoom() < SMALLEST) this.cy.zoom(0.9);
+    const { clientWidth: width, clientHeight: height } = this.canvas;
+    const zoom = this.cy.zoom(), { x, y } = centre(box);
+    this.cy.pan({ x: width / 2 - x * zoom, y: height / 2 - y * zoom });
+  }
+}
+
+for (const section of document.querySelectorAll("section.model")) section.model = new ModelView(section);
