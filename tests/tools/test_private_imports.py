@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from amanda_tools._output.private_imports import private_import
+from amanda_tools._output.private_imports import with_private_import
 from amanda_tools.count import CountTool
 
 
@@ -36,10 +36,12 @@ def test_a_package_of_the_program_is_used_as_it_is() -> None:
     """Where the program has imported the package, that import is used and stays."""
     import rich
 
-    with private_import("rich"):
+    def run() -> None:
         import rich.console
 
         assert sys.modules["rich"] is rich
+
+    with_private_import("rich", run)
     assert sys.modules["rich"] is rich
     assert "rich.console" in sys.modules
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TextIO, TypeVar
 
 from amanda.tools.reporting import ReportingTool
-from amanda_tools._output.private_imports import private_import
+from amanda_tools._output.private_imports import with_private_import
 
 OptionsT = TypeVar("OptionsT")
 
@@ -16,7 +16,10 @@ class PrintingTool(ReportingTool[OptionsT]):
     def print_summary(self, file: TextIO) -> None:
         """Print the tables; with colours and to the terminal's width if `file` is a terminal."""
         tables = list(self.tables())
-        with private_import("rich"):
+
+        def print_them() -> None:
             from amanda_tools._bases.rich_tables import print_tables
 
             print_tables(tables, file)
+
+        with_private_import("rich", print_them)

@@ -1,4 +1,4 @@
-"""Tables as rich prints them. To be imported within ``private_import("rich")`` only."""
+"""Tables as rich prints them. To be imported by ``with_private_import`` only."""
 
 from __future__ import annotations
 

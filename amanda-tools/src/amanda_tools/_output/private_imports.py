@@ -4,42 +4,55 @@ The import of a package may change global state. That of ``rich.console`` draws 
 of Python's ``random`` (rich 14): a program that seeds it and imports rich later would draw other
 numbers, because of our import, or because its own finds the package imported. ::
 
-    with private_import("rich"):
+    def run() -> None:
         import rich.console
         ...
+
+    with_private_import("rich", run)
 """
 
 from __future__ import annotations
 
 import random
 import sys
-import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from types import ModuleType
+from typing import Any
 
-_LOCK = threading.RLock()
+from amanda.state import Lock
+
+_LOCK = Lock()
 _KEPT: dict[str, dict[str, ModuleType]] = {}
 """By package, the modules that are ours alone."""
 
 
-@contextmanager
-def private_import(package: str) -> Iterator[None]:
-    """Within it, `package` can be imported and used; afterwards it is as if it had not been.
+def with_private_import(package: str, function: Callable[[], None]) -> None:
+    """Call a function that imports and uses `package`; afterwards it is as if it had not been.
 
     The state of ``random`` comes back, and so does ``sys.modules``. Where the program itself has
     imported the package, its modules are used.
     """
-    with _LOCK:
-        is_programs = package in sys.modules
-        ours = _KEPT.setdefault(package, {})
+    _LOCK.hold(_call, package, function)
+
+
+def _call(package: str, function: Callable[[], None]) -> None:
+    # Taken before anything is changed, and what is put back may be put back twice: an interrupt
+    # may come at any line.
+    state, is_programs = random.getstate(), package in sys.modules
+    ours = _KEPT.setdefault(package, {})
+    try:
         if not is_programs:
             sys.modules.update(ours)
-        state = random.getstate()
-        try:
-            yield
-        finally:
-            random.setstate(state)
-            if not is_programs:
-                for name in [n for n in sys.modules if f"{n}.".startswith(f"{package}.")]:
-                    ours[name] = sys.modules.pop(name)
+        function()
+        _restore(package, ours, state, is_programs)
+    except BaseException:
+        _restore(package, ours, state, is_programs)
+        raise
+
+
+def _restore(package: str, ours: dict[str, ModuleType], state: Any, is_programs: bool) -> None:
+    random.setstate(state)
+    if not is_programs:
+        for name in [n for n in sys.modules if f"{n}.".startswith(f"{package}.")]:
+            ours[name] = sys.modules[name]
+            del sys.modules[name]

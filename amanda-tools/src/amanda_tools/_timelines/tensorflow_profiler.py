@@ -23,6 +23,7 @@ from typing import Any
 import attrs
 import tensorflow as tf
 
+from amanda.state import Lock
 from amanda_tools._timelines.xplane import planes_in
 
 _DETAILS = 2
@@ -90,35 +91,41 @@ class _SharedProfiler:
     """Runs the profiler as long as there are recordings."""
 
     def __init__(self) -> None:
-        self._lock = threading.RLock()
+        self._lock = Lock()
         self._recordings: list[Recording] = []
         self._segment: Segment | None = None
         self._timer: threading.Timer | None = None
 
     def add(self, recording: Recording) -> bool:
         """Begin a segment for one more recording; False if the program uses the profiler."""
-        with self._lock:
-            self._end()
-            self._recordings.append(recording)
-            if self._begin():
-                return True
-            self._recordings.remove(recording)
-            return not recording.problem.startswith(_IN_USE)
+        return self._lock.hold(self._add, recording)
+
+    def _add(self, recording: Recording) -> bool:
+        self._end()
+        self._recordings.append(recording)
+        if self._begin():
+            return True
+        self._recordings.remove(recording)
+        return not recording.problem.startswith(_IN_USE)
 
     def remove(self, recording: Recording) -> None:
         """End the segment; begin another one for the recordings that are left."""
-        with self._lock:
-            if recording in self._recordings:
-                self._end()
-                self._recordings.remove(recording)
-                self._begin()
+        self._lock.hold(self._remove, recording)
+
+    def _remove(self, recording: Recording) -> None:
+        if recording in self._recordings:
+            self._end()
+            self._recordings.remove(recording)
+            self._begin()
 
     def _renew(self) -> None:
         """Called by the timer."""
-        with self._lock:
-            if self._segment is not None:
-                self._end()
-                self._begin()
+        self._lock.hold(self._next_segment)
+
+    def _next_segment(self) -> None:
+        if self._segment is not None:
+            self._end()
+            self._begin()
 
     def _begin(self) -> bool:
         if not self._recordings:

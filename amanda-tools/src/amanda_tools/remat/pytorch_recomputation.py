@@ -9,7 +9,6 @@ the first run packed, in the same order.
 
 from __future__ import annotations
 
-import threading
 import weakref
 from collections.abc import Sequence
 from typing import Any
@@ -18,6 +17,7 @@ import torch
 from torch.autograd.graph import saved_tensors_hooks
 
 from amanda.interface.calls import OpFunction
+from amanda.state import Lock
 from amanda_tools._internals import version_of
 from amanda_tools.remat.recorded_runs import (
     Autocast,
@@ -48,7 +48,7 @@ class Recomputer:
         self._recomputed = recomputed
         self._drawing = drawing
         self._changing = changing
-        self._lock = threading.RLock()
+        self._lock = Lock()
         # Runs by the storages of living outputs. An entry lives as long as such a tensor, a ticket,
         # or a run that reads it, and no longer than until the backward pass begins.
         self._origins: weakref.WeakKeyDictionary[Any, tuple[RecordedRun, int, int]] = (
@@ -163,12 +163,14 @@ class Recomputer:
         content = ticket.content
         if not isinstance(content, Recomputed):
             return content.tensor_now()
-        with self._lock:
-            self._origins.clear()
-            self._compute(content.execution)
-            tensor = content.tensor_now()
-            content.execution.unspent.discard(ticket)
-            content.execution.release()
+        return self._lock.hold(self._recompute, content, ticket)
+
+    def _recompute(self, content: Recomputed, ticket: Ticket) -> torch.Tensor:
+        self._origins.clear()
+        self._compute(content.execution)
+        tensor = content.tensor_now()
+        content.execution.unspent.discard(ticket)
+        content.execution.release()
         return tensor
 
     def _compute(self, target: RecordedRun) -> None:

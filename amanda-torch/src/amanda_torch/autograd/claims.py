@@ -364,6 +364,17 @@ class Claimer:
         self._iterations.clear()
         self._owners.clear()
 
+    def forget(self, model: str) -> None:
+        """Drop what is known of the operators of a model that is gone; in whichever thread.
+
+        Args:
+            model: what their ids begin with.
+        """
+        ends = tuple(f"{model}{end}" for end in "./#")
+        for op_id in list(self._iterations):
+            if op_id.startswith(ends):
+                self._iterations.pop(op_id, None)
+
     def note_run(self, op_id: str, iteration: int) -> None:
         """Remember the iteration in which an operator with gradients last ran."""
         self._iterations[op_id] = iteration

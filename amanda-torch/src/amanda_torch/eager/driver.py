@@ -156,6 +156,11 @@ class InterceptingDriver(LoadedDriver, TorchEagerDriver):
         """
         return "the driver captures nothing"
 
+    def forget(self, model: str) -> None:
+        """Drop what threads know of the operators of a model that is gone."""
+        for interceptor in self._interceptors:
+            interceptor.executor.claimer.forget(model)
+
     # -- routines ---------------------------------------------------------
 
     def vanilla(self) -> AbstractContextManager[None]:
@@ -266,4 +271,5 @@ def _forget(reference: weakref.ref[InterceptingDriver], label: str) -> None:
         for scope in tuple(LIVE_SCOPES):
             if driver in scope.drivers:
                 scope.cache.forget(label)
+        driver.forget(label)
         driver.dispatcher.invalidate()
