@@ -244,3 +244,34 @@ def test_readers_prevent_a_match_in_a_graph() -> None:
     assert_close(rewritten(run, tool), expected)
     assert not tool.matches
     assert "reads the output of op" in tool.rejected[0][1]
+
+
+@pytest.mark.parametrize("first", ["eager", "function", "fit"])
+def test_one_model_in_several_modes(first: str) -> None:
+    """A match that was found in one mode is rewritten in the others, too: ids of a Keras model are
+    the same in all of them."""
+    keras = pytest.importorskip("keras")
+    keras.utils.set_random_seed(0)
+    layers = [keras.Input((4,)), keras.layers.Dense(3, "relu"), keras.layers.Dense(2, "relu")]
+    model = keras.Sequential(layers)
+    model.compile(keras.optimizers.SGD(0.0), "mse")
+    data, zeros = random(5, 4), np.zeros((5, 2), np.float32)
+    x, compiled = tf.constant(data), tf.function(lambda x: model(x))
+    runs = {
+        "eager": lambda: model(x).numpy(),
+        "function": lambda: compiled(x).numpy(),
+        "fit": lambda: model.fit(data, zeros, verbose=0) and model.predict(data, verbose=0),
+    }
+    w, b, v, c = model.get_weights()
+    softplus = lambda x: np.log1p(np.exp(x))  # noqa: E731
+    expected = softplus(softplus(data @ w + b) @ v + c)
+
+    pattern = Op("Relu", Op("BiasAdd", Op("MatMul", "x", "w"), "b"))
+    tool = SubgraphRewritingTool(pattern, lambda x, w, b: tf.nn.softplus(x @ w + b))
+    with amanda.apply(tool):
+        for mode in (first, first, *runs, *runs):
+            runs[mode]()
+            amanda.new_iteration()
+        assert len(tool.matches) == 2, tool.rejected
+        for run in runs.values():
+            np.testing.assert_allclose(run(), expected, rtol=1e-5)

@@ -160,8 +160,7 @@ class SubgraphRewritingTool(Tool):
         found = next(bindings(self.pattern, graph.op(op_id), graph, Binding()), None)
         if found is None:
             return
-        # PyTorch's graphs run operator by operator where a routine cannot be compiled.
-        is_eager = context.namespace.tags[-1] == "eager" or context.namespace.matches("pytorch")
+        is_eager = _is_eager(context)
         if not is_eager and not any(map(context.namespace.matches, _GRAPHS)):
             raise CapabilityError(
                 f"SubgraphRewritingTool: op {op_id} is the root of a match in "
@@ -211,7 +210,9 @@ class SubgraphRewritingTool(Tool):
             self._check_inputs(context)
             return
         match.functions[op_id] = context.get_function()
-        if match.is_symbolic and op_id == match.root.id:
+        # A model that is traced in one mode may run in another one, with the same operators.
+        is_symbolic = match.is_symbolic or not _is_eager(context)
+        if is_symbolic and op_id == match.root.id:
             context.replace_op(self._replaced_in_graph, match=match)
         elif op_id == match.root.id:
             context.replace_op(self._replaced, match=match, graph=context["graph"])
@@ -269,7 +270,7 @@ class SubgraphRewritingTool(Tool):
         for tensor in context.get_inputs():
             known = None if tensor is None else graph.tensor_of(tensor)
             match = self._active.get(known.producer) if known is not None else None
-            if match is not None and match.is_symbolic:
+            if match is not None and (match.is_symbolic or not _is_eager(context)):
                 continue  # In a graph the operator still runs for those that read it.
             if match is not None and known is not None and known.producer != match.root.id:
                 raise AmandaError(
@@ -319,6 +320,11 @@ class SubgraphRewritingTool(Tool):
             return result
         # The replacement has returned the first output of several.
         return [result, *match.functions[match.root.id](*inputs)[1:]]
+
+
+def _is_eager(context: OpContext) -> bool:
+    """Whether operators run one by one, as PyTorch's graphs do where a routine acts in them."""
+    return context.namespace.tags[-1] == "eager" or bool(context.namespace.matches("pytorch"))
 
 
 # -- tensors ---------------------------------------------------------------------
