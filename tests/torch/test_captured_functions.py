@@ -108,6 +108,24 @@ def _in_place(net: nn.Module, compiled: Callable[[Any], Any]) -> Step:
     return compiled(step)
 
 
+@torch.library.custom_op("amanda_captured::third", mutates_args=())
+def _third(x: torch.Tensor) -> torch.Tensor:
+    return x / 3
+
+
+@_third.register_fake
+def _third_like(x: torch.Tensor) -> torch.Tensor:
+    return torch.empty_like(x)
+
+
+def _operators(net: nn.Module, compiled: Callable[[Any], Any]) -> Step:
+    def step(x: torch.Tensor) -> torch.Tensor:
+        y = torch.ops.aten.relu(net(x)) + torch.ops.aten.sin.default(x)
+        return torch.einsum("ij,kj->ik", y, torch.ops.amanda_captured.third(x)).sum()
+
+    return compiled(step)
+
+
 def _with_step(net: nn.Module, compiled: Callable[[Any], Any]) -> Step:
     optimizer = torch.optim.SGD(net.parameters(), lr=0.01, momentum=0.9)
     model, advance = compiled(net), compiled(optimizer.step)
@@ -149,7 +167,10 @@ def _run(make: Make, compile_: Callable[[Any], Any], scope: bool) -> tuple[Any, 
 
 @pytest.mark.parametrize(
     "make",
-    [_breaks, _recompiles, _nested, _modes, _made_modules, _in_place, _with_step, _modules],
+    [
+        *(_breaks, _recompiles, _nested, _modes, _made_modules, _in_place, _operators),
+        *(_with_step, _modules),
+    ],
     ids=lambda make: str(make.__name__),
 )
 def test_compiled_functions_run_captured(make: Make) -> None:

@@ -60,8 +60,6 @@ class EagerDriver(InterceptingDriver):
 
     def _reason_against(self, interceptor: Interceptor) -> str:
         """Why a function cannot be captured now; "" if it can."""
-        if self._has_gate:
-            return "the gate notices operators"
         if not interceptor.is_alone():
             # Dynamo would write another function mode into the graph, and it would act twice.
             return "another TorchFunctionMode is on"
