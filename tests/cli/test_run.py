@@ -199,6 +199,7 @@ def test_tools_without_a_driver_are_an_error(amanda: Command, script: Script) ->
         (["-t", "largest:ops=mul,add"], "join it with '+': ops=mul+add"),
         (["-t", "largest(digits=1)"], "did you mean -t largest:digits=1?"),
         (["--html=page.html"], "--html takes no value; the page is report.html in the folder of"),
+        (["--html", "page.html"], "--html takes no value; the page is report.html in the folder"),
         (["--interceptor", "gat"], "no interceptor named 'gat'; "),
         (["--driver", "minigrad"], "no driver named 'minigrad'; did you mean minigrad-eager?"),
         (["-o", "program.py/out"], "cannot write to the output folder program.py/out: Not a dir"),

@@ -88,6 +88,9 @@ def create_parser() -> argparse.ArgumentParser:
     return own
 
 
+_NO_VALUE = "--html takes no value; the page is report.html in the folder of -o"
+
+
 def main(arguments: Sequence[str]) -> int:
     """Run the command; returns the exit status of the program, or 2 for wrong usage.
 
@@ -95,7 +98,7 @@ def main(arguments: Sequence[str]) -> int:
     """
     ours, words = program.split(arguments, WITH_VALUE)
     if any(word.startswith("--html=") for word in ours):
-        complain("error: --html takes no value; the page is report.html in the folder of -o")
+        complain(f"error: {_NO_VALUE}")
         return 2
     given = create_parser().parse_args(ours)
     caught: list[warnings.WarningMessage] = []
@@ -121,6 +124,8 @@ def _prepare(given: argparse.Namespace, words: Sequence[str]) -> Run:
     try:
         target.check()
     except program.ProgramError as error:
+        if given.html and target.target.endswith(".html"):
+            raise UsageError(_NO_VALUE) from None
         if target.is_module or target.target not in available():
             raise
         rest = shlex.join(target.arguments) or "script.py"
