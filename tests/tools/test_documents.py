@@ -27,6 +27,7 @@ OWN = (
     "profile",
     "report",
     "stats",
+    "summary",
     "trace",
     "unmapped",
     "../README",

@@ -42,10 +42,34 @@ __all__ = [
     "hookimpl",
     "inline",
     "new_iteration",
+    "summary",
     "tool",
     "tools",
     "traceable",
 ]
+
+
+def summary(model: _Any, input: _Any, **options: _Any) -> _Any:
+    """Run a model once and summarize it: the tree of its modules with shapes and costs.
+
+    The model runs in evaluation mode, without gradients, and is left as it was. ``amanda run -t
+    summary`` does the same for the models of a program. The tool is in the package amanda-tools.
+
+    Args:
+        model: a module of PyTorch or a layer of Keras.
+        input: a tensor; a tuple or list of the positional arguments; or a dictionary, of keyword
+            arguments in PyTorch.
+        options: of the tool: ``depth=2`` shows two levels, ``time=True`` takes times.
+
+    Returns:
+        An object that prints as a table, in notebooks too, with the rows in ``modules``.
+
+    Raises:
+        UnknownNameError: amanda-tools is not installed.
+        TypeError: `model` is no module of a framework, or an option does not exist.
+    """
+    found: _Any = tools.load("summary")
+    return found.of(model, input, **options)
 
 
 def load_ipython_extension(shell: _Any) -> None:

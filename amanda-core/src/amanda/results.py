@@ -19,16 +19,18 @@ class Table:
         title: one line.
         columns: the headings. A column of numbers is aligned to the right.
         rows: the rows, each with one value per column.
+        limit: the rows that a summary prints; None for all.
     """
 
     title: str
     columns: Sequence[str]
     rows: Sequence[Sequence[Any]]
+    limit: int | None = MAX_ROWS
 
     def head(self) -> tuple[Sequence[Sequence[Any]], str]:
-        """The first :data:`MAX_ROWS` rows, and a line with the number of further rows or ""."""
-        hidden = len(self.rows) - MAX_ROWS
-        return self.rows[:MAX_ROWS], f"... and {hidden} more rows" if hidden > 0 else ""
+        """The first rows, and a line with the number of further rows or ""."""
+        hidden = 0 if self.limit is None else len(self.rows) - self.limit
+        return self.rows[: self.limit], f"... and {hidden} more rows" if hidden > 0 else ""
 
 
 @attrs.frozen(kw_only=True)

@@ -30,6 +30,7 @@ def amanda_register_tools() -> Mapping[str, str]:
         "remat": "amanda_tools.remat:RematTool",
         "sparsity": "amanda_tools.sparsity:SparsityTool",
         "stats": "amanda_tools.stats:StatsTool",
+        "summary": "amanda_tools.summary:SummaryTool",
         "trace": "amanda_tools.trace:TraceTool",
         "unmapped": "amanda_tools.unmapped:UnmappedTool",
     }

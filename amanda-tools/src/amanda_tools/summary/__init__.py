@@ -1,0 +1,211 @@
+"""``summary``: the model tree with output shapes, parameters, operations and activations."""
+
+from __future__ import annotations
+
+import html
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import attrs
+
+from amanda import OpContext, apply
+from amanda.driver import Driver
+from amanda.results import Table
+from amanda.tools.mapping import MappingTool
+from amanda.tools.reporting import plain_text
+from amanda_tools._bases.printing import PrintingTool
+from amanda_tools._output.units import format_quantity
+from amanda_tools.summary.graph_ops import GraphOps
+from amanda_tools.summary.keras_layers import KerasCalls, is_keras
+from amanda_tools.summary.op_figures import OpFigures
+from amanda_tools.summary.recorder import Recorder
+from amanda_tools.summary.rows import model_rows, tree_rows
+
+__all__ = ["ModelSummary", "SummaryOptions", "SummaryTool"]
+
+
+@attrs.frozen(kw_only=True)
+class SummaryOptions:
+    """The options of ``summary``.
+
+    Attributes:
+        depth: levels of modules below the model that tables show; 0 for all.
+        time: also take the time of each module's calls, that of tools included.
+    """
+
+    depth: int = attrs.field(default=0, validator=attrs.validators.ge(0))
+    time: bool = False
+
+
+class SummaryTool(PrintingTool[SummaryOptions]):
+    """Shows the tree of each model with shapes, parameters, operations and activations.
+
+    Figures are those of one forward pass, the last complete call of the outermost module, however
+    many the program makes; those of a module contain its parts. Parameters that are shared count
+    once.
+
+    Example: ``amanda run -t summary:depth=2 -o out -- train.py``
+    """
+
+    name = "summary"
+    Options = SummaryOptions
+    only_watches = True
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        self.recorder = Recorder(times=self.options.time)
+        self._graph_ops = GraphOps()
+        self._namespaces: set[str] = set()
+        self._torch_calls: Any = None
+        self._keras_calls = KerasCalls(self.recorder)
+        self.depends_on(MappingTool.standard())
+        self.add_inst_for_op(self._analyse)
+
+    @classmethod
+    def of(cls, model: Any, input: Any, **options: Any) -> ModelSummary:
+        """Run a model once, and summarize it: the function ``amanda.summary``."""
+        tool = cls(**options)
+        args: tuple[Any, ...] = tuple(input) if isinstance(input, (tuple, list)) else (input,)
+        kwargs: dict[str, Any] = {}
+        if is_keras(model):
+            from amanda_tools.summary.keras_layers import run
+        else:
+            if "torch" not in sys.modules or not isinstance(model, sys.modules["torch"].nn.Module):
+                raise TypeError(
+                    f"amanda.summary() takes a module of PyTorch or a layer of Keras, got "
+                    f"{type(model).__name__}"
+                )
+            if isinstance(input, Mapping):
+                args, kwargs = (), dict(input)
+            from amanda_tools.summary.pytorch import run
+        with apply(tool):
+            run(model, args, kwargs)
+        return ModelSummary(tool.result(), list(tool.tables()))
+
+    # -- where modules are called -------------------------------------------
+
+    def enter_scope(self, drivers: Sequence[Driver]) -> None:
+        """Begin to follow the calls of modules."""
+        if self._torch_calls is None and any(driver.framework == "torch" for driver in drivers):
+            from amanda_tools.summary.pytorch import TorchCalls
+
+            self._torch_calls = TorchCalls(self.recorder)
+        self._keras_calls.open()
+
+    def exit_scope(self) -> None:
+        """End it."""
+        calls, self._torch_calls = self._torch_calls, None
+        if calls is not None:
+            calls.close()
+        self._keras_calls.close()
+
+    # -- analysis -------------------------------------------------------------
+
+    def _analyse(self, context: OpContext) -> None:
+        # Keras may have been imported since the scope began.
+        self._keras_calls.open()
+        self._namespaces.add(str(context.namespace))
+        figures = OpFigures.of(context)
+        if context.namespace.matches("tensorflow") and context.namespace.tags[-1] != "eager":
+            add = self._graph_ops.adder(context.get_op_id(), context.get_module())
+        else:
+            add = self.recorder.add
+        if figures is not None:
+            figures.insert(context, add)
+
+    # -- result ---------------------------------------------------------------
+
+    def modules(self) -> list[dict[str, Any]]:
+        """One row per module, in the order of each model's tree.
+
+        ``model``; ``path``, ``type``, ``depth``; ``output``, the shape of the first tensor that its
+        first call gave, and ``outputs``, all of them; ``parameters``, ``trainable`` ones and their
+        ``parameter_bytes``; ``macs``, ``flops``, ``activation_bytes``; ``calls``; with the option
+        ``time``, ``seconds``.
+        """
+        return [
+            row
+            for model in self.recorder.models
+            if model.last is not None
+            for row in model_rows(model, model.last, self._graph_ops, self.options.time)
+        ]
+
+    def op_rows(self) -> list[dict[str, Any]]:
+        """None: the result has ``modules``."""
+        return []
+
+    def result(self) -> dict[str, Any]:
+        """The result as plain data, with ``modules``."""
+        modules = self.modules()
+        found = super().result()
+        found["namespaces"] = sorted(self._namespaces)
+        return {**found, "modules": modules}
+
+    def summary(self) -> dict[str, Any]:
+        """``models``: of each, by its name, the figures of its first row, and ``passes``, how many
+        complete ones there were."""
+        tops = {row["model"]: row for row in self.modules() if row["depth"] == 0}
+        names = "type output parameters trainable parameter_bytes flops activation_bytes".split()
+        return {
+            "models": {
+                model.name: {
+                    **{name: tops[model.name][name] for name in names},
+                    "passes": model.passes,
+                }
+                for model in self.recorder.models
+                if model.name in tops
+            }
+        }
+
+    def tables(self) -> Iterable[Table]:
+        """The tree of each model, down to the option ``depth``."""
+        rows = self.modules()
+        for name, of in self.summary()["models"].items():
+            own = [row for row in rows if row["model"] == name]
+            frozen = of["parameters"] - of["trainable"]
+            title = (
+                f"summary of {name}: {of['parameters']:,} parameters ({frozen:,} not trainable), "
+                f"{format_quantity(of['flops'], 'FLOP')} and "
+                f"{format_quantity(of['activation_bytes'], 'B')} of activations in a forward pass"
+            )
+            columns, cells = tree_rows(own, self.options.depth, self.options.time)
+            yield Table(title, columns, cells, limit=None)
+
+
+class ModelSummary:
+    """The summary of one model: prints as a table, in notebooks too.
+
+    Attributes:
+        result: plain data, as ``summary.json`` of ``amanda run`` has it.
+        modules: the rows of the modules.
+    """
+
+    def __init__(self, result: dict[str, Any], tables: Sequence[Table]) -> None:
+        self.result = result
+        self.modules: list[dict[str, Any]] = result["modules"]
+        self._tables = tables
+
+    def __repr__(self) -> str:
+        return "\n".join(map(plain_text, self._tables))
+
+    def _repr_html_(self) -> str:
+        """A table for notebooks."""
+        return "".join(map(_html, self._tables))
+
+
+def _html(table: Table) -> str:
+    head = "".join(f"<th>{html.escape(column)}</th>" for column in table.columns)
+    lines = [
+        "".join(
+            f'<td style="text-align:{"left" if i < 3 else "right"};white-space:pre">'
+            f"{html.escape(str(cell))}</td>"
+            for i, cell in enumerate(row)
+        )
+        for row in table.rows
+    ]
+    body = "".join(f"<tr>{line}</tr>" for line in lines)
+    return (
+        f"<p>{html.escape(table.title)}</p><table><thead><tr>{head}</tr></thead>"
+        f"<tbody>{body}</tbody></table>"
+    )

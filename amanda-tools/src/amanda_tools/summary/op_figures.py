@@ -1,0 +1,95 @@
+"""What one execution of an operator adds: multiply-accumulates, and bytes of its outputs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import attrs
+
+from amanda import OpContext
+from amanda.tools.description import op_name
+from amanda_tools._operators.cost import FORMULAS, Formula
+from amanda_tools._operators.op_types import VIEWS
+from amanda_tools._operators.routines import Handover
+from amanda_tools._operators.signature import CallShapes, Signature
+from amanda_tools._values.shapes import byte_size, shape_of
+
+Add = Callable[[int, int], None]
+"""Takes the multiply-accumulates and the bytes of one execution."""
+
+
+@attrs.define(eq=False)
+class OpFigures:
+    """The figures of an operator's executions, with the shapes that each has.
+
+    Attributes:
+        signature: facts that all executions share.
+        formula: of its multiply-accumulates; None for an operator that counts none.
+        is_view: its outputs are no memory of their own.
+    """
+
+    signature: Signature
+    formula: Formula | None
+    is_view: bool
+    _inputs: Handover[Any] = attrs.field(factory=Handover)
+    _add: Add = attrs.field(default=lambda macs, size: None)
+
+    @classmethod
+    def of(cls, context: OpContext) -> OpFigures | None:
+        """The figures of an operator; None for one that adds nothing."""
+        kind = str(context["op_type"] or "")
+        formula = FORMULAS.get(kind)
+        is_view = kind in VIEWS or kind in _NO_MEMORY or _updates_a_value(context)
+        if formula is None and is_view:
+            return None
+        return cls(Signature.of(context, kind), formula, is_view)
+
+    def insert(self, context: OpContext, add: Add) -> None:
+        """Insert the routines that give the figures of each execution to `add`."""
+        self._add = add
+        if self.formula is not None:
+            context.insert_before_op(self.begin)
+        context.insert_after_op(self.end)
+
+    def begin(self, *inputs: Any) -> None:
+        """Instrumentation routine before an execution."""
+        self._inputs.leave(_shapes(inputs))
+
+    def end(self, *outputs: Any) -> None:
+        """Instrumentation routine after an execution."""
+        size = 0
+        if not self.is_view:
+            size = sum(byte_size(tensor) or 0 for tensor in outputs if tensor is not None)
+        macs = 0
+        if self.formula is not None:
+            call = CallShapes(self.signature, self._inputs.take() or (), _shapes(outputs))
+            try:
+                macs = self.formula.macs(call)
+            except (LookupError, TypeError, ValueError, StopIteration):
+                # A form of the operator that the formula does not know.
+                macs = 0
+        self._add(macs, size)
+
+
+_NO_MEMORY = frozenset({"read_variable", "const", "placeholder", "variable_shape", "shape"})
+"""Types whose outputs are parameters, or no data."""
+
+
+def _updates_a_value(context: OpContext) -> bool:
+    """Whether the operator writes into a parameter or buffer: a batch norm counts its batches."""
+    name = op_name(context.get_op())
+    is_in_place = name.endswith("_") and not name.endswith("__")
+    return is_in_place and bool(context.get_inputs()) and context.get_value(0) is not None
+
+
+def _shapes(tensors: Sequence[Any]) -> tuple[Any, ...]:
+    return tuple(None if tensor is None else _shape(tensor) for tensor in tensors)
+
+
+def _shape(tensor: Any) -> Any:
+    try:
+        return shape_of(tensor)
+    except (TypeError, ValueError, RuntimeError):
+        # A nested tensor, or one of a rank that is not known.
+        return None

@@ -1,0 +1,81 @@
+"""The modules of PyTorch: their tree, and global hooks at their calls."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import nn
+
+from amanda_tools._internals import is_in_backward
+from amanda_tools.summary.keras_layers import KerasLayers, is_keras, is_symbolic
+from amanda_tools.summary.recorder import ModuleFact, Parameter, Recorder, specs_of
+
+
+class TorchModules:
+    """How modules of PyTorch are named and described."""
+
+    separator = "."
+
+    def name(self, root: nn.Module) -> str:
+        return type(root).__name__
+
+    def root_path(self, root: nn.Module) -> str:
+        return ""
+
+    def modules(self, root: nn.Module) -> Iterator[tuple[str, Any]]:
+        yield from root.named_modules(remove_duplicate=False)
+
+    def local_name(self, module: nn.Module) -> str:
+        return ""
+
+    def describe(self, path: str, depth: int, module: nn.Module) -> ModuleFact:
+        own = [
+            Parameter(id(p), p.numel(), p.numel() * p.element_size(), p.requires_grad)
+            for p in module.parameters()
+            # One of a lazy module has no size before its first call.
+            if not isinstance(p, nn.parameter.UninitializedParameter)
+        ]
+        return ModuleFact(path, type(module).__name__, depth, own)
+
+    def is_symbolic(self, inputs: Any) -> bool:
+        return is_symbolic(inputs)
+
+
+class TorchCalls:
+    """Global hooks that tell a recorder of the calls of modules."""
+
+    def __init__(self, recorder: Recorder) -> None:
+        self._recorder = recorder
+        self._modules, self._layers = TorchModules(), KerasLayers()
+        module = nn.modules.module
+        self._handles = [
+            module.register_module_forward_pre_hook(self._enter),
+            module.register_module_forward_hook(self._leave, always_call=True),
+        ]
+
+    def close(self) -> None:
+        """Remove the hooks."""
+        for handle in self._handles:
+            handle.remove()
+
+    def _enter(self, module: nn.Module, inputs: Any) -> None:
+        source: Any = self._layers if is_keras(module) else self._modules
+        # What a checkpoint recomputes has been counted in the forward pass.
+        self._recorder.enter(source, module, inputs, is_hidden=is_in_backward())
+
+    def _leave(self, module: nn.Module, inputs: Any, output: Any = None) -> None:
+        self._recorder.leave(module, None if output is None else specs_of(output))
+
+
+def run(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    """Run a model once for its figures: without gradients, in evaluation, and as it was before."""
+    modes = {module: module.training for module in model.modules()}
+    model.eval()
+    try:
+        with torch.no_grad():
+            model(*args, **kwargs)
+    finally:
+        for module, training in modes.items():
+            module.training = training

@@ -1,0 +1,333 @@
+"""Figures of modules in one forward pass: who calls whom, what comes out, what operators add.
+
+A source of calls, one per kind of module, tells the recorder where modules are entered and left;
+routines at operators add figures to the module that runs in their thread::
+
+    recorder.enter(TorchModules(), model)
+    recorder.add(macs=1000, size=64)
+    recorder.leave(model, outputs)
+    recorder.models[0].last.figures[""].macs
+
+One pass is one complete call of an outermost module; the last one counts.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+import weakref
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, Protocol
+
+import attrs
+
+
+@attrs.frozen
+class Parameter:
+    """One parameter: `key` identifies it within a model."""
+
+    key: int
+    size: int
+    bytes: int
+    is_trainable: bool
+
+
+@attrs.frozen
+class ModuleFact:
+    """What a module is, without any call.
+
+    Attributes:
+        path: within the model, as ``module`` in the rows of tools.
+        kind: its class.
+        depth: 0 for the model.
+        parameters: its own and those of its parts.
+        output: the shape that it declares, for one that is not called; None without any.
+    """
+
+    path: str
+    kind: str
+    depth: int
+    parameters: Sequence[Parameter]
+    output: Sequence[int | None] | None = None
+
+
+class Source(Protocol):
+    """How modules of one kind are named and described."""
+
+    separator: str
+
+    def name(self, root: Any) -> str:
+        """The name of a model."""
+
+    def root_path(self, root: Any) -> str:
+        """The path of a model itself."""
+
+    def modules(self, root: Any) -> Iterator[tuple[str, Any]]:
+        """Path and module of a model's tree, in order, a shared one at each of its places."""
+
+    def local_name(self, module: Any) -> str:
+        """The name of a module that is called within another and is not in its tree; "" for
+        one that is shown as a part of its caller."""
+
+    def describe(self, path: str, depth: int, module: Any) -> ModuleFact:
+        """The facts of a module."""
+
+    def is_symbolic(self, inputs: Any) -> bool:
+        """Whether a call with these inputs builds a model instead of running it."""
+
+
+@attrs.define
+class Figures:
+    """The figures of one module in one pass, without those of its parts.
+
+    Attributes:
+        calls: how often it was called.
+        outputs: shape, dtype and device of what its first call gave; None before that.
+        macs, bytes: multiply-accumulates, and bytes of the outputs of its operators.
+        seconds: time of its calls, with its parts.
+    """
+
+    calls: int = 0
+    outputs: list[dict[str, Any]] | None = None
+    macs: int = 0
+    bytes: int = 0
+    seconds: float = 0.0
+
+
+class Pass:
+    """One call of an outermost module."""
+
+    def __init__(self, model: ModelRecord) -> None:
+        self.model = model
+        self.figures: dict[str, Figures] = {}
+
+    def at(self, path: str) -> Figures:
+        """The figures of the module at a path."""
+        found = self.figures.get(path)
+        if found is None:
+            found = self.figures[path] = Figures()
+        return found
+
+
+class ModelRecord:
+    """One outermost module.
+
+    Attributes:
+        name: its label, ``Net``; ``Net@1`` for a second one of this name.
+        source: how its modules are described.
+        last: its last complete pass; None before one.
+        passes: complete passes.
+    """
+
+    def __init__(self, name: str, source: Source, root: Any) -> None:
+        self.name = name
+        self.source = source
+        self.last: Pass | None = None
+        self.passes = 0
+        self._root = weakref.ref(root)
+        self._paths: dict[int, list[str]] = {}
+        self._called: dict[str, weakref.ref[Any]] = {}
+        self._facts: list[ModuleFact] = []
+        self.find_modules(root)
+
+    def find_modules(self, root: Any) -> None:
+        """Find the places of the model's modules."""
+        self._paths = {}
+        for path, module in self.source.modules(root):
+            self._paths.setdefault(id(module), []).append(path)
+
+    def path_of(self, source: Source, module: Any, parent: str) -> str:
+        """The place of a module that runs within the one at `parent`."""
+        places = self._paths.get(id(module))
+        if places is None:
+            name = source.local_name(module)
+            if not name:
+                return parent
+            path = f"{parent}{source.separator}{name}" if parent else name
+            self._called[path] = weakref.ref(module)
+            self._paths[id(module)] = [path]
+            return path
+        prefix = f"{parent}{self.source.separator}" if parent else ""
+        return next((place for place in places if place.startswith(prefix)), places[0])
+
+    def complete(self, done: Pass) -> None:
+        """A pass has ended."""
+        self.last = done
+        self.passes += 1
+        if not self._facts:
+            self._facts = self._described()
+
+    def facts(self) -> list[ModuleFact]:
+        """The modules in the order of the tree, as they are now; as they were if they are gone."""
+        self._facts = self._described() or self._facts
+        return self._facts
+
+    def _described(self) -> list[ModuleFact]:
+        root = self._root()
+        if root is None:
+            return []
+        base, separator = self.source.root_path(root), self.source.separator
+        found: dict[str, ModuleFact] = {}
+        for path, module in self._places(root):
+            inside = path.removeprefix(base).strip(separator)
+            depth = inside.count(separator) + 1 if inside else 0
+            found[path] = self.source.describe(path, depth, module)
+        return list(found.values())
+
+    def _places(self, root: Any) -> list[tuple[str, Any]]:
+        """The tree, with modules that only calls have shown behind those around them."""
+        places, separator = list(self.source.modules(root)), self.source.separator
+        known = {path for path, _ in places}
+        for path, reference in self._called.items():
+            module = reference()
+            if path in known or module is None:
+                continue
+            parent = path.rpartition(separator)[0]
+            around = [
+                index
+                for index, (other, _) in enumerate(places)
+                if other == parent or other.startswith(f"{parent}{separator}")
+            ]
+            places.insert(around[-1] + 1 if around else len(places), (path, module))
+        return places
+
+
+@attrs.define
+class _Frame:
+    """A running call.
+
+    Attributes:
+        within: the pass that it belongs to; None for one that is not recorded.
+        number: how many calls of the module came before it in the pass; -1 for a module that is
+            shown as a part of its caller.
+    """
+
+    module: int
+    path: str
+    within: Pass | None
+    begin: float
+    number: int
+
+
+class Recorder:
+    """Follows the calls of modules, in each thread on its own.
+
+    Args:
+        times: also take the time of calls.
+
+    Attributes:
+        models: the outermost modules that were called.
+    """
+
+    def __init__(self, times: bool = False) -> None:
+        self.models: list[ModelRecord] = []
+        self._times = times
+        self._known: weakref.WeakKeyDictionary[Any, ModelRecord] = weakref.WeakKeyDictionary()
+        self._local = threading.local()
+
+    def _frames(self) -> list[_Frame]:
+        frames: list[_Frame] | None = getattr(self._local, "frames", None)
+        if frames is None:
+            frames = self._local.frames = []
+        return frames
+
+    def enter(self, source: Source, module: Any, inputs: Any, is_hidden: bool = False) -> None:
+        """A module is called.
+
+        Args:
+            is_hidden: nothing is to be recorded of this call and what it calls.
+        """
+        frames = self._frames()
+        within, path = (frames[-1].within, frames[-1].path) if frames else (None, "")
+        if is_hidden or self._is_building() or source.is_symbolic(inputs):
+            within = None
+        elif not frames:
+            model = self._model(source, module)
+            model.find_modules(module)
+            within, path = Pass(model), source.root_path(module)
+        elif within is not None:
+            path = within.model.path_of(source, module, path)
+        number = -1
+        is_part = bool(frames) and frames[-1].path == path and frames[-1].module != id(module)
+        if within is not None and not is_part:
+            figures = within.at(path)
+            number = figures.calls
+            figures.calls += 1
+        begin = time.perf_counter() if self._times else 0.0
+        frames.append(_Frame(id(module), path, within, begin, number))
+
+    def leave(self, module: Any, outputs: list[dict[str, Any]] | None) -> None:
+        """A module has returned, or raised: then `outputs` is None."""
+        frames = self._frames()
+        frame = None
+        # Calls that ended without a word, as when a hook of the user's fails, are left behind.
+        while frames and (frame is None or frame.module != id(module)):
+            frame = frames.pop()
+        if frame is None or frame.within is None or frame.module != id(module):
+            return
+        figures = frame.within.at(frame.path)
+        if figures.outputs is None and frame.number == 0:
+            figures.outputs = outputs
+        if self._times and all(other.path != frame.path for other in frames):
+            figures.seconds += time.perf_counter() - frame.begin
+        if not frames and outputs is not None:
+            frame.within.model.complete(frame.within)
+
+    def add(self, macs: int, size: int) -> None:
+        """An operator has run in this thread."""
+        frames = self._frames()
+        if frames and (within := frames[-1].within) is not None and not self._is_building():
+            figures = within.at(frames[-1].path)
+            figures.macs += macs
+            figures.bytes += size
+
+    def building(self) -> list[Any]:
+        """The layers of Keras that are called in this thread, None for a call that builds a model.
+
+        While one of them is not built, calls are no part of a pass.
+        """
+        layers: list[Any] | None = getattr(self._local, "building", None)
+        if layers is None:
+            layers = self._local.building = []
+        return layers
+
+    def _is_building(self) -> bool:
+        return any(layer is None or not layer.built for layer in self.building())
+
+    def is_innermost(self, module: Any) -> bool:
+        """Whether the innermost call in this thread is one of this module."""
+        frames = self._frames()
+        return bool(frames) and frames[-1].module == id(module)
+
+    def _model(self, source: Source, module: Any) -> ModelRecord:
+        known = self._known.get(module)
+        if known is None:
+            name = source.name(module)
+            count = sum(model.name.partition("@")[0] == name for model in self.models)
+            known = ModelRecord(f"{name}@{count}" if count else name, source, module)
+            self._known[module] = known
+            self.models.append(known)
+        return known
+
+
+def specs_of(value: Any) -> list[dict[str, Any]]:
+    """Shape, dtype and device of the tensors in nested results, in order."""
+    if isinstance(value, Mapping):
+        return specs_of(list(value.values()))
+    if isinstance(value, (list, tuple)):
+        return [spec for item in value for spec in specs_of(item)]
+    shape, dtype = getattr(value, "shape", None), getattr(value, "dtype", None)
+    if shape is None or dtype is None:
+        return []
+    try:
+        sizes = [None if size is None else int(size) for size in shape]
+    except (TypeError, ValueError, RuntimeError):
+        # A ragged axis, or a rank that is not known.
+        return []
+    name = str(getattr(dtype, "name", dtype)).removeprefix("torch.")
+    return [{"shape": sizes, "dtype": name, "device": str(getattr(value, "device", "") or "")}]
+
+
+def unique(parameters: Iterable[Parameter]) -> Sequence[Parameter]:
+    """Parameters, each once."""
+    return list({parameter.key: parameter for parameter in parameters}.values())

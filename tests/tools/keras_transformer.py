@@ -1,0 +1,94 @@
+"""A transformer of Keras, built and trained, and its summary as JSON: run on one backend."""
+
+from __future__ import annotations
+
+import json
+import sys
+from typing import Any
+
+import keras
+import numpy as np
+from keras import layers
+
+import amanda
+
+TOKENS = np.arange(24).reshape(4, 6) % 11
+
+
+class Block(layers.Layer):  # type: ignore[misc]
+    """Attention and two layers after it, with residual connections."""
+
+    def __init__(self, width: int, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.attention = layers.MultiHeadAttention(2, width // 2, name="attention")
+        self.norm = layers.LayerNormalization(name="norm")
+        up, down = layers.Dense(4 * width, "relu", name="up"), layers.Dense(width, name="down")
+        self.feed = keras.Sequential([up, down], name="feed")
+
+    def call(self, x: Any) -> Any:
+        x = self.norm(x + self.attention(x, x))
+        return x + self.feed(x)
+
+
+def build() -> Any:
+    """The model."""
+    tokens = keras.Input((6,))
+    x = layers.Embedding(11, 8, name="embed")(tokens)
+    for number in range(2):
+        x = Block(8, name=f"block{number}")(x)
+    x = layers.Dropout(0.1, name="dropout")(x)
+    x = layers.BatchNormalization(name="batch")(layers.GlobalAveragePooling1D(name="pool")(x))
+    return keras.Model(tokens, layers.Dense(3, name="head")(x), name="net")
+
+
+def rows_of(run: Any) -> list[dict[str, Any]]:
+    """The rows of a program, in which all is built."""
+    tool = amanda.tools.load("summary")()
+    with amanda.apply(tool):
+        run()
+    found: list[dict[str, Any]] = json.loads(json.dumps(tool.result()["modules"]))
+    return found
+
+
+def fit() -> Any:
+    """Build the model, and train it for two steps."""
+    model = build()
+    model.compile("adam", keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+    model.fit(np.tile(TOKENS, (2, 1)), np.arange(8) % 3, batch_size=4, verbose=0)
+    return model
+
+
+def check(model: Any, rows: list[dict[str, Any]]) -> None:
+    """Parameters and shapes are those of Keras' own summary, and operations the analytic ones."""
+    found = {row["path"]: row for row in rows}
+    assert found["net"]["parameters"] == model.count_params()
+    trainable = sum(int(np.prod(weight.shape)) for weight in model.trainable_weights)
+    assert found["net"]["trainable"] == trainable
+    for layer in model.layers:
+        row = found[f"net/{layer.name}"]
+        assert row["parameters"] == layer.count_params()
+        assert row["output"][1:] == list(layer.output.shape[1:])
+        assert row["calls"] == (not isinstance(layer, layers.InputLayer))
+    block = 24 * (4 * 8 * 8 + 2 * 8 * 32) + 4 * 2 * 2 * 6 * 6 * 4
+    assert found["net"]["macs"] == 2 * block + 4 * 8 * 3
+    assert found["net/block1/attention"]["macs"] == block - 24 * 2 * 8 * 32
+    assert found["net/block0/feed/up"]["output"] == [4, 6, 32]
+    assert [row["depth"] for row in rows[:4]] == [0, 1, 1, 1]
+    assert [row["model"] for row in rows] == ["net"] * len(rows)
+
+
+def main() -> None:
+    """Check the model where it is called and where it is trained."""
+    keras.utils.set_random_seed(0)
+    model = build()
+    check(model, rows_of(lambda: model(TOKENS)))
+    check(model, amanda.summary(model, TOKENS).modules)
+    trained: list[Any] = []
+    rows = rows_of(lambda: trained.append(fit()))
+    check(trained[0], rows)
+    assert keras.layers.Layer.__call__.__module__.startswith("keras")
+
+
+if __name__ == "__main__":
+    main()
+    sys.exit()

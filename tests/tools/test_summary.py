@@ -1,0 +1,354 @@
+"""``summary``: the model tree, beside counts that hooks make by hand."""
+
+from __future__ import annotations
+
+import copy
+import io
+import json
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed
+from torch import nn
+from torch.nn import functional
+from torch.utils.checkpoint import checkpoint
+
+import amanda
+from amanda.tools.reporting import plain_text
+
+
+class Bottleneck(nn.Module):
+    """A block of ResNet-50."""
+
+    def __init__(self, channels: int, width: int, stride: int) -> None:
+        super().__init__()
+        self.conv1, self.bn1 = nn.Conv2d(channels, width, 1, bias=False), nn.BatchNorm2d(width)
+        self.conv2 = nn.Conv2d(width, width, 3, stride, 1, bias=False)
+        self.bn2 = nn.BatchNorm2d(width)
+        self.conv3 = nn.Conv2d(width, 4 * width, 1, bias=False)
+        self.bn3, self.relu = nn.BatchNorm2d(4 * width), nn.ReLU(inplace=True)
+        shortcut = nn.Conv2d(channels, 4 * width, 1, stride, bias=False)
+        self.downsample = nn.Sequential(shortcut, nn.BatchNorm2d(4 * width))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = self.relu(self.bn1(self.conv1(x)))
+        y = self.bn3(self.conv3(self.relu(self.bn2(self.conv2(y)))))
+        return self.relu(y + self.downsample(x))
+
+
+class ResNet(nn.Sequential):
+    """Two such blocks with a head."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            nn.Conv2d(3, 8, 7, 2, 3, bias=False),
+            nn.MaxPool2d(3, 2, 1),
+            Bottleneck(8, 4, 1),
+            Bottleneck(16, 8, 2),
+            nn.AdaptiveAvgPool2d(1),
+            nn.Flatten(),
+            nn.Linear(32, 10),
+        )
+
+
+class Vit(nn.Module):
+    """Patches, a class token, and encoder layers of PyTorch."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.patches = nn.Conv2d(3, 8, 4, 4)
+        self.token = nn.Parameter(torch.zeros(1, 1, 8))
+        layer = nn.TransformerEncoderLayer(8, 2, 16, 0.0, batch_first=True)
+        self.encoder = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)
+        self.head = nn.Linear(8, 5)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.patches(x).flatten(2).transpose(1, 2)
+        x = torch.cat([self.token.expand(len(x), 1, 8), x], 1)
+        return self.head(self.encoder(x)[:, 0])
+
+
+class Attention(nn.Module):
+    """Attention as Llama has it: its products are functions, which no module shows."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.q, self.k, self.v, self.o = (nn.Linear(width, width, bias=False) for _ in range(4))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        parts = [f(x).unflatten(-1, (2, -1)).transpose(1, 2) for f in (self.q, self.k, self.v)]
+        mixed = functional.scaled_dot_product_attention(*parts, is_causal=True)
+        return self.o(mixed.transpose(1, 2).flatten(2))
+
+
+class LlamaBlock(nn.Module):
+    """One decoder layer."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.norm1, self.attention = nn.RMSNorm(width), Attention(width)
+        self.norm2, self.gate = nn.RMSNorm(width), nn.Linear(width, 2 * width, bias=False)
+        self.down = nn.Linear(2 * width, width, bias=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = x + self.attention(self.norm1(x))
+        return x + self.down(functional.silu(self.gate(self.norm2(x))))
+
+
+class Llama(nn.Module):
+    """Two of them; the head shares the weight of the embedding."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed, self.head = nn.Embedding(11, 8), nn.Linear(8, 11, bias=False)
+        self.layers = nn.ModuleList(LlamaBlock(8) for _ in range(2))
+        self.head.weight = self.embed.weight
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        x = self.embed(tokens)
+        for layer in self.layers:
+            x = layer(x)
+        return self.head(x)
+
+
+IMAGES, TOKENS = torch.rand(2, 3, 32, 32), torch.arange(12).reshape(2, 6) % 11
+MODELS = {"resnet": (ResNet, IMAGES), "vit": (Vit, IMAGES), "llama": (Llama, TOKENS)}
+
+
+def by_hand(model: nn.Module, data: torch.Tensor) -> dict[str, tuple[Any, ...]]:
+    """Type, shape of the first output, parameters and calls of each module, by hooks."""
+    outputs: dict[str, list[tuple[int, ...]]] = {name: [] for name, _ in model.named_modules()}
+    handles = [
+        module.register_forward_hook(
+            lambda m, i, out, n=name: outputs[n].append(
+                tuple(out[0].shape if isinstance(out, tuple) else out.shape)
+            )
+        )
+        for name, module in model.named_modules()
+    ]
+    model(data)
+    for handle in handles:
+        handle.remove()
+    return {
+        name: (
+            type(module).__name__,
+            list(outputs[name][0]) if outputs[name] else None,
+            sum({id(p): p.numel() for p in module.parameters()}.values()),
+            len(outputs[name]),
+        )
+        for name, module in model.named_modules()
+    }
+
+
+def watched(*passes: tuple[nn.Module, Any], **options: Any) -> Any:
+    """The tool after calls of models."""
+    tool = amanda.tools.load("summary")(**options)
+    with amanda.apply(tool):
+        for model, data in passes:
+            model(data)
+    return tool
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_shapes_and_parameters_are_those_of_a_hand_count(name: str) -> None:
+    """Of every module, in the order of the tree, with its type and its calls."""
+    make, data = MODELS[name]
+    torch.manual_seed(0)
+    model = make()
+    rows = watched((model, data)).modules()
+    found = {r["path"]: (r["type"], r["output"], r["parameters"], r["calls"]) for r in rows}
+    assert found == by_hand(model, data)
+    assert [row["path"] for row in rows] == [path for path, _ in model.named_modules()]
+    assert all(row["depth"] == len(row["path"].split(".")) * bool(row["path"]) for row in rows)
+
+
+def test_operations_are_right_on_functional_code() -> None:
+    """Those of Llama are the analytic figure, attention included, whatever the number of steps."""
+    model = Llama()
+    for steps in (1, 3):
+        tool = watched(*[(model, TOKENS)] * steps)
+        top = tool.summary()["models"]["Llama"]
+        linear = 12 * (2 * (4 * 8 * 8 + 8 * 16 + 16 * 8) + 8 * 11)
+        attention = 2 * (2 * 2 * 6 * 6 * (4 + 4))
+        assert (top["flops"], top["passes"]) == (2 * (linear + attention), steps)
+        rows = {row["path"]: row for row in tool.modules()}
+        assert rows["layers.0.attention"]["macs"] == 12 * 4 * 8 * 8 + attention // 2
+        assert rows["layers"]["macs"] == 2 * rows["layers.0"]["macs"]
+
+
+def test_activations_are_the_outputs_of_operators() -> None:
+    """Views and what is counted in a buffer are none: of a small network, a hand count."""
+    model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.Flatten(), nn.Linear(144, 5))
+    rows = watched((model, torch.rand(2, 3, 8, 8))).modules()
+    assert [row["activation_bytes"] for row in rows] == [
+        4 * (2 * 288 + 10),
+        4 * 288,
+        4 * 288,
+        0,
+        40,
+    ]
+
+
+class Parts(nn.Module):
+    """Shared, recursive and unused modules, in containers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a = nn.Linear(4, 4)
+        self.again = self.a
+        self.unused = nn.Linear(4, 9)
+        self.named = nn.ModuleDict({"x": nn.ReLU()})
+        self.a.weight.requires_grad_(False)
+
+    def forward(self, x: torch.Tensor, depth: int = 2) -> Any:
+        if depth:
+            return self(self.a(x), depth - 1)
+        return {"out": self.named["x"](self.again(x)), "rest": (x, None)}
+
+
+def test_modules_that_are_shared_recursive_unused_or_containers() -> None:
+    """Shared ones count once; calls are those of a pass; without a call there is no output."""
+    rows = {row["path"]: row for row in watched((Parts(), torch.rand(3, 4))).modules()}
+    assert list(rows) == ["", "a", "again", "unused", "named", "named.x"]
+    assert (rows[""]["parameters"], rows[""]["trainable"]) == (20 + 45, 4 + 45)
+    assert (rows[""]["calls"], rows["a"]["calls"], rows["unused"]["calls"]) == (3, 3, 0)
+    assert (rows["unused"]["output"], rows["named"]["output"]) == (None, None)
+    assert [spec["shape"] for spec in rows[""]["outputs"]] == [[3, 4], [3, 4]]
+    assert rows[""]["macs"] == 3 * 3 * 16
+
+
+def test_models_of_a_program_have_a_tree_each() -> None:
+    """A second one of a class is numbered; the last pass of each counts."""
+    first, second = nn.Linear(2, 3), nn.Linear(2, 5)
+    calls = [(first, torch.rand(4, 2)), (second, torch.rand(4, 2)), (first, torch.rand(7, 2))]
+    found = watched(*calls).summary()["models"]
+    assert {name: of["output"] for name, of in found.items()} == {
+        "Linear": [7, 3],
+        "Linear@1": [4, 5],
+    }
+
+
+def test_a_call_that_raises_is_no_pass() -> None:
+    """And leaves nothing behind."""
+    model = nn.Sequential(nn.Linear(2, 3), nn.Linear(4, 5))
+    tool = amanda.tools.load("summary")()
+    with amanda.apply(tool):
+        with pytest.raises(RuntimeError):
+            model(torch.rand(1, 2))
+        model[0](torch.rand(1, 2))
+    assert list(tool.summary()["models"]) == ["Linear"]
+
+
+class Checkpointed(nn.Module):
+    """Its block runs again in the backward pass."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.block = nn.Sequential(nn.Linear(4, 4), nn.ReLU())
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return checkpoint(self.block, x, use_reentrant=False)
+
+
+def test_what_is_recomputed_is_not_counted() -> None:
+    """A checkpoint calls its modules in the backward pass, which is no forward pass."""
+    tool, model = amanda.tools.load("summary")(), Checkpointed()
+    with amanda.apply(tool):
+        model(torch.rand(2, 4)).sum().backward()
+    assert [(r["path"], r["calls"], r["macs"]) for r in tool.modules()] == [
+        ("", 1, 32),
+        ("block", 1, 32),
+        ("block.0", 1, 32),
+        ("block.1", 1, 0),
+    ]
+
+
+def test_a_wrapper_is_a_model_with_the_wrapped_one_in_it(tmp_path: Any) -> None:
+    """That of distributed training."""
+    torch.distributed.init_process_group(
+        "gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1
+    )
+    try:
+        model = nn.parallel.DistributedDataParallel(nn.Sequential(nn.Linear(2, 3)))
+        rows = watched((model, torch.rand(4, 2))).modules()
+    finally:
+        torch.distributed.destroy_process_group()
+    assert [(row["path"], row["calls"], row["parameters"]) for row in rows] == [
+        ("", 1, 9),
+        ("module", 1, 9),
+        ("module.0", 1, 9),
+    ]
+
+
+def train(model: nn.Module, data: torch.Tensor) -> list[torch.Tensor]:
+    """Two steps; the parameters, buffers and the state of the random numbers after them."""
+    torch.manual_seed(1)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    for _ in range(2):
+        optimizer.zero_grad()
+        functional.dropout(model(data)).sum().backward()
+        optimizer.step()
+    return [*(t.clone() for t in model.state_dict().values()), torch.get_rng_state()]
+
+
+def test_watching_changes_nothing() -> None:
+    """Training under the tool is bit-identical, and no hook is left."""
+    torch.manual_seed(0)
+    model = ResNet()
+    vanilla = train(copy.deepcopy(model), IMAGES)
+    with amanda.apply(amanda.tools.load("summary")(time=True)):
+        found = train(model, IMAGES)
+    assert all(map(torch.equal, vanilla, found))
+    hooks = vars(nn.modules.module)
+    assert not hooks["_global_forward_hooks"]
+    assert not hooks["_global_forward_pre_hooks"]
+
+
+def test_the_function_leaves_the_model_as_it_was() -> None:
+    """``amanda.summary`` runs it in evaluation, without gradients, and draws no random numbers."""
+    model = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4), nn.Dropout())
+    model[0].eval()
+    before = [t.clone() for t in (*model.state_dict().values(), torch.get_rng_state())]
+    found = amanda.summary(model, torch.rand(3, 4), time=True)
+    random = torch.get_rng_state()
+    torch.set_rng_state(before[-1])
+    torch.rand(3, 4)
+    assert torch.equal(torch.get_rng_state(), random)
+    assert all(map(torch.equal, before, model.state_dict().values()))
+    assert [module.training for module in model] == [False, True, True]
+    assert all(parameter.grad is None for parameter in model.parameters())
+    assert all(row["seconds"] > 0 for row in found.modules)
+
+
+def test_the_function_takes_several_inputs() -> None:
+    """A tuple for positional arguments, a dictionary for keywords."""
+    model, x = nn.Bilinear(2, 3, 4), (torch.rand(5, 2), torch.rand(5, 3))
+    for given in (x, dict(zip(("input1", "input2"), x, strict=True))):
+        assert amanda.summary(model, given).modules[0]["output"] == [5, 4]
+    with pytest.raises(TypeError, match=r"a module of PyTorch or a layer of Keras, got str"):
+        amanda.summary("model", x)
+
+
+def test_the_result_is_shown_to_people() -> None:
+    """As text and in notebooks, down to a depth; files have all modules."""
+    found = amanda.summary(Llama(), TOKENS, depth=1)
+    text = repr(found)
+    assert text.startswith("summary of Llama: 1,144 parameters (0 not trainable), ")
+    assert "  layers" in text
+    assert "attention" not in text
+    assert "<td" in found._repr_html_()
+    assert "attention" not in found._repr_html_()
+    assert any(
+        "attention" in row["path"] for row in json.loads(json.dumps(found.result))["modules"]
+    )
+
+
+def test_all_rows_are_printed() -> None:
+    """A tree is not cut off, unlike the tables of other tools."""
+    tool = watched((nn.Sequential(*(nn.ReLU() for _ in range(30))), torch.rand(2)))
+    (table,) = tool.tables()
+    assert len(plain_text(table).splitlines()) == 3 + 31
+    text = io.StringIO()
+    tool.print_summary(text)
+    assert "more rows" not in text.getvalue()
