@@ -160,3 +160,20 @@ def test_nothing_is_asked_twice() -> None:
     first = iterations(ForwardCounter(), 1)[0].forward
     assert first.count("scopes") <= 1
     assert first.count("compile_plan") == 5
+
+
+@pytest.mark.parametrize(
+    ("tool", "forward", "backward"),
+    [(ForwardCounter, 158, 0), (Counter, 222, 137)],
+    ids=["forward", "both"],
+)
+def test_the_first_execution(tool: type[Counter], forward: int, backward: int) -> None:
+    """An operator that is new, forward or backward, runs through few functions until it is known,
+    the modules that call it included."""
+    with applied(tool()):
+        # What is remembered of operators in a process.
+        two_layers()(X).sum().backward()
+    first = iterations(tool(), 1)[0]
+    assert len(first.forward) <= forward * first.ops, f"\n{first.forward}"
+    if backward:
+        assert len(first.backward) <= backward * first.backward_ops, f"\n{first.backward}"

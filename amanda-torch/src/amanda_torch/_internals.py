@@ -191,13 +191,19 @@ def takes_few(value: Any) -> bool:
     return type(value).__module__.startswith("torch.nn.utils._expanded_weights.")
 
 
-def takes_no_identity(value: Any) -> bool:
-    """Whether no ``autograd.Function`` of the driver's may stand before a tensor.
+def take_no_identity(values: Iterable[Any]) -> bool:
+    """Whether no ``autograd.Function`` of the driver's may stand before some of these tensors.
 
     The class of one that overrides operators would not find it behind. For nested tensors of the
     strided layout PyTorch raises in every ``autograd.Function`` (2.13).
     """
-    return overrides(value) or is_strided_nested(value)
+    for value in values:
+        if type(value) in _NOT_OVERRIDING:
+            if value.is_nested and value.layout is torch.strided:
+                return True
+        elif value is not None and (overrides(value) or is_strided_nested(value)):
+            return True
+    return False
 
 
 def is_strided_nested(value: Any) -> bool:
@@ -227,8 +233,10 @@ class reading:  # noqa: N801 - reads as a statement
 
     __slots__ = ("_guard", "_is_refused")
 
-    def __init__(self, values: Iterable[Any]) -> None:
-        overriding = list(filter(overrides, values))
+    def __init__(self, values: Sequence[Any]) -> None:
+        overriding: list[Any] = []
+        if not PLAIN.issuperset(map(type, values)):
+            overriding = list(filter(overrides, values))
         is_needed = bool(overriding) and _overrides_are_on()
         self._guard = _without_overrides() if is_needed else None
         self._is_refused = is_needed and any(map(takes_few, overriding))

@@ -35,6 +35,7 @@ _acquire = TOOL_LOCK.acquire
 _release = TOOL_LOCK.release
 _is_owned = TOOL_LOCK.is_owned
 _PENDING: Any = object()
+_BACKWARD = frozenset(point for point in InstPoint if point.is_backward)
 _REPLACEMENTS = frozenset({ActionKind.REPLACE_OP, ActionKind.REPLACE_BACKWARD_OP})
 _attached = ATTACHED
 _clock = time.perf_counter
@@ -69,15 +70,26 @@ class BackwardRoutines:
         self.after = after
         self.counters_before = counters_of(before)
         self.counters_after = counters_of(after)
-        self.blind_before = all(a.select == () and not a.differentiable for a in before)
-        self.blind_after = all(a.select == () and not a.differentiable for a in after)
+        self.blind_before = _are_blind(before)
+        self.blind_after = _are_blind(after)
 
 
 def counters_of(actions: Sequence[Action]) -> Sequence[Counter] | None:
     """The counters that are all that these actions run; None if some runs something else."""
-    if not all(is_counter(a.func) and a.select == () and not a.kwargs for a in actions):
-        return None
-    return [action.func for action in actions]  # type: ignore[misc]
+    found: list[Counter] = []
+    # For each operator that is new, as what follows: a generator would cost frames.
+    for action in actions:
+        if not (is_counter(action.func) and action.select == () and not action.kwargs):
+            return None
+        found.append(action.func)  # type: ignore[arg-type]
+    return found
+
+
+def _are_blind(actions: Sequence[Action]) -> bool:
+    for action in actions:  # noqa: SIM110 - likewise
+        if action.select != () or action.differentiable:
+            return False
+    return True
 
 
 def count(counters: Sequence[Counter]) -> None:
@@ -118,7 +130,7 @@ class RoutineDispatcher(Dispatcher):
     ) -> None:
         """As :meth:`Dispatcher.analyse`; counts those of backward operators."""
         super().analyse(scope, record, point, only)
-        self.analysed += point.is_backward
+        self.analysed += point in _BACKWARD
 
     def invalidate(self) -> None:
         """Scopes, switches or recorded actions have changed, or the driver is detached."""

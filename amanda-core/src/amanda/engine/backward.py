@@ -98,7 +98,7 @@ class OpHandle:
         self.op_id = op_id
         self.model = model
         self.key = key or op_id
-        self.scopes = tuple(weakref.ref(scope) for scope in scopes)
+        self.scopes = tuple(map(weakref.ref, scopes))
         self.inputs = inputs
         self.outputs = outputs
 

@@ -408,11 +408,11 @@ class Dispatcher:
         self, scope: LiveScope, record: OpRecord, point: InstPoint, only: set[Owner] | None
     ) -> None:
         """Run the analysis routines of one point (of `only` these tools)."""
-        tools: list[Tool] = []
+        tools: Sequence[Tool] = ()
         if scope.analyses_at(point):
-            tools += [
-                t for t in scope.tools if only is None or t in only or not t.analyses_at(point)
-            ]
+            tools = scope.tools
+            if only is not None:
+                tools = [t for t in tools if t in only or not t.analyses_at(point)]
         if tools and (only is None or any(tool.analyses_at(point) for tool in tools)):
             state = record.state
             driver = self.driver
@@ -428,7 +428,7 @@ class Dispatcher:
         record.redo.pop(point, None)
 
     def _run_analyses(
-        self, tools: list[Tool], record: OpRecord, point: InstPoint, op_filter: Filter | None
+        self, tools: Sequence[Tool], record: OpRecord, point: InstPoint, op_filter: Filter | None
     ) -> None:
         context, state = record.context, record.state
 
@@ -442,14 +442,16 @@ class Dispatcher:
                 raise
 
         for tool in tools:
-            step(tool, tool.before_analyses)
+            if getattr(tool.before_analyses, "__func__", None) is not Tool.before_analyses:
+                step(tool, tool.before_analyses)
             routines = tool.analyses(point)
             # Asked where the first tool has an analysis: the mapping rules have run by then.
             if routines and record.is_selected(op_filter):
                 for routine in routines:
                     step(tool, routine)
         for tool in tools:
-            step(tool, tool.after_analyses)
+            if getattr(tool.after_analyses, "__func__", None) is not Tool.after_analyses:
+                step(tool, tool.after_analyses)
         if op_filter is not None:
             record.restrict(op_filter)
 
@@ -478,7 +480,10 @@ class OpExecution:
 
     def sees_outputs(self) -> bool:
         """Whether an analysis of the outputs, which may record further actions, is to run."""
-        return any(scope.analyses_at(InstPoint.AFTER_FORWARD_OP) for scope in self._scopes)
+        for scope in self._scopes:  # noqa: SIM110 - a generator would cost frames
+            if scope.analyses_at(InstPoint.AFTER_FORWARD_OP):
+                return True
+        return False
 
     def finish(self, outputs: Sequence[Any]) -> ActionPlan:
         """Run the analyses that see the outputs; returns the completed plan."""

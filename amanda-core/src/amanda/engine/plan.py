@@ -12,6 +12,8 @@ from amanda.interface.action import Action, ActionKind
 from amanda.interface.context import replaced_twice
 from amanda.state import LiveScope
 
+_KINDS = tuple(ActionKind)
+
 
 @attrs.define(eq=False)
 class ActionPlan:
@@ -64,9 +66,11 @@ class ActionPlan:
         self.has_actions = bool(around or self.replace or self.acts_on_gradients)
         self.is_claim = self.claims and not self.has_actions
         only_around = bool(around) and not (self.replace or self.acts_on_gradients)
-        self.is_blind = only_around and all(action.select == () for action in around)
+        self.is_blind, self.is_isolated = only_around, True
+        for action in around:
+            self.is_blind = self.is_blind and action.select == ()
+            self.is_isolated = self.is_isolated and not action.differentiable
         self.is_around = only_around and not self.is_blind
-        self.is_isolated = not any(action.differentiable for action in around)
 
     def __bool__(self) -> bool:
         return self.claims or self.has_actions
@@ -98,21 +102,34 @@ def compile_plan(
     Raises:
         ReplacementConflictError: two of them replace the operator.
     """
-    claims = any(scope.analyses_backward() for scope in scopes)
-    if not any(record.has_actions for record in records):
+    claims = False
+    # For each operator that is new: functions and generators would cost most of the time.
+    for scope in scopes:
+        claims = claims or scope.analyses_backward()
+    found: dict[ActionKind, tuple[Action, ...]] = {}
+    for record in records:
+        recorded = record.state.actions
+        for kind in _KINDS:
+            if actions := recorded.get(kind):
+                found[kind] = (*found.get(kind, ()), *actions)
+    if not found:
         return ActionPlan(op_id, records, claims=claims)
-
-    def all_of(kind: ActionKind) -> tuple[Action, ...]:
-        return tuple(action for record in records for action in record.actions(kind))
-
     return ActionPlan(
         op_id=op_id,
         records=records,
-        before=all_of(ActionKind.BEFORE_OP),
-        after=all_of(ActionKind.AFTER_OP),
-        replace=find_replacement(records, ActionKind.REPLACE_OP),
-        before_backward=all_of(ActionKind.BEFORE_BACKWARD_OP),
-        after_backward=all_of(ActionKind.AFTER_BACKWARD_OP),
-        replace_backward=find_replacement(records, ActionKind.REPLACE_BACKWARD_OP),
+        before=found.get(ActionKind.BEFORE_OP, ()),
+        after=found.get(ActionKind.AFTER_OP, ()),
+        replace=_the_one(found.get(ActionKind.REPLACE_OP)),
+        before_backward=found.get(ActionKind.BEFORE_BACKWARD_OP, ()),
+        after_backward=found.get(ActionKind.AFTER_BACKWARD_OP, ()),
+        replace_backward=_the_one(found.get(ActionKind.REPLACE_BACKWARD_OP)),
         claims=claims,
     )
+
+
+def _the_one(replacements: Sequence[Action] | None) -> Action | None:
+    if replacements is None:
+        return None
+    if len(replacements) > 1:
+        raise replaced_twice(*replacements[:2])
+    return replacements[0]

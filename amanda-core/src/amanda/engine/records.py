@@ -72,10 +72,12 @@ class OpRecord:
 
     def sort(self, tools: Sequence[Owner]) -> None:
         """Bring the actions into the order of `tools`, whenever they were recorded."""
-        rank = {id(tool): position for position, tool in enumerate(tools)}
+        rank: dict[int, int] = {}
         for kind, actions in self.state.actions.items():
-            # A new list: another thread may be reading the old one.
-            self.state.actions[kind] = sorted(actions, key=lambda a: rank[id(a.tool)])
+            if len(actions) > 1:
+                rank = rank or {id(tool): position for position, tool in enumerate(tools)}
+                # A new list: another thread may be reading the old one.
+                self.state.actions[kind] = sorted(actions, key=lambda a: rank[id(a.tool)])
 
     @property
     def complete(self) -> bool:

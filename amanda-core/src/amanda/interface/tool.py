@@ -21,6 +21,21 @@ PointRoutine = Callable[[PointContext], Any]
 _F = TypeVar("_F", bound=Callable[..., Any])
 
 
+class Registered:
+    """Counts the registrations of analyses, of all tools.
+
+    What follows from them is right as long as the count stays the same.
+    """
+
+    __slots__ = ("count",)
+
+    def __init__(self) -> None:
+        self.count = 0
+
+
+REGISTERED = Registered()
+
+
 class Tool:
     """A set of analysis routines and the instrumentation routines they insert.
 
@@ -61,6 +76,7 @@ class Tool:
         entry = (own, callback.__func__ if own else callback)  # type: ignore[attr-defined]
         analyses = vars(self).setdefault("_analyses", {})
         analyses[point] = (*analyses.get(point, ()), entry)
+        REGISTERED.count += 1
         invalidate()
 
     def add_inst_for_module(self, routine: PointRoutine, *, exit: bool = False) -> None:
@@ -160,8 +176,11 @@ class Tool:
 
     def analyses(self, point: InstPoint) -> tuple[Analysis, ...]:
         """The analysis routines registered for one point."""
-        entries = vars(self).get("_analyses", {}).get(point, ())
-        return tuple(func.__get__(self) if own else func for own, func in entries)
+        found: list[Analysis] = []
+        # At each operator that is new: a comprehension would be a frame more.
+        for own, func in vars(self).get("_analyses", {}).get(point, ()):
+            found.append(func.__get__(self) if own else func)
+        return tuple(found)
 
     def analyses_at(self, *points: InstPoint) -> bool:
         """Whether any analysis routine is registered for one of `points`."""

@@ -16,6 +16,7 @@ from amanda.engine.records import ActionCache
 from amanda.engine.steps import Steps
 from amanda.errors import NoDriverError
 from amanda.interface.action import Filter, InstPoint
+from amanda.interface.tool import REGISTERED
 from amanda.registry import drivers, import_hook, proofs
 from amanda.registry.plugins import BROKEN
 from amanda.scope import inheritance
@@ -95,6 +96,9 @@ class Scope:
         self._thread = threading.get_ident()
         self._is_open = False
         self._told: list[Tool] = []
+        self._points: set[InstPoint] = set()
+        self._is_backward = False
+        self._registered = -1
 
     # -- for the dispatcher -----------------------------------------
 
@@ -104,19 +108,24 @@ class Scope:
 
     def analyses_at(self, point: InstPoint) -> bool:
         """Whether any tool has an analysis routine at `point`."""
-        # Several times for each new operator: a generator would cost frames.
-        for tool in self.tools:  # noqa: SIM110
-            if tool.analyses_at(point):
-                return True
-        return False
+        # Several times for each new operator: the tools are not asked each time.
+        if self._registered != REGISTERED.count:
+            self._find_points()
+        return point in self._points
 
     def analyses_backward(self) -> bool:
         """Whether any tool analyses backward operators."""
-        points = InstPoint.BEFORE_BACKWARD_OP, InstPoint.AFTER_BACKWARD_OP
-        for tool in self.tools:  # noqa: SIM110 - likewise
-            if tool.analyses_at(*points):
-                return True
-        return False
+        if self._registered != REGISTERED.count:
+            self._find_points()
+        return self._is_backward
+
+    def _find_points(self) -> None:
+        # Read before the tools are asked, which other threads may add analyses to.
+        registered = REGISTERED.count
+        tools = self.tools
+        self._points = {p for p in InstPoint if any(tool.analyses_at(p) for tool in tools)}
+        self._is_backward = any(point.is_backward for point in self._points)
+        self._registered = registered
 
     # -- entry ------------------------------------------------------------
 

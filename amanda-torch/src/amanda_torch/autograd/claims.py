@@ -471,9 +471,19 @@ class Claimer:
             hooks.append(one)
         graph.settle(hooks)
 
-    def _shared_hooks(self, known: KnownGradients, name: str, backward_id: str) -> NodeHooks | None:
-        """The hooks of a backward operator for all executions; None if an analysis is pending."""
-        before, after, pending = backward_needs(known.handle, backward_id)
+    def _shared_hooks(
+        self,
+        known: KnownGradients,
+        name: str,
+        backward_id: str,
+        needs: tuple[bool, bool, bool] | None = None,
+    ) -> NodeHooks | None:
+        """The hooks of a backward operator for all executions; None if an analysis is pending.
+
+        Args:
+            needs: what :func:`backward_needs` has just said.
+        """
+        before, after, pending = needs or backward_needs(known.handle, backward_id)
         if pending or not STATE.cache:
             return None
         call = BackwardCall(NamedOp(name), backward_id)
@@ -500,25 +510,27 @@ class Claimer:
         past: Past | None,
         inputs: Sequence[str] = (),
     ) -> NodeHooks:
-        hooks = known.hooks.get(backward_id) or self._shared_hooks(known, name, backward_id)
+        hooks = known.hooks.get(backward_id)
         if hooks is None:
-            handle = known.handle if past is None else past.handle(known.handle)
-            hooks = self._pending_hooks(known, name, backward_id, handle, inputs)
+            needs = backward_needs(known.handle, backward_id)
+            hooks = self._shared_hooks(known, name, backward_id, needs)
+            if hooks is None:
+                handle = known.handle if past is None else past.handle(known.handle)
+                hooks = self._pending_hooks(needs, name, backward_id, handle, inputs)
         return hooks
 
     def _pending_hooks(
         self,
-        known: KnownGradients,
+        needs: tuple[bool, bool, bool],
         name: str,
         backward_id: str,
         handle: OpHandle,
         inputs: Sequence[str],
     ) -> NodeHooks:
         """Hooks for one execution, whose tensors an analysis may ask for."""
-        before, after, _ = backward_needs(known.handle, backward_id)
         call = BackwardCall(NamedOp(name), backward_id)
         call.names, call.inputs, call.outputs = inputs, handle.inputs, handle.outputs
-        return NodeHooks(self._dispatcher, handle, call, (before, after))
+        return NodeHooks(self._dispatcher, handle, call, needs[:2])
 
     def _hook_entries(
         self,
@@ -673,13 +685,16 @@ class Claimer:
             number = counts.get(name, 0)
             counts[name] = number + 1
             backward_id = f"{op_id}/grad/{name}:{number}"
-            hooks = known.hooks.get(backward_id) or self._shared_hooks(known, name, backward_id)
+            hooks = known.hooks.get(backward_id)
+            if hooks is None:
+                needs = backward_needs(handle, backward_id)
+                hooks = self._shared_hooks(known, name, backward_id, needs)
             if hooks is None:
                 own, names = (
                     execution.past(outputs).handle(handle),
                     _input_names(node, execution.call()),
                 )
-                hooks = self._pending_hooks(known, name, backward_id, own, names)
+                hooks = self._pending_hooks(needs, name, backward_id, own, names)
             hooks.register(node)
             is_idle = is_idle and hooks.is_idle
         reached: list[Accumulation] = []

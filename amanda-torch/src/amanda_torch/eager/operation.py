@@ -8,6 +8,7 @@ into, and the tensors that they alias, must stay the caller's own.
 
 from __future__ import annotations
 
+import operator
 import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -113,7 +114,7 @@ class Operation:
         self.in_place = is_in_place(name, call.kwargs)
         self.aliases = self.in_place or base_name(name) in _VIEWS
         self.records_gradients = torch.is_grad_enabled() and not _internals.in_functorch()
-        self._takes_no_identity = any(map(_internals.takes_no_identity, call.inputs))
+        self._takes_no_identity = _internals.take_no_identity(call.inputs)
         self.is_function = plan.replace is None and is_function_call(call.func)
         self.start = _internals.sequence_number()
 
@@ -307,7 +308,7 @@ class Operation:
         call = self._call
         if self.plan.replace is not None:
             return self._replaced(self.plan.replace, values)
-        if all(new is old for new, old in zip(values, call.inputs, strict=True)):
+        if all(map(operator.is_, values, call.inputs)):
             return self._call_func(call.args, call.kwargs)
         if self.in_place and call.kwargs.get("out") is None:
             return self._in_place_on_substitute(values)
