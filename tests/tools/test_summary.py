@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 import io
 import json
 from typing import Any
@@ -238,6 +239,59 @@ def test_a_call_that_raises_is_no_pass() -> None:
             model(torch.rand(1, 2))
         model[0](torch.rand(1, 2))
     assert list(tool.summary()["models"]) == ["Linear"]
+
+
+@dataclasses.dataclass
+class Answer:
+    """What a module returns."""
+
+    scores: torch.Tensor
+
+
+class Wrapping(nn.Module):
+    """Returns what a function makes of the result of its part."""
+
+    def __init__(self, answer: Any) -> None:
+        super().__init__()
+        self.part, self.answer = nn.Linear(2, 3), answer
+
+    def forward(self, x: torch.Tensor) -> Any:
+        return self.answer(self.part(x))
+
+
+@pytest.mark.parametrize(
+    ("answer", "output"), [(Answer, [1, 3]), (lambda y: None, None), (lambda y: {"a": [y]}, [1, 3])]
+)
+def test_a_model_returns_whatever_it_likes(answer: Any, output: Any) -> None:
+    """Data classes, nested lists and nothing; also where the program handles an exception."""
+    try:
+        raise ValueError
+    except ValueError:
+        rows = watched((Wrapping(answer), torch.rand(1, 2))).modules()
+    assert [row["output"] for row in rows] == [output, [1, 3]]
+
+
+def test_modules_without_a_hash_run_and_have_no_tree() -> None:
+    """PyTorch itself lists no tree with them."""
+
+    @dataclasses.dataclass
+    class Named(nn.Module):
+        name: str
+
+        def __post_init__(self) -> None:
+            super().__init__()
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x + 1
+
+    tool = watched((Named("n"), torch.rand(2)), (nn.ReLU(), torch.rand(2)))
+    assert [row["model"] for row in tool.modules()] == ["ReLU"]
+
+
+def test_lazy_modules_are_shown_as_what_they_become() -> None:
+    """Their parameters have a size from their first call on."""
+    rows = watched((nn.Sequential(nn.LazyLinear(3)), torch.rand(1, 2))).modules()
+    assert [(row["type"], row["parameters"]) for row in rows] == [("Sequential", 9), ("Linear", 9)]
 
 
 class Checkpointed(nn.Module):

@@ -122,7 +122,7 @@ class KerasCalls:
         finally:
             building.pop()
             if not self._are_modules:
-                recorder.leave(layer, None if output is None else specs_of(output))
+                recorder.leave(layer, specs_of(output))
         return output
 
 

@@ -66,7 +66,7 @@ class TorchCalls:
         self._recorder.enter(source, module, inputs, is_hidden=is_in_backward())
 
     def _leave(self, module: nn.Module, inputs: Any, output: Any = None) -> None:
-        self._recorder.leave(module, None if output is None else specs_of(output))
+        self._recorder.leave(module, specs_of(output))
 
 
 def run(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:

@@ -13,6 +13,8 @@ One pass is one complete call of an outermost module; the last one counts.
 
 from __future__ import annotations
 
+import dataclasses
+import sys
 import threading
 import time
 import weakref
@@ -130,6 +132,10 @@ class ModelRecord:
         self._facts: list[ModuleFact] = []
         self.find_modules(root)
 
+    def is_of(self, module: Any) -> bool:
+        """Whether it is the record of this module."""
+        return self._root() is module
+
     def find_modules(self, root: Any) -> None:
         """Find the places of the model's modules."""
         self._paths = {}
@@ -200,6 +206,7 @@ class _Frame:
         within: the pass that it belongs to; None for one that is not recorded.
         number: how many calls of the module came before it in the pass; -1 for a module that is
             shown as a part of its caller.
+        handled: the exception that the program handles as it calls the module.
     """
 
     module: int
@@ -207,6 +214,7 @@ class _Frame:
     within: Pass | None
     begin: float
     number: int
+    handled: BaseException | None
 
 
 class Recorder:
@@ -222,7 +230,7 @@ class Recorder:
     def __init__(self, times: bool = False) -> None:
         self.models: list[ModelRecord] = []
         self._times = times
-        self._known: weakref.WeakKeyDictionary[Any, ModelRecord] = weakref.WeakKeyDictionary()
+        self._known: dict[int, ModelRecord] = {}
         self._local = threading.local()
 
     def _frames(self) -> list[_Frame]:
@@ -243,8 +251,8 @@ class Recorder:
             within = None
         elif not frames:
             model = self._model(source, module)
-            model.find_modules(module)
-            within, path = Pass(model), source.root_path(module)
+            if model is not None:
+                within, path = Pass(model), source.root_path(module)
         elif within is not None:
             path = within.model.path_of(source, module, path)
         number = -1
@@ -254,10 +262,10 @@ class Recorder:
             number = figures.calls
             figures.calls += 1
         begin = time.perf_counter() if self._times else 0.0
-        frames.append(_Frame(id(module), path, within, begin, number))
+        frames.append(_Frame(id(module), path, within, begin, number, sys.exception()))
 
-    def leave(self, module: Any, outputs: list[dict[str, Any]] | None) -> None:
-        """A module has returned, or raised: then `outputs` is None."""
+    def leave(self, module: Any, outputs: list[dict[str, Any]]) -> None:
+        """A module has returned; or raises, if another exception is handled than at its call."""
         frames = self._frames()
         frame = None
         # Calls that ended without a word, as when a hook of the user's fails, are left behind.
@@ -265,12 +273,13 @@ class Recorder:
             frame = frames.pop()
         if frame is None or frame.within is None or frame.module != id(module):
             return
+        has_returned = sys.exception() is frame.handled
         figures = frame.within.at(frame.path)
-        if figures.outputs is None and frame.number == 0:
+        if has_returned and frame.number == 0:
             figures.outputs = outputs
         if self._times and all(other.path != frame.path for other in frames):
             figures.seconds += time.perf_counter() - frame.begin
-        if not frames and outputs is not None:
+        if not frames and has_returned:
             frame.within.model.complete(frame.within)
 
     def add(self, macs: int, size: int) -> None:
@@ -299,14 +308,23 @@ class Recorder:
         frames = self._frames()
         return bool(frames) and frames[-1].module == id(module)
 
-    def _model(self, source: Source, module: Any) -> ModelRecord:
-        known = self._known.get(module)
-        if known is None:
-            name = source.name(module)
-            count = sum(model.name.partition("@")[0] == name for model in self.models)
-            known = ModelRecord(f"{name}@{count}" if count else name, source, module)
-            self._known[module] = known
-            self.models.append(known)
+    def _model(self, source: Source, module: Any) -> ModelRecord | None:
+        """The record of an outermost module; None if its tree cannot be listed.
+
+        PyTorch (2.13) lists no tree with a module that has no hash, as a data class has none.
+        """
+        known = self._known.get(id(module))
+        try:
+            if known is None or not known.is_of(module):
+                name = source.name(module)
+                count = sum(model.name.partition("@")[0] == name for model in self.models)
+                known = ModelRecord(f"{name}@{count}" if count else name, source, module)
+                self._known[id(module)] = known
+                self.models.append(known)
+            else:
+                known.find_modules(module)
+        except TypeError:
+            return None
         return known
 
 
@@ -314,6 +332,8 @@ def specs_of(value: Any) -> list[dict[str, Any]]:
     """Shape, dtype and device of the tensors in nested results, in order."""
     if isinstance(value, Mapping):
         return specs_of(list(value.values()))
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return specs_of([getattr(value, field.name, None) for field in dataclasses.fields(value)])
     if isinstance(value, (list, tuple)):
         return [spec for item in value for spec in specs_of(item)]
     shape, dtype = getattr(value, "shape", None), getattr(value, "dtype", None)
