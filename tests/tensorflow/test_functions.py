@@ -325,19 +325,23 @@ def test_a_function_that_cannot_be_copied(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def test_errors_name_the_function() -> None:
-    """A run-time error names the user's function and node, as without a tool."""
+    """A run-time error names the user's function and node, and the lines that define it, as without
+    a tool."""
 
     @tf.function
     def checked(x: Any) -> Any:
         return tf.debugging.check_numerics(tf.math.log(x), "not a number")
 
-    said = []
+    said, defined = [], []
     for tool in (None, Counter()):
         scope = nullcontext() if tool is None else amanda.apply(tool)
         with scope, pytest.raises(tf.errors.InvalidArgumentError) as raised:
             checked(tf.constant([-1.0]))
         said.append(re.findall(r"{{node .*}}|__inference_\D+_", str(raised.value)))
+        defined.append(str(raised.value).partition("{{node")[0])
     assert said[0] == said[1] == ["{{node CheckNumerics}}", "__inference_checked_"]
+    assert defined[0] == defined[1]
+    assert "in checked\n" in defined[0]
 
 
 def test_a_routine_costs_one_node() -> None:

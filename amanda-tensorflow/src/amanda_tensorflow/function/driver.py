@@ -18,6 +18,7 @@ from amanda_tensorflow.graphs.base_driver import GraphModeDriver, raise_original
 from amanda_tensorflow.graphs.building import Building
 from amanda_tensorflow.graphs.copies import Copy
 from amanda_tensorflow.graphs.deferral import Deferral
+from amanda_tensorflow.graphs.error_texts import reworded
 from amanda_tensorflow.graphs.executions import Executions
 from amanda_tensorflow.graphs.gradients import acts_on_gradients
 from amanda_tensorflow.graphs.instrument import Instrument
@@ -81,7 +82,10 @@ class FunctionDriver(TensorFlowFunctionDriver, GraphModeDriver):
                     result = vanilla(ready.function, tensor_inputs, given)
                 except Exception as error:
                     raise_original(error)
-                    raise
+                    told = reworded(error, _internals.graph_of(ready.function))
+                    if told is error:
+                        raise
+                    raise told from None
             if executions is not None:
                 executions.add()
             return result
