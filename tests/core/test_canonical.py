@@ -117,3 +117,9 @@ def test_padding_by_name_is_resolved_to_numbers(
 def test_an_index_has_numbers_for_each_axis(items: list[Any], expected: tuple[Any, ...]) -> None:
     """Begin, end and step of slices; what takes everything at the end is left out."""
     assert canonical.index_items(items, (4, 5, 6)) == expected
+
+
+def test_an_index_after_an_unknown_number_of_axes_is_unknown() -> None:
+    """Without the rank of the tensor an ellipsis in front of other items tells nothing."""
+    assert canonical.index_items([..., 0], None) is None
+    assert canonical.index_items([0, ...], None) == (0,)

@@ -163,3 +163,20 @@ def test_a_tool_reads_twin_models_without_a_branch(run: Callable[[], None]) -> N
     assert len(expected.found) >= 30
     for name, weight in expected.weights.items():
         np.testing.assert_array_equal(weight.detach().numpy(), np.asarray(tool.weights[name]), name)
+
+
+def test_what_a_graph_does_not_tell_is_missing() -> None:
+    """Sizes and axes that are known at run time only have no attribute, and no wrong one."""
+
+    @tf.function(input_signature=[tf.TensorSpec((None, None, None, 4)), tf.TensorSpec((), "int32")])
+    def program(x: Any, n: Any) -> Any:
+        return tf.nn.max_pool2d(x, 3, 2, "SAME"), tf.gather(x, [0], axis=n), tf.reduce_sum(x, n)
+
+    tool = ReadAttributes()
+    with amanda.apply(tool):
+        program(tf.ones((1, 4, 4, 4)), tf.constant(1))
+    found = dict(tool.found)
+    window = {"kernel_size": (3, 3), "stride": (2, 2), "dilation": (1, 1), "ceil_mode": False}
+    assert found["max_pool2d"] == window
+    assert found["sum"] == {"keepdim": False}
+    assert "index_select" not in found

@@ -250,8 +250,8 @@ def _gather(context: OpContext) -> Found:
         # A variable's handle has no shape of its own.
         sizes = tuple(value.shape) if value is not None else shape
         return known(num_embeddings=sizes[0], embedding_dim=sizes[-1])
-    place = _constant(context, "axis")
-    return known(axis=axis(0 if place is None else place, _rank(context)))
+    place = _constant(context, "axis") if "axis" in context.get_input_names() else 0
+    return {} if place is None else known(axis=axis(place, _rank(context)))
 
 
 # -- axes -----------------------------------------------------------------------
@@ -355,10 +355,12 @@ def _tile(context: OpContext) -> Found:
 def _pad(context: OpContext) -> Found:
     pairs, given = _constant(context, "paddings"), context.get_attrs()
     mode = {"REFLECT": "reflect", "SYMMETRIC": "symmetric"}.get(given.get("mode", ""), "constant")
-    value = _constant(context, "constant_values")
+    is_given = "constant_values" in context.get_input_names()
+    value = _constant(context, "constant_values") if is_given else 0
     padding = None if pairs is None else tuple((before, after) for before, after in pairs)
-    is_constant = mode == "constant"
-    return known(padding=padding, mode=mode, value=float(value or 0) if is_constant else None)
+    if mode != "constant" or value is None:
+        return known(padding=padding, mode=mode)
+    return known(padding=padding, mode=mode, value=float(value))
 
 
 def _slice(context: OpContext) -> Found:
@@ -368,7 +370,7 @@ def _slice(context: OpContext) -> Found:
     ends = [
         None if count == -1 else start + count for start, count in zip(begin, size, strict=True)
     ]
-    return {"index": index_items(map(slice, begin, ends), shape_of(context, 0))}
+    return known(index=index_items(map(slice, begin, ends), shape_of(context, 0)))
 
 
 def _strided_slice(context: OpContext) -> Found:
@@ -393,7 +395,7 @@ def _strided_slice(context: OpContext) -> Found:
             first = None if is_masked("begin") else begin[position]
             last = None if is_masked("end") else end[position]
             items.append(slice(first, last, step[position]))
-    return {"index": index_items(items, shape_of(context, 0))}
+    return known(index=index_items(items, shape_of(context, 0)))
 
 
 # -- values ---------------------------------------------------------------------

@@ -159,7 +159,8 @@ def _squeeze(context: OpContext) -> Found:
     found = axes(dim, None if shape is None else len(shape))
     if shape is None or found is None:
         return {}
-    return {"axis": tuple(i for i in found if shape[i] == 1)}
+    # A number has one axis for this operator, and none to take away.
+    return {"axis": tuple(i for i in found if shape and shape[i] == 1)}
 
 
 def _unsqueeze(context: OpContext) -> Found:
@@ -240,6 +241,8 @@ def _permute(context: OpContext) -> Found:
     first: int = given.get("dim0", given.get("axis0", last[0]))
     second: int = given.get("dim1", given.get("axis1", last[1]))
     order = list(range(rank))
+    if not order:
+        return {"perm": ()}
     order[first], order[second] = order[second], order[first]
     return {"perm": tuple(order)}
 
@@ -270,7 +273,7 @@ def _getitem(context: OpContext) -> Found:
         # In a mixed index None is a tensor or a new axis; which one is not told.
         return {}
     items = ["tensor" if isinstance(item, (list, tuple)) else item for item in items]
-    return {"index": index_items(items, shape_of(context, 0))}
+    return known(index=index_items(items, shape_of(context, 0)))
 
 
 def _narrow(context: OpContext) -> Found:
@@ -281,7 +284,7 @@ def _narrow(context: OpContext) -> Found:
     item: Any = given.get("index")
     if "length" in given:
         item = slice(given["start"], given["start"] + given["length"])
-    return {"index": index_items([slice(None)] * place + [item], shape)}
+    return known(index=index_items([slice(None)] * place + [item], shape))
 
 
 def _attention(context: OpContext) -> Found:

@@ -307,7 +307,7 @@ def known(**found: Any) -> dict[str, Any]:
     return {name: value for name, value in found.items() if value is not None}
 
 
-def index_items(items: Iterable[Any], shape: Sequence[int | None] | None) -> tuple[Any, ...]:
+def index_items(items: Iterable[Any], shape: Sequence[int | None] | None) -> tuple[Any, ...] | None:
     """An index in its canonical form, an item for each part of it.
 
     A number for a selected position, (begin, end, step) for a slice, None for a new axis, and
@@ -316,8 +316,13 @@ def index_items(items: Iterable[Any], shape: Sequence[int | None] | None) -> tup
     Args:
         items: numbers, slices, ``...``, None, and "tensor".
         shape: of the tensor that is indexed; None if it is not known.
+
+    Returns:
+        The items; None where ``...`` stands for an unknown number of axes before other items.
     """
     parts = list(items)
+    if shape is None and any(item is ... for item in parts[:-1]):
+        return None
     taken = sum(item is not None and item is not ... for item in parts)
     position, found, last = 0, list[Any](), 0
     for item in parts:

@@ -1,0 +1,47 @@
+"""Canonical attributes of PyTorch's operators in forms that few programs use."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+import amanda
+from amanda.tools import canonical
+from amanda.tools.mapping import MappingTool
+
+
+def attributes_of(program: Any) -> dict[str, Any]:
+    """Those of the only operator."""
+    found: list[dict[str, Any]] = []
+    tool = amanda.Tool()
+    tool.depends_on(MappingTool.standard())
+    tool.add_inst_for_op(lambda context: found.append(canonical.attributes(context)))
+    with amanda.apply(tool):
+        program()
+    return found[0]
+
+
+X, NUMBER = torch.rand(2, 3, 4), torch.tensor(1.0)
+
+
+@pytest.mark.parametrize(
+    ("program", "expected"),
+    [
+        (lambda: NUMBER.squeeze(0), {"axis": ()}),
+        (lambda: NUMBER.t(), {"perm": ()}),
+        (lambda: X.mT, {"perm": (0, 2, 1)}),
+        (lambda: X.chunk(2, -1), {"axis": 2, "sizes": (2, 2)}),
+        (lambda: X.split(2, 1), {"axis": 1, "sizes": (2, 1)}),
+        (lambda: X.view(6, -1), {"shape": (6, 4)}),
+        (lambda: X.flatten(-2), {"shape": (2, 12)}),
+        (lambda: X.expand(5, -1, -1, -1), {"shape": (5, 2, 3, 4)}),
+        (lambda: X[..., 1:, None], {"index": ((0, 2, 1), (0, 3, 1), (1, 4, 1), None)}),
+        (lambda: X.select(-1, 2), {"index": ((0, 2, 1), (0, 3, 1), 2)}),
+        (lambda: X.half(), {"dtype": "float16"}),
+    ],
+)
+def test_attributes_are_resolved(program: Any, expected: dict[str, Any]) -> None:
+    """Axes are counted from the first one, and sizes are numbers."""
+    assert attributes_of(program) == expected
