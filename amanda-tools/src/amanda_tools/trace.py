@@ -11,14 +11,16 @@ from typing import Any
 import attrs
 
 from amanda import OpContext
-from amanda.files import replaced
+from amanda.files import replaced, write_json
 from amanda.results import Chart, Table
 from amanda.tools.description import place
 from amanda.tools.graph_tracing import Graph, GraphTracingTool, TracedOp, TracedTensor
 from amanda.tools.reporting import applies_if
 from amanda_tools._bases.printing import PrintingTool
 from amanda_tools._operators.source_lines import source_of
+from amanda_tools._output import viewers
 from amanda_tools._output.chart_data import BOTH_DIRECTIONS, rank_groups, sum_by_direction
+from amanda_tools._output.event_files import event_file, messages, require_tensorboard
 from amanda_tools._output.graph_drawing import svg_lines
 from amanda_tools._timelines import chrome
 from amanda_tools._timelines.timeline import Timeline
@@ -36,6 +38,9 @@ class TraceOptions:
         limit: executions that the timeline keeps; later ones are counted only.
         dot: also write the graph for Graphviz.
         svg: also draw the graph.
+        model_explorer: also write the graph, and with the timeline the times of operators, for
+            Google's Model Explorer.
+        tensorboard: also write the graph for TensorBoard.
         follow: follow tensors at every execution, not only at an operator's first, so that
             operators first met in a later iteration are connected, too; slower.
     """
@@ -47,7 +52,13 @@ class TraceOptions:
     )
     dot: bool = False
     svg: bool = False
+    model_explorer: bool = False
+    tensorboard: bool = False
     follow: bool = False
+
+    def __attrs_post_init__(self) -> None:
+        if self.tensorboard:
+            require_tensorboard()
 
 
 class TraceTool(PrintingTool[TraceOptions]):
@@ -184,7 +195,7 @@ class TraceTool(PrintingTool[TraceOptions]):
 
     def write_files(self, folder: Path, stem: str) -> Sequence[Path]:
         """Write ``<stem>.timeline.json`` for Perfetto, ``<stem>.dot`` for Graphviz,
-        ``<stem>.svg``."""
+        ``<stem>.svg``, and files for other viewers."""
         written = []
         if self.options.timeline:
             written.append(folder / f"{stem}.timeline.json")
@@ -198,7 +209,25 @@ class TraceTool(PrintingTool[TraceOptions]):
             lines = svg_lines(self.graph, self.sources)
             with replaced(written[-1]) as file:
                 file.write("\n".join(lines))
-        return written
+        return [*written, *self._write_for_viewers(folder, stem)]
+
+    def _write_for_viewers(self, folder: Path, stem: str) -> Iterator[Path]:
+        rows, edges = self.op_rows(), [attrs.asdict(edge) for edge in self.graph.edges]
+        if self.options.model_explorer:
+            path = folder / f"{stem}.model-explorer.json"
+            write_json(path, viewers.graph_collection(rows, edges))
+            yield path
+            if seconds := self.timeline.seconds():
+                path = folder / f"{stem}.seconds.node-data.json"
+                timed = [{**row, "seconds": seconds.get(row["id"])} for row in rows]
+                write_json(path, viewers.node_data("seconds", timed, "seconds"))
+                yield path
+        if self.options.tensorboard:
+            graph_pb2, _ = messages()
+            with event_file(folder / f"{stem}.tensorboard") as events:
+                graph = viewers.graph_def(rows, edges, graph_pb2)
+                events.write(graph_def=graph.SerializeToString())
+            yield events.path
 
 
 def _numbered(

@@ -3,7 +3,7 @@
 ``write(timeline, sources, path)`` writes a :class:`Timeline`; ``write_events(events, path)`` writes
 any events. The format is the "Trace Event Format", a public document of the Chromium project:
 complete events (``X``) are operators and modules, counters (``C``) are memory, metadata (``M``)
-names the tracks.
+names the tracks, flows (``s`` and ``f``) lead from forward operators to their backward ones.
 """
 
 from __future__ import annotations
@@ -58,6 +58,7 @@ def events(timeline: Timeline, sources: Mapping[str, str]) -> Iterator[dict[str,
     names last."""
     process = os.getpid()
     tracks: dict[int, ModuleTrack] = {}
+    flows = Flows(process)
     for record in timeline.records():
         if isinstance(record, MemorySample):
             yield from _counters(record, process)
@@ -65,10 +66,36 @@ def events(timeline: Timeline, sources: Mapping[str, str]) -> Iterator[dict[str,
         track = tracks.setdefault(record.thread, ModuleTrack(process, record.thread))
         yield from track.follow(record)
         yield _operator(record, sources, process)
+        yield from flows.follow(record)
     for thread, track in tracks.items():
         yield from track.close(0)
         yield track_name(process, thread, f"operators of thread {thread}")
         yield track_name(process, thread + _MODULES, f"modules of thread {thread}")
+
+
+@attrs.define
+class Flows:
+    """Arrows from the last execution of a forward operator to those of its backward operators.
+
+    Attributes:
+        process: id.
+    """
+
+    process: int
+    _last: dict[str, tuple[float, int]] = attrs.field(factory=dict)
+    _count: int = 0
+
+    def follow(self, span: Span) -> Iterator[dict[str, Any]]:
+        """Yield the two ends of the arrow to a backward operator; note a forward one."""
+        middle = (span.start + span.duration / 2) / 1000
+        if not span.op.forward:
+            self._last[span.op.id] = (middle, span.thread)
+        elif begin := self._last.get(span.op.forward):
+            self._count += 1
+            name = {"name": "backward", "cat": "backward", "id": self._count, "pid": self.process}
+            yield {**name, "ph": "s", "ts": begin[0], "tid": begin[1]}
+            # "e": the arrow ends at the slice around this time, not at the next one.
+            yield {**name, "ph": "f", "bp": "e", "ts": middle, "tid": span.thread}
 
 
 def _operator(span: Span, sources: Mapping[str, str], process: int) -> dict[str, Any]:

@@ -9,6 +9,7 @@ from typing import Any, Literal
 import attrs
 
 from amanda import OpContext
+from amanda.files import write_json
 from amanda.results import Chart, Table
 from amanda.tools.description import OUTSIDE, OpDescription, describe
 from amanda.tools.mapping import MappingTool
@@ -20,6 +21,7 @@ from amanda_tools._operators.signature import Signature
 from amanda_tools._output.chart_data import rank_groups, rank_modules
 from amanda_tools._output.csv_files import write_rows
 from amanda_tools._output.units import format_quantity
+from amanda_tools._output.viewers import node_data
 from amanda_tools._values.shapes import byte_size
 from amanda_tools.flops.gradients import formula_of
 from amanda_tools.flops.tally import (
@@ -46,12 +48,15 @@ class FlopsOptions:
         depth: parts of a module's path that tables show; 0 for all.
         backward: also count the backward pass.
         csv: also write the rows of all operators as a table.
+        node_data: also write the operations for the graph that ``trace`` writes for Google's Model
+            Explorer.
     """
 
     by: Literal["module", "type", "op"] = "module"
     depth: int = attrs.field(default=0, validator=attrs.validators.ge(0))
     backward: bool = True
     csv: bool = False
+    node_data: bool = False
 
 
 class FlopsTool(PrintingTool[FlopsOptions]):
@@ -283,12 +288,15 @@ class FlopsTool(PrintingTool[FlopsOptions]):
         yield from rank_modules("parameters by module", inside, {"parameters": "params"})
 
     def write_files(self, folder: Path, stem: str) -> Sequence[Path]:
-        """Write ``<stem>.csv``, a line per operator, if the option asks for it."""
-        if not self.options.csv:
-            return []
-        path = folder / f"{stem}.csv"
-        write_rows(path, self.op_rows())
-        return [path]
+        """Write ``<stem>.csv``, a line per operator, and ``<stem>.node-data.json`` on demand."""
+        written = []
+        if self.options.csv:
+            written.append(folder / f"{stem}.csv")
+            write_rows(written[-1], self.op_rows())
+        if self.options.node_data:
+            written.append(folder / f"{stem}.node-data.json")
+            write_json(written[-1], node_data("FLOPs", self.op_rows(), "flops"))
+        return written
 
 
 def _forward_op(op: OpDescription, context: OpContext) -> Op:

@@ -17,9 +17,10 @@ from amanda_tools._bases.watching import (
     WatchingOptions,
     WatchingTool,
 )
+from amanda_tools._output.event_files import require_tensorboard
 from amanda_tools._values.moments import Moments
 from amanda_tools.stats import trackers
-from amanda_tools.stats.writers import require_tensorboard, write_csv, write_tensorboard
+from amanda_tools.stats.writers import write_csv, write_tensorboard
 
 __all__ = ["StatsOptions", "StatsTool"]
 

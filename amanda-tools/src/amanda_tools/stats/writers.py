@@ -2,26 +2,15 @@
 
 from __future__ import annotations
 
-import errno
-import importlib
-import os
-import socket
-import time
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 import attrs
 
-from amanda.files import replaced
 from amanda_tools._bases.watching import Sample, WatchedTensor
 from amanda_tools._output.csv_files import write_table
-
-_TENSORBOARD = (
-    "tensorboard.compat.proto.event_pb2",
-    "tensorboard.compat.proto.summary_pb2",
-    "tensorboard.summary.writer.record_writer",
-)
+from amanda_tools._output.event_files import event_file, messages
 
 FIGURES = ("mean", "std", "min", "max", "sparsity")
 """Figures of a :class:`Sample` that are written."""
@@ -36,23 +25,6 @@ def write_csv(path: Path, series: Iterable[Sample]) -> None:
     write_table(path, ("step", "key", *FIGURES), map(attrs.astuple, series))
 
 
-def require_tensorboard() -> None:
-    """Import the parts of TensorBoard that writing needs.
-
-    Raises:
-        ValueError: TensorBoard is not installed.
-    """
-    try:
-        # All of them now: results may be written while Python ends, when modules that start threads
-        # cannot be imported any more.
-        for name in _TENSORBOARD:
-            importlib.import_module(name)
-    except ImportError as error:
-        raise ValueError(
-            "tensorboard=true needs TensorBoard; try: pip install 'amanda-tools[tensorboard]'"
-        ) from error
-
-
 def write_tensorboard(
     folder: Path, series: Iterable[Sample], watched: Iterable[WatchedTensor]
 ) -> Path:
@@ -64,23 +36,11 @@ def write_tensorboard(
     Raises:
         OSError: the file cannot be written, or `folder` is a symbolic link.
     """
-    event_pb2, summary_pb2, writers = map(importlib.import_module, _TENSORBOARD)
-    if folder.is_symlink():
-        raise FileExistsError(errno.EEXIST, "a link, which is not followed", str(folder))
-    folder.mkdir(parents=True, exist_ok=True)
-    # TensorBoard recognizes event files by this name. Its own writer would start a thread.
-    now, host = time.time(), socket.gethostname()
-    path = folder / f"events.out.tfevents.{int(now)}.{host}.{os.getpid()}.{time.monotonic_ns()}"
-
-    with replaced(path, binary=True) as file:
-        writer = writers.RecordWriter(file)
-        head = event_pb2.Event(wall_time=now, file_version="brain.Event:2")
-        writer.write(head.SerializeToString())
+    _, summary_pb2 = messages()
+    with event_file(folder) as events:
 
         def add(step: int, value: Any) -> None:
-            summary = summary_pb2.Summary(value=[value])
-            event = event_pb2.Event(wall_time=now, step=step, summary=summary)
-            writer.write(event.SerializeToString())
+            events.write(step=step, summary=summary_pb2.Summary(value=[value]))
 
         last = 0
         for look in series:
@@ -95,7 +55,7 @@ def write_tensorboard(
             histogram = _histogram(summary_pb2, entry)
             tag = entry.key.replace(" ", "/")
             add(last, summary_pb2.Summary.Value(tag=f"{tag}/histogram", histo=histogram))
-    return path
+    return events.path
 
 
 def _histogram(summary_pb2: Any, watched: WatchedTensor) -> Any:

@@ -143,13 +143,13 @@ def _create(row: Mapping[str, Any]) -> ModelOp:
     return ModelOp(
         id=op_id,
         type=str(row["type"]),
-        path=_path(op_id, module),
+        path=names_of(op_id, module),
         direction="backward" if is_backward else "forward",
         forward=forward,
     )
 
 
-def _path(op_id: str, module: str) -> tuple[str, ...]:
+def names_of(op_id: str, module: str) -> tuple[str, ...]:
     """Return the names of the modules around an operator, with that of the model if its id has it.
 
     PyTorch's ids begin with the class of the model, Keras' paths hold its name.
