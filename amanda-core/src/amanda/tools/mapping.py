@@ -39,7 +39,8 @@ class MappingTool(Tool):
 
         They set ``op_type`` (canonical: ``conv2d``, ``linear``, ...), ``backward_op_type``,
         ``weight_index`` and ``bias_index`` (positions among the inputs), ``weight_layout`` and
-        ``data_layout``. A key that does not apply to an operator is None.
+        ``data_layout``; and the rule that :func:`amanda.tools.canonical.attributes` runs. A key
+        that does not apply to an operator is None.
         """
         found = cls(plugins.mapping_rules())
         found.only_watches = True
