@@ -184,6 +184,19 @@ def torch_mode(session: nox.Session) -> None:
     _run(session, "-m", "pytest", "-q", "-n", "2", *(session.posargs or WITHOUT_GATE))
 
 
+@nox.session
+@nox.parametrize(
+    "compiler", ["eager", "aot_eager", "inductor"], ids=["eager", "aot_eager", "inductor"]
+)
+def compilers(session: nox.Session, compiler: str) -> None:
+    """The contract kit on compiled programs: a compiler gets the graphs that it can take."""
+    os.environ["AMANDA_TORCH_COMPILER"] = compiler
+    # What a compiler cannot take runs operator by operator, with a warning.
+    known = "ignore:a compiled function runs operator by operator"
+    kit = "tests/torch/test_contract.py::TestTorchGraphDriver"
+    _run(session, "-m", "pytest", "-q", "-W", known, *(session.posargs or [kit]))
+
+
 def _environment(session: nox.Session, name: str, version: str) -> str:
     """The Python of the session's environment; without such a Python the session is skipped."""
     interpreter = _interpreter(version)

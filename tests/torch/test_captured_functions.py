@@ -14,6 +14,7 @@ from torch.nn import functional
 from torch.nn.modules.module import register_module_forward_hook
 from torch.overrides import TorchFunctionMode
 
+import amanda
 from amanda.cli.results import last_line
 from amanda.errors import CoverageWarning
 from tests.torch.support import Counter, applied, fingerprint
@@ -206,6 +207,38 @@ def test_a_function_has_its_own_code_before_and_after_a_scope() -> None:
         assert torch.equal(model(X), wanted)
     assert len(graphs) == 1
     assert tool.ops["linear"] == 4
+
+
+def test_the_programs_own_compiler_on_request(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On request a graph whose routines are traceable goes on to the compiler of the program."""
+    monkeypatch.setenv("AMANDA_TORCH_COMPILER", "own")
+    runs: list[int] = []
+
+    def backend(graph: Any, _: Any) -> Any:
+        number = len(runs)
+        runs.append(0)
+
+        def run(*args: Any) -> Any:
+            runs[number] += 1
+            return graph.forward(*args)
+
+        return run
+
+    model, tool = torch.compile(_model().eval(), backend=backend), amanda.Tool()
+    doubled = amanda.traceable(lambda y: y * 2)
+    tool.add_inst_for_op(
+        lambda context: (
+            context.insert_after_op(doubled)
+            if context.get_op_id() == "Sequential.3/linear:0"
+            else 0
+        )
+    )
+    wanted = model(X) * 2
+    with applied(tool) as scope:
+        results = [model(X) for _ in range(3)]
+    assert all(torch.equal(result, wanted) for result in results)
+    assert runs == [1, 2]
+    assert [*scope.statistics.compiled.values()] == ["by backend"]
 
 
 class _Mode(TorchFunctionMode):

@@ -19,7 +19,7 @@ from torch import fx
 
 from amanda.errors import CoverageWarning
 from amanda_torch import _internals
-from amanda_torch.compiled.captured import CapturedGraph
+from amanda_torch.compiled.captured import COMPILER_VARIABLE, CapturedGraph, name_of_compiler
 from amanda_torch.compiled.code import NotCapturableError
 from amanda_torch.eager.interceptors import LOCAL
 
@@ -95,7 +95,7 @@ class Capture:
             yield
 
     def _captured(self, module: fx.GraphModule, inputs: Sequence[Any]) -> CapturedGraph:
-        return CapturedGraph(module, inputs, self._without_interceptor)
+        return CapturedGraph(module, inputs, self._without_interceptor, self.compiler)
 
 
 def _subject(frame: Any) -> Any:
@@ -123,12 +123,12 @@ def say_captured(callback: Any) -> None:
     Args:
         callback: Dynamo's, of the function.
     """
-    compiler = _internals.compiler_of(callback)
-    name = getattr(compiler, "compiler_name", None) or getattr(compiler, "__name__", "")
+    name = name_of_compiler(_internals.compiler_of(callback))
     warnings.warn(
         "a function compiled with torch.compile runs as it is captured, operator by operator and "
-        f"without its compiler{f' {name}' if name else ''}, under amanda.apply(): tools see its "
-        "operators, and results are those of eager mode",
+        f"without its compiler {name}, under amanda.apply(): tools see its operators, and results "
+        f"are those of eager mode; {COMPILER_VARIABLE}=own gives graphs to {name} where all "
+        "routines are traceable",
         CoverageWarning,
         stacklevel=6,
     )

@@ -41,6 +41,7 @@ class CapturedGraph:
         module: fx.GraphModule,
         inputs: Sequence[Any],
         suspended: Callable[[], AbstractContextManager[Any]],
+        own: Any = None,
     ) -> None:
         """Note what can be known before it runs.
 
@@ -48,6 +49,7 @@ class CapturedGraph:
             module: the graph.
             inputs: symbolic ones, with which Dynamo has a graph compiled.
             suspended: makes the context in which compilers run: without an interceptor.
+            own: the compiler that the program has chosen.
 
         Raises:
             NotCapturableError: a node of it runs a graph of its own.
@@ -56,6 +58,7 @@ class CapturedGraph:
         self._module = module
         self._inputs = inputs
         self._suspended = suspended
+        self._own = own
         self._context = _internals.tracing_context()
         self._vanilla = module.forward
         self._name = f"graph {next(_NUMBERS)}"
@@ -81,8 +84,8 @@ class CapturedGraph:
         run = NoticingRun(interceptor, self._code, modules, is_static)
         result = run.run(inputs)
         binding = run.binding() if is_alone else None
-        is_compiled = binding is not None and is_static and self._compile(binding, run.steps)
-        way = f"by {os.environ[COMPILER_VARIABLE]}" if is_compiled else "operator by operator"
+        compiler = self._compile(binding, run.steps) if binding is not None and is_static else ""
+        way = f"by {compiler}" if compiler else "operator by operator"
         interceptor.note_compiled(self._name, way)
         if binding is not None and binding.note_roots(roots):
             # Kept with the module call, and dropped with it when the thread's scopes end.
@@ -90,26 +93,29 @@ class CapturedGraph:
             base.captured[self] = [binding, *kept[: _BINDINGS - 1]]
         return result
 
-    def _compile(self, binding: Binding, steps: Sequence[Step]) -> bool:
-        """Let a compiler have the graph with its actions; whether one is asked for that takes it.
+    def _compile(self, binding: Binding, steps: Sequence[Step]) -> str:
+        """Let a compiler have the graph with its actions; its name if one takes it, else "".
 
         Not where sizes are symbolic: what a compiler assumes of them would have to be guarded.
         """
         name = os.environ.get(COMPILER_VARIABLE, "eager")
         driver = _driver()
+        if name == OWN_COMPILER:
+            name = name_of_compiler(self._own)
         if name == "eager" or driver is None:
-            return False
+            return ""
         reason = next(filter(None, (step.reason_against() for step in steps)), "")
         if not reason:
             actions = {step.name: step.inlined() for step in steps if step.acts()}
             try:
                 with self._suspended():
                     module = Writer(driver.dispatcher, self._module).write(actions)
-                    compiler = _internals.lookup_compiler(name)
+                    is_own = os.environ[COMPILER_VARIABLE] == OWN_COMPILER
+                    compiler = self._own if is_own else _internals.lookup_compiler(name)
                     binding.function = _internals.compile_later(
                         self._context, compiler, module, self._inputs
                     )
-                return True
+                return name
             except Exception as error:
                 reason = f"{name} fails with {type(error).__name__}"
         if reason not in _SAID:
@@ -119,11 +125,14 @@ class CapturedGraph:
                 CoverageWarning,
                 stacklevel=4,
             )
-        return False
+        return ""
 
 
 COMPILER_VARIABLE = "AMANDA_TORCH_COMPILER"
 """The environment variable that names the compiler; eager without it."""
+
+OWN_COMPILER = "own"
+"""The name by which it asks for the compiler that the program has chosen for a function."""
 
 _BINDINGS = 16
 """Positions in one module call, and modules, for which a graph is bound."""
@@ -131,6 +140,12 @@ _BINDINGS = 16
 _SAID: set[str] = set()
 
 _NUMBERS = itertools.count()
+
+
+def name_of_compiler(compiler: Any) -> str:
+    """How messages call a compiler of ``torch.compile``."""
+    name = getattr(compiler, "compiler_name", None) or getattr(compiler, "__name__", None)
+    return str(name or type(compiler).__name__)
 
 
 def _driver() -> Any:

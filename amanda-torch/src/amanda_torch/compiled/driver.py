@@ -53,7 +53,8 @@ class EagerDriver(InterceptingDriver):
         reason = self._reason_against(interceptor)
         if reason:
             return reason
-        if not (self._has_said or is_proving()):
+        is_eager = os.environ.get(COMPILER_VARIABLE, "eager") == "eager"
+        if is_eager and not (self._has_said or is_proving()):
             self._has_said = True
             say_captured(callback)
         return callback_for(callback, self._tracers.suspended)
