@@ -6,6 +6,7 @@ tests run with the gate.
 
 from __future__ import annotations
 
+import collections
 import functools
 import gc
 import operator
@@ -14,6 +15,7 @@ import shutil
 import subprocess
 import sys
 import threading
+import time
 import weakref
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -47,15 +49,19 @@ class Child:
 
 
 class Known:
-    __slots__ = ("is_claim", "run")
+    __slots__ = (
+        *("claimed", "claims", "gradients", "inlined_after", "inlined_before", "is_claim"),
+        *("iterations", "op_id", "run"),
+    )
 
     def __init__(self, run: Callable[..., Any], is_claim: bool = False) -> None:
         self.run = run
-        self.is_claim = is_claim
+        self.is_claim = self.claims = is_claim
+        self.inlined_before = self.inlined_after = None
 
 
 class Slots:
-    __slots__ = ("cells", "frame", "generation", "root", "stale", "thread")
+    __slots__ = ("cells", "frame", "generation", "iteration", "root", "stale", "thread")
 
 
 class Mode(Slots):
@@ -614,3 +620,231 @@ def test_without_a_compiler(mode: str, tmp_path: Path) -> None:
     if mode != "require":
         built = {path.suffix for path in (tmp_path / "built").rglob("*.*")}
         assert built == {".py", ".pyi", ".typed"}
+
+
+# -- inlined routines ---------------------------------------------------------------
+
+
+class Counter:
+    __slots__ = ("count",)
+
+    def __init__(self) -> None:
+        self.count = 0
+
+
+class Log:
+    __slots__ = ("due", "numbers")
+
+    def __init__(self, due: int | None = None) -> None:
+        self.numbers: list[int] = []
+        self.due = due
+
+
+class Timer:
+    __slots__ = ("_started", "executions", "log", "nanoseconds", "number")
+
+    def __init__(self, log: Log | None = None) -> None:
+        self.log, self.number = log, 5
+        self.executions = self.nanoseconds = 0
+        self._started: dict[int, int] = {}
+
+    def start(self) -> None:
+        raise AssertionError("it runs in C")
+
+    def stop(self) -> None:
+        # Only what was started elsewhere.
+        self.executions -= 100
+
+
+class Graph:
+    __slots__ = ("form", "hooks", "is_idle", "is_quick", "leaves", "types")
+
+
+class Gradients:
+    __slots__ = ("graph",)
+
+
+class Hooks:
+    __slots__ = ("_dispatcher", "_key", "calls", "has_after", "has_before")
+
+    def __init__(self, dispatcher: Any, before: bool = True, after: bool = True) -> None:
+        self._dispatcher, self._key = dispatcher, "key"
+        self.has_before, self.has_after = before, after
+        self.calls: list[Any] = []
+
+    def before(self, *gradients: Any) -> Any:
+        self.calls.append(("before", *gradients))
+        return "changed"
+
+    def after(self, *gradients: Any) -> Any:
+        self.calls.append(("after", *gradients))
+
+
+class Routines:
+    __slots__ = ("inlined_after", "inlined_before")
+
+
+class Dispatcher:
+    def __init__(self) -> None:
+        self._quiet: dict[object, None] = {}
+        self.settled: dict[object, Any] = {}
+
+    def quieten(self) -> None:
+        self._quiet[None] = None
+
+
+class State:
+    def __init__(self) -> None:
+        self.enabled = self.cache = True
+        self.held = False
+        self.paused = 0
+
+
+class Node:
+    """A node of autograd, with the hooks that it was given."""
+
+    def __init__(self, registered: Callable[..., Any]) -> None:
+        self.hooks: list[Any] = []
+        self._registered = registered
+
+    def register_prehook(self, hook: Any) -> Any:
+        return self._register(None, hook)
+
+    def register_hook(self, hook: Any) -> Any:
+        return self._register(None, hook)
+
+    def _register(self, hooks: Any, hook: Any) -> Any:
+        hooks, handle = self._registered(hooks, hook)
+        self.hooks += hooks.values()
+        return handle
+
+
+STATE = State()
+looks: list[Any] = []
+
+
+@pytest.fixture
+def inlining(gate: Any) -> Any:
+    """The gate, which knows the classes above."""
+    gate.configure_inlined(
+        {
+            "counter": Counter,
+            "timer": Timer,
+            "log": Log,
+            "start": Timer.start,
+            "clock": time.perf_counter_ns,
+            "native": threading.get_native_id,
+            "look": lambda log, now: looks.append((log, now)),
+            "graph": Graph,
+            "gradients": Gradients,
+            "hooks": Hooks,
+            "routines": Routines,
+            "tensor": object,
+            "state": STATE,
+            "sequence": lambda: 0,
+            "checks": (),
+            "ordered": collections.OrderedDict,
+        }
+    )
+    looks.clear()
+    vars(STATE).update(vars(State()))
+    return gate
+
+
+def test_inlined_routines_run_without_python(inlining: Any, toy: Any) -> None:
+    """Counters and timers around an operator do what their Python code says, and run none."""
+    inlining.install()
+    mode, x = Mode(), Heap.of(toy)()
+    toy.push(mode)
+    x.none()
+    counter, log, known = Counter(), Log(), Known(lambda *_: "run")
+    timer = Timer(log)
+    known.inlined_before = (counter, timer.start)  # type: ignore[assignment]
+    known.inlined_after = (timer.stop, counter, counter)  # type: ignore[assignment]
+    mode.cells[toy.Base.none][1:] = [known] * 3
+    counts = sys.getrefcount(counter), sys.getrefcount(timer), sys.getrefcount(log)
+    for due in (None, 0, time.perf_counter_ns() + 10**12):
+        log.due = due
+        mode.restart()
+        assert isinstance(x.none(), int)
+    assert (counter.count, timer.executions) == (9, 3)
+    rows = [log.numbers[at : at + 4] for at in range(0, 12, 4)]
+    assert all(row[0] == 5 and row[3] == threading.get_native_id() for row in rows)
+    assert timer.nanoseconds == sum(end - start for _, start, end, _ in rows) > 0
+    assert looks == [(log, rows[1][2])]
+    looks.clear()
+    assert counts == (sys.getrefcount(counter), sys.getrefcount(timer), sys.getrefcount(log))
+    assert mode.asked == []
+    toy.pop()
+
+
+def test_a_timer_that_another_thread_started(inlining: Any, toy: Any) -> None:
+    """What C does not know of, such as a timer of two threads, is Python's."""
+    inlining.install()
+    mode, x, known = Mode(), Heap.of(toy)(), Known(lambda *_: "run")
+    toy.push(mode)
+    x.none()
+    timer = Timer()
+    known.inlined_before, known.inlined_after = (), (timer.stop,)  # type: ignore[assignment]
+    mode.cells[toy.Base.none][1:] = [known]
+    mode.restart()
+    x.none()
+    assert timer.executions == -100
+    toy.pop()
+
+
+def test_hooks_run_inlined_routines(inlining: Any) -> None:
+    """A hook runs the routines of its operator if all are inlined, and else asks Python: before
+    they are known, and in threads that are paused, disabled or without the cache."""
+    dispatcher, counter = Dispatcher(), Counter()
+    hooks, node = Hooks(dispatcher), Node(inlining.hook_registrar(None))
+    inlining.register(hooks, node)
+    before, after = node.hooks
+    assert before((1,)) == "changed"
+    routines = Routines()
+    routines.inlined_before, routines.inlined_after = (counter,), None
+    dispatcher.settled["key"] = routines
+    assert before((1,)) is None
+    assert after((1,), (2,)) is None
+    assert before((None,)) is None
+    assert after((1,), (None, None)) is None
+    assert hooks.calls == [("before", (1,)), ("after", (1,), (2,))]
+    for name, value in (("paused", 1), ("enabled", False), ("cache", False), ("held", True)):
+        usual = getattr(STATE, name)
+        setattr(STATE, name, value)
+        assert before((1,)) == "changed"
+        setattr(STATE, name, usual)
+    dispatcher.quieten()
+    assert before((1,)) == "changed"
+    assert counter.count == 1
+
+
+def test_hooks_of_one_end(inlining: Any) -> None:
+    """A node is hooked where there is something to do; hooks of others are registered as ever."""
+    registered: list[Any] = []
+
+    def vanilla(hooks: Any, hook: Any) -> Any:
+        registered.append(hook)
+        return {1: hook}, "handle"
+
+    registrar = inlining.hook_registrar(vanilla)
+    for before, after in ((True, False), (False, True), (False, False)):
+        node = Node(registrar)
+        inlining.register(Hooks(Dispatcher(), before, after), node)
+        assert len(node.hooks) == before + after
+    assert not registered
+    assert Node(registrar).register_hook(len) == "handle"
+    assert registered == [len]
+
+
+def test_hooks_are_freed(inlining: Any) -> None:
+    """A hook holds its operator's hooks and nothing else; both go with the node."""
+    hooks = Hooks(Dispatcher())
+    count = sys.getrefcount(hooks)
+    node = Node(inlining.hook_registrar(None))
+    inlining.register(hooks, node)
+    assert sys.getrefcount(hooks) == count + 2
+    node.hooks[0]((1,))
+    del node
+    gc.collect()
+    assert sys.getrefcount(hooks) == count

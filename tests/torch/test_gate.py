@@ -382,6 +382,112 @@ def test_a_routine_runs_without_a_mode() -> None:
     assert tool.ops == {"add": 6, "exp": 3}
 
 
+class Inlined(amanda.Tool):
+    """A counter and a timer around every forward and backward operator."""
+
+    def __init__(self, log: amanda.inline.Log | None = None) -> None:
+        super().__init__()
+        self.counter, self.timer = amanda.inline.Counter(), amanda.inline.Timer(log)
+        self.add_inst_for_op(self.forward)
+        self.add_inst_for_op(self.backward, backward=True)
+
+    def forward(self, context: amanda.OpContext) -> None:
+        context.insert_before_op(self.timer.start, inputs=[])
+        context.insert_after_op(self.timer.stop, outputs=[])
+        context.insert_after_op(self.counter, outputs=[])
+
+    def backward(self, context: amanda.OpContext) -> None:
+        context.insert_before_backward_op(self.timer.start, grad_outputs=[])
+        context.insert_after_backward_op(self.timer.stop, grad_inputs=[])
+        context.insert_after_backward_op(self.counter, grad_inputs=[])
+
+
+@needs_gate
+@pytest.mark.usefixtures("gated")
+def test_inlined_routines_run_no_python_of_ours() -> None:
+    """Counters and timers run in C, forward and backward, of operators that use no leaf."""
+    x = torch.ones(2, requires_grad=True)
+    tool = Inlined()
+
+    def step() -> list[Any]:
+        y = x * 2.0
+        z, forward = profiled(lambda: y.exp().sin() + 1.0)
+        z.sum().backward()
+        with torch.no_grad():
+            _, without = profiled(lambda: (x.exp() + 1.0).sin())
+        return [forward, without]
+
+    with applied(tool):
+        for _ in range(4):
+            before = tool.counter.count
+            runs = step()
+            amanda.new_iteration()
+        # With sum() and the ones that a backward pass begins with; x is a leaf.
+        assert tool.counter.count - before == 1 + 3 + 2 + 3 + 6
+        _, backward = profiled((x * 2.0).exp().sin().sum().backward)
+    assert [len(run) for run in runs] == [0, 0], f"\n{runs}"
+    assert backward.count("after") <= 2, f"\n{backward}"
+    assert tool.timer.executions == tool.counter.count
+
+
+@needs_gate
+@pytest.mark.parametrize("name", ["model, training", "model, eval", "gradients", "subclasses"])
+def test_inlined_routines_mean_the_same(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Counters and timers run as often by the gate as by the mode, also where modules have several
+    operators of many nodes, and results and gradients stay the same bits."""
+    vanilla = steps(PROGRAMS[name]())
+    counts = {}
+    for interceptor in BOTH:
+        program, log = PROGRAMS[name](), amanda.inline.Log()
+        tool = Inlined(log)
+        with intercepted(monkeypatch, interceptor, tool):
+            assert steps(program) == vanilla
+        counts[interceptor] = tool.counter.count, tool.timer.executions, len(log.numbers)
+    assert counts["gate"] == counts["mode"]
+    assert counts["gate"][0] > 0
+
+
+@needs_gate
+@pytest.mark.usefixtures("gated")
+def test_a_form_that_changes_is_noticed() -> None:
+    """An operator of many nodes whose gradient graph takes another form has its own backward
+    operators each time, and a leaf that is new is found."""
+    cell, x = nn.LSTMCell(3, 3), torch.ones(2, 3)
+    seen: list[int] = []
+    tool = Inlined()
+    with applied(tool):
+        for needs_x, needs_h in ((False, False), (False, True), (True, False), (True, True)) * 3:
+            one = x.clone().requires_grad_(needs_x)
+            h = torch.ones(2, 3, requires_grad=needs_h)
+            before = tool.counter.count
+            cell(one, (h, torch.ones(2, 3)))[0].sum().backward()
+            seen.append(tool.counter.count - before)
+            assert (one.grad is not None) == needs_x
+    assert seen[:4] == seen[4:8] == seen[8:]
+    assert seen[1] > seen[0] < seen[2] < seen[3]
+
+
+@needs_gate
+@pytest.mark.usefixtures("gated")
+def test_hooks_of_the_program_stay_its_own() -> None:
+    """A hook that the program registers on a node that ours are on can be removed by its handle,
+    before and after ours were registered."""
+    x, called = torch.ones(2, requires_grad=True), []
+    with applied(Inlined()):
+        for _ in range(3):
+            y = (x * 2.0).exp()
+            node = y.grad_fn
+            handles = [
+                node.register_prehook(lambda g: called.append("before")),
+                node.register_hook(lambda i, o: called.append("after")),
+                node.register_hook(lambda i, o: called.append("removed")),
+            ]
+            handles[2].remove()
+            y.sum().backward()
+            amanda.new_iteration()
+    assert called == ["before", "after"] * 3
+
+
 # -- everything is seen, and nothing is left ----------------------------------------
 
 

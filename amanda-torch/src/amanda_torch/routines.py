@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import time
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -24,7 +24,7 @@ from amanda.engine.dispatch import Dispatcher, charge, note
 from amanda.engine.plan import ActionPlan
 from amanda.engine.records import OpRecord
 from amanda.errors import InPlaceWarning
-from amanda.inline import Counter, is_counter
+from amanda.inline import Counter, Log, is_counter, started_by, stopped_by
 from amanda.interface.action import Action, ActionKind, InstPoint, Owner
 from amanda.interface.calls import OpCall
 from amanda.state import ATTACHED, STATE, TOOL_LOCK, LiveScope
@@ -54,6 +54,7 @@ class BackwardRoutines:
         before, after: those before and after it.
         blind_before, blind_after: whether none of these takes a tensor, or takes part in AD.
         counters_before, counters_after: see :func:`counters_of`.
+        inlined_before, inlined_after: see :func:`inlined_of`. Read by the gate.
     """
 
     __slots__ = (
@@ -63,6 +64,8 @@ class BackwardRoutines:
         "blind_before",
         "counters_after",
         "counters_before",
+        "inlined_after",
+        "inlined_before",
     )
 
     def __init__(self, before: Sequence[Action], after: Sequence[Action]) -> None:
@@ -70,6 +73,8 @@ class BackwardRoutines:
         self.after = after
         self.counters_before = counters_of(before)
         self.counters_after = counters_of(after)
+        self.inlined_before = inlined_of(before)
+        self.inlined_after = inlined_of(after)
         self.blind_before = _are_blind(before)
         self.blind_after = _are_blind(after)
 
@@ -90,6 +95,40 @@ def _are_blind(actions: Sequence[Action]) -> bool:
         if action.select != () or action.differentiable:
             return False
     return True
+
+
+def inlined_of(actions: Sequence[Action]) -> tuple[Callable[..., Any], ...] | None:
+    """The routines of ``amanda.inline`` that are all that these actions run, and that C can run;
+    None if some runs something else."""
+    for action in actions:
+        func = action.func
+        # Asked for each operator that is new: what costs no function comes first.
+        if action.select != () or action.kwargs:
+            return None
+        if not (type(func) is Counter or started_by(func) or stopped_by(func)):
+            return None
+    return tuple([action.func for action in actions])
+
+
+def look(log: Log, now: int) -> None:
+    """Have a log looked at that is due, by a timer that runs in C: as a routine would do it."""
+    thread = vars(STATE)
+    gradients, outer, start = _is_grad_enabled(), thread["paused"], 0.0
+    try:
+        thread["paused"] = outer + 1
+        if gradients:
+            _set_grad_enabled(False)
+        _acquire()
+        start = _clock()
+        _internals.without_modes(log.look, now)
+        charge(thread["scopes"], _clock() - start)
+        _release()
+        if gradients:
+            _set_grad_enabled(True)
+        thread["paused"] = outer
+    except BaseException:
+        _undo(thread, outer, gradients, start)
+        raise
 
 
 def count(counters: Sequence[Counter]) -> None:
@@ -116,9 +155,12 @@ class RoutineDispatcher(Dispatcher):
         settled: the routines of backward operators, by id and scopes. It is kept here, and not in
             the hooks, since a graph that outlives the scope would keep the tools alive.
         analysed: counts up at each analysis of a backward operator.
+        native: the extension of the gate, which does some of what is done for backward operators;
+            None without the gate.
     """
 
     changes = 0
+    native: Any = None
 
     def __init__(self) -> None:
         super().__init__()

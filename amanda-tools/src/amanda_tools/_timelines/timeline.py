@@ -20,7 +20,6 @@ from __future__ import annotations
 
 import array
 import tempfile
-import threading
 import time
 import weakref
 from collections.abc import Callable, Iterator
@@ -31,8 +30,9 @@ import numpy as np
 import numpy.typing as npt
 
 from amanda import OpContext
+from amanda.inline import Log, Timer
 from amanda.tools.description import OpDescription, describe
-from amanda_tools._operators.routines import Handover, insert_after, insert_before
+from amanda_tools._operators.routines import insert_after, insert_before
 from amanda_tools._timelines.graph_nodes import is_in_graph, note_nodes
 from amanda_tools._timelines.graph_times import GraphTimes
 from amanda_tools._timelines.memory import device_bytes, resident_bytes
@@ -141,14 +141,7 @@ class Sums:
         return [Total(*row) for row in rows]
 
 
-class _ThreadId(threading.local):
-    """Native id of the current thread, kept because asking for it takes a system call."""
-
-    def __init__(self) -> None:
-        self.native = threading.get_native_id()
-
-
-class Timeline:
+class Timeline(Log):
     """The spans of all executions, up to a limit, in a temporary file.
 
     A span lies between two instrumentation routines, so it contains the cost of instrumenting this
@@ -164,6 +157,7 @@ class Timeline:
     def __init__(
         self, limit: int, *, memory: bool = True, settle: Callable[[], None] | None = None
     ) -> None:
+        super().__init__(due=0)
         self._settle = settle
         self._kept = 0
         self._dropped = 0
@@ -171,15 +165,12 @@ class Timeline:
         self._numbers: dict[str, int] = {}
         self._sums = Sums()
         self._limit = limit
-        # Records as the routines leave them, four numbers each: number of the operator, start, end,
+        # `numbers` has recent records as timers leave them: number of the operator, start, end,
         # thread. Memory samples have -1, time, bytes of the process, bytes on the device.
-        self._waiting: list[int] = []
         self._buffer = array.array("q")
         self._file: IO[bytes] | None = None
         self._is_lost = False
         self._samples = memory
-        self._due = 0
-        self._thread = _ThreadId()
         self._graphs = GraphTimes()
         self._began = time.perf_counter_ns()
 
@@ -209,57 +200,37 @@ class Timeline:
         for op_id, begin, duration, thread in self._graphs.end():
             number = self._numbers.get(op_id)
             if number is not None:
-                self._waiting.extend((number, begin, begin + duration, thread))
-                if len(self._waiting) >= _WAITING:
+                self.numbers.extend((number, begin, begin + duration, thread))
+                if len(self.numbers) >= _WAITING:
                     self._take()
 
     def _routines(self, number: int) -> tuple[Callable[[], None], Callable[[], None]]:
         """Make the routines before and after one operator."""
-        started = Handover[int]()
-        leave, take, clock, waiting = (
-            started.leave,
-            started.take,
-            time.perf_counter_ns,
-            self._waiting,
-        )
-        this = self._thread
-
-        def start() -> None:
-            leave(clock())
-
-        def stop() -> None:
-            end = clock()
-            begin = take()
-            if begin is not None:
-                waiting.extend((number, begin, end, this.native))
-                if end >= self._due:
-                    self._look(end)
-
-        settle = self._settle
+        timer, settle = Timer(self, number), self._settle
         if settle is None:
-            return start, stop
+            return timer.start, timer.stop
 
         def settled_start() -> None:
             settle()
-            start()
+            timer.start()
 
         def settled_stop() -> None:
             settle()
-            stop()
+            timer.stop()
 
         return settled_start, settled_stop
 
-    def _look(self, now: int) -> None:
+    def look(self, now: int) -> None:
         """Do what is not done at every execution: sample the memory, count recent records."""
-        self._due = now + _SAMPLE
+        self.due = now + _SAMPLE
         if self._samples:
-            self._waiting.extend((-1, now, resident_bytes(), device_bytes()))
-        if len(self._waiting) >= _WAITING:
+            self.numbers.extend((-1, now, resident_bytes(), device_bytes()))
+        if len(self.numbers) >= _WAITING:
             self._take()
 
     def _take(self) -> None:
         """Count recent records; move those within the limit to the buffer."""
-        waiting = self._waiting
+        waiting = self.numbers
         count = len(waiting)
         records = np.fromiter(waiting, np.int64, count).reshape(-1, 4)
         # Only as many as were read: routines of other threads may have appended meanwhile.

@@ -129,15 +129,17 @@ run_original(const Invocation *call)
 /* The objects of the tracker are Python's, with __slots__; these are the offsets of the slots. */
 static struct {
     PyTypeObject *mode, *frame, *child, *known;
-    Py_ssize_t mode_cells, mode_frame, mode_root, mode_generation, mode_stale, mode_thread;
+    Py_ssize_t mode_cells, mode_frame, mode_root, mode_generation, mode_stale, mode_thread,
+        mode_iteration;
     Py_ssize_t frame_cells, frame_names, frame_children, frame_generation, frame_caller;
     Py_ssize_t child_ref, child_transparent, child_fused, child_calls, child_frames;
-    Py_ssize_t known_run, known_claim;
+    Py_ssize_t known_run, known_claim, known_before, known_after, known_claims, known_gradients;
+    Py_ssize_t known_claimed, known_iterations, known_op_id;
     PyObject *no_operator; /* the cell of functions that are no operators */
     PyObject *is_report_of; /* Python function: (name of a builtin, what is reported) -> bool */
 } python;
 
-static PyObject *zero, *paused_name;
+static PyObject *zero, *one, *paused_name;
 
 static PyObject *
 field(PyObject *object, Py_ssize_t offset)
@@ -441,6 +443,681 @@ hook_replace(PyObject *self, PyObject *argument)
     return leave_above(&stack.replace, self, argument);
 }
 
+/* ---- inlined routines ------------------------------------------------------------------------ */
+
+/* What amanda.inline and the driver's hooks are made of; NULL before configure_inlined(). */
+static struct {
+    PyObject *counter, *timer, *log;   /* classes of amanda.inline */
+    PyObject *start;                   /* Timer.start */
+    PyObject *clock, *native;          /* time.perf_counter_ns, threading.get_native_id */
+    PyObject *look;                    /* look(log, now): has a log looked at, as a routine */
+    PyObject *graph, *gradients, *hooks, *routines; /* classes of the driver, see there */
+    PyObject *tensor;                  /* torch.Tensor */
+    PyObject *state;                   /* the state of all threads */
+    PyObject *sequence;                /* the number of the next node of autograd */
+    PyObject *checks;                  /* functions that are false where operators run plainly */
+    PyObject *ordered;                 /* collections.OrderedDict */
+} inlined;
+
+static struct {
+    Py_ssize_t counter_count;
+    Py_ssize_t timer_started, timer_executions, timer_nanoseconds, timer_log, timer_number;
+    Py_ssize_t log_numbers, log_due;
+    Py_ssize_t gradients_graph;
+    Py_ssize_t graph_is_quick, graph_is_idle, graph_form, graph_types, graph_leaves, graph_hooks;
+    Py_ssize_t hooks_before, hooks_after, hooks_dispatcher, hooks_key;
+    Py_ssize_t routines_before, routines_after;
+} at;
+
+static struct {
+    PyObject *cache, *enabled, *held, *settled, *quiet, *dict, *grad_fn, *next_functions, *sequence,
+        *register_prehook, *register_hook, *before, *after;
+} names;
+
+static int
+make_names(void)
+{
+    struct {
+        PyObject **name;
+        const char *text;
+    } all[] = {
+        {&names.cache, "cache"},
+        {&names.enabled, "enabled"},
+        {&names.held, "held"},
+        {&names.settled, "settled"},
+        {&names.quiet, "_quiet"},
+        {&names.dict, "__dict__"},
+        {&names.grad_fn, "grad_fn"},
+        {&names.next_functions, "next_functions"},
+        {&names.sequence, "_sequence_nr"},
+        {&names.register_prehook, "register_prehook"},
+        {&names.register_hook, "register_hook"},
+        {&names.before, "before"},
+        {&names.after, "after"},
+    };
+    for (size_t i = 0; i < sizeof all / sizeof *all; i++) {
+        *all[i].name = PyUnicode_InternFromString(all[i].text);
+        if (*all[i].name == NULL) {
+            return -1;
+        }
+    }
+    return 0;
+}
+
+/* Add to a number that an object has in a slot. */
+static int
+add_to(PyObject *object, Py_ssize_t offset, PyObject *number)
+{
+    PyObject *before = field(object, offset);
+    if (before == NULL) {
+        PyErr_Format(PyExc_AttributeError, "%s has lost a number", Py_TYPE(object)->tp_name);
+        return -1;
+    }
+    PyObject *sum = PyNumber_Add(before, number);
+    if (sum == NULL) {
+        return -1;
+    }
+    set_field(object, offset, sum);
+    Py_DECREF(sum);
+    return 0;
+}
+
+static int
+append_number(PyObject *list, unsigned long number)
+{
+    PyObject *object = PyLong_FromUnsignedLong(number);
+    int failed = object == NULL || PyList_Append(list, object) < 0;
+    Py_XDECREF(object);
+    return failed ? -1 : 0;
+}
+
+/* The native id of the current thread, kept because asking for it takes a system call. */
+static int
+append_thread(PyObject *list)
+{
+    static THREAD_LOCAL unsigned long known;
+    if (known == 0) {
+        PyObject *found = PyObject_CallNoArgs(inlined.native);
+        known = found == NULL ? 0 : PyLong_AsUnsignedLong(found);
+        Py_XDECREF(found);
+        if (PyErr_Occurred()) {
+            known = 0;
+            return -1;
+        }
+    }
+    return append_number(list, known);
+}
+
+/* Timer.start() */
+static int
+start_timer(PyObject *timer)
+{
+    PyObject *started = field(timer, at.timer_started);
+    if (started == NULL || !PyDict_CheckExact(started)) {
+        PyErr_SetString(PyExc_AttributeError, "a timer has lost its starts");
+        return -1;
+    }
+    PyObject *key = PyLong_FromUnsignedLong(PyThread_get_thread_ident());
+    PyObject *now = PyObject_CallNoArgs(inlined.clock);
+    int failed = key == NULL || now == NULL || PyDict_SetItem(started, key, now) < 0;
+    Py_XDECREF(key);
+    Py_XDECREF(now);
+    return failed ? -1 : 0;
+}
+
+/* The part of Timer.stop() that concerns its log. */
+static int
+log_execution(PyObject *timer, PyObject *start, PyObject *end)
+{
+    PyObject *log = field(timer, at.timer_log);
+    if (log == NULL || log == Py_None) {
+        return 0;
+    }
+    PyObject *numbers, *number = field(timer, at.timer_number);
+    if (!PyObject_TypeCheck(log, (PyTypeObject *)inlined.log) || number == NULL
+        || (numbers = field(log, at.log_numbers)) == NULL || !PyList_CheckExact(numbers)) {
+        PyErr_SetString(PyExc_TypeError, "a timer's log is no amanda.inline.Log with a list");
+        return -1;
+    }
+    if (PyList_Append(numbers, number) < 0 || PyList_Append(numbers, start) < 0
+        || PyList_Append(numbers, end) < 0 || append_thread(numbers) < 0) {
+        return -1;
+    }
+    PyObject *due = field(log, at.log_due);
+    if (due == NULL || due == Py_None) {
+        return 0;
+    }
+    int is_due = PyObject_RichCompareBool(end, due, Py_GE);
+    if (is_due <= 0) {
+        return is_due;
+    }
+    PyObject *none = PyObject_CallFunctionObjArgs(inlined.look, log, end, NULL);
+    Py_XDECREF(none);
+    return none == NULL ? -1 : 0;
+}
+
+/* Timer.stop(), which is called in Python where the two points are not in one thread. */
+static int
+stop_timer(PyObject *timer, PyObject *routine)
+{
+    PyObject *end = PyObject_CallNoArgs(inlined.clock), *started = field(timer, at.timer_started);
+    PyObject *key = PyLong_FromUnsignedLong(PyThread_get_thread_ident());
+    PyObject *start = NULL, *time = NULL;
+    int failed = end == NULL || key == NULL;
+    if (!failed && started != NULL && PyDict_CheckExact(started)) {
+        start = Py_XNewRef(PyDict_GetItemWithError(started, key));
+    }
+    if (!failed && start == NULL) {
+        PyObject *none = PyErr_Occurred() ? NULL : PyObject_CallNoArgs(routine);
+        failed = none == NULL;
+        Py_XDECREF(none);
+    }
+    else if (!failed) {
+        time = PyNumber_Subtract(end, start);
+        failed = PyDict_DelItem(started, key) < 0 || time == NULL
+                 || add_to(timer, at.timer_executions, one) < 0
+                 || add_to(timer, at.timer_nanoseconds, time) < 0
+                 || log_execution(timer, start, end) < 0;
+    }
+    Py_XDECREF(end);
+    Py_XDECREF(key);
+    Py_XDECREF(start);
+    Py_XDECREF(time);
+    return failed ? -1 : 0;
+}
+
+/* Run the routines of one point: counters, and the two methods of timers. */
+static int
+run_routines(PyObject *routines)
+{
+    Py_INCREF(routines);
+    int failed = 0;
+    for (Py_ssize_t i = 0; !failed && i < PyTuple_GET_SIZE(routines); i++) {
+        PyObject *routine = PyTuple_GET_ITEM(routines, i);
+        if (Py_IS_TYPE(routine, (PyTypeObject *)inlined.counter)) {
+            failed = add_to(routine, at.counter_count, one) < 0;
+        }
+        else if (PyMethod_Check(routine)
+                 && Py_IS_TYPE(PyMethod_GET_SELF(routine), (PyTypeObject *)inlined.timer)) {
+            PyObject *timer = PyMethod_GET_SELF(routine);
+            failed = PyMethod_GET_FUNCTION(routine) == inlined.start
+                         ? start_timer(timer) < 0
+                         : stop_timer(timer, routine) < 0;
+        }
+        else {
+            PyErr_SetString(PyExc_TypeError, "it is no routine of amanda.inline");
+            failed = 1;
+        }
+    }
+    Py_DECREF(routines);
+    return failed ? -1 : 0;
+}
+
+/* ---- hooks of autograd's nodes --------------------------------------------------------------- */
+
+/* A hook that runs routines which are all inlined, and else calls Python's. */
+typedef struct {
+    PyObject_HEAD
+    vectorcallfunc vectorcall;
+    PyObject *hooks; /* NodeHooks */
+    int is_after;
+} Hook;
+
+/* Whether a node gets no gradient. */
+static int
+nothing_flows(PyObject *gradients)
+{
+    if (!PyTuple_CheckExact(gradients)) {
+        return 0;
+    }
+    Py_ssize_t count = PyTuple_GET_SIZE(gradients);
+    for (Py_ssize_t i = 0; i < count; i++) {
+        if (PyTuple_GET_ITEM(gradients, i) != Py_None) {
+            return 0;
+        }
+    }
+    return count > 0;
+}
+
+/* Whether routines of backward operators may run in this thread, see RoutineDispatcher. */
+static int
+is_plain_thread(PyObject *dispatcher)
+{
+    PyObject *state = PyObject_GetAttr(inlined.state, names.dict);
+    int is_plain = state != NULL && PyDict_CheckExact(state)
+                   && PyDict_GetItemWithError(state, names.enabled) == Py_True
+                   && PyDict_GetItemWithError(state, names.cache) == Py_True
+                   && PyDict_GetItemWithError(state, names.held) == Py_False
+                   && PyDict_GetItemWithError(state, paused_name) == zero;
+    Py_XDECREF(state);
+    if (is_plain) {
+        PyObject *quiet = PyObject_GetAttr(dispatcher, names.quiet);
+        is_plain = quiet != NULL && PyDict_CheckExact(quiet) && PyDict_GET_SIZE(quiet) == 0;
+        Py_XDECREF(quiet);
+    }
+    PyErr_Clear();
+    return is_plain;
+}
+
+/* The routines of a hook if all are inlined (a strong reference); NULL if Python is to find them. */
+static PyObject *
+settled_routines(Hook *self)
+{
+    PyObject *dispatcher = field(self->hooks, at.hooks_dispatcher);
+    PyObject *key = field(self->hooks, at.hooks_key), *found = NULL;
+    if (dispatcher == NULL || key == NULL) {
+        return NULL;
+    }
+    PyObject *settled = PyObject_GetAttr(dispatcher, names.settled);
+    if (settled != NULL && PyDict_CheckExact(settled)) {
+        PyObject *routines = PyDict_GetItemWithError(settled, key);
+        if (routines != NULL && Py_IS_TYPE(routines, (PyTypeObject *)inlined.routines)) {
+            found = field(routines, self->is_after ? at.routines_after : at.routines_before);
+        }
+    }
+    found = found != NULL && PyTuple_CheckExact(found) ? Py_NewRef(found) : NULL;
+    Py_XDECREF(settled);
+    PyErr_Clear();
+    if (found != NULL && !is_plain_thread(dispatcher)) {
+        Py_CLEAR(found);
+    }
+    return found;
+}
+
+static PyObject *
+hook_vectorcall(PyObject *object, PyObject *const *values, size_t nargsf, PyObject *keywords)
+{
+    Hook *self = (Hook *)object;
+    Py_ssize_t count = PyVectorcall_NARGS(nargsf);
+    if (count > 0 && nothing_flows(values[count - 1])) {
+        Py_RETURN_NONE;
+    }
+    PyObject *routines = settled_routines(self);
+    if (routines != NULL) {
+        int failed = run_routines(routines) < 0;
+        Py_DECREF(routines);
+        return failed ? NULL : Py_NewRef(Py_None);
+    }
+    PyObject *method =
+        PyObject_GetAttr(self->hooks, self->is_after ? names.after : names.before);
+    if (method == NULL) {
+        return NULL;
+    }
+    PyObject *result = PyObject_Vectorcall(method, values, count, keywords);
+    Py_DECREF(method);
+    return result;
+}
+
+static int
+hook_traverse(Hook *self, visitproc visit, void *arg)
+{
+    Py_VISIT(self->hooks);
+    return 0;
+}
+
+static int
+hook_clear(Hook *self)
+{
+    Py_CLEAR(self->hooks);
+    return 0;
+}
+
+static void
+hook_dealloc(Hook *self)
+{
+    PyObject_GC_UnTrack(self);
+    hook_clear(self);
+    PyObject_GC_Del(self);
+}
+
+static PyTypeObject Hook_Type = {
+    PyVarObject_HEAD_INIT(NULL, 0)
+    .tp_name = "amanda_torch_accel.gate.Hook",
+    .tp_basicsize = sizeof(Hook),
+    .tp_flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_HAVE_VECTORCALL
+                | Py_TPFLAGS_DISALLOW_INSTANTIATION,
+    .tp_vectorcall_offset = offsetof(Hook, vectorcall),
+    .tp_call = PyVectorcall_Call,
+    .tp_traverse = (traverseproc)hook_traverse,
+    .tp_clear = (inquiry)hook_clear,
+    .tp_dealloc = (destructor)hook_dealloc,
+};
+
+static int
+register_one(PyObject *hooks, PyObject *node, int is_after)
+{
+    Hook *hook = PyObject_GC_New(Hook, &Hook_Type);
+    if (hook == NULL) {
+        return -1;
+    }
+    hook->vectorcall = hook_vectorcall;
+    hook->hooks = Py_NewRef(hooks);
+    hook->is_after = is_after;
+    PyObject_GC_Track(hook);
+    PyObject *name = is_after ? names.register_hook : names.register_prehook;
+    PyObject *handle = PyObject_CallMethodOneArg(node, name, (PyObject *)hook);
+    Py_DECREF(hook);
+    Py_XDECREF(handle);
+    return handle == NULL ? -1 : 0;
+}
+
+/* NodeHooks.register() */
+static int
+register_hooks(PyObject *hooks, PyObject *node)
+{
+    if (field(hooks, at.hooks_before) == Py_True && register_one(hooks, node, 0) < 0) {
+        return -1;
+    }
+    return field(hooks, at.hooks_after) == Py_True ? register_one(hooks, node, 1) : 0;
+}
+
+/* ``torch.autograd.Function._register_hook(hooks, hook)``, which PyTorch calls to register a hook of
+   a node: ours are never removed, and need no handle. `vanilla` is PyTorch's. */
+static THREAD_LOCAL PyObject *attached;
+
+static PyObject *
+add_hook(PyObject *vanilla, PyObject *const *values, Py_ssize_t count)
+{
+    if (count != 2 || !(Py_IS_TYPE(values[1], &Hook_Type) || values[1] == attached)) {
+        return PyObject_Vectorcall(vanilla, values, count, NULL);
+    }
+    PyObject *dict = values[0] == Py_None ? PyObject_CallNoArgs(inlined.ordered)
+                                          : Py_NewRef(values[0]);
+    PyObject *pair = NULL;
+    if (dict != NULL && PyObject_SetItem(dict, values[1], values[1]) == 0) {
+        pair = PyTuple_Pack(2, dict, Py_None);
+    }
+    Py_XDECREF(dict);
+    return pair;
+}
+
+PyDoc_STRVAR(attach_doc, "attach(node, hook, is_after)\n\nRegister a hook of Python's that is never "
+"removed.");
+
+static PyObject *
+gate_attach(PyObject *Py_UNUSED(module), PyObject *args)
+{
+    PyObject *node, *hook;
+    int is_after;
+    if (!PyArg_ParseTuple(args, "OOp", &node, &hook, &is_after)) {
+        return NULL;
+    }
+    PyObject *name = is_after ? names.register_hook : names.register_prehook;
+    PyObject *outer = attached;
+    attached = hook;
+    PyObject *handle = PyObject_CallMethodOneArg(node, name, hook);
+    attached = outer;
+    return handle;
+}
+
+static PyMethodDef add_hook_def = {"_register_hook", (PyCFunction)(void (*)(void))add_hook,
+                                   METH_FASTCALL, NULL};
+
+/* ---- backward operators ---------------------------------------------------------------------- */
+
+static Py_ssize_t
+next_sequence(void)
+{
+    PyObject *number = PyObject_CallNoArgs(inlined.sequence);
+    Py_ssize_t found = number == NULL ? -1 : PyLong_AsSsize_t(number);
+    Py_XDECREF(number);
+    return found;
+}
+
+/* Whether the current operators are neither recorded nor transformed, nor the cache is off. */
+static int
+runs_plainly(PyObject *mode)
+{
+    PyObject *state = field(mode, python.mode_thread);
+    if (state == NULL || !PyDict_CheckExact(state)
+        || PyDict_GetItemWithError(state, names.cache) != Py_True) {
+        return 0;
+    }
+    for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(inlined.checks); i++) {
+        PyObject *found = PyObject_CallNoArgs(PyTuple_GET_ITEM(inlined.checks, i));
+        int is_plain = found == Py_None || found == Py_False;
+        Py_XDECREF(found);
+        if (!is_plain) {
+            return 0;
+        }
+    }
+    return 1;
+}
+
+/* Whether a node has this type, this number, and edges to nodes of these types. */
+static int
+has_form(PyObject *node, Py_ssize_t number, PyObject *form, PyObject *types)
+{
+    if (!PyList_CheckExact(form) || PyList_GET_SIZE(form) == 0 || !PyList_CheckExact(types)
+        || (PyObject *)Py_TYPE(node) != PyList_GET_ITEM(form, 0)) {
+        return 0;
+    }
+    PyObject *sequence = PyObject_CallMethodNoArgs(node, names.sequence);
+    int is_same = sequence != NULL && PyLong_AsSsize_t(sequence) == number;
+    Py_XDECREF(sequence);
+    PyObject *edges = is_same ? PyObject_GetAttr(node, names.next_functions) : NULL;
+    is_same = edges != NULL && PyTuple_CheckExact(edges)
+              && PyTuple_GET_SIZE(edges) == PyList_GET_SIZE(types);
+    for (Py_ssize_t i = 0; is_same && i < PyList_GET_SIZE(types); i++) {
+        PyObject *edge = PyTuple_GET_ITEM(edges, i);
+        is_same = PyTuple_CheckExact(edge) && PyTuple_GET_SIZE(edge) > 0
+                  && (PyObject *)Py_TYPE(PyTuple_GET_ITEM(edge, 0)) == PyList_GET_ITEM(types, i);
+    }
+    Py_XDECREF(edges);
+    return is_same;
+}
+
+/* Claimer.claim_again() for an operator that uses no leaf: 1 if it was done, 0 if Python is to. */
+static int
+claim_again(PyObject *mode, PyObject *known, PyObject *result, Py_ssize_t start)
+{
+    PyObject *gradients = field(known, python.known_gradients);
+    if ((PyObject *)Py_TYPE(result) != inlined.tensor || gradients == NULL
+        || !Py_IS_TYPE(gradients, (PyTypeObject *)inlined.gradients)) {
+        return 0;
+    }
+    PyObject *graph = field(gradients, at.gradients_graph);
+    if (graph == NULL || !Py_IS_TYPE(graph, (PyTypeObject *)inlined.graph)
+        || field(graph, at.graph_is_quick) != Py_True) {
+        return 0;
+    }
+    PyObject *leaves = field(graph, at.graph_leaves), *hooks = field(graph, at.graph_hooks);
+    PyObject *iterations = field(known, python.known_iterations), *form, *types;
+    int is_idle = field(graph, at.graph_is_idle) == Py_True;
+    form = field(graph, at.graph_form);
+    types = field(graph, at.graph_types);
+    if (leaves == NULL || !PyList_CheckExact(leaves) || PyList_GET_SIZE(leaves) > 0
+        || form == NULL || types == NULL || hooks == NULL || iterations == NULL
+        || !PyDict_CheckExact(iterations) || next_sequence() - start != 1
+        || !(is_idle || (PyList_CheckExact(hooks) && PyList_GET_SIZE(hooks) == 1
+                         && Py_IS_TYPE(PyList_GET_ITEM(hooks, 0),
+                                       (PyTypeObject *)inlined.hooks)))) {
+        return 0;
+    }
+    PyObject *node = PyObject_GetAttr(result, names.grad_fn);
+    int done = node != NULL && node != Py_None && has_form(node, start, form, types)
+               && runs_plainly(mode);
+    if (done) {
+        PyObject *op_id = field(known, python.known_op_id);
+        PyObject *iteration = field(mode, python.mode_iteration);
+        if (op_id == NULL || iteration == NULL || PyDict_SetItem(iterations, op_id, iteration) < 0
+            || (!is_idle && register_hooks(PyList_GET_ITEM(hooks, 0), node) < 0)) {
+            done = -1;
+        }
+    }
+    else {
+        PyErr_Clear();
+    }
+    Py_XDECREF(node);
+    return done;
+}
+
+/* The nodes that an operator has made, as amanda_torch.autograd.nodes.trace_graph() finds them. */
+#define MOST_NODES 256
+
+typedef struct {
+    PyObject *nodes[MOST_NODES]; /* strong references; those of the outputs first */
+    Py_ssize_t count, start;
+    PyObject *leaves; /* a list */
+} Nodes;
+
+static void
+release_nodes(Nodes *found)
+{
+    for (Py_ssize_t i = 0; i < found->count; i++) {
+        Py_DECREF(found->nodes[i]);
+    }
+    Py_CLEAR(found->leaves);
+}
+
+/* Where an edge leads, as a form says it; -4 with or without an error where it is not known. */
+static Py_ssize_t
+place_of(Nodes *found, PyObject *target, PyObject *kinds)
+{
+    enum { NOWHERE = -1, OUTSIDE = -2, LEAF = -3, UNKNOWN = -4 };
+    if (target == Py_None) {
+        return NOWHERE;
+    }
+    PyObject *kind = PyDict_GetItemWithError(kinds, (PyObject *)Py_TYPE(target));
+    long known = kind == NULL ? -1 : PyLong_AsLong(kind);
+    if (known == 1) {
+        int is_known = PySequence_Contains(found->leaves, target);
+        if (is_known < 0 || (is_known == 0 && PyList_Append(found->leaves, target) < 0)) {
+            return UNKNOWN;
+        }
+        return LEAF;
+    }
+    if (known != 0) {
+        return UNKNOWN;
+    }
+    for (Py_ssize_t i = found->count; i > 0; i--) {
+        if (found->nodes[i - 1] == target) {
+            return i - 1;
+        }
+    }
+    PyObject *sequence = PyObject_CallMethodNoArgs(target, names.sequence);
+    Py_ssize_t number = sequence == NULL ? -1 : PyLong_AsSsize_t(sequence);
+    Py_XDECREF(sequence);
+    if (number < found->start) {
+        return number < 0 ? UNKNOWN : OUTSIDE;
+    }
+    if (found->count == MOST_NODES) {
+        return UNKNOWN;
+    }
+    found->nodes[found->count] = Py_NewRef(target);
+    return found->count++;
+}
+
+/* Whether the edges of a node lead where a list of a form says. */
+static int
+has_edges(Nodes *found, PyObject *node, PyObject *targets, PyObject *kinds)
+{
+    PyObject *edges = PyObject_GetAttr(node, names.next_functions);
+    int is_same = edges != NULL && PyTuple_CheckExact(edges) && PyList_CheckExact(targets)
+                  && PyTuple_GET_SIZE(edges) == PyList_GET_SIZE(targets);
+    for (Py_ssize_t i = 0; is_same && i < PyTuple_GET_SIZE(edges); i++) {
+        PyObject *edge = PyTuple_GET_ITEM(edges, i);
+        is_same = PyTuple_CheckExact(edge) && PyTuple_GET_SIZE(edge) > 0
+                  && place_of(found, PyTuple_GET_ITEM(edge, 0), kinds)
+                         == PyLong_AsSsize_t(PyList_GET_ITEM(targets, i));
+    }
+    Py_XDECREF(edges);
+    return is_same && !PyErr_Occurred();
+}
+
+PyDoc_STRVAR(follow_doc, "follow(entries, start, form, kinds)\n\nWhether the nodes behind those of an "
+"operator's outputs have a form.\n\n"
+"Args:\n    entries: the nodes of the outputs.\n"
+"    start: the number from which on nodes are the operator's.\n"
+"    form: see Traced.form of amanda_torch.autograd.nodes.\n"
+"    kinds: 0, 1 for an accumulation, or 2 where it is not certain, by class of nodes.\n\n"
+"Returns:\n    A list of the leaves' accumulations; None if it is another form, or not known.");
+
+static PyObject *
+gate_follow(PyObject *Py_UNUSED(module), PyObject *args)
+{
+    PyObject *entries, *form, *kinds;
+    Nodes found = {.count = 0};
+    if (!PyArg_ParseTuple(args, "O!nO!O!", &PyList_Type, &entries, &found.start, &PyList_Type,
+                          &form, &PyDict_Type, &kinds)) {
+        return NULL;
+    }
+    Py_ssize_t count = PyList_GET_SIZE(form) / 2;
+    int is_same = PyList_GET_SIZE(entries) <= MOST_NODES;
+    for (Py_ssize_t i = 0; is_same && i < PyList_GET_SIZE(entries); i++) {
+        found.nodes[found.count++] = Py_NewRef(PyList_GET_ITEM(entries, i));
+    }
+    found.leaves = PyList_New(0);
+    is_same = is_same && found.leaves != NULL;
+    Py_ssize_t i = 0;
+    for (; is_same && i < found.count; i++) {
+        is_same = i < count
+                  && (PyObject *)Py_TYPE(found.nodes[i]) == PyList_GET_ITEM(form, 2 * i)
+                  && has_edges(&found, found.nodes[i], PyList_GET_ITEM(form, 2 * i + 1), kinds);
+    }
+    is_same = is_same && i == count;
+    PyObject *result = is_same ? Py_NewRef(found.leaves) : Py_None;
+    release_nodes(&found);
+    if (!is_same) {
+        PyErr_Clear();
+        Py_INCREF(Py_None);
+    }
+    return result;
+}
+
+PyDoc_STRVAR(hook_way_doc, "hook_way(node, way, hooks, done)\n\nHook the nodes behind one, as "
+"Claim of amanda_torch.autograd.claims does.\n\n"
+"Args:\n    way: see KnownGraph.inner.\n    hooks: those of all nodes.\n"
+"    done: the numbers of those that are hooked; is added to.");
+
+static PyObject *
+gate_hook_way(PyObject *Py_UNUSED(module), PyObject *args)
+{
+    PyObject *node, *way, *hooks, *done;
+    if (!PyArg_ParseTuple(args, "OO!O!O!", &node, &PyList_Type, &way, &PyList_Type, &hooks,
+                          &PySet_Type, &done)) {
+        return NULL;
+    }
+    Nodes found = {.count = 1};
+    found.nodes[0] = Py_NewRef(node);
+    int failed = 0;
+    for (Py_ssize_t i = 0; !failed && i < PyList_GET_SIZE(way); i++) {
+        Py_ssize_t place, edge, number;
+        PyObject *edges = NULL, *pair, *target, *one_hooks;
+        if (!PyArg_ParseTuple(PyList_GET_ITEM(way, i), "nnn", &place, &edge, &number)
+            || place < 0 || place >= found.count || found.count == MOST_NODES || number < 0
+            || number >= PyList_GET_SIZE(hooks)
+            || (edges = PyObject_GetAttr(found.nodes[place], names.next_functions)) == NULL
+            || !PyTuple_CheckExact(edges) || edge < 0 || edge >= PyTuple_GET_SIZE(edges)
+            || !PyTuple_CheckExact(pair = PyTuple_GET_ITEM(edges, edge))) {
+            failed = 1;
+            Py_XDECREF(edges);
+            break;
+        }
+        target = Py_NewRef(PyTuple_GET_ITEM(pair, 0));
+        Py_DECREF(edges);
+        found.nodes[found.count++] = target;
+        one_hooks = PyList_GET_ITEM(hooks, number);
+        PyObject *key = PyLong_FromSsize_t(number);
+        int is_done = key == NULL ? -1 : PySet_Contains(done, key);
+        failed = is_done < 0;
+        if (is_done == 0) {
+            failed = PySet_Add(done, key) < 0
+                     || !Py_IS_TYPE(one_hooks, (PyTypeObject *)inlined.hooks)
+                     || register_hooks(one_hooks, target) < 0;
+        }
+        Py_XDECREF(key);
+    }
+    release_nodes(&found);
+    if (failed) {
+        if (!PyErr_Occurred()) {
+            PyErr_SetString(PyExc_ValueError, "the way leads to no node");
+        }
+        return NULL;
+    }
+    Py_RETURN_NONE;
+}
+
 /* ---- an operator ----------------------------------------------------------------------------- */
 
 /* A number for the types of a call's arguments, and the names of those that have names. */
@@ -646,20 +1323,25 @@ keywords_of(PyObject *const *values, PyObject *names)
     return kwargs;
 }
 
+/* Its keyword arguments, likewise. */
+static PyObject *
+reported_kwargs(const Invocation *call)
+{
+    if (call->site->kind == CALLABLE) {
+        return keywords_of(call->stack + PyVectorcall_NARGS(call->nargsf), call->names);
+    }
+    if (call->kwargs != NULL && call->site->kind != SUBSCRIPT) {
+        return Py_NewRef(call->kwargs);
+    }
+    return PyDict_New();
+}
+
 /* Run an operator as Amanda knows it: ``known.run(known, operator, args, kwargs)``. */
 static PyObject *
 act(const Invocation *call, PyObject *operator, PyObject *known)
 {
-    PyObject *run = field(known, python.known_run), *args = reported_args(call), *kwargs, *result;
-    if (call->site->kind == CALLABLE) {
-        kwargs = keywords_of(call->stack + PyVectorcall_NARGS(call->nargsf), call->names);
-    }
-    else if (call->kwargs != NULL && call->site->kind != SUBSCRIPT) {
-        kwargs = Py_NewRef(call->kwargs);
-    }
-    else {
-        kwargs = PyDict_New();
-    }
+    PyObject *run = field(known, python.known_run), *result;
+    PyObject *args = reported_args(call), *kwargs = reported_kwargs(call);
     if (args == NULL || kwargs == NULL || run == NULL) {
         result = NULL;
     }
@@ -669,6 +1351,69 @@ act(const Invocation *call, PyObject *operator, PyObject *known)
     }
     Py_XDECREF(args);
     Py_XDECREF(kwargs);
+    return result;
+}
+
+/* Claim the backward operators of an operator: ``known.claimed(known, operator, ...)``. */
+static int
+claim(const Invocation *call, PyObject *mode, PyObject *operator, PyObject *known,
+      PyObject *result, Py_ssize_t start)
+{
+    int done = claim_again(mode, known, result, start);
+    if (done != 0) {
+        return done < 0 ? -1 : 0;
+    }
+    PyObject *claimed = field(known, python.known_claimed), *none = NULL;
+    PyObject *args = reported_args(call), *kwargs = reported_kwargs(call);
+    PyObject *number = PyLong_FromSsize_t(start);
+    if (claimed != NULL && args != NULL && kwargs != NULL && number != NULL) {
+        none = PyObject_CallFunctionObjArgs(claimed, known, operator, args, kwargs, result, number,
+                                            NULL);
+    }
+    Py_XDECREF(args);
+    Py_XDECREF(kwargs);
+    Py_XDECREF(number);
+    Py_XDECREF(none);
+    return none == NULL ? -1 : 0;
+}
+
+/* Whether all that an operator's plan runs is inlined. */
+static int
+is_inlined(const Invocation *call, PyObject *known)
+{
+    PyObject *before = field(known, python.known_before), *after = field(known, python.known_after);
+    return inlined.counter != NULL && call->site->kind != ASSIGNMENT && before != NULL
+           && after != NULL && PyTuple_CheckExact(before) && PyTuple_CheckExact(after);
+}
+
+/* Run an operator between inlined routines. */
+static PyObject *
+run_inlined(const Invocation *call, PyObject *mode, PyObject *operator, PyObject *known)
+{
+    Py_ssize_t start = 0;
+    int is_claimed = field(known, python.known_claims) == Py_True;
+    if (is_claimed) {
+        PyObject *is_recording = call_builtin(&stack.is_recording, NULL);
+        Py_XDECREF(is_recording);
+        if (is_recording == NULL) {
+            return NULL;
+        }
+        is_claimed = is_recording == Py_True;
+    }
+    if (run_routines(field(known, python.known_before)) < 0) {
+        return NULL;
+    }
+    if (is_claimed && (start = next_sequence()) < 0) {
+        return NULL;
+    }
+    PyObject *result = run_original(call);
+    if (result == NULL || result == Py_NotImplemented) {
+        return result;
+    }
+    if ((is_claimed && claim(call, mode, operator, known, result, start) < 0)
+        || run_routines(field(known, python.known_after)) < 0) {
+        Py_CLEAR(result);
+    }
     return result;
 }
 
@@ -729,7 +1474,8 @@ intercept(const Invocation *call)
         }
         break;
     case ACTING:
-        result = act(call, operator, found);
+        result = is_inlined(call, found) ? run_inlined(call, mode, operator, found)
+                                         : act(call, operator, found);
         break;
     case ASK:
         result = report(call, mode);
@@ -1570,6 +2316,7 @@ find_slots(void)
         {python.mode, "generation", &python.mode_generation},
         {python.mode, "stale", &python.mode_stale},
         {python.mode, "thread", &python.mode_thread},
+        {python.mode, "iteration", &python.mode_iteration},
         {python.frame, "cells", &python.frame_cells},
         {python.frame, "names", &python.frame_names},
         {python.frame, "children", &python.frame_children},
@@ -1582,6 +2329,13 @@ find_slots(void)
         {python.child, "frames", &python.child_frames},
         {python.known, "run", &python.known_run},
         {python.known, "is_claim", &python.known_claim},
+        {python.known, "inlined_before", &python.known_before},
+        {python.known, "inlined_after", &python.known_after},
+        {python.known, "claims", &python.known_claims},
+        {python.known, "gradients", &python.known_gradients},
+        {python.known, "claimed", &python.known_claimed},
+        {python.known, "iterations", &python.known_iterations},
+        {python.known, "op_id", &python.known_op_id},
     };
     for (size_t i = 0; i < sizeof slots / sizeof *slots; i++) {
         *slots[i].offset = slot_offset(slots[i].type, slots[i].name);
@@ -1671,6 +2425,113 @@ gate_configure(PyObject *Py_UNUSED(module), PyObject *args)
     Py_RETURN_NONE;
 }
 
+PyDoc_STRVAR(configure_inlined_doc,
+"configure_inlined(objects)\n\nName what routines run without Python are made of, once per process.\n\n"
+"Args:\n    objects: a dict, see amanda_torch.eager.gate.");
+
+static int
+find_inlined_slots(void)
+{
+    struct {
+        PyObject *type;
+        const char *name;
+        Py_ssize_t *offset;
+    } slots[] = {
+        {inlined.counter, "count", &at.counter_count},
+        {inlined.timer, "_started", &at.timer_started},
+        {inlined.timer, "executions", &at.timer_executions},
+        {inlined.timer, "nanoseconds", &at.timer_nanoseconds},
+        {inlined.timer, "log", &at.timer_log},
+        {inlined.timer, "number", &at.timer_number},
+        {inlined.log, "numbers", &at.log_numbers},
+        {inlined.log, "due", &at.log_due},
+        {inlined.gradients, "graph", &at.gradients_graph},
+        {inlined.graph, "is_quick", &at.graph_is_quick},
+        {inlined.graph, "is_idle", &at.graph_is_idle},
+        {inlined.graph, "form", &at.graph_form},
+        {inlined.graph, "types", &at.graph_types},
+        {inlined.graph, "leaves", &at.graph_leaves},
+        {inlined.graph, "hooks", &at.graph_hooks},
+        {inlined.hooks, "has_before", &at.hooks_before},
+        {inlined.hooks, "has_after", &at.hooks_after},
+        {inlined.hooks, "_dispatcher", &at.hooks_dispatcher},
+        {inlined.hooks, "_key", &at.hooks_key},
+        {inlined.routines, "inlined_before", &at.routines_before},
+        {inlined.routines, "inlined_after", &at.routines_after},
+    };
+    for (size_t i = 0; i < sizeof slots / sizeof *slots; i++) {
+        if (!PyType_Check(slots[i].type)) {
+            PyErr_Format(PyExc_TypeError, "%R is no class", slots[i].type);
+            return -1;
+        }
+        *slots[i].offset = slot_offset((PyTypeObject *)slots[i].type, slots[i].name);
+        if (*slots[i].offset < 0) {
+            return -1;
+        }
+    }
+    return 0;
+}
+
+static PyObject *
+gate_configure_inlined(PyObject *Py_UNUSED(module), PyObject *objects)
+{
+    struct {
+        const char *name;
+        PyObject **place;
+    } all[] = {
+        {"timer", &inlined.timer},       {"log", &inlined.log},
+        {"start", &inlined.start},       {"clock", &inlined.clock},
+        {"native", &inlined.native},     {"look", &inlined.look},
+        {"graph", &inlined.graph},       {"gradients", &inlined.gradients},
+        {"hooks", &inlined.hooks},       {"routines", &inlined.routines},
+        {"tensor", &inlined.tensor},     {"state", &inlined.state},
+        {"sequence", &inlined.sequence}, {"checks", &inlined.checks},
+        {"ordered", &inlined.ordered},   {"counter", &inlined.counter},
+    };
+    for (size_t i = 0; i < sizeof all / sizeof *all; i++) {
+        PyObject *found = PyDict_Check(objects) ? PyDict_GetItemString(objects, all[i].name) : NULL;
+        if (found == NULL) {
+            PyErr_Format(PyExc_TypeError, "there is no %s", all[i].name);
+            return NULL;
+        }
+        Py_XSETREF(*all[i].place, Py_NewRef(found));
+    }
+    if (!PyTuple_CheckExact(inlined.checks) || find_inlined_slots() < 0) {
+        Py_CLEAR(inlined.counter);
+        if (!PyErr_Occurred()) {
+            PyErr_SetString(PyExc_TypeError, "the checks are no tuple");
+        }
+        return NULL;
+    }
+    Py_RETURN_NONE;
+}
+
+PyDoc_STRVAR(hook_registrar_doc, "hook_registrar(vanilla)\n\nFor ``_register_hook`` of "
+"torch.autograd.Function: hooks of register() need no handle.");
+
+static PyObject *
+gate_hook_registrar(PyObject *Py_UNUSED(module), PyObject *vanilla)
+{
+    return PyCFunction_New(&add_hook_def, vanilla);
+}
+
+PyDoc_STRVAR(register_doc, "register(hooks, node)\n\nHook a node, as NodeHooks.register() does: "
+"routines that are all inlined are then run without Python.");
+
+static PyObject *
+gate_register(PyObject *Py_UNUSED(module), PyObject *args)
+{
+    PyObject *hooks, *node;
+    if (!PyArg_ParseTuple(args, "OO", &hooks, &node)) {
+        return NULL;
+    }
+    if (inlined.counter == NULL || !Py_IS_TYPE(hooks, (PyTypeObject *)inlined.hooks)) {
+        PyErr_SetString(PyExc_TypeError, "configure_inlined() names the class of hooks");
+        return NULL;
+    }
+    return register_hooks(hooks, node) < 0 ? NULL : Py_NewRef(Py_None);
+}
+
 PyDoc_STRVAR(operator_call_doc, "operator_call(vanilla)\n\nFor ``__call__`` of a class of "
 "operators: calls are noticed as those of the instance.");
 
@@ -1717,12 +2578,18 @@ gate_module_call(PyObject *Py_UNUSED(module), PyObject *args)
 static PyMethodDef methods[] = {
     {"add", gate_add, METH_VARARGS, add_doc},
     {"add_mapping", gate_add_mapping, METH_O, add_mapping_doc},
+    {"attach", gate_attach, METH_VARARGS, attach_doc},
     {"configure", gate_configure, METH_VARARGS, configure_doc},
+    {"configure_inlined", gate_configure_inlined, METH_O, configure_inlined_doc},
     {"event", gate_event, METH_O, event_doc},
+    {"follow", gate_follow, METH_VARARGS, follow_doc},
+    {"hook_registrar", gate_hook_registrar, METH_O, hook_registrar_doc},
+    {"hook_way", gate_hook_way, METH_VARARGS, hook_way_doc},
     {"install", gate_install, METH_NOARGS, install_doc},
     {"is_installed", gate_is_installed, METH_NOARGS, is_installed_doc},
     {"module_call", gate_module_call, METH_VARARGS, module_call_doc},
     {"operator_call", gate_operator_call, METH_O, operator_call_doc},
+    {"register", gate_register, METH_VARARGS, register_doc},
     {"reported", gate_reported, METH_O, reported_doc},
     {"restore", gate_restore, METH_NOARGS, restore_doc},
     {"sites", gate_sites, METH_NOARGS, sites_doc},
@@ -1733,8 +2600,12 @@ static int
 gate_exec(PyObject *Py_UNUSED(module))
 {
     zero = PyLong_FromLong(0);
+    one = PyLong_FromLong(1);
     paused_name = PyUnicode_InternFromString("paused");
-    return zero == NULL || paused_name == NULL ? -1 : PyType_Ready(&Call_Type);
+    if (zero == NULL || one == NULL || paused_name == NULL || make_names() < 0) {
+        return -1;
+    }
+    return PyType_Ready(&Hook_Type) < 0 ? -1 : PyType_Ready(&Call_Type);
 }
 
 static PyModuleDef_Slot gate_slots[] = {

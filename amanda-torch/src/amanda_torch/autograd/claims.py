@@ -281,7 +281,9 @@ class Claim:
         reached: what is told when a pass comes to the operator.
     """
 
-    __slots__ = ("_claimer", "_done", "_graph", "_hooks", "_known", "_past", "_reached")
+    __slots__ = (
+        *("_claimer", "_done", "_graph", "_hooks", "_is_settled", "_known", "_past", "_reached"),
+    )
 
     def __init__(
         self,
@@ -299,6 +301,7 @@ class Claim:
         self._done: set[int] = set()
         # A list of its own where some are yet to be made.
         self._hooks: Any = graph.hooks or [None] * len(graph.ids)
+        self._is_settled = graph.hooks is not None
 
     def register(self, entry: int, node: Any) -> None:
         """Hook the node of an output.
@@ -306,10 +309,14 @@ class Claim:
         Args:
             entry: its number.
         """
-        hooks = self._hooks[entry]
-        node.register_prehook(functools.partial(self._before, entry))
-        if hooks is None or hooks.has_after:
-            node.register_hook(functools.partial(self._after, entry))
+        hooks, native = self._hooks[entry], self._claimer.dispatcher.native
+        before = functools.partial(self._before, entry)
+        native.attach(node, before, False) if native else node.register_prehook(before)
+        if native and self._is_settled and not hooks.has_before:
+            native.register(hooks, node)
+        elif hooks is None or hooks.has_after:
+            after = functools.partial(self._after, entry)
+            native.attach(node, after, True) if native else node.register_hook(after)
 
     def _before(self, entry: int, grad_outputs: tuple[Any, ...]) -> Any:
         if nothing_flows(grad_outputs):
@@ -333,6 +340,10 @@ class Claim:
         way = self._graph.inner[entry]
         if not way:
             return
+        native = self._claimer.dispatcher.native
+        if self._is_settled and native is not None:
+            native.hook_way(_current_node(), way, self._hooks, self._done)
+            return
         nodes = [_current_node()]
         for place, edge, number in way:
             node = nodes[place].next_functions[edge][0]
@@ -352,16 +363,21 @@ class Claim:
 
 
 class Claimer:
-    """Finds the autograd nodes of forward operators and hooks them, for one thread."""
+    """Finds the autograd nodes of forward operators and hooks them, for one thread.
+
+    Attributes:
+        dispatcher: runs their routines.
+        iterations: by operator the iteration in which it last ran with gradients.
+    """
 
     def __init__(self, dispatcher: RoutineDispatcher) -> None:
-        self._dispatcher = dispatcher
-        self._iterations: dict[str, int] = {}
+        self.dispatcher = dispatcher
+        self.iterations: dict[str, int] = {}
         self._owners: dict[int, tuple[weakref.ref[Any], str]] = {}
 
     def clear(self) -> None:
         """Forget everything, at the end of the thread's scopes."""
-        self._iterations.clear()
+        self.iterations.clear()
         self._owners.clear()
 
     def forget(self, model: str) -> None:
@@ -371,13 +387,13 @@ class Claimer:
             model: what their ids begin with.
         """
         ends = tuple(f"{model}{end}" for end in "./#")
-        for op_id in list(self._iterations):
+        for op_id in list(self.iterations):
             if op_id.startswith(ends):
-                self._iterations.pop(op_id, None)
+                self.iterations.pop(op_id, None)
 
     def note_run(self, op_id: str, iteration: int) -> None:
         """Remember the iteration in which an operator with gradients last ran."""
-        self._iterations[op_id] = iteration
+        self.iterations[op_id] = iteration
 
     def claim_again(
         self, plan: ActionPlan, known: KnownGradients, result: Any, start: int, iteration: int
@@ -399,14 +415,16 @@ class Claimer:
             or not (STATE.cache and _internals.is_only_run())
         ):
             return False
-        self._iterations[plan.op_id] = iteration
+        self.iterations[plan.op_id] = iteration
         reached: list[Accumulation] = []
         if graph.leaves:
             leaves = dict.fromkeys(node.next_functions[edge][0] for edge in graph.leaves)
             self._claim_leaves(list(leaves), known, None, iteration, reached)
         if reached:
-            Claim(self, known, graph, None, reached).register(0, node)
-        elif not graph.is_idle and graph.hooks is not None:
+            note = functools.partial(note_reached, reached)
+            native = self.dispatcher.native
+            native.attach(node, note, False) if native else node.register_prehook(note)
+        if not graph.is_idle and graph.hooks is not None:
             graph.hooks[0].register(node)
         return True
 
@@ -428,20 +446,23 @@ class Claimer:
             start: the sequence number read before it ran.
             iteration: the iteration of its thread.
         """
-        self._iterations[plan.op_id] = iteration
+        self.iterations[plan.op_id] = iteration
         if known.form is not None and known.form == form_of(result):
             return
         graph = known.graph
         outputs = tensors_of(result)
         traced = None
         if STATE.cache and not plan.acts_on_gradients:
-            traced = trace_graph(outputs, start)
+            # Of a graph that has another form, the names of the inputs are yet to be found.
+            is_described = graph is not None and (graph.hooks or graph.inputs)
+            form = graph.form if graph is not None and is_described else None
+            traced = trace_graph(outputs, start, form, self.dispatcher.native)
         if traced is None:
             self._claim_all(plan, known, execution, result, start, iteration)
             return
-        if graph is None or graph.form != traced.form:
+        if graph is None or (graph.form is not traced.form and graph.form != traced.form):
             graph = known.graph = KnownGraph(plan.op_id, traced)
-        if graph.hooks is None and graph.asked != self._dispatcher.analysed:
+        if graph.hooks is None and graph.asked != self.dispatcher.analysed:
             self._ask(known, graph)
         reached: list[Accumulation] = []
         is_idle = not traced.leaves or self._claim_leaves(
@@ -460,7 +481,7 @@ class Claimer:
 
     def _ask(self, known: KnownGradients, graph: KnownGraph) -> None:
         """Find the hooks of all nodes of a graph, if no analysis of any of them is pending."""
-        graph.asked = self._dispatcher.analysed
+        graph.asked = self.dispatcher.analysed
         hooks = []
         for backward_id, name in zip(graph.ids, graph.names, strict=True):
             one = known.hooks.get(backward_id)
@@ -487,7 +508,7 @@ class Claimer:
         if pending or not STATE.cache:
             return None
         call = BackwardCall(NamedOp(name), backward_id)
-        hooks = NodeHooks(self._dispatcher, known.handle, call, (before, after))
+        hooks = NodeHooks(self.dispatcher, known.handle, call, (before, after))
         known.hooks[backward_id] = hooks
         return hooks
 
@@ -530,7 +551,7 @@ class Claimer:
         """Hooks for one execution, whose tensors an analysis may ask for."""
         call = BackwardCall(NamedOp(name), backward_id)
         call.names, call.inputs, call.outputs = inputs, handle.inputs, handle.outputs
-        return NodeHooks(self._dispatcher, handle, call, needs[:2])
+        return NodeHooks(self.dispatcher, handle, call, needs[:2])
 
     def _hook_entries(
         self,
@@ -584,7 +605,7 @@ class Claimer:
             backward_id = f"{handle.op_id}/grad/AccumulateGrad:{count}"
             count += 1
             hooks = known.hooks.get(backward_id)
-            if hooks is None and known.asked != self._dispatcher.analysed:
+            if hooks is None and known.asked != self.dispatcher.analysed:
                 hooks = self._shared_hooks(known, "AccumulateGrad", backward_id)
             if hooks is None or not hooks.is_idle:
                 is_idle = False
@@ -596,11 +617,14 @@ class Claimer:
                 for scope in fresh:
                     marks[scope] = one
                 add_reached(reached, marks, handle.scopes)
+                native = self.dispatcher.native
                 if hooks is None or hooks.has_before:
-                    node.register_prehook(one.before)
+                    before = one.before
+                    native.attach(node, before, False) if native else node.register_prehook(before)
                 if hooks is None or hooks.has_after:
-                    node.register_hook(one.after)
-        known.asked = self._dispatcher.analysed
+                    after = one.after
+                    native.attach(node, after, True) if native else node.register_hook(after)
+        known.asked = self.dispatcher.analysed
         return is_idle
 
     def _leaf_hooks(
@@ -634,7 +658,7 @@ class Claimer:
         op_id, leaf = handle.op_id, node.variable
         owner = self._owner_of(leaf)
         if owner != op_id:
-            if owner is not None and self._iterations.get(owner) == iteration:
+            if owner is not None and self.iterations.get(owner) == iteration:
                 # The owner ran in this iteration. It left no mark, since its backward operators
                 # need no hooks.
                 return marks, ()

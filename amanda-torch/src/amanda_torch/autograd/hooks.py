@@ -63,6 +63,10 @@ class NodeHooks:
 
     def register(self, node: Any) -> None:
         """Hook a node at one or both of its ends."""
+        native = self._dispatcher.native
+        if native is not None:
+            native.register(self, node)
+            return
         if self.has_before:
             node.register_prehook(self.before)
         if self.has_after:

@@ -134,8 +134,15 @@ class Traced:
     leaves: list[Any]
 
 
-def trace_graph(outputs: Sequence[Any], start: int) -> Traced | None:
+def trace_graph(
+    outputs: Sequence[Any], start: int, form: list[Any] | None = None, native: Any = None
+) -> Traced | None:
     """As :func:`new_nodes`, with the edges between the nodes.
+
+    Args:
+        form: that of the last execution.
+        native: the extension of the gate, which tells whether it is still that: then no edges are
+            noted, and no nodes but those of the outputs.
 
     Returns:
         None where an output's base has a new node, too, and where a node of this package's is near.
@@ -156,6 +163,10 @@ def trace_graph(outputs: Sequence[Any], start: int) -> Traced | None:
             return None
         if _sequence(node) >= start:
             nodes.append(node)
+    if nodes and form is not None and native is not None:
+        leaves = native.follow(nodes, start, form, _KINDS)
+        if leaves is not None:
+            return Traced(nodes, len(nodes), [], form, leaves)
     found = Traced(nodes, len(nodes), [], [], [])
     return found if not nodes or _follow_edges(found, start) else None
 

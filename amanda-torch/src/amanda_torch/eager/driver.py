@@ -77,7 +77,7 @@ class InterceptingDriver(LoadedDriver, TorchEagerDriver):
         asks = works(proofs.FAST_PATHS)
         self._tracers.attach(asks, works(proofs.COMPILED), has_mode=not self._has_gate)
         if self._has_gate:
-            gate.switch_on(patches)
+            gate.switch_on(patches, self.dispatcher)
 
     def _works(self, mechanism: str) -> bool:
         return mechanism not in self.switched_off

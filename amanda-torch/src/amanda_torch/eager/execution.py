@@ -24,7 +24,7 @@ from amanda_torch.autograd.substitution import write_back
 from amanda_torch.eager.operation import Operation, made_leaf
 from amanda_torch.operators.calls import TorchCall, tensors_of, with_tensors
 from amanda_torch.operators.layouts import Layout
-from amanda_torch.routines import RoutineDispatcher, count, counters_of
+from amanda_torch.routines import RoutineDispatcher, count, counters_of, inlined_of
 
 if TYPE_CHECKING:
     from amanda.engine.dispatch import OpExecution
@@ -74,16 +74,45 @@ class KnownOp:
         forms: how many layouts have been made.
         counters: those before and after it, where its actions run nothing else.
         is_claim: whether some tool looks at its backward operators alone.
+        claims: whether some tool looks at them.
+        inlined_before, inlined_after: the routines that C can run, where its actions run nothing
+            else; otherwise None.
+        claimed: what is done in Python for the backward operators once it has run.
+        iterations: see :attr:`Claimer.iterations`.
+        op_id: its id.
     """
 
-    __slots__ = ("counters", "forms", "gradients", "is_claim", "layout", "name", "plan", "run")
+    __slots__ = (
+        "claimed",
+        "claims",
+        "counters",
+        "forms",
+        "gradients",
+        "inlined_after",
+        "inlined_before",
+        "is_claim",
+        "iterations",
+        "layout",
+        "name",
+        "op_id",
+        "plan",
+        "run",
+    )
 
     def __init__(
-        self, plan: ActionPlan, name: str, run: Callable[..., Any], gradients: KnownGradients
+        self, plan: ActionPlan, name: str, executor: Executor, gradients: KnownGradients
     ) -> None:
+        run = executor.way(plan)
         self.plan = plan
-        # Read by the gate.
+        # Read by the gate, as are those that follow.
         self.is_claim = plan.is_claim
+        self.claims = plan.claims
+        is_inlined = plan.is_claim or plan.is_blind
+        self.inlined_before = inlined_of(plan.before) if is_inlined else None
+        self.inlined_after = inlined_of(plan.after) if is_inlined else None
+        self.claimed = executor.claimed
+        self.iterations = executor.claimer.iterations
+        self.op_id = plan.op_id
         self.name = name
         self.run = run
         self.gradients = gradients
@@ -127,7 +156,7 @@ class Executor:
         """
         gradients = KnownGradients(OpHandle(op_id, scopes, model=self._tracker.frame.model))
         if plan is not None:
-            known = KnownOp(plan, name, self._way(plan), gradients)
+            known = KnownOp(plan, name, self, gradients)
             return known.run(known, func, args, kwargs, key), known
         outer = _internals.modes()
         try:
@@ -143,7 +172,7 @@ class Executor:
         except BaseException as error:
             _internals.set_modes(outer)
             raise _unswallowed(error, name)  # noqa: B904 - it sets its cause
-        return result, KnownOp(plan, name, self._way(plan), gradients) if plan else None
+        return result, KnownOp(plan, name, self, gradients) if plan else None
 
     def analyse(
         self,
@@ -181,7 +210,7 @@ class Executor:
             _internals.set_modes(outer)
         return result
 
-    def _way(self, plan: ActionPlan) -> Callable[..., Any]:
+    def way(self, plan: ActionPlan) -> Callable[..., Any]:
         """The shortest way to run an operator with this plan."""
         if plan.is_claim:
             return self.run_claimed
@@ -207,10 +236,28 @@ class Executor:
             return func(*args, **kwargs) if kwargs else func(*args)
         start = _internals.sequence_number()
         result = func(*args, **kwargs) if kwargs else func(*args)
+        self.claimed(known, func, args, kwargs, result, start, key)
+        return result
+
+    def claimed(
+        self,
+        known: KnownOp,
+        func: Any,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        result: Any,
+        start: int,
+        key: Any = None,
+    ) -> None:
+        """Claim the backward operators of an operator that has just run.
+
+        Args:
+            start: the sequence number read before it.
+        """
         gradients, claimer = known.gradients, self.claimer
         iteration = self._tracker.iteration
         if claimer.claim_again(known.plan, gradients, result, start, iteration):
-            return result
+            return
         form = gradients.form
         if type(result) not in _PLAIN:
             with _internals.reading((result,)):
@@ -229,7 +276,6 @@ class Executor:
             else:
                 with _internals.reading((result, *args)):
                     self._claim(known.plan, known.gradients, execution, result, start)
-        return result
 
     def run_counted(
         self,

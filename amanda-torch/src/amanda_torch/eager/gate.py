@@ -11,10 +11,13 @@ takes it where :func:`choose` says so::
 
 from __future__ import annotations
 
+import collections
 import functools
 import os
 import platform
 import sys
+import threading
+import time
 import types
 import warnings
 from collections.abc import Callable, Iterator, Sequence
@@ -23,15 +26,20 @@ from typing import Any
 import torch
 from torch import nn
 
+from amanda import inline
 from amanda.errors import CoverageWarning
 from amanda.patching import PatchSet
+from amanda.state import STATE
 from amanda_torch import _internals
+from amanda_torch.autograd.claims import KnownGradients, KnownGraph
+from amanda_torch.autograd.hooks import NodeHooks
 from amanda_torch.driver import LoadedDriver
 from amanda_torch.eager.execution import KnownOp
 from amanda_torch.eager.interceptors import NO_OPERATOR, Interceptor
 from amanda_torch.eager.op_ids import Child, Frame, Labels
 from amanda_torch.operators.names import VIEW_PROPERTIES, Kind, kind_of, name_of
 from amanda_torch.plugin import TorchEagerDriver
+from amanda_torch.routines import BackwardRoutines, RoutineDispatcher, look
 
 WITH_GATE = frozenset({"auto", "gate"})
 """The names of interceptors for which the gate is used, if it can be."""
@@ -40,7 +48,7 @@ OLDEST_PYTHON = (3, 11)
 NEWEST_PYTHON = (3, 13)
 """The versions of CPython between which the tests of the gate pass."""
 
-INTERFACE = 1
+INTERFACE = 2
 """Of the extension, which has to have the same."""
 
 _UNREPORTED = frozenset({"from_numpy"})
@@ -145,12 +153,35 @@ def _configure() -> str:
             _is_report_of,
             (*_internals.MODE_BUILTINS, torch.is_grad_enabled),
         )
+        gate.configure_inlined(_inlined())
         for builtin in operators():
             gate.add(builtin, builtin.__name__ in _REPORTED_FIRST)
         gate.add_mapping(_internals.TENSOR_BASE)
     except (ValueError, TypeError, RuntimeError) as error:
         return f"PyTorch {torch.__version__} is unlike those that it was tested with: {error}"
     return ""
+
+
+def _inlined() -> dict[str, Any]:
+    """What routines that run without Python are made of."""
+    return {
+        "counter": inline.Counter,
+        "timer": inline.Timer,
+        "log": inline.Log,
+        "start": inline.Timer.start,
+        "clock": time.perf_counter_ns,
+        "native": threading.get_native_id,
+        "look": look,
+        "graph": KnownGraph,
+        "gradients": KnownGradients,
+        "hooks": NodeHooks,
+        "routines": BackwardRoutines,
+        "tensor": torch.Tensor,
+        "state": STATE,
+        "sequence": _internals.sequence_number,
+        "checks": _internals.RECORDERS,
+        "ordered": collections.OrderedDict,
+    }
 
 
 def operators() -> Iterator[Any]:
@@ -224,9 +255,16 @@ class _Switch:
 SWITCH = _Switch()
 
 
-def switch_on(patches: PatchSet) -> None:
-    """Notice the calls of PyTorch's builtins, of ``torch.ops``, and of what is muted."""
+def switch_on(patches: PatchSet, dispatcher: RoutineDispatcher | None = None) -> None:
+    """Notice the calls of PyTorch's builtins, of ``torch.ops``, and of what is muted.
+
+    Args:
+        dispatcher: the hooks that it has registered are run by the gate, too.
+    """
     gate = extension()
+    if dispatcher is not None:
+        patches.wrap(torch.autograd.Function, _internals.REGISTER_HOOK, gate.hook_registrar)
+        patches.set(dispatcher, "native", gate, create=True)
     for cls in _internals.OPERATOR_CLASSES:
         patches.wrap(cls, "__call__", gate.operator_call)
     for name, found in list(vars(torch.Tensor).items()):
