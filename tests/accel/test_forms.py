@@ -661,7 +661,7 @@ class Graph:
 
 
 class Gradients:
-    __slots__ = ("graph",)
+    __slots__ = ("form", "graph")
 
 
 class Hooks:

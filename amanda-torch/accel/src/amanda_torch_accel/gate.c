@@ -463,7 +463,7 @@ static struct {
     Py_ssize_t counter_count;
     Py_ssize_t timer_started, timer_executions, timer_nanoseconds, timer_log, timer_number;
     Py_ssize_t log_numbers, log_due;
-    Py_ssize_t gradients_graph;
+    Py_ssize_t gradients_graph, gradients_form;
     Py_ssize_t graph_is_quick, graph_is_idle, graph_form, graph_types, graph_leaves, graph_hooks;
     Py_ssize_t hooks_before, hooks_after, hooks_dispatcher, hooks_key;
     Py_ssize_t routines_before, routines_after;
@@ -884,6 +884,22 @@ runs_plainly(PyObject *mode)
     return 1;
 }
 
+/* Whether a node has edges to nodes of the types in a list, from an item of it on. */
+static int
+leads_to(PyObject *node, PyObject *types, Py_ssize_t first)
+{
+    PyObject *edges = PyObject_GetAttr(node, names.next_functions);
+    int is_same = edges != NULL && PyTuple_CheckExact(edges)
+                  && PyTuple_GET_SIZE(edges) == PyList_GET_SIZE(types) - first;
+    for (Py_ssize_t i = first; is_same && i < PyList_GET_SIZE(types); i++) {
+        PyObject *edge = PyTuple_GET_ITEM(edges, i - first);
+        is_same = PyTuple_CheckExact(edge) && PyTuple_GET_SIZE(edge) > 0
+                  && (PyObject *)Py_TYPE(PyTuple_GET_ITEM(edge, 0)) == PyList_GET_ITEM(types, i);
+    }
+    Py_XDECREF(edges);
+    return is_same;
+}
+
 /* Whether a node has this type, this number, and edges to nodes of these types. */
 static int
 has_form(PyObject *node, Py_ssize_t number, PyObject *form, PyObject *types)
@@ -895,40 +911,69 @@ has_form(PyObject *node, Py_ssize_t number, PyObject *form, PyObject *types)
     PyObject *sequence = PyObject_CallMethodNoArgs(node, names.sequence);
     int is_same = sequence != NULL && PyLong_AsSsize_t(sequence) == number;
     Py_XDECREF(sequence);
-    PyObject *edges = is_same ? PyObject_GetAttr(node, names.next_functions) : NULL;
-    is_same = edges != NULL && PyTuple_CheckExact(edges)
-              && PyTuple_GET_SIZE(edges) == PyList_GET_SIZE(types);
-    for (Py_ssize_t i = 0; is_same && i < PyList_GET_SIZE(types); i++) {
-        PyObject *edge = PyTuple_GET_ITEM(edges, i);
-        is_same = PyTuple_CheckExact(edge) && PyTuple_GET_SIZE(edge) > 0
-                  && (PyObject *)Py_TYPE(PyTuple_GET_ITEM(edge, 0)) == PyList_GET_ITEM(types, i);
+    return is_same && leads_to(node, types, 0);
+}
+
+/* Whether no node of an operator needs a hook, and its result has the form of which that is known:
+   what form_of() of amanda_torch.autograd.nodes gives. */
+static int
+is_idle_form(PyObject *result, PyObject *form)
+{
+    if (form == NULL || !PyList_CheckExact(form) || PyList_GET_SIZE(form) == 0) {
+        return 0;
     }
-    Py_XDECREF(edges);
+    if (PyTuple_CheckExact(result) && PyTuple_GET_SIZE(result) > 0) {
+        result = PyTuple_GET_ITEM(result, 0);
+    }
+    if ((PyObject *)Py_TYPE(result) != inlined.tensor) {
+        return 0;
+    }
+    PyObject *node = PyObject_GetAttr(result, names.grad_fn);
+    int is_same = node != NULL && (PyObject *)Py_TYPE(node) == PyList_GET_ITEM(form, 0)
+                  && leads_to(node, form, 1);
+    Py_XDECREF(node);
+    PyErr_Clear();
     return is_same;
 }
 
-/* Claimer.claim_again() for an operator that uses no leaf: 1 if it was done, 0 if Python is to. */
+/* Note the iteration in which an operator with gradients has run. */
+static int
+note_run(PyObject *mode, PyObject *known)
+{
+    PyObject *iterations = field(known, python.known_iterations);
+    PyObject *op_id = field(known, python.known_op_id);
+    PyObject *iteration = field(mode, python.mode_iteration);
+    if (iterations == NULL || !PyDict_CheckExact(iterations) || op_id == NULL
+        || iteration == NULL) {
+        PyErr_SetString(PyExc_AttributeError, "an operator has lost its iterations");
+        return -1;
+    }
+    return PyDict_SetItem(iterations, op_id, iteration);
+}
+
+/* Claimer.claim_again() for an operator that uses no leaf, and for one of which no node needs a hook:
+   1 if it was done, 0 if Python is to. */
 static int
 claim_again(PyObject *mode, PyObject *known, PyObject *result, Py_ssize_t start)
 {
     PyObject *gradients = field(known, python.known_gradients);
-    if ((PyObject *)Py_TYPE(result) != inlined.tensor || gradients == NULL
-        || !Py_IS_TYPE(gradients, (PyTypeObject *)inlined.gradients)) {
+    if (gradients == NULL || !Py_IS_TYPE(gradients, (PyTypeObject *)inlined.gradients)) {
         return 0;
     }
+    if (is_idle_form(result, field(gradients, at.gradients_form))) {
+        return note_run(mode, known) < 0 ? -1 : 1;
+    }
     PyObject *graph = field(gradients, at.gradients_graph);
-    if (graph == NULL || !Py_IS_TYPE(graph, (PyTypeObject *)inlined.graph)
+    if ((PyObject *)Py_TYPE(result) != inlined.tensor || graph == NULL
+        || !Py_IS_TYPE(graph, (PyTypeObject *)inlined.graph)
         || field(graph, at.graph_is_quick) != Py_True) {
         return 0;
     }
     PyObject *leaves = field(graph, at.graph_leaves), *hooks = field(graph, at.graph_hooks);
-    PyObject *iterations = field(known, python.known_iterations), *form, *types;
+    PyObject *form = field(graph, at.graph_form), *types = field(graph, at.graph_types);
     int is_idle = field(graph, at.graph_is_idle) == Py_True;
-    form = field(graph, at.graph_form);
-    types = field(graph, at.graph_types);
     if (leaves == NULL || !PyList_CheckExact(leaves) || PyList_GET_SIZE(leaves) > 0
-        || form == NULL || types == NULL || hooks == NULL || iterations == NULL
-        || !PyDict_CheckExact(iterations) || next_sequence() - start != 1
+        || form == NULL || types == NULL || hooks == NULL || next_sequence() - start != 1
         || !(is_idle || (PyList_CheckExact(hooks) && PyList_GET_SIZE(hooks) == 1
                          && Py_IS_TYPE(PyList_GET_ITEM(hooks, 0),
                                        (PyTypeObject *)inlined.hooks)))) {
@@ -937,16 +982,11 @@ claim_again(PyObject *mode, PyObject *known, PyObject *result, Py_ssize_t start)
     PyObject *node = PyObject_GetAttr(result, names.grad_fn);
     int done = node != NULL && node != Py_None && has_form(node, start, form, types)
                && runs_plainly(mode);
-    if (done) {
-        PyObject *op_id = field(known, python.known_op_id);
-        PyObject *iteration = field(mode, python.mode_iteration);
-        if (op_id == NULL || iteration == NULL || PyDict_SetItem(iterations, op_id, iteration) < 0
-            || (!is_idle && register_hooks(PyList_GET_ITEM(hooks, 0), node) < 0)) {
-            done = -1;
-        }
-    }
-    else {
-        PyErr_Clear();
+    PyErr_Clear();
+    if (done
+        && (note_run(mode, known) < 0
+            || (!is_idle && register_hooks(PyList_GET_ITEM(hooks, 0), node) < 0))) {
+        done = -1;
     }
     Py_XDECREF(node);
     return done;
@@ -2446,6 +2486,7 @@ find_inlined_slots(void)
         {inlined.log, "numbers", &at.log_numbers},
         {inlined.log, "due", &at.log_due},
         {inlined.gradients, "graph", &at.gradients_graph},
+        {inlined.gradients, "form", &at.gradients_form},
         {inlined.graph, "is_quick", &at.graph_is_quick},
         {inlined.graph, "is_idle", &at.graph_is_idle},
         {inlined.graph, "form", &at.graph_form},
