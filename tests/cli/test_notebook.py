@@ -262,3 +262,10 @@ def test_the_example_notebook_runs(
     assert under
     for i in under:
         assert re.search(r"^amanda: \d+ ops seen", printed[i], re.MULTILINE)
+    pages = [
+        o["data"].get("text/html", "")
+        for c in opened.cells
+        for o in c.get("outputs", ())
+        if "data" in o
+    ]
+    assert sum("<iframe" in page and "operations by module" in page for page in pages) == 1

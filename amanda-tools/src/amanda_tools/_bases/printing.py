@@ -1,9 +1,14 @@
-"""Base class of the tools of this package: summaries are printed as tables with rich."""
+"""Base class of the tools of this package: summaries are printed as tables with rich, and notebooks
+show a tool as a page of its results."""
 
 from __future__ import annotations
 
+import html
 from typing import TextIO, TypeVar
 
+from amanda.files import plain_data
+from amanda.results import RunReport, ToolReport
+from amanda.tool import vanilla
 from amanda.tools.reporting import ReportingTool
 from amanda_tools._output.private_imports import with_private_import
 
@@ -23,3 +28,24 @@ class PrintingTool(ReportingTool[OptionsT]):
             print_tables(tables, file)
 
         with_private_import("rich", print_them)
+
+    def _repr_html_(self) -> str:
+        """The results for notebooks: the pieces of the page of ``amanda run --html``, in a frame.
+
+        The frame has the page's own policy: it loads nothing and runs no script but the page's.
+        """
+        from amanda_tools._output.report import render
+        from amanda_tools._output.report.run import document_of
+
+        with vanilla():
+            part = ToolReport(
+                name=self.name,
+                result=plain_data(self.result()),
+                tables=list(self.tables()),
+                charts=list(self.charts()),
+            )
+        page = render(document_of(RunReport(title=self.name, facts={}, tools=[part])))
+        return (
+            '<iframe sandbox="allow-scripts" style="width:100%;height:40rem;border:0" '
+            f'srcdoc="{html.escape(page)}"></iframe>'
+        )
