@@ -23,7 +23,7 @@ _BLOCK = re.compile(
 )
 
 
-def reworded(error: BaseException, graph: Any) -> BaseException:
+def reworded(error: Any, graph: Any) -> Any:
     """An error of a copy with the definitions of vanilla operators; the error itself for others.
 
     Args:
