@@ -348,9 +348,9 @@ def test_the_head_tells_what_ran_and_the_main_figures() -> None:
 
 
 def test_libraries_are_those_that_are_published() -> None:
-    """Their README tells version, licence and checksum, and no page needs another."""
+    """VERSIONS.txt tells version, licence and checksum, and no page needs another."""
     folder = Path(report.__file__).parents[1] / "vendor"
-    rows = re.findall(r"\| `(\S+)` \|.*\| `(\w{64})` \|", (folder / "README.md").read_text())
+    rows = re.findall(r"\| `(\S+)` \|.*\| `(\w{64})` \|", (folder / "VERSIONS.txt").read_text())
     digests = {name: hashlib.sha256((folder / name).read_bytes()).hexdigest() for name, _ in rows}
     assert digests == dict(rows)
     assert set(digests) == {path.name for path in folder.glob("*.js")}

@@ -20,8 +20,10 @@ def source(name: str) -> str:
 
 @functools.cache
 def vendored(name: str) -> str:
-    """Return the text of a library in ``vendor/``, whose README tells its version, with its licence
-    before it: a page is a copy of it."""
+    """Return the text of a library in ``vendor/`` with its licence before it: a page is a copy.
+
+    VERSIONS.txt there tells its version and where it comes from.
+    """
     folder = resources.files("amanda_tools._output") / "vendor"
     licence = (folder / f"{name.partition('.')[0]}.LICENSE").read_text("utf-8")
     return f"/*!\n{licence}*/\n{(folder / name).read_text('utf-8')}"
