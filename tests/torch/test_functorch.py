@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -167,3 +168,18 @@ def test_actions_on_gradients_are_counted_where_they_do_nothing(kind: str, trans
     with applied(tool) as scope:
         torch.autograd.grad(scalar(x.requires_grad_()), x)
     assert not scope.statistics.not_seen
+
+
+def test_the_warning_names_an_operator_and_the_way_out() -> None:
+    """Where gradient actions do nothing, one warning names the first of the operators, and how to
+    compute the gradient so that they do."""
+
+    def record(context: amanda.OpContext) -> None:
+        context.insert_before_backward_op(lambda *_: None)
+
+    with warnings.catch_warnings(record=True) as caught, applied(On(sin=record, mul=record)):
+        warnings.simplefilter("always")
+        torch.func.grad(_scalar)(X)
+    (message,) = {str(warning.message) for warning in caught}
+    assert "first at op /sin:0" in message
+    assert "torch.autograd.grad()" in message

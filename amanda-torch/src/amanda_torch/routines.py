@@ -166,6 +166,12 @@ class RoutineDispatcher(Dispatcher):
         super().__init__()
         self.settled: dict[object, BackwardRoutines] = {}
         self.analysed = 0
+        self._has_told = False
+
+    def tells_of_transforms(self) -> bool:
+        """Whether it is to be told, once, that something is not done under ``torch.func``."""
+        tells, self._has_told = not self._has_told, True
+        return tells
 
     def analyse(
         self, scope: LiveScope, record: OpRecord, point: InstPoint, only: set[Owner] | None

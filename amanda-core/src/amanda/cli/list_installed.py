@@ -10,7 +10,7 @@ import textwrap
 import warnings
 from collections.abc import Sequence
 
-from amanda.cli import tool_options
+from amanda.cli import docstrings, tool_options
 from amanda.cli.results import complain
 from amanda.errors import AmandaError
 from amanda.interface.tool import Tool
@@ -100,8 +100,7 @@ def describe(name: str) -> list[str]:
 
 def _prose(docstring: str | None) -> str:
     """The part of a docstring that does not concern callers in Python, without markup."""
-    text = _SECTION.split(inspect.cleandoc(docstring or ""))[0].rstrip()
-    return _MARKUP.sub(r"\1", text)
+    return _MARKUP.sub(r"\1", docstrings.prose(docstring))
 
 
 def _wrapped(text: str, indent: str = " " * 6) -> list[str]:
@@ -157,9 +156,6 @@ def missing_drivers() -> list[str]:
         if framework not in covered and importlib.util.find_spec(framework) is not None
     ]
 
-
-# Where a docstring goes on with what a caller in Python needs.
-_SECTION = re.compile(r"^(?:Attributes|Args|Arguments|Returns|Raises|Yields):", re.MULTILINE)
 
 _MARKUP = re.compile(r"(?::\w+:`~?|``)([^`]*)``?")
 

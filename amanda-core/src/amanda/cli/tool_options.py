@@ -16,16 +16,14 @@ from typing import Any
 
 import attrs
 
-from amanda.cli import grammar
+from amanda.cli import docstrings, grammar
 from amanda.interface.tool import Tool
 from amanda.tools.reporting import unknown_option
 
 _REQUIRED = inspect.Parameter.empty
 _TRUE = frozenset({"true", "yes", "on", "1"})
 _FALSE = frozenset({"false", "no", "off", "0"})
-_SECTION = re.compile(r"^\s*(Args|Attributes|Arguments):\s*$")
 _NUMBER = re.compile(r"[+-]?((0|[1-9][0-9]*)(\.[0-9]*)?|\.[0-9]+)([eE][+-]?[0-9]+)?")
-_ENTRY = re.compile(r"^(\s+)\*{0,2}(\w+)(?: \([^)]*\))?:\s*(.*)$")
 
 
 class OptionError(ValueError):
@@ -256,21 +254,5 @@ def _documented(cls: type[Tool]) -> dict[str, str]:
     """
     texts: dict[str, str] = {}
     for owner in (cls, cls.__init__, *reversed(getattr(cls, "Options", object).__mro__)):
-        texts.update(_entries(inspect.getdoc(owner) or ""))
-    return texts
-
-
-def _entries(docstring: str) -> dict[str, str]:
-    texts: dict[str, str] = {}
-    name, indent, inside = "", 0, False
-    for line in docstring.splitlines():
-        if _SECTION.match(line):
-            inside = True
-        elif line.strip() and not line.startswith(" "):
-            inside = False
-        elif inside and (entry := _ENTRY.match(line)) and len(entry[1]) <= (indent or 99):
-            name, indent = entry[2], len(entry[1])
-            texts[name] = entry[3]
-        elif inside and name and line.strip():
-            texts[name] += f" {line.strip()}"
+        texts.update(docstrings.entries(inspect.getdoc(owner) or ""))
     return texts

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from amanda.engine.backward import OpHandle
-from amanda.engine.dispatch import Dispatcher, OpExecution
+from amanda.engine.dispatch import OpExecution
 from amanda.engine.plan import ActionPlan
 from amanda.errors import CapabilityError, CoverageWarning, RoutineResultError
 from amanda.interface.action import Action, ActionKind
@@ -40,6 +40,7 @@ from amanda_torch.autograd.whole_operator import (
 from amanda_torch.operators.calls import TorchCall, tensors_of, with_tensors
 from amanda_torch.operators.names import base_name, is_builtin, is_in_place
 from amanda_torch.operators.parameters import output_count
+from amanda_torch.routines import RoutineDispatcher
 
 _STATE = frozenset({"running_mean", "running_var"})
 """Inputs that ``batch_norm`` and ``instance_norm`` change, though not in-place by their names."""
@@ -92,7 +93,7 @@ class Operation:
 
     def __init__(
         self,
-        dispatcher: Dispatcher,
+        dispatcher: RoutineDispatcher,
         plan: ActionPlan,
         call: TorchCall,
         handle: OpHandle,
@@ -163,12 +164,14 @@ class Operation:
         needs_gradient = any(v is not None and _internals.needs_gradient(v) for v in self._values)
         if needs_gradient and torch.is_grad_enabled() and _internals.in_functorch():
             self._dispatcher.not_seen("actions on gradients under a functorch transform")
-            warnings.warn(
-                "actions on the gradients of operators do nothing under a transform of torch.func; "
-                "they need gradients of torch.autograd, without a transform",
-                CoverageWarning,
-                stacklevel=2,
-            )
+            if self._dispatcher.tells_of_transforms():
+                warnings.warn(
+                    "actions on the gradients of operators do nothing under a transform of "
+                    f"torch.func, first at op {self.plan.op_id}: compute its gradient by "
+                    "torch.autograd.grad() or backward(), outside of torch.func",
+                    CoverageWarning,
+                    stacklevel=2,
+                )
 
     @property
     def _whole(self) -> WholeOperator:
