@@ -60,6 +60,7 @@ class CountTool(PrintingTool[CountOptions]):
     """
 
     name = "count"
+    figures = ("executions",)
     Options = CountOptions
     only_watches = True
 

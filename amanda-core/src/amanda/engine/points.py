@@ -88,14 +88,15 @@ class Points:
         """An optimizer begins to step; the scopes that are to be told when it has."""
         scopes: Scopes = self._dispatcher.scopes()
         for scope in scopes:
-            scope.steps.optimizing += 1
+            # One that has raised before has not told that it has ended.
+            scope.steps.optimizing = True
         return scopes
 
     def optimizer_ends(self, told: Scopes, has_stepped: bool = True) -> None:
         """It has stepped; or raised."""
         for scope in told:
-            scope.steps.optimizing = max(0, scope.steps.optimizing - 1)
-            if has_stepped and not scope.steps.optimizing:
+            scope.steps.optimizing = False
+            if has_stepped:
                 scope.steps.optimizer_ends(partial(self._tell, scope))
 
     def iteration_ends(self, scope: LiveScope) -> None:

@@ -2,7 +2,8 @@
 
 An iteration ends where an optimizer has stepped. Without one it ends where the next one begins: a
 forward pass after a backward pass; in inference the next call of the same outermost module. A
-backward pass outside of modules, without an optimizer, ends its iteration itself.
+backward pass outside of modules, without an optimizer, ends its iteration itself. Evaluations
+between the steps of an optimizer belong to no iteration.
 """
 
 from __future__ import annotations
@@ -22,14 +23,14 @@ class Steps:
         count: iterations that have ended; the number of the one that runs.
         begin, end: when the last one began and ended, in seconds of ``time.perf_counter``.
         forwards: depth of calls of outermost modules, in all threads.
-        optimizing: depth of optimizer steps.
+        optimizing: whether an optimizer steps.
     """
 
     def __init__(self) -> None:
         self.count = 0
         self.begin = self.end = 0.0
         self.forwards = 0
-        self.optimizing = 0
+        self.optimizing = False
         self._is_open = False
         self._trains = False
         self._is_met = False
@@ -49,8 +50,12 @@ class Steps:
         if self.forwards > 1:
             return False
         if self._is_open and not self.optimizing and self._is_complete(model):
-            self._unsure += bool(self._backwards)
-            self._ended(tell)
+            if self._trains:
+                # An evaluation between two steps of training belongs to neither.
+                self._is_open, self._called = False, {}
+            else:
+                self._unsure += bool(self._backwards)
+                self._ended(tell)
         self._begun(tell)
         self._called[model] = trains
         return True
@@ -90,10 +95,7 @@ class Steps:
 
     def finish(self, tell: Tell) -> None:
         """Nothing more comes: what can be an iteration without an optimizer is complete."""
-        if not self._is_open or self.forwards:
-            return
-        in_training = self._trains and (self._backwards or any(self._called.values()))
-        if not in_training:
+        if self._is_open and not (self.forwards or self._trains):
             self._ended(tell)
 
     def _is_complete(self, model: str) -> bool:

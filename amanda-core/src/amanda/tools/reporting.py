@@ -107,6 +107,7 @@ class ReportingTool(Tool, Generic[OptionsT]):
             raise type(error)(f"{self.name}: {error.args[0]}") from None
         _check_effects(self.name, self.options, options)
         self._step_figures = StepFigures()
+        self.add_inst_for_iteration(self._begin_step)
         self.add_inst_for_iteration(self._end_step, end=True)
 
     @property
@@ -114,13 +115,16 @@ class ReportingTool(Tool, Generic[OptionsT]):
         """The iterations of the program that have ended."""
         return self._step_figures.count
 
+    def _begin_step(self, point: PointContext) -> None:
+        self._step_figures.begin(point.iteration, self.running_figures())
+
     def _end_step(self, point: PointContext) -> None:
-        self._step_figures.add(point.iteration, self.running_figures())
+        self._step_figures.end(point.iteration, self.running_figures())
 
     def running_figures(self) -> Mapping[str, float]:
         """Figures of the run so far, of which results show the share of one step.
 
-        Called at the end of each step: it has to be quick.
+        Called at the begin and the end of each step: it has to be quick.
         """
         return {}
 
@@ -187,12 +191,12 @@ class ReportingTool(Tool, Generic[OptionsT]):
 
 
 _STEPS_KEPT = 64
-"""Ends of steps that are kept: a first step may have looked like so many, before an optimizer has
+"""Begins of steps that are kept: a first step may have looked like so many, before an optimizer has
 stepped."""
 
 
 class StepFigures:
-    """The figures of single steps, found from those of the run at the end of each.
+    """The figures of single steps, found from those of the run at the begin and end of each.
 
     Attributes:
         count: steps that have ended.
@@ -200,28 +204,34 @@ class StepFigures:
 
     def __init__(self) -> None:
         self.count = 0
-        self._ends: dict[int, Mapping[str, float]] = {}
+        self._begins: dict[int, Mapping[str, float]] = {}
+        self._last: dict[str, float] = {}
         self._low: dict[str, float] = {}
         self._high: dict[str, float] = {}
 
-    def add(self, number: int, figures: Mapping[str, float]) -> None:
-        """Note the figures at the end of a step.
+    def begin(self, number: int, figures: Mapping[str, float]) -> None:
+        """Note the figures where a step begins, perhaps once more."""
+        kept = {n: f for n, f in self._begins.items() if number - _STEPS_KEPT <= n < number}
+        self._begins = {**kept, number: dict(figures)}
+
+    def end(self, number: int, figures: Mapping[str, float]) -> None:
+        """Note the figures where a step ends.
 
         Args:
-            number: of the step. One that has ended already goes on: what looked like the end of
-                a step was none.
+            number: of the step. One that has ended already has gone on: what looked like the end
+                of a step was none.
         """
         if number >= self.count:
-            _spread(self._difference(), self._low, self._high)
+            _spread(self._last, self._low, self._high)
         elif number < self.count - 1:
             self._low, self._high = {}, {}
         self.count = number + 1
-        kept = {n: f for n, f in self._ends.items() if number - _STEPS_KEPT <= n < number}
-        self._ends = {**kept, number: dict(figures)}
+        begin = self._begins.get(number, {})
+        self._last = {name: value - begin.get(name, 0) for name, value in figures.items()}
 
     def last(self) -> dict[str, Any]:
         """The figures of the last step, with ``min`` and ``max`` of those that differ."""
-        found: dict[str, Any] = dict(self._difference())
+        found: dict[str, Any] = dict(self._last)
         low, high = dict(self._low), dict(self._high)
         _spread(found, low, high)
         varying = [name for name in found if low[name] != high[name]]
@@ -229,10 +239,6 @@ class StepFigures:
             found["min"] = {name: low[name] for name in varying}
             found["max"] = {name: high[name] for name in varying}
         return found
-
-    def _difference(self) -> dict[str, float]:
-        end, begin = (self._ends.get(self.count - back, {}) for back in (1, 2))
-        return {name: value - begin.get(name, 0) for name, value in end.items()}
 
 
 def _spread(figures: Mapping[str, float], low: dict[str, float], high: dict[str, float]) -> None:

@@ -70,6 +70,7 @@ class FlopsTool(PrintingTool[FlopsOptions]):
     """
 
     name = "flops"
+    figures = ("executions", "macs", "flops")
     Options = FlopsOptions
     only_watches = True
 
@@ -77,6 +78,7 @@ class FlopsTool(PrintingTool[FlopsOptions]):
         super().__init__(**options)
         self._ops: dict[str, Op] = {}
         self._bytes: dict[str, OpBytes] = {}
+        self._counted: list[ProductOp | ProductGradientOp] = []
         self._parameters = Parameters()
         self.depends_on(MappingTool.standard())
         self.add_inst_for_op(self._analyse)
@@ -90,7 +92,7 @@ class FlopsTool(PrintingTool[FlopsOptions]):
         op = describe(context)
         known = self._ops.get(op.id)
         if known is None:
-            known = self._ops[op.id] = _forward_op(op, context)
+            known = self._met(_forward_op(op, context))
         self._bytes.setdefault(op.id, OpBytes()).parameters = list(
             self._parameters.used_by(context)
         )
@@ -133,7 +135,7 @@ class FlopsTool(PrintingTool[FlopsOptions]):
         self._parameters.note_gradient(op.forward)
         known = self._ops.get(op.id)
         if known is None:
-            known = self._ops[op.id] = self._backward_op(op)
+            known = self._met(self._backward_op(op))
         if isinstance(known, ProductGradientOp):
             context.insert_before_backward_op(known.begin)
             context.insert_after_backward_op(known.end)
@@ -143,6 +145,12 @@ class FlopsTool(PrintingTool[FlopsOptions]):
                 context.insert_after_backward_op(known.counter, grad_inputs=[])
             else:
                 context.insert_before_backward_op(known.counter, grad_outputs=[])
+
+    def _met(self, op: Op) -> Op:
+        self._ops[op.op.id] = op
+        if not isinstance(op, OtherOp):
+            self._counted.append(op)
+        return op
 
     def _backward_op(self, op: OpDescription) -> Op:
         """Classify a backward operator: with a formula, free, or unknown."""
@@ -155,6 +163,14 @@ class FlopsTool(PrintingTool[FlopsOptions]):
         return OtherOp(op, known or (isinstance(forward, OtherOp) and forward.is_free))
 
     # -- result -----------------------------------------------------------
+
+    def running_figures(self) -> dict[str, float]:
+        """Operations so far, forward and backward."""
+        macs = {"forward": 0, "backward": 0}
+        for op in self._counted:
+            macs[op.op.direction] += op.tally.totals().macs
+        forward, backward = macs["forward"], macs["backward"]
+        return {"flops": 2 * forward, "flops_backward": 2 * backward, "macs": forward}
 
     def op_rows(self) -> list[dict[str, Any]]:
         """One row per operator.

@@ -62,6 +62,7 @@ class Tally(Generic[KeyT]):
 
     macs_of: Callable[[KeyT], int]
     _runs: dict[KeyT, int] = attrs.field(factory=dict)
+    _known: dict[KeyT, int | None] = attrs.field(factory=dict)
     _folded: Totals = attrs.field(factory=Totals)
 
     def add(self, key: KeyT) -> None:
@@ -82,14 +83,28 @@ class Tally(Generic[KeyT]):
         total, runs = self._folded, self._runs
         for key, executions in runs.items():
             total.executions += executions
-            try:
-                total.macs += executions * self.macs_of(key)
-            except (LookupError, TypeError, ValueError, StopIteration):
-                # A form of the operator that the formula does not know.
+            macs = self._macs(key)
+            if macs is None:
                 total.unknown += executions
+            else:
+                total.macs += executions * macs
         # What was counted is in the totals; the same shapes may come again.
         runs.clear()
         return total
+
+    def _macs(self, key: KeyT) -> int | None:
+        """Multiply-accumulates of one execution; None for a form that the formula does not know."""
+        # Asked at the end of each step, mostly for the shapes of the last one.
+        if key in self._known:
+            return self._known[key]
+        try:
+            macs = self.macs_of(key)
+        except (LookupError, TypeError, ValueError, StopIteration):
+            macs = None
+        if len(self._known) >= _FOLD:
+            self._known.clear()
+        self._known[key] = macs
+        return macs
 
 
 def shapes_of(tensors: Sequence[Any]) -> tuple[Any, ...]:

@@ -27,6 +27,7 @@ from amanda_torch.eager import functions, gate, proofs
 from amanda_torch.eager.checkpoints import Checkpoints
 from amanda_torch.eager.fused_modules import FUSED
 from amanda_torch.eager.interceptors import LOCAL, Interceptor, muted, remove_leftovers
+from amanda_torch.eager.module_calls import ModuleCall, OptimizerSteps
 from amanda_torch.eager.op_ids import Labels
 from amanda_torch.eager.tracers import Tracers
 from amanda_torch.plugin import TorchEagerDriver
@@ -53,6 +54,7 @@ class InterceptingDriver(LoadedDriver, TorchEagerDriver):
         self._tracers = Tracers(self.capture_compiled if self.captures else None)
         self._checkpoints = Checkpoints(self.enter_thread, self.exit_thread)
         self._has_gate = False
+        self._optimizer_steps = OptimizerSteps(dispatcher)
 
     # -- life cycle -------------------------------------------------------
 
@@ -76,6 +78,7 @@ class InterceptingDriver(LoadedDriver, TorchEagerDriver):
             self._checkpoints.patch_reentrant(patches)
         asks = works(proofs.FAST_PATHS)
         self._tracers.attach(asks, works(proofs.COMPILED), has_mode=not self._has_gate)
+        self._optimizer_steps.attach()
         if self._has_gate:
             gate.switch_on(patches, self.dispatcher)
 
@@ -84,6 +87,7 @@ class InterceptingDriver(LoadedDriver, TorchEagerDriver):
 
     def detach(self) -> None:
         """Undo every patch."""
+        self._optimizer_steps.detach()
         self._tracers.detach()
         super().detach()
         self.dispatcher.invalidate()
@@ -199,6 +203,8 @@ class InterceptingDriver(LoadedDriver, TorchEagerDriver):
             if isinstance(module, FUSED) and not (module.training or interceptor.fused.is_busy):
                 run = functools.partial(entered, interceptor, module, *args, **kwargs)
                 return interceptor.fused.call(module, run)
+            if interceptor.frame is interceptor.root or interceptor.tells_modules:
+                return entered(interceptor, module, *args, **kwargs)
             parent = interceptor.enter_module(module)
             try:
                 if is_known and compiled(module) is None:
@@ -217,11 +223,17 @@ class InterceptingDriver(LoadedDriver, TorchEagerDriver):
                     interceptor.cells = parent.cells
 
         def entered(interceptor: Interceptor, module: nn.Module, *args: Any, **kwargs: Any) -> Any:
-            parent = interceptor.enter_module(module)
-            try:
-                return vanilla(module, *args, **kwargs)
-            finally:
-                interceptor.go_to(parent)
+            if interceptor.stale:
+                interceptor.refresh()
+            with ModuleCall(
+                self.dispatcher, interceptor, module, (*args, *kwargs.values())
+            ) as call:
+                try:
+                    return call.returned(vanilla(module, *args, **kwargs))
+                except BaseException as error:
+                    if is_known and compiled(module) is None:
+                        _internals.add_call_frame(error)
+                    raise
 
         return __call__
 
@@ -251,6 +263,8 @@ class InterceptingDriver(LoadedDriver, TorchEagerDriver):
             # Within an operator PyTorch has popped the mode: a backward pass that the operator
             # runs is noticed nevertheless.
             listening = interceptor.is_listening()
+            points = self.dispatcher.points
+            told = points.backward_begins() if outermost else ()
             if not listening:
                 interceptor.enter()
             try:
@@ -260,6 +274,7 @@ class InterceptingDriver(LoadedDriver, TorchEagerDriver):
                     interceptor.exit()
                 if outermost:
                     interceptor.new_iteration()
+                    points.backward_ends(told)
 
         return run_backward
 

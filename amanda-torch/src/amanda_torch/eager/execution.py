@@ -22,6 +22,7 @@ from amanda_torch.autograd.claims import Claimer, Execution, KnownGradients
 from amanda_torch.autograd.nodes import form_of
 from amanda_torch.autograd.substitution import write_back
 from amanda_torch.eager.operation import Operation, made_leaf
+from amanda_torch.eager.phases import phase_of
 from amanda_torch.operators.calls import TorchCall, tensors_of, with_tensors
 from amanda_torch.operators.layouts import Layout
 from amanda_torch.routines import RoutineDispatcher, count, counters_of, inlined_of
@@ -164,6 +165,7 @@ class Executor:
                 _internals.hide_modes()
             with _internals.reading((*args, *kwargs.values())):
                 call = self._call(func, name, op_id, args, kwargs, key)
+                call.phase = phase_of(call, self._tracker)
                 execution = self._dispatcher.begin(call, scopes)
                 first = execution.plan
                 result, plan = self._carry_out(first, call, gradients, outer, None, execution)
@@ -199,6 +201,7 @@ class Executor:
                 if outer:
                     _internals.hide_modes()
                 call = self._call(func, name, op_id, args, kwargs, key)
+                call.phase = phase_of(call, self._tracker)
                 execution = self._dispatcher.begin(call, scopes, later)
                 _internals.set_modes(outer)
                 with _internals.running():

@@ -226,6 +226,9 @@ class Interceptor(Tracker, TorchFunctionMode):
             self._active = active
             self.fused.forget()
             self.forget_plans()
+            tells = self._dispatcher.points.wants_modules(active)
+            if tells != self.tells_modules:
+                self.tell_modules(tells)
         if STATE.held:
             # A suspended generator gives no notice: look again at each operator.
             self.stale = self.outdated = True

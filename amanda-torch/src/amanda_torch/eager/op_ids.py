@@ -17,7 +17,7 @@ from __future__ import annotations
 import itertools
 import re
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -60,7 +60,8 @@ class Child:
     as those of the module `inner`, which a compiled module calls without ``__call__``.
 
     Attributes:
-        is_fused: it may run as one operator, see :mod:`amanda_torch.eager.fused_modules`.
+        is_fused: it may run as one operator, see :mod:`amanda_torch.eager.fused_modules`; or tools
+            are told of its calls. The gate leaves them to Python.
     """
 
     __slots__ = ("calls", "frames", "inner", "is_fused", "model", "name", "ref", "transparent")
@@ -241,6 +242,8 @@ class Tracker:
         root: the frame outside of all modules.
         generation: counts up whenever plans become out of date.
         iteration: counts up whenever the root counters restart.
+        has_run: whether an outermost module was called.
+        tells_modules: whether a tool has routines at the entry or exit of modules.
 
     Args:
         labels: the names of outermost modules.
@@ -253,13 +256,16 @@ class Tracker:
         "_last",
         "_not_seen",
         "_places",
+        "_results",
         "_seen_outermost",
         "cells",
         "frame",
         "generation",
+        "has_run",
         "iteration",
         "root",
         "stale",
+        "tells_modules",
         "thread",
     )
 
@@ -279,6 +285,9 @@ class Tracker:
         self._last: dict[int, weakref.ref[Frame]] = {}
         # Of the outermost module that runs; made when its first child is new.
         self._places: Places | None = None
+        self._results: list[weakref.ref[Any]] = []
+        self.has_run = False
+        self.tells_modules = False
 
     def go_to(self, frame: Frame) -> None:
         """Make `frame` the current one."""
@@ -377,8 +386,28 @@ class Tracker:
         same = frame is not None and frame.module is not None and frame.module() is module
         return frame if same else None
 
+    def tell_modules(self, tells: bool) -> None:
+        """Set :attr:`tells_modules`, and let the gate leave all calls of modules to Python."""
+        self.tells_modules = tells
+        frames = [self.root]
+        while frames:
+            for child in frames.pop().children.values():
+                child.is_fused = tells or isinstance(child.ref(), FUSED)
+                frames += child.frames
+
+    def note_results(self, results: list[Any]) -> None:
+        """Note what an outermost module has returned."""
+        self._results = [weakref.ref(tensor) for tensor in results]
+
+    def is_result(self, tensors: Sequence[Any]) -> bool:
+        """Whether an outermost module has returned one of these tensors at its last call."""
+        found = [result for ref in self._results if (result := ref()) is not None]
+        return any(result is tensor for result in found for tensor in tensors)
+
     def clear(self) -> None:
         """Drop all frames."""
+        self.has_run = self.tells_modules = False
+        self._results = []
         self.root.clear()
         self._last.clear()
         self._places = None
@@ -433,7 +462,7 @@ class Tracker:
             name = self._name_below(owner, module) or self._stray_name(parent, module)
         if isinstance(module, torch.jit.ScriptModule):
             self._not_seen("TorchScript modules: their operators run in C++")
-        is_fused = isinstance(module, FUSED)
+        is_fused = self.tells_modules or isinstance(module, FUSED)
         child = Child(weakref.ref(module, died), name, transparent, is_fused, model)
         if transparent and hasattr(module, _internals.COMPILED_MODULE):
             child.inner = weakref.ref(getattr(module, _internals.COMPILED_MODULE))

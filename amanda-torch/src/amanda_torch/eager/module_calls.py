@@ -1,0 +1,136 @@
+"""Calls of modules and steps of optimizers, as tools with routines at derived points see them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import nn
+from torch.optim.optimizer import (
+    register_optimizer_step_post_hook,
+    register_optimizer_step_pre_hook,
+)
+
+from amanda.engine.dispatch import Dispatcher
+from amanda.interface.points import Point
+from amanda_torch import _internals
+from amanda_torch.eager.op_ids import Frame, Tracker
+from amanda_torch.operators.calls import tensors_of
+
+
+class ModuleCall:
+    """A call of a module that is an outermost one, or of which tools are told.
+
+    Args:
+        inputs: what the module is given.
+    """
+
+    __slots__ = (
+        "_dispatcher",
+        "_frame",
+        "_has_begun",
+        "_inputs",
+        "_is_outermost",
+        "_module",
+        "_outputs",
+        "_parent",
+        "_scopes",
+        "_tells",
+        "_tracker",
+    )
+
+    def __init__(
+        self, dispatcher: Dispatcher, tracker: Tracker, module: nn.Module, inputs: Sequence[Any]
+    ) -> None:
+        self._dispatcher = dispatcher
+        self._tracker = tracker
+        self._module = module
+        self._inputs = inputs
+        self._outputs: Sequence[Any] | None = None
+        self._scopes: Sequence[Any] = ()
+        # What a checkpoint runs again in a backward pass is no forward pass.
+        self._is_outermost = tracker.frame is tracker.root and not _internals.in_backward()
+        self._parent: Frame = tracker.frame
+        self._frame: Frame = tracker.frame
+        self._has_begun = self._tells = False
+
+    def __enter__(self) -> ModuleCall:
+        tracker = self._tracker
+        self._parent = tracker.enter_module(self._module)
+        self._frame = tracker.frame
+        if self._frame is self._parent:
+            # A wrapper that leaves no trace: the module in it is the outermost one.
+            return self
+        try:
+            self._begin()
+        except BaseException:
+            tracker.go_to(self._parent)
+            raise
+        return self
+
+    def _begin(self) -> None:
+        self._scopes = self._dispatcher.scopes()
+        points, module = self._dispatcher.points, self._module
+        if self._is_outermost:
+            self._tracker.has_run = self._has_begun = True
+            trains = torch.is_grad_enabled() and getattr(module, "training", True)
+            points.forward_begins(self._scopes, self._frame.path, trains)
+        if self._tracker.tells_modules:
+            self._tell(Point.MODULE_ENTRY)
+            self._tells = True
+
+    def returned(self, result: Any) -> Any:
+        """Note the module's result; returns it."""
+        if self._has_begun or self._tells:
+            self._outputs = tensors_of(result)
+        return result
+
+    def __exit__(self, *raised: object) -> None:
+        try:
+            if self._tells:
+                self._tell(Point.MODULE_EXIT)
+            if self._has_begun:
+                self._tracker.note_results(list(self._outputs or ()))
+                self._dispatcher.points.forward_ends(self._scopes, self._frame.path)
+        finally:
+            if self._frame is not self._parent:
+                self._frame.caller = None
+            self._tracker.go_to(self._parent)
+
+    def _tell(self, point: Point) -> None:
+        self._dispatcher.points.module(
+            self._scopes,
+            point,
+            module=self._tracker.module_path(),
+            id=self._frame.path,
+            target=self._module,
+            inputs=tensors_of(self._inputs),
+            outputs=self._outputs,
+        )
+
+
+class OptimizerSteps:
+    """Tells of the steps of optimizers, by PyTorch's hooks for all of them."""
+
+    def __init__(self, dispatcher: Dispatcher) -> None:
+        self._dispatcher = dispatcher
+        self._hooks: list[Any] = []
+
+    def attach(self) -> None:
+        """Begin to notice them."""
+        # Not the methods of a class: optimizers have a step of their own.
+        self._hooks.append(register_optimizer_step_pre_hook(self._begins))
+        self._hooks.append(register_optimizer_step_post_hook(self._has_ended))
+
+    def detach(self) -> None:
+        """Stop to notice them; harmless when called twice."""
+        while self._hooks:
+            self._hooks[-1].remove()
+            self._hooks.pop()
+
+    def _begins(self, *_: Any) -> None:
+        self._dispatcher.points.optimizer_begins()
+
+    def _has_ended(self, *_: Any) -> None:
+        self._dispatcher.points.optimizer_ends(self._dispatcher.scopes())
