@@ -14,6 +14,7 @@ from amanda.results import Chart, Table
 from amanda.tools.description import OpDescription, describe, place
 from amanda.tools.mapping import MappingTool
 from amanda.tools.reporting import type_names
+from amanda_tools._bases.phases import MODEL, PhaseOptions, other_phases
 from amanda_tools._bases.printing import PrintingTool
 from amanda_tools._operators.routines import insert_after, insert_before
 from amanda_tools._output.chart_data import (
@@ -25,7 +26,7 @@ from amanda_tools._output.chart_data import (
 
 
 @attrs.frozen(kw_only=True)
-class CountOptions:
+class CountOptions(PhaseOptions):
     """The options of ``count``. Without any, all operators are counted, forward and backward.
 
     Attributes:
@@ -101,8 +102,8 @@ class CountTool(PrintingTool[CountOptions]):
         return {
             "forward": self._total("forward"),
             "backward": self._total("backward"),
-            "by_type": self._grouped(lambda op: op.type),
-            "by_module": self._grouped(lambda op: op.module),
+            "by_type": self._grouped(self._counted.values(), lambda op: op.type),
+            "by_module": self._grouped(self._counted.values(), lambda op: op.module),
             "ops_never_met": [
                 kind
                 for kind in (*self.options.ops, *self.options.backward_ops)
@@ -113,17 +114,20 @@ class CountTool(PrintingTool[CountOptions]):
     def tables(self) -> Iterable[Table]:
         """Executions by type, forward and backward, and by module."""
         directions = self._directions()
-        by_type = self._grouped(lambda op: op.type)
+        counted = self._shown()
+        by_type = self._grouped(counted, lambda op: op.type)
         for direction in directions:
             rows = [(kind, of["ops"], of["executions"]) for kind, of in by_type[direction].items()]
-            title = f"count: {self._total(direction)} {direction} executions"
+            title = f"count: {self._total(direction, counted)} {direction} executions"
             yield Table(title, ("type", "ops", "executions"), rows)
-        modules = self._grouped(lambda op: op.place)
+        modules = self._grouped(counted, lambda op: op.place)
         names = dict.fromkeys(name for direction in directions for name in modules[direction])
         by_module = [
             (name, *(_executions(modules[way], name) for way in directions)) for name in names
         ]
         yield Table("count: executions by module", ("module", *directions), by_module)
+        if len(counted) < len(self._counted):
+            yield from other_phases("count", self.op_rows(), self.options, ("executions",))
         if missing := self.summary()["ops_never_met"]:
             title = "count: types that were asked for and never met"
             yield Table(title, ("type",), [(kind,) for kind in missing])
@@ -135,13 +139,26 @@ class CountTool(PrintingTool[CountOptions]):
         yield from rank_groups("executions by type", types, BOTH_DIRECTIONS)
         yield from rank_modules("executions by module", modules, BOTH_DIRECTIONS)
 
-    def _total(self, direction: str) -> int:
-        return sum(c.executions for c in self._counted.values() if c.op.direction == direction)
+    def _shown(self) -> list[CountedOp]:
+        """Return the operators that tables list: types that were asked for are listed anyway."""
+        counted, options = self._counted.values(), self.options
+        everything = options.phases == "all" or options.ops or options.backward_ops
+        return [c for c in counted if everything or c.op.phase in MODEL]
 
-    def _grouped(self, key: Callable[[OpDescription], str]) -> dict[str, dict[str, Any]]:
+    def _total(self, direction: str, counted: Iterable[CountedOp] | None = None) -> int:
+        part = self._counted.values() if counted is None else counted
+        return sum(c.executions for c in part if c.op.direction == direction)
+
+    def running_figures(self) -> dict[str, float]:
+        """Executions so far, forward and backward."""
+        return {way: self._total(way) for way in ("forward", "backward")}
+
+    def _grouped(
+        self, part: Iterable[CountedOp], key: Callable[[OpDescription], str]
+    ) -> dict[str, dict[str, Any]]:
         """Count operators and executions by direction and `key`, the most frequent first."""
         groups: dict[str, dict[str, Any]] = {"forward": {}, "backward": {}}
-        for counted in self._counted.values():
+        for counted in part:
             group = groups[counted.op.direction]
             figures = group.setdefault(key(counted.op), collections.Counter())
             figures["ops"] += 1

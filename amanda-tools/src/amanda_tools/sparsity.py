@@ -112,7 +112,8 @@ class SparsityTool(WatchingTool[SparsityOptions]):
         rows, summary = self.op_rows(), self.summary()
         last_column = {"activations": ["dead units"], "weights": [self.options.pattern]}
         for kind in KINDS:
-            part = sorted((row for row in rows if row["kind"] == kind), key=_rank)
+            listed = [r for r in rows if r["kind"] == kind and self.is_shown(r["phase"])]
+            part = sorted(listed, key=_rank)
             if part:
                 title = f"sparsity: {100 * (summary[kind] or 0):.1f} % of the {kind} are zero"
                 columns = ["tensor", "zeros", "at last", "of elements", *last_column.get(kind, [])]

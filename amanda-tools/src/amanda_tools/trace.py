@@ -16,6 +16,7 @@ from amanda.results import Chart, Table
 from amanda.tools.description import place
 from amanda.tools.graph_tracing import Graph, GraphTracingTool, TracedOp, TracedTensor
 from amanda.tools.reporting import applies_if
+from amanda_tools._bases.phases import PhaseOptions, other_phases, shown
 from amanda_tools._bases.printing import PrintingTool
 from amanda_tools._operators.source_lines import source_of
 from amanda_tools._output import viewers
@@ -29,7 +30,7 @@ _OF_TIMELINE = applies_if("timeline=true", lambda o: o.timeline)
 
 
 @attrs.frozen(kw_only=True)
-class TraceOptions:
+class TraceOptions(PhaseOptions):
     """The options of ``trace``.
 
     Attributes:
@@ -150,7 +151,7 @@ class TraceTool(PrintingTool[TraceOptions]):
 
     def tables(self) -> Iterable[Table]:
         """Operators and their time by type, forward and backward, and by module."""
-        rows = self.op_rows()
+        rows = shown(self.op_rows(), self.options)
         found = self.summary()
         columns = ("ops", "milliseconds") if self.options.timeline else ("ops",)
         titles = {
@@ -162,6 +163,7 @@ class TraceTool(PrintingTool[TraceOptions]):
             yield Table(title, ("type", *columns), self._grouped(part, ["type"]))
         by_module = self._grouped(rows, ["module", "direction"])
         yield Table("trace: ops by module", ("module", "direction", *columns), by_module)
+        yield from other_phases("trace", self.op_rows(), self.options)
         if dropped := self.timeline.dropped:
             title = f"trace: the timeline is full (limit={self.options.limit})"
             yield Table(title, ("executions that it does not hold",), [(dropped,)])

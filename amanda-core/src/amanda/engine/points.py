@@ -36,6 +36,10 @@ class Points:
     def __init__(self, dispatcher: Any) -> None:
         self._dispatcher = dispatcher
 
+    def is_wanted(self, scopes: Scopes) -> bool:
+        """Whether a tool has a routine at any derived point."""
+        return any(tool.has_routines_at(*Point) for scope in scopes for tool in scope.tools)
+
     def wants_modules(self, scopes: Scopes) -> bool:
         """Whether a tool has a routine at the entry or exit of modules."""
         points = Point.MODULE_ENTRY, Point.MODULE_EXIT

@@ -47,7 +47,7 @@ class Statistics:
         ops_instrumented: forward and backward operators with at least one action.
         not_seen: executions that are known to be not instrumented: reason to count.
         tool_seconds: wall time spent in analysis and instrumentation routines.
-        steps: iterations that have ended.
+        steps: iterations that have ended, where a tool has a routine at a derived point.
         compiled: how code ran that the program has compiled, where a driver has a choice: a name
             for each part of it, and the way, such as "eagerly (another mode is on)".
     """

@@ -17,6 +17,7 @@ from amanda import OpContext
 from amanda.tools.description import OpDescription, describe
 from amanda.tools.mapping import MappingTool
 from amanda.tools.reporting import type_names
+from amanda_tools._bases.phases import MODEL, PhaseOptions
 from amanda_tools._bases.printing import PrintingTool
 from amanda_tools._operators.compiled_code import make_observer
 from amanda_tools._values.moments import BOUNDS, Moments
@@ -42,7 +43,7 @@ def check_kinds(_: Any, attribute: Any, value: Sequence[str]) -> None:
 
 
 @attrs.frozen(kw_only=True)
-class WatchingOptions:
+class WatchingOptions(PhaseOptions):
     """Which tensors are watched.
 
     Attributes:
@@ -218,6 +219,10 @@ class WatchingTool(PrintingTool[OptionsT]):
     def of_kind(self, kind: str) -> Iterator[WatchedTensor]:
         """Yield the watched tensors of one kind."""
         return (watched for watched in self.watched.values() if watched.kind == kind)
+
+    def is_shown(self, phase: str) -> bool:
+        """True if tables list the tensors of operators of this phase."""
+        return self.options.phases == "all" or phase in MODEL
 
     def tensor_rows(self) -> list[dict[str, Any]]:
         """Return one row per watched tensor: operator, ``kind``, ``tensor`` and all figures."""

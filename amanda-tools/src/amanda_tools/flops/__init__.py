@@ -13,6 +13,7 @@ from amanda.files import write_json
 from amanda.results import Chart, Table
 from amanda.tools.description import OUTSIDE, OpDescription, describe
 from amanda.tools.mapping import MappingTool
+from amanda_tools._bases.phases import PhaseOptions, other_phases, shown
 from amanda_tools._bases.printing import PrintingTool
 from amanda_tools._operators.cost import FORMULAS
 from amanda_tools._operators.op_types import VIEWS, is_free, is_free_name
@@ -40,7 +41,7 @@ Op = ProductOp | ProductGradientOp | OtherOp
 
 
 @attrs.frozen(kw_only=True)
-class FlopsOptions:
+class FlopsOptions(PhaseOptions):
     """The options of ``flops``.
 
     Attributes:
@@ -78,6 +79,7 @@ class FlopsTool(PrintingTool[FlopsOptions]):
         super().__init__(**options)
         self._ops: dict[str, Op] = {}
         self._bytes: dict[str, OpBytes] = {}
+        self._batch: int | None = None
         self._counted: list[ProductOp | ProductGradientOp] = []
         self._parameters = Parameters()
         self.depends_on(MappingTool.standard())
@@ -90,6 +92,8 @@ class FlopsTool(PrintingTool[FlopsOptions]):
 
     def _analyse(self, context: OpContext) -> None:
         op = describe(context)
+        if self._batch is None and op.phase == "forward" and not op.id.startswith("/"):
+            self._batch = _batch_of(context)
         known = self._ops.get(op.id)
         if known is None:
             known = self._met(_forward_op(op, context))
@@ -200,17 +204,20 @@ class FlopsTool(PrintingTool[FlopsOptions]):
 
     def summary(self) -> dict[str, Any]:
         """Sums over all operators, by type and by module; types that count zero, and unknown
-        ones."""
+        ones. ``activation_bytes`` is what the operators of one forward pass write."""
         rows = self.op_rows()
         forward = [row for row in rows if row["direction"] == "forward"]
         unknown = [row for row in rows if row["counted"] == "unknown"]
         return {
+            "batch": self._batch,
             "flops": sum(row["flops"] for row in forward),
             "flops_backward": sum(r["flops"] for r in rows if r["direction"] == "backward"),
             "macs": sum(row["macs"] for row in forward),
             "params": self._params(op.op.id for op in self._ops.values())[0],
             "weight_bytes": self._params(op.op.id for op in self._ops.values())[1],
-            "activation_bytes": sum(row["activation_bytes"] or 0 for row in forward),
+            "activation_bytes": sum(
+                row["activation_bytes"] or 0 for row in forward if row["phase"] == "forward"
+            ),
             "zero_ops": sorted({row["type"] for row in rows if row["counted"] == "zero"}),
             "unknown_ops": _calls(unknown),
             "unknown_share": len(unknown) / len(rows) if rows else 0.0,
@@ -253,17 +260,31 @@ class FlopsTool(PrintingTool[FlopsOptions]):
             ("backward", format_quantity(found["flops_backward"], "FLOP")),
             ("parameters", format_quantity(found["params"], "")),
             ("weights", format_quantity(found["weight_bytes"], "B")),
-            ("activations, first execution", format_quantity(found["activation_bytes"], "B")),
+            ("activations of a forward pass", format_quantity(found["activation_bytes"], "B")),
         ]
+        steps = self.summary_of_steps(self.op_rows())
+        if step := steps["per_step"]:
+            totals[:2] = [*totals[:2], *self._step_rows(step, steps["steps"])]
         yield Table("flops: 2 per multiply-accumulate", ("what", "amount"), totals)
-        rows = self.op_rows()
+        rows = shown(self.op_rows(), self.options)
         if self.options.by != "type":
             yield self._table(self.options.by, self._grouped(rows, self._place), found)
-        yield self._table("type", found["by_type"], found)
+        yield self._table("type", self._grouped(rows, lambda row: str(row["type"])), found)
+        yield from other_phases("flops", self.op_rows(), self.options, ("flops",))
         if unknown := found["unknown_ops"]:
             share = f"{100 * found['unknown_share']:.1f} % of the operators"
             title = f"flops: types without a formula, {share}"
             yield Table(title, ("type", "calls"), list(unknown.items()))
+
+    def _step_rows(self, step: dict[str, Any], steps: int) -> Iterable[tuple[str, str]]:
+        """Yield lines with the operations of one step, and of one sample if the batch is known."""
+        per_step = {"forward": step["flops"], "backward": step["flops_backward"]}
+        for direction, flops in per_step.items():
+            yield f"{direction}, a step of {steps}", format_quantity(flops, "FLOP")
+        if self._batch:
+            for direction, flops in per_step.items():
+                amount = format_quantity(flops / self._batch, "FLOP")
+                yield f"{direction}, a sample of {self._batch}", amount
 
     def _place(self, row: dict[str, Any]) -> str:
         """Return the group of a row in the largest table."""
@@ -321,6 +342,15 @@ def _forward_op(op: OpDescription, context: OpContext) -> Op:
     if formula is None:
         return OtherOp(op, is_free(op.type))
     return ProductOp(op, Signature.of(context, op.type), formula)
+
+
+def _batch_of(context: OpContext) -> int | None:
+    """Return the first size of the first input that is data; None if there is none."""
+    specs = context.get_tensor_specs().inputs or ()
+    for position, spec in enumerate(specs):
+        if spec is not None and context.get_value(position) is None:
+            return spec.shape[0] if spec.shape else None
+    return None
 
 
 def _calls(rows: Iterable[dict[str, Any]]) -> dict[str, int]:

@@ -14,6 +14,7 @@ from amanda.results import Chart, Table
 from amanda.tools.description import OpDescription, describe
 from amanda.tools.mapping import MappingTool
 from amanda.tools.reporting import applies_if
+from amanda_tools._bases.phases import PhaseOptions, other_phases, shown
 from amanda_tools._bases.printing import PrintingTool
 from amanda_tools._operators.op_types import VIEWS
 from amanda_tools._operators.routines import Handover, insert_after, insert_before
@@ -45,7 +46,7 @@ SORTS = {"time": "seconds", "calls": "calls", "memory": "output_bytes", "saved":
 
 
 @attrs.frozen(kw_only=True)
-class ProfileOptions:
+class ProfileOptions(PhaseOptions):
     """The options of ``profile``.
 
     Attributes:
@@ -84,6 +85,7 @@ class ProfileTool(PrintingTool[ProfileOptions]):
     """
 
     name = "profile"
+    figures = ("calls", "seconds")
     Options = ProfileOptions
     only_watches = True
 
@@ -205,12 +207,12 @@ class ProfileTool(PrintingTool[ProfileOptions]):
     def tables(self) -> Iterable[Table]:
         """Operators, types or modules, those with the most time (or other figure of ``sort``)
         first."""
-        rows, key = self.op_rows(), SORTS[self.options.sort]
+        rows, key = shown(self.op_rows(), self.options), SORTS[self.options.sort]
         total = sum(row["seconds"] for row in rows)
         places = [{**row, "module": self._ops[row["id"]].place} for row in rows]
         groups = self._grouped(places, self.options.by)
         order = sorted(groups.items(), key=lambda item: -item[1][key])
-        shown = [
+        lines = [
             (
                 name,
                 of["calls"],
@@ -226,7 +228,8 @@ class ProfileTool(PrintingTool[ProfileOptions]):
         forward, backward = (1000 * found[f"seconds_{d}"] for d in ("forward", "backward"))
         title = f"profile: {forward:.1f} ms forward, {backward:.1f} ms backward, in operators"
         by = self.options.by
-        yield Table(title, (by, "calls", "ms", "share", "µs a call", "outputs", "saved"), shown)
+        yield Table(title, (by, "calls", "ms", "share", "µs a call", "outputs", "saved"), lines)
+        yield from other_phases("profile", self.op_rows(), self.options, ("calls", "seconds"))
 
     def charts(self) -> Iterable[Chart]:
         """Time by module and by type; memory saved for the backward pass by module."""

@@ -91,7 +91,8 @@ class StatsTool(WatchingTool[StatsOptions]):
         """
         columns = ("tensor", "mean", "std", "min", "max", "zeros", "nan", "inf")
         for kind in KINDS:
-            part = sorted(self._of(kind), key=_rank, reverse=True)
+            listed = [w for w in self._of(kind) if self.is_shown(w.op.phase)]
+            part = sorted(listed, key=_rank, reverse=True)
             if part:
                 rows = [_shown(watched) for watched in part]
                 yield Table(f"stats: {len(part)} {kind}", columns, rows)

@@ -203,8 +203,21 @@ class InterceptingDriver(LoadedDriver, TorchEagerDriver):
             if isinstance(module, FUSED) and not (module.training or interceptor.fused.is_busy):
                 run = functools.partial(entered, interceptor, module, *args, **kwargs)
                 return interceptor.fused.call(module, run)
-            if interceptor.frame is interceptor.root or interceptor.tells_modules:
-                return entered(interceptor, module, *args, **kwargs)
+            if interceptor.stale:
+                interceptor.refresh()
+            if interceptor.tells and (
+                interceptor.tells_modules or interceptor.frame is interceptor.root
+            ):
+                # In this function: a further frame would stand in the user's tracebacks.
+                with told(interceptor, module, args, kwargs) as call:
+                    try:
+                        if is_known and compiled(module) is None:
+                            return call.returned(plain(module)(*args, **kwargs))
+                        return call.returned(vanilla(module, *args, **kwargs))
+                    except BaseException as error:
+                        if is_known and compiled(module) is None:
+                            _internals.add_call_frame(error)
+                        raise
             parent = interceptor.enter_module(module)
             try:
                 if is_known and compiled(module) is None:
@@ -223,17 +236,11 @@ class InterceptingDriver(LoadedDriver, TorchEagerDriver):
                     interceptor.cells = parent.cells
 
         def entered(interceptor: Interceptor, module: nn.Module, *args: Any, **kwargs: Any) -> Any:
-            if interceptor.stale:
-                interceptor.refresh()
-            with ModuleCall(
-                self.dispatcher, interceptor, module, (*args, *kwargs.values())
-            ) as call:
-                try:
-                    return call.returned(vanilla(module, *args, **kwargs))
-                except BaseException as error:
-                    if is_known and compiled(module) is None:
-                        _internals.add_call_frame(error)
-                    raise
+            with told(interceptor, module, args, kwargs) as call:
+                return call.returned(vanilla(module, *args, **kwargs))
+
+        def told(interceptor: Interceptor, module: nn.Module, args: Any, kwargs: Any) -> ModuleCall:
+            return ModuleCall(self.dispatcher, interceptor, module, (*args, *kwargs.values()))
 
         return __call__
 
@@ -264,7 +271,10 @@ class InterceptingDriver(LoadedDriver, TorchEagerDriver):
             # runs is noticed nevertheless.
             listening = interceptor.is_listening()
             points = self.dispatcher.points
-            told = points.backward_begins() if outermost else ()
+            if interceptor.stale:
+                interceptor.refresh()
+            tells = outermost and interceptor.tells
+            told = points.backward_begins() if tells else ()
             if not listening:
                 interceptor.enter()
             try:
@@ -274,6 +284,7 @@ class InterceptingDriver(LoadedDriver, TorchEagerDriver):
                     interceptor.exit()
                 if outermost:
                     interceptor.new_iteration()
+                if tells:
                     points.backward_ends(told)
 
         return run_backward

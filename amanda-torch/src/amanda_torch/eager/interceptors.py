@@ -226,9 +226,11 @@ class Interceptor(Tracker, TorchFunctionMode):
             self._active = active
             self.fused.forget()
             self.forget_plans()
-            tells = self._dispatcher.points.wants_modules(active)
-            if tells != self.tells_modules:
-                self.tell_modules(tells)
+            points = self._dispatcher.points
+            self.tells = points.is_wanted(active)
+            tells_modules = self.tells and points.wants_modules(active)
+            if tells_modules != self.tells_modules:
+                self.tell_modules(tells_modules)
         if STATE.held:
             # A suspended generator gives no notice: look again at each operator.
             self.stale = self.outdated = True

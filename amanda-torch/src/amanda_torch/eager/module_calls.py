@@ -73,7 +73,7 @@ class ModuleCall:
         self._scopes = self._dispatcher.scopes()
         points, module = self._dispatcher.points, self._module
         if self._is_outermost:
-            self._tracker.has_run = self._has_begun = True
+            self._has_begun = True
             trains = torch.is_grad_enabled() and getattr(module, "training", True)
             points.forward_begins(self._scopes, self._frame.path, trains)
         if self._tracker.tells_modules:

@@ -243,6 +243,7 @@ class Tracker:
         generation: counts up whenever plans become out of date.
         iteration: counts up whenever the root counters restart.
         has_run: whether an outermost module was called.
+        tells: whether a tool has routines at derived points.
         tells_modules: whether a tool has routines at the entry or exit of modules.
 
     Args:
@@ -265,6 +266,7 @@ class Tracker:
         "iteration",
         "root",
         "stale",
+        "tells",
         "tells_modules",
         "thread",
     )
@@ -287,6 +289,7 @@ class Tracker:
         self._places: Places | None = None
         self._results: list[weakref.ref[Any]] = []
         self.has_run = False
+        self.tells = False
         self.tells_modules = False
 
     def go_to(self, frame: Frame) -> None:
@@ -406,7 +409,7 @@ class Tracker:
 
     def clear(self) -> None:
         """Drop all frames."""
-        self.has_run = self.tells_modules = False
+        self.has_run = self.tells = self.tells_modules = False
         self._results = []
         self.root.clear()
         self._last.clear()
@@ -438,6 +441,7 @@ class Tracker:
             self.new_iteration()
         self._seen_outermost.add(child)
         self._places = None
+        self.has_run = True
 
     def _new_child(self, parent: Frame, module: nn.Module) -> Child:
         key = id(module)

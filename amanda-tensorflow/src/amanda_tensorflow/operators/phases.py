@@ -1,0 +1,116 @@
+"""What a forward operator belongs to, by the code that has called it or added it to its graph."""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Iterable, Iterator
+from types import FrameType
+from typing import Any
+
+import tensorflow as tf
+
+from amanda.interface.specs import Phase
+
+_BY_FILE: tuple[tuple[str, Phase], ...] = (
+    ("/src/initializers/", "setup"),
+    ("/keras/src/random/", "setup"),
+    ("/tensorflow/python/ops/init_ops", "setup"),
+    ("/src/optimizers/", "optimizer"),
+    ("/src/backend/tensorflow/optimizer", "optimizer"),
+    ("/tensorflow/python/training/saver", "other"),
+    ("/tensorflow/python/training/", "optimizer"),
+    ("/src/metrics/", "other"),
+    ("/tensorflow/python/ops/metrics_impl", "other"),
+    ("/tensorflow/python/data/", "other"),
+)
+"""Parts of the names of files, of Keras and TensorFlow, whose code runs operators of one phase."""
+
+_UPDATES = re.compile(r"(Resource)?(Sparse)?Apply[A-Z]|Assign(Sub|Add)(VariableOp)?$")
+"""Types of operators that change variables; outside of layers, those of optimizers do."""
+
+_INITIALISING = re.compile(r"(^|/)(Initializer|initial_value|IsInitialized|IsVariableInitialized)")
+"""Names of operators that TensorFlow 1 initialises variables with."""
+
+_VARIABLES = frozenset({"VarHandleOp", "VariableV2", "Variable", "VarIsInitializedOp"})
+
+_DRAWING = re.compile(r"(Stateless)?Random|StatelessTruncatedNormal|TruncatedNormal$|Multinomial$")
+
+_DEEPEST = 60
+"""Calling functions that are looked at."""
+
+
+def phase_of_eager(kind: str, in_layer: bool) -> Phase:
+    """The phase of an operator that is about to run at once.
+
+    Args:
+        kind: its type.
+        in_layer: whether a Keras layer runs it.
+    """
+    frame: FrameType | None = sys._getframe(1)  # noqa: SLF001 - public in all but name
+    for _ in range(_DEEPEST):
+        if frame is None:
+            break
+        found = _of_file(frame.f_code.co_filename)
+        if found is not None:
+            # Keras builds a layer in the layer's first call.
+            return found if found == "setup" or not in_layer else "forward"
+        if frame.f_code.co_name in ("__init__", "build") and _builds(frame):
+            return "setup"
+        frame = frame.f_back
+    return "forward" if in_layer else _of_type(kind)
+
+
+def phase_of_node(op: Any, in_layer: bool) -> Phase:
+    """The phase of an operator of a graph.
+
+    Args:
+        op: the operator.
+        in_layer: whether a Keras layer has made it.
+    """
+    name, kind = op.name, op.type
+    if _INITIALISING.search(name) or kind in _VARIABLES or name.endswith("/Assign"):
+        return "setup"
+    if in_layer:
+        return "forward"
+    if _UPDATES.match(kind):
+        return "optimizer"
+    for file in _files(op.traceback):
+        found = _of_file(file)
+        if found is not None:
+            return found
+    return _of_type(kind)
+
+
+def _files(traceback: Any) -> Iterator[str]:
+    """The files of the frames that have added an operator, innermost first."""
+    frames = traceback or ()
+    for position in range(len(frames) - 1, max(-1, len(frames) - 1 - _DEEPEST), -1):
+        yield frames[position].filename
+
+
+def changes_variables(ops: Iterable[Any]) -> bool:
+    """Whether one of the operators is that of an optimizer."""
+    return any(_UPDATES.match(op.type) and phase_of_node(op, False) == "optimizer" for op in ops)
+
+
+def _of_type(kind: str) -> Phase:
+    if _UPDATES.match(kind):
+        return "optimizer"
+    return "other" if _DRAWING.match(kind) else "forward"
+
+
+def _of_file(file: str) -> Phase | None:
+    for part, phase in _BY_FILE:
+        if part in file:
+            return phase
+    return None
+
+
+def _builds(frame: FrameType) -> bool:
+    """Whether a constructor or ``build`` is that of a module or layer."""
+    names = frame.f_code.co_varnames
+    first = frame.f_locals.get(names[0]) if names else None
+    return isinstance(first, tf.Module) or any(
+        cls.__module__.startswith(("keras.", "tf_keras.")) for cls in type(first).__mro__
+    )

@@ -1,0 +1,56 @@
+"""The model's operators in tables: those of other phases stand in one line for each phase."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Literal
+
+import attrs
+
+from amanda.results import Table
+from amanda.tools.reporting import figures_by_phase
+
+MODEL = frozenset({"forward", "backward"})
+"""The phases that belong to the model."""
+
+
+@attrs.frozen(kw_only=True)
+class PhaseOptions:
+    """The options of tools whose tables list operators.
+
+    Attributes:
+        phases: model for the operators of forward and backward passes, with one line for each
+            other phase; all for every operator.
+    """
+
+    phases: Literal["model", "all"] = "model"
+
+
+def shown(rows: Iterable[Mapping[str, Any]], options: PhaseOptions) -> list[dict[str, Any]]:
+    """Return the rows that tables list."""
+    return [dict(row) for row in rows if options.phases == "all" or row["phase"] in MODEL]
+
+
+def other_phases(
+    tool: str,
+    rows: Iterable[Mapping[str, Any]],
+    options: PhaseOptions,
+    figures: Sequence[str] = (),
+) -> Iterable[Table]:
+    """Yield a table with one line for each phase whose operators other tables leave out.
+
+    Args:
+        tool: the name of the tool.
+        figures: keys of rows to be summed.
+    """
+    if options.phases == "all":
+        return
+    found = figures_by_phase(rows, figures)
+    lines = [
+        (phase, of["ops"], *(of[name] for name in figures))
+        for phase, of in found.items()
+        if phase not in MODEL and of["ops"]
+    ]
+    if lines:
+        title = f"{tool}: outside of the model (phases=all lists them)"
+        yield Table(title, ("phase", "ops", *figures), lines)

@@ -1,0 +1,183 @@
+"""Phases of operators, iterations, and the points of modules and passes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional
+
+import amanda
+from amanda.interface.points import Point, PointContext
+
+
+class Phases(amanda.Tool):
+    """The phase of each operator by its name."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.found: dict[str, str] = {}
+        self.add_inst_for_op(self.note)
+        self.add_inst_for_op(self.note, backward=True)
+
+    def note(self, context: amanda.OpContext) -> None:
+        self.found[context.get_backward_op_id() or context.get_op_id()] = context.get_phase()
+
+    def of(self, name: str) -> set[str]:
+        return {
+            phase
+            for op_id, phase in self.found.items()
+            if op_id.rpartition("/")[2].partition(":")[0] == name
+        }
+
+
+class Points(amanda.Tool):
+    """The derived points that were passed."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: list[PointContext] = []
+        for end in (False, True):
+            self.add_inst_for_module(self.note, exit=end)
+            self.add_inst_for_iteration(self.note, end=end)
+            for backward in (False, True):
+                self.add_inst_for_pass(self.note, backward=backward, end=end)
+
+    def note(self, point: PointContext) -> None:
+        self.seen.append(point)
+
+    def count(self, point: Point) -> int:
+        return sum(context.point is point for context in self.seen)
+
+
+def model() -> nn.Sequential:
+    return nn.Sequential(nn.Linear(4, 3), nn.Identity(), nn.Dropout(0.0))
+
+
+def step(net: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    optimizer.zero_grad(set_to_none=False)
+    functional.mse_loss(net(torch.ones(2, 4)), torch.zeros(2, 3)).backward()
+    nn.utils.clip_grad_norm_(net.parameters(), 1.0)
+    optimizer.step()
+
+
+@pytest.mark.parametrize("foreach", [False, True])
+def test_the_phases_of_training_are_found(foreach: bool) -> None:
+    """Building, losses, gradients, clipping, optimizers and metrics are told apart."""
+    with amanda.apply(tool := Phases()):
+        net = model()
+        optimizer = torch.optim.SGD(net.parameters(), 0.1, momentum=0.9, foreach=foreach)
+        for _ in range(2):
+            step(net, optimizer)
+            with torch.no_grad():
+                (net(torch.ones(2, 4)).argmax(1) == 0).float().mean()
+    assert tool.of("uniform_") == {"setup"}
+    assert tool.of("linear") == tool.of("mse_loss") == {"forward"}
+    assert tool.of("AddmmBackward0") == {"backward"}
+    assert tool.of("argmax") == tool.of("mean") == {"other"}
+    changed = tool.of("_foreach_add_") if foreach else tool.of("add_")
+    assert changed == {"optimizer"}
+    norms = [phase for op_id, phase in tool.found.items() if "norm" in op_id]
+    assert set(norms) == {"optimizer"}
+
+
+def test_functional_code_is_forward() -> None:
+    """A program without modules computes in the forward phase, also without gradients."""
+    w = torch.ones(3, requires_grad=True)
+    with amanda.apply(tool := Phases()):
+        (w * 2).exp().sum().backward()
+        torch.sigmoid(torch.ones(3).abs())
+    assert tool.of("exp") == tool.of("sum") == tool.of("sigmoid") == {"forward"}
+
+
+def test_what_follows_a_model_in_inference_is_forward() -> None:
+    """Functional code whose inputs come from the model is a part of it; a prediction is not."""
+    net, tool = model().eval(), Phases()
+    with amanda.apply(tool, Points()), torch.no_grad():
+        torch.softmax(net(torch.ones(2, 4)), 1)
+        net(torch.ones(2, 4)).argmax(1)
+    assert (tool.of("softmax"), tool.of("argmax")) == ({"forward"}, {"other"})
+
+
+def accumulated(net: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    for _ in range(2):
+        net(torch.ones(2, 4)).sum().backward()
+    optimizer.step()
+
+
+def evaluated(net: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    step(net, optimizer)
+    with torch.no_grad():
+        net(torch.ones(2, 4))
+        net(torch.ones(2, 4))
+
+
+@pytest.mark.parametrize("iterate", [step, accumulated, evaluated])
+def test_a_step_ends_with_the_optimizers(iterate: Callable[..., None]) -> None:
+    """Accumulated passes belong to one step, and evaluations to none."""
+    net, points = model(), Points()
+    optimizer = torch.optim.AdamW(net.parameters())
+    with amanda.apply(points) as scope:
+        for _ in range(3):
+            iterate(net, optimizer)
+    assert scope.statistics.steps == 3
+    ends = [context for context in points.seen if context.point is Point.ITERATION_END]
+    assert ends[-1].iteration == 2
+    begin, end = ends[-1].begin, ends[-1].end
+    assert begin is not None
+    assert end is not None
+    assert begin < end
+
+
+def test_in_inference_a_step_is_a_call_of_the_model() -> None:
+    """Each call of the outermost module is a step."""
+    net, points = model().eval(), Points()
+    with amanda.apply(points) as scope, torch.no_grad():
+        for _ in range(4):
+            net(torch.ones(2, 4))
+    assert scope.statistics.steps == points.count(Point.ITERATION_END) == 4
+    assert points.count(Point.FORWARD_BEGIN) == points.count(Point.FORWARD_END) == 4
+
+
+def test_every_module_is_entered_and_left() -> None:
+    """Modules without operators included, with what they are given and give, also in pairs around
+    an exception, and once in a scope within."""
+    net, points = model(), Points()
+    with amanda.apply(points):
+        net(torch.ones(2, 4))
+        with pytest.raises(RuntimeError):
+            net(torch.ones(2, 5))
+    entries = [(c.id, c.module) for c in points.seen if c.point is Point.MODULE_ENTRY]
+    first = [("Sequential", ""), *((f"Sequential.{i}", str(i)) for i in range(3))]
+    assert entries == [*first, *first[:2]]
+    assert points.count(Point.MODULE_EXIT) == len(entries)
+    exits = [c for c in points.seen if c.point is Point.MODULE_EXIT]
+    assert exits[1].target is net[1]
+    assert [list(t.shape) for t in exits[0].outputs or ()] == [[2, 3]]
+    assert exits[-1].outputs is None
+
+
+def test_a_routine_at_a_point_is_vanilla() -> None:
+    """What a routine at a point computes is seen by no tool, and raises out of it with a note."""
+
+    def compute(point: PointContext) -> Any:
+        torch.ones(2).cos()
+
+    phases, tool = Phases(), amanda.Tool()
+    tool.add_inst_for_pass(compute, backward=True)
+    tool.add_inst_for_module(compute)
+    with amanda.apply(phases, tool):
+        model()(torch.ones(2, 4)).sum().backward()
+    assert phases.of("cos") == set()
+
+    def fail(point: PointContext) -> Any:
+        raise ValueError("no such luck")
+
+    failing = amanda.Tool()
+    failing.add_inst_for_module(fail)
+    with amanda.apply(failing), pytest.raises(ValueError, match="no such luck") as caught:
+        model()(torch.ones(2, 4))
+    assert caught.value.__notes__ == ["amanda: raised in Tool.fail at module_entry of Sequential"]
