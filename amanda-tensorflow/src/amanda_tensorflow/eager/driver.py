@@ -23,6 +23,7 @@ from amanda_tensorflow import _internals
 from amanda_tensorflow.eager.autodiff import RoutineCall, is_tensor, substitute
 from amanda_tensorflow.eager.backward_ops import MarkedGradients
 from amanda_tensorflow.eager.interception import Interception
+from amanda_tensorflow.eager.layer_calls import ToldCall, is_symbolic, patch_optimizers
 from amanda_tensorflow.eager.op_request import Vanilla
 from amanda_tensorflow.eager.recomputation import (
     beginning_again,
@@ -73,6 +74,7 @@ class InterceptingDriver(TensorFlowEagerDriver):
         recording.EAGER.run = self._gradients.run
         if _LAYERS not in self.switched_off:
             layers.EAGER.call, layers.EAGER.place = _call_layer, _place
+        patch_optimizers(patches, self.dispatcher)
         missing = [name for name in layers.KERAS if name not in sys.modules]
         if missing:
             self._watch = Watch(missing, layers.patch)
@@ -206,11 +208,15 @@ class InterceptingDriver(TensorFlowEagerDriver):
             tracker = LOCAL.tracker
             if tracker is None or tracker.muted or STATE.paused:
                 return vanilla(tape, *args, **kwargs)
+            tells = tracker.tells and not tracker.depth
+            told = self.dispatcher.points.backward_begins() if tells else ()
             outer = tracker.enter_backward()
             try:
                 return vanilla(tape, *args, **kwargs)
             finally:
                 left = tracker.exit_backward(outer)
+                if tells:
+                    self.dispatcher.points.backward_ends(told)
                 if left:
                     self.dispatcher.not_seen(_LEAF_SUMS, left)
                 if tracker.recomputation is not None:
@@ -249,6 +255,20 @@ def _call_layer(vanilla: Any, layer: Any, args: Any, kwargs: Any) -> Any:
     tracker = LOCAL.tracker
     if tracker is None or tracker.muted or STATE.paused:
         return vanilla(layer, *args, **kwargs)
+    if tracker.outdated:
+        tracker.refresh()
+    is_outermost = not tracker.ids.nesting
+    if tracker.tells and not is_symbolic((args, kwargs)):
+        call = ToldCall(tracker.dispatcher, tracker, layer, (args, kwargs))
+        tracker.enter_layer(layer)
+        try:
+            call.begin(is_outermost, kwargs.get("training") is not False)
+            try:
+                return call.returned(vanilla(layer, *args, **kwargs))
+            finally:
+                call.end()
+        finally:
+            tracker.exit_layer()
     tracker.enter_layer(layer)
     try:
         return vanilla(layer, *args, **kwargs)

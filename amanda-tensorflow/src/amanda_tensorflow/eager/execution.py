@@ -13,6 +13,7 @@ from amanda_tensorflow.eager.replacement import Replacement
 from amanda_tensorflow.eager.tape_marks import Claim, Mark
 from amanda_tensorflow.eager.thread import Tracker
 from amanda_tensorflow.eager.variable_values import VariableValues
+from amanda_tensorflow.operators.phases import phase_of_eager
 
 
 class Executor:
@@ -81,6 +82,7 @@ class Executor:
         """
         run = self._dispatcher.run
         call = request.call(op_id, inputs, tracker.ids.module(scope), self._values)
+        call.phase = phase_of_eager(request.kind, bool(tracker.ids.places))
         analyses = self._dispatcher.begin(call)
         plan = analyses.plan
         values = inputs

@@ -98,6 +98,8 @@ class Tracker:
         self.recomputation: RunningRecomputation | None = None
         self.failures: list[BaseException | None] = []
         self.places: list[Place | None] = []
+        self.dispatcher = dispatcher
+        self.tells = False
 
     # -- scopes and plans -------------------------------------------------
 
@@ -121,6 +123,7 @@ class Tracker:
         if replan or active != self.active or not STATE.cache:
             self.active = active
             self.watches = any(scope.analyses_backward() for scope in active)
+            self.tells = self._dispatcher.points.is_wanted(active)
             self.forget_plans()
         # A generator that holds a scope gives no notice when it is suspended: look each time.
         self.outdated = STATE.held

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import attrs
@@ -73,6 +74,12 @@ class FunctionDriver(TensorFlowFunctionDriver, GraphModeDriver):
                 if _internals.is_instrumented(function):
                     return vanilla(function, tensor_inputs, captured_inputs)
                 copy = self._copied(function, scopes, tensor_inputs, captured_inputs)
+            if copy.told:
+                with self._passing(copy, scopes):
+                    return run(copy, function, tensor_inputs, captured_inputs)
+            return run(copy, function, tensor_inputs, captured_inputs)
+
+        def run(copy: Copy, function: Any, tensor_inputs: Any, captured_inputs: Any) -> Any:
             ready, executions = copy.payload, copy.executions
             if ready is None:
                 result = vanilla(function, tensor_inputs, captured_inputs)
@@ -91,6 +98,20 @@ class FunctionDriver(TensorFlowFunctionDriver, GraphModeDriver):
             return result
 
         return call_flat
+
+    @contextmanager
+    def _passing(self, copy: Copy, scopes: tuple[LiveScope, ...]) -> Iterator[None]:
+        """A run of a function, which is a forward pass, and a step if an optimizer steps in it."""
+        points, trains = self.dispatcher.points, copy.building.trains
+        has_stepped = False
+        points.forward_begins(scopes, copy.told, trains or copy.told.endswith(".forward"))
+        try:
+            yield
+            has_stepped = trains
+        finally:
+            points.forward_ends(scopes, copy.told)
+            if has_stepped:
+                points.optimizer_ends(scopes)
 
     def _copied(
         self,
@@ -155,6 +176,9 @@ class FunctionDriver(TensorFlowFunctionDriver, GraphModeDriver):
         elif made:
             executions = Executions.of_function(building)
         copy.executions = executions
+        name = function_name(source)
+        if self.dispatcher.points.is_wanted(scopes) and not name.endswith(".backward"):
+            copy.told = name
         building.forget()
         copy.remember(list(instrument.keys))
         self.copies.keep(function, copy, scopes)

@@ -47,6 +47,7 @@ class Building:
         is_routing: whether the operator that is added routes values in a loop or branch of
             TensorFlow 1, where some of them may never arrive.
         is_changed: whether anything was inserted.
+        trains: whether an optimizer steps in it.
         may_change: whether a routine may have changed an input or output of a forward operator.
         is_replaced: whether an operator was replaced, perhaps by one with another shape.
         has_python: whether any inserted node calls Python.
@@ -71,6 +72,7 @@ class Building:
     takes_reference: bool = False
     is_routing: bool = False
     is_changed: bool = False
+    trains: bool = False
     may_change: bool = False
     is_replaced: bool = False
     has_python: bool = False

@@ -26,6 +26,7 @@ class Copy:
         payload: what the driver runs. A function driver has None where nothing is inserted:
             the vanilla function runs.
         executions: counts the runs; None if there is nothing to count.
+        told: what tools with routines at passes are told that it is, "" for nothing.
         generation: the generation of :class:`Copies` in which it was last found up to date.
     """
 
@@ -34,6 +35,7 @@ class Copy:
     payload: Any
     generation: int
     executions: Executions | None = None
+    told: str = ""
     _records: list[tuple[weakref.ref[LiveScope], str, OpRecord]] = attrs.field(factory=list)
     _noted: int = 0
 

@@ -37,6 +37,7 @@ from amanda_tensorflow.graphs.sites import ForwardState, LazyAttributes, Segment
 from amanda_tensorflow.graphs.variable_values import ReadVariable, WriteVariable
 from amanda_tensorflow.keras_layers.paths import LayerIds
 from amanda_tensorflow.operators.description import OpView, input_names
+from amanda_tensorflow.operators.phases import changes_variables, phase_of_node
 from amanda_tensorflow.operators.types import CONTROL_FLOW, DATASET_LOOPS, is_differentiable
 
 Create = Callable[[Sequence[Any], Sequence[Any]], Any]
@@ -235,6 +236,8 @@ class Instrument:
         """Add a forward operator."""
         op_id, key = site.op_id(op), site.key(op)
         self.keys.append(key)
+        if not self.building.trains:
+            self.building.trains = changes_variables((op,))
         state = site.states[op.name] = ForwardState(op_id, key)
         plan = self.dispatcher.plan(op_id, key=key)
         execution: OpExecution | None = None
@@ -414,6 +417,7 @@ class Instrument:
             attributes=attributes,
             module=site.module(op),
             own_key=site.key(op),
+            phase=phase_of_node(op, bool(site.path(op).module)),
             site=site,
             source=op,
             read=self.read,

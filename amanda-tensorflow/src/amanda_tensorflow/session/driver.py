@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import warnings
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import tensorflow as tf
@@ -26,6 +27,7 @@ from amanda_tensorflow.graphs.executions import Executions
 from amanda_tensorflow.graphs.self_test import Doubler
 from amanda_tensorflow.plugin import TensorFlowGraphDriver
 from amanda_tensorflow.session.copies import Prepared, SessionCopies
+from amanda_tensorflow.session.run_kinds import RunKinds
 from amanda_tensorflow.session.runs import Key, SessionRun, key_of
 
 PARTIAL = "runs of Session.partial_run, and beside them"
@@ -37,6 +39,7 @@ class SessionDriver(TensorFlowGraphDriver, GraphModeDriver):
 
     def __init__(self, dispatcher: GraphDispatcher) -> None:
         super().__init__(dispatcher)
+        self._kinds = RunKinds()
         self._partly: weakref.WeakSet[Any] = weakref.WeakSet()
 
     def patch(self, patches: PatchSet) -> None:
@@ -46,6 +49,7 @@ class SessionDriver(TensorFlowGraphDriver, GraphModeDriver):
 
     def _running(self, vanilla: Callable[..., Any]) -> Callable[..., Any]:
         """The patch of ``BaseSession._call_tf_sessionrun``, which calls the runtime."""
+        points = self.dispatcher.points
 
         def run(
             session: Any, options: Any, feeds: Any, fetches: Any, targets: Any, run_metadata: Any
@@ -61,10 +65,18 @@ class SessionDriver(TensorFlowGraphDriver, GraphModeDriver):
             if scopes:
                 handles = feeds, fetches, targets
                 ready, executions = self.lock.hold(self._ready, session, scopes, handles)
+            request = session, options, feeds, fetches, targets, run_metadata
+            if scopes and points.is_wanted(scopes):
+                with self._passing(session, (feeds, fetches, targets), scopes):
+                    return execute(request, ready, executions)
+            return execute(request, ready, executions)
+
+        def execute(request: Any, ready: Any, executions: Executions | None) -> Any:
+            session, options, _, _, _, run_metadata = request
             if ready is None:
                 if not STATE.paused:
                     self._leave(session)
-                result = vanilla(session, options, feeds, fetches, targets, run_metadata)
+                result = vanilla(*request)
             else:
                 try:
                     result = ready(options, run_metadata)
@@ -76,6 +88,25 @@ class SessionDriver(TensorFlowGraphDriver, GraphModeDriver):
             return result
 
         return run
+
+    @contextmanager
+    def _passing(
+        self, session: Any, handles: tuple[Any, Any, Any], scopes: tuple[LiveScope, ...]
+    ) -> Iterator[None]:
+        """A run of a session: a forward pass, and a step if an optimizer steps in it."""
+        points, kind = self.dispatcher.points, self._kinds.of(session, handles)
+        if kind == "setup":
+            yield
+            return
+        has_stepped = False
+        points.forward_begins(scopes, "session", kind == "train")
+        try:
+            yield
+            has_stepped = kind == "train"
+        finally:
+            points.forward_ends(scopes, "session")
+            if has_stepped:
+                points.optimizer_ends(scopes)
 
     def _stays_vanilla(self, session: Any) -> bool:
         """Whether a session cannot be instrumented: its runs are counted as not seen."""
