@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import attrs
@@ -23,6 +22,7 @@ from amanda_tensorflow.graphs.error_texts import reworded
 from amanda_tensorflow.graphs.executions import Executions
 from amanda_tensorflow.graphs.gradients import acts_on_gradients
 from amanda_tensorflow.graphs.instrument import Instrument
+from amanda_tensorflow.graphs.passes import Passing
 from amanda_tensorflow.graphs.replay import Replay, warn_about_xla
 from amanda_tensorflow.graphs.running_vanilla import falling_back
 from amanda_tensorflow.graphs.self_test import Doubler
@@ -64,6 +64,7 @@ class FunctionDriver(TensorFlowFunctionDriver, GraphModeDriver):
     def _calling(self, vanilla: Callable[..., Any]) -> Callable[..., Any]:
         """The patch of ``ConcreteFunction._call_flat``, which runs every concrete function."""
         find, scopes_now = self.copies.find, self.dispatcher.scopes
+        points = self.dispatcher.points
 
         def call_flat(function: Any, tensor_inputs: Any, captured_inputs: Any) -> Any:
             scopes = scopes_now()
@@ -74,44 +75,34 @@ class FunctionDriver(TensorFlowFunctionDriver, GraphModeDriver):
                 if _internals.is_instrumented(function):
                     return vanilla(function, tensor_inputs, captured_inputs)
                 copy = self._copied(function, scopes, tensor_inputs, captured_inputs)
-            if copy.told:
-                with self._passing(copy, scopes):
-                    return run(copy, function, tensor_inputs, captured_inputs)
-            return run(copy, function, tensor_inputs, captured_inputs)
-
-        def run(copy: Copy, function: Any, tensor_inputs: Any, captured_inputs: Any) -> Any:
             ready, executions = copy.payload, copy.executions
-            if ready is None:
-                result = vanilla(function, tensor_inputs, captured_inputs)
-            else:
-                given = [*captured_inputs, *ready.captures]
-                try:
-                    result = vanilla(ready.function, tensor_inputs, given)
-                except Exception as error:
-                    raise_original(error)
-                    told = reworded(error, _internals.graph_of(ready.function))
-                    if told is error:
-                        raise
-                    raise told from None
+            passing = (
+                Passing(points, scopes, copy.told, copy.building.trains) if copy.told else None
+            )
+            try:
+                if ready is None:
+                    result = vanilla(function, tensor_inputs, captured_inputs)
+                else:
+                    given = [*captured_inputs, *ready.captures]
+                    try:
+                        result = vanilla(ready.function, tensor_inputs, given)
+                    except Exception as error:
+                        raise_original(error)
+                        told = reworded(error, _internals.graph_of(ready.function))
+                        if told is error:
+                            raise
+                        raise told from None
+            except BaseException:
+                if passing is not None:
+                    passing.end(False)
+                raise
+            if passing is not None:
+                passing.end(True)
             if executions is not None:
                 executions.add()
             return result
 
         return call_flat
-
-    @contextmanager
-    def _passing(self, copy: Copy, scopes: tuple[LiveScope, ...]) -> Iterator[None]:
-        """A run of a function, which is a forward pass, and a step if an optimizer steps in it."""
-        points, trains = self.dispatcher.points, copy.building.trains
-        has_stepped = False
-        points.forward_begins(scopes, copy.told, trains or copy.told.endswith(".forward"))
-        try:
-            yield
-            has_stepped = trains
-        finally:
-            points.forward_ends(scopes, copy.told)
-            if has_stepped:
-                points.optimizer_ends(scopes)
 
     def _copied(
         self,

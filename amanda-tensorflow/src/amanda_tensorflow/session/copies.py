@@ -31,6 +31,7 @@ from amanda_tensorflow.graphs.running_vanilla import NotInstrumentableError, fal
 from amanda_tensorflow.graphs.sites import Site
 from amanda_tensorflow.graphs.topological_order import ordered
 from amanda_tensorflow.session.random_ops import can_be_shared, draws_from, is_seeded
+from amanda_tensorflow.session.run_kinds import RunKind
 from amanda_tensorflow.session.runs import Key, SessionRun
 from amanda_tensorflow.session.stateful_runs import InlineFunction, needs_inline
 from amanda_tensorflow.session.variables import (
@@ -48,17 +49,19 @@ Made = SessionRun | InlineFunction | Vanilla
 """A run in terms of the shadow, or the function for it in the user's session."""
 
 
-@attrs.frozen(eq=False)
+@attrs.define(eq=False)
 class Prepared:
     """A run that has been prepared.
 
     Attributes:
         made: what runs instead of the user's graph.
         executions: counts the runs; None if there is nothing to count.
+        kind: what it is; None where no tool has a routine at passes.
     """
 
     made: Made
     executions: Executions | None
+    kind: RunKind | None = None
 
 
 class SessionCopies:

@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import warnings
 import weakref
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -24,10 +23,11 @@ from amanda_tensorflow.graphs.base_driver import GraphModeDriver, raise_original
 from amanda_tensorflow.graphs.copies import Copy
 from amanda_tensorflow.graphs.dispatcher import GraphDispatcher
 from amanda_tensorflow.graphs.executions import Executions
+from amanda_tensorflow.graphs.passes import Passing
 from amanda_tensorflow.graphs.self_test import Doubler
 from amanda_tensorflow.plugin import TensorFlowGraphDriver
 from amanda_tensorflow.session.copies import Prepared, SessionCopies
-from amanda_tensorflow.session.run_kinds import RunKinds
+from amanda_tensorflow.session.run_kinds import RunKind, kind_of
 from amanda_tensorflow.session.runs import Key, SessionRun, key_of
 
 PARTIAL = "runs of Session.partial_run, and beside them"
@@ -39,7 +39,6 @@ class SessionDriver(TensorFlowGraphDriver, GraphModeDriver):
 
     def __init__(self, dispatcher: GraphDispatcher) -> None:
         super().__init__(dispatcher)
-        self._kinds = RunKinds()
         self._partly: weakref.WeakSet[Any] = weakref.WeakSet()
 
     def patch(self, patches: PatchSet) -> None:
@@ -61,52 +60,35 @@ class SessionDriver(TensorFlowGraphDriver, GraphModeDriver):
             is_special = session.sess_str or session in self._partly
             if is_special and scopes and self._stays_vanilla(session):
                 scopes = ()
-            ready = executions = None
+            ready = executions = kind = None
             if scopes:
                 handles = feeds, fetches, targets
-                ready, executions = self.lock.hold(self._ready, session, scopes, handles)
-            request = session, options, feeds, fetches, targets, run_metadata
-            if scopes and points.is_wanted(scopes):
-                with self._passing(session, (feeds, fetches, targets), scopes):
-                    return execute(request, ready, executions)
-            return execute(request, ready, executions)
-
-        def execute(request: Any, ready: Any, executions: Executions | None) -> Any:
-            session, options, _, _, _, run_metadata = request
-            if ready is None:
-                if not STATE.paused:
-                    self._leave(session)
-                result = vanilla(*request)
-            else:
-                try:
-                    result = ready(options, run_metadata)
-                except Exception as error:
-                    raise_original(error)
-                    raise
+                ready, executions, kind = self.lock.hold(self._ready, session, scopes, handles)
+            passing = None
+            if kind in ("train", "forward"):
+                passing = Passing(points, scopes, "session", kind == "train")
+            try:
+                if ready is None:
+                    if not STATE.paused:
+                        self._leave(session)
+                    result = vanilla(session, options, feeds, fetches, targets, run_metadata)
+                else:
+                    try:
+                        result = ready(options, run_metadata)
+                    except Exception as error:
+                        raise_original(error)
+                        raise
+            except BaseException:
+                if passing is not None:
+                    passing.end(False)
+                raise
+            if passing is not None:
+                passing.end(True)
             if executions is not None:
                 executions.add()
             return result
 
         return run
-
-    @contextmanager
-    def _passing(
-        self, session: Any, handles: tuple[Any, Any, Any], scopes: tuple[LiveScope, ...]
-    ) -> Iterator[None]:
-        """A run of a session: a forward pass, and a step if an optimizer steps in it."""
-        points, kind = self.dispatcher.points, self._kinds.of(session, handles)
-        if kind == "setup":
-            yield
-            return
-        has_stepped = False
-        points.forward_begins(scopes, "session", kind == "train")
-        try:
-            yield
-            has_stepped = kind == "train"
-        finally:
-            points.forward_ends(scopes, "session")
-            if has_stepped:
-                points.optimizer_ends(scopes)
 
     def _stays_vanilla(self, session: Any) -> bool:
         """Whether a session cannot be instrumented: its runs are counted as not seen."""
@@ -157,8 +139,8 @@ class SessionDriver(TensorFlowGraphDriver, GraphModeDriver):
 
     def _ready(
         self, session: Any, scopes: tuple[LiveScope, ...], handles: tuple[Any, Any, Any]
-    ) -> tuple[Callable[[Any, Any], Any] | None, Executions | None]:
-        """A function that executes a run under some scopes, and what counts it.
+    ) -> tuple[Callable[[Any, Any], Any] | None, Executions | None, RunKind | None]:
+        """A function that executes a run under some scopes, what counts it, and what it is.
 
         To be called while the lock is held.
 
@@ -166,7 +148,8 @@ class SessionDriver(TensorFlowGraphDriver, GraphModeDriver):
             handles: the runtime's handles of feeds (with their values), fetches and targets.
 
         Returns:
-            None for the function if the vanilla graph runs, None if there is nothing to count.
+            None for the function if the vanilla graph runs, None if there is nothing to count, and
+            None where no tool has a routine at passes.
         """
         key = key_of(*handles)
         copy = self.copies.find(session, scopes)
@@ -180,7 +163,7 @@ class SessionDriver(TensorFlowGraphDriver, GraphModeDriver):
             for other in self.copies.of(session):
                 if other is not copy:
                     other.payload.leave()
-        return ready, prepared.executions
+        return ready, prepared.executions, prepared.kind
 
     def _prepare(
         self,
@@ -198,7 +181,10 @@ class SessionDriver(TensorFlowGraphDriver, GraphModeDriver):
             copy = Copy.of(scopes, made.building, made, self.copies.generation)
         copies: SessionCopies = copy.payload
         with copy.growing(scopes):
-            prepared = copies.prepare(key, SessionRun.of(session.graph, *handles))
+            run = SessionRun.of(session.graph, *handles)
+            prepared = copies.prepare(key, run)
+        if self.dispatcher.points.is_wanted(scopes):
+            prepared.kind = kind_of(run)
         copy.remember(copies.keys)
         self.copies.keep(session, copy, scopes)
         return copy, prepared

@@ -2,39 +2,17 @@
 
 from __future__ import annotations
 
-import weakref
-from collections.abc import Sequence
 from typing import Any, Literal
 
 from amanda_tensorflow.operators.phases import changes_variables, phase_of_node
-from amanda_tensorflow.session.runs import Key, SessionRun, key_of
+from amanda_tensorflow.session.runs import SessionRun
 
 RunKind = Literal["train", "forward", "setup"]
 
 
-class RunKinds:
-    """Remembers what the runs of sessions are."""
-
-    def __init__(self) -> None:
-        self._known: weakref.WeakKeyDictionary[Any, dict[Key, RunKind]]
-        self._known = weakref.WeakKeyDictionary()
-
-    def of(self, session: Any, handles: tuple[Any, Any, Any]) -> RunKind:
-        """What a run is.
-
-        Args:
-            handles: the runtime's handles of feeds (with their values), fetches and targets.
-        """
-        known, key = self._known.setdefault(session, {}), key_of(*handles)
-        kind = known.get(key)
-        if kind is None:
-            run = SessionRun.of(session.graph, *handles)
-            roots = [tensor.op for tensor in run.fetches] + list(run.targets)
-            kind = known[key] = _kind(roots)
-        return kind
-
-
-def _kind(roots: Sequence[Any]) -> RunKind:
+def kind_of(run: SessionRun) -> RunKind:
+    """What a run is."""
+    roots = [*(tensor.op for tensor in run.fetches), *run.targets]
     found: dict[Any, None] = dict.fromkeys(roots)
     waiting = list(found)
     while waiting:
