@@ -58,6 +58,12 @@ WITHOUT_GATE = tuple(
 )
 """The tests of amanda-torch that CI makes without the gate, which all others use."""
 
+CAPTURED = tuple(
+    f"tests/torch/test_{name}.py"
+    for name in "contract capture_interceptor transparency scopes ids checkpoint".split()
+)
+"""The tests of amanda-torch that pass with modules captured."""
+
 nox.needs_version = ">=2024.4.15"
 nox.options.default_venv_backend = "none"
 nox.options.error_on_missing_interpreters = True
@@ -195,6 +201,13 @@ def compilers(session: nox.Session, compiler: str) -> None:
     known = "ignore:a compiled function runs operator by operator"
     kit = "tests/torch/test_contract.py::TestTorchGraphDriver"
     _run(session, "-m", "pytest", "-q", "-W", known, *(session.posargs or [kit]))
+
+
+@nox.session(name="torch-capture")
+def torch_capture(session: nox.Session) -> None:
+    """The contract kit and more of amanda-torch with modules captured; arguments go to pytest."""
+    os.environ.update(AMANDA_TORCH_INTERCEPTOR="capture", AMANDA_CAPTURE="all")
+    _run(session, "-m", "pytest", "-q", "-n", "2", *(session.posargs or CAPTURED))
 
 
 def _environment(session: nox.Session, name: str, version: str) -> str:

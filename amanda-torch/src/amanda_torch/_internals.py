@@ -21,8 +21,9 @@ import sys
 import sysconfig
 import threading
 import types
-from collections.abc import Callable, Iterable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from typing import Any, cast
 
 import torch
@@ -393,6 +394,21 @@ def is_only_run() -> bool:
     )
 
 
+_saving_hooks = _symbol("torch._C._autograd._top_saved_tensors_default_hooks")
+
+
+def is_eager() -> bool:
+    """Whether operators go straight to PyTorch's kernels, function modes aside: no other mode,
+    transform, forward-mode AD, tracer or hook on saved tensors is there, and no backward pass."""
+    return (
+        is_only_run()
+        and not _dispatch_depth()
+        and forward_ad._current_level < 0
+        and _graph_task() == -1
+        and _saving_hooks(True) is None
+    )
+
+
 # -- tensors ----------------------------------------------------------------
 
 _require("torch.Tensor._version", "torch.Tensor._base", "torch.UntypedStorage._cdata")
@@ -646,12 +662,19 @@ FUSED_OPERATORS = ("_transformer_encoder_layer_fwd", "_native_multi_head_attenti
 
 
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks")
+_BACKWARD_HOOKS = ("_backward_hooks", "_backward_pre_hooks")
 """Where a module keeps its hooks; only its instances have these attributes."""
 
 
 def has_hooks(module: torch.nn.Module) -> bool:
     """Whether hooks run before or after the forward pass of a module, or of one below it."""
     return any(vars(below).get(name) for below in module.modules() for name in _HOOKS)
+
+
+def has_own_hooks(module: torch.nn.Module) -> bool:
+    """Whether a module itself has hooks, on its forward or its backward pass."""
+    attributes = vars(module)
+    return any(attributes.get(name) for name in (*_HOOKS, *_BACKWARD_HOOKS))
 
 
 _GLOBAL_HOOKS = [
@@ -823,14 +846,19 @@ COMPILED_MODULE_SETUP = "OptimizedModule._initialize"
 _COMPILER.extend(
     (
         "torch._dynamo.lookup_backend",
+        "torch._subclasses.FakeTensor",
         "torch._dynamo.source.LocalSource",
         "torch._dynamo.convert_frame.catch_errors_wrapper",
         "torch._dynamo.convert_frame.convert_frame",
+        "torch._dynamo.convert_frame.convert_frame_assert",
+        "torch._dynamo.convert_frame.compile_lock",
         "torch._dynamo.convert_frame.input_codes",
         "torch._dynamo.hooks.Hooks",
         "torch._dynamo.types.ConvertFrameReturn",
+        "torch._dynamo.variables.torch.tracing_state_functions",
         "torch._C._dynamo.eval_frame._FrameAction",
         "torch._C._dynamo.eval_frame._FrameExecStrategy",
+        "torch._C._dynamo.eval_frame.set_eval_frame",
         "torch._ops.HigherOrderOperator",
         "torch.utils._pytree.tree_map",
     )
@@ -845,25 +873,108 @@ def _without_mode_guards(entries: Sequence[Any]) -> Sequence[bool]:
     return [entry.guard_type not in _MODE_GUARDS for entry in entries]
 
 
-def frame_converter(backend: Callable[..., Any]) -> Callable[..., Any]:
+def frame_converter(backend: Callable[..., Any], eager: bool = False) -> Callable[..., Any]:
     """Dynamo's own callback for frames, which hands captured graphs to `backend`.
 
     What it captures is used under any function modes: whoever lets it capture takes care of them.
+
+    Args:
+        eager: capture code that nobody has compiled: as one graph or not at all, as it runs where
+            it is not compiled, and with all guards.
     """
     from torch._dynamo import config, convert_frame, hooks
 
     own = hooks.Hooks(guard_filter_fn=_without_mode_guards)
-    convert: Callable[..., Any] = convert_frame.catch_errors_wrapper(
-        convert_frame.convert_frame(backend, own), own
-    )
+    if eager:
+        inner: Any = convert_frame.convert_frame_assert(backend, one_graph=True)
+    else:
+        inner = convert_frame.convert_frame(backend, own)
+    convert: Callable[..., Any] = convert_frame.catch_errors_wrapper(inner, own)
+    # Else it makes tensors of floats that change, in code around the graph.
+    options: dict[str, Any] = {"specialize_float": True, **(_EAGER_CAPTURE if eager else {})}
 
     def converter(*args: Any) -> Any:
-        # Else it makes tensors of floats that change, in code around the graph.
-        with config.patch(specialize_float=True):
+        with ExitStack() as stack:
+            stack.enter_context(convert_frame.compile_lock)
+            stack.enter_context(config.patch(options))
+            if eager:
+                stack.enter_context(_told_not_compiled())
+                # Dynamo looks at `grad` of the inputs, for one, of which PyTorch warns.
+                stack.enter_context(warnings.catch_warnings(action="ignore"))
+            stack.enter_context(_transforms_as_they_were())
             return convert(*args)
 
     setattr(converter, FRAME_CALLBACK_OF, convert)
     return converter
+
+
+_transform_depth = _symbol("torch._C._functorch.get_dynamic_layer_stack_depth")
+_leave_transforms = _symbol("torch._C._functorch.pop_dynamic_layer_stack_and_undo_to_depth")
+
+
+@contextmanager
+def _transforms_as_they_were() -> Iterator[None]:
+    """Leave the functorch transforms that Dynamo has entered where it gives up (2.13)."""
+    depth = _transform_depth()
+    try:
+        yield
+    finally:
+        if _transform_depth() != depth:
+            _leave_transforms(depth)
+
+
+_EAGER_CAPTURE = {
+    # It would compute with torch what the program computes with NumPy.
+    "trace_numpy": False,
+    "optimize_ddp": False,
+    # Both leave guards out, by default: hooks that are added to a module, and `Tensor.data` that
+    # becomes another one (as in `Module.double()`), would not be noticed.
+    "skip_nnmodule_hook_guards": False,
+    "skip_tensor_guards_with_matching_dict_tags": False,
+    "use_recursive_dict_tags_for_guards": False,
+}
+"""Dynamo's settings where it captures code that nobody has compiled."""
+
+
+_TOLD_COMPILED = "transformers."
+"""The package whose code is told the truth. 5.23 keeps a context variable, which Dynamo cannot
+capture, and an attribute instead where it is compiled; it looks at values for warnings and for
+attention masks that it could leave out, and does not where it is compiled. Where that makes a
+difference, the operators are others than those of eager mode."""
+
+_ASKING_FOR_OTHERS = frozenset({"transformers.utils.import_utils"})
+"""Modules whose functions ask for their callers."""
+
+_TRACERS_STATE = "tracing_state_functions"
+
+
+class _EagerAnswers(dict[Any, Any]):
+    """What code is told that asks whether it is compiled: no, as in eager mode."""
+
+    def __getitem__(self, question: Any) -> Any:
+        answer = super().__getitem__(question)
+        if answer is not True:
+            return answer
+        # Dynamo's descriptions of the function that asks, and of those that call it.
+        asking = sys._getframe(1).f_locals.get("tx")
+        while asking is not None and asking.f_globals.get("__name__") in _ASKING_FOR_OTHERS:
+            asking = asking.parent
+        name = "" if asking is None else str(asking.f_globals.get("__name__"))
+        return name.startswith(_TOLD_COMPILED)
+
+
+@contextmanager
+def _told_not_compiled() -> Iterator[None]:
+    """Code that Dynamo captures meanwhile runs as in eager mode; to be used with Dynamo's lock."""
+    from torch._dynamo.variables import torch as variables
+
+    vanilla = getattr(variables, _TRACERS_STATE)
+    answers = _EagerAnswers(vanilla())
+    setattr(variables, _TRACERS_STATE, lambda: answers)
+    try:
+        yield
+    finally:
+        setattr(variables, _TRACERS_STATE, vanilla)
 
 
 FRAME_CALLBACK_OF = "_torchdynamo_orig_backend"
@@ -900,6 +1011,34 @@ def has_reached_limit(converted: Any) -> bool:
 
     strategy = getattr(converted, "frame_exec_strategy", None)
     return strategy is not None and strategy.cur_action == eval_frame._FrameAction.RUN_ONLY
+
+
+def captured_alone(found: Any) -> Any:
+    """What a frame callback returns for captured code, when functions that this calls run as they
+    are: Dynamo asks nothing about their frames, which would cost microseconds for each."""
+    from torch._C._dynamo import eval_frame
+    from torch._dynamo.types import ConvertFrameReturn
+
+    actions = eval_frame._FrameAction
+    strategy = eval_frame._FrameExecStrategy(actions.DEFAULT, actions.SKIP)
+    return ConvertFrameReturn(
+        frame_exec_strategy=strategy, apply_to_code=True, guarded_code=found.guarded_code
+    )
+
+
+def call_captured(callback: Any, function: Callable[..., Any], *args: Any) -> Any:
+    """Call a function as Dynamo captures it.
+
+    Args:
+        callback: what Dynamo asks about frames.
+    """
+    from torch._C._dynamo import eval_frame
+
+    before = eval_frame.set_eval_frame(callback)
+    try:
+        return function(*args)
+    finally:
+        eval_frame.set_eval_frame(before)
 
 
 def is_compiled_code(code: Any) -> bool:
@@ -944,6 +1083,18 @@ def lookup_compiler(name: str) -> Any:
     import torch._dynamo
 
     return torch._dynamo.lookup_backend(name)
+
+
+def without_values(inputs: Sequence[Any]) -> AbstractContextManager[Any]:
+    """Operators meanwhile compute no values, only what a graph's symbolic inputs have as well."""
+    # Not that of the tracing context: Dynamo makes another one for compilers.
+    modes = [value.fake_mode for value in inputs if hasattr(value, "fake_mode")]
+    return modes[0] if modes else nullcontext()
+
+
+def symbolic_inputs(graph: torch.fx.Graph) -> Sequence[Any]:
+    """The inputs of a graph as Dynamo has captured it: numbers, and tensors without values."""
+    return [node.meta["example_value"] for node in graph.nodes if node.op == "placeholder"]
 
 
 def copied_graph(module: torch.fx.GraphModule) -> torch.fx.GraphModule:

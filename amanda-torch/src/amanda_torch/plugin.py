@@ -51,7 +51,7 @@ class TorchEagerDriver(TorchDriver):
 
     name = "torch-eager"
     mode = "eager"
-    interceptors = ("auto", "gate", "mode")
+    interceptors = ("auto", "capture", "gate", "mode")
     interceptor_variable = "AMANDA_TORCH_INTERCEPTOR"
     target = "amanda_torch.compiled.driver:EagerDriver"
     capabilities = frozenset(Capability) - {Capability.STATIC_GRAPH, Capability.COMPILED}

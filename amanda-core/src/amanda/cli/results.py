@@ -166,7 +166,8 @@ class Report:
             "namespaces": pages.namespaces(part.result for part in self._collected),
             "versions": pages.versions(),
             "operators": describe_ops(statistics),
-            **({"compiled code": explain_compiled(statistics)} if statistics.compiled else {}),
+            **({"compiled code": explain_ways(statistics.compiled)} if statistics.compiled else {}),
+            **({"modules": explain_ways(statistics.modules)} if statistics.modules else {}),
             "not seen": explain_unseen(statistics),
             "time": describe_time(statistics, seconds),
         }
@@ -252,10 +253,11 @@ def _method(tool: Tool, name: str) -> Callable[..., Any] | None:
 
 def last_line(statistics: Statistics, seconds: float) -> str:
     """The last line of a run: operators seen, compiled code, reasons for unseen ones, the cost."""
-    compiled = explain_compiled(statistics)
+    compiled, modules = explain_ways(statistics.compiled), explain_ways(statistics.modules)
     return (
         f"amanda: {describe_ops(statistics)}; "
         f"{f'compiled code ran {compiled}; ' if compiled else ''}"
+        f"{f'modules ran {modules}; ' if modules else ''}"
         f"not seen: {explain_unseen(statistics)}; "
         f"{describe_time(statistics, seconds)}"
     )
@@ -270,9 +272,9 @@ def describe_ops(statistics: Statistics) -> str:
     )
 
 
-def explain_compiled(statistics: Statistics) -> str:
-    """How the program's compiled code ran, with the numbers of its parts; "" without any."""
-    ways = collections.Counter(statistics.compiled.values())
+def explain_ways(parts: Mapping[str, str]) -> str:
+    """How the parts of a program ran that are named, with their numbers; "" without any."""
+    ways = collections.Counter(parts.values())
     return ", ".join(f"{way}: {count}" for way, count in ways.most_common())
 
 

@@ -36,6 +36,13 @@ such a lock, too."""
 Suspended = Callable[[], AbstractContextManager[Any]]
 
 
+@contextmanager
+def capturing(suspended: Suspended) -> Iterator[None]:
+    """The context in which Dynamo captures, with what `suspended` makes."""
+    with _LOCK, suspended():
+        yield
+
+
 class Capture:
     """The callback of Dynamo for frames of one compiled function, and of those that it calls.
 
@@ -78,7 +85,7 @@ class Capture:
             if _internals.has_reached_limit(found):
                 reason = "Dynamo's limit of recompilations is reached"
         except Exception as error:
-            reason = _reason_of(error)
+            reason = reason_of(error)
         interceptor = LOCAL.interceptor
         if reason and interceptor is not None:
             place = f"{frame.f_code.co_filename}:{frame.f_code.co_firstlineno}"
@@ -88,11 +95,9 @@ class Capture:
         _internals.count_eager_as_compiled()
         return _internals.not_captured()
 
-    @contextmanager
-    def _without_interceptor(self) -> Iterator[None]:
+    def _without_interceptor(self) -> AbstractContextManager[None]:
         assert self._suspended is not None
-        with _LOCK, self._suspended():
-            yield
+        return capturing(self._suspended)
 
     def _captured(self, module: fx.GraphModule, inputs: Sequence[Any]) -> CapturedGraph:
         return CapturedGraph(module, inputs, self._without_interceptor, self.compiler)
@@ -108,7 +113,7 @@ def _subject(frame: Any) -> Any:
     return wrapped if hasattr(wrapped, "__weakref__") else frame.f_code
 
 
-def _reason_of(error: BaseException) -> str:
+def reason_of(error: BaseException) -> str:
     """Why Dynamo has captured nothing of a function."""
     # Dynamo wraps what its compiler raises.
     cause = getattr(error, "inner_exception", error)

@@ -31,6 +31,7 @@ from amanda_torch.compiled.operators import Operator
 from amanda_torch.eager.execution import KnownOp
 from amanda_torch.eager.interceptors import LOCAL, Interceptor, Met
 from amanda_torch.eager.op_ids import Cell, Child, Frame
+from amanda_torch.operators.names import Kind, kind_of
 
 
 class CapturedGraph:
@@ -86,12 +87,15 @@ class CapturedGraph:
         binding = run.binding() if is_alone else None
         compiler = self._compile(binding, run.steps) if binding is not None and is_static else ""
         way = f"by {compiler}" if compiler else "operator by operator"
-        interceptor.note_compiled(self._name, way)
+        self._note(interceptor, way)
         if binding is not None and binding.note_roots(roots):
             # Kept with the module call, and dropped with it when the thread's scopes end.
             kept = [one for one in bindings if one.is_current(interceptor)]
             base.captured[self] = [binding, *kept[: _BINDINGS - 1]]
         return result
+
+    def _note(self, interceptor: Interceptor, way: str) -> None:
+        interceptor.note_compiled(self._name, way)
 
     def _compile(self, binding: Binding, steps: Sequence[Step]) -> str:
         """Let a compiler have the graph with its actions; its name if one takes it, else "".
@@ -204,7 +208,9 @@ class NoticingRun:
     def _site(self, site: Site, *args: Any, **kwargs: Any) -> Any:
         """Run one call of the graph."""
         interceptor = self._interceptor
-        entered = self._go(site)
+        # Dynamo notes no module calls with what switches gradients or autocast on and off.
+        is_switch = not site.calls and kind_of(site.function) is Kind.IGNORED
+        entered = () if is_switch else self._go(site)
         met = interceptor.met = []
         # The same in each run: Dynamo guards the mode that a graph begins in.
         records = torch.is_grad_enabled()

@@ -20,12 +20,15 @@ from typing import Any
 from amanda.errors import CapabilityError
 from amanda.interface.proofs import Proof
 from amanda.namespace import Namespace
+from amanda.patching import PatchSet
 from amanda.registry.proofs import is_proving
 from amanda.state import ATTACHED
 from amanda_torch import _internals
 from amanda_torch.compiled import proofs
 from amanda_torch.compiled.capture import callback_for, say_captured
 from amanda_torch.compiled.captured import COMPILER_VARIABLE
+from amanda_torch.compiled.modules import Modules
+from amanda_torch.eager import gate
 from amanda_torch.eager.driver import InterceptingDriver
 from amanda_torch.eager.interceptors import Interceptor
 from amanda_torch.plugin import TorchGraphDriver
@@ -40,6 +43,26 @@ class EagerDriver(InterceptingDriver):
     def __init__(self, dispatcher: Any) -> None:
         super().__init__(dispatcher)
         self._has_said = False
+
+    def patch(self, patches: PatchSet) -> None:
+        """As the eager driver; with the interceptor ``capture``, modules are captured as well."""
+        asked = self.takes_gate and gate.name_asked() == "capture"
+        if asked and not (self.switched_off or is_proving()):
+            modules = Modules(self._tracers.suspended, self._note_module)
+            self.runner_of_outermost = modules.runner
+        super().patch(patches)
+
+    def _note_module(self, name: str, way: str) -> None:
+        self.dispatcher.note_module(name, way)
+
+    @classmethod
+    def remarks(cls) -> Sequence[str]:
+        """Which interceptor is used, and why not a faster one."""
+        if gate.name_asked() != "capture":
+            return super().remarks()
+        return [
+            "modules are captured where that can be; a TorchFunctionMode notices other operators"
+        ]
 
     @property
     def namespace(self) -> Namespace:

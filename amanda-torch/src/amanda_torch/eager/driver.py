@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import functools
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -151,6 +151,9 @@ class InterceptingDriver(LoadedDriver, TorchEagerDriver):
         """See :mod:`amanda_torch.eager.proofs`."""
         return proofs.proofs()
 
+    runner_of_outermost: Callable[[Interceptor, nn.Module, Any], Any] | None = None
+    """Asked at each call of an outermost module what runs it: None where it runs as it is."""
+
     def capture_compiled(self, callback: Any, interceptor: Interceptor) -> Any:
         """The callback by which Dynamo runs a compiled function, or why it runs eagerly (a string).
 
@@ -194,6 +197,7 @@ class InterceptingDriver(LoadedDriver, TorchEagerDriver):
     def _module_call(self, vanilla: Any) -> Any:
         plain, compiled = _internals.PLAIN_CALL, _internals.COMPILED_CALL
         is_known = vanilla is _internals.MODULE_CALL
+        outermost = self.runner_of_outermost
 
         def __call__(module: nn.Module, *args: Any, **kwargs: Any) -> Any:  # noqa: N807
             interceptor = LOCAL.interceptor
@@ -220,6 +224,10 @@ class InterceptingDriver(LoadedDriver, TorchEagerDriver):
                         raise
             parent = interceptor.enter_module(module)
             try:
+                if parent is interceptor.root and outermost is not None:
+                    run = outermost(interceptor, module, vanilla)
+                    if run is not None:
+                        return run(*args, **kwargs)
                 if is_known and compiled(module) is None:
                     return plain(module)(*args, **kwargs)
                 return vanilla(module, *args, **kwargs)

@@ -1,0 +1,365 @@
+"""Captures the outermost modules of programs that nobody has compiled: the interceptor ``capture``.
+
+A module that the program calls runs twice as it is. From its third call on it runs as Dynamo has
+captured it, as one graph and under Dynamo's guards; :mod:`amanda_torch.compiled.captured` runs the
+graph. A call that fits no capture runs as it is, and the next one of the same form is captured.
+Before a capture is used, its operators are compared, module by module, with those of a call that
+ran as it is. Whatever cannot be captured runs as it is::
+
+    modules = Modules(suspended, note)
+    run = modules.runner(interceptor, module, vanilla)      # None: the module runs as it is
+"""
+
+from __future__ import annotations
+
+import builtins
+import functools
+import threading
+import types
+import weakref
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import fx, nn
+
+from amanda_torch import _internals
+from amanda_torch.compiled.capture import Suspended, capturing, reason_of
+from amanda_torch.compiled.captured import Binding, CapturedGraph, NoticingRun, Step
+from amanda_torch.compiled.code import NotCapturableError
+from amanda_torch.eager.interceptors import LOCAL, Interceptor
+from amanda_torch.eager.op_ids import Frame, Labels
+
+CALLS = 2
+"""Calls of a module that run as they are before it is captured."""
+
+CAPTURES = 8
+"""Captures of one module, for different forms of call."""
+
+FAILURES = 3
+"""Attempts that bring no captured call, one after the other, until a module is left alone."""
+
+Note = Callable[[str, str], None]
+"""Called with the name of a module, and the way in which it runs."""
+
+Operators = tuple[Any, ...]
+"""The operators of a module call, by name and number, and those of the module calls in it."""
+
+_PLAIN = (torch.Tensor, nn.Parameter, nn.Buffer)
+
+
+class Modules:
+    """Runs the outermost modules of a program as they are captured.
+
+    Args:
+        suspended: makes the context in which Dynamo captures: without an interceptor.
+        note: told how modules run.
+    """
+
+    def __init__(self, suspended: Suspended, note: Note) -> None:
+        self._suspended = suspended
+        self._note = note
+
+    def runner(
+        self, interceptor: Interceptor, module: nn.Module, vanilla: Callable[..., Any]
+    ) -> Callable[..., Any] | None:
+        """What runs a module whose frame has just been entered; None if it runs as it is.
+
+        Args:
+            vanilla: the ``nn.Module.__call__`` that would run it.
+        """
+        if interceptor.frame is interceptor.root:
+            return None  # a wrapper, of which ids say nothing
+        if interceptor.stale and not interceptor.refresh():
+            return None
+        reason = _reason_now(interceptor, module, vanilla)
+        captured = None
+        if not reason:
+            captured = _captured(module)
+            reason = captured.reason
+            if not reason and captured.calls == CALLS:
+                reason = _missing()
+        if captured is None or reason:
+            self._note(interceptor.frame.path, f"as they are ({reason})")
+            return None
+        captured.suspended = self._suspended
+        return functools.partial(self._run, captured, interceptor, module)
+
+    def _run(
+        self,
+        captured: CapturedModule,
+        interceptor: Interceptor,
+        module: nn.Module,
+        /,
+        *args: Any,
+        **kwargs: Any,
+    ) -> Any:
+        frame, way = interceptor.frame, "captured"
+        if captured.calls < CALLS:
+            captured.calls += 1
+            missed: Any = captured.form(interceptor, module, args, kwargs)
+            # Not by `vanilla`, whose frame the driver adds to the traceback of an error.
+            result = _internals.PLAIN_CALL(module)(*args, **kwargs)
+        else:
+            _CALL.missed = None
+            result = _internals.call_captured(captured, captured.function, module, args, kwargs)
+            missed, _CALL.missed = _CALL.missed, None
+        if missed is not None:
+            if interceptor.frame is frame and not interceptor.stale:
+                captured.seen[missed] = operators_of(frame)
+            way = f"as they are ({captured.reason or captured.last_reason or _NEW})"
+        elif captured.failures:
+            captured.failures = 0
+        self._note(frame.path, way)
+        return result
+
+
+_NEW = "they are captured when they are called again in the same form"
+
+
+def _reason_now(interceptor: Interceptor, module: nn.Module, vanilla: Callable[..., Any]) -> str:
+    """Why a module cannot run captured in the present call; "" if it can."""
+    if not interceptor.is_alone():
+        return "another TorchFunctionMode is on"
+    if not _internals.is_eager():
+        return "a transform, a tracer, a hook on saved tensors or a TorchDispatchMode is on"
+    if vanilla is not _internals.MODULE_CALL:
+        return "another library has replaced nn.Module.__call__"
+    if _internals.has_own_hooks(module) or _internals.has_global_hooks():
+        return "modules have hooks"
+    if _internals.COMPILED_CALL(module) is not None:
+        return "the program compiles them"
+    return ""
+
+
+@functools.cache
+def _missing() -> str:
+    # Not asked before: it imports Dynamo, which takes two seconds.
+    gone = _internals.missing(compiler=True)
+    return f"PyTorch has no {', '.join(gone)}" if gone else ""
+
+
+class _Call(threading.local):
+    """The call of a captured module that the current thread runs.
+
+    Attributes:
+        missed: its form, where no capture was used.
+    """
+
+    missed: Any = None
+
+
+_CALL = _Call()
+
+
+class CapturedModule:
+    """What Dynamo has captured of one module, and its callback for frames.
+
+    It belongs to the module and not to a scope, holds no reference to it, and is dropped with it.
+
+    Attributes:
+        function: calls the module's ``forward``. Dynamo keeps what it captures with its code, which
+            no other function has.
+        calls: how often the module ran as it is before it was captured.
+        seen: the operators of calls that ran as they are, by their form.
+        reason: why it is left alone; "" as long as it is not.
+        last_reason: why the last attempt to capture it failed.
+        failures: attempts since a captured call ran.
+        suspended: makes the context in which Dynamo captures.
+    """
+
+    def __init__(self, module: nn.Module) -> None:
+        self.function = _own_function()
+        self.calls = 0
+        self.seen: dict[Any, Operators] = {}
+        self.reason = ""
+        self.last_reason = ""
+        self.failures = 0
+        self.suspended: Suspended | None = None
+        self._captures = 0
+        self._module = weakref.ref(module)
+        self._expected: Operators = ()
+        self._convert = _internals.frame_converter(self._backend, eager=True)
+        setattr(self, _internals.FRAME_CALLBACK_OF, self._convert)
+
+    def form(
+        self, interceptor: Interceptor, module: nn.Module, args: Any, kwargs: Any
+    ) -> tuple[Any, ...]:
+        """What calls with the same operators have in common, as a rule: no sizes and no values."""
+        interceptor.mute()
+        try:
+            return (module.training, torch.is_grad_enabled(), _form(args), _form(kwargs))
+        finally:
+            interceptor.unmute()
+
+    def __call__(self, frame: Any, *args: Any) -> Any:
+        """Capture a frame; called by Dynamo for one that it has no code for."""
+        interceptor, module = LOCAL.interceptor, self._module()
+        if frame.f_code is not self.function.__code__ or interceptor is None or module is None:
+            # A function that the captured code calls, to make its result.
+            return _internals.not_captured(recursive=True)
+        given = frame.f_locals
+        form = self.form(interceptor, module, given["args"], given["kwargs"])
+        expected = self.seen.pop(form, None)
+        if expected is not None:
+            found = self._capture(frame, args, expected)
+            if found is not None:
+                self.seen[form] = expected
+                return found
+        self._count_attempt()
+        _CALL.missed = form
+        return _internals.not_captured(recursive=True)
+
+    def _capture(self, frame: Any, args: Any, expected: Operators) -> Any:
+        assert self.suspended is not None
+        try:
+            with capturing(self.suspended):
+                self._expected = expected
+                found = self._convert(frame, *args)
+        except Exception as error:
+            self.last_reason = reason_of(error)
+            return None
+        finally:
+            self._expected = ()
+        if found is None or found.guarded_code is None:
+            self.last_reason = "Dynamo leaves it alone"
+            return None
+        self._captures += 1
+        return _internals.captured_alone(found)
+
+    def _count_attempt(self) -> None:
+        self.failures += 1
+        if self._captures >= CAPTURES:
+            self.reason = f"its calls differ: {CAPTURES} captures do not fit them all"
+        elif self.failures > FAILURES:
+            self.reason = self.last_reason or "no two of its calls have the same form"
+
+    def _backend(self, graph: fx.GraphModule, inputs: Sequence[Any]) -> CapturedGraph:
+        """Called by Dynamo with what it has captured."""
+        module = self._module()
+        assert module is not None
+        return ModuleGraph(graph, inputs, module, self._expected)
+
+
+def _own_function() -> types.FunctionType:
+    code = _forward.__code__.replace()
+    return types.FunctionType(code, {"__name__": __name__, "__builtins__": builtins}, "forward")
+
+
+def _forward(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    return module.forward(*args, **kwargs)
+
+
+def _form(value: Any) -> Any:
+    if isinstance(value, torch.Tensor):
+        return (type(value), value.dim(), value.dtype, value.requires_grad)
+    if isinstance(value, (tuple, list)):
+        return (type(value), *map(_form, value))
+    if isinstance(value, dict):
+        return (type(value), *((str(key), _form(item)) for key, item in value.items()))
+    return value if value is None or isinstance(value, bool) else type(value)
+
+
+# -- whether a graph does the same --------------------------------------------
+
+
+class ModuleGraph(CapturedGraph):
+    """The graph of a module's forward, compared with a call that ran as it is.
+
+    Args:
+        module: it.
+        expected: the operators of that call.
+
+    Raises:
+        NotCapturableError: the graph is not sure to do the same.
+    """
+
+    def __init__(
+        self, graph: fx.GraphModule, inputs: Sequence[Any], module: nn.Module, expected: Operators
+    ) -> None:
+        super().__init__(graph, inputs, _no_context)
+        # They are for compilers, which are not asked.
+        self._inputs, self._context = (), None
+        if any(map(_internals.has_own_hooks, module.modules())):
+            raise NotCapturableError("modules have hooks")
+        tensors = (*module.parameters(), *module.buffers())
+        if not all(type(tensor) in _PLAIN for tensor in tensors):
+            raise NotCapturableError("parameters or buffers are of a subclass of Tensor")
+        if any(node.op == "get_attr" for node in graph.graph.nodes):
+            # Operators in place would write into them below.
+            raise NotCapturableError("the graph holds tensors")
+        if self._operators(module, _internals.symbolic_inputs(graph.graph)) != expected:
+            raise NotCapturableError("Dynamo captures other operators")
+
+    def _note(self, interceptor: Interceptor, way: str) -> None:
+        """Nothing: no code of the program is compiled."""
+
+    def _compile(self, binding: Binding, steps: Sequence[Step]) -> str:
+        """None: the program has asked for no compiler, whose results are others."""
+        return ""
+
+    def _operators(self, module: nn.Module, inputs: Sequence[Any]) -> Operators:
+        """The operators that an interceptor will notice, found with tensors without values."""
+        interceptor = Interceptor(_Nothing(), Labels())  # type: ignore[arg-type]
+        interceptor.stale = False
+        variables = types.SimpleNamespace(f_locals={"module": module}, f_globals={})
+        modules = self._code.places.find(self._code.places.roots(variables))  # type: ignore[arg-type]
+        with torch.set_grad_enabled(torch.is_grad_enabled()), _internals.without_values(inputs):
+            interceptor.enter_module(module)
+            frame = interceptor.frame
+            interceptor.enter()
+            try:
+                NoticingRun(interceptor, self._code, modules, is_static=False).run(inputs)
+            finally:
+                interceptor.exit()
+        return operators_of(frame)
+
+
+def operators_of(frame: Frame) -> Operators:
+    """The operators of the module call that has just run in a frame."""
+    names = sorted((name, cell[0]) for name, cell in frame.names.items() if cell[0])
+    calls = sorted(
+        (child.name, *(operators_of(called) for called in child.frames[: child.calls]))
+        for child in frame.children.values()
+        if child.calls
+    )
+    return (*names, *calls)
+
+
+class _Nothing:
+    """A dispatcher of no tools: every operator has an empty plan."""
+
+    changes = 0
+
+    def scopes(self) -> tuple[Any, ...]:
+        return ()
+
+    def plan(self, op_id: str, scopes: tuple[Any, ...]) -> Any:
+        return ()
+
+    def is_cacheable(self) -> bool:
+        return True
+
+    def not_seen(self, reason: str) -> None:
+        pass
+
+
+def _no_context() -> Any:
+    raise RuntimeError("no compiler has a captured module")
+
+
+# -- by module ----------------------------------------------------------------
+
+_CAPTURED: tuple[Any, Any] = (
+    torch.utils.weak.WeakIdKeyDictionary(),
+    torch.utils.weak.WeakIdKeyDictionary(),
+)
+"""By module; the second for inference mode, which Dynamo's guards do not tell from ``no_grad``."""
+
+
+def _captured(module: nn.Module) -> CapturedModule:
+    by_module = _CAPTURED[torch.is_inference_mode_enabled()]
+    found: CapturedModule | None = by_module.get(module)
+    if found is None:
+        found = by_module[module] = CapturedModule(module)
+    return found

@@ -1,0 +1,489 @@
+"""The interceptor ``capture``: modules run as Dynamo captures them, with the mode's results."""
+
+from __future__ import annotations
+
+import copy
+import gc
+import os
+import random
+import threading
+import weakref
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.autograd.graph import saved_tensors_hooks
+from torch.utils.checkpoint import checkpoint
+
+import amanda
+from amanda.cli.results import last_line
+from amanda_torch.compiled.captured import Binding
+from amanda_torch.compiled.modules import _CAPTURED
+from amanda_torch.compiled.modules import CALLS as CALLS_BEFORE
+from amanda_torch.plugin import TorchEagerDriver
+from tests import models
+from tests.torch.support import Counter, applied, fingerprint
+
+VARIABLE = TorchEagerDriver.interceptor_variable
+CALLS = 5
+
+
+@pytest.fixture(autouse=True)
+def _capture(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setenv(VARIABLE, "capture")
+    yield
+    torch.compiler.reset()
+
+
+@pytest.fixture
+def bound(monkeypatch: pytest.MonkeyPatch) -> list[Binding]:
+    """The captured runs without an interceptor."""
+    runs: list[Binding] = []
+    vanilla = Binding.run
+
+    def run(binding: Binding, *args: Any) -> Any:
+        runs.append(binding)
+        return vanilla(binding, *args)
+
+    monkeypatch.setattr(Binding, "run", run)
+    return runs
+
+
+class Net(nn.Module):
+    """Linear, batch norm, dropout and a layer that is called twice."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(4, 4)
+        self.twice = nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Dropout(0.2))
+        self.norm = nn.BatchNorm1d(4)
+        self.kind = "sum"
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.twice(self.twice(self.first(x)))
+        return getattr(self.norm(x), self.kind)()
+
+
+class Lambda(nn.Module):
+    """Runs a function on a linear layer and its input."""
+
+    def __init__(self, function: Callable[[nn.Module, torch.Tensor], Any]) -> None:
+        super().__init__()
+        self.fc = nn.Linear(4, 4)
+        self.function = function
+
+    def forward(self, x: torch.Tensor) -> Any:
+        return self.function(self.fc, x)
+
+
+def call(model: nn.Module, given: Any) -> Any:
+    """Call a model with one input, or with keyword arguments."""
+    return model(**given) if isinstance(given, Mapping) else model(given)
+
+
+def train(model: nn.Module, given: Any) -> Any:
+    """A training step: the loss and the gradients."""
+    model.zero_grad()
+    loss = models.loss(call(model, given))
+    loss.backward()
+    return [loss, *[p.grad for p in model.parameters()]]
+
+
+def infer(model: nn.Module, given: Any) -> Any:
+    """The output, without gradients."""
+    with torch.no_grad():
+        return [*models.tensors(call(model, given))]
+
+
+Step = Callable[[nn.Module, Any], Any]
+
+
+def executed(
+    interceptor: str, model: nn.Module, step: Step, inputs: Sequence[Any]
+) -> tuple[Any, dict[str, str]]:
+    """What a tool meets, and what a copy of a model gives, under an interceptor; how it ran."""
+    model, tool = copy.deepcopy(model), Counter()
+    torch.manual_seed(7)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv(VARIABLE, interceptor)
+        with applied(tool) as scope:
+            results = [fingerprint(step(model, given)) for given in inputs]
+    results.append(fingerprint([*model.state_dict().values(), torch.rand(2)]))
+    return (tool.ids, tool.backward_ids, results), scope.statistics.modules
+
+
+def way_of(model: nn.Module, step: Step, inputs: Sequence[Any]) -> str:
+    """How the last call of a model ran under ``capture``, with all that it gives under ``mode``."""
+    wanted, _ = executed("mode", model, step, inputs)
+    found, ways = executed("capture", model, step, inputs)
+    assert found == wanted
+    return next(iter(ways.values()), "")
+
+
+def some(*sizes: int) -> list[torch.Tensor]:
+    """Inputs of these batches."""
+    torch.manual_seed(1)
+    return [torch.rand(size, 4) for size in sizes]
+
+
+X = some(*[3] * CALLS)
+
+
+# -- what is captured ---------------------------------------------------------
+
+
+MODELS = {
+    "gpt2": lambda: models.gpt2(layers=1),
+    "bert": models.bert,
+    "llama": models.llama,
+    "resnet18": models.resnet18,
+}
+QUICK = [("gpt2", True), ("gpt2", False), ("bert", True), ("llama", False), ("resnet18", True)]
+ALL = [(name, training) for name in MODELS for training in (False, True)]
+
+
+@pytest.mark.parametrize(
+    ("name", "training"), ALL if os.environ.get("AMANDA_CAPTURE") == "all" else QUICK
+)
+def test_models_run_captured_with_the_results_and_ids_of_the_mode(
+    name: str, training: bool, bound: list[Binding]
+) -> None:
+    """From its third call on a model runs captured; all bits and ids are those of the mode.
+
+    A part of the models is tried; AMANDA_CAPTURE=all tries them all, in training and in inference.
+    """
+    torch.manual_seed(0)
+    model, inputs = MODELS[name]()
+    model.train(training)
+    assert way_of(model, train if training else infer, [inputs] * CALLS) == "captured"
+    assert len(bound) == CALLS - CALLS_BEFORE - 1
+
+
+def test_a_captured_module_serves_the_next_scope(bound: list[Binding]) -> None:
+    """What was captured belongs to the module: the next scope runs it from its first call on."""
+    net = Net()
+    for _ in range(2):
+        with applied(Counter()) as scope:
+            for x in X[: CALLS_BEFORE + 1]:
+                train(net, x)
+    assert scope.statistics.modules == {"Net": "captured"}
+    assert len(bound) == CALLS_BEFORE
+
+
+def test_a_module_stays_as_it_is_and_is_not_kept_alive() -> None:
+    """Capture changes nothing of a module, and keeps no memory after it is gone."""
+    net = Net()
+    before = {name: set(vars(module)) for name, module in net.named_modules()}
+    with applied(Counter()):
+        for x in X:
+            train(net, x)
+        assert {name: set(vars(module)) for name, module in net.named_modules()} == before
+        known = len(_CAPTURED[False])
+        left = [weakref.ref(net), *map(weakref.ref, net.parameters())]
+        del net
+        gc.collect()
+        assert [reference() for reference in left] == [None] * len(left)
+        assert len(_CAPTURED[False]) == known - 1
+
+
+def test_interceptors_are_switched_within_a_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Scopes of one process may use different interceptors on one module."""
+    net, ids = Net(), []
+    for interceptor in ("capture", "mode", "capture"):
+        monkeypatch.setenv(VARIABLE, interceptor)
+        with applied(tool := Counter()) as scope:
+            for x in X:
+                train(net, x)
+        ids.append((tool.ids, tool.backward_ids))
+    assert ids == ids[:1] * 3
+    assert scope.statistics.modules == {"Net": "captured"}
+
+
+def test_the_last_line_says_how_modules_ran() -> None:
+    """The last line of a run counts modules by the way in which they ran, with the reason."""
+    net, other = Net(), Lambda(data_dependent)
+    with applied(Counter()) as scope:
+        for x in X:
+            net(x), other(x)
+    line = last_line(scope.statistics, 1.0)
+    assert "; modules ran captured: 1, as they are (Dynamo fails with Unsupported): 1; " in line
+
+
+# -- what changes between calls ------------------------------------------------
+
+
+def changing(model: nn.Module, change: Callable[[nn.Module, int], Any]) -> Step:
+    """A training step that first changes the model, with the number of the step."""
+    steps = iter(range(1000))
+
+    def step(model: nn.Module, given: Any) -> Any:
+        nonlocal steps
+        number = next(steps) % LONG
+        change(model, number)
+        return train(model, given)
+
+    return step
+
+
+LONG = 9
+MANY = some(*[3] * LONG)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda net, n: net.train(n % 4 != 3),
+        lambda net, n: n == 5 and setattr(net.first, "weight", nn.Parameter(torch.ones(4, 4))),
+        lambda net, n: n == 5 and net.first.weight.data.fill_(0.5),
+        lambda net, n: n == 5 and net.twice.__setitem__(1, nn.GELU()),
+        lambda net, n: n == 5 and net.twice.__setitem__(0, nn.Linear(4, 4, bias=False)),
+        lambda net, n: n == 5 and setattr(net.twice[2], "p", 0.5),
+        lambda net, n: n == 5 and setattr(net, "kind", "mean"),
+        lambda net, n: n == 5 and net.first.weight.requires_grad_(False),
+        lambda net, n: n == 5 and net.first.register_forward_hook(lambda m, i, o: o * 2),
+        lambda net, n: n == 5 and net.twice.register_full_backward_hook(lambda m, i, o: None),
+        lambda net, n: n == 5 and net.register_forward_pre_hook(lambda m, i: (i[0] * 2,)),
+        lambda net, n: n == 5 and setattr(net.first, "forward", lambda x: x * 2),
+        lambda net, n: n == 5 and setattr(net, "forward", lambda x: net.first(x) * 2),
+    ],
+    ids=[
+        "training or not", "a parameter", "data", "a module", "a bias", "a rate", "a string",
+        "a frozen parameter", "a hook", "a backward hook", "a hook on the outermost",
+        "a forward", "the forward of the outermost",
+    ],
+)  # fmt: skip
+def test_a_change_of_the_model_counts_at_the_next_call(
+    change: Callable[[nn.Module, int], Any],
+) -> None:
+    """What is changed of a captured model has its effect as without capture."""
+    way_of(Net(), changing(Net(), change), MANY)
+
+
+def test_another_precision_counts_at_the_next_call() -> None:
+    """``Module.double()``, which leaves the Parameter objects what they are, is noticed."""
+
+    def run(fc: nn.Module, x: torch.Tensor) -> torch.Tensor:
+        return fc(torch.ones(2, 4, dtype=fc.weight.dtype)) * x.shape[0]
+
+    def step(model: nn.Module, given: Any) -> Any:
+        if len(given) == 2:
+            model.double()
+        return train(model, given)
+
+    way = way_of(Lambda(run), step, some(3, 3, 3, 3, 2, 2, 2, 2))
+    assert way == "captured"
+
+
+def test_other_sizes_and_modes_are_captured_or_run_as_they_are() -> None:
+    """Calls of many sizes, with and without gradients and in inference mode, give the same."""
+    modes = [torch.no_grad, torch.enable_grad, torch.inference_mode]
+
+    def step(model: nn.Module, given: Any) -> Any:
+        with modes[len(given) % 3]():
+            return [model.eval()(given)]
+
+    way_of(Net(), step, some(*range(2, 8), *range(2, 8)))
+
+
+def test_a_module_whose_calls_all_differ_is_left_alone() -> None:
+    """After a number of attempts a module runs as it is, which is said with a reason."""
+
+    def count(fc: nn.Module, x: torch.Tensor) -> torch.Tensor:
+        fc.calls = getattr(fc, "calls", 0) + 1
+        return fc(x) * fc.calls
+
+    ways = way_of(Lambda(count), train, some(*[3] * 30))
+    assert ways.startswith("as they are (")
+
+
+# -- what runs as it is --------------------------------------------------------
+
+
+class Cube(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+        ctx.save_for_backward(x)
+        return x**3
+
+    @staticmethod
+    def backward(ctx: Any, *grads: torch.Tensor) -> torch.Tensor:
+        (x,) = ctx.saved_tensors
+        return grads[0] * 3 * x**2
+
+
+def data_dependent(fc: nn.Module, x: torch.Tensor) -> torch.Tensor:
+    y = fc(x)
+    return y * 2 if y.sum() > 0 else y * 3
+
+
+def generating(fc: nn.Module, x: torch.Tensor) -> torch.Tensor:
+    return sum((fc(row) for row in x), start=torch.zeros(4))
+
+
+def told(fc: nn.Module, x: torch.Tensor) -> torch.Tensor:
+    return fc(x) * (2 if torch.compiler.is_compiling() else 3)
+
+
+def numpy(fc: nn.Module, x: torch.Tensor) -> torch.Tensor:
+    return fc(x) * float(np.exp(x.detach().numpy()).sum())
+
+
+def unused(fc: nn.Module, x: torch.Tensor) -> torch.Tensor:
+    torch.rand(2)
+    fc(x)
+    return fc(x).add_(1)
+
+
+def rows(fc: nn.Module, x: torch.Tensor) -> torch.Tensor:
+    first, second, third = fc(x)
+    return first + second * third
+
+
+def partly_hidden(fc: nn.Module, x: torch.Tensor) -> torch.Tensor:
+    with amanda.disabled():
+        x = fc(x)
+    return fc(x)
+
+
+def detached(fc: nn.Module, x: torch.Tensor) -> torch.Tensor:
+    with torch.no_grad():
+        y = fc(x)
+    with torch.autocast("cpu", torch.bfloat16):
+        z = fc(x)
+    return fc(y) + z
+
+
+def with_loss(fc: nn.Module, x: torch.Tensor) -> torch.Tensor:
+    return nn.CrossEntropyLoss()(fc(x), torch.zeros(len(x), dtype=torch.long))
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        data_dependent, generating, told, numpy, unused, rows, partly_hidden, detached, with_loss,
+        lambda fc, x: Cube.apply(fc(x)),
+        lambda fc, x: checkpoint(fc, x, use_reentrant=False) + 1,
+        lambda fc, x: checkpoint(fc, x.requires_grad_(), use_reentrant=True) + 1,
+        lambda fc, x: torch.vmap(fc)(x),
+        lambda fc, x: nn.functional.dropout(fc(x)) * random.random(),
+        lambda fc, x: {"a": [fc(x)], "b": (x * 2, None)},
+        lambda fc, x: nn.LSTM(4, 4)(fc(x))[0],
+    ],
+    ids=lambda f: f.__name__,
+)  # fmt: skip
+def test_any_code_has_the_results_and_ids_of_the_mode(
+    function: Callable[[nn.Module, torch.Tensor], Any],
+) -> None:
+    """Whatever a module runs, captured or not, has the operators and the results of the mode."""
+    random.seed(3)
+    way_of(Lambda(function), seeded(train), X)
+
+
+def seeded(step: Step) -> Step:
+    """The step with Python's random numbers reset before it."""
+
+    def run(model: nn.Module, given: Any) -> Any:
+        random.seed(3)
+        return step(model, given)
+
+    return run
+
+
+def test_an_optimizer_a_loss_and_a_second_model_are_seen_as_ever() -> None:
+    """Operators outside of captured modules keep their ids: losses, optimizers, other models."""
+    model = nn.ModuleList([Net(), nn.Linear(4, 4)])
+    model[0].kind = "abs"
+
+    def step(model: nn.Module, given: torch.Tensor) -> Any:
+        optimizer = torch.optim.Adam(model.parameters(), 0.1)
+        loss = nn.functional.mse_loss(model[1](model[0](given * 2)), given)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        return [loss, *model.parameters()]
+
+    assert way_of(model, step, X) == "captured"
+
+
+def test_saved_tensors_hooks_meet_no_symbolic_tensors() -> None:
+    """Within hooks on saved tensors a module runs as it is: capture would run them."""
+    seen: list[torch.Tensor] = []
+
+    def step(model: nn.Module, given: Any) -> Any:
+        with saved_tensors_hooks(lambda x: seen.append(x) or x, lambda x: x):
+            return train(model, given)
+
+    assert way_of(Net(), step, X).startswith("as they are")
+    assert {type(tensor) for tensor in seen} <= {torch.Tensor, nn.Parameter}
+
+
+def test_an_error_of_the_program_is_raised_as_ever() -> None:
+    """What a captured model raises for inputs that do not fit is what it raises by itself."""
+    net = Net()
+    with applied(Counter()):
+        for x in X:
+            net(x)
+        with pytest.raises(RuntimeError, match="mat1 and mat2"):
+            net(torch.rand(3, 5))
+        assert torch.isfinite(net(X[0]))
+
+
+# -- scopes and threads --------------------------------------------------------
+
+
+def test_nested_scopes_disabled_and_reanalysis() -> None:
+    """An inner scope, ``disabled()`` and ``reanalyse()`` act on captured modules at once."""
+    net, outer, inner = Net().eval(), Counter(), Counter()
+    with applied(outer):
+        for x in X:
+            net(x)
+        per_call = len(set(outer.ids))
+        with applied(inner):
+            net(X[0])
+        with amanda.disabled():
+            wanted = net(X[0])
+        outer.reanalyse()
+        found = net(X[0])
+    assert torch.equal(found, wanted)
+    assert len(inner.ids) == per_call
+    assert outer.ids == outer.ids[:per_call] * (CALLS + 2)
+
+
+def test_routines_change_values_in_captured_modules() -> None:
+    """A routine that returns another value acts in captured modules as in eager ones."""
+
+    def halve(context: amanda.OpContext) -> None:
+        if context.get_op().__name__ == "linear":
+            context.insert_after_op(lambda y: y * 0.5)
+
+    net, results = Net().eval(), []
+    for _ in range(2):
+        tool = amanda.Tool()
+        tool.add_inst_for_op(halve)
+        with applied(tool):
+            results += [net(X[0]).item() for _ in range(CALLS)]
+    assert len(set(results)) == 1
+    assert results[0] != net(X[0]).item()
+
+
+def test_threads_capture_and_run_at_the_same_time() -> None:
+    """Threads that call one model, and models of their own, get the results of one thread."""
+    net = Net().eval()
+    wanted, found = fingerprint([net(X[0])]), []
+
+    def work() -> None:
+        own = copy.deepcopy(net)
+        for _ in range(CALLS):
+            found.append(fingerprint([net(X[0])]))
+            found.append(fingerprint([own(X[0])]))
+
+    with applied(Counter()):
+        threads = [threading.Thread(target=work) for _ in range(3)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    assert found == [wanted] * (3 * 2 * CALLS)
