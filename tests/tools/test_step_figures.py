@@ -1,0 +1,105 @@
+"""FLOPs of one step: the analytic figure, however many steps a script has trained."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.flop_counter import FlopCounterMode
+
+import amanda
+from amanda_tools.flops import FlopsTool
+from tests import models
+
+# isort: split
+import torchvision
+import transformers
+
+
+def vit() -> models.Built:
+    config = transformers.ViTConfig(
+        hidden_size=32,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        intermediate_size=64,
+        image_size=16,
+        patch_size=8,
+        num_labels=4,
+        # FlopCounterMode has no formula for the fused attention of the CPU.
+        attn_implementation="eager",
+    )
+    pixels = torch.rand(2, 3, 16, 16)
+    labels = torch.tensor([0, 1])
+    model = transformers.ViTForImageClassification(config)
+    return model, {"pixel_values": pixels, "labels": labels}
+
+
+def llama() -> models.Built:
+    config = transformers.LlamaConfig(
+        hidden_size=32,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        intermediate_size=64,
+        vocab_size=50,
+        attn_implementation="eager",
+    )
+    tokens = torch.randint(0, 50, (2, 8))
+    return transformers.LlamaForCausalLM(config), {"input_ids": tokens, "labels": tokens}
+
+
+def resnet50() -> models.Built:
+    return torchvision.models.resnet50(num_classes=4), {"x": torch.rand(2, 3, 32, 32)}
+
+
+def train(build: Callable[[], models.Built], steps: int) -> None:
+    """What a script does: it builds the model, and trains it."""
+    torch.manual_seed(0)
+    model, inputs = build()
+    optimizer = torch.optim.AdamW(model.parameters())
+    for _ in range(steps):
+        optimizer.zero_grad()
+        models.loss(model(**inputs)).backward()
+        optimizer.step()
+
+
+def figures(run: Callable[[], Any]) -> dict[str, Any]:
+    tool = FlopsTool()
+    with amanda.apply(tool):
+        run()
+    summary: dict[str, Any] = tool.result()["summary"]
+    return summary
+
+
+@pytest.mark.parametrize("build", [vit, llama, resnet50], ids=lambda build: build.__name__)
+def test_a_step_has_the_analytic_figure(build: Callable[[], models.Built]) -> None:
+    """FLOPs of a step equal those that PyTorch's own counter finds, after one step and after three;
+    what builds and initializes the model is no part of it."""
+    with FlopCounterMode(display=False) as counter:
+        train(build, 1)
+    for steps in 1, 3:
+        found = figures(lambda steps=steps: train(build, steps))  # type: ignore[misc]
+        step = found["per_step"]
+        assert found["steps"] == steps
+        assert step["flops"] + step["flops_backward"] == counter.get_total_flops()
+        assert not {"min", "max"} & step.keys()
+        assert found["flops"] == steps * step["flops"]
+        assert found["phases"]["setup"]["ops"] > 0
+        assert found["phases"]["setup"]["flops"] == found["phases"]["optimizer"]["flops"] == 0
+
+
+def test_the_activations_are_those_of_one_forward_pass() -> None:
+    """Bytes of what the operators of a forward pass make, in place and views aside."""
+
+    def run() -> None:
+        model = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 4), nn.Flatten())
+        optimizer = torch.optim.Adam(model.parameters())
+        for _ in range(2):
+            model(torch.rand(5, 8)).sum().backward()
+            optimizer.step()
+
+    # Two linear operators, the rectifier, and the sum, which is the loss.
+    assert figures(run)["activation_bytes"] == 4 * (5 * 16 + 5 * 16 + 5 * 4 + 1)
