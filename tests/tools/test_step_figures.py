@@ -11,6 +11,7 @@ from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
 import amanda
+from amanda_tools._operators.peaks import peak_of
 from amanda_tools.flops import FlopsTool
 from tests import models
 
@@ -103,3 +104,31 @@ def test_the_activations_are_those_of_one_forward_pass() -> None:
 
     # Two linear operators, the rectifier, and the sum, which is the loss.
     assert figures(run)["activation_bytes"] == 4 * (5 * 16 + 5 * 16 + 5 * 4 + 1)
+
+
+@pytest.mark.parametrize(
+    ("name", "peak"),
+    [
+        ("NVIDIA A100-SXM4-80GB", 312.0),
+        ("NVIDIA H100 PCIe", 756.0),
+        ("NVIDIA H100 80GB HBM3", 989.0),
+        ("NVIDIA A10", 125.0),
+        ("Some Device", 0.0),
+    ],
+)
+def test_peaks_are_known_by_name(name: str, peak: float) -> None:
+    """The longest part of a name that fits counts."""
+    assert peak_of(name) == peak
+
+
+def test_the_utilization_is_the_share_of_a_given_peak() -> None:
+    """Operations of a step over those of the peak in the median duration of a step."""
+    tool = FlopsTool(peak=0.001)
+    with amanda.apply(tool):
+        train(vit, 3)
+    summary = tool.result()["summary"]
+    step = summary["per_step"]
+    done = step["flops"] + step["flops_backward"]
+    assert summary["mfu"] == pytest.approx(done / (summary["step_seconds"] * 1e9))
+    assert any("MFU" in row[0] for row in next(iter(tool.tables())).rows)
+    assert figures(lambda: train(vit, 1))["mfu"] is None

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
+from statistics import median
 from typing import Any, Literal
 
 import attrs
 
 from amanda import OpContext
 from amanda.files import write_json
+from amanda.interface.points import PointContext
 from amanda.results import Chart, Table
 from amanda.tools.description import OUTSIDE, OpDescription, describe
 from amanda.tools.mapping import MappingTool
@@ -18,6 +21,7 @@ from amanda_tools._bases.printing import PrintingTool
 from amanda_tools._operators.cost import FORMULAS
 from amanda_tools._operators.op_types import VIEWS, is_free, is_free_name
 from amanda_tools._operators.parameters import Parameters
+from amanda_tools._operators.peaks import peak_of_device
 from amanda_tools._operators.signature import Signature
 from amanda_tools._output.chart_data import rank_groups, rank_modules
 from amanda_tools._output.csv_files import write_rows
@@ -39,6 +43,9 @@ __all__ = ["FlopsOptions", "FlopsTool"]
 
 Op = ProductOp | ProductGradientOp | OtherOp
 
+_STEPS_TIMED = 1000
+"""Steps whose duration is kept."""
+
 
 @attrs.frozen(kw_only=True)
 class FlopsOptions(PhaseOptions):
@@ -51,6 +58,7 @@ class FlopsOptions(PhaseOptions):
         csv: also write the rows of all operators as a table.
         node_data: also write the operations for the graph that ``trace`` writes for Google's Model
             Explorer.
+        peak: the most that the device can do, in TFLOP/s; 0 for what is known of a CUDA device.
     """
 
     by: Literal["module", "type", "op"] = "module"
@@ -58,6 +66,7 @@ class FlopsOptions(PhaseOptions):
     backward: bool = True
     csv: bool = False
     node_data: bool = False
+    peak: float = attrs.field(default=0.0, validator=attrs.validators.ge(0))
 
 
 class FlopsTool(PrintingTool[FlopsOptions]):
@@ -80,6 +89,7 @@ class FlopsTool(PrintingTool[FlopsOptions]):
         self._ops: dict[str, Op] = {}
         self._bytes: dict[str, OpBytes] = {}
         self._batch: int | None = None
+        self._seconds = deque[float](maxlen=_STEPS_TIMED)
         self._counted: list[ProductOp | ProductGradientOp] = []
         self._parameters = Parameters()
         self.depends_on(MappingTool.standard())
@@ -87,6 +97,7 @@ class FlopsTool(PrintingTool[FlopsOptions]):
         self.add_inst_for_op(self._analyse_outputs, require_outputs=True)
         if self.options.backward:
             self.add_inst_for_op(self._analyse_backward, backward=True)
+        self.add_inst_for_iteration(self._time_step, end=True)
 
     # -- analyses ---------------------------------------------------------
 
@@ -150,6 +161,10 @@ class FlopsTool(PrintingTool[FlopsOptions]):
             else:
                 context.insert_before_backward_op(known.counter, grad_outputs=[])
 
+    def _time_step(self, point: PointContext) -> None:
+        if point.begin is not None and point.end is not None:
+            self._seconds.append(point.end - point.begin)
+
     def _met(self, op: Op) -> Op:
         self._ops[op.op.id] = op
         if not isinstance(op, OtherOp):
@@ -175,6 +190,22 @@ class FlopsTool(PrintingTool[FlopsOptions]):
             macs[op.op.direction] += op.tally.totals().macs
         forward, backward = macs["forward"], macs["backward"]
         return {"flops": 2 * forward, "flops_backward": 2 * backward, "macs": forward}
+
+    def utilization(self) -> dict[str, float | None]:
+        """``step_seconds``, the median of the last steps; ``mfu``, the model FLOPs utilization.
+
+        It is the operations of a step over those that the device could have done in its time
+        (Chowdhery et al., "PaLM", 2022, appendix B), here with recomputation. A step lasts from
+        the beginning of its forward pass to the end of the optimizer's step: loading data is no
+        part of it. None without a step or a peak.
+        """
+        seconds = median(self._seconds) if self._seconds else None
+        peak = self.options.peak or peak_of_device()
+        if not seconds or not peak:
+            return {"step_seconds": seconds, "mfu": None}
+        step = self.summary_of_steps(())["per_step"]
+        flops = step.get("flops", 0) + step.get("flops_backward", 0)
+        return {"step_seconds": seconds, "mfu": flops / (seconds * peak * 1e12)}
 
     def op_rows(self) -> list[dict[str, Any]]:
         """One row per operator.
@@ -210,6 +241,7 @@ class FlopsTool(PrintingTool[FlopsOptions]):
         unknown = [row for row in rows if row["counted"] == "unknown"]
         return {
             "batch": self._batch,
+            **self.utilization(),
             "flops": sum(row["flops"] for row in forward),
             "flops_backward": sum(r["flops"] for r in rows if r["direction"] == "backward"),
             "macs": sum(row["macs"] for row in forward),
@@ -265,6 +297,8 @@ class FlopsTool(PrintingTool[FlopsOptions]):
         steps = self.summary_of_steps(self.op_rows())
         if step := steps["per_step"]:
             totals[:2] = [*totals[:2], *self._step_rows(step, steps["steps"])]
+            if found["mfu"] is not None:
+                totals.append(("of the device's peak (MFU)", f"{100 * found['mfu']:.1f} %"))
         yield Table("flops: 2 per multiply-accumulate", ("what", "amount"), totals)
         rows = shown(self.op_rows(), self.options)
         if self.options.by != "type":
