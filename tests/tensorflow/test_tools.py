@@ -67,7 +67,7 @@ def test_the_same_form(placement: type[Training]) -> None:
     common = {"id", "type", "name", "direction", "module", "namespace"}
     for tool in (counts, trace):
         result = json.loads(json.dumps(tool.result()))
-        assert result["schema"] == 1
+        assert result["schema"] == tool.schema
         assert all(common <= row.keys() for row in result["ops"])
         assert {row["direction"] for row in result["ops"]} == {"forward", "backward"}
         assert all(name.startswith("tensorflow/2.") for name in result["namespaces"])

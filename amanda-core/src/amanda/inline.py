@@ -19,6 +19,7 @@ instead of calling Python at each of its operators; that of PyTorch runs them in
 
 from __future__ import annotations
 
+import itertools
 import threading
 import time
 from collections.abc import Sequence
@@ -85,6 +86,12 @@ class _Thread(threading.local):
 _THREAD = _Thread()
 
 
+_OVERLAPPING = 64
+"""Executions of one timer that may overlap."""
+
+_NUMBERS = itertools.count(1)
+
+
 class Timer:
     """Measures the time between two points, of which one is passed before the other.
 
@@ -111,18 +118,24 @@ class Timer:
 
     def start(self, *tensors: Any) -> None:
         """The routine at the first point; the tensors there are not looked at."""
-        self._started[threading.get_ident()] = time.perf_counter_ns()
+        started, thread = self._started, threading.get_ident()
+        # The executor of TensorFlow's graphs may begin a second operator on a thread before the
+        # first one ends. Beginnings of operators that have raised stay, too: not for ever.
+        if thread in started and len(started) < _OVERLAPPING:
+            started[-next(_NUMBERS)] = started[thread]
+        started[thread] = time.perf_counter_ns()
 
     def stop(self, *tensors: Any) -> None:
         """The routine at the second point; the tensors there are not looked at."""
         end = time.perf_counter_ns()
-        started, thread = self._started, threading.get_ident()
-        if thread not in started:
+        start = self._started.pop(threading.get_ident(), None)
+        if start is None:
             # The executor of TensorFlow's graphs may run the two points in different threads.
-            if not started:
+            try:
+                _, start = self._started.popitem()
+            except KeyError:
                 return
-            thread = next(iter(started))
-        self.add(started.pop(thread), end)
+        self.add(start, end)
 
     def add(self, start: int, end: int) -> None:
         """Note an execution that was measured otherwise.
