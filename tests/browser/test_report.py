@@ -39,8 +39,9 @@ class Net(torch.nn.Module):
         return self.last(x)
 
 net = Net()
-for _ in range(2):
+for _ in range(9):
     net(torch.rand(2, 3, 8, 8)).sum().backward()
+net(torch.rand(2, 3, 8, 8))  # Ten calls are more than nine.
 """
 
 KERAS = """
@@ -96,7 +97,7 @@ def test_columns_sort_with_numbers_as_numbers(page: Page) -> None:
         seen = numbers(page.column(grid, "calls"))
         assert seen == sorted(seen, reverse=direction == "descending")
         largest.append(seen[0])
-    assert largest[0] > largest[1]
+    assert largest == [10, 9]
     page.press(grid, "calls")
     assert cell.get_attribute("aria-sort") is None
     assert page.column(grid, "id") == original
@@ -142,7 +143,7 @@ def test_heads_are_reached_and_pressed_with_the_keyboard(page: Page) -> None:
 def test_the_filter_keeps_rows_that_hold_all_words(page: Page) -> None:
     """Words may be in different columns; what is shown is counted."""
     grid = page.grid("count", "operators")
-    total = int(page.all("output", grid)[0].text.split()[0])
+    total = int(page.all("output", grid)[0].text.split()[-2])
     search = page.all("input", grid)[0]
     search.send_keys("LINEAR body.1")
     rows = page.lines(grid)
@@ -160,7 +161,7 @@ def test_the_filter_keeps_rows_that_hold_all_words(page: Page) -> None:
 def test_only_rows_that_are_seen_are_in_the_document(page: Page) -> None:
     """A long table is scrolled through to its end."""
     grid = page.grid("count", "operators")
-    total = int(page.all("output", grid)[0].text.split()[0])
+    total = int(page.all("output", grid)[0].text.split()[-2])
     first = page.column(grid, "id")
     assert len(first) < total
     scroll = page.all(".scroll", grid)[0]
@@ -336,7 +337,7 @@ def test_charts_show_the_tools_figures(page: Page) -> None:
     script = "return arguments[0].chart.chart.data"
     data = page.browser.execute_script(script, charts["executions by type"])
     assert [part["label"] for part in data["datasets"]] == ["forward", "backward"]
-    assert data["datasets"][0]["data"][data["labels"].index("linear")] == 26
+    assert data["datasets"][0]["data"][data["labels"].index("linear")] == 13 * 10
     modules = next(chart for title, chart in charts.items() if title == "operations by module")
     depth = Select(page.all("select", modules)[0])
     depth.select_by_index(0)
