@@ -399,3 +399,40 @@ class TakesSubclassesForCounters(LoopbackDriver):
                 action.func.count += 1
                 return None
             return super().call(action, selected)
+
+
+# -- derived points and phases ------------------------------------------------
+
+
+@fault("test_a_backward_pass_begins_and_ends")
+class TellsNoBackwardPasses(LoopbackDriver):
+    """Tools are not told of backward passes."""
+
+    @contextmanager
+    def backward_pass(self) -> Iterator[None]:
+        self.thread.backward += 1
+        yield
+        self.thread.backward -= 1
+        self.new_iteration()
+
+
+@fault(
+    "test_modules_are_entered_and_left_in_pairs",
+    "test_a_forward_pass_is_a_call_of_an_outermost_module",
+    "test_iterations_are_numbered",
+)
+class TellsNoModules(LoopbackDriver):
+    """Ids have modules, but tools are not told of their calls."""
+
+    @contextmanager
+    def module_call(self, module: Any, named_modules: Any, inputs: Any = ()) -> Iterator[Any]:
+        with self.ids.within(module, named_modules):
+            yield lambda result: result
+
+
+@fault("test_operators_of_modules_are_of_the_forward_phase")
+class TakesModelsForSetup(LoopbackDriver):
+    """Every operator is taken for one that builds the model."""
+
+    def phase_now(self, inputs: Any) -> Any:
+        return "setup"

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
+import pytest
 import torch
 from torch import nn
 
@@ -161,6 +162,8 @@ class CompiledFramework(TorchFramework):
         return EagerProgram(self, torch.compile(build, backend="eager"), values)
 
 
+# With routines at modules a compiled function runs eagerly, and says so.
+@pytest.mark.filterwarnings("ignore:.*a tool has routines at modules")
 class TestTorchGraphDriver(DriverContract):
     driver_cls = TorchGraphDriver
     framework_cls = CompiledFramework

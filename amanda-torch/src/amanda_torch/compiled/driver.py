@@ -90,6 +90,9 @@ class EagerDriver(InterceptingDriver):
         if _internals.has_global_hooks():
             # Those of a tool are not to be captured; those of the program run eagerly as well.
             return "there are hooks on all modules"
+        if self.dispatcher.points.wants_modules(self.dispatcher.scopes()):
+            # A graph has the operators of modules, not their calls.
+            return "a tool has routines at modules"
         gone = _missing()
         return f"PyTorch has no {', '.join(gone)}" if gone else ""
 

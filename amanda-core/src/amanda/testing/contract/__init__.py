@@ -26,6 +26,7 @@ from amanda.testing.contract.differentiation import DifferentiationTests
 from amanda.testing.contract.failures import FailureTests
 from amanda.testing.contract.inline import InlineTests
 from amanda.testing.contract.order import OrderTests
+from amanda.testing.contract.points import PointTests
 from amanda.testing.contract.replacements import ReplacementTests
 from amanda.testing.contract.routines import RoutineTests
 from amanda.testing.contract.scopes import ScopeTests
@@ -45,6 +46,7 @@ class DriverContract(
     FailureTests,
     InlineTests,
     OrderTests,
+    PointTests,
     ReplacementTests,
     RoutineTests,
     ScopeTests,

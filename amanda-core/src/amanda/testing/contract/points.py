@@ -1,0 +1,148 @@
+"""Contract rules 1 and 15: points derived from operators, and the phase of each operator."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from amanda.interface.context import OpContext
+from amanda.interface.driver import Capability
+from amanda.interface.points import Point, PointContext
+from amanda.interface.specs import PHASES
+from amanda.testing.contract.base import ContractTests, W, X
+from amanda.testing.framework import requires
+from amanda.tool import Tool, new_iteration
+
+
+class Passed(Tool):
+    """A tool that notes the derived points that are passed, those of modules on demand."""
+
+    def __init__(self, modules: bool = False) -> None:
+        super().__init__()
+        self.points: list[PointContext] = []
+        for end in (False, True):
+            if modules:
+                self.add_inst_for_module(self.points.append, exit=end)
+            self.add_inst_for_iteration(self.points.append, end=end)
+            for backward in (False, True):
+                self.add_inst_for_pass(self.points.append, backward=backward, end=end)
+
+    def of(self, *points: Point) -> list[PointContext]:
+        """The contexts of some points, in order."""
+        return [context for context in self.points if context.point in points]
+
+
+class PointTests(ContractTests):
+    """The points of modules, passes and iterations."""
+
+    def training(self) -> Any:
+        """A program with operators whose gradients are wanted."""
+        return self.fw.program(lambda x, w: self.fw.relu(self.fw.mul(x, w)), X, W)
+
+    @requires(Capability.BACKWARD)
+    def test_points_change_nothing(self) -> None:
+        """Results and gradients under routines at all derived points are those without them."""
+        program = self.training()
+        expected = program.train()
+        for modules in (False, True):
+            assert self.train(program, Passed(modules), times=3) == expected
+
+    @requires(Capability.BACKWARD)
+    def test_a_backward_pass_begins_and_ends(self) -> None:
+        """Each backward pass has a begin and an end, around the routines of its operators."""
+        self.needs_separate_backward()
+        tool, program = Passed(), self.training()
+        expected = program.train()
+        seen: list[Any] = tool.points
+
+        def analyse(context: OpContext) -> None:
+            context.insert_before_backward_op(lambda *_: seen.append(None), grad_outputs=[])
+
+        assert self.train(program, tool, self.probe("mul", before_backward=analyse)) == expected
+        kinds = [None if context is None else context.point for context in seen]
+        begin, end = kinds.index(Point.BACKWARD_BEGIN), kinds.index(Point.BACKWARD_END)
+        assert begin < kinds.index(None) < end
+        assert kinds.count(Point.BACKWARD_BEGIN) == kinds.count(Point.BACKWARD_END) == 1
+
+    @requires(Capability.MODULES)
+    def test_modules_are_entered_and_left_in_pairs(self) -> None:
+        """Each call of a module has an entry and an exit, the outermost one around the others."""
+        program, tool = self.fw.program(self.fw.model(W), X), Passed(modules=True)
+        expected = program.run()
+        assert self.run(program, tool) == expected
+        calls = tool.of(Point.MODULE_ENTRY, Point.MODULE_EXIT)
+        open_modules: list[str] = []
+        for context in calls:
+            if context.point is Point.MODULE_ENTRY:
+                open_modules.append(context.id)
+            else:
+                assert open_modules.pop() == context.id
+        assert open_modules == []
+        assert calls[0].id == calls[-1].id
+        assert {c.module.rpartition(".")[2] for c in calls} >= {"first", "second"}
+
+    @requires(Capability.MODULES)
+    def test_a_forward_pass_is_a_call_of_an_outermost_module(self) -> None:
+        """It begins and ends once, around the calls of its modules."""
+        program, tool = self.fw.program(self.fw.model(W), X), Passed()
+        self.run(program, tool, times=2)
+        kinds = [c.point for c in tool.of(Point.FORWARD_BEGIN, Point.FORWARD_END)]
+        assert kinds == [Point.FORWARD_BEGIN, Point.FORWARD_END] * 2
+
+    @requires(Capability.MODULES)
+    def test_iterations_are_numbered(self) -> None:
+        """In inference each call of the outermost module is an iteration; their numbers ascend."""
+        program, tool = self.fw.program(self.fw.model(W), X), Passed()
+        with self.apply(tool):
+            for _ in range(3):
+                program.run()
+        ends = tool.of(Point.ITERATION_END)
+        assert [context.iteration for context in ends] == [0, 1, 2]
+        for context in ends:
+            assert context.begin is not None
+            assert context.end is not None
+            assert context.begin <= context.end
+
+    def test_the_program_ends_an_iteration(self) -> None:
+        """``amanda.new_iteration()`` ends one where nothing else tells."""
+        tool = Passed()
+        with self.apply(tool):
+            new_iteration()
+            new_iteration()
+        assert [context.iteration for context in tool.of(Point.ITERATION_END)] == [0, 1]
+
+    def test_an_exception_of_a_point_reaches_the_user(self) -> None:
+        """It names the tool."""
+        tool = Tool()
+
+        def fail(point: PointContext) -> None:
+            raise ValueError("on purpose")
+
+        tool.add_inst_for_iteration(fail, end=True)
+        with self.apply(tool), pytest.raises(ValueError, match="on purpose") as caught:
+            new_iteration()
+        assert any("Tool.fail" in note for note in caught.value.__notes__)
+
+    def test_every_operator_has_a_phase(self) -> None:
+        """A phase of the contract, in every analysis."""
+        phases: list[str] = []
+        self.run(self.training(), self.probe(before=lambda c: phases.append(c.get_phase())))
+        assert phases
+        assert set(phases) <= set(PHASES)
+
+    @requires(Capability.MODULES)
+    def test_operators_of_modules_are_of_the_forward_phase(self) -> None:
+        """What a module runs belongs to the forward phase."""
+        phases: list[str] = []
+        tool = self.probe("linear", before=lambda c: phases.append(c.get_phase()))
+        self.run(self.fw.program(self.fw.model(W), X), tool)
+        assert set(phases) == {"forward"}
+
+    @requires(Capability.BACKWARD)
+    def test_backward_operators_are_of_the_backward_phase(self) -> None:
+        """Whatever their forward operator belongs to."""
+        phases: list[str] = []
+        tool = self.probe(before_backward=lambda c: phases.append(c.get_phase()))
+        self.train(self.training(), tool)
+        assert set(phases) == {"backward"}
