@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import inspect
 import re
-import sys
 from collections.abc import Iterable, Iterator
 from types import FrameType
 from typing import Any
@@ -47,7 +47,7 @@ def phase_of_eager(kind: str, in_layer: bool) -> Phase:
         kind: its type.
         in_layer: whether a Keras layer runs it.
     """
-    frame: FrameType | None = sys._getframe(1)  # noqa: SLF001 - public in all but name
+    frame: FrameType | None = inspect.currentframe()
     for _ in range(_DEEPEST):
         if frame is None:
             break

@@ -9,6 +9,7 @@ recorded for differentiation leads to a loss. ::
 
 from __future__ import annotations
 
+import inspect
 import sys
 from types import FrameType
 from typing import TYPE_CHECKING, Any
@@ -100,7 +101,7 @@ def _changes_parameter(call: TorchCall) -> bool:
 
 def _by_caller() -> Phase | None:
     """The phase that a calling function tells, the innermost one that does."""
-    frame: FrameType | None = sys._getframe(2)  # noqa: SLF001 - public in all but name
+    frame: FrameType | None = inspect.currentframe()
     for _ in range(_DEEPEST):
         if frame is None:
             return None
