@@ -181,6 +181,7 @@ def test_a_module_stays_as_it_is_and_is_not_kept_alive() -> None:
         for x in X:
             train(net, x)
         assert {name: set(vars(module)) for name, module in net.named_modules()} == before
+        gc.collect()
         known = len(_CAPTURED[False])
         left = [weakref.ref(net), *map(weakref.ref, net.parameters())]
         del net

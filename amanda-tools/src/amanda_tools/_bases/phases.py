@@ -47,10 +47,14 @@ def other_phases(
         return
     found = figures_by_phase(rows, figures)
     lines = [
-        (phase, of["ops"], *(of[name] for name in figures))
+        (phase, of["ops"], *(_rounded(of[name]) for name in figures))
         for phase, of in found.items()
         if phase not in MODEL and of["ops"]
     ]
     if lines:
         title = f"{tool}: outside of the model (phases=all lists them)"
         yield Table(title, ("phase", "ops", *figures), lines)
+
+
+def _rounded(figure: float) -> str | int:
+    return f"{figure:.3g}" if isinstance(figure, float) else figure

@@ -100,6 +100,23 @@ class Weight:
         return id(self.value) if self.key is None else (self.key, self.view)
 
 
+def treatable(tensor: Any) -> Any:
+    """Return an operator's input.
+
+    Raises:
+        Untreatable: the optimization tools cannot compute with it.
+    """
+    if reason := arithmetic_of(tensor).refusal(tensor):
+        raise Untreatable(f"its input {reason}")
+    return tensor
+
+
+def is_another(weight: Any) -> bool:
+    """Whether an operator gets a weight that :func:`weight_of` would have refused."""
+    arithmetic = arithmetic_of(weight)
+    return bool(arithmetic.refusal(weight)) or arithmetic.is_stacked(weight)
+
+
 def weight_of(context: OpContext) -> Weight:
     """Return the weight that the mapping rules name.
 

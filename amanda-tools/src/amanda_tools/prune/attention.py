@@ -10,7 +10,7 @@ import numpy as np
 from amanda import OpContext
 from amanda.tools.description import OpDescription
 from amanda.tools.graph import Graph, TracedOp
-from amanda_tools._operators.weights import Untreatable
+from amanda_tools._operators.weights import Untreatable, treatable
 from amanda_tools._values.shapes import rank_of, shape_of
 from amanda_tools._values.tensors import Arithmetic, arithmetic_of
 from amanda_tools.prune.options import PruneOptions
@@ -183,9 +183,7 @@ def check_softmax(context: OpContext) -> None:
     Raises:
         Untreatable: it does not.
     """
-    scores = context.get_inputs()[0]
-    if reason := arithmetic_of(scores).refusal(scores):
-        raise Untreatable(f"its input {reason}")
+    scores = treatable(context.get_inputs()[0])
     attributes = context.get_attrs()
     rank = rank_of(scores)
     axis = attributes.get("dim", attributes.get("axis"))

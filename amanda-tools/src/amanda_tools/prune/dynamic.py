@@ -10,9 +10,9 @@ import attrs
 
 from amanda import OpContext
 from amanda.tools.description import OpDescription
-from amanda_tools._operators.weights import Untreatable, Weight, data_index, weight_of
+from amanda_tools._operators.weights import Untreatable, Weight, data_index, treatable, weight_of
 from amanda_tools._values.shapes import rank_of, shape_of
-from amanda_tools._values.tensors import Array, arithmetic_of
+from amanda_tools._values.tensors import Array, arithmetic_of, guarded
 from amanda_tools.prune.options import PruneOptions
 
 
@@ -74,16 +74,8 @@ class GatedPruning(abc.ABC):
         """
         if op.id not in self.gates:
             self.gates[op.id] = self.make_gate(context, weight_of(context))
-        operator = context.get_function()
-        context.replace_op(self._run, operator=operator, gate=self.gates[op.id])
-
-    def _run(self, *inputs: Any, operator: Any, gate: Gate) -> Any:
-        """Replacement routine: the operator, with the gate where tools can compute with its
-        data."""
-        source = inputs[gate.source]
-        if arithmetic_of(source).refusal(source):
-            return operator(*inputs)
-        return self.run_gated(*inputs, operator=operator, gate=gate)
+        gate, operator = self.gates[op.id], context.get_function()
+        context.replace_op(guarded(self.run_gated, gate.source), operator=operator, gate=gate)
 
     @abc.abstractmethod
     def make_gate(self, context: OpContext, weight: Weight) -> Gate:
@@ -95,7 +87,7 @@ class GatedPruning(abc.ABC):
 
     @abc.abstractmethod
     def run_gated(self, *inputs: Any, operator: Any, gate: Gate) -> Any:
-        """Run the operator, with the gate on its output."""
+        """Replacement routine: the operator, with the gate on its output."""
 
 
 def new_gate(context: OpContext, weight: Weight) -> Gate:
@@ -105,16 +97,13 @@ def new_gate(context: OpContext, weight: Weight) -> Gate:
         Untreatable: the data have an unexpected or unknown number of axes or channels.
     """
     source = data_index(context, weight)
-    data = context.get_inputs()[source]
-    if reason := arithmetic_of(data).refusal(data):
-        raise Untreatable(f"its input {reason}")
-    rank = rank_of(data)
+    rank = rank_of(treatable(context.get_inputs()[source]))
     layout = context["data_layout"]
     if layout is not None:
         if rank not in (None, len(layout)):
             raise Untreatable(f"its input has {rank} axes, without one of samples")
         gate = Gate(source, layout.index("C"), len(layout))
-        channels = None if rank is None else data.shape[gate.channels]
+        channels = None if rank is None else context.get_inputs()[source].shape[gate.channels]
         if channels not in (None, input_channels(weight)):
             raise Untreatable(f"its input has {channels} channels, more than its weight shows")
         return gate

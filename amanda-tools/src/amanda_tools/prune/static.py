@@ -12,7 +12,7 @@ import attrs
 import amanda
 from amanda import OpContext
 from amanda.tools.description import OpDescription
-from amanda_tools._operators.weights import Weight, weak_reference, weight_of
+from amanda_tools._operators.weights import Weight, is_another, weak_reference, weight_of
 from amanda_tools._values.shapes import shape_of
 from amanda_tools._values.tensors import Array, arithmetic_of
 from amanda_tools.prune.given_masks import GivenMasks, check_shape
@@ -211,9 +211,7 @@ class StaticPruning:
 
     def _masked_by_schedule(self, value: Any, pruned: PrunedWeight, op_id: str) -> Any:
         """Instrumentation routine: put the weight under the mask of this step."""
-        arithmetic = arithmetic_of(value)
-        if arithmetic.refusal(value) or arithmetic.is_stacked(value):
-            # It is another one than the analysis has seen.
+        if is_another(value):
             return None
         if pruned.due is not None and pruned.step >= max(pruned.due, self._schedule.start):
             if self._global is None:

@@ -18,7 +18,7 @@ from __future__ import annotations
 import abc
 import functools
 import importlib
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from typing import Any, cast
 
 import numpy as np
@@ -275,6 +275,23 @@ def arithmetic_of(tensor: Any) -> Arithmetic:
         f"the optimization tools cannot compute with {kind.__module__}.{kind.__qualname__}; "
         "they know the tensors of torch and tensorflow"
     )
+
+
+def guarded(routine: Callable[..., Any], index: int) -> Callable[..., Any]:
+    """Make a replacement routine that is the operator itself where tools cannot compute.
+
+    Args:
+        routine: the replacement elsewhere; it gets the operator as the argument ``operator``.
+        index: position of the input that it computes with.
+    """
+
+    @functools.wraps(routine)
+    def run(*inputs: Any, operator: Callable[..., Any], **given: Any) -> Any:
+        if arithmetic_of(inputs[index]).refusal(inputs[index]):
+            return operator(*inputs)
+        return routine(*inputs, operator=operator, **given)
+
+    return run
 
 
 @functools.lru_cache(maxsize=256)
