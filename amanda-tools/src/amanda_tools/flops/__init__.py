@@ -286,7 +286,7 @@ class FlopsTool(PrintingTool[FlopsOptions]):
 
     def tables(self) -> Iterable[Table]:
         """Totals; shares of modules, types or operators; types without a formula."""
-        found = self.summary()
+        found, every = self.summary(), self.op_rows()
         totals = [
             ("forward", format_quantity(found["flops"], "FLOP")),
             ("backward", format_quantity(found["flops_backward"], "FLOP")),
@@ -294,17 +294,17 @@ class FlopsTool(PrintingTool[FlopsOptions]):
             ("weights", format_quantity(found["weight_bytes"], "B")),
             ("activations of a forward pass", format_quantity(found["activation_bytes"], "B")),
         ]
-        steps = self.summary_of_steps(self.op_rows())
+        steps = self.summary_of_steps(every)
         if step := steps["per_step"]:
             totals[:2] = [*totals[:2], *self._step_rows(step, steps["steps"])]
             if found["mfu"] is not None:
                 totals.append(("of the device's peak (MFU)", f"{100 * found['mfu']:.1f} %"))
         yield Table("flops: 2 per multiply-accumulate", ("what", "amount"), totals)
-        rows = shown(self.op_rows(), self.options)
+        rows = shown(every, self.options)
         if self.options.by != "type":
             yield self._table(self.options.by, self._grouped(rows, self._place), found)
         yield self._table("type", self._grouped(rows, lambda row: str(row["type"])), found)
-        yield from other_phases("flops", self.op_rows(), self.options, ("flops",))
+        yield from other_phases("flops", every, self.options, ("flops",))
         if unknown := found["unknown_ops"]:
             share = f"{100 * found['unknown_share']:.1f} % of the operators"
             title = f"flops: types without a formula, {share}"

@@ -27,7 +27,7 @@ from amanda_torch import _internals
 from amanda_torch.compiled.capture import Suspended, capturing, reason_of
 from amanda_torch.compiled.captured import Binding, CapturedGraph, NoticingRun, Step
 from amanda_torch.compiled.code import NotCapturableError
-from amanda_torch.eager.interceptors import LOCAL, Interceptor
+from amanda_torch.eager.interceptors import LOCAL, Interceptor, NoTools
 from amanda_torch.eager.op_ids import Frame, Labels
 
 CALLS = 2
@@ -300,7 +300,7 @@ class ModuleGraph(CapturedGraph):
 
     def _operators(self, module: nn.Module, inputs: Sequence[Any]) -> Operators:
         """The operators that an interceptor will notice, found with tensors without values."""
-        interceptor = Interceptor(_Nothing(), Labels())  # type: ignore[arg-type]
+        interceptor = Interceptor(NoTools(), Labels())  # type: ignore[arg-type]
         interceptor.stale = False
         variables = types.SimpleNamespace(f_locals={"module": module}, f_globals={})
         modules = self._code.places.find(self._code.places.roots(variables))  # type: ignore[arg-type]
@@ -324,24 +324,6 @@ def operators_of(frame: Frame) -> Operators:
         if child.calls
     )
     return (*names, *calls)
-
-
-class _Nothing:
-    """A dispatcher of no tools: every operator has an empty plan."""
-
-    changes = 0
-
-    def scopes(self) -> tuple[Any, ...]:
-        return ()
-
-    def plan(self, op_id: str, scopes: tuple[Any, ...]) -> Any:
-        return ()
-
-    def is_cacheable(self) -> bool:
-        return True
-
-    def not_seen(self, reason: str) -> None:
-        pass
 
 
 def _no_context() -> Any:

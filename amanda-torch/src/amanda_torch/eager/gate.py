@@ -35,7 +35,7 @@ from amanda_torch.autograd.claims import KnownGradients, KnownGraph
 from amanda_torch.autograd.hooks import NodeHooks
 from amanda_torch.driver import LoadedDriver
 from amanda_torch.eager.execution import KnownOp
-from amanda_torch.eager.interceptors import NO_OPERATOR, Interceptor
+from amanda_torch.eager.interceptors import NO_OPERATOR, Interceptor, NoTools
 from amanda_torch.eager.op_ids import Child, Frame, Labels
 from amanda_torch.operators.names import VIEW_PROPERTIES, Kind, kind_of, name_of
 from amanda_torch.plugin import TorchEagerDriver
@@ -301,24 +301,6 @@ def gated_class() -> type[Interceptor]:
 # -- the self-test ------------------------------------------------------------
 
 
-class _Nothing:
-    """A dispatcher of no tools: every operator has an empty plan."""
-
-    changes = 0
-
-    def scopes(self) -> tuple[Any, ...]:
-        return ()
-
-    def plan(self, op_id: str, scopes: tuple[Any, ...]) -> Any:
-        return ()
-
-    def is_cacheable(self) -> bool:
-        return True
-
-    def not_seen(self, reason: str) -> None:
-        pass
-
-
 def _forms() -> Sequence[Callable[[torch.Tensor], Any]]:
     """One call of each kind of builtin."""
     add, exp = torch.add, torch.ones(()).exp
@@ -346,7 +328,7 @@ def _notices(cls: type[Interceptor]) -> list[list[str]]:
     noticed: list[list[str]] = []
     for form in _forms():
         x = torch.ones(2, 2)
-        interceptor = cls(_Nothing(), Labels())  # type: ignore[arg-type]
+        interceptor = cls(NoTools(), Labels())  # type: ignore[arg-type]
         interceptor.stale = False
         for _ in range(2):
             interceptor.enter()

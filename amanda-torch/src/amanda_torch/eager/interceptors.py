@@ -397,6 +397,27 @@ def remove_leftovers() -> bool:
     return bool(left)
 
 
+class NoTools:
+    """A dispatcher of no tools: every operator has an empty plan."""
+
+    changes = 0
+
+    def scopes(self) -> tuple[Any, ...]:
+        """No scope covers anything."""
+        return ()
+
+    def plan(self, op_id: str, scopes: tuple[Any, ...]) -> Any:
+        """The empty plan."""
+        return ()
+
+    def is_cacheable(self) -> bool:
+        """Plans may be kept."""
+        return True
+
+    def not_seen(self, reason: str) -> None:
+        """Nothing is counted."""
+
+
 class muted:  # noqa: N801 - reads as a statement
     """Run the current thread vanilla within it.
 
