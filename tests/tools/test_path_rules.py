@@ -320,6 +320,33 @@ def test_fused_attention_is_what_its_parts_are() -> None:
         assert 0 < a.density("weights") < 1
 
 
+def test_fused_attention_of_a_position_that_sees_nothing() -> None:
+    """A row that the mask hides as a whole gives zeros, and nothing is critical for it."""
+    torch.manual_seed(6)
+    project, head = nn.Linear(8, 8).double(), nn.Linear(8, 3).double()
+    mask = torch.ones(5, 5, dtype=torch.bool).tril()
+    mask[2] = False
+
+    class Attention(nn.Module):
+        def __init__(self, rows: list[int]) -> None:
+            super().__init__()
+            self.project, self.head, self.rows = project, head, rows
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            values = self.project(x)
+            shown = functional.scaled_dot_product_attention(values, values, values, mask)
+            return self.head(shown[:, self.rows].sum(1))
+
+    x = torch.randn(2, 5, 8).double()
+    one, other = (applied(Attention(rows), x) for rows in ([0, 1, 2, 3, 4], [0, 1, 3, 4]))
+    assert one.summary()["unknown_ops"] == other.summary()["unknown_ops"] == {}
+    for a, b in zip(one.paths, other.paths, strict=True):
+        op = "Attention.project/linear:0"
+        for kind in ("neurons", "weights", "synapses"):
+            assert similarity(a, b, kind, (op,)) == 1
+        assert 0 < a.density("weights") < 1
+
+
 class TwoReaders(nn.Module):
     """One sum that two batch norms read, as in a DenseNet."""
 

@@ -152,6 +152,13 @@ def _distributed() -> Any:
         dist.destroy_process_group()
 
 
+def _padded() -> Any:
+    """Making the layer changes a view in place without gradients, whose grad_fn raises."""
+    torch.manual_seed(0)
+    layer = nn.Embedding(4, 16, padding_idx=0)
+    return [nn.functional.linear(layer(torch.arange(4)), layer.weight)]
+
+
 PROGRAMS: dict[str, Callable[[], Any]] = {
     "gradients of samples": _of_samples,
     "vmap": _transformed(lambda m, _: torch.vmap(m)(X)),
@@ -165,6 +172,7 @@ PROGRAMS: dict[str, Callable[[], Any]] = {
     "jagged": _nested(torch.jagged),
     "masked": _masked,
     "attention bias": _biased,
+    "padded embedding": _padded,
     "distributed": _distributed,
     "wrapped weight": _with_weight(lambda w: nn.Parameter(Wrapped(w), requires_grad=False)),
     "refusing weight": _with_weight(lambda w: w.as_subclass(Refusing)),

@@ -264,6 +264,8 @@ def _attention_weights(call: Call, shared: int) -> tuple[Array, Array]:
         mask = call.array("attn_mask")
         bias = np.where(mask, 0.0, -np.inf) if mask.dtype == bool else mask
         scaled = scaled + bias
-    scaled = scaled - scaled.max(axis=-1, keepdims=True)
-    powers = np.exp(scaled)
-    return scores, powers / powers.sum(axis=-1, keepdims=True)
+    greatest = scaled.max(axis=-1, keepdims=True)
+    powers = np.exp(scaled - np.where(greatest == -np.inf, 0.0, greatest))
+    total = powers.sum(axis=-1, keepdims=True)
+    # A row whose positions are all masked gives zeros, as PyTorch's _safe_softmax has it (2.13).
+    return scores, powers / np.where(total == 0.0, 1.0, total)

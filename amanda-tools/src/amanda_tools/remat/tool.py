@@ -15,6 +15,7 @@ from amanda.results import Chart, Table
 from amanda.tools.description import describe, place
 from amanda.tools.mapping import MappingTool
 from amanda_tools._bases.printing import PrintingTool
+from amanda_tools._operators.saved_tensors import node_of
 from amanda_tools._operators.targets import Targets
 from amanda_tools._output.chart_data import rank_modules
 from amanda_tools._output.units import format_quantity
@@ -119,7 +120,7 @@ class RematTool(PrintingTool[RematOptions]):
 
     def _call_before_backward(self, context: OpContext) -> None:
         for output in context.get_outputs() or ():
-            node = getattr(output, "grad_fn", None)
+            node = node_of(output)
             if node is not None:
                 node.register_prehook(self._begin)
                 return
