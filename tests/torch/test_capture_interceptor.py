@@ -20,12 +20,17 @@ from torch.utils.checkpoint import checkpoint
 
 import amanda
 from amanda.cli.results import last_line
+from amanda.errors import InPlaceWarning
+from amanda.state import STATE, TOOL_LOCK
 from amanda_torch.compiled.captured import Binding
+from amanda_torch.compiled.direct import DirectCode
 from amanda_torch.compiled.modules import _CAPTURED
 from amanda_torch.compiled.modules import CALLS as CALLS_BEFORE
 from amanda_torch.plugin import TorchEagerDriver
 from tests import models
+from tests.benchmarks.watching import Watch
 from tests.torch.support import Counter, applied, fingerprint
+from tests.torch.test_call_counts import profiled
 
 VARIABLE = TorchEagerDriver.interceptor_variable
 CALLS = 5
@@ -49,6 +54,21 @@ def bound(monkeypatch: pytest.MonkeyPatch) -> list[Binding]:
         return vanilla(binding, *args)
 
     monkeypatch.setattr(Binding, "run", run)
+    return runs
+
+
+@pytest.fixture
+def written(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
+    """For each captured run without an interceptor whether routines are written into its code."""
+    runs: list[bool] = []
+    vanilla = DirectCode.function
+
+    def function(code: DirectCode, inputs: Any) -> Any:
+        found = vanilla(code, inputs)
+        runs.append(found is not None)
+        return found
+
+    monkeypatch.setattr(DirectCode, "function", function)
     return runs
 
 
@@ -468,6 +488,126 @@ def test_routines_change_values_in_captured_modules() -> None:
             results += [net(X[0]).item() for _ in range(CALLS)]
     assert len(set(results)) == 1
     assert results[0] != net(X[0]).item()
+
+
+# -- routines in the code of a graph -------------------------------------------
+
+
+class AtBothEnds(Counter):
+    """Notes what its routines get; after its tenth execution ReLU returns another value."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.got: list[Any] = []
+
+    def forward(self, context: amanda.OpContext) -> None:
+        super().forward(context)
+        context.insert_before_op(self.note, scale=1)
+        context.insert_after_op(self.changed if "relu" in context.get_op_id() else self.note)
+
+    def note(self, *tensors: Any, **kwargs: Any) -> None:
+        self.got.append((fingerprint(tensors), kwargs, torch.is_grad_enabled(), STATE.paused))
+
+    def changed(self, y: torch.Tensor) -> torch.Tensor | None:
+        self.note(y)
+        self.calls = getattr(self, "calls", 0) + 1
+        return y * 0.5 if self.calls > 10 else None
+
+
+@pytest.mark.parametrize("step", [train, infer])
+def test_routines_in_the_code_of_a_graph_get_and_give_what_they_do_elsewhere(
+    step: Step, written: list[bool]
+) -> None:
+    """Routines that are called by the graph's code get the same, and what they return counts."""
+    found = []
+    for interceptor in ("mode", "capture"):
+        torch.manual_seed(5)
+        net, tool = Net(), AtBothEnds()
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setenv(VARIABLE, interceptor)
+            with applied(tool):
+                results = [fingerprint(step(net, x)) for x in some(*[3] * 9)]
+        found.append((tool.ids, tool.backward_ids, tool.got, results))
+    assert found[0] == found[1]
+    assert written[-1] is False
+    assert True in written
+
+
+def test_an_error_of_a_routine_in_the_code_of_a_graph_leaves_nothing_behind() -> None:
+    """The error names the routine and the operator; gradients are recorded as before."""
+    net = Net()
+
+    class Failing(Counter):
+        def forward(self, context: amanda.OpContext) -> None:
+            context.insert_before_op(self.fail)
+
+        def fail(self, *_: Any) -> None:
+            if self.armed and torch.is_grad_enabled() is False:
+                raise ValueError("failed")
+
+    tool = Failing()
+    tool.armed = False
+    with applied(tool):
+        for x in X * 2:
+            net(x)
+        tool.armed = True
+        with pytest.raises(ValueError, match="failed") as raised:
+            net(X[0])
+        tool.armed = False
+        assert torch.is_grad_enabled()
+        assert not STATE.paused
+        assert not TOOL_LOCK.is_owned()
+        assert net(X[0]).requires_grad
+    assert "Failing.fail at op Net.first/linear:0" in "".join(raised.value.__notes__)
+
+
+def test_a_routine_in_the_code_of_a_graph_that_changes_a_tensor_is_warned_of() -> None:
+    """A change in place of an operator's tensor is noticed in captured code, too."""
+    net = Net().eval()
+
+    class Writing(Counter):
+        def forward(self, context: amanda.OpContext) -> None:
+            if context.get_op().__name__ == "relu":
+                context.insert_before_op(self.write)
+
+        def write(self, x: torch.Tensor) -> None:
+            if self.armed:
+                x.mul_(2)
+
+    tool = Writing()
+    tool.armed = False
+    with torch.no_grad(), applied(tool):
+        for x in X * 2:
+            net(x)
+        tool.armed = True
+        with pytest.warns(InPlaceWarning, match="changed a tensor of op .*/relu:0 in place"):
+            net(X[0])
+
+
+def test_an_operator_whose_input_becomes_a_leaf_has_that_leafs_accumulation(
+    written: list[bool],
+) -> None:
+    """Where no backward operator is wanted, another kind of input is noticed nevertheless."""
+    model = Lambda(lambda fc, x: (x * 2) * fc(x))
+
+    def step(model: nn.Module, given: Any) -> Any:
+        leaf = given.clone().requires_grad_()
+        model(leaf if len(given) == 2 else leaf + 1).sum().backward()
+        return [leaf.grad]
+
+    # Of an even number of rows there are other operators before.
+    way_of(model, step, some(3, 3, 3, 3, 3, 3, 3, 2, 2, 2, 2, 3))
+    assert True in written
+
+
+def test_operators_that_nothing_is_wanted_of_are_called_by_the_graph_itself() -> None:
+    """In a steady captured call few functions of ours run, however many operators there are."""
+    net = nn.Sequential(*[nn.Sequential(nn.Linear(4, 4), nn.ReLU()) for _ in range(8)])
+    with applied(Watch(backward=True)):
+        for x in X * 2:
+            net(x).sum().backward()
+        _, run = profiled(lambda: net(X[0]))
+    assert len(run) <= 80, f"\n{run}"
 
 
 def test_threads_capture_and_run_at_the_same_time() -> None:

@@ -391,6 +391,10 @@ class Claimer:
             if op_id.startswith(ends):
                 self.iterations.pop(op_id, None)
 
+    def owners(self) -> set[str]:
+        """The operators that own an accumulation."""
+        return {op_id for _, op_id in list(self._owners.values())}
+
     def note_run(self, op_id: str, iteration: int) -> None:
         """Remember the iteration in which an operator with gradients last ran."""
         self.iterations[op_id] = iteration
@@ -478,6 +482,9 @@ class Claimer:
             form = form_of(result)
             # An operator that has returned its input has the form of another one.
             known.form = form if traced.entries or not form else None
+        else:
+            # That of an earlier graph, of which nothing was wanted.
+            known.form = None
 
     def _ask(self, known: KnownGradients, graph: KnownGraph) -> None:
         """Find the hooks of all nodes of a graph, if no analysis of any of them is pending."""

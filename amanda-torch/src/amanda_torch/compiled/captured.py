@@ -26,6 +26,7 @@ from amanda.errors import CoverageWarning
 from amanda.state import ATTACHED
 from amanda_torch import _internals
 from amanda_torch.compiled.code import GraphCode, Site
+from amanda_torch.compiled.direct import DirectCode, Known
 from amanda_torch.compiled.inlining import Inlined, Writer, reason_against
 from amanda_torch.compiled.operators import Operator
 from amanda_torch.eager.execution import KnownOp
@@ -119,6 +120,7 @@ class CapturedGraph:
                     binding.function = _internals.compile_later(
                         self._context, compiler, module, self._inputs
                     )
+                    binding.direct = None
                 return name
             except Exception as error:
                 reason = f"{name} fails with {type(error).__name__}"
@@ -278,7 +280,13 @@ class NoticingRun:
         acts = any(step.acts() for step in self.steps)
         callers = list(self._callers.items()) if acts else []
         run = self._code.function(functions)
-        return Binding(run, self._base, self._generation, span, callers)
+        binding = Binding(run, self._base, self._generation, span, callers)
+        if self._is_static and not any(step.enters for step in self.steps):
+            calls = [
+                step.known(function) for step, function in zip(self.steps, functions, strict=True)
+            ]
+            binding.direct = DirectCode(self._code, calls, interceptor)
+        return binding
 
 
 class Step:
@@ -312,6 +320,30 @@ class Step:
         self._is_one_output = is_one_output
         self._operator = operator
         self._records = records
+
+    @property
+    def enters(self) -> bool:
+        """Whether outermost modules were entered before it."""
+        return bool(self._entered)
+
+    def known(self, function: Callable[..., Any]) -> Known:
+        """What has been learned of it.
+
+        Args:
+            function: that of :meth:`function`.
+        """
+        found = [one for one in (cell[count] for cell, count in self._cells) if one is not None]
+        return Known(
+            site=self._site,
+            acts=self.acts(),
+            function=function,
+            known=found[0] if self._operator is not None and found else None,
+            plans=[one.plan for one in found],
+            operator=self._operator,
+            frame=self._frame,
+            is_one_output=self._is_one_output,
+            records=self._records,
+        )
 
     def is_known(self) -> bool:
         """Whether the interceptor knows how to run each of its operators."""
@@ -491,9 +523,12 @@ class Binding:
         base: the module call that runs it.
         generation: of the plans that are bound.
         callers: each module call of the graph, and the one that it returns to.
+
+    Attributes:
+        direct: code with routines written into it; None where there is none.
     """
 
-    __slots__ = ("_base", "_callers", "_generation", "_roots", "_span", "function")
+    __slots__ = ("_base", "_callers", "_generation", "_roots", "_span", "direct", "function")
 
     def __init__(
         self,
@@ -509,6 +544,7 @@ class Binding:
         self._span = span
         self._callers = callers
         self._roots: list[weakref.ref[Any]] = []
+        self.direct: DirectCode | None = None
 
     def note_roots(self, roots: Sequence[Any]) -> bool:
         """Note the objects by which the graph's modules are found; whether that can be done."""
@@ -537,8 +573,11 @@ class Binding:
         try:
             for frame, parent in self._callers:
                 frame.caller = parent
-            result = self.function(*inputs)
+            function = self.direct.function(inputs) if self.direct is not None else None
+            result = (function or self.function)(*inputs)
             self._span.end()
+            if self.direct is not None:
+                self.direct.note_run(inputs)
             return result
         finally:
             interceptor.go_to(self._base)

@@ -40,7 +40,7 @@ _SWALLOWING = frozenset(
 NotImplemented, and Python that into a TypeError about unsupported operands."""
 
 
-def _unswallowed(error: BaseException, name: str) -> BaseException:
+def unswallowed(error: BaseException, name: str) -> BaseException:
     """An exception, a tool's TypeError in a form that reaches the user, also from ``a + b``."""
     if not isinstance(error, TypeError):
         return error
@@ -173,7 +173,7 @@ class Executor:
                 _internals.show_modes(outer)
         except BaseException as error:
             _internals.set_modes(outer)
-            raise _unswallowed(error, name)  # noqa: B904 - it sets its cause
+            raise unswallowed(error, name)  # noqa: B904 - it sets its cause
         return result, KnownOp(plan, name, self, gradients) if plan else None
 
     def analyse(
@@ -321,7 +321,7 @@ class Executor:
             self._run_blind(plan.after)
             return result
         except TypeError as error:
-            raise _unswallowed(error, known.name)  # noqa: B904 - it sets its cause
+            raise unswallowed(error, known.name)  # noqa: B904 - it sets its cause
 
     def _run_blind(self, actions: Sequence[Action]) -> None:
         _internals.without_modes(self._dispatcher.run_all, actions, [])
@@ -363,11 +363,13 @@ class Executor:
                 outputs = tensors_of(result)
                 changed = run_together(plan.after, outputs, thread)
                 if changed is not outputs:
-                    written = _written(layout.is_in_place, isinstance(key, type), values, outputs)
-                    return _with_outputs(plan, written, values, result, outputs, changed)
+                    written = written_outputs(
+                        layout.is_in_place, isinstance(key, type), values, outputs
+                    )
+                    return with_outputs(plan, written, values, result, outputs, changed)
             return result
         except TypeError as error:
-            raise _unswallowed(error, known.name)  # noqa: B904 - it sets its cause
+            raise unswallowed(error, known.name)  # noqa: B904 - it sets its cause
 
     def run(
         self,
@@ -400,7 +402,7 @@ class Executor:
                 _internals.show_modes(outer)
         except BaseException as error:
             _internals.set_modes(outer)
-            raise _unswallowed(error, known.name)  # noqa: B904 - it sets its cause
+            raise unswallowed(error, known.name)  # noqa: B904 - it sets its cause
         return result
 
     def _carry_out(
@@ -437,8 +439,8 @@ class Executor:
         changed = self._dispatcher.run_all(plan.after, outputs)
         if changed is outputs:
             return with_tensors(result, given, outputs), plan
-        written = _written(operation.in_place, operation.is_function, call.inputs, outputs)
-        return _with_outputs(plan, written, operation.inputs, result, outputs, changed), plan
+        written = written_outputs(operation.in_place, operation.is_function, call.inputs, outputs)
+        return with_outputs(plan, written, operation.inputs, result, outputs, changed), plan
 
     def _call(
         self,
@@ -468,7 +470,7 @@ class Executor:
         self.claimer.claim(plan, known, execution, result, start, self._tracker.iteration)
 
 
-def _written(
+def written_outputs(
     is_in_place: bool, is_function: bool, inputs: Sequence[Any], outputs: Sequence[Any]
 ) -> Sequence[bool]:
     """For each output of an operator, whether it is a tensor of the caller's that was written into.
@@ -480,7 +482,7 @@ def _written(
     return [any(output is value for value in inputs) for output in outputs]
 
 
-def _with_outputs(
+def with_outputs(
     plan: ActionPlan,
     written: Sequence[bool],
     inputs: Sequence[Any],

@@ -1,0 +1,483 @@
+"""The code of a captured graph with routines written into it, as soon as its operators are known.
+
+Of an operator whose routines take tensors, or nothing, and are isolated from AD, the code calls
+them itself, with no function between; an operator of which tools look at backward operators alone,
+and want nothing there, becomes the plain call that it is in the graph. All that could make a
+difference is asked once for each run of the graph::
+
+    direct = DirectCode(code, sites, interceptor)
+    function = direct.function(inputs)      # None: each operator runs by the executor
+"""
+
+from __future__ import annotations
+
+import ast
+import functools
+import time
+from collections.abc import Callable, Sequence
+from typing import Any, NoReturn
+
+import attrs
+import torch
+from torch import nn
+
+from amanda.engine.dispatch import charge, note
+from amanda.engine.plan import ActionPlan
+from amanda.inline import is_counter
+from amanda.interface.action import Action
+from amanda.state import ATTACHED, STATE, TOOL_LOCK
+from amanda_torch import _internals
+from amanda_torch.compiled.code import GraphCode, Method, Site, Statement
+from amanda_torch.compiled.operators import Argument, Operator
+from amanda_torch.eager.execution import KnownOp, unswallowed, with_outputs, written_outputs
+from amanda_torch.eager.interceptors import Interceptor
+from amanda_torch.eager.op_ids import Frame
+from amanda_torch.operators.calls import Place, item_at, tensors_of
+from amanda_torch.operators.names import is_in_place
+from amanda_torch.routines import RoutineDispatcher, warn_of_change
+
+RUNS = frozenset({1, 2, 3, 5, 9})
+"""After how many runs the code is made anew, if more is known of the operators: their inputs are
+described in the second execution, their backward operators are known after two or three passes."""
+
+_CHOOSING = frozenset({"scaled_dot_product_attention", "lstm", "gru", "rnn_tanh", "rnn_relu"})
+"""Operators whose nodes depend on switches of the program that Dynamo may not guard."""
+
+_FRAME = """
+amanda_at, amanda_seconds, amanda_began = -1, 0.0, 0.0
+try:
+    ...
+except BaseException as amanda_error:
+    if amanda_at < 0:
+        raise
+    amanda_failed(amanda_error, amanda_at, amanda_began)
+finally:
+    if amanda_seconds:
+        amanda_charge(amanda_seconds)
+"""
+"""Around the statements of a graph into which routines are written."""
+
+
+@attrs.frozen(eq=False)
+class Known:
+    """What is known of one call of a graph.
+
+    Attributes:
+        site: the call.
+        acts: whether one of its operators does not run plainly vanilla.
+        function: runs the call with all that is to be done.
+        known: its operator; None if it has none or several.
+        plans: the plans of all its operators.
+        operator: how that is called.
+        frame: the module call that it belongs to.
+        is_one_output: whether it returns one tensor.
+        records: whether gradients may be recorded in it.
+    """
+
+    site: Site
+    acts: bool
+    function: Callable[..., Any]
+    known: KnownOp | None
+    plans: Sequence[ActionPlan]
+    operator: Operator | None
+    frame: Frame
+    is_one_output: bool
+    records: bool
+
+    def only_watches(self) -> bool:
+        """Whether no routine of it takes part in AD, acts on gradients or replaces an operator."""
+        for plan in self.plans:
+            if not (plan.is_claim or (plan.is_isolated and (plan.is_blind or plan.is_around))):
+                return False
+        return True
+
+    def is_idle(self) -> bool:
+        """Whether nothing is to be done at its backward operators, in all executions.
+
+        To be asked after a run of the graph: other graphs run operators of the same ids. Autograd
+        makes the same nodes each time, as Dynamo guards all that they depend on.
+        """
+        if not self.acts or not self.records:
+            return True
+        if self.known is None:
+            return False
+        name, gradients = self.known.name, self.known.gradients
+        graph = gradients.graph
+        is_busy = graph is not None and (graph.is_quick or not graph.is_idle)
+        # One that has returned its input has no nodes, and the form of another operator.
+        has_none = graph is not None and not graph.form
+        return (
+            not is_busy
+            and (has_none or gradients.form is not None)
+            and name not in _CHOOSING
+            and not is_in_place(name, {})
+        )
+
+    def is_direct(self) -> bool:
+        """Whether its routines can be written into the code."""
+        known, operator = self.known, self.operator
+        if known is None or operator is None or not known.plan.is_isolated:
+            return False
+        plan = known.plan
+        if plan.is_blind:
+            return True
+        layout = known.layout
+        return (
+            plan.is_around
+            and layout is not None
+            and not (layout.is_in_place and self.records)
+            and (self.is_one_output or not plan.after)
+        )
+
+
+class DirectCode:
+    """The codes of one graph, each with more written into it than the one before.
+
+    Args:
+        code: the graph.
+        calls: what is known of its calls.
+        interceptor: of the thread that runs it.
+    """
+
+    def __init__(self, code: GraphCode, calls: Sequence[Known], interceptor: Interceptor) -> None:
+        self._code = code
+        self._calls = calls
+        self._interceptor = interceptor
+        self._dispatcher: RoutineDispatcher = interceptor.executor.claimer.dispatcher
+        self._changes = self._dispatcher.changes
+        self._runs = 0
+        self._form: Any = None
+        self._function: Callable[..., Any] | None = None
+        self._leaves: list[tuple[int, bool]] = []
+        self._owners: list[str] = []
+
+    def function(self, inputs: Sequence[Any]) -> Callable[..., Any] | None:
+        """The code for the next run; None if there is none for it."""
+        function = self._function
+        if function is None or self._changes != self._dispatcher.changes:
+            return None
+        for index, is_leaf in self._leaves:
+            if inputs[index].is_leaf is not is_leaf:
+                return None
+        if len(ATTACHED) != 1 or not _internals.is_eager() or torch.is_inference_mode_enabled():
+            return None
+        if self._owners:
+            iterations = self._interceptor.executor.claimer.iterations
+            iterations.update(dict.fromkeys(self._owners, self._interceptor.iteration))
+        return function
+
+    def note_run(self, inputs: Sequence[Any]) -> None:
+        """The graph has run: make code for the next run, if that can be better now."""
+        self._runs += 1
+        if self._runs in RUNS:
+            self._make(inputs)
+
+    def _make(self, inputs: Sequence[Any]) -> None:
+        calls = self._calls
+        # Values that routines have made may be of another type than those that were described.
+        may_write = all(call.only_watches() for call in calls) and not any(
+            isinstance(x, torch.Tensor) and x.is_inference() for x in inputs
+        )
+        form = [(call.is_idle(), may_write and call.acts and call.is_direct()) for call in calls]
+        if form == self._form:
+            return
+        self._form = form
+        writer = _Writer(self._code, self._dispatcher, self._interceptor)
+        for call, (is_idle, is_direct) in zip(calls, form, strict=True):
+            writer.add(call, is_idle, is_direct)
+        self._function = writer.function()
+        # An operator in place may have made another one of it, which is then never found.
+        self._leaves = [
+            (index, x.is_leaf)
+            for index, x in enumerate(inputs)
+            if isinstance(x, torch.Tensor) and not isinstance(x, nn.Parameter)
+        ]
+        # Others have no leaf of which a later operator may ask who owns it.
+        owners = self._interceptor.executor.claimer.owners()
+        self._owners = [
+            call.known.op_id
+            for call, (is_idle, _) in zip(calls, form, strict=True)
+            if is_idle and call.known is not None and call.known.op_id in owners
+        ]
+
+
+class _Writer:
+    """Writes the code of one graph.
+
+    Attributes:
+        names: the globals that the code uses.
+    """
+
+    def __init__(
+        self, code: GraphCode, dispatcher: RoutineDispatcher, interceptor: Interceptor
+    ) -> None:
+        self._code = code
+        self._dispatcher = dispatcher
+        self._interceptor = interceptor
+        self._functions: list[Callable[..., Any]] = []
+        self._blocks: dict[int, str] = {}
+        self._routines: dict[int, _Routines] = {}
+        self._calls: dict[int, Known] = {}
+        self.names: dict[str, Any] = {
+            "amanda_thread": vars(STATE),
+            "amanda_acquire": TOOL_LOCK.acquire,
+            "amanda_release": TOOL_LOCK.release,
+            "amanda_clock": time.perf_counter,
+            "amanda_record": _internals.set_grad_enabled,
+            "amanda_charge": _charge,
+            "amanda_failed": self._failed,
+        }
+
+    def add(self, call: Known, is_idle: bool, is_direct: bool) -> None:
+        """Write the next call of the graph."""
+        number = len(self._functions)
+        statement = self._code.statements[number]
+        known = call.known
+        is_plain = not call.acts or (is_idle and known is not None and known.is_claim)
+        if is_direct and statement is not None:
+            self._functions.append(call.site.function)
+            self._calls[number] = call
+            self._blocks[number] = self._block(number, call, statement, is_idle)
+        elif is_plain:
+            self._functions.append(call.site.function)
+            if statement is not None and isinstance(call.site.function, Method):
+                self._blocks[number] = _plain(call.site, statement, self._code.markers[number])
+        else:
+            self._functions.append(call.function)
+
+    def function(self) -> Callable[..., Any]:
+        """The code."""
+        frame = _FRAME if self._calls else ""
+        return self._code.rewritten(self._functions, self._blocks, frame, self.names)
+
+    # -- one operator -----------------------------------------------------
+
+    def _block(self, number: int, call: Known, statement: Statement, is_idle: bool) -> str:
+        """The statements of an operator and its routines."""
+        known = call.known
+        assert known is not None
+        assert call.operator is not None
+        plan = known.plan
+        values = [_expression(place, call.operator, statement) for place in call.operator.places]
+        if is_idle or not known.claims:
+            lines = [_plain(call.site, statement, self._code.markers[number])]
+        else:
+            self.names[f"amanda_claimed_{number}"] = self._claimed(call)
+            lines = [statement.text(f"amanda_claimed_{number}")]
+        if plan.after:
+            one = [statement.target]
+            lines += self._point(number, call, "after", plan.after, one)
+            if not _are_counters(plan.after):
+                self.names[f"amanda_after_{number}"] = functools.partial(self._after, call)
+                changed = statement.text(f"amanda_after_{number}", "amanda_found", statement.target)
+                lines += ["if amanda_found is not None:", f"    {changed}"]
+        if plan.before:
+            first = self._point(number, call, "before", plan.before, values)
+            if not _are_counters(plan.before):
+                self.names[f"amanda_before_{number}"] = functools.partial(self._before, call)
+                changed = statement.text(f"amanda_before_{number}", "amanda_found")
+                inner = [f"    {line}" for line in lines]
+                lines = ["if amanda_found is None:", *inner, "else:", f"    {changed}"]
+            lines = [*first, *lines]
+        return "\n".join(lines)
+
+    def _point(
+        self, number: int, call: Known, name: str, actions: Sequence[Action], values: Sequence[str]
+    ) -> list[str]:
+        """The statements that run the routines of one point, as the dispatcher runs them."""
+        if _are_counters(actions):
+            lines = [f"amanda_at = {number}", "amanda_acquire()"]
+            for index, action in enumerate(actions):
+                self.names[f"amanda_{name}_{number}_{index}"] = action.func
+                lines.append(f"amanda_{name}_{number}_{index}.count += 1")
+            return [*lines, "amanda_release()", "amanda_at = -1"]
+        routines = _Routines(actions)
+        self._routines[number] = routines
+        self.names[f"amanda_run_{name}_{number}"] = routines.function
+        given = routines.given(values)
+        versions = " + ".join(f"{value}._version" for value in given if value != "None")
+        lines = [f"amanda_at = {number}", "amanda_thread['paused'] = 1"]
+        lines += ["amanda_record(False)"] if call.records else []
+        lines += [f"amanda_versions = {versions}"] if versions else []
+        lines += [
+            "amanda_acquire()",
+            "amanda_began = amanda_clock()",
+            f"amanda_found = amanda_run_{name}_{number}({', '.join(given)})",
+        ]
+        if versions:
+            self.names[f"amanda_warn_{name}_{number}"] = functools.partial(
+                warn_of_change, actions[-1]
+            )
+            lines += [
+                f"if {versions} != amanda_versions:",
+                f"    amanda_warn_{name}_{number}()",
+            ]
+        lines += ["amanda_seconds += amanda_clock() - amanda_began", "amanda_release()"]
+        lines += ["amanda_record(True)"] if call.records else []
+        return [*lines, "amanda_thread['paused'] = 0", "amanda_at = -1"]
+
+    def _claimed(self, call: Known) -> Callable[..., Any]:
+        """Runs an operator whose backward operators some tool looks at."""
+        interceptor, known, operator = self._interceptor, call.known, call.operator
+        assert known is not None
+        assert operator is not None
+        run, frame, cells = interceptor.executor.run_claimed, call.frame, call.frame.cells
+
+        def claimed(*args: Any, **kwargs: Any) -> Any:
+            interceptor.frame = frame
+            interceptor.cells = cells
+            if not operator.is_direct:
+                args, kwargs = operator.arguments(args, kwargs)
+            return run(known, operator.func, args, kwargs, operator.key)
+
+        return claimed
+
+    # -- what is rare -----------------------------------------------------
+
+    def _before(self, call: Known, found: Any, *args: Any, **kwargs: Any) -> Any:
+        """Run an operator after a routine before it has returned something."""
+        known, operator, interceptor = call.known, call.operator, self._interceptor
+        assert known is not None
+        assert operator is not None
+        interceptor.frame, interceptor.cells = call.frame, call.frame.cells
+        args, kwargs = operator.arguments(args, kwargs)
+        values = self._put(known.plan.before, found, _values(operator, args, kwargs))
+        executor = interceptor.executor
+        return executor.run(known, operator.func, args, kwargs, operator.key, values)
+
+    def _after(self, call: Known, found: Any, result: Any, *args: Any, **kwargs: Any) -> Any:
+        """The result of an operator after a routine after it has returned something."""
+        known, operator = call.known, call.operator
+        assert known is not None
+        assert operator is not None
+        args, kwargs = operator.arguments(args, kwargs)
+        values, outputs = _values(operator, args, kwargs), tensors_of(result)
+        changed = self._put(known.plan.after, found, outputs)
+        if changed is outputs:
+            return result
+        is_written = known.layout is not None and known.layout.is_in_place
+        written = written_outputs(is_written, isinstance(operator.key, type), values, outputs)
+        return with_outputs(known.plan, written, values, result, outputs, changed)
+
+    def _put(self, actions: Sequence[Action], found: Any, values: list[Any]) -> list[Any]:
+        """The values after a routine has returned something, and those that follow it have run."""
+        number, result = (found.number, found.result) if type(found) is _Found else (0, found)
+        action = actions[number]
+        selected = _selected(action, values)
+        values = self._dispatcher.put(action, values, selected, result)
+        for following in actions[number + 1 :]:
+            values = self._dispatcher.run(following, values)
+        return values
+
+    def _failed(self, error: BaseException, at: int, began: float) -> NoReturn:
+        """Undo what goes with a tool's code, as far as it was done, and raise the error."""
+        call, thread = self._calls[at], vars(STATE)
+        thread["paused"] = 0
+        if call.records:
+            _internals.set_grad_enabled(True)
+        if TOOL_LOCK.is_owned():
+            charge(thread["scopes"], time.perf_counter() - began if began else 0.0)
+            TOOL_LOCK.release()
+        known = call.known
+        assert known is not None
+        routines = self._routines.get(at)
+        if routines is not None and len(routines.actions) == 1:
+            note(error, routines.actions[0].routine, known.op_id)
+        raise unswallowed(error, known.name)
+
+
+@attrs.frozen
+class _Found:
+    """What one of several routines has returned.
+
+    Attributes:
+        number: of the routine.
+        result: its.
+    """
+
+    number: int
+    result: Any
+
+
+class _Routines:
+    """The routines of one point of an operator as one function.
+
+    Attributes:
+        actions: them.
+        function: runs them on the tensors that :meth:`given` says, until one returns something:
+            gives what the only one has returned, or a :class:`_Found`.
+    """
+
+    def __init__(self, actions: Sequence[Action]) -> None:
+        self.actions = actions
+        self.function: Callable[..., Any] = self._run
+        if len(actions) == 1:
+            action = actions[0]
+            self.function = (
+                functools.partial(action.func, **action.kwargs) if action.kwargs else action.func
+            )
+
+    def given(self, values: Sequence[str]) -> Sequence[str]:
+        """What the function is given: expressions."""
+        return _selected(self.actions[0], values) if len(self.actions) == 1 else values
+
+    def _run(self, *values: Any) -> Any:
+        for number, action in enumerate(self.actions):
+            try:
+                result = action.func(*_selected(action, values), **action.kwargs)
+            except BaseException as error:
+                note(error, action.routine, action.op_id)
+                raise
+            if result is not None:
+                return _Found(number, result)
+        return None
+
+
+def _selected(action: Action, values: Sequence[Any]) -> Sequence[Any]:
+    return values if action.select is None else [values[index] for index in action.select]
+
+
+def _values(operator: Operator, args: Sequence[Any], kwargs: dict[str, Any]) -> list[Any]:
+    return [item_at(place, args, kwargs) for place in operator.places]
+
+
+def _are_counters(actions: Sequence[Action]) -> bool:
+    for action in actions:
+        if not is_counter(action.func) or action.select != () or action.kwargs:
+            return False
+    return True
+
+
+def _plain(site: Site, statement: Statement, marker: str) -> str:
+    """The statement of a site as it is in the graph.
+
+    Args:
+        marker: the global by which its function is called.
+    """
+    if isinstance(site.function, Method):
+        target, *rest = statement.given()
+        return f"{statement.target} = {target}.{site.function.__name__}({', '.join(rest)})"
+    return statement.text(marker)
+
+
+def _expression(place: Place, operator: Operator, statement: Statement) -> str:
+    """The expression of one input of an operator."""
+    if isinstance(place, str):
+        return "None"
+    (where, key), path = place
+    argument: Argument = operator.args[key] if where == "arg" else operator.kwargs[key]
+    if argument.key is None:
+        return repr(argument.value)
+    if isinstance(argument.key, int):
+        found = statement.arguments[argument.key]
+    else:
+        found = statement.keywords[argument.key]
+    text, steps = "", list(path)
+    while steps and isinstance(found, (ast.List, ast.Tuple)):
+        found = found.elts[steps.pop(0)]
+    text = ast.unparse(found)
+    return text + "".join(f"[{step!r}]" for step in steps)
+
+
+def _charge(seconds: float) -> None:
+    TOOL_LOCK.hold(charge, vars(STATE)["scopes"], seconds)
