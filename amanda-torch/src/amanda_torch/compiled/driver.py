@@ -58,11 +58,10 @@ class EagerDriver(InterceptingDriver):
     @classmethod
     def remarks(cls) -> Sequence[str]:
         """Which interceptor is used, and why not a faster one."""
+        others = super().remarks()
         if gate.name_asked() != "capture":
-            return super().remarks()
-        return [
-            "modules are captured where that can be; a TorchFunctionMode notices other operators"
-        ]
+            return others
+        return ["modules are captured where that can be; other operators as follows", *others]
 
     @property
     def namespace(self) -> Namespace:

@@ -109,6 +109,7 @@ class InterceptingDriver(LoadedDriver, TorchEagerDriver):
                 sees_transforms=self._works(proofs.TRANSFORMS),
                 sees_composites=self._works(proofs.COMPOSITES),
             )
+            interceptor.captures = self.runner_of_outermost is not None
             self._interceptors.add(interceptor)
             LOCAL.interceptor = interceptor
             interceptor.enter()

@@ -41,8 +41,9 @@ from amanda_torch.operators.names import VIEW_PROPERTIES, Kind, kind_of, name_of
 from amanda_torch.plugin import TorchEagerDriver
 from amanda_torch.routines import BackwardRoutines, RoutineDispatcher, look
 
-WITH_GATE = frozenset({"auto", "gate"})
-"""The names of interceptors for which the gate is used, if it can be."""
+WITH_GATE = frozenset({"auto", "capture", "gate"})
+"""The names of interceptors for which the gate is used, if it can be: by ``capture`` for all that
+is not captured."""
 
 OLDEST_PYTHON = (3, 11)
 NEWEST_PYTHON = (3, 13)

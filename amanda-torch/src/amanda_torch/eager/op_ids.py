@@ -60,8 +60,8 @@ class Child:
     as those of the module `inner`, which a compiled module calls without ``__call__``.
 
     Attributes:
-        is_fused: it may run as one operator, see :mod:`amanda_torch.eager.fused_modules`; or tools
-            are told of its calls. The gate leaves them to Python.
+        is_fused: it may run as one operator, see :mod:`amanda_torch.eager.fused_modules`; tools are
+            told of its calls; or it may run captured. The gate leaves them to Python.
     """
 
     __slots__ = ("calls", "frames", "inner", "is_fused", "model", "name", "ref", "transparent")
@@ -245,6 +245,7 @@ class Tracker:
         has_run: whether an outermost module was called.
         tells: whether a tool has routines at derived points.
         tells_modules: whether a tool has routines at the entry or exit of modules.
+        captures: whether outermost modules may run captured.
 
     Args:
         labels: the names of outermost modules.
@@ -259,6 +260,7 @@ class Tracker:
         "_places",
         "_results",
         "_seen_outermost",
+        "captures",
         "cells",
         "frame",
         "generation",
@@ -291,6 +293,7 @@ class Tracker:
         self.has_run = False
         self.tells = False
         self.tells_modules = False
+        self.captures = False
 
     def go_to(self, frame: Frame) -> None:
         """Make `frame` the current one."""
@@ -394,9 +397,15 @@ class Tracker:
         self.tells_modules = tells
         frames = [self.root]
         while frames:
-            for child in frames.pop().children.values():
-                child.is_fused = tells or isinstance(child.ref(), FUSED)
+            frame = frames.pop()
+            for child in frame.children.values():
+                child.is_fused = self._is_for_python(frame, child.ref())
                 frames += child.frames
+
+    def _is_for_python(self, parent: Frame, module: nn.Module | None) -> bool:
+        """See :attr:`Child.is_fused`."""
+        is_captured = self.captures and parent is self.root
+        return self.tells_modules or is_captured or isinstance(module, FUSED)
 
     def note_results(self, results: list[Any]) -> None:
         """Note what an outermost module has returned."""
@@ -466,7 +475,7 @@ class Tracker:
             name = self._name_below(owner, module) or self._stray_name(parent, module)
         if isinstance(module, torch.jit.ScriptModule):
             self._not_seen("TorchScript modules: their operators run in C++")
-        is_fused = self.tells_modules or isinstance(module, FUSED)
+        is_fused = self._is_for_python(parent, module)
         child = Child(weakref.ref(module, died), name, transparent, is_fused, model)
         if transparent and hasattr(module, _internals.COMPILED_MODULE):
             child.inner = weakref.ref(getattr(module, _internals.COMPILED_MODULE))
