@@ -77,6 +77,18 @@ def check(model: Any, rows: list[dict[str, Any]]) -> None:
     assert [row["model"] for row in rows] == ["net"] * len(rows)
 
 
+def check_steps() -> None:
+    """Operations of each of two steps are those of a count by hand, twice as many backward."""
+    tool = amanda.tools.load("flops")()
+    with amanda.apply(tool):
+        fit()
+    summary = tool.result()["summary"]
+    macs = 2 * (24 * (4 * 8 * 8 + 2 * 8 * 32) + 4 * 2 * 2 * 6 * 6 * 4) + 4 * 8 * 3
+    step = {"flops": 2 * macs, "flops_backward": 4 * macs, "macs": macs}
+    assert summary["steps"] == 2, summary["steps"]
+    assert summary["per_step"] == step, (summary["per_step"], step)
+
+
 def main() -> None:
     """Check the model where it is called and where it is trained."""
     keras.utils.set_random_seed(0)
@@ -86,6 +98,7 @@ def main() -> None:
     trained: list[Any] = []
     rows = rows_of(lambda: trained.append(fit()))
     check(trained[0], rows)
+    check_steps()
     assert keras.layers.Layer.__call__.__module__.startswith("keras")
 
 

@@ -79,12 +79,14 @@ class TensorFlowDriver(Driver, abc.ABC):
         """
         from amanda_tensorflow import _internals
         from amanda_tensorflow.gradient_map import recording
+        from amanda_tensorflow.keras_layers import optimizers
         from amanda_tensorflow.keras_layers import recording as layers
         from amanda_tensorflow.keras_layers.labels import LABELS
 
         _internals.require(self.mode)
         recording.install()
         layers.install()
+        optimizers.install()
         super().attach()
         LABELS.hold(self)
 
@@ -103,17 +105,19 @@ class TensorFlowDriver(Driver, abc.ABC):
 
     @classmethod
     def framework_imported(cls) -> None:
-        """Note from now on which operator of a graph is the gradient of which, and which layer of
-        Keras has made it."""
+        """Note from now on which operator of a graph is the gradient of which, which layer of
+        Keras has made it, and where an optimizer of Keras steps."""
         if sys.modules.get("amanda_tensorflow._internals", _NOT_IMPORTED) is not _NOT_IMPORTED:
             # TensorFlow is imported by a module of this package, whose import has not ended yet.
             # A driver notes gradients when it attaches.
             return
         from amanda_tensorflow.gradient_map import recording
+        from amanda_tensorflow.keras_layers import optimizers
         from amanda_tensorflow.keras_layers import recording as layers
 
         recording.install()
         layers.install()
+        optimizers.install()
 
     @classmethod
     def check_internals(cls) -> Sequence[str]:

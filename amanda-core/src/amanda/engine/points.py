@@ -54,16 +54,19 @@ class Points:
         for scope in scopes:
             self._tell(scope, point, **facts)
 
-    def forward_begins(self, scopes: Scopes, model: str, trains: bool) -> None:
+    def forward_begins(
+        self, scopes: Scopes, model: str, trains: bool, differentiates: bool = False
+    ) -> None:
         """An outermost module is called.
 
         Args:
             model: what the ids of its operators begin with.
             trains: whether it is in training, with gradients.
+            differentiates: whether the gradients are computed with it, as in a run of a graph.
         """
         for scope in scopes:
             tell = partial(self._tell, scope)
-            if scope.steps.forward_begins(model, trains, tell):
+            if scope.steps.forward_begins(model, trains, tell, differentiates):
                 self._tell(scope, Point.FORWARD_BEGIN, id=model)
 
     def forward_ends(self, told: Scopes, model: str) -> None:

@@ -38,18 +38,21 @@ class Steps:
         self._unsure = 0
         self._called: dict[str, bool] = {}
 
-    def forward_begins(self, model: str, trains: bool, tell: Tell) -> bool:
+    def forward_begins(
+        self, model: str, trains: bool, tell: Tell, differentiates: bool = False
+    ) -> bool:
         """A call of an outermost module begins; whether it is a forward pass of its own.
 
         Args:
             model: tells the module from others.
             trains: whether it is in training, with gradients.
             tell: called with each point that is passed.
+            differentiates: whether the gradients are computed with it, as in a run of a graph.
         """
         self.forwards += 1
         if self.forwards > 1:
             return False
-        if self._is_open and not self.optimizing and self._is_complete(model):
+        if self._is_open and not self.optimizing and self._is_complete(model, differentiates):
             if self._trains:
                 # An evaluation between two steps of training belongs to neither.
                 self._is_open, self._called = False, {}
@@ -58,6 +61,7 @@ class Steps:
                 self._ended(tell)
         self._begun(tell)
         self._called[model] = trains
+        self._backwards += differentiates
         return True
 
     def forward_ends(self) -> bool:
@@ -98,10 +102,13 @@ class Steps:
         if self._is_open and not (self.forwards or self._trains):
             self._ended(tell)
 
-    def _is_complete(self, model: str) -> bool:
+    def _is_complete(self, model: str, differentiates: bool) -> bool:
         """Whether another forward pass cannot belong to the iteration that runs."""
         if self._backwards:
             return not self._trains
+        if differentiates and self._called and not any(self._called.values()):
+            # A run of a graph with its gradients goes on with no evaluation.
+            return True
         return model in self._called and not (self._trains and self._called[model])
 
     def _begun(self, tell: Tell) -> None:

@@ -23,7 +23,7 @@ from amanda_tensorflow import _internals
 from amanda_tensorflow.eager.autodiff import RoutineCall, is_tensor, substitute
 from amanda_tensorflow.eager.backward_ops import MarkedGradients
 from amanda_tensorflow.eager.interception import Interception
-from amanda_tensorflow.eager.layer_calls import ToldCall, is_symbolic, patch_optimizers
+from amanda_tensorflow.eager.layer_calls import ToldCall, is_symbolic, step_optimizer
 from amanda_tensorflow.eager.op_request import Vanilla
 from amanda_tensorflow.eager.recomputation import (
     beginning_again,
@@ -34,6 +34,7 @@ from amanda_tensorflow.eager.tape_marks import Mark
 from amanda_tensorflow.eager.thread import LOCAL, Tracker, muted
 from amanda_tensorflow.eager.variable_values import VariableValues
 from amanda_tensorflow.gradient_map import recording
+from amanda_tensorflow.keras_layers import optimizers
 from amanda_tensorflow.keras_layers import recording as layers
 from amanda_tensorflow.plugin import TensorFlowEagerDriver
 
@@ -74,7 +75,7 @@ class InterceptingDriver(TensorFlowEagerDriver):
         recording.EAGER.run = self._gradients.run
         if _LAYERS not in self.switched_off:
             layers.EAGER.call, layers.EAGER.place = _call_layer, _place
-        patch_optimizers(patches, self.dispatcher)
+        optimizers.EAGER.call = step_optimizer
         missing = [name for name in layers.KERAS if name not in sys.modules]
         if missing:
             self._watch = Watch(missing, layers.patch)
@@ -88,6 +89,7 @@ class InterceptingDriver(TensorFlowEagerDriver):
             layers.EAGER.call, layers.EAGER.place = None, layers.LayerPath
         if recording.EAGER.run == self._gradients.run:
             recording.EAGER.run = None
+        optimizers.EAGER.call = None
         interception, self._interception = self._interception, None
         if interception is not None:
             interception.leave(self.patches.undo)
@@ -208,7 +210,8 @@ class InterceptingDriver(TensorFlowEagerDriver):
             tracker = LOCAL.tracker
             if tracker is None or tracker.muted or STATE.paused:
                 return vanilla(tape, *args, **kwargs)
-            tells = tracker.tells and not tracker.depth
+            # While a function is traced nothing is computed: its run is told of.
+            tells = tracker.tells and not tracker.depth and _internals.executing_eagerly()
             told = self.dispatcher.points.backward_begins() if tells else ()
             outer = tracker.enter_backward()
             try:

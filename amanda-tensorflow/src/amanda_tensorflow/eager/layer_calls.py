@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import tensorflow as tf
 
 from amanda.engine.dispatch import Dispatcher
 from amanda.interface.points import Point
-from amanda.patching import PatchSet
-from amanda_tensorflow import _internals
+from amanda.state import STATE
 from amanda_tensorflow.eager.autodiff import is_tensor
-from amanda_tensorflow.eager.thread import Tracker
-
-_OPTIMIZERS = (("keras", "apply"), ("tf_keras", "apply_gradients"))
-"""Packages of Keras, and the method that each optimizer of theirs steps by."""
+from amanda_tensorflow.eager.thread import LOCAL, Tracker, muted
+from amanda_tensorflow.keras_layers.optimizers import accumulates
 
 
 class ToldCall:
@@ -82,31 +78,29 @@ def _tensors(value: Any) -> Sequence[Any]:
     return [item for item in tf.nest.flatten(value) if item is not None and is_tensor(item)]
 
 
-def patch_optimizers(patches: PatchSet, dispatcher: Dispatcher) -> None:
-    """Tell of the steps of Keras' optimizers, those that are imported."""
-    for package, method in _OPTIMIZERS:
-        optimizer = getattr(
-            getattr(sys.modules.get(package), "optimizers", None), "Optimizer", None
-        )
-        if optimizer is not None and hasattr(optimizer, method):
-            patches.wrap(optimizer, method, _stepping(dispatcher))
+def step_optimizer(vanilla: Any, optimizer: Any, args: Any, kwargs: Any) -> Any:
+    """Let an optimizer of Keras step at once; called by the patch of its method."""
+    tracker = LOCAL.tracker
+    if tracker is None or tracker.muted or STATE.paused:
+        return vanilla(optimizer, *args, **kwargs)
+    if tracker.outdated:
+        tracker.refresh()
+    if not tracker.tells:
+        return vanilla(optimizer, *args, **kwargs)
+    points, has_stepped = tracker.dispatcher.points, False
+    before = _steps_of(optimizer)
+    told = points.optimizer_begins()
+    try:
+        result = vanilla(optimizer, *args, **kwargs)
+        has_stepped = before is None or _steps_of(optimizer) != before
+    finally:
+        points.optimizer_ends(told, has_stepped)
+    return result
 
 
-def _stepping(dispatcher: Dispatcher) -> Callable[[Any], Any]:
-    def wrapper(vanilla: Any) -> Any:
-        def step(*args: Any, **kwargs: Any) -> Any:
-            if not _internals.executing_eagerly():
-                # In a graph, which steps when it runs.
-                return vanilla(*args, **kwargs)
-            points, has_stepped = dispatcher.points, False
-            told = points.optimizer_begins()
-            try:
-                result = vanilla(*args, **kwargs)
-                has_stepped = True
-            finally:
-                points.optimizer_ends(told, has_stepped)
-            return result
-
-        return step
-
-    return wrapper
+def _steps_of(optimizer: Any) -> int | None:
+    """The steps of an optimizer that adds up gradients meanwhile; None of one that steps always."""
+    if not accumulates(optimizer):
+        return None
+    with muted():
+        return int(optimizer.iterations)

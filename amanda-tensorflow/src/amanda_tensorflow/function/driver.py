@@ -10,6 +10,7 @@ import attrs
 import tensorflow as tf
 
 import amanda
+from amanda.engine.points import Points
 from amanda.interface.proofs import Proof
 from amanda.patching import PatchSet
 from amanda.state import LiveScope
@@ -22,7 +23,8 @@ from amanda_tensorflow.graphs.error_texts import reworded
 from amanda_tensorflow.graphs.executions import Executions
 from amanda_tensorflow.graphs.gradients import acts_on_gradients
 from amanda_tensorflow.graphs.instrument import Instrument
-from amanda_tensorflow.graphs.passes import Passing
+from amanda_tensorflow.graphs.iterations import Iterations, sets_variables_only
+from amanda_tensorflow.graphs.passes import InnerPasses, Passing
 from amanda_tensorflow.graphs.replay import Replay, warn_about_xla
 from amanda_tensorflow.graphs.running_vanilla import falling_back
 from amanda_tensorflow.graphs.self_test import Doubler
@@ -76,9 +78,7 @@ class FunctionDriver(TensorFlowFunctionDriver, GraphModeDriver):
                     return vanilla(function, tensor_inputs, captured_inputs)
                 copy = self._copied(function, scopes, tensor_inputs, captured_inputs)
             ready, executions = copy.payload, copy.executions
-            passing = (
-                Passing(points, scopes, copy.told, copy.building.trains) if copy.told else None
-            )
+            passing = _passing(points, scopes, copy) if copy.told else None
             try:
                 if ready is None:
                     result = vanilla(function, tensor_inputs, captured_inputs)
@@ -93,13 +93,15 @@ class FunctionDriver(TensorFlowFunctionDriver, GraphModeDriver):
                             raise
                         raise told from None
             except BaseException:
+                if copy.inner_passes is not None:
+                    copy.inner_passes.abandon(scopes)
                 if passing is not None:
                     passing.end(False)
                 raise
-            if passing is not None:
-                passing.end(True)
             if executions is not None:
                 executions.add()
+            if passing is not None:
+                passing.end(True)
             return result
 
         return call_flat
@@ -135,9 +137,10 @@ class FunctionDriver(TensorFlowFunctionDriver, GraphModeDriver):
         source = _internals.graph_of(function)
         # By the name of the function: errors of the runtime show it.
         graph = _internals.FuncGraph(source.name)
-        building = Building(
-            graph, scopes, needs_gradient=True, deferral=Deferral(not acts_on_gradients(scopes))
-        )
+        building = Building(graph, scopes, needs_gradient=True)
+        iterations = self._iterations(source, building)
+        is_deferred = not acts_on_gradients(scopes) and (not iterations or iterations.is_plain)
+        building.deferral = Deferral(is_deferred)
         instrument = Instrument(self.dispatcher, building, self.ids, read_variable)
         concrete = {
             id(tensor): value
@@ -150,6 +153,8 @@ class FunctionDriver(TensorFlowFunctionDriver, GraphModeDriver):
         ids = self.ids.ids_of(source, function_name(source), concrete)
         layer_ids = self.ids.layer_ids(source, layers.EAGER.place())
         site = Site(source, ids, layer_ids, captured=concrete)
+        if building.inner_passes is not None:
+            site.iterations = iterations
         name = f"function {function_name(source)}"
         count = _internals.output_count(function)
         with falling_back(self.dispatcher, building, name) as made, instrument.building_copy():
@@ -167,13 +172,30 @@ class FunctionDriver(TensorFlowFunctionDriver, GraphModeDriver):
         elif made:
             executions = Executions.of_function(building)
         copy.executions = executions
-        name = function_name(source)
-        if self.dispatcher.points.is_wanted(scopes) and not name.endswith(".backward"):
-            copy.told = name
+        if iterations is not None:
+            copy.iterations, copy.inner_passes = iterations, building.inner_passes
+            copy.told = "" if made and iterations.is_inside else function_name(source)
         building.forget()
         copy.remember(list(instrument.keys))
         self.copies.keep(function, copy, scopes)
         return copy
+
+    def _iterations(self, source: Any, building: Building) -> Iterations | None:
+        """The iterations in the runs of a function; None where nobody is told of them.
+
+        Args:
+            source: its graph.
+            building: the copy, which tells of those within its runs.
+        """
+        points = self.dispatcher.points
+        if not points.is_wanted(building.scopes) or sets_variables_only(source):
+            return None
+        if function_name(source).endswith(".backward"):
+            return None
+        found = Iterations.of(source)
+        if not found.is_plain:
+            building.inner_passes = InnerPasses(points)
+        return found
 
     def _attributes(self, function: Any, building: Building) -> dict[str, Any]:
         """The attributes of the copy: those of the function, without XLA if it runs Python."""
@@ -187,6 +209,13 @@ class FunctionDriver(TensorFlowFunctionDriver, GraphModeDriver):
     def proofs(cls) -> Sequence[Proof]:
         """One, without which the driver is of no use."""
         return [Proof("functions", _prove)]
+
+
+def _passing(points: Points, scopes: tuple[LiveScope, ...], copy: Copy) -> Passing:
+    """Tells of a run of a copy, which begins."""
+    assert copy.iterations is not None
+    found = copy.iterations
+    return Passing(points, scopes, copy.told, found.trains, found.differentiates, copy.inner_passes)
 
 
 def function_name(graph: Any) -> str:

@@ -13,6 +13,7 @@ from amanda.interface.action import Action
 from amanda.state import LiveScope
 from amanda_tensorflow import _internals
 from amanda_tensorflow.graphs.deferral import Deferral
+from amanda_tensorflow.graphs.passes import InnerPasses
 from amanda_tensorflow.operators.types import ROUTING, UNROUTABLE, takes_reference
 
 
@@ -47,7 +48,7 @@ class Building:
         is_routing: whether the operator that is added routes values in a loop or branch of
             TensorFlow 1, where some of them may never arrive.
         is_changed: whether anything was inserted.
-        trains: whether an optimizer steps in it.
+        inner_passes: tells of the iterations within its runs; None where nobody is told.
         may_change: whether a routine may have changed an input or output of a forward operator.
         is_replaced: whether an operator was replaced, perhaps by one with another shape.
         has_python: whether any inserted node calls Python.
@@ -72,7 +73,7 @@ class Building:
     takes_reference: bool = False
     is_routing: bool = False
     is_changed: bool = False
-    trains: bool = False
+    inner_passes: InnerPasses | None = None
     may_change: bool = False
     is_replaced: bool = False
     has_python: bool = False

@@ -14,6 +14,8 @@ from amanda.engine.records import OpRecord
 from amanda.state import STATE, LiveScope
 from amanda_tensorflow.graphs.building import Building
 from amanda_tensorflow.graphs.executions import Executions
+from amanda_tensorflow.graphs.iterations import Iterations
+from amanda_tensorflow.graphs.passes import InnerPasses
 
 
 @attrs.define(eq=False)
@@ -27,6 +29,8 @@ class Copy:
             the vanilla function runs.
         executions: counts the runs; None if there is nothing to count.
         told: what tools with routines at passes are told that it is, "" for nothing.
+        iterations: those in its runs; None where nobody is told.
+        inner_passes: tells of those within its runs.
         generation: the generation of :class:`Copies` in which it was last found up to date.
     """
 
@@ -36,6 +40,8 @@ class Copy:
     generation: int
     executions: Executions | None = None
     told: str = ""
+    iterations: Iterations | None = None
+    inner_passes: InnerPasses | None = None
     _records: list[tuple[weakref.ref[LiveScope], str, OpRecord]] = attrs.field(factory=list)
     _noted: int = 0
 

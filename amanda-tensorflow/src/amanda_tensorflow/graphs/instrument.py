@@ -28,6 +28,7 @@ from amanda_tensorflow.graphs.building import Building
 from amanda_tensorflow.graphs.deferral import DeferredOp
 from amanda_tensorflow.graphs.dispatcher import GraphDispatcher
 from amanda_tensorflow.graphs.gradients import ForwardView, GraphGradients, is_changed
+from amanda_tensorflow.graphs.iterations import Iterations
 from amanda_tensorflow.graphs.op_call import GraphOpCall
 from amanda_tensorflow.graphs.op_ids import GraphIds, IdentifiedOp
 from amanda_tensorflow.graphs.replacement_captures import ReplacementCapture, captured_tensors
@@ -37,7 +38,7 @@ from amanda_tensorflow.graphs.sites import ForwardState, LazyAttributes, Segment
 from amanda_tensorflow.graphs.variable_values import ReadVariable, WriteVariable
 from amanda_tensorflow.keras_layers.paths import LayerIds
 from amanda_tensorflow.operators.description import OpView, input_names
-from amanda_tensorflow.operators.phases import changes_variables, phase_of_node
+from amanda_tensorflow.operators.phases import phase_of_node
 from amanda_tensorflow.operators.types import CONTROL_FLOW, DATASET_LOOPS, is_differentiable
 
 Create = Callable[[Sequence[Any], Sequence[Any]], Any]
@@ -124,6 +125,7 @@ class Instrument:
             forward=forward,
             is_gradient=call is not None or site.is_backward,
             device=op.device or site.device,
+            iterations=None if site.iterations is None else Iterations.of(graph),
         )
 
     def branch(
@@ -154,6 +156,7 @@ class Instrument:
                 inner.sources[id(placeholder)] = (site, tensor)
         self.ids.add_body(source, inner.ids, inner.layer_ids)
         building = Building(graph, self.building.scopes, needs_gradient=True)
+        building.inner_passes = self.building.inner_passes
         instrument = Instrument(self.dispatcher, building, self.ids, self.read)
         instrument.keys, instrument.write = self.keys, self.write
         return inner, instrument
@@ -236,8 +239,6 @@ class Instrument:
         """Add a forward operator."""
         op_id, key = site.op_id(op), site.key(op)
         self.keys.append(key)
-        if not self.building.trains:
-            self.building.trains = changes_variables((op,))
         state = site.states[op.name] = ForwardState(op_id, key)
         plan = self.dispatcher.plan(op_id, key=key)
         execution: OpExecution | None = None

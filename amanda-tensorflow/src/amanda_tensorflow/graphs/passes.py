@@ -2,10 +2,83 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from amanda.engine.points import Points
 from amanda.state import LiveScope
+
+Tell = Callable[[Points, Sequence[LiveScope]], None]
+"""Tells tools of a point."""
+
+
+class InnerPasses:
+    """The forward passes and steps within the runs of one copy.
+
+    Args:
+        points: of the driver.
+
+    Attributes:
+        points: them.
+        has_stepped: whether a branch has let an optimizer step since the last iteration ended.
+        running: how many forward passes have begun and not ended.
+    """
+
+    def __init__(self, points: Points) -> None:
+        self.points = points
+        self.has_stepped = False
+        self.running = 0
+
+    def begins(self, name: str, trains: bool, differentiates: bool) -> Tell:
+        """Tells that an iteration begins.
+
+        Args:
+            name: of the graph.
+            trains: whether an optimizer steps in it.
+            differentiates: whether gradients are computed in it.
+        """
+
+        def tell(points: Points, scopes: Sequence[LiveScope]) -> None:
+            self.running += 1
+            points.forward_begins(scopes, name, trains or differentiates, differentiates)
+
+        return tell
+
+    def ends(self, name: str, trains: bool) -> Tell:
+        """Tells that it has ended."""
+
+        def tell(points: Points, scopes: Sequence[LiveScope]) -> None:
+            self.running -= 1
+            points.forward_ends(scopes, name)
+            if self.take() or trains:
+                points.optimizer_ends(scopes)
+
+        return tell
+
+    def goes_on(self, name: str) -> Tell:
+        """Tells that one iteration has ended and the next one begins."""
+        end, begin = self.ends(name, True), self.begins(name, True, True)
+
+        def tell(points: Points, scopes: Sequence[LiveScope]) -> None:
+            end(points, scopes)
+            begin(points, scopes)
+
+        return tell
+
+    def steps(self, points: Points, scopes: Sequence[LiveScope]) -> None:
+        """A branch has let an optimizer step."""
+        self.has_stepped = True
+
+    def take(self) -> bool:
+        """Whether an optimizer has stepped in a branch; asked once."""
+        has_stepped, self.has_stepped = self.has_stepped, False
+        return has_stepped
+
+    def abandon(self, scopes: Sequence[LiveScope]) -> None:
+        """The run has raised."""
+        self.has_stepped = False
+        while self.running > 0:
+            self.running -= 1
+            self.points.forward_ends(scopes, "")
 
 
 class Passing:
@@ -16,19 +89,29 @@ class Passing:
         scopes: those that are told.
         name: the name of the graph.
         trains: whether an optimizer steps in it.
+        differentiates: whether gradients are computed in it.
+        inner: of the copy; a branch may let an optimizer step.
     """
 
-    __slots__ = ("_name", "_points", "_scopes", "_trains")
+    __slots__ = ("_inner", "_name", "_points", "_scopes", "_trains")
 
     def __init__(
-        self, points: Points, scopes: Sequence[LiveScope], name: str, trains: bool
+        self,
+        points: Points,
+        scopes: Sequence[LiveScope],
+        name: str,
+        trains: bool,
+        differentiates: bool,
+        inner: InnerPasses | None = None,
     ) -> None:
         self._points = points
+        self._inner = inner
         self._scopes = scopes
         self._name = name
         self._trains = trains
         # The forward part of a function that is differentiated is a function of its own.
-        points.forward_begins(scopes, name, trains or name.endswith(".forward"))
+        in_training = trains or differentiates or name.endswith(".forward")
+        points.forward_begins(scopes, name, in_training, differentiates)
 
     def end(self, has_run: bool) -> None:
         """It has ended.
@@ -37,5 +120,6 @@ class Passing:
             has_run: False if it has raised.
         """
         self._points.forward_ends(self._scopes, self._name)
-        if has_run and self._trains:
+        has_stepped = self._trains or (self._inner is not None and self._inner.take())
+        if has_run and has_stepped:
             self._points.optimizer_ends(self._scopes)

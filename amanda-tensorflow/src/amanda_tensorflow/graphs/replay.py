@@ -15,6 +15,7 @@ vanilla graph is only read.
 
 from __future__ import annotations
 
+import bisect
 import itertools
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -26,10 +27,11 @@ import tensorflow as tf
 
 from amanda.errors import CapabilityError, CoverageWarning
 from amanda_tensorflow import _internals
-from amanda_tensorflow.graphs.building import Building
+from amanda_tensorflow.graphs.building import Building, identity_after
 from amanda_tensorflow.graphs.deferral import DeferredTensors
 from amanda_tensorflow.graphs.executions import count_runs, counts_statically, moved
 from amanda_tensorflow.graphs.instrument import Instrument, separate
+from amanda_tensorflow.graphs.marks import Marks
 from amanda_tensorflow.graphs.shapes import with_shapes
 from amanda_tensorflow.graphs.sites import ForwardState, Site
 from amanda_tensorflow.graphs.topological_order import ordered
@@ -57,6 +59,7 @@ class Replay:
         self._graph = graph
         self._instead = instead
         self._instrument = instrument
+        self._marks: Marks | None = None
         instrument.rewrite_op = self.rewrite_branches
 
     # -- functions --------------------------------------------------------
@@ -74,6 +77,7 @@ class Replay:
             # The copy has others, which are added before anything else.
             site.ops[tensor.op.name] = None
         deferral.do(lambda: self._placeholders(site))
+        self._begin_marks(site)
         self.body(site)
         if deferral.is_open:
             return
@@ -86,6 +90,7 @@ class Replay:
                 self._instrument.building.wait_at_outputs()
         ends = [new for op in source.control_outputs for new in site.controls(op)]
         ends += self._instrument.building.late_nodes(graph.outputs)
+        ends += self._end_marks(site, ends)
         graph.control_outputs = list(dict.fromkeys(ends))
         graph.structured_outputs = source.structured_outputs
         graph.structured_input_signature = source.structured_input_signature
@@ -101,6 +106,37 @@ class Replay:
                 graph.inputs.append(inner)
                 site.tensors[id(tensor)] = inner
                 site.ops[tensor.op.name] = inner.op
+
+    def _begin_marks(self, site: Site) -> None:
+        """Add the mark with which an iteration begins, where runs of the copy are iterations."""
+        passes, iterations = self._instrument.building.inner_passes, site.iterations
+        if passes is None or iterations is None or not (site.passing or iterations.ends):
+            return
+        marks = self._marks = Marks(self._instrument.building, passes.points)
+        if site.passing == "pass":
+            told = iterations.trains, iterations.differentiates
+            marks.add(passes.begins(site.ids, *told))
+
+    def _end_marks(self, site: Site, ends: Sequence[Any]) -> list[Any]:
+        """Add the mark with which an iteration ends; returns the last mark, if there is one.
+
+        Args:
+            ends: operators that run though nothing reads them.
+        """
+        graph, marks = self._graph, self._marks
+        if marks is None:
+            return []
+        passes, iterations = self._instrument.building.inner_passes, site.iterations
+        assert passes is not None
+        assert iterations is not None
+        if site.passing:
+            is_pass = site.passing == "pass"
+            marks.add(passes.ends(site.ids, iterations.trains) if is_pass else passes.steps)
+            # The runtime may leave out what nothing reads, and begin the next run of a loop's body.
+            with graph.as_default(), _internals.stop_recording():
+                graph.outputs = [identity_after(t, [marks.last]) for t in graph.outputs]
+        marks.finish([*(tensor.op for tensor in graph.outputs), *ends])
+        return [marks.last]
 
     def _returned(self, new: Any, old: Any) -> Any:
         """A tensor of the copy with the static shape of the vanilla one, which the user sees."""
@@ -119,7 +155,7 @@ class Replay:
         operations = site.graph.get_operations()
         roots = operations if only is None else only
         late: list[tuple[Any, int, Any]] = []
-        order = ordered(site, roots)
+        order, boundaries = self._with_boundaries(site, ordered(site, roots))
         building = self._instrument.building
         with (
             self._graph.as_default(),
@@ -129,14 +165,50 @@ class Replay:
             if not building.is_static:
                 building.need()
             for op in order:
+                self._pass_boundary(site, boundaries.get(op.name))
                 if op.name in site.ops or op.name in site.skipped:
                     continue
                 if self._instrument.gradients.is_dead(site, op):
                     site.skipped[op.name] = op
+                elif self._marks is not None:
+                    with self._marks.after():
+                        self._add(site, op, late)
                 else:
                     self._add(site, op, late)
             for op, index, tensor in late:
                 _internals.update_input(site.ops[op.name], index, site.tensors[id(tensor)])
+
+    def _with_boundaries(
+        self, site: Site, order: Sequence[Any]
+    ) -> tuple[Sequence[Any], dict[str, int]]:
+        """The operators in the order of iterations, and those before which some have ended.
+
+        Args:
+            order: the operators, each after those that it needs.
+        """
+        ends = site.iterations.ends if site.iterations is not None and self._marks else ()
+        if not ends:
+            return order, {}
+        position = {op.name: i for i, op in enumerate(site.graph.get_operations())}
+        part: dict[str, int] = {}
+        for op in order:
+            own = bisect.bisect_right(ends, position[op.name])
+            needed = [*(tensor.op for tensor in op.inputs), *op.control_inputs]
+            part[op.name] = max([own, *(part.get(before.name, 0) for before in needed)])
+        parts = sorted(order, key=lambda op: part[op.name])
+        boundaries, last = dict[str, int](), 0
+        for op in parts:
+            if part[op.name] > last:
+                boundaries[op.name], last = part[op.name] - last, part[op.name]
+        return parts, boundaries
+
+    def _pass_boundary(self, site: Site, ended: int | None) -> None:
+        """Tell that some iterations have ended before the operator that is added next."""
+        passes = self._instrument.building.inner_passes
+        for _ in range(ended or 0):
+            assert passes is not None
+            assert self._marks is not None
+            self._marks.add(passes.goes_on(site.root_ids))
 
     @contextmanager
     def _counting(self, site: Site, order: Sequence[Any]) -> Iterator[None]:
@@ -251,6 +323,8 @@ class Replay:
         instead = None if self._instead is None else self._instead(op)
         controls = [new for before in op.control_inputs for new in site.controls(before)]
         controls += self._instrument.building.late_nodes(inputs)
+        if self._marks is not None and self._marks.last is not None:
+            controls.append(self._marks.last)
         kind, attributes = op.type, _internals.attributes_proto(op)
         self._relocate(site, attributes)
         if changes is not None:
@@ -469,6 +543,8 @@ class Replay:
         graph = _internals.FuncGraph(_internals.unique_function_name(f"{source.name}_amanda"))
         graph.outer_graph = self._graph
         inner, instrument = self._instrument.branch(site, op, source, label, graph)
+        if label and site.iterations is not None:
+            inner.iterations, inner.passing = site.iterations.within(op, source)
         return self._made(callee, inner, instrument, label, attributes or {})
 
     def _made(

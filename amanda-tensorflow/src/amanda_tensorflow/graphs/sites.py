@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, Literal
 
 import attrs
 
@@ -22,6 +22,7 @@ from amanda_tensorflow.gradient_map.recording import (
     log_of,
 )
 from amanda_tensorflow.gradient_map.recovery import completed
+from amanda_tensorflow.graphs.iterations import Iterations
 from amanda_tensorflow.keras_layers.paths import LayerIds
 from amanda_tensorflow.keras_layers.recording import LayerPath
 from amanda_tensorflow.operators.description import attributes_of, module_of, named_with_type
@@ -92,6 +93,8 @@ class Site:
         captured: by ``id`` of a placeholder, the concrete tensor that it stands for.
         forward: the site of the function whose gradient this one computes.
         is_gradient: whether an operator of a gradient calls it.
+        iterations: those within its runs; None where nobody is told of them.
+        passing: what tells of a run of the body as an iteration or a part of one; "" for nothing.
         tensors: by ``id`` of a vanilla tensor, the tensor of the copy.
         ops: by name of a vanilla operator, the operator of the copy; None if it stays where
             it is (in the user's session).
@@ -121,6 +124,8 @@ class Site:
     forward: Site | None = None
     is_gradient: bool = False
     device: str = ""
+    iterations: Iterations | None = None
+    passing: Literal["", "pass", "step"] = ""
     tensors: dict[int, Any] = attrs.field(factory=dict)
     ops: dict[str, Any] = attrs.field(factory=dict)
     after: dict[str, list[Any]] = attrs.field(factory=dict)

@@ -90,8 +90,19 @@ def _files(traceback: Any) -> Iterator[str]:
 
 
 def changes_variables(ops: Iterable[Any]) -> bool:
-    """Whether one of the operators is that of an optimizer."""
-    return any(_UPDATES.match(op.type) and phase_of_node(op, False) == "optimizer" for op in ops)
+    """Whether one of the operators changes a parameter as an optimizer does; not a counter."""
+    return any(
+        _UPDATES.match(op.type) and _is_real(op) and phase_of_node(op, False) == "optimizer"
+        for op in ops
+    )
+
+
+def _is_real(op: Any) -> bool:
+    """Whether an operator that changes a variable changes one of real or complex numbers."""
+    attributes = op.op_def.attr
+    name = next((a.name for a in attributes if a.name in ("T", "dtype")), None)
+    kind = None if name is None else op.get_attr(name)
+    return kind is None or kind.is_floating or kind.is_complex
 
 
 def _of_type(kind: str) -> Phase:

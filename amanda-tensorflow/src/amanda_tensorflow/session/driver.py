@@ -66,7 +66,7 @@ class SessionDriver(TensorFlowGraphDriver, GraphModeDriver):
                 ready, executions, kind = self.lock.hold(self._ready, session, scopes, handles)
             passing = None
             if kind in ("train", "forward"):
-                passing = Passing(points, scopes, "session", kind == "train")
+                passing = Passing(points, scopes, "session", kind == "train", False)
             try:
                 if ready is None:
                     if not STATE.paused:

@@ -27,6 +27,7 @@ from amanda_torch.eager import functions, gate, proofs
 from amanda_torch.eager.checkpoints import Checkpoints
 from amanda_torch.eager.fused_modules import FUSED
 from amanda_torch.eager.interceptors import LOCAL, Interceptor, muted, remove_leftovers
+from amanda_torch.eager.keras_optimizers import KerasOptimizers
 from amanda_torch.eager.module_calls import ModuleCall, OptimizerSteps
 from amanda_torch.eager.op_ids import Labels
 from amanda_torch.eager.tracers import Tracers
@@ -55,6 +56,7 @@ class InterceptingDriver(LoadedDriver, TorchEagerDriver):
         self._checkpoints = Checkpoints(self.enter_thread, self.exit_thread)
         self._has_gate = False
         self._optimizer_steps = OptimizerSteps(dispatcher)
+        self._keras_optimizers = KerasOptimizers(dispatcher)
 
     # -- life cycle -------------------------------------------------------
 
@@ -79,6 +81,7 @@ class InterceptingDriver(LoadedDriver, TorchEagerDriver):
         asks = works(proofs.FAST_PATHS)
         self._tracers.attach(asks, works(proofs.COMPILED), has_mode=not self._has_gate)
         self._optimizer_steps.attach()
+        self._keras_optimizers.attach()
         if self._has_gate:
             gate.switch_on(patches, self.dispatcher)
 
@@ -88,6 +91,7 @@ class InterceptingDriver(LoadedDriver, TorchEagerDriver):
     def detach(self) -> None:
         """Undo every patch."""
         self._optimizer_steps.detach()
+        self._keras_optimizers.detach()
         self._tracers.detach()
         super().detach()
         self.dispatcher.invalidate()

@@ -15,6 +15,7 @@ from torch.optim.optimizer import (
 from amanda.engine.dispatch import Dispatcher
 from amanda.interface.points import Point
 from amanda_torch import _internals
+from amanda_torch.eager.keras_optimizers import is_shape_inference
 from amanda_torch.eager.op_ids import Frame, Tracker
 from amanda_torch.operators.calls import tensors_of
 
@@ -72,7 +73,7 @@ class ModuleCall:
     def _begin(self) -> None:
         self._scopes = self._dispatcher.scopes()
         points, module = self._dispatcher.points, self._module
-        if self._is_outermost:
+        if self._is_outermost and not is_shape_inference(module, self._inputs):
             self._has_begun = True
             trains = torch.is_grad_enabled() and getattr(module, "training", True)
             points.forward_begins(self._scopes, self._frame.path, trains)

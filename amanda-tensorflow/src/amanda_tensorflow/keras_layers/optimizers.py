@@ -1,0 +1,137 @@
+"""Notes which optimizer of Keras steps where, in graphs and at once.
+
+The calls of optimizers are noted from the import of Keras beside Amanda on, as those of layers are
+(:mod:`amanda_tensorflow.keras_layers.recording`)::
+
+    for step in optimizer_steps(graph):
+        step.end                        # so many operators the graph had after it
+"""
+
+from __future__ import annotations
+
+import functools
+import sys
+import threading
+import weakref
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import attrs
+
+from amanda.patching import PatchSet
+from amanda.registry.import_hook import Watch
+from amanda_tensorflow import _internals
+
+_METHODS = {"keras": "apply", "tf_keras": "apply_gradients"}
+"""Packages of Keras, and the method that each optimizer of theirs steps by."""
+
+
+@attrs.frozen(eq=False)
+class OptimizerStep:
+    """One step of an optimizer that was added to a graph.
+
+    Attributes:
+        optimizer: tells it from others.
+        begin, end: how many operators the graph had before and after it.
+        accumulates: whether it steps in the first of its branches only, and else adds up gradients.
+    """
+
+    optimizer: int
+    begin: int
+    end: int
+    accumulates: bool
+
+
+@attrs.define
+class EagerOptimizers:
+    """The eager driver's way to follow the steps of optimizers.
+
+    Attributes:
+        call: called with the vanilla method, the optimizer, and its arguments; returns what the
+            method does. None while no driver is attached.
+    """
+
+    call: Callable[[Any, Any, Any, Any], Any] | None = None
+
+
+class _Running(threading.local):
+    """Whether an optimizer steps in one thread: some step by the method of another."""
+
+    def __init__(self) -> None:
+        self.depth = 0
+
+
+EAGER = EagerOptimizers()
+_RUNNING = _Running()
+_STEPS: weakref.WeakKeyDictionary[Any, list[OptimizerStep]] = weakref.WeakKeyDictionary()
+_PATCHES = PatchSet()
+_PATCHED: weakref.WeakSet[Any] = weakref.WeakSet()
+_WATCHED: set[str] = set()
+
+
+def install() -> None:
+    """Note the steps of optimizers from now on; harmless when called twice."""
+    for package in _METHODS:
+        if _optimizer_class(package) is not None:
+            patch(package)
+        # Keras itself imports TensorFlow, before it defines its optimizers.
+        watched = f"{package}.optimizers" if package in sys.modules else package
+        if watched not in sys.modules and watched not in _WATCHED:
+            _WATCHED.add(watched)
+            Watch([watched], patch)
+
+
+def patch(module: str) -> None:
+    """Patch the steps of optimizers of a package that is imported, or of its part for them."""
+    package = module.partition(".")[0]
+    optimizer = _optimizer_class(package)
+    if optimizer is not None and optimizer not in _PATCHED:
+        _PATCHED.add(optimizer)
+        _PATCHES.wrap(optimizer, _METHODS[package], _noting)
+
+
+def accumulates(optimizer: Any) -> int:
+    """In how many calls of its method an optimizer steps once, if not in each; 0 if in each."""
+    return int(getattr(optimizer, "gradient_accumulation_steps", None) or 0)
+
+
+def optimizer_steps(graph: Any) -> Sequence[OptimizerStep]:
+    """The steps that were added to a graph, in order."""
+    return _STEPS.get(graph, ())
+
+
+def _optimizer_class(package: str) -> Any:
+    """The base class of optimizers; None if the package has not defined it yet."""
+    module = sys.modules.get(f"{package}.optimizers")
+    module = module or getattr(sys.modules.get(package), "optimizers", None)
+    optimizer = getattr(module, "Optimizer", None)
+    return optimizer if hasattr(optimizer, _METHODS[package]) else None
+
+
+def _noting(vanilla: Any) -> Any:
+    """The patch of the method that optimizers step by."""
+
+    # AutoGraph converts functions by their module, and leaves those of Keras as they are.
+    @functools.wraps(vanilla)
+    def apply(optimizer: Any, *args: Any, **kwargs: Any) -> Any:
+        running = _RUNNING
+        if running.depth:
+            return vanilla(optimizer, *args, **kwargs)
+        running.depth += 1
+        try:
+            if _internals.executing_eagerly():
+                follow = EAGER.call
+                if follow is None:
+                    return vanilla(optimizer, *args, **kwargs)
+                return follow(vanilla, optimizer, args, kwargs)
+            graph = _internals.default_graph()
+            begin = len(graph.get_operations())
+            result = vanilla(optimizer, *args, **kwargs)
+            end = len(graph.get_operations())
+            step = OptimizerStep(id(optimizer), begin, end, accumulates(optimizer) > 1)
+            _STEPS.setdefault(graph, []).append(step)
+            return result
+        finally:
+            running.depth -= 1
+
+    return apply

@@ -1,0 +1,99 @@
+"""Tells of the steps of Keras' optimizers, where PyTorch is its backend; and which calls are none.
+
+They are no optimizers of PyTorch's, which has hooks for its own::
+
+    steps = KerasOptimizers(dispatcher)
+    steps.attach()
+    ...                                 # models of Keras are trained
+    steps.detach()
+"""
+
+from __future__ import annotations
+
+import functools
+import sys
+from collections.abc import Callable
+from typing import Any
+
+from amanda.engine.dispatch import Dispatcher
+from amanda.patching import PatchSet
+from amanda.registry.import_hook import Watch
+from amanda_torch.eager.interceptors import muted
+from amanda_torch.operators.calls import tensors_of
+
+_OPTIMIZERS = "keras.optimizers"
+
+
+class KerasOptimizers:
+    """Follows them, from the import of Keras on."""
+
+    def __init__(self, dispatcher: Dispatcher) -> None:
+        self._dispatcher = dispatcher
+        self._patches = PatchSet()
+        self._watch: Watch | None = None
+
+    def attach(self) -> None:
+        """Begin to notice them."""
+        if _OPTIMIZERS in sys.modules:
+            self._patch(_OPTIMIZERS)
+        else:
+            self._watch = Watch([_OPTIMIZERS], self._patch)
+
+    def detach(self) -> None:
+        """Stop to notice them; harmless when called twice."""
+        if self._watch is not None:
+            self._watch.close()
+            self._watch = None
+        self._patches.undo()
+
+    def _patch(self, module: str) -> None:
+        optimizer = getattr(sys.modules[module], "Optimizer", None)
+        if optimizer is not None and _is_backend() and hasattr(optimizer, "apply"):
+            self._patches.wrap(optimizer, "apply", self._stepping)
+
+    def _stepping(self, vanilla: Callable[..., Any]) -> Callable[..., Any]:
+        points = self._dispatcher.points
+
+        @functools.wraps(vanilla)
+        def apply(optimizer: Any, *args: Any, **kwargs: Any) -> Any:
+            before, has_stepped = _steps_of(optimizer), False
+            told = points.optimizer_begins()
+            try:
+                result = vanilla(optimizer, *args, **kwargs)
+                has_stepped = before is None or _steps_of(optimizer) != before
+            finally:
+                points.optimizer_ends(told, has_stepped)
+            return result
+
+        return apply
+
+
+def is_shape_inference(module: Any, inputs: Any) -> bool:
+    """Whether Keras calls a layer to learn the shapes of its results, before it trains.
+
+    It does so on its own symbolic tensors, and within on those of the device ``meta`` (Keras 3.15):
+    no forward pass of the program.
+    """
+    if _OPTIMIZERS not in sys.modules or not _is_backend():
+        return False
+    keras = sys.modules["keras"]
+    if not isinstance(module, keras.layers.Layer):
+        return False
+    if any(isinstance(item, keras.KerasTensor) for item in keras.tree.flatten(inputs)):
+        return True
+    tensors = tensors_of(inputs)
+    return bool(tensors) and all(tensor.device.type == "meta" for tensor in tensors)
+
+
+def _is_backend() -> bool:
+    """Whether Keras computes with PyTorch."""
+    config = sys.modules.get("keras.config")
+    return config is not None and config.backend() == "torch"
+
+
+def _steps_of(optimizer: Any) -> int | None:
+    """The steps of an optimizer that adds up gradients meanwhile; None of one that steps always."""
+    if not getattr(optimizer, "gradient_accumulation_steps", None):
+        return None
+    with muted():
+        return int(optimizer.iterations)

@@ -1,0 +1,236 @@
+"""Iterations of programs that train by Keras, in functions, in loops within them, and eagerly."""
+
+from __future__ import annotations
+
+import collections
+import subprocess
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import amanda
+from amanda.inline import Counter
+from amanda.interface.points import Point, PointContext
+from tests.tutorial.documents import ROOT
+
+BATCH, STEPS = 4, 6
+X, Y = np.ones((BATCH * STEPS, 8), "float32"), np.ones((BATCH * STEPS, 3), "float32")
+
+
+class Steps(amanda.Tool):
+    """The products that each iteration has computed, forward, and its points."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.products = Counter()
+        self.found: list[int] = []
+        self.begun: dict[int, int] = {}
+        self.points: collections.Counter[Point] = collections.Counter()
+        self.add_inst_for_op(self.analyse)
+        for end in (False, True):
+            self.add_inst_for_iteration(self.note, end=end)
+            self.add_inst_for_pass(self.note, end=end)
+
+    def analyse(self, context: amanda.OpContext) -> None:
+        if context.get_op().type == "MatMul":
+            context.insert_before_op(self.products, inputs=[])
+
+    def note(self, context: PointContext) -> None:
+        self.points[context.point] += 1
+        if context.point is Point.ITERATION_BEGIN:
+            earlier = {n: c for n, c in self.begun.items() if n < context.iteration}
+            self.begun = {**earlier, context.iteration: self.products.count}
+        elif context.point is Point.ITERATION_END:
+            # An iteration that has looked ended before may go on.
+            del self.found[context.iteration :]
+            self.found.append(self.products.count - self.begun[context.iteration])
+
+
+def model() -> keras.Model:
+    layers = keras.layers
+    return keras.Sequential([layers.Input((8,)), layers.Dense(4, "relu"), layers.Dense(3)])
+
+
+class Own(keras.Model):  # type: ignore[misc]
+    """A model with a step of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = model()
+
+    def call(self, x: Any) -> Any:
+        return self.inner(x)
+
+    def train_step(self, data: Any) -> dict[str, Any]:
+        return {"loss": step(self, self.optimizer, *data)}
+
+
+def step(net: keras.Model, optimizer: keras.optimizers.Optimizer, x: Any, y: Any) -> Any:
+    with tf.GradientTape() as tape:
+        loss = tf.reduce_mean((net(x) - y) ** 2)
+    gradients = tape.gradient(loss, net.trainable_variables)
+    optimizer.apply_gradients(zip(gradients, net.trainable_variables, strict=True))
+    return loss
+
+
+def accumulating() -> keras.optimizers.Optimizer:
+    return keras.optimizers.SGD(0.1, gradient_accumulation_steps=2)
+
+
+def fit(net: keras.Model, optimizer: Any = "adam", **options: Any) -> None:
+    net.compile(optimizer, "mse", **options)
+    net.fit(X, Y, BATCH, verbose=0)
+
+
+def by_batches() -> None:
+    net = model()
+    net.compile("sgd", "mse")
+    for _ in range(STEPS):
+        net.train_on_batch(X[:BATCH], Y[:BATCH])
+
+
+def within(strategy: Callable[[], tf.distribute.Strategy]) -> None:
+    with strategy().scope():
+        net = model()
+        net.compile("sgd", "mse")
+    net.fit(X, Y, BATCH, verbose=0)
+
+
+def own_loop(over: str) -> None:
+    """A function that trains all batches: over a data set, by numbers, or unrolled."""
+    net, optimizer = model(), keras.optimizers.SGD(0.1)
+    optimizer.build(net.trainable_variables)
+    x, y = tf.constant(X[:BATCH]), tf.constant(Y[:BATCH])
+
+    @tf.function
+    def train() -> None:
+        if over == "data":
+            for batch in tf.data.Dataset.from_tensor_slices((X, Y)).batch(BATCH):
+                step(net, optimizer, *batch)
+        elif over == "numbers":
+            for _ in tf.range(STEPS):
+                step(net, optimizer, x, y)
+        else:
+            for _ in range(STEPS):
+                step(net, optimizer, x, y)
+
+    train()
+
+
+def by_hand() -> None:
+    net = model()
+    for _ in range(STEPS):
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean((net(X[:BATCH]) - Y[:BATCH]) ** 2)
+        for variable, slope in zip(
+            net.trainable_variables,
+            tape.gradient(loss, net.trainable_variables),
+            strict=True,
+        ):
+            variable.assign_sub(0.1 * slope)
+
+
+PROGRAMS: dict[str, tuple[Callable[[], object], int]] = {
+    "fit": (lambda: fit(model()), STEPS),
+    "three steps at once": (lambda: fit(model(), steps_per_execution=3), STEPS),
+    "four steps at once": (lambda: fit(model(), steps_per_execution=4), STEPS),
+    "compiled steps at once": (
+        lambda: fit(model(), steps_per_execution=3, jit_compile=True),
+        STEPS,
+    ),
+    "eager": (lambda: fit(model(), run_eagerly=True), STEPS),
+    "eager steps at once": (
+        lambda: fit(model(), run_eagerly=True, steps_per_execution=3),
+        STEPS,
+    ),
+    "own step": (lambda: fit(Own(), steps_per_execution=2), STEPS),
+    "accumulation": (lambda: fit(model(), accumulating()), STEPS // 2),
+    "eager accumulation": (lambda: fit(model(), accumulating(), run_eagerly=True), STEPS // 2),
+    "accumulation at once": (
+        lambda: fit(model(), accumulating(), steps_per_execution=3),
+        STEPS // 2,
+    ),
+    "batches": (by_batches, STEPS),
+    "strategy": (lambda: within(lambda: tf.distribute.OneDeviceStrategy("/cpu:0")), STEPS),
+    "mirrored": (lambda: within(lambda: tf.distribute.MirroredStrategy(["/cpu:0"])), STEPS),
+    "data set": (lambda: own_loop("data"), STEPS),
+    "loop": (lambda: own_loop("numbers"), STEPS),
+    "unrolled": (lambda: own_loop("unrolled"), STEPS),
+    "by hand": (by_hand, STEPS),
+}
+
+
+@pytest.mark.parametrize("program", PROGRAMS)
+@pytest.mark.filterwarnings("ignore::amanda.errors.CoverageWarning")
+def test_each_step_of_an_optimizer_is_an_iteration(program: str) -> None:
+    """However many a run of a function has, each has a begin and an end, around what it runs."""
+    run, steps = PROGRAMS[program]
+    with amanda.apply(tool := Steps()) as scope:
+        run()
+    assert scope.statistics.steps == steps
+    assert tool.found == [2 * STEPS // steps] * steps
+    assert tool.points[Point.FORWARD_BEGIN] == tool.points[Point.FORWARD_END] == STEPS
+
+
+def test_evaluations_belong_to_no_step() -> None:
+    """Validation after an epoch of several steps at once is no part of the next one."""
+    with amanda.apply(tool := Steps()) as scope:
+        net = model()
+        net.compile("sgd", "mse", steps_per_execution=3)
+        net.fit(X, Y, BATCH, epochs=2, verbose=0, validation_data=(X, Y))
+    assert scope.statistics.steps == 2 * STEPS
+    assert tool.found == [2] * 2 * STEPS
+
+
+def test_a_run_that_raises_leaves_no_pass_open() -> None:
+    """The next run is one again."""
+    net, optimizer = model(), keras.optimizers.SGD(0.1)
+    optimizer.build(net.trainable_variables)
+
+    @tf.function
+    def train(limit: Any) -> None:
+        for number in tf.range(3):
+            with tf.control_dependencies([tf.debugging.assert_less(number, limit)]):
+                step(net, optimizer, tf.constant(X[:BATCH]), tf.constant(Y[:BATCH]))
+
+    with amanda.apply(tool := Steps()):
+        with pytest.raises(tf.errors.InvalidArgumentError):
+            train(tf.constant(1))
+        before = len(tool.found)
+        train(tf.constant(9))
+    assert len(tool.found) == before + 3
+    assert tool.points[Point.FORWARD_BEGIN] == tool.points[Point.FORWARD_END]
+
+
+def test_marks_change_no_result() -> None:
+    """A loop of steps trains to the very weights of the vanilla one."""
+
+    def train() -> list[Any]:
+        keras.utils.set_random_seed(0)
+        net = model()
+        fit(net, steps_per_execution=3)
+        return [variable.numpy() for variable in net.trainable_variables]
+
+    expected = train()
+    with amanda.apply(Steps()):
+        found = train()
+    for one, other in zip(found, expected, strict=True):
+        np.testing.assert_array_equal(one, other)
+
+
+@pytest.mark.parametrize("before", [[], ["tensorflow"]], ids=["neither", "tensorflow"])
+def test_keras_may_be_imported_inside(before: list[str]) -> None:
+    """Its layers and optimizers are then seen as those of a Keras that was there before."""
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.tensorflow.keras_inside", *before],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
