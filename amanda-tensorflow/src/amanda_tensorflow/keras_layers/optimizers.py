@@ -21,6 +21,7 @@ import attrs
 from amanda.patching import PatchSet
 from amanda.registry.import_hook import Watch
 from amanda_tensorflow import _internals
+from amanda_tensorflow.keras_layers.recording import computes_with_tensorflow
 
 _METHODS = {"keras": "apply", "tf_keras": "apply_gradients"}
 """Packages of Keras, and the method that each optimizer of theirs steps by."""
@@ -85,7 +86,8 @@ def patch(module: str) -> None:
     """Patch the steps of optimizers of a package that is imported, or of its part for them."""
     package = module.partition(".")[0]
     optimizer = _optimizer_class(package)
-    if optimizer is not None and optimizer not in _PATCHED:
+    is_new = optimizer is not None and optimizer not in _PATCHED
+    if is_new and computes_with_tensorflow(package):
         _PATCHED.add(optimizer)
         _PATCHES.wrap(optimizer, _METHODS[package], _noting)
 

@@ -122,10 +122,17 @@ def _watch(module: str) -> None:
 
 def patch(module: str) -> None:
     """Patch the calls of layers of a package that is imported, or of its module of layers."""
-    layer = _layer_class(module.partition(".")[0])
-    if layer is not None and layer not in _PATCHED:
+    package = module.partition(".")[0]
+    layer = _layer_class(package)
+    if layer is not None and layer not in _PATCHED and computes_with_tensorflow(package):
         _PATCHED.add(layer)
         _PATCHES.wrap(layer, "__call__", _noting)
+
+
+def computes_with_tensorflow(package: str) -> bool:
+    """Whether a package of Keras has TensorFlow as its backend: Keras 3 may have another one."""
+    backend = getattr(sys.modules.get(f"{package}.config"), "backend", None)
+    return backend is None or backend() == "tensorflow"
 
 
 def _layer_class(package: str) -> Any:

@@ -11,17 +11,21 @@ They are no optimizers of PyTorch's, which has hooks for its own::
 from __future__ import annotations
 
 import functools
+import inspect
 import sys
 from collections.abc import Callable
+from types import FrameType
 from typing import Any
 
 from amanda.engine.dispatch import Dispatcher
 from amanda.patching import PatchSet
 from amanda.registry.import_hook import Watch
 from amanda_torch.eager.interceptors import muted
-from amanda_torch.operators.calls import tensors_of
 
 _OPTIMIZERS = "keras.optimizers"
+
+_INFERENCE = "compute_output_spec"
+"""The name of Keras' function that learns the shapes of results."""
 
 
 class KerasOptimizers:
@@ -71,8 +75,8 @@ class KerasOptimizers:
 def is_shape_inference(module: Any, inputs: Any) -> bool:
     """Whether Keras calls a layer to learn the shapes of its results, before it trains.
 
-    It does so on its own symbolic tensors, and within on those of the device ``meta`` (Keras 3.15):
-    no forward pass of the program.
+    It calls layers on symbolic tensors of its own, and within that on tensors of PyTorch (Keras
+    3.15): no forward pass of the program.
     """
     if _OPTIMIZERS not in sys.modules or not _is_backend():
         return False
@@ -81,8 +85,16 @@ def is_shape_inference(module: Any, inputs: Any) -> bool:
         return False
     if any(isinstance(item, keras.KerasTensor) for item in keras.tree.flatten(inputs)):
         return True
-    tensors = tensors_of(inputs)
-    return bool(tensors) and all(tensor.device.type == "meta" for tensor in tensors)
+    frame = inspect.currentframe()
+    while frame is not None:
+        if frame.f_code.co_name == _INFERENCE and _is_of_keras(frame):
+            return True
+        frame = frame.f_back
+    return False
+
+
+def _is_of_keras(frame: FrameType) -> bool:
+    return str(frame.f_globals.get("__name__", "")).startswith("keras.")
 
 
 def _is_backend() -> bool:
