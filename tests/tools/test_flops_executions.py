@@ -6,6 +6,7 @@ import csv
 import gc
 import io
 import json
+import sys
 import weakref
 from collections.abc import Callable
 from pathlib import Path
@@ -329,3 +330,32 @@ def test_the_result_is_plain_data_and_a_table(tmp_path: Path) -> None:
 def test_numbers_for_people(amount: float, text: str) -> None:
     """Powers of a thousand, three digits."""
     assert format_quantity(amount, "FLOP") == text
+
+
+# -- figures of steps ---------------------------------------------------------
+
+
+def test_figures_of_a_step_look_at_what_has_run_in_it() -> None:
+    """Not at all operators that were ever met: their number makes no call more."""
+
+    def calls_of_a_step(met: int) -> int:
+        tool, calls = FlopsTool(), 0
+
+        def count(frame: Any, event: str, argument: Any) -> None:
+            nonlocal calls
+            calls += event == "call"
+
+        layers = [nn.Linear(2, 2) for _ in range(met)]
+        with amanda.apply(tool):
+            nn.Sequential(*layers)(torch.ones(1, 2)).sum().backward()
+            expected = tool.running_figures()
+            layers[0](torch.ones(1, 2))
+            sys.setprofile(count)
+            found = tool.running_figures()
+            again = tool.running_figures()
+            sys.setprofile(None)
+        assert found["flops"] == again["flops"] == expected["flops"] + 8
+        assert expected["flops"] == 8 * met
+        return calls
+
+    assert calls_of_a_step(40) == calls_of_a_step(2)

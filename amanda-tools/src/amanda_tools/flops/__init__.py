@@ -34,6 +34,7 @@ from amanda_tools.flops.tally import (
     OtherOp,
     ProductGradientOp,
     ProductOp,
+    RunningSum,
     backward_probe,
     is_nested,
     shapes_of_items,
@@ -90,7 +91,7 @@ class FlopsTool(PrintingTool[FlopsOptions]):
         self._bytes: dict[str, OpBytes] = {}
         self._batch: int | None = None
         self._seconds = deque[float](maxlen=_STEPS_TIMED)
-        self._counted: list[ProductOp | ProductGradientOp] = []
+        self._sums = {"forward": RunningSum(), "backward": RunningSum()}
         self._parameters = Parameters()
         self.depends_on(MappingTool.standard())
         self.add_inst_for_op(self._analyse)
@@ -168,7 +169,7 @@ class FlopsTool(PrintingTool[FlopsOptions]):
     def _met(self, op: Op) -> Op:
         self._ops[op.op.id] = op
         if not isinstance(op, OtherOp):
-            self._counted.append(op)
+            op.tally.sum = self._sums[op.op.direction]
         return op
 
     def _backward_op(self, op: OpDescription) -> Op:
@@ -185,10 +186,7 @@ class FlopsTool(PrintingTool[FlopsOptions]):
 
     def running_figures(self) -> dict[str, float]:
         """Operations so far, forward and backward."""
-        macs = {"forward": 0, "backward": 0}
-        for op in self._counted:
-            macs[op.op.direction] += op.tally.totals().macs
-        forward, backward = macs["forward"], macs["backward"]
+        forward, backward = self._sums["forward"].macs(), self._sums["backward"].macs()
         return {"flops": 2 * forward, "flops_backward": 2 * backward, "macs": forward}
 
     def utilization(self) -> dict[str, float | None]:

@@ -53,14 +53,45 @@ class Totals:
 
 
 @attrs.define(eq=False)
+class RunningSum:
+    """The multiply-accumulates of many operators, asked for at both ends of each step.
+
+    Operators that have not been executed since the last time are not looked at.
+    """
+
+    _macs: int = 0
+    _waiting: list[Tally[Any]] = attrs.field(factory=list)
+
+    def wait(self, tally: Tally[Any]) -> None:
+        """Note an operator that was executed, once until :meth:`macs` is asked."""
+        self._waiting.append(tally)
+
+    def add(self, macs: int) -> None:
+        """Add those of some executions."""
+        self._macs += macs
+
+    def macs(self) -> int:
+        """Return the sum."""
+        waiting, self._waiting = self._waiting, []
+        for tally in waiting:
+            tally.is_waiting = False
+            tally.totals()
+        return self._macs
+
+
+@attrs.define(eq=False)
 class Tally(Generic[KeyT]):
     """Counts executions by their shapes, and turns them into multiply-accumulates later.
 
     Attributes:
         macs_of: multiply-accumulates of one execution with given shapes.
+        sum: that of many operators, to which these are added.
+        is_waiting: whether that sum is to look at it.
     """
 
     macs_of: Callable[[KeyT], int]
+    sum: RunningSum = attrs.field(factory=RunningSum)
+    is_waiting: bool = False
     _runs: dict[KeyT, int] = attrs.field(factory=dict)
     _known: dict[KeyT, int | None] = attrs.field(factory=dict)
     _folded: Totals = attrs.field(factory=Totals)
@@ -68,6 +99,9 @@ class Tally(Generic[KeyT]):
     def add(self, key: KeyT) -> None:
         """Count one execution with these shapes."""
         runs = self._runs
+        if not self.is_waiting:
+            self.is_waiting = True
+            self.sum.wait(self)
         runs[key] = runs.get(key, 0) + 1
         # A decoder meets new shapes at every step: memory must not grow with them.
         if len(runs) > _FOLD:
@@ -88,6 +122,7 @@ class Tally(Generic[KeyT]):
                 total.unknown += executions
             else:
                 total.macs += executions * macs
+                self.sum.add(executions * macs)
         # What was counted is in the totals; the same shapes may come again.
         runs.clear()
         return total
