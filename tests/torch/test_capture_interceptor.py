@@ -390,6 +390,7 @@ def with_loss(fc: nn.Module, x: torch.Tensor) -> torch.Tensor:
         lambda fc, x: checkpoint(fc, x.requires_grad_(), use_reentrant=True) + 1,
         lambda fc, x: torch.vmap(fc)(x),
         lambda fc, x: nn.functional.dropout(fc(x)) * random.random(),
+        lambda fc, x: fc(x) * random.uniform(1, 2),
         lambda fc, x: {"a": [fc(x)], "b": (x * 2, None)},
         lambda fc, x: nn.LSTM(4, 4)(fc(x))[0],
     ],

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import random
 import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -187,6 +188,22 @@ def test_compiled_functions_run_captured(make: Make) -> None:
     assert f"compiled code ran operator by operator: {len(statistics.compiled)};" in last_line(
         statistics, 1.0
     )
+
+
+def test_random_numbers_of_python_add_no_operator() -> None:
+    """A compiled function that draws Python's random numbers runs eagerly: Dynamo takes them as
+    tensors, which code around the graph makes."""
+
+    def noisy(net: nn.Module, compiled: Callable[[Any], Any]) -> Step:
+        return compiled(lambda x: (net(x) * random.uniform(1, 2)).sum())
+
+    random.seed(3)
+    wanted, eager, _ = _run(noisy, lambda function: function, scope=True)
+    random.seed(3)
+    results, found, statistics = _run(noisy, _compiled, scope=True)
+    assert results == wanted
+    assert (found.ids, found.backward_ids) == (eager.ids, eager.backward_ids)
+    assert set(statistics.compiled.values()) == {"eagerly (it takes random numbers of Python)"}
 
 
 def test_a_function_has_its_own_code_before_and_after_a_scope() -> None:

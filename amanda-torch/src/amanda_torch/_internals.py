@@ -1097,6 +1097,15 @@ def symbolic_inputs(graph: torch.fx.Graph) -> Sequence[Any]:
     return [node.meta["example_value"] for node in graph.nodes if node.op == "placeholder"]
 
 
+def takes_wrapped_numbers(graph: torch.fx.Graph) -> bool:
+    """Whether a graph takes numbers as tensors, which code around it makes with operators of its
+    own: Dynamo does so with what functions of Python's ``random`` give, in 2.13 those but
+    ``random.random``, in 2.14 and 2.15 all.
+    """
+    taken = [node.meta.get("grapharg") for node in graph.nodes if node.op == "placeholder"]
+    return any(getattr(argument, "pass_arg_as_tensor", False) for argument in taken)
+
+
 def copied_graph(module: torch.fx.GraphModule) -> torch.fx.GraphModule:
     """A copy of a graph that Dynamo has captured, which its compilers take."""
     graph = torch.fx.Graph()

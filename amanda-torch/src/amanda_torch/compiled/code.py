@@ -89,8 +89,11 @@ class GraphCode:
         """Make the code.
 
         Raises:
-            NotCapturableError: a node runs graphs of its own.
+            NotCapturableError: a node runs graphs of its own, or the code around the graph runs
+                operators of its own.
         """
+        if _internals.takes_wrapped_numbers(module.graph):
+            raise NotCapturableError("it takes random numbers of Python")
         self._module = module
         self.places = Places(module.graph)
         self.sites: list[Site] = []
