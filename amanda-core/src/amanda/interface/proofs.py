@@ -13,6 +13,7 @@ its framework that the driver was not tested with (:mod:`amanda.registry.proofs`
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterable
 
 import attrs
@@ -28,11 +29,19 @@ class Proof:
             problem; an exception is one, too. It draws no random numbers and leaves nothing behind.
         without: what holds while the mechanism is switched off, for messages; the driver then does
             without it (``Driver.switched_off``). "" if the driver cannot work without it.
+        needs: a module without which the program cannot run, and whose import takes too long for a
+            proof. If it is not imported yet, the proof waits for the first scope that finds it
+            imported as it ends or begins.
     """
 
     mechanism: str
     check: Callable[[], Iterable[str]]
     without: str = ""
+    needs: str = ""
+
+    def can_run(self) -> bool:
+        """Whether the module that the program needs is imported."""
+        return not self.needs or self.needs in sys.modules
 
     def problems(self) -> list[str]:
         """Run the program; a line for each problem."""

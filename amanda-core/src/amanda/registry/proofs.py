@@ -3,15 +3,19 @@
 A scope calls :func:`prove` before it begins. The outcome of each driver is kept for the process.
 With a version and build of the framework that the driver was tested with, the tests have made the
 proofs, and nothing is done.
+
+A proof that needs a module which is not imported (``Proof.needs``) waits for it. A scope that ends
+calls :func:`prove_late`: what it ran with the module was not proven, and is told if it is wrong.
 """
 
 from __future__ import annotations
 
 import _thread
 import contextlib
+import sys
 import threading
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from amanda.errors import CapabilityError, CoverageWarning
 from amanda.interface.driver import Driver
@@ -22,8 +26,11 @@ from amanda.state import ATTACHED, Lock, owns_tool_lock
 _PATIENCE = 60.0
 """Seconds after which proofs are not waited for any longer; they take less than one."""
 
-_OUTCOMES: dict[tuple[type[Driver], str], Mapping[Proof, str]] = {}
+_OUTCOMES: dict[tuple[type[Driver], str], dict[Proof, str]] = {}
 """The problem of each proof that has failed, by driver and version."""
+
+_WAITING: dict[tuple[type[Driver], str], frozenset[str]] = {}
+"""The modules that proofs wait for, by driver and version."""
 
 _LOCK = Lock()
 
@@ -64,20 +71,63 @@ def prove(classes: Sequence[type[Driver]], importing: bool = False) -> None:
         return
     for cls in classes:
         version = untested_version(cls)
-        if not version or cls in ATTACHED or (cls, version) in _OUTCOMES:
+        if not version or cls in ATTACHED or not _is_due(cls, version):
             continue
-        if _LOCK.hold(_prove, cls, version, importing):
-            _warn(cls, version)
+        for proof, problem in _LOCK.hold(_prove, cls, version, importing).items():
+            _warn(cls, version, proof, f"{problem}); {proof.without}", stacklevel=6)
 
 
-def _prove(cls: type[Driver], version: str, importing: bool) -> bool:
-    """Make the proofs of a driver, unless another thread has just done so."""
-    if (cls, version) in _OUTCOMES:
-        return False
+def prove_late(classes: Sequence[type[Driver]], tell: Callable[[str], None]) -> None:
+    """Make the proofs that have waited for a module, where a scope ends that has imported it.
+
+    What fails is a :class:`~amanda.errors.CoverageWarning`: the scope has not done without it.
+
+    Args:
+        classes: the drivers that were attached.
+        tell: is given a line for each proof that fails.
+    """
+    if not _WAITING or _PROVING.active:
+        return
+    for cls in classes:
+        version = untested_version(cls)
+        # While another scope needs the driver, it is the end of that one.
+        if (cls, version) not in _WAITING or cls in ATTACHED or not _is_due(cls, version):
+            continue
+        for proof, problem in _LOCK.hold(_prove, cls, version, False).items():
+            tell(f"{proof.mechanism} did not work in {cls.name}")
+            after = (
+                f"{problem}): this scope has run before that could be found out, and what it has "
+                f"seen and changed there may be wrong; from now on {proof.without or 'none opens'}"
+            )
+            _warn(cls, version, proof, after, stacklevel=9)
+
+
+def _is_due(cls: type[Driver], version: str) -> bool:
+    """Whether a driver has a proof that is still to be made and can be."""
+    key = cls, version
+    return key not in _OUTCOMES or not sys.modules.keys().isdisjoint(_WAITING.get(key, ()))
+
+
+def _prove(cls: type[Driver], version: str, importing: bool) -> Mapping[Proof, str]:
+    """Make the proofs of a driver that are due, unless another thread has just done so.
+
+    Returns:
+        The problems of those that fail now.
+    """
+    key = cls, version
+    if not _is_due(cls, version):
+        return {}
+    waiting = _WAITING.pop(key, None)
     # Other threads would wait for the import, or for the tool that opens this scope.
     here = importing or owns_tool_lock()
-    _OUTCOMES[cls, version] = _make(cls) if here else _make_elsewhere(cls)
-    return True
+    failed, missing = (_make if here else _make_elsewhere)(cls, waiting)
+    if missing:
+        _WAITING[key] = missing
+    known = _OUTCOMES.get(key, {})
+    off = {proof.mechanism for proof in known}
+    new = {proof: problem for proof, problem in failed.items() if proof.mechanism not in off}
+    _OUTCOMES[key] = {**known, **new}
+    return new
 
 
 def failures(cls: type[Driver]) -> Mapping[Proof, str]:
@@ -112,39 +162,50 @@ def proving() -> Iterator[None]:
         _PROVING.active = outer
 
 
-def _make(cls: type[Driver]) -> dict[Proof, str]:
+_Made = tuple[dict[Proof, str], frozenset[str]]
+"""The proofs that have failed, and the modules that others wait for."""
+
+
+def _make(cls: type[Driver], waiting: frozenset[str] | None) -> _Made:
+    """Make the proofs of a driver that can be made.
+
+    Args:
+        waiting: only those that have waited for one of these modules; None for all.
+    """
     with proving():
-        found = {proof: "; ".join(proof.problems()) for proof in cls.loaded().proofs()}
-    return {proof: problems for proof, problems in found.items() if problems}
+        made = [p for p in cls.loaded().proofs() if waiting is None or p.needs in waiting]
+        found = {proof: "; ".join(proof.problems()) for proof in made if proof.can_run()}
+    missing = frozenset(proof.needs for proof in made if proof not in found)
+    return {proof: problems for proof, problems in found.items() if problems}, missing
 
 
-def _make_elsewhere(cls: type[Driver]) -> dict[Proof, str]:
+def _make_elsewhere(cls: type[Driver], waiting: frozenset[str] | None) -> _Made:
     """Make the proofs in a thread of their own.
 
     No scope covers it, and what the user's thread has switched on does not hold there: modes, AD,
     autocast. It is not made by ``threading``, whose threads inherit scopes.
     """
-    done, failed = threading.Event(), dict[Proof, str]()
+    done, made = threading.Event(), list[_Made]()
 
     def run() -> None:
         try:
-            failed.update(_make(cls))
+            made.append(_make(cls, waiting))
         finally:
             done.set()
 
     _thread.start_new_thread(run, ())
     if not done.wait(_PATIENCE):
-        return {Proof("proofs", lambda: ()): f"they have not ended within {_PATIENCE:.0f} s"}
-    return failed
+        problem = f"they have not ended within {_PATIENCE:.0f} s"
+        return {Proof("proofs", lambda: ()): problem}, frozenset()
+    return made[0] if made else ({}, frozenset())
 
 
-def _warn(cls: type[Driver], version: str) -> None:
-    for proof, problem in failures(cls).items():
-        if proof.without:
-            warnings.warn(
-                f"{proof.mechanism}: switched off in the driver {cls.name}, which was not tested "
-                f"with {version} and does not work there ({problem}); {proof.without}. See "
-                "amanda doctor, or install a version from the table in the driver's README",
-                CoverageWarning,
-                stacklevel=6,
-            )
+def _warn(cls: type[Driver], version: str, proof: Proof, problem: str, stacklevel: int) -> None:
+    if proof.without:
+        warnings.warn(
+            f"{proof.mechanism}: switched off in the driver {cls.name}, which was not tested "
+            f"with {version} and does not work there ({problem}. See "
+            "amanda doctor, or install a version from the table in the driver's README",
+            CoverageWarning,
+            stacklevel=stacklevel,
+        )

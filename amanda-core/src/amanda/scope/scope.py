@@ -98,6 +98,7 @@ class Scope:
         self._thread = threading.get_ident()
         self._is_open = False
         self._told: list[Tool] = []
+        self._proven: Sequence[type[Driver]] = ()
         self._points: set[InstPoint] = set()
         self._is_backward = False
         self._registered = -1
@@ -140,6 +141,7 @@ class Scope:
         choice = drivers.select(self.requested)
         drivers.load(choice.ready)
         proofs.prove(choice.ready)
+        self._proven = choice.ready
         try:
             self._is_open = True
             locked(self._begin, choice)
@@ -208,6 +210,7 @@ class Scope:
         classes = drivers.select_for(framework, self.requested)
         drivers.load(classes)
         proofs.prove(classes, importing=True)
+        self._proven = [*self._proven, *classes]
         attached = locked(self._attach_late, classes)
         if attached:
             self._begin_tools(attached)
@@ -260,6 +263,7 @@ class Scope:
             lambda: locked(self._undo, again),
             lambda: self._end_tools(again),
             self._summarise,
+            lambda: proofs.prove_late(self._proven, self.statistics.count_not_seen),
         ]
         run_all(steps)
 

@@ -6,6 +6,8 @@ pass those that are patched here.
 
 from __future__ import annotations
 
+import contextlib
+import importlib
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
@@ -152,13 +154,18 @@ class InterceptingDriver(TensorFlowEagerDriver):
     @classmethod
     def proofs(cls) -> Sequence[Proof]:
         """One of all operators, and one for each mechanism that the driver can do without."""
-        found = [
+        return [
             Proof("eager operators and their gradients", _prove),
             Proof(_CUSTOM_GRADIENTS, _prove_custom_gradients, "recomputed operators have new ids"),
+            Proof(_LAYERS, _prove_layers, "op ids have no names of layers", "keras"),
         ]
-        if "keras" in sys.modules:
-            found.append(Proof(_LAYERS, _prove_layers, "op ids have no names of layers"))
-        return found
+
+    @classmethod
+    def self_test(cls) -> Sequence[str]:
+        """Make all proofs, also that of Keras, if it is installed."""
+        with contextlib.suppress(ImportError):
+            importlib.import_module("keras")
+        return super().self_test()
 
     # -- tapes ------------------------------------------------------------
 
@@ -307,27 +314,53 @@ def _prove() -> Sequence[str]:
 def _prove_custom_gradients() -> Sequence[str]:
     """Differentiate a function with a gradient of its own, and one that is recomputed."""
     x = tf.constant(2.0)
-
     tripled = tf.custom_gradient(lambda x: (x * 3.0, lambda gradient: gradient * 5.0))
     recomputed = tf.recompute_grad(lambda x: x * x)
-    tool, problems = amanda.Tool(), []
-    tool.add_inst_for_op(lambda context: context.insert_before_op(lambda *_: None))
-    for function, value, slope in (tripled, 6.0, 5.0), (recomputed, 4.0, 4.0):
+    # What the first one's gradient runs belongs to the Identity of its result; the operators that
+    # the second one runs again have the ids that they had.
+    ids = ["/Mul:0", "/Identity:0", "/Identity:0/grad/Mul:0"]
+    again = [*ids[:2], "/Identity:0/grad/Identity:0", "/Mul:0", "/Mul:0/grad/Mul:0"]
+    again += ["/Mul:0/grad/Mul:1", "/Identity:0/grad/Identity:1"]
+    problems: list[str] = []
+    for function, wanted in (tripled, (6.0, 5.0, ids)), (recomputed, (4.0, 4.0, again)):
+        seen: list[str] = []
+        tool = _noting(seen)
         with amanda.apply(tool, drivers=[TensorFlowEagerDriver]), tf.GradientTape() as tape:
             tape.watch(x)
             y = function(x)
-        found = float(y), float(tape.gradient(y, x))
-        if found != (value, slope):
-            problems.append(f"value and gradient {found} instead of {(value, slope)}")
+            slope = tape.gradient(y, x)
+        found = float(y), float(slope), seen
+        if found != wanted:
+            problems.append(f"value, gradient and operators {found} instead of {wanted}")
     return problems
 
 
+def _noting(seen: list[str]) -> amanda.Tool:
+    """A tool that notes the ids of all executions."""
+
+    def forward(context: amanda.OpContext) -> None:
+        op_id = context.get_op_id()
+        context.insert_before_op(lambda: seen.append(op_id), inputs=[])
+
+    def backward(context: amanda.OpContext) -> None:
+        op_id = str(context.get_backward_op_id())
+        context.insert_before_backward_op(lambda: seen.append(op_id), grad_outputs=[])
+
+    tool = amanda.Tool()
+    tool.add_inst_for_op(forward)
+    tool.add_inst_for_op(backward, backward=True)
+    return tool
+
+
 def _prove_layers() -> Sequence[str]:
-    """Call a Keras layer."""
+    """Call a Keras layer, where Keras runs on TensorFlow."""
+    keras = sys.modules["keras"]
+    if keras.config.backend() != "tensorflow":
+        return []
     seen: list[str] = []
     tool = amanda.Tool()
     tool.add_inst_for_op(lambda context: seen.append(context.get_op_id()))
-    layer = sys.modules["keras"].layers.ReLU(name="amanda_proof")
+    layer = keras.layers.ReLU(name="amanda_proof")
     x = tf.constant([1.0])
     with amanda.apply(tool, drivers=[TensorFlowEagerDriver]):
         layer(x)

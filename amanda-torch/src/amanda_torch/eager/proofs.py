@@ -36,23 +36,34 @@ COMPILED = "torch.compile"
 
 
 def proofs() -> Sequence[Proof]:
-    """One for each mechanism; that of ``torch.compile`` if its compiler is imported."""
+    """One for each mechanism, or two: what can be said without PyTorch's compiler, and the rest.
+
+    PyTorch 2.13 imports its compiler at the first checkpoint, and at the first gradient of
+    functorch, which takes three seconds.
+    """
     again = "what a backward pass computes again gets ids of its own"
+    vanilla = "operators under them run vanilla"
+    compiler = _internals.COMPILER_MODULE
     found = [
         Proof("operators", _operators),
         Proof(MODULE_CALLS, _module_calls, "op ids have no module paths"),
         Proof(BACKWARD_PASSES, _backward_passes, "no iteration ends with a backward pass"),
         Proof(FUNCTIONS, _functions, "the operators inside of one are seen instead of it"),
-        Proof(CHECKPOINTS, partial(_checkpoints, False), again),
-        Proof(REENTRANT_CHECKPOINTS, partial(_checkpoints, True), again),
-        Proof(TRANSFORMS, _transforms, "operators under them run vanilla"),
+        Proof(CHECKPOINTS, partial(_checkpoints, False), again, compiler),
+        Proof(REENTRANT_CHECKPOINTS, partial(_checkpoints, True), again, compiler),
+        Proof(TRANSFORMS, _transforms, vanilla),
+        Proof(TRANSFORMS, _gradient_transforms, vanilla, compiler),
         Proof(COMPOSITES, _composites, "they and what they call are not seen"),
         Proof(FAST_PATHS, _fast_paths, "modules that have one take their usual path"),
         Proof(SCRIPTS, _scripts, "calls of its functions are not counted as not seen"),
         Proof(TRACING, _tracing, "a model that is traced in a scope may hold the tool's operators"),
+        Proof(COMPILED, _compiled, "what it compiles is not seen", compiler),
     ]
-    if _is_warm():
-        found.append(Proof(COMPILED, _compiled, "what it compiles is not seen"))
+    if compiler not in sys.modules:
+        found += [
+            Proof(CHECKPOINTS, _calls_the_generator, again),
+            Proof(REENTRANT_CHECKPOINTS, _uses_run_function, again),
+        ]
     return found
 
 
@@ -207,9 +218,6 @@ def _checkpoints(reentrant: bool) -> Iterator[str]:
         y = _checkpoint(region, x, use_reentrant=reentrant, preserve_rng_state=False)
         y.backward()
 
-    if not _is_warm():
-        yield from _uses_run_function() if reentrant else _calls_the_generator()
-        return
     x = _tensor(0.5, requires_grad=True)
     tool = _Notes(after={"mul": lambda y: y * 2.0})
     _under(tool, program)
@@ -218,12 +226,6 @@ def _checkpoints(reentrant: bool) -> Iterator[str]:
     yield from _unlike("operators seen", dict(seen), {"/mul:0": 2, "/exp:0": 2})
     # The gradient passes straight through the routine: 2 x exp(2 x^2).
     yield from _unlike("gradient of a changed value", x.grad, _tensor(0.5).exp())
-
-
-def _is_warm() -> bool:
-    """Whether the compiler is imported: PyTorch 2.13 does it at the first checkpoint, or the first
-    gradient of functorch, which takes three seconds. Before, less is run."""
-    return _internals.COMPILER_MODULE in sys.modules
 
 
 def _uses_run_function() -> Iterator[str]:
@@ -247,19 +249,21 @@ def _calls_the_generator() -> Iterator[str]:
 
 
 def _transforms() -> Iterator[str]:
-    def program() -> list[torch.Tensor]:
-        x = _tensor(1.0, 2.0)
-        results = [torch.func.vmap(lambda x: x.cos().sum())(x)]
-        if _is_warm():
-            results.append(torch.func.grad(lambda x: (x.sin() * x).sum())(x))
-        return results
+    x = _tensor(1.0, 2.0)
+    yield from _transformed(lambda: torch.func.vmap(lambda x: x.cos().sum())(x), "cos", "sum")
 
+
+def _gradient_transforms() -> Iterator[str]:
+    x = _tensor(1.0, 2.0)
+    differentiate = torch.func.grad(lambda x: (x.sin() * x).sum())
+    yield from _transformed(lambda: differentiate(x), "sin", "mul", "sum")
+
+
+def _transformed(program: Callable[[], torch.Tensor], *wanted: str) -> Iterator[str]:
     vanilla, tool = program(), _Notes()
-    results = _under(tool, program)
-    yield from _unlike("results", [y.tolist() for y in results], [y.tolist() for y in vanilla])
-    wanted = {"/cos:0", "/sum:0"} | ({"/sin:0", "/mul:0", "/sum:1"} if _is_warm() else set())
-    missing = sorted(wanted - set(tool.ids))
-    yield from (f"operator {op_id} was not seen" for op_id in missing)
+    yield from _unlike("result", _under(tool, program), vanilla)
+    missing = [name for name in wanted if f"/{name}:0" not in tool.ids]
+    yield from (f"operator /{name}:0 was not seen" for name in missing)
 
 
 def _composites() -> Iterator[str]:
@@ -289,7 +293,9 @@ def _tracing() -> Iterator[str]:
     def program() -> str:
         return str(torch.fx.symbolic_trace(_Double()).code)
 
-    yield from _unlike("traced code", _under(_Notes(), program), program())
+    tool = _Notes()
+    yield from _unlike("traced code", _under(tool, program), program())
+    yield from _unlike("operators seen while tracing", tool.ids, [])
 
 
 def _compiled() -> Iterator[str]:
