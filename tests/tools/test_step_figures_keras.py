@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import keras
 import numpy as np
 import pytest
+import tensorflow as tf
 
 import amanda
 from amanda_tools.flops import FlopsTool
@@ -32,21 +36,58 @@ def forward() -> int:
     return 2 * BATCH * (2 * (projections + scores_and_values + dense) + WIDTH * CLASSES)
 
 
-@pytest.mark.parametrize("steps", [1, 3])
-def test_a_step_of_fit_has_the_figure_of_a_count_by_hand(steps: int) -> None:
+def fit(steps: int, **options: Any) -> None:
+    """Build the model, and train it by ``fit``."""
+    keras.utils.set_random_seed(0)
+    model = transformer()
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    model.compile("adam", loss, jit_compile=False, **options)
+    tokens = np.random.default_rng(0).integers(0, 20, (BATCH * steps, TOKENS))
+    labels = np.arange(BATCH * steps) % CLASSES
+    model.fit(tokens, labels, batch_size=BATCH, verbose=0)
+
+
+def in_session(steps: int) -> None:
+    """Build the model in a graph of TensorFlow 1, and train it in a session."""
+    v1 = tf.compat.v1
+    with tf.Graph().as_default(), v1.Session() as session:
+        tokens = v1.placeholder(tf.int32, (BATCH, TOKENS))
+        loss = tf.reduce_sum(transformer()(tokens) ** 2)
+        optimizer = v1.train.GradientDescentOptimizer(0.01)
+        train = optimizer.minimize(loss, None, v1.trainable_variables())
+        session.run(v1.global_variables_initializer())
+        for _ in range(steps):
+            session.run(train, {tokens: np.zeros((BATCH, TOKENS))})
+
+
+PROGRAMS: dict[str, Callable[[int], None]] = {
+    "fit": fit,
+    "four steps at once": lambda steps: fit(steps, steps_per_execution=4),
+    "eager": lambda steps: fit(steps, run_eagerly=True),
+    "session": in_session,
+}
+
+
+@pytest.mark.parametrize(
+    ("program", "steps"),
+    [
+        ("fit", 1),
+        ("fit", 3),
+        ("four steps at once", 6),
+        ("eager", 2),
+        ("session", 1),
+        ("session", 3),
+    ],
+)
+def test_a_step_has_the_figure_of_a_count_by_hand(program: str, steps: int) -> None:
     """Twice as much backward as forward: every factor has a gradient. Building is no part of it."""
     tool = FlopsTool()
-    labels = keras.ops.arange(BATCH * steps) % CLASSES
     with amanda.apply(tool):
-        keras.utils.set_random_seed(0)
-        model = transformer()
-        loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
-        model.compile("adam", loss, jit_compile=False)
-        tokens = np.random.default_rng(0).integers(0, 20, (BATCH * steps, TOKENS))
-        model.fit(tokens, np.asarray(labels), batch_size=BATCH, verbose=0)
+        PROGRAMS[program](steps)
     summary = tool.result()["summary"]
     assert summary["steps"] == steps
     step = summary["per_step"]
     assert (step["flops"], step["flops_backward"]) == (forward(), 2 * forward())
+    assert not {"min", "max"} & step.keys()
     assert summary["flops"] == steps * step["flops"]
     assert summary["phases"]["setup"]["flops"] == 0
