@@ -268,7 +268,9 @@ def test_a_module_that_fails() -> None:
 def test_files_and_tables(tmp_path: Path) -> None:
     """A bar chart, a table, and the common result."""
     model = nn.Sequential(nn.Linear(4, 4), nn.ReLU())
-    tool = covered(lambda: (model(torch.rand(1, 4)) + 1).sum().backward(), by="module")
+    tool = covered(
+        lambda: (model(torch.rand(1, 4)) + 1).sum().backward(), by="module", phases="all"
+    )
     paths = tool.write_files(tmp_path, "coverage")
     assert [path.name for path in paths] == ["coverage.csv", "coverage.svg"]
     with paths[0].open(newline="") as file:

@@ -11,7 +11,7 @@ import attrs
 from amanda import OpContext
 from amanda.inline import Counter
 from amanda.results import Chart, Table
-from amanda.tools.description import OpDescription, describe, place
+from amanda.tools.description import OpDescription, describe
 from amanda.tools.mapping import MappingTool
 from amanda.tools.reporting import type_names
 from amanda_tools._bases.phases import MODEL, PhaseOptions, other_phases
@@ -134,7 +134,10 @@ class CountTool(PrintingTool[CountOptions]):
 
     def charts(self) -> Iterable[Chart]:
         """Executions by type and by module."""
-        rows = [{**row, "module": place(row["id"], row["module"])} for row in self.op_rows()]
+        rows = [
+            {**c.op.identity(), "module": c.op.place, "executions": c.executions}
+            for c in self._shown()
+        ]
         types, modules = (sum_by_direction(rows, key, "executions") for key in ("type", "module"))
         yield from rank_groups("executions by type", types, BOTH_DIRECTIONS)
         yield from rank_modules("executions by module", modules, BOTH_DIRECTIONS)

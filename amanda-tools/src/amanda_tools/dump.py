@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import os
 import shutil
 import tempfile
@@ -16,6 +17,7 @@ from amanda.files import new_beside, write_json
 from amanda.results import Table
 from amanda.tools.description import OpDescription
 from amanda.tools.reporting import type_names
+from amanda_tools._bases.phases import other_phases
 from amanda_tools._bases.watching import (
     WatchingOptions,
     WatchingRoutine,
@@ -155,7 +157,8 @@ class DumpTool(WatchingTool[DumpOptions]):
         self._bytes += stored.nbytes
         self._waiting[key] = stored
         self.waiting_bytes += stored.nbytes
-        row, place = routine.op.identity(), (routine.kind, name, routine.step)
+        row = {**routine.op.identity(), "phase": routine.op.phase}
+        place = (routine.kind, name, routine.step)
         self.described[routine.op.id] = routine.op
         self.entries.append(Entry(key, self._files, row, *place, shape, dtype, routine.order))
         if self.waiting_bytes >= self.options.shard:
@@ -211,7 +214,12 @@ class DumpTool(WatchingTool[DumpOptions]):
         """Tensors taken, by kind; the limits if there are tensors not taken."""
         found = self.summary()
         title = f"dump: {found['tensors']} tensors, {format_quantity(found['bytes'], 'B')}"
-        yield Table(title, ("kind", "tensors"), list(found["kinds"].items()))
+        taken = [entry for entry in self.entries if self.is_shown(entry.row["phase"])]
+        kinds = collections.Counter(entry.kind for entry in taken)
+        yield Table(title, ("kind", "tensors"), sorted(kinds.items()))
+        if len(taken) < len(self.entries):
+            rows = [{**entry.row, "tensors": 1} for entry in self.entries]
+            yield from other_phases(self.name, rows, self.options, ("tensors",))
         if found["not_taken"]:
             title = f"dump: {found['not_taken']} tensors were not taken"
             limits = [(name, getattr(self.options, name)) for name in ("limit", "bytes")]

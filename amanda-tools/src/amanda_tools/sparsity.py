@@ -109,20 +109,23 @@ class SparsityTool(WatchingTool[SparsityOptions]):
 
     def tables(self) -> Iterable[Table]:
         """A table for each kind of tensor: tensors of modules first, the sparsest first."""
-        rows, summary = self.op_rows(), self.summary()
+        rows = self.op_rows()
         last_column = {"activations": ["dead units"], "weights": [self.options.pattern]}
         for kind in KINDS:
             listed = [r for r in rows if r["kind"] == kind and self.is_shown(r["phase"])]
             part = sorted(listed, key=_rank)
             if part:
-                title = f"sparsity: {100 * (summary[kind] or 0):.1f} % of the {kind} are zero"
+                share = _share_of_zeros(part) or 0.0
+                title = f"sparsity: {100 * share:.1f} % of the {kind} are zero"
                 columns = ["tensor", "zeros", "at last", "of elements", *last_column.get(kind, [])]
                 yield Table(title, columns, [_cells(row) for row in part])
+        yield from self.outside_of_model()
 
     def charts(self) -> Iterable[Chart]:
         """Fraction of zeros of each tensor that has some, the sparsest first."""
         for kind in KINDS:
-            part = [row for row in self.op_rows() if row["kind"] == kind]
+            rows = (row for row in self.op_rows() if self.is_shown(row["phase"]))
+            part = [row for row in rows if row["kind"] == kind]
             shares = {f"{r['id']} {r['tensor']}": {"zeros": 100 * r["sparsity"]} for r in part}
             yield from rank_groups(f"zeros of the {kind}", shares, {"zeros": "zeros"}, "%")
 

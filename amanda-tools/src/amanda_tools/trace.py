@@ -152,14 +152,14 @@ class TraceTool(PrintingTool[TraceOptions]):
     def tables(self) -> Iterable[Table]:
         """Operators and their time by type, forward and backward, and by module."""
         rows = shown(self.op_rows(), self.options)
-        found = self.summary()
         columns = ("ops", "milliseconds") if self.options.timeline else ("ops",)
-        titles = {
-            "forward": f"trace: {found['forward']} forward ops, {found['edges']} edges",
-            "backward": f"trace: {found['backward']} backward ops",
-        }
-        for direction, title in titles.items():
+        ids = {row["id"] for row in rows}
+        edges = sum(edge.producer in ids and edge.consumer in ids for edge in self.graph.edges)
+        for direction in ("forward", "backward"):
             part = [row for row in rows if row["direction"] == direction]
+            title = f"trace: {len(part)} {direction} ops"
+            if direction == "forward":
+                title += f", {edges} edges"
             yield Table(title, ("type", *columns), self._grouped(part, ["type"]))
         by_module = self._grouped(rows, ["module", "direction"])
         yield Table("trace: ops by module", ("module", "direction", *columns), by_module)
@@ -171,7 +171,8 @@ class TraceTool(PrintingTool[TraceOptions]):
     def charts(self) -> Iterable[Chart]:
         """Time by type, if a timeline was recorded."""
         seconds = self.timeline.seconds()
-        rows = [{**row, "seconds": seconds.get(row["id"], 0.0)} for row in self.op_rows()]
+        listed = shown(self.op_rows(), self.options)
+        rows = [{**row, "seconds": seconds.get(row["id"], 0.0)} for row in listed]
         yield from rank_groups(
             "time by type", sum_by_direction(rows, "type", "seconds"), BOTH_DIRECTIONS, "s"
         )

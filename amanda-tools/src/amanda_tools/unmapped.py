@@ -2,57 +2,43 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
-
-import attrs
 
 from amanda import OpContext
 from amanda.results import Table
 from amanda.tools import canonical
 from amanda.tools.description import OpDescription, describe
 from amanda.tools.mapping import MappingTool
+from amanda_tools._bases.phases import PhaseOptions, other_phases, shown
 from amanda_tools._bases.printing import PrintingTool
 
-__all__ = ["UnmappedOptions", "UnmappedTool"]
+__all__ = ["UnmappedTool"]
 
 
-@attrs.frozen(kw_only=True)
-class UnmappedOptions:
-    """The options of ``unmapped``.
-
-    Attributes:
-        setup: also operators that build and initialise models.
-    """
-
-    setup: bool = False
-
-
-class UnmappedTool(PrintingTool[UnmappedOptions]):
+class UnmappedTool(PrintingTool[PhaseOptions]):
     """Lists a model's forward operators that no mapping rule describes.
 
     A tool that reads canonical types and attributes does not understand them. A rule is added with
     ``amanda.tools.canonical.attribute_rules``.
 
-    Example: ``amanda run -t unmapped:setup=true -o out -- train.py``
+    Example: ``amanda run -t unmapped:phases=all -o out -- train.py``
     """
 
     name = "unmapped"
-    Options = UnmappedOptions
+    Options = PhaseOptions
     only_watches = True
 
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)
         self._found: dict[str, tuple[OpDescription, str]] = {}
-        self._seen: set[str] = set()
+        self._seen: dict[str, OpDescription] = {}
         self.depends_on(MappingTool.standard())
         self.add_inst_for_op(self._analyse)
 
     def _analyse(self, context: OpContext) -> None:
         op = describe(context)
-        if op.phase == "setup" and not self.options.setup:
-            return
-        self._seen.add(op.id)
+        self._seen[op.id] = op
         if not canonical.has_type(context):
             self._found[op.id] = op, "type"
         elif not canonical.has_rule(context):
@@ -68,20 +54,32 @@ class UnmappedTool(PrintingTool[UnmappedOptions]):
 
     def summary(self) -> dict[str, Any]:
         """``ops``, the forward operators looked at; ``unmapped``, those that are not described;
-        ``by_type``."""
-        by_type: dict[str, dict[str, Any]] = {}
-        for op, missing in self._found.values():
-            group = by_type.setdefault(op.type, {"name": op.name, "ops": 0, "missing": missing})
-            group["ops"] += 1
-        order = sorted(by_type.items(), key=lambda item: -item[1]["ops"])
-        return {"ops": len(self._seen), "unmapped": len(self._found), "by_type": dict(order)}
+        ``by_type``. They are of the phases that the option names."""
+        found, seen = self._listed()
+        return {"ops": len(seen), "unmapped": len(found), "by_type": _by_type(found)}
+
+    def _listed(self) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+        """Return the rows of the phases that the option names: not described, and all."""
+        seen = shown((op.row() for op in self._seen.values()), self.options)
+        return shown(self.op_rows(), self.options), seen
 
     def tables(self) -> Iterable[Table]:
         """The types that are not described, the most frequent first."""
-        found = self.summary()
-        title = f"unmapped: {found['unmapped']} of {found['ops']} forward operators"
+        found, seen = self._listed()
+        title = f"unmapped: {len(found)} of {len(seen)} forward operators"
         rows = [
             (kind, of["name"], of["ops"], f"canonical {of['missing']}")
-            for kind, of in found["by_type"].items()
+            for kind, of in _by_type(found).items()
         ]
         yield Table(title, ("type", "framework's name", "ops", "missing"), rows)
+        yield from other_phases("unmapped", self.op_rows(), self.options)
+
+
+def _by_type(rows: Iterable[Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
+    """Count rows by type, the most frequent first."""
+    found: dict[str, dict[str, Any]] = {}
+    for row in rows:
+        empty = {"name": row["name"], "ops": 0, "missing": row["missing"]}
+        group = found.setdefault(str(row["type"]), empty)
+        group["ops"] += 1
+    return dict(sorted(found.items(), key=lambda item: -item[1]["ops"]))

@@ -9,9 +9,9 @@ import attrs
 
 from amanda.results import Table
 from amanda.tools.reporting import figures_by_phase
+from amanda_tools._operators.model_phases import MODEL
 
-MODEL = frozenset({"forward", "backward"})
-"""The phases that belong to the model."""
+__all__ = ["MODEL", "PhaseOptions", "other_phases", "shown"]
 
 
 @attrs.frozen(kw_only=True)

@@ -8,16 +8,17 @@ override :meth:`~WatchingTool.examine` for figures of its own, or :meth:`~Watchi
 from __future__ import annotations
 
 import fnmatch
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, TypeVar
 
 import attrs
 
 from amanda import OpContext
+from amanda.results import Table
 from amanda.tools.description import OpDescription, describe
 from amanda.tools.mapping import MappingTool
 from amanda.tools.reporting import type_names
-from amanda_tools._bases.phases import MODEL, PhaseOptions
+from amanda_tools._bases.phases import MODEL, PhaseOptions, other_phases
 from amanda_tools._bases.printing import PrintingTool
 from amanda_tools._operators.compiled_code import make_observer
 from amanda_tools._values.moments import BOUNDS, Moments
@@ -223,6 +224,11 @@ class WatchingTool(PrintingTool[OptionsT]):
     def is_shown(self, phase: str) -> bool:
         """True if tables list the tensors of operators of this phase."""
         return self.options.phases == "all" or phase in MODEL
+
+    def outside_of_model(self) -> Iterable[Table]:
+        """Yield a table with a line for each phase whose tensors other tables leave out."""
+        rows = {w.op.id: w.op.row() for w in self.watched.values()}
+        yield from other_phases(self.name, rows.values(), self.options)
 
     def tensor_rows(self) -> list[dict[str, Any]]:
         """Return one row per watched tensor: operator, ``kind``, ``tensor`` and all figures."""

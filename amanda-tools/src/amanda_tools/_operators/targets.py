@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import fnmatch
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -10,6 +11,7 @@ import attrs
 
 from amanda.results import Table
 from amanda.tools.description import OpDescription
+from amanda_tools._operators.model_phases import MODEL
 
 _PRODUCTS = frozenset({"matmul", "einsum"})
 """Types that count as ``linear`` if one of the factors is a parameter."""
@@ -17,19 +19,25 @@ _PRODUCTS = frozenset({"matmul", "einsum"})
 
 @attrs.define
 class Targets:
-    """Selects operators by type, without those that are excluded; remembers what it met.
+    """Selects the model's operators by type, without excluded ones; remembers what it met.
+
+    Operators of other phases, as those that initialise weights, are left alone and counted.
 
     Attributes:
         types: canonical types, or the framework's names.
         exclude: patterns of op ids and module paths (``*``, ``?``, ``[...]``).
         is_default: the types are the tool's default, not the user's choice.
         skipped: id to (operator, reason) of operators of the types that are not treated.
+        outside: phase to the ids of operators of the types that are outside of the model.
     """
 
     types: Sequence[str]
     exclude: Sequence[str] = ()
     is_default: bool = False
     skipped: dict[str, tuple[OpDescription, str]] = attrs.field(factory=dict)
+    outside: dict[str, set[str]] = attrs.field(
+        factory=lambda: collections.defaultdict[str, set[str]](set)
+    )
     _met: set[str] = attrs.field(factory=set)
 
     def takes(self, op: OpDescription, *, has_weight: bool = False) -> bool:
@@ -44,6 +52,9 @@ class Targets:
         if is_linear:
             self._met.add("linear")
         if not op.is_selected(self.types) and not is_linear:
+            return False
+        if op.phase not in MODEL:
+            self.outside[op.phase].add(op.id)
             return False
         if self._excludes(op):
             self.skip(op, "it is excluded")
@@ -78,6 +89,9 @@ class Targets:
         if self.skipped:
             rows = [(row["id"], row["type"], row["reason"]) for row in self.rows()]
             yield Table(f"{tool}: {len(rows)} ops skipped", ("op", "type", "reason"), rows)
+        if self.outside:
+            counts = [(phase, len(ids)) for phase, ids in self.outside.items()]
+            yield Table(f"{tool}: left alone, outside of the model", ("phase", "ops"), counts)
         if missing := self.never_met():
             title = f"{tool}: types that were asked for and never met"
             yield Table(title, ("type",), [(kind,) for kind in missing])

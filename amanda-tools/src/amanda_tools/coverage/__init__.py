@@ -13,6 +13,7 @@ from amanda import Driver, OpContext
 from amanda.results import Chart, Table
 from amanda.tools.description import OpDescription, describe
 from amanda.tools.graph_tracing import GraphTracingTool
+from amanda_tools._bases.phases import PhaseOptions, other_phases, shown
 from amanda_tools._bases.printing import PrintingTool
 from amanda_tools._output.charts import write_svg
 from amanda_tools._output.csv_files import write_rows
@@ -30,7 +31,7 @@ DIRECTIONS = ("forward", "backward")
 
 
 @attrs.frozen(kw_only=True)
-class CoverageOptions:
+class CoverageOptions(PhaseOptions):
     """The options of ``coverage``.
 
     Attributes:
@@ -156,23 +157,28 @@ class CoverageTool(PrintingTool[CoverageOptions]):
         mechanism.
         """
         rows = self.op_rows()
+        found: dict[str, Any] = {"mechanisms": self._seen_by_each(rows)}
+        for key in ("type", "module"):
+            found[f"by_{key}"] = {
+                way: _grouped(_in(rows, way), operator.itemgetter(key)) for way in DIRECTIONS
+            }
+        return found
+
+    def _seen_by_each(self, rows: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
+        """Return what each mechanism sees of the operators of its framework."""
         known = {OURS: ("", "measured")}
         known.update((peer.name, (peer.framework, peer.how)) for peer in self.mechanisms())
-        found: dict[str, Any] = {"mechanisms": {}}
+        found: dict[str, dict[str, Any]] = {}
         for name, (framework, how) in known.items():
             own = [row for row in rows if row["namespace"].startswith(framework)]
             ways = {way: _in(own, way) for way in DIRECTIONS}
-            found["mechanisms"][name] = {
+            found[name] = {
                 "how": how,
                 **{way: _figures(part, name) for way, part in ways.items()},
                 "in_modules": {
                     way: _figures(list(filter(_is_in_module, part)), name)
                     for way, part in ways.items()
                 },
-            }
-        for key in ("type", "module"):
-            found[f"by_{key}"] = {
-                way: _grouped(_in(rows, way), operator.itemgetter(key)) for way in DIRECTIONS
             }
         return found
 
@@ -181,7 +187,9 @@ class CoverageTool(PrintingTool[CoverageOptions]):
     def tables(self) -> Iterable[Table]:
         """What each mechanism sees; types or modules, those with the most operators missed
         first."""
-        found = self.summary()["mechanisms"]
+        every = self.op_rows()
+        listed = shown(every, self.options)
+        found = self._seen_by_each(listed)
         counts = (f"{found[OURS][way]['ops']} {way} ops" for way in DIRECTIONS)
         columns = ("mechanism", "direction", "ops", "%", "in modules", "%")
         rows = [
@@ -192,11 +200,11 @@ class CoverageTool(PrintingTool[CoverageOptions]):
         yield Table("coverage: " + ", ".join(counts), columns, rows)
         names = [name for name in found if name != OURS]
         for way in DIRECTIONS:
-            yield self._groups(way, names)
+            yield self._groups(_in(listed, way), way, names)
+        yield from other_phases("coverage", every, self.options, ("executions",))
 
-    def _groups(self, way: str, names: Sequence[str]) -> Table:
+    def _groups(self, rows: Iterable[Mapping[str, Any]], way: str, names: Sequence[str]) -> Table:
         by = self.options.by
-        rows = _in(self.op_rows(), way)
         groups = _grouped(
             rows, lambda row: self._ops[row["id"]].op.place if by == "module" else row[by]
         )
@@ -204,32 +212,34 @@ class CoverageTool(PrintingTool[CoverageOptions]):
             group: max((of["ops"] - of["seen_by"].get(name, 0) for name in names), default=0)
             for group, of in groups.items()
         }
-        shown = [
+        lines = [
             (group, groups[group]["ops"], *(groups[group]["seen_by"].get(n, 0) for n in names))
             for group in sorted(groups, key=lambda group: -missed[group])
         ]
-        return Table(f"coverage: {way} ops by {by}", (by, OURS, *names), shown)
+        return Table(f"coverage: {way} ops by {by}", (by, OURS, *names), lines)
 
     def charts(self) -> Iterable[Chart]:
         """Operators that each mechanism sees and misses: those in modules, or all if none is in
         one."""
-        shown = self._shown()
+        bars = self._bars()
         yield Chart(
             title="operators, in modules" if self._has_modules() else "operators",
             kind="bar",
-            labels=[f"{way}: {name}" for way, name, _ in shown],
+            labels=[f"{way}: {name}" for way, name, _ in bars],
             values={
-                "seen": [of["ops"] for _, _, of in shown],
-                "missed": [of["of_ops"] - of["ops"] for _, _, of in shown],
+                "seen": [of["ops"] for _, _, of in bars],
+                "missed": [of["of_ops"] - of["ops"] for _, _, of in bars],
             },
         )
 
     def _has_modules(self) -> bool:
         return any(_is_in_module(covered.op.row()) for covered in self._ops.values())
 
-    def _shown(self) -> list[tuple[str, str, Mapping[str, Any]]]:
+    def _bars(self) -> list[tuple[str, str, Mapping[str, Any]]]:
         """Return direction, mechanism and figures of each bar."""
-        mechanisms = self.summary()["mechanisms"].items()
+        rows = self.op_rows()
+        # A program without a model has other operators only.
+        mechanisms = self._seen_by_each(shown(rows, self.options) or rows).items()
         inside = self._has_modules()
         return [
             (way, name, (of["in_modules"] if inside else of)[way])
@@ -238,7 +248,7 @@ class CoverageTool(PrintingTool[CoverageOptions]):
         ]
 
     def _notes(self) -> list[str]:
-        cells = (_cells(of) for _, _, of in self._shown())
+        cells = (_cells(of) for _, _, of in self._bars())
         return [f"{ops} ({share} %)" for ops, share in cells]
 
     def write_files(self, folder: Path, stem: str) -> Sequence[Path]:

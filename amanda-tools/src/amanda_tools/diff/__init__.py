@@ -11,6 +11,7 @@ import attrs
 from amanda.files import replaced
 from amanda.results import Chart, Table
 from amanda.tools.reporting import applies_if, type_names
+from amanda_tools._bases.phases import other_phases, shown
 from amanda_tools._bases.watching import check_kinds
 from amanda_tools.diff.alignment import align_ops
 from amanda_tools.diff.comparison import Counterpart, Pair, compare, to_row
@@ -129,27 +130,43 @@ class DiffTool(DumpTool):
         if self._reference is None:
             yield from super().tables()
             return
-        found = self.summary()
-        first = found["first"]
-        counts = f"{found['agreeing']} of {found['compared']} tensors agree"
-        if first is None:
-            yield Table(f"diff: no divergence, {counts}", (), ())
+        pairs = [pair for pair in self.pairs() if self.is_shown(pair.record.phase)]
+        beyond = [pair for pair in pairs if not pair.agrees]
+        counts = f"{len(pairs) - len(beyond)} of {len(pairs)} tensors agree"
+        if not beyond:
+            where = "" if len(pairs) == len(self.pairs()) else " in the model"
+            yield Table(f"diff: no divergence{where}, {counts}", (), ())
         else:
-            where = f"{first['type']}, op {first['id']}, {first['tensor']} of step {first['step']}"
+            record = beyond[0].record
+            where = f"{record.type}, op {record.id}, {record.tensor} of step {record.step}"
             yield Table(f"diff: first divergence: {where}; {counts}", (), ())
             columns = ("op", "tensor", "step", "relative error", "largest difference", "note")
-            rows = [_shown(pair) for pair in self.pairs() if not pair.agrees]
+            rows = [_shown(pair) for pair in beyond]
             yield Table(f"diff: beyond {self.options.tolerance:g}", columns, rows)
-        for key, title in (("only_here", "this run"), ("only_in_reference", "the reference")):
-            if found[key]:
-                shown = found[key][:_SHOWN]
-                more = f", of {len(found[key])} the first" if len(shown) < len(found[key]) else ""
-                yield Table(f"diff: only in {title}{more}", ("op",), [(op,) for op in shown])
+        yield from self._without_like()
+        rows_of_all = [{**row, "beyond": int(not row["agrees"])} for row in self.op_rows()]
+        yield from other_phases("diff", rows_of_all, self.options, ("beyond",))
+
+    def _without_like(self) -> Iterable[Table]:
+        """Yield a table of the operators that only one of the runs has, for each of them."""
+        assert self._reference is not None
+        found = self.summary()
+        phases = {op_id: op.phase for op_id, op in self.described.items()}
+        theirs = {op_id: record.phase for op_id, record in self._reference.ops().items()}
+        for key, of, title in (
+            ("only_here", phases, "this run"),
+            ("only_in_reference", theirs, "the reference"),
+        ):
+            ids = [op_id for op_id in found[key] if self.is_shown(of[op_id])]
+            if ids:
+                listed = ids[:_SHOWN]
+                more = f", of {len(ids)} the first" if len(listed) < len(ids) else ""
+                yield Table(f"diff: only in {title}{more}", ("op",), [(op,) for op in listed])
 
     def charts(self) -> Iterable[Chart]:
         """Relative errors along the run."""
         if self._reference is not None:
-            yield from charts(self.op_rows(), self.options.tolerance)
+            yield from charts(shown(self.op_rows(), self.options), self.options.tolerance)
 
     def write_files(self, folder: Path, stem: str) -> Sequence[Path]:
         """Write the recording, or of a comparison ``<stem>.html``."""

@@ -12,6 +12,7 @@ from amanda_tools._output.report.columns import make_table
 _COLUMNS = {
     "id": "op",
     "type": "type",
+    "phase": "phase",
     "module": "module",
     "tensor": "tensor",
     "step": "step",

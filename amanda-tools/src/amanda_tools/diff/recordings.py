@@ -27,6 +27,7 @@ class Record:
         order: number of the operator, in the order of analyses.
         is_ordered: operators ran in the program's order, as they do outside of graphs.
         load: reads the values.
+        phase: of its operator; forward in a recording that does not tell it.
     """
 
     id: str
@@ -40,6 +41,7 @@ class Record:
     order: int
     is_ordered: bool
     load: Callable[[], Array]
+    phase: str = "forward"
 
     @property
     def place(self) -> tuple[str, int]:
@@ -144,7 +146,8 @@ def _record(about: dict[str, Any], load: Callable[[], Array]) -> Record:
     is_ordered = namespace.endswith("/eager") or namespace.startswith("pytorch/")
     values = {name: about[name] for name in names}
     forward = str(about.get("forward", ""))
-    return Record(**values, forward=forward, is_ordered=is_ordered, load=load)
+    phase = str(about.get("phase", "forward"))
+    return Record(**values, forward=forward, is_ordered=is_ordered, load=load, phase=phase)
 
 
 def _in_order(records: Iterable[Record]) -> list[Record]:

@@ -44,6 +44,8 @@ __all__ = ["FlopsOptions", "FlopsTool"]
 
 Op = ProductOp | ProductGradientOp | OtherOp
 
+_WAYS = ("forward", "backward")
+
 _STEPS_TIMED = 1000
 """Steps whose duration is kept."""
 
@@ -285,9 +287,10 @@ class FlopsTool(PrintingTool[FlopsOptions]):
     def tables(self) -> Iterable[Table]:
         """Totals; shares of modules, types or operators; types without a formula."""
         found, every = self.summary(), self.op_rows()
+        rows = shown(every, self.options)
+        flops = [sum(row["flops"] for row in rows if row["direction"] == way) for way in _WAYS]
         totals = [
-            ("forward", format_quantity(found["flops"], "FLOP")),
-            ("backward", format_quantity(found["flops_backward"], "FLOP")),
+            *((way, format_quantity(n, "FLOP")) for way, n in zip(_WAYS, flops, strict=True)),
             ("parameters", format_quantity(found["params"], "")),
             ("weights", format_quantity(found["weight_bytes"], "B")),
             ("activations of a forward pass", format_quantity(found["activation_bytes"], "B")),
@@ -298,15 +301,14 @@ class FlopsTool(PrintingTool[FlopsOptions]):
             if found["mfu"] is not None:
                 totals.append(("of the device's peak (MFU)", f"{100 * found['mfu']:.1f} %"))
         yield Table("flops: 2 per multiply-accumulate", ("what", "amount"), totals)
-        rows = shown(every, self.options)
         if self.options.by != "type":
-            yield self._table(self.options.by, self._grouped(rows, self._place), found)
-        yield self._table("type", self._grouped(rows, lambda row: str(row["type"])), found)
+            yield self._table(self.options.by, self._grouped(rows, self._place), sum(flops))
+        yield self._table("type", self._grouped(rows, lambda row: str(row["type"])), sum(flops))
         yield from other_phases("flops", every, self.options, ("flops",))
-        if unknown := found["unknown_ops"]:
-            share = f"{100 * found['unknown_share']:.1f} % of the operators"
+        if unknown := [row for row in rows if row["counted"] == "unknown"]:
+            share = f"{100 * len(unknown) / len(rows):.1f} % of the operators"
             title = f"flops: types without a formula, {share}"
-            yield Table(title, ("type", "calls"), list(unknown.items()))
+            yield Table(title, ("type", "calls"), list(_calls(unknown).items()))
 
     def _step_rows(self, step: dict[str, Any], steps: int) -> Iterable[tuple[str, str]]:
         """Yield lines with the operations of one step, and of one sample if the batch is known."""
@@ -325,8 +327,7 @@ class FlopsTool(PrintingTool[FlopsOptions]):
         parts = self._ops[row["id"]].op.place.split(".")
         return ".".join(parts[: self.options.depth or None])
 
-    def _table(self, by: str, groups: dict[str, dict[str, Any]], found: dict[str, Any]) -> Table:
-        total = found["flops"] + found["flops_backward"]
+    def _table(self, by: str, groups: dict[str, dict[str, Any]], total: int) -> Table:
         # Groups without operations are in the files only.
         busy = [(name, of) for name, of in groups.items() if _operations(of)]
         order = sorted(busy, key=lambda item: -_operations(item[1]))
@@ -347,10 +348,12 @@ class FlopsTool(PrintingTool[FlopsOptions]):
 
     def charts(self) -> Iterable[Chart]:
         """Operations by module and by type; parameters by module."""
-        found, both = self.summary(), {"forward": "flops", "backward": "flops_backward"}
-        modules = self._grouped(self.op_rows(), lambda row: self._ops[row["id"]].op.place)
+        both = {"forward": "flops", "backward": "flops_backward"}
+        rows = shown(self.op_rows(), self.options)
+        modules = self._grouped(rows, lambda row: self._ops[row["id"]].op.place)
+        types = self._grouped(rows, lambda row: str(row["type"]))
         yield from rank_modules("operations by module", modules, both, "FLOP")
-        yield from rank_groups("operations by type", found["by_type"], both, "FLOP")
+        yield from rank_groups("operations by type", types, both, "FLOP")
         # Operators outside of modules initialize and update parameters; they are not where models
         # use them.
         inside = {name: of for name, of in modules.items() if name != OUTSIDE} or modules

@@ -14,6 +14,9 @@ from amanda_tools._bases.options import require
 FaultKind = Literal["bitflip", "stuck0", "stuck1", "value", "normal", "uniform"]
 Target = Literal["outputs", "weights", "gradients"]
 
+DEFAULT_OPS = ("conv2d", "linear", "matmul", "attention")
+"""Types that faults go into by default."""
+
 
 def _of_faults(*faults: str) -> dict[str, Any]:
     """Metadata of an option of some faults."""
@@ -44,9 +47,7 @@ class InjectOptions:
 
     fault: FaultKind = "bitflip"
     target: Target = "outputs"
-    ops: Sequence[str] = attrs.field(
-        default=("conv2d", "linear", "matmul", "attention"), converter=type_names
-    )
+    ops: Sequence[str] = attrs.field(default=DEFAULT_OPS, converter=type_names)
     exclude: Sequence[str] = attrs.field(default=(), converter=type_names)
     count: int = attrs.field(
         default=1, metadata=applies_if("a number of elements, not rate=", lambda o: not o.rate)

@@ -40,7 +40,7 @@ from amanda_tools.inject.faults import (
     inject_faults,
     make_generator,
 )
-from amanda_tools.inject.options import InjectOptions
+from amanda_tools.inject.options import DEFAULT_OPS, InjectOptions
 
 
 class InjectTool(PrintingTool[InjectOptions]):
@@ -61,7 +61,11 @@ class InjectTool(PrintingTool[InjectOptions]):
 
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)
-        self._targets = Targets(self.options.ops, self.options.exclude)
+        self._targets = Targets(
+            self.options.ops,
+            self.options.exclude,
+            is_default=self.options.ops == DEFAULT_OPS,
+        )
         self._ops: dict[str, OpDescription] = {}
         self._executions: collections.Counter[str] = collections.Counter()
         self._injected: collections.Counter[str] = collections.Counter()

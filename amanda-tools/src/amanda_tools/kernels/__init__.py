@@ -13,6 +13,7 @@ from amanda import Driver, OpContext
 from amanda.results import Chart, Table
 from amanda.tools.description import OpDescription, describe
 from amanda.tools.mapping import MappingTool
+from amanda_tools._bases.phases import MODEL, PhaseOptions, other_phases
 from amanda_tools._bases.printing import PrintingTool
 from amanda_tools._output.charts import write_svg
 from amanda_tools._output.csv_files import write_rows
@@ -35,7 +36,7 @@ __all__ = ["KernelsOptions", "KernelsTool"]
 
 
 @attrs.frozen(kw_only=True)
-class KernelsOptions:
+class KernelsOptions(PhaseOptions):
     """The options of ``kernels``.
 
     Attributes:
@@ -181,11 +182,16 @@ class KernelsTool(PrintingTool[KernelsOptions]):
             by_op[activity.op].append(activity)
         return by_op
 
-    def _grouped(self, key: str) -> dict[str, dict[str, Any]]:
+    def _is_shown(self, op: OpDescription) -> bool:
+        return self.options.phases == "all" or op.phase in MODEL
+
+    def _grouped(
+        self, key: str, ops: Iterable[OpDescription] | None = None
+    ) -> dict[str, dict[str, Any]]:
         """Sum times of operators by a field of their description, the longest first."""
         by_op = self._by_op()
         groups: dict[str, list[OpDescription]] = collections.defaultdict(list)
-        for op in self._ops.values():
+        for op in self._ops.values() if ops is None else ops:
             groups[getattr(op, key)].append(op)
         found = {
             name: _group(ops, [a for op in ops for a in by_op.get(op.id, ())])
@@ -201,10 +207,10 @@ class KernelsTool(PrintingTool[KernelsOptions]):
         """The longest kernels; the operators, types or modules that run them."""
         found = self.summary()
         place = "device" if found["launches"] else "host"
-        total, inside = found[f"{place}_us"], found[f"{place}_attributed"] or 0.0
-        kernels = [
-            k for k in found["by_kernel"].values() if (k["device"] != "cpu") == (place == "device")
-        ]
+        ops = [op for op in self._ops.values() if self._is_shown(op)]
+        activities = self._listed(place)
+        kernels, total = _merged(activities), sum(a.duration for a in activities)
+        inside = sum(a.duration for a in activities if a.op) / total if total else 0.0
         title = (
             f"kernels: {total / 1000:.3f} ms on the {place} in {sum(k['calls'] for k in kernels)} "
             f"{'kernels' if place == 'device' else 'activities'}, {100 * inside:.1f} % in operators"
@@ -212,19 +218,29 @@ class KernelsTool(PrintingTool[KernelsOptions]):
         columns = ("kernel", "calls", "ms", "share", "µs a call", "bytes", "ops")
         yield Table(title, columns, [_kernel_cells(kernel, total) for kernel in kernels])
         by = self.options.by
-        groups = self._grouped({"op": "id", "module": "place"}.get(by, by))
+        groups = self._grouped({"op": "id", "module": "place"}.get(by, by), ops)
         rows = [_group_cells(name, group, place, total) for name, group in groups.items()]
         heads = (by, "ops", "calls", "ms", "share", "longest kernel")
         yield Table(f"kernels: {place} time by {by}", heads, rows)
+        yield from other_phases("kernels", self.op_rows(), self.options, (f"{place}_us",))
         if problems := found["problems"]:
             yield Table("kernels: not recorded", ("why",), [(text,) for text in problems])
+
+    def _listed(self, place: str) -> list[Activity]:
+        """Return the activities on devices or on the host, without those of hidden operators."""
+        hidden = {op_id for op_id, op in self._ops.items() if not self._is_shown(op)}
+        return [
+            activity
+            for activity in self.recording.activities
+            if activity.is_kernel is (place == "device") and activity.op not in hidden
+        ]
 
     def charts(self) -> Iterable[Chart]:
         """Time of the types that take most of it, by kernel: on devices if there are any, else
         on the host."""
         summary = self.summary()
         place = "device" if summary["launches"] else "host"
-        groups = summary["by_type"]
+        groups = self._grouped("type", filter(self._is_shown, self._ops.values()))
         order = sorted(groups, key=lambda kind: -groups[kind][f"{place}_us"])
         types = [kind for kind in order if groups[kind][f"{place}_us"]][:_TYPES]
         yield Chart(

@@ -18,6 +18,7 @@ from amanda.tools.description import OpDescription, describe
 from amanda.tools.mapping import MappingTool
 from amanda.tools.reporting import type_names
 from amanda_tools._bases.printing import PrintingTool
+from amanda_tools._operators.model_phases import MODEL
 from amanda_tools._operators.op_types import can_produce
 from amanda_tools._operators.parameters import parameter_positions
 from amanda_tools._operators.routines import Handover
@@ -257,8 +258,15 @@ class NanTool(PrintingTool[NanOptions]):
         tensors = zip(names, [*first.inputs, *first.outputs], strict=True)
         rows = [_row_of(name, found) for name, found in tensors if found is not None]
         yield Table("nan: its tensors", columns, rows)
-        if first.last:
-            yield Table("nan: watched before it", ("op",), [(op,) for op in first.last])
+        # Beside an operator of the model, those of the model; beside another one, all of them.
+        is_of_model = first.op.phase in MODEL
+        last = [
+            op_id
+            for op_id in first.last
+            if not is_of_model or self._watches[op_id].op.phase in MODEL
+        ]
+        if last:
+            yield Table("nan: watched before it", ("op",), [(op_id,) for op_id in last])
         if len(self.events) > 1:
             others = [(e.op.id, e.op.direction, e.kind, e.source) for e in self.events[1:]]
             yield Table(

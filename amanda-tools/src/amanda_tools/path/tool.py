@@ -12,6 +12,7 @@ import numpy as np
 
 from amanda.errors import AmandaError
 from amanda.results import Chart, Table
+from amanda_tools._bases.phases import MODEL, PhaseOptions, other_phases, shown
 from amanda_tools._bases.printing import PrintingTool
 from amanda_tools._output.charts import write_svg
 from amanda_tools._output.csv_files import write_rows
@@ -34,7 +35,7 @@ def _share(_: Any, attribute: Any, value: float) -> None:
 
 
 @attrs.frozen(kw_only=True)
-class PathOptions:
+class PathOptions(PhaseOptions):
     """The options of ``path``.
 
     Attributes:
@@ -279,24 +280,30 @@ class PathTool(PrintingTool[PathOptions]):
         )
         columns = ("op", "neurons", "synapses", "weights")
         names = [f"{kind[:-1]}_density" for kind in ("neurons", "synapses", "weights")]
-        yield Table(title, columns, [(r["id"], *(_percent(r[n]) for n in names)) for r in rows])
+        listed = shown(rows, self.options)
+        yield Table(title, columns, [(r["id"], *(_percent(r[n]) for n in names)) for r in listed])
         if found["classes"]:
-            shown = [
+            classes = [
                 (label, c["inputs"], _percent(c["neuron_density"]), _percent(c["weight_density"]))
                 for label, c in found["classes"].items()
             ]
-            yield Table("path: classes", ("class", unit, "neurons", "weights"), shown)
+            yield Table("path: classes", ("class", unit, "neurons", "weights"), classes)
         if self._skipped:
-            skipped = [(k, op.about.type, why) for k, (op, why) in self._skipped.items()]
+            skipped = [
+                (k, op.about.type, why)
+                for k, (op, why) in self._skipped.items()
+                if self.options.phases == "all" or op.about.phase in MODEL
+            ]
             title = f"path: {len(skipped)} ops that no rule fits, most of them taken in full"
             yield Table(title, ("op", "type", "reason"), skipped)
         if self._bodies:
             title = "path: loops and branches of graphs; their results count as inputs"
             yield Table(title, ("id",), [(name,) for name in sorted(self._bodies)])
+        yield from other_phases("path", rows, self.options)
 
     def charts(self) -> Iterable[Chart]:
         """Critical fractions of the operators, in the order in which they ran."""
-        if rows := self.op_rows():
+        if rows := shown(self.op_rows(), self.options):
             yield Chart(
                 title="critical share by operator",
                 kind="points",

@@ -224,8 +224,10 @@ class ProfileTool(PrintingTool[ProfileOptions]):
             )
             for name, of in order
         ]
-        found = self.summary()
-        forward, backward = (1000 * found[f"seconds_{d}"] for d in ("forward", "backward"))
+        forward, backward = (
+            1000 * sum(row["seconds"] for row in rows if row["direction"] == way)
+            for way in ("forward", "backward")
+        )
         title = f"profile: {forward:.1f} ms forward, {backward:.1f} ms backward, in operators"
         by = self.options.by
         yield Table(title, (by, "calls", "ms", "share", "µs a call", "outputs", "saved"), lines)
@@ -233,7 +235,8 @@ class ProfileTool(PrintingTool[ProfileOptions]):
 
     def charts(self) -> Iterable[Chart]:
         """Time by module and by type; memory saved for the backward pass by module."""
-        rows = [{**row, "module": self._ops[row["id"]].place} for row in self.op_rows()]
+        listed = shown(self.op_rows(), self.options)
+        rows = [{**row, "module": self._ops[row["id"]].place} for row in listed]
         modules, types = (sum_by_direction(rows, key, "seconds") for key in ("module", "type"))
         yield from rank_modules("time by module", modules, BOTH_DIRECTIONS, "s")
         yield from rank_groups("time by type", types, BOTH_DIRECTIONS, "s")

@@ -9,6 +9,7 @@ import attrs
 
 from amanda.tools.reporting import type_names
 from amanda_tools._bases.options import require
+from amanda_tools._bases.phases import PhaseOptions
 
 _UNITS = {"": 1, "b": 1}
 """Bytes by unit: kB and the like are powers of 1000, KiB and the like of 1024."""
@@ -20,7 +21,7 @@ _SIZE = re.compile(r"\s*(\d+(?:\.\d*)?|\.\d+)\s*([a-zA-Z]*)\s*")
 
 
 @attrs.frozen(kw_only=True)
-class RematOptions:
+class RematOptions(PhaseOptions):
     """The options of ``remat``.
 
     Attributes:

@@ -14,6 +14,7 @@ from amanda import OpContext
 from amanda.results import Chart, Table
 from amanda.tools.description import describe, place
 from amanda.tools.mapping import MappingTool
+from amanda_tools._bases.phases import other_phases, shown
 from amanda_tools._bases.printing import PrintingTool
 from amanda_tools._operators.saved_tensors import node_of
 from amanda_tools._operators.targets import Targets
@@ -243,7 +244,7 @@ class RematTool(PrintingTool[RematOptions]):
     def charts(self) -> Iterable[Chart]:
         """Memory kept by module, with and without the plan."""
         modules: dict[str, dict[str, int]] = {}
-        for row in self.op_rows():
+        for row in shown(self.op_rows(), self.options):
             found = modules.setdefault(place(row["id"], row["module"]), {"kept": 0, "again": 0})
             found["again" if row["recompute"] else "kept"] += row["saved_bytes"]
         series = {"kept": "kept", "computed again": "again"}
@@ -270,8 +271,9 @@ class RematTool(PrintingTool[RematOptions]):
         ]
         figures.append(("extra cost, of the forward pass", f"{100 * found['extra_cost']:.1f} %"))
         yield Table(title, ("figure", "value"), figures)
-        rows = sorted(self.op_rows(), key=lambda row: -row["saved_bytes"])
-        shown = [
+        every = self.op_rows()
+        rows = sorted(shown(every, self.options), key=lambda row: -row["saved_bytes"])
+        lines = [
             (
                 row["id"],
                 row["type"],
@@ -282,4 +284,5 @@ class RematTool(PrintingTool[RematOptions]):
             for row in rows
             if row["saved_bytes"]
         ]
-        yield Table("remat: what is kept", ("op", "type", "bytes", "µs", "plan"), shown)
+        yield Table("remat: what is kept", ("op", "type", "bytes", "µs", "plan"), lines)
+        yield from other_phases("remat", every, self.options, ("saved_bytes",))

@@ -91,27 +91,40 @@ class StatsTool(WatchingTool[StatsOptions]):
         """
         columns = ("tensor", "mean", "std", "min", "max", "zeros", "nan", "inf")
         for kind in KINDS:
-            listed = [w for w in self._of(kind) if self.is_shown(w.op.phase)]
-            part = sorted(listed, key=_rank, reverse=True)
+            part = sorted(self._listed(kind), key=_rank, reverse=True)
             if part:
                 rows = [_shown(watched) for watched in part]
                 yield Table(f"stats: {len(part)} {kind}", columns, rows)
+        yield from self._peculiar()
+        yield from self.outside_of_model()
+
+    def _peculiar(self) -> Iterable[Table]:
+        """Yield a table of dead units, and one of saturated elements."""
         found = self.summary()
-        if dead := found["dead_units"]:
-            rows = [(key, n, self.watched[key].moments.row()["units"]) for key, n in dead.items()]
-            yield Table("stats: units that were always zero", ("tensor", "dead", "units"), rows)
-        if saturated := found["saturated"]:
-            shares = [(key, f"{100 * share:.1f} %") for key, share in saturated.items()]
+        dead = [
+            (key, count, self.watched[key].moments.row()["units"])
+            for key, count in found["dead_units"].items()
+            if self.is_shown(self.watched[key].op.phase)
+        ]
+        if dead:
+            yield Table("stats: units that were always zero", ("tensor", "dead", "units"), dead)
+        shares = [
+            (key, f"{100 * share:.1f} %")
+            for key, share in found["saturated"].items()
+            if self.is_shown(self.watched[key].op.phase)
+        ]
+        if shares:
             yield Table("stats: saturated elements", ("tensor", "share"), shares)
 
-    def _of(self, kind: str) -> list[WatchedTensor]:
-        return list(self.of_kind(kind))
+    def _listed(self, kind: str) -> list[WatchedTensor]:
+        """Return the tensors that tables and charts show."""
+        return [w for w in self.of_kind(kind) if self.is_shown(w.op.phase)]
 
     def charts(self) -> Iterable[Chart]:
         """For each kind of tensor the standard deviations in the order of the run, and a
         histogram."""
         for kind in KINDS:
-            part = self._of(kind)
+            part = self._listed(kind)
             moments = [watched.moments for watched in part]
             # A deviation of zero has no place on a logarithmic axis.
             deviations = [m.deviation if m.deviation > 0 else None for m in moments]

@@ -1,0 +1,87 @@
+"""Tables and charts of all tools show the model's operators, and a line for each other phase."""
+
+from __future__ import annotations
+
+import functools
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from amanda.tools.reporting import ReportingTool
+from tests import models
+from tests.tools.phase_support import check, names, run_all
+
+# isort: split
+import timm
+import torchvision
+import transformers
+
+
+def vit() -> models.Built:
+    """timm's ViT; what draws its weights has operators of a type that the model has, too."""
+    model = timm.models.vision_transformer.VisionTransformer(
+        img_size=16, patch_size=8, embed_dim=16, depth=1, num_heads=2, num_classes=3
+    )
+    with torch.no_grad():
+        model.head.weight.copy_(nn.functional.linear(torch.rand(3, 4), torch.rand(16, 4)))
+    return model, {"x": torch.rand(2, 3, 16, 16)}
+
+
+def resnet() -> models.Built:
+    """The bottleneck blocks of ResNet-50, fewer and narrower."""
+    block = torchvision.models.resnet.Bottleneck
+    model = torchvision.models.ResNet(block, [1, 1, 1, 1], num_classes=3, width_per_group=4)
+    return model, {"x": torch.rand(2, 3, 16, 16)}
+
+
+def llama() -> models.Built:
+    config = transformers.LlamaConfig(
+        hidden_size=16,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        intermediate_size=32,
+        vocab_size=50,
+    )
+    tokens = torch.randint(0, 50, (2, 4))
+    return transformers.LlamaForCausalLM(config), {"input_ids": tokens, "labels": tokens}
+
+
+def train(build: Callable[[], models.Built], steps: int = 3) -> None:
+    """What a script does: it builds the model, trains it, and looks at how good it is."""
+    torch.manual_seed(0)
+    model, inputs = build()
+    optimizer = torch.optim.AdamW(model.parameters())
+    for _ in range(steps):
+        optimizer.zero_grad()
+        models.loss(model(**inputs)).backward()
+        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+
+
+@functools.cache
+def tools() -> dict[str, ReportingTool[Any]]:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return run_all(functools.partial(train, vit))
+
+
+@pytest.mark.parametrize("name", names())
+def test_tables_and_charts_show_operators_of_the_model(name: str) -> None:
+    """No table and no chart of any tool names an operator that builds, feeds, measures or changes
+    the model; each other phase that the rows have is one line."""
+    check(tools(), name)
+
+
+@pytest.mark.parametrize("build", [llama, resnet], ids=lambda build: build.__name__)
+def test_tables_of_other_models_show_operators_of_the_model(
+    build: Callable[[], models.Built],
+) -> None:
+    """Likewise, of the tools whose tables list all operators."""
+    found = run_all(functools.partial(train, build, 2), ["count", "flops", "stats", "unmapped"])
+    for name in found:
+        check(found, name)
