@@ -149,10 +149,9 @@ def test_cache_drops_by_tool_and_op() -> None:
     cache, mine = ActionCache(), amanda.Tool()
     for op_id in ("/add:0", "/mul:0"):
         record = record_of(op_id)
-        record.analysed.add(InstPoint.BEFORE_FORWARD_OP)
-        record.child(print, f"{op_id}/grad/X:0", fresh=False).analysed.add(
-            InstPoint.BEFORE_BACKWARD_OP
-        )
+        record.note_analysed(InstPoint.BEFORE_FORWARD_OP)
+        child = record.child(print, f"{op_id}/grad/X:0", fresh=False)
+        child.note_analysed(InstPoint.BEFORE_BACKWARD_OP)
         cache.put(op_id, record)
     cache.drop(mine, "/add:0/grad/X:0")
     add, mul = cache.get("/add:0"), cache.get("/mul:0")

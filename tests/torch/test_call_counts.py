@@ -7,6 +7,7 @@ to when they were made straight, with a little room; whoever raises one should k
 from __future__ import annotations
 
 import collections
+import gc
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -19,10 +20,11 @@ import torch
 from torch import nn
 
 import amanda
+import amanda_tools
 import amanda_torch
 from tests.torch.support import Counter, ForwardCounter, applied
 
-OURS = tuple(str(Path(package.__file__).parent) for package in (amanda, amanda_torch))
+OURS = tuple(str(Path(package.__file__).parent) for package in (amanda, amanda_torch, amanda_tools))
 X = torch.ones(2, 4)
 
 
@@ -177,3 +179,57 @@ def test_the_first_execution(tool: type[Counter], forward: int, backward: int) -
     assert len(first.forward) <= forward * first.ops, f"\n{first.forward}"
     if backward:
         assert len(first.backward) <= backward * first.backward_ops, f"\n{first.backward}"
+
+
+def pairs(count: int) -> nn.Module:
+    return nn.Sequential(*[m for _ in range(count) for m in (nn.Linear(4, 4), nn.ReLU())])
+
+
+def test_the_first_execution_under_flops() -> None:
+    """A new operator that ``flops`` analyses and counts runs through few functions, those of the
+    tool included."""
+    flops, count = amanda.tools.load("flops"), 20
+    with applied(flops()):
+        # What is remembered of operators in a process.
+        pairs(1)(X)
+    model = pairs(count)
+    with applied(flops()):
+        _, first = profiled(lambda: model(X))
+    assert len(first) <= 285 * 2 * count, f"\n{first}"
+
+
+def test_a_new_operator_is_few_objects() -> None:
+    """What is kept of a new operator is few objects for the garbage collector to visit, whose full
+    collections are a large part of the first step of a large model otherwise."""
+    flops, count = amanda.tools.load("flops"), 20
+    with applied(flops()):
+        pairs(1)(X)
+    model = pairs(count)
+    with applied(flops()):
+        gc.collect()
+        known = len(gc.get_objects())
+        result = model(X)
+        gc.collect()
+        made = len(gc.get_objects()) - known
+    assert result.requires_grad
+    assert made <= 63 * 2 * count
+
+
+@pytest.mark.parametrize(("training", "bound"), [(True, 225), (False, 85)], ids=["train", "infer"])
+def test_a_cell_in_a_loop(training: bool, bound: int) -> None:
+    """A module that is called in a loop of the program, so that each call is an iteration, runs
+    through few functions however many operators were met."""
+    cell, count = nn.LSTMCell(4, 4), 20
+
+    def loop() -> None:
+        state = (X, X)
+        for _ in range(count):
+            state = cell(X, state)
+        if training:
+            state[0].sum().backward()
+
+    with torch.set_grad_enabled(training), applied(amanda.tools.load("count")()):
+        for _ in range(3):
+            loop()
+        _, run = profiled(loop)
+    assert len(run) <= bound * count, f"\n{run}"

@@ -45,9 +45,11 @@ class LiveScope(Protocol):
         drivers: the attached drivers that it uses.
         statistics: figures about the run under it.
         steps: the iterations under it.
+        reference: a weak reference to it.
     """
 
     alive: bool
+    reference: tuple[weakref.ref[Any]]
     cache: Any
     tools: tuple[Any, ...]
     op_filter: Any
@@ -63,6 +65,9 @@ class LiveScope(Protocol):
 
     def analyses_backward(self) -> bool:
         """Whether any tool analyses backward operators."""
+
+    def routines_at(self, point: Any) -> Sequence[tuple[Any, Callable[..., Any]]]:
+        """The tools' routines at a derived point, in order, each with its tool."""
 
     def exit(self) -> None:
         """End the scope."""

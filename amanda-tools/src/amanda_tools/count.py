@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import operator
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
@@ -68,6 +69,7 @@ class CountTool(PrintingTool[CountOptions]):
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)
         self._counted: dict[str, CountedOp] = {}
+        self._counters: dict[str, list[Counter]] = {"forward": [], "backward": []}
         self._types: set[str] = set()
         self.depends_on(MappingTool.standard())
         # An analysis for a direction that is not counted would cost time, too.
@@ -87,7 +89,10 @@ class CountTool(PrintingTool[CountOptions]):
         if not op.is_selected(options.ops if context.is_forward() else options.backward_ops):
             return
         # An operator may be analysed again (in another scope, without the cache); it counts on.
-        counted = self._counted.setdefault(op.id, CountedOp(op))
+        counted = self._counted.get(op.id)
+        if counted is None:
+            counted = self._counted[op.id] = CountedOp(op)
+            self._counters[op.direction].append(counted.counter)
         # An operator that has raised has not been executed; a run of a graph raises as a whole.
         insert = insert_after if context.namespace.tags[-1] == "eager" else insert_before
         insert(context, counted.counter)
@@ -154,7 +159,8 @@ class CountTool(PrintingTool[CountOptions]):
 
     def running_figures(self) -> dict[str, float]:
         """Executions so far, forward and backward."""
-        return {way: self._total(way) for way in ("forward", "backward")}
+        # Twice for each step: a generator would cost frames for each operator.
+        return {way: sum(map(_count, found)) for way, found in self._counters.items()}
 
     def _grouped(
         self, part: Iterable[CountedOp], key: Callable[[OpDescription], str]
@@ -173,6 +179,9 @@ class CountTool(PrintingTool[CountOptions]):
             }
             for direction, group in groups.items()
         }
+
+
+_count = operator.attrgetter("count")
 
 
 def _executions(group: Mapping[str, Any], name: str) -> int:

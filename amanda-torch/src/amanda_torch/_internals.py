@@ -22,7 +22,7 @@ import sysconfig
 import threading
 import types
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from typing import Any, cast
 
@@ -181,7 +181,10 @@ def overrides(value: Any) -> bool:
         return False
     if isinstance(value, torch.Tensor):
         return cls.__torch_function__ is not _inherited
-    return isinstance(value, (list, tuple)) and any(map(overrides, value))
+    if not isinstance(value, (list, tuple)):
+        return False
+    # The second for what is nested, or overrides.
+    return not PLAIN.issuperset(map(type, value)) and any(map(overrides, value))
 
 
 def takes_few(value: Any) -> bool:
@@ -447,6 +450,13 @@ def is_shared(tensor: torch.Tensor) -> bool:
     """Whether others than `tensor` and what autograd has saved of it use its storage."""
     # One each for the tensor, for autograd, and for the storage object made here.
     return bool(_use_count(tensor.untyped_storage()._cdata) > 3)
+
+
+own_members: Callable[[torch.nn.Module], tuple[Mapping[str, Any], Mapping[str, Any]]] = (
+    operator.attrgetter("_parameters", "_buffers")
+)
+"""The parameters and buffers of a module itself, by name; some may be None. ``parameters()`` goes
+through six Python functions (2.13)."""
 
 
 # -- operators --------------------------------------------------------------

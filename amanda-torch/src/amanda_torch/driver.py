@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import importlib
 import re
 from collections.abc import Sequence
@@ -39,13 +40,19 @@ class _NoGradients:
         _internals.set_grad_enabled(self._outer)
 
 
+@functools.cache
+def namespace_of(version: str, mode: str) -> Namespace:
+    """The namespace of an execution mode, which the contexts of all its operators share."""
+    return Namespace(f"pytorch/{'.'.join(version.split('.')[:2])}/{mode}")
+
+
 class LoadedDriver(TorchDriver):
     """A driver for PyTorch that can be attached."""
 
     @property
     def namespace(self) -> Namespace:
         """``pytorch/<major>.<minor>/<mode>``."""
-        return Namespace(f"pytorch/{'.'.join(torch.__version__.split('.')[:2])}/{self.mode}")
+        return namespace_of(torch.__version__, self.mode)
 
     @classmethod
     def untested_version(cls) -> str:

@@ -180,6 +180,48 @@ class RoutineDispatcher(Dispatcher):
         super().analyse(scope, record, point, only)
         self.analysed += point in _BACKWARD
 
+    def call_alone(
+        self, scope: LiveScope, function: Callable[..., Any], args: Sequence[Any]
+    ) -> None:
+        """As :meth:`Dispatcher.call_alone`; in one function, with a function mode hidden."""
+        depth = _mode_depth()
+        if depth > 1 or len(_attached) != 1 or _internals.is_reading():
+            super().call_alone(scope, function, args)
+            return
+        thread = vars(STATE)
+        mode = _mode_at(0) if depth else None
+        gradients, outer, owned = _is_grad_enabled(), thread["paused"], _is_owned()
+        start = 0.0
+        try:
+            thread["paused"] = outer + 1
+            if depth:
+                _pop_mode()
+            if gradients:
+                _set_grad_enabled(False)
+            if not owned:
+                _acquire()
+            start = _clock()
+            function(*args)
+            scope.statistics.tool_seconds += _clock() - start
+            if not owned:
+                _release()
+            if gradients:
+                _set_grad_enabled(True)
+            if depth:
+                _push_mode(mode)
+            thread["paused"] = outer
+        except BaseException:
+            if depth:
+                _internals.set_modes((mode,))
+            if gradients:
+                _set_grad_enabled(True)
+            if start:
+                scope.statistics.tool_seconds += _clock() - start
+            if not owned and _is_owned():
+                _release()
+            thread["paused"] = outer
+            raise
+
     def invalidate(self) -> None:
         """Scopes, switches or recorded actions have changed, or the driver is detached."""
         # A new one: another thread may be about to put something out of date into the old one.

@@ -98,7 +98,11 @@ class OpHandle:
         self.op_id = op_id
         self.model = model
         self.key = key or op_id
-        self.scopes = tuple(map(weakref.ref, scopes))
+        if len(scopes) == 1:
+            # The same for all operators.
+            self.scopes: tuple[weakref.ref[Any], ...] = scopes[0].reference
+        else:
+            self.scopes = tuple(map(weakref.ref, scopes))
         self.inputs = inputs
         self.outputs = outputs
 

@@ -29,7 +29,6 @@ from amanda.engine.points import Points
 from amanda.engine.records import OpRecord
 from amanda.errors import RoutineResultError, SelectionError, described
 from amanda.interface.action import Action, Filter, InstPoint, Owner
-from amanda.interface.context import OpContext
 from amanda.interface.driver import Driver, Together
 from amanda.interface.tool import Tool
 from amanda.state import (
@@ -351,9 +350,8 @@ class Dispatcher:
         self, scope: LiveScope, tool: Tool, routine: Callable[..., Any], context: PointContext
     ) -> None:
         """Call a routine at a derived point, isolated from AD; what it returns is dropped."""
-        own = Together(self.driver.vanilla(), self.driver.ad_isolated())
         try:
-            self._in_tool_code(own, routine, (context,), {}, scopes=(scope,))
+            self.call_alone(scope, routine, (context,))
         except BaseException as error:
             name = f"{type(tool).__name__}.{getattr(routine, '__name__', routine)}"
             note(error, name, context.id, f"{context.point.value} of ")
@@ -421,45 +419,25 @@ class Dispatcher:
                 tools = [t for t in tools if t in only or not t.analyses_at(point)]
         if tools and (only is None or any(tool.analyses_at(point) for tool in tools)):
             state = record.state
-            driver = self.driver
-            context = Together(driver.vanilla(), driver.ad_isolated())
             try:
                 state.point = point
                 args = tools, record, point, scope.op_filter
-                self._in_tool_code(context, self._run_analyses, args, {}, scopes=(scope,))
+                self.call_alone(scope, run_analyses, args)
             finally:
                 state.point = state.tool = None
             record.sort(scope.tools)
-        record.analysed.add(point)
+        record.note_analysed(point)
         record.redo.pop(point, None)
 
-    def _run_analyses(
-        self, tools: Sequence[Tool], record: OpRecord, point: InstPoint, op_filter: Filter | None
+    def call_alone(
+        self, scope: LiveScope, function: Callable[..., Any], args: Sequence[Any]
     ) -> None:
-        context, state = record.context, record.state
+        """Call code of a scope's tools that is no routine: isolated from AD.
 
-        def step(tool: Tool, routine: Callable[[OpContext], Any]) -> None:
-            state.tool = tool
-            try:
-                routine(context)
-            except BaseException as error:
-                name = f"{type(tool).__name__}.{getattr(routine, '__name__', routine)}"
-                note(error, name, state.where)
-                raise
-
-        for tool in tools:
-            if getattr(tool.before_analyses, "__func__", None) is not Tool.before_analyses:
-                step(tool, tool.before_analyses)
-            routines = tool.analyses(point)
-            # Asked where the first tool has an analysis: the mapping rules have run by then.
-            if routines and record.is_selected(op_filter):
-                for routine in routines:
-                    step(tool, routine)
-        for tool in tools:
-            if getattr(tool.after_analyses, "__func__", None) is not Tool.after_analyses:
-                step(tool, tool.after_analyses)
-        if op_filter is not None:
-            record.restrict(op_filter)
+        A driver may have a faster way to do it (`Driver.dispatcher_class`).
+        """
+        context = Together(self.driver.vanilla(), self.driver.ad_isolated())
+        self._in_tool_code(context, function, args, {}, scopes=(scope,))
 
 
 class OpExecution:
@@ -467,6 +445,7 @@ class OpExecution:
 
     Attributes:
         plan: the operator's plan, complete once :meth:`finish` has returned.
+        is_new: whether no scope has analysed the operator before.
     """
 
     def __init__(
@@ -481,8 +460,9 @@ class OpExecution:
         self._scopes = scopes
         self._later = later
         self._records: list[OpRecord] = []
+        self.is_new = True
         tool_locked(self._analyse_before)
-        self.plan = compile_plan(call.op_id, self._scopes, tuple(self._records))
+        self._plan()
 
     def sees_outputs(self) -> bool:
         """Whether an analysis of the outputs, which may record further actions, is to run."""
@@ -494,11 +474,21 @@ class OpExecution:
     def finish(self, outputs: Sequence[Any]) -> ActionPlan:
         """Run the analyses that see the outputs; returns the completed plan."""
         shown = self._dispatcher.unboxed(outputs)
-        sees_outputs = self.sees_outputs()
         tool_locked(self._analyse_after, shown)
-        if sees_outputs:
-            self.plan = compile_plan(self._call.op_id, self._scopes, tuple(self._records))
+        if self._recorded() != self._planned:
+            self._plan()
         return self.plan
+
+    def _plan(self) -> None:
+        self._planned = self._recorded()
+        self.plan = compile_plan(self._call.op_id, self._scopes, tuple(self._records))
+
+    def _recorded(self) -> list[tuple[Action, ...]]:
+        """The actions that are recorded now."""
+        found: list[tuple[Action, ...]] = []
+        for record in self._records:
+            found += record.state.actions.values()
+        return found
 
     def _analyse_before(self) -> None:
         for scope in self._scopes:
@@ -514,6 +504,8 @@ class OpExecution:
         if record is None or not STATE.cache:
             record = OpRecord.of_call(call, self._dispatcher.driver.namespace)
             scope.cache.put(call.key, record)
+        else:
+            self.is_new = False
         self._analyse(scope, record, InstPoint.BEFORE_FORWARD_OP, None)
         return record
 
@@ -541,6 +533,40 @@ class OpExecution:
             record.state.call = record.state.outputs = None
         if waiting:
             record.redo[point] = waiting
+
+
+def run_analyses(
+    tools: Sequence[Tool], record: OpRecord, point: InstPoint, op_filter: Filter | None
+) -> None:
+    """Run the analysis routines of one point, and what tools do before and after them."""
+    context, state = record.context, record.state
+    tool: Tool | None = None
+    running: Callable[[Any], Any] | None = None
+    try:
+        # At each operator that is new: a function for each routine would be a frame more.
+        for tool in tools:
+            state.tool = tool
+            if getattr(tool.before_analyses, "__func__", None) is not Tool.before_analyses:
+                running = tool.before_analyses
+                running(context)
+            running = None
+            # Asked where the first tool has an analysis: the mapping rules have run by then.
+            routines = tool.analyses(point)
+            if routines and record.is_selected(op_filter):
+                for running in routines:
+                    running(context)
+        for tool in tools:
+            if getattr(tool.after_analyses, "__func__", None) is not Tool.after_analyses:
+                state.tool, running = tool, tool.after_analyses
+                running(context)
+        running = None
+    except BaseException as error:
+        if running is not None:
+            name = f"{type(tool).__name__}.{getattr(running, '__name__', running)}"
+            note(error, name, state.where)
+        raise
+    if op_filter is not None:
+        record.restrict(op_filter)
 
 
 def create_driver(cls: type[Driver]) -> Driver:

@@ -111,7 +111,7 @@ def compile_plan(
         recorded = record.state.actions
         for kind in _KINDS:
             if actions := recorded.get(kind):
-                found[kind] = (*found.get(kind, ()), *actions)
+                found[kind] = (*found[kind], *actions) if kind in found else actions
     if not found:
         return ActionPlan(op_id, records, claims=claims)
     return ActionPlan(

@@ -118,8 +118,8 @@ class Points:
         """Run the routines of a scope's tools at one point."""
         if not scope.alive or STATE.paused:
             return
-        tools = [tool for tool in scope.tools if tool.has_routines_at(point)]
-        if not tools:
+        routines = scope.routines_at(point)
+        if not routines:
             return
         steps = scope.steps
         if point is Point.ITERATION_END:
@@ -131,6 +131,5 @@ class Points:
             begin=steps.begin or None,
             **facts,
         )
-        for tool in tools:
-            for routine in tool.routines_at(point):
-                tool_locked(self._dispatcher.call_at_point, scope, tool, routine, context)
+        for tool, routine in routines:
+            tool_locked(self._dispatcher.call_at_point, scope, tool, routine, context)

@@ -27,7 +27,7 @@ class OpRecord:
     def __init__(self, context: OpContext, state: OpState) -> None:
         self.context = context
         self.state = state
-        self.analysed: set[InstPoint] = set()
+        self.analysed: frozenset[InstPoint] = frozenset()
         self.redo: dict[InstPoint, set[Owner]] = {}
         self.children: dict[str, OpRecord] = {}
         self._is_selected: bool | None = None
@@ -61,12 +61,12 @@ class OpRecord:
     def restrict(self, op_filter: Filter) -> None:
         """Restrict the recorded actions to the executions that the scope's filter selects."""
         for kind, actions in self.state.actions.items():
-            self.state.actions[kind] = [op_filter.restrict(action) for action in actions]
+            self.state.actions[kind] = tuple([op_filter.restrict(action) for action in actions])
 
     def drop(self, tool: Owner) -> None:
         """Drop the actions of `tool`; its analyses run again at the next execution."""
         for kind, actions in self.state.actions.items():
-            self.state.actions[kind] = [a for a in actions if a.tool is not tool]
+            self.state.actions[kind] = tuple([a for a in actions if a.tool is not tool])
         for point in self.analysed:
             self.redo.setdefault(point, set()).add(tool)
 
@@ -76,8 +76,13 @@ class OpRecord:
         for kind, actions in self.state.actions.items():
             if len(actions) > 1:
                 rank = rank or {id(tool): position for position, tool in enumerate(tools)}
-                # A new list: another thread may be reading the old one.
-                self.state.actions[kind] = sorted(actions, key=lambda a: rank[id(a.tool)])
+                self.state.actions[kind] = tuple(sorted(actions, key=lambda a: rank[id(a.tool)]))
+
+    def note_analysed(self, point: InstPoint) -> None:
+        """Note that the analyses of a point have run."""
+        points = self.analysed | {point}
+        # One of each for all records.
+        self.analysed = _POINTS.setdefault(points, points)
 
     @property
     def complete(self) -> bool:
@@ -91,9 +96,12 @@ class OpRecord:
         """Whether an analysis of `point` has yet to run."""
         return point not in self.analysed or bool(self.redo.get(point))
 
-    def actions(self, kind: ActionKind) -> list[Action]:
+    def actions(self, kind: ActionKind) -> tuple[Action, ...]:
         """The recorded actions of one kind, in order."""
-        return self.state.actions.get(kind, [])
+        return self.state.actions.get(kind, ())
+
+
+_POINTS: dict[frozenset[InstPoint], frozenset[InstPoint]] = {}
 
 
 class ActionCache:

@@ -88,7 +88,7 @@ class OpState:
         self.node = op_id
         self.phase: Phase = "forward"
         self.tensors: OpTensors | None = None
-        self.actions: dict[ActionKind, list[Action]] = {}
+        self.actions: dict[ActionKind, tuple[Action, ...]] = {}
         self.call: OpCall | None = None
         self.outputs: Sequence[Any] | None = None
         self.backward: BackwardCall | None = None
@@ -117,9 +117,11 @@ class OpState:
         if self.backward_op_id is not None:
             given, produced = self.gradients
         else:
-            given = None if self.call is None else self.call.shown_inputs()
-            has_run = self.call is not None and self.outputs is not None
-            produced = self.open_call().shown_outputs(self.outputs or ()) if has_run else None
+            call, outputs = self.call, self.outputs
+            given = None if call is None or tensors.inputs is not None else call.shown_inputs()
+            produced = None
+            if call is not None and outputs is not None and tensors.outputs is None:
+                produced = call.shown_outputs(outputs)
         if tensors.inputs is None and given is not None:
             tensors.inputs = specs_of(given)
         if tensors.outputs is None and produced is not None:
@@ -178,7 +180,8 @@ class OpContext(dict[Any, Any]):
 
     def __init__(self, state: OpState, namespace: str) -> None:
         super().__init__()
-        self.namespace = Namespace(namespace)
+        is_known = type(namespace) is Namespace
+        self.namespace: Namespace = namespace if is_known else Namespace(namespace)  # type: ignore[assignment]
         self._state = state
 
     # -- the mapping ------------------------------------------------------
@@ -206,7 +209,7 @@ class OpContext(dict[Any, Any]):
 
     def is_backward(self) -> bool:
         """Whether this is the context of a backward operator."""
-        return not self.is_forward()
+        return self._state.backward_op_id is not None
 
     def get_op(self) -> Any:
         """The forward operator, as its framework represents it."""
@@ -255,7 +258,8 @@ class OpContext(dict[Any, Any]):
         Raises:
             ContextExpiredError: no analysis of this operator is running.
         """
-        return list(self._state.open_call().inputs)
+        call = self._state.call or self._state.open_call()
+        return list(call.inputs)
 
     def get_outputs(self) -> Sequence[Any] | None:
         """The forward output tensors; None before the operator has run.
@@ -263,8 +267,10 @@ class OpContext(dict[Any, Any]):
         Raises:
             ContextExpiredError: no analysis of this operator is running.
         """
-        self._state.open_call()
-        return None if self._state.outputs is None else list(self._state.outputs)
+        state = self._state
+        if state.call is None:
+            state.open_call()
+        return None if state.outputs is None else list(state.outputs)
 
     def get_value(self, index: int) -> Any:
         """The current value of input `index` if it is a parameter, a registered
@@ -274,8 +280,8 @@ class OpContext(dict[Any, Any]):
             SelectionError: the operator has no such input.
             ContextExpiredError: no analysis of this operator is running.
         """
-        call = self._state.open_call()
-        return call.value(self._position(index, list(call.names), len(call.inputs), "inputs"))
+        call = self._state.call or self._state.open_call()
+        return call.value(self._input(call, index))
 
     def get_value_key(self, index: int) -> Hashable | None:
         """A key of the variable that input `index` was read from, or stands for.
@@ -287,8 +293,8 @@ class OpContext(dict[Any, Any]):
             SelectionError: the operator has no such input.
             ContextExpiredError: no analysis of this operator is running.
         """
-        call = self._state.open_call()
-        return call.value_key(self._position(index, list(call.names), len(call.inputs), "inputs"))
+        call = self._state.call or self._state.open_call()
+        return call.value_key(self._input(call, index))
 
     def get_variable(self, index: int) -> Variable | None:
         """The variable that input `index` was read from, or stands for, to be written later.
@@ -300,9 +306,8 @@ class OpContext(dict[Any, Any]):
             SelectionError: the operator has no such input.
             ContextExpiredError: no analysis of this operator is running.
         """
-        call = self._state.open_call()
-        position = self._position(index, list(call.names), len(call.inputs), "inputs")
-        return call.variable(position)
+        call = self._state.call or self._state.open_call()
+        return call.variable(self._input(call, index))
 
     def get_value_view(self, index: int) -> Hashable:
         """A key of the view in which input `index` shows its variable.
@@ -314,8 +319,8 @@ class OpContext(dict[Any, Any]):
             SelectionError: the operator has no such input.
             ContextExpiredError: no analysis of this operator is running.
         """
-        call = self._state.open_call()
-        return call.value_view(self._position(index, list(call.names), len(call.inputs), "inputs"))
+        call = self._state.call or self._state.open_call()
+        return call.value_view(self._input(call, index))
 
     def get_function(self) -> OpFunction:
         """A function of the operator's flat inputs that runs it with the attributes it has.
@@ -440,7 +445,17 @@ class OpContext(dict[Any, Any]):
         """Position of a role that a mapping rule has set (``weight_index``)."""
         return self[f"{name}_index"] if kind in ("inputs", "grad_inputs") else None
 
+    def _input(self, call: OpCall, index: int) -> int:
+        """The position of an input, counted from the first one."""
+        count = len(call.inputs)
+        if type(index) is int and 0 <= index < count:
+            # Asked for each input of each new operator.
+            return index
+        return self._position(index, list(call.names), count, "inputs")
+
     def _position(self, item: int | str, names: list[str], count: int | None, kind: str) -> int:
+        if type(item) is int and item >= 0 and (count is None or item < count):
+            return item
         where = f"op {self._state.where}"
         known = f"{count} {kind}" if count is not None else f"an unknown number of {kind}"
         named = [name for name in names if name]
@@ -502,10 +517,10 @@ class OpContext(dict[Any, Any]):
             differentiable=self._state.tool.differentiable if ad is None else ad,
             op_id=where,
         )
-        actions = self._state.actions.setdefault(kind, [])
+        actions = self._state.actions.get(kind, ())
         if actions and kind in (ActionKind.REPLACE_OP, ActionKind.REPLACE_BACKWARD_OP):
             raise replaced_twice(actions[0], action)
-        actions.append(action)
+        self._state.actions[kind] = (*actions, action)
 
     def _forward_hint(self, kind: ActionKind) -> str:
         assert self._state.point is not None

@@ -15,13 +15,17 @@ PHASES: tuple[Phase, ...] = get_args(Phase)
 class TensorSpec:
     """The shape, element type and device of a tensor; the tensor itself is not held.
 
+    Attributes:
+        is_shared: whether it describes other tensors as well.
+
     Args:
         tensor: a tensor of any framework, also a symbolic one.
     """
 
-    __slots__ = ("_device", "_dtype", "_shape")
+    __slots__ = ("_device", "_dtype", "_shape", "is_shared")
 
     def __init__(self, tensor: Any) -> None:
+        self.is_shared = False
         # Taken as the framework has them: they are read once for each operator, and shown later.
         self._shape = _shape_of(tensor)
         self._dtype = getattr(tensor, "dtype", None)
@@ -64,6 +68,10 @@ class TensorSpec:
         }
 
 
+Specs = tuple[TensorSpec | None, ...]
+"""The descriptions of several tensors; None for one that is absent."""
+
+
 class OpTensors:
     """What is known of the tensors of one operator, as of its first execution.
 
@@ -77,13 +85,52 @@ class OpTensors:
     __slots__ = ("inputs", "outputs")
 
     def __init__(self) -> None:
-        self.inputs: tuple[TensorSpec | None, ...] | None = None
-        self.outputs: tuple[TensorSpec | None, ...] | None = None
+        self.inputs: Specs | None = None
+        self.outputs: Specs | None = None
 
 
-def specs_of(tensors: Iterable[Any]) -> tuple[TensorSpec | None, ...]:
+_KNOWN: dict[Any, TensorSpec] = {}
+"""Descriptions by shape, element type and device, where these are plain: most operators of a
+program share a few, and each would be an object for the garbage collector to visit."""
+
+_TOGETHER: dict[Specs, Specs] = {}
+"""Likewise those of all inputs, or all outputs, of an operator."""
+
+_MOST = 4096
+"""Descriptions that are kept, of either kind."""
+
+
+def specs_of(tensors: Iterable[Any]) -> Specs:
     """The description of each tensor; None for an absent one."""
-    return tuple([None if tensor is None else TensorSpec(tensor) for tensor in tensors])
+    found: list[TensorSpec | None] = []
+    # Once for each operator: what is known costs no function.
+    for tensor in tensors:
+        spec = None
+        if tensor is not None:
+            try:
+                spec = _KNOWN.get((tensor.shape, tensor.dtype, tensor.device))
+            except (AttributeError, RuntimeError, TypeError, ValueError):
+                # No shape or none that can be compared, such as one with symbolic sizes.
+                spec = TensorSpec(tensor)
+            else:
+                spec = spec or _new_spec(tensor)
+        found.append(spec)
+    specs = tuple(found)
+    together = _TOGETHER.get(specs)
+    if together is None:
+        together = specs
+        if len(_TOGETHER) < _MOST and all(spec is None or spec.is_shared for spec in specs):
+            _TOGETHER[specs] = specs
+    return together
+
+
+def _new_spec(tensor: Any) -> TensorSpec:
+    """The first description of a shape, element type and device."""
+    spec, shape = TensorSpec(tensor), tensor.shape
+    if len(_KNOWN) < _MOST and isinstance(shape, tuple) and {type(size) for size in shape} <= {int}:
+        spec.is_shared = True
+        _KNOWN[shape, tensor.dtype, tensor.device] = spec
+    return spec
 
 
 def _shape_of(tensor: Any) -> Any:

@@ -131,6 +131,7 @@ class Tool:
         entry = (own, routine.__func__ if own else routine)  # type: ignore[attr-defined]
         known = vars(self).setdefault("_point_routines", {})
         known[point] = (*known.get(point, ()), entry)
+        REGISTERED.count += 1
         invalidate()
 
     def routines_at(self, point: Point) -> tuple[PointRoutine, ...]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import collections
 import contextlib
 import threading
+import weakref
 from collections.abc import Callable, Sequence
 from functools import partial
 from types import FrameType
@@ -16,6 +17,7 @@ from amanda.engine.records import ActionCache
 from amanda.engine.steps import Steps
 from amanda.errors import NoDriverError
 from amanda.interface.action import Filter, InstPoint
+from amanda.interface.points import Point
 from amanda.interface.tool import REGISTERED
 from amanda.registry import drivers, import_hook, proofs
 from amanda.registry.plugins import BROKEN
@@ -92,6 +94,7 @@ class Scope:
         self.steps = Steps()
         self.statistics = Statistics()
         self.alive = False
+        self.reference = (weakref.ref(self),)
         self.drivers: list[Driver] = []
         self.pending: tuple[str, ...] = ()
         self._block = Block(self, frame=owner[0], task=owner[1])
@@ -102,6 +105,8 @@ class Scope:
         self._points: set[InstPoint] = set()
         self._is_backward = False
         self._registered = -1
+        self._routines: dict[Point, Sequence[tuple[Tool, Callable[..., Any]]]] = {}
+        self._routines_of = -1
 
     # -- for the dispatcher -----------------------------------------
 
@@ -121,6 +126,18 @@ class Scope:
         if self._registered != REGISTERED.count:
             self._find_points()
         return self._is_backward
+
+    def routines_at(self, point: Point) -> Sequence[tuple[Tool, Callable[..., Any]]]:
+        """The tools' routines at a derived point, in order, each with its tool."""
+        registered = REGISTERED.count
+        if self._routines_of != registered:
+            # Read before the tools are asked, which other threads may add routines to.
+            self._routines, self._routines_of = {}, registered
+        found = self._routines.get(point)
+        if found is None:
+            found = [(tool, one) for tool in self.tools for one in tool.routines_at(point)]
+            self._routines[point] = found
+        return found
 
     def _find_points(self) -> None:
         # Read before the tools are asked, which other threads may add analyses to.

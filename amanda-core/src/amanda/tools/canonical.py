@@ -119,21 +119,33 @@ def attributes(context: OpContext) -> dict[str, Any]:
     rule = context[RULE]
     if rule is None:
         return {}
-    where = f"rule {_name_of(rule)} for op {context.get_op_id()} ({context['op_type']})"
     try:
         found = rule(context)
     except ContextExpiredError:
         raise
     except Exception as error:
         raise MappingError(
-            f"{where} cannot give its canonical attributes: {type(error).__name__}: {error}; the "
-            f"operator's own attributes are {context.get_attrs()!r:.300}"
+            f"{_where(context)} cannot give its canonical attributes: {type(error).__name__}: "
+            f"{error}; the operator's own attributes are {context.get_attrs()!r:.300}"
         ) from error
+    # For each operator that is new: a generator would cost frames.
+    is_mapping = type(found) is dict or isinstance(found, Mapping)
+    if not is_mapping or not _STR.issuperset(map(type, found)):
+        _check_names(context, found)
+    return dict(found)
+
+
+def _check_names(context: OpContext, found: Any) -> None:
     if not isinstance(found, Mapping) or not all(isinstance(name, str) for name in found):
         raise MappingError(
-            f"{where} must return a mapping of attribute names to values, got {described(found)}"
+            f"{_where(context)} must return a mapping of attribute names to values, got "
+            f"{described(found)}"
         )
-    return dict(found)
+
+
+def _where(context: OpContext) -> str:
+    rule = _name_of(context[RULE])
+    return f"rule {rule} for op {context.get_op_id()} ({context['op_type']})"
 
 
 def has_rule(context: OpContext) -> bool:
@@ -219,7 +231,12 @@ def sizes_of(tensor: Any) -> tuple[int | None, ...] | None:
         shape = tuple(tensor.shape)
     except (AttributeError, TypeError, ValueError, RuntimeError):
         return None
+    if _INT.issuperset(map(type, shape)):
+        return shape
     return tuple(size if isinstance(size, int) else None for size in map(_plain_size, shape))
+
+
+_INT, _STR = frozenset({int}), frozenset({str})
 
 
 def _plain_size(size: Any) -> Any:

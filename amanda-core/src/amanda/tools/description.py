@@ -119,9 +119,20 @@ def plain_attributes(context: OpContext) -> dict[str, Any]:
         given = canonical.attributes(context) if canonical.has_rule(context) else None
     except MappingError:
         given = None
-    found = {n: _plain(v) for n, v in (context.get_attrs() if given is None else given).items()}
-    return {name: value for name, value in found.items() if value is not _OTHER}
+    found = context.get_attrs() if given is None else given
+    for name, value in tuple(found.items()):
+        # For each operator that is new: most values need no function.
+        if value is None or type(value) in _PLAIN:
+            continue
+        plain = _plain(value)
+        if plain is _OTHER:
+            del found[name]
+        else:
+            found[name] = plain
+    return found
 
+
+_PLAIN = frozenset({bool, int, float, str})
 
 _OTHER: Any = object()
 """Stands for a value that has no plain form."""
@@ -135,9 +146,11 @@ _NAMED = frozenset({"dtype", "device", "layout", "memory_format", "DType"})
 
 def _plain(value: Any) -> Any:
     kind = type(value)
-    if value is None or kind in (bool, int, float, str):
+    if value is None or kind in _PLAIN:
         return value
     if isinstance(value, (list, tuple)):
+        if len(value) <= _MAX_ITEMS and _PLAIN.issuperset(map(type, value)):
+            return list(value)
         items = [_plain(item) for item in value[: _MAX_ITEMS + 1]]
         is_data = len(items) > _MAX_ITEMS or any(item is _OTHER for item in items)
         return _OTHER if is_data else items

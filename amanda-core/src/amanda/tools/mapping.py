@@ -11,6 +11,7 @@ from typing import Any
 
 from amanda.interface.context import OpContext
 from amanda.interface.tool import Tool
+from amanda.namespace import Namespace
 from amanda.registry import plugins
 
 Rule = Callable[[OpContext], Any]
@@ -32,6 +33,7 @@ class MappingTool(Tool):
     def __init__(self, rules: Iterable[Sequence[Any]]) -> None:
         super().__init__()
         self._rules = [_parse(rule) for rule in rules]
+        self._matching: dict[str, tuple[list[Rule], list[Rule]]] = {}
 
     @classmethod
     def standard(cls) -> MappingTool:
@@ -47,14 +49,21 @@ class MappingTool(Tool):
         return found
 
     def before_analyses(self, context: OpContext) -> None:
-        for prefix, before, _ in self._rules:
-            if before is not None and context.namespace.matches(prefix):
-                before(context)
+        found = self._matching.get(context.namespace) or self._matched(context.namespace)
+        for rule in found[0]:
+            rule(context)
 
     def after_analyses(self, context: OpContext) -> None:
-        for prefix, _, after in self._rules:
-            if after is not None and context.namespace.matches(prefix):
-                after(context)
+        found = self._matching.get(context.namespace) or self._matched(context.namespace)
+        for rule in found[1]:
+            rule(context)
+
+    def _matched(self, namespace: Namespace) -> tuple[list[Rule], list[Rule]]:
+        """The rules of a namespace, looked up once: there are few, and many operators in each."""
+        rules = [rule for rule in self._rules if namespace.matches(rule[0])]
+        found = [r for _, r, _ in rules if r is not None], [r for _, _, r in rules if r is not None]
+        self._matching[namespace] = found
+        return found
 
 
 def _parse(rule: Sequence[Any]) -> tuple[str, Rule | None, Rule | None]:

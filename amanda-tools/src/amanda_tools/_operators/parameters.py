@@ -5,17 +5,16 @@ optimizers, metrics and random generators; :class:`VariableUse` tells parameters
 the run does with them::
 
     parameters = Parameters()
-    used = list(parameters.used_by(context))          # in an analysis of a forward operator
+    used = parameters.used_by(context)          # in an analysis of a forward operator
     parameters.note_gradient(context.get_op_id())     # in an analysis of a backward operator
     sum(parameter.size for parameter in parameters.select(used))      # after the run
 """
 
 from __future__ import annotations
 
-import contextlib
 import sys
 import weakref
-from collections.abc import Hashable, Iterable, Iterator
+from collections.abc import Hashable, Iterable, Iterator, Sequence
 from typing import Any
 
 import attrs
@@ -97,22 +96,24 @@ class Parameters:
         self._differentiated: set[str] = set()
         self._count = 0
 
-    def used_by(self, context: OpContext) -> Iterator[Parameter]:
-        """Yield the parameters, and variables that may be some, that an operator reads.
+    def used_by(self, context: OpContext) -> Sequence[Parameter]:
+        """Return the parameters, and variables that may be some, that an operator reads.
 
         Call it in an analysis of a forward operator.
         """
         roles = (context["weight_index"], context["bias_index"])
+        found: list[Parameter] = []
         for position, tensor in enumerate(context.get_inputs()):
             if tensor is None:
                 continue
             key = context.get_value_key(position)
             if key is not None:
-                yield from self._variable(context, position, key, has_role=position in roles)
+                found += self._variable(context, position, key, has_role=position in roles)
                 continue
             value = context.get_value(position)
             if value is not None and (position in roles or _is_torch_parameter(value)):
-                yield self._parameter(value, (context.get_op_id(), position))
+                found.append(self._parameter(value, context, position))
+        return found or ()
 
     def note_gradient(self, op_id: str) -> None:
         """Note that a gradient of this forward operator is computed."""
@@ -166,18 +167,25 @@ class Parameters:
         self._count += 1
         return parameter
 
-    def _parameter(self, value: Any, place: tuple[str, int]) -> Parameter:
+    def _parameter(self, value: Any, context: OpContext, position: int) -> Parameter:
         """Return the parameter of a value; equal for one object, or for one place and size."""
         entry = self._known.get(id(value))
         if entry is not None and entry[0]() is value:
             return entry[1]
-        # A driver that gives values of variables makes a new object at each reading.
-        parameter = self._by_input.get(place)
-        if parameter is None or parameter.size != size_of(value) or _is_torch_parameter(value):
-            parameter = self._by_input[place] = self._new_parameter(value)
-        # Objects that take no weak reference are recognized by their place alone.
-        with contextlib.suppress(TypeError):
+        if _is_torch_parameter(value):
+            parameter = self._new_parameter(value)
+        else:
+            # A driver that gives values of variables makes a new object at each reading.
+            place = context.get_op_id(), position
+            found = self._by_input.get(place)
+            if found is None or found.size != size_of(value):
+                found = self._by_input[place] = self._new_parameter(value)
+            parameter = found
+        try:  # noqa: SIM105 - for each parameter: the context manager costs three functions
             self._known[id(value)] = (weakref.ref(value), parameter)
+        except TypeError:
+            # Objects that take no weak reference are recognized by their place alone.
+            pass
         return parameter
 
 

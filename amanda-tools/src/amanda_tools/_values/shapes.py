@@ -10,7 +10,7 @@ Shape = tuple[int, ...]
 
 def shape_of(tensor: Any) -> Shape:
     """Return the shape of a tensor; all of its sizes have to be known."""
-    return tuple(int(size) for size in tensor.shape)
+    return tuple([int(size) for size in tensor.shape])
 
 
 def rank_of(tensor: Any) -> int | None:
@@ -29,7 +29,7 @@ def byte_size(tensor: Any) -> int | None:
     dtype = getattr(tensor, "dtype", None)
     item = getattr(dtype, "itemsize", None) or getattr(dtype, "size", None)
     try:
-        size = size_of(tensor)
+        size = math.prod([int(size) for size in tensor.shape])
     except (AttributeError, RuntimeError, TypeError, ValueError):
         # Symbolic, or nested: a size of its own for each item.
         return None

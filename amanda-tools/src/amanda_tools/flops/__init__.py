@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
@@ -13,6 +14,7 @@ import attrs
 from amanda import OpContext
 from amanda.files import write_json
 from amanda.interface.points import PointContext
+from amanda.namespace import Namespace
 from amanda.results import Chart, Table
 from amanda.tools.description import OUTSIDE, OpDescription, describe
 from amanda.tools.mapping import MappingTool
@@ -111,16 +113,16 @@ class FlopsTool(PrintingTool[FlopsOptions]):
         known = self._ops.get(op.id)
         if known is None:
             known = self._met(_forward_op(op, context))
-        self._bytes.setdefault(op.id, OpBytes()).parameters = list(
-            self._parameters.used_by(context)
-        )
+        memory = self._bytes.get(op.id)
+        if memory is None:
+            memory = self._bytes[op.id] = OpBytes()
+        memory.parameters = self._parameters.used_by(context)
         # An operator that raises has not executed: it is counted afterwards. In a graph, where a
         # failure ends the run, one routine costs half as much as two.
-        is_eager = context.namespace.tags[-1] == "eager" or context.namespace.matches("pytorch")
-        in_backward = backward_probe(context.namespace.tags[0])
+        is_eager, in_backward = _probes_of(context.namespace)
         if isinstance(known, ProductOp):
             # Once an input is nested, this operator's tensors are asked item by item.
-            if any(is_nested(tensor) for tensor in context.get_inputs()):
+            if any(map(is_nested, context.get_inputs())):
                 # A nested tensor with a ragged axis has a shape, too, but not the sizes of its
                 # items.
                 known.shapes_of = shapes_of_items
@@ -144,9 +146,9 @@ class FlopsTool(PrintingTool[FlopsOptions]):
     def _analyse_outputs(self, context: OpContext) -> None:
         op = self._ops[context.get_op_id()].op
         if op.type not in VIEWS:
-            sizes = [byte_size(t) for t in context.get_outputs() or () if t is not None]
-            total = None if None in sizes else sum(size for size in sizes if size)
-            self._bytes[op.id].activation_bytes = total
+            sizes = [*map(byte_size, filter(_is_given, context.get_outputs() or ()))]
+            known = None if None in sizes else sum(filter(None, sizes))
+            self._bytes[op.id].activation_bytes = known
 
     def _analyse_backward(self, context: OpContext) -> None:
         op = describe(context)
@@ -369,6 +371,17 @@ class FlopsTool(PrintingTool[FlopsOptions]):
             written.append(folder / f"{stem}.node-data.json")
             write_json(written[-1], node_data("FLOPs", self.op_rows(), "flops"))
         return written
+
+
+@functools.cache
+def _probes_of(namespace: Namespace) -> tuple[bool, Callable[[], bool]]:
+    """Whether operators run one by one, and what tells that a backward pass runs."""
+    is_eager = namespace.tags[-1] == "eager" or namespace.matches("pytorch")
+    return is_eager, backward_probe(namespace.tags[0])
+
+
+def _is_given(tensor: Any) -> bool:
+    return tensor is not None
 
 
 def _forward_op(op: OpDescription, context: OpContext) -> Op:

@@ -340,5 +340,5 @@ class OpBytes:
             are unknown before the program runs.
     """
 
-    parameters: list[Parameter] = attrs.field(factory=list)
+    parameters: Sequence[Parameter] = ()
     activation_bytes: int | None = 0

@@ -14,9 +14,10 @@ graph no backward pass uses pays nothing for them.
 from __future__ import annotations
 
 import functools
+import operator
 import weakref
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch import nn
@@ -34,7 +35,9 @@ from amanda_torch.autograd.hooks import (
     nothing_flows,
 )
 from amanda_torch.autograd.nodes import (
+    KINDS,
     LEAF,
+    UNCERTAIN,
     Traced,
     edge_of,
     form_of,
@@ -71,11 +74,14 @@ class KnownGradients:
             :func:`~amanda_torch.autograd.nodes.form_of`; None if that is not known.
         graph: its gradient graph as it last was.
         asked: :attr:`RoutineDispatcher.analysed` when the hooks of leaves were last looked for.
+        is_new: whether the operator has just been analysed for the first time, so that no analysis
+            of its backward operators has run.
     """
 
-    __slots__ = ("asked", "form", "graph", "handle", "hooks")
+    __slots__ = ("asked", "form", "graph", "handle", "hooks", "is_new")
 
     def __init__(self, handle: OpHandle) -> None:
+        self.is_new = False
         self.handle = handle
         self.hooks: dict[str, NodeHooks] = {}
         self.form: Any = None
@@ -83,13 +89,93 @@ class KnownGradients:
         self.asked = -1
 
 
+Way = list[tuple[int, int, int]]
+
+
+class GraphShape:
+    """What all gradient graphs of one form have in common.
+
+    Attributes:
+        form, edges: see :class:`~amanda_torch.autograd.nodes.Traced`.
+        names: the framework's name of each node.
+        suffixes: how the id of each node's backward operator ends.
+        ways: for each node of an output the way to all nodes behind it.
+        types: of the nodes that the edges of a single node lead to.
+        leaves: which of these edges lead to accumulations.
+    """
+
+    __slots__ = ("edges", "form", "leaves", "names", "suffixes", "types", "ways")
+
+    def __init__(self, traced: Traced) -> None:
+        self.form = traced.form
+        self.edges = traced.edges
+        self.names = [node_name(node) for node in traced.nodes]
+        self.suffixes = _numbered(self.names)
+        self.types: list[Any] = []
+        self.leaves: list[int] = []
+        if len(traced.nodes) == 1:
+            self.types = [type(target) for target, _ in traced.nodes[0].next_functions]
+            self.leaves = [i for i, place in enumerate(traced.edges[0]) if place == LEAF]
+        every = set(range(len(traced.nodes)))
+        entries = range(traced.entries)
+        self.ways: list[Way] = [self.way(entry, traced.entries, every) for entry in entries]
+
+    def way(self, entry: int, entries: int, wanted: set[int]) -> Way:
+        """The way from the node of an output to the wanted nodes behind it.
+
+        Those behind the node of another output are found from there.
+
+        Returns:
+            For each node where in the way the one before it stands (the entry at 0), by which of
+            its edges it is reached, and its number.
+        """
+        found, way = [entry], []
+        # It grows while it is read.
+        for place, number in enumerate(found):
+            for edge, target in enumerate(self.edges[number]):
+                if target >= entries and target not in found:
+                    found.append(target)
+                    way.append((place, edge, target))
+        while way and way[-1][2] not in wanted:
+            way.pop()
+        return way
+
+
+_SHAPES: dict[Any, GraphShape] = {}
+"""By form: a program has few, and a description for each operator would take most of the time in
+which a backward operator is first met."""
+
+_name = operator.methodcaller("name")
+_OF_PROGRAMS = torch.autograd.function.BackwardCFunction
+"""The base of the nodes of ``autograd.Function``s."""
+
+_MOST_SHAPES = 4096
+"""Shapes that are kept; concatenations of many tensors have one for each number of them."""
+
+
+def shape_of(traced: Traced) -> GraphShape:
+    """The shape of a graph, the same for all graphs of its form."""
+    nodes = traced.nodes
+    key = [traced.entries, *map(_name, nodes), *map(type, nodes), *map(tuple, traced.edges)]
+    if len(nodes) == 1:
+        key += [type(target) for target, _ in nodes[0].next_functions]
+    every = tuple(key)
+    shape = _SHAPES.get(every)
+    if shape is None:
+        shape = GraphShape(traced)
+        # Not those of the program's own functions, whose classes it may drop.
+        is_kept = not any(isinstance(part, type) and issubclass(part, _OF_PROGRAMS) for part in key)
+        if is_kept and len(_SHAPES) < _MOST_SHAPES:
+            _SHAPES[every] = shape
+    return shape
+
+
 class KnownGraph:
     """The gradient graph of an operator, in all executions in which it has the same form.
 
     Attributes:
         form: see :class:`~amanda_torch.autograd.nodes.Traced`.
-        ids: the id of each node's backward operator.
-        names: the framework's name of each.
+        shape: what it shares with other graphs.
         inputs: for each the forward inputs whose gradients it produces, see
             :attr:`amanda.interface.calls.BackwardCall.names`; None where nobody has asked.
         layout: finds the operator's inputs; None if nothing does, or none was made.
@@ -105,79 +191,61 @@ class KnownGraph:
     """
 
     __slots__ = (
-        "_edges",
+        "_op_id",
         "asked",
         "form",
         "has_layout",
         "hooks",
-        "ids",
         "inner",
         "inputs",
         "is_idle",
         "is_quick",
         "layout",
         "leaves",
-        "names",
+        "shape",
         "types",
     )
 
-    def __init__(self, op_id: str, traced: Traced) -> None:
-        self.form = traced.form
-        self._edges = traced.edges
-        self.names = [node_name(node) for node in traced.nodes]
-        self.ids = _numbered(op_id, self.names)
-        self.inputs: list[Sequence[str]] | None = None
+    def __init__(self, op_id: str, shape: GraphShape) -> None:
+        self._op_id = op_id
+        self.shape = shape
+        self.form = shape.form
+        self.inputs: Sequence[Sequence[str]] | None = None
         self.layout: Layout | None = None
         self.has_layout = False
         self.hooks: list[NodeHooks] | None = None
         self.asked = -1
         self.is_idle = False
         self.is_quick = False
-        self.types: list[Any] = []
-        self.leaves: list[int] = []
-        if len(traced.nodes) == 1:
-            self.types = [type(target) for target, _ in traced.nodes[0].next_functions]
-            self.leaves = [i for i, place in enumerate(traced.edges[0]) if place == LEAF]
-        every = set(range(len(traced.nodes)))
-        self.inner = [self._way(entry, traced.entries, every) for entry in range(traced.entries)]
+        self.types = shape.types
+        self.leaves = shape.leaves
+        self.inner = shape.ways
+
+    def __len__(self) -> int:
+        return len(self.shape.names)
+
+    def id_of(self, number: int) -> str:
+        """The id of a node's backward operator."""
+        return self._op_id + self.shape.suffixes[number]
 
     def settle(self, hooks: list[NodeHooks]) -> None:
         """Note the hooks of all nodes."""
         self.hooks = hooks
         busy = {number for number, one in enumerate(hooks) if not one.is_idle}
         self.is_idle = not busy
-        count = len(self.inner)
-        self.inner = [self._way(entry, count, busy) for entry in range(count)]
-
-    def _way(self, entry: int, entries: int, wanted: set[int]) -> Sequence[tuple[int, int, int]]:
-        """The way from the node of an output to the wanted nodes behind it.
-
-        Those behind the node of another output are found from there.
-
-        Returns:
-            For each node where in the way the one before it stands (the entry at 0), by which of
-            its edges it is reached, and its number.
-        """
-        found, way = [entry], []
-        # It grows while it is read.
-        for place, number in enumerate(found):
-            for edge, target in enumerate(self._edges[number]):
-                if target >= entries and target not in found:
-                    found.append(target)
-                    way.append((place, edge, target))
-        while way and way[-1][2] not in wanted:
-            way.pop()
-        return way
+        if len(busy) < len(hooks):
+            count = len(self.inner)
+            self.inner = [self.shape.way(entry, count, busy) for entry in range(count)]
 
 
-def _numbered(op_id: str, names: Sequence[str]) -> list[str]:
+def _numbered(names: Sequence[str]) -> list[str]:
     counts: dict[str, int] = {}
-    ids = []
+    suffixes = []
     for name in names:
         number = counts.get(name, 0)
         counts[name] = number + 1
-        ids.append(f"{op_id}/grad/{name}:{number}")
-    return ids
+        suffixes.append(f"/grad/{name}:{number}")
+    return suffixes
 
 
 class Execution:
@@ -185,7 +253,7 @@ class Execution:
 
     Args:
         describe: describes it.
-        modules: gives the running modules, innermost first.
+        modules: gives references to the running modules, innermost first.
         key, args, kwargs: what a :class:`~amanda_torch.operators.layouts.Layout` finds its inputs
             by; None for a `key` where nothing does.
     """
@@ -195,7 +263,7 @@ class Execution:
     def __init__(
         self,
         describe: Callable[[], TorchCall],
-        modules: Callable[[], list[nn.Module]],
+        modules: Callable[[], Sequence[weakref.ref[nn.Module]]],
         key: Any = None,
         args: tuple[Any, ...] = (),
         kwargs: Mapping[str, Any] | None = None,
@@ -237,24 +305,28 @@ class Past:
     """The tensors of a past execution, held weakly.
 
     Args:
-        modules: those that were running, innermost first.
+        modules: references to those that were running, innermost first.
     """
 
-    __slots__ = ("_handle", "_inputs", "_modules", "_outputs")
+    __slots__ = ("_count", "_handle", "_modules", "_tensors")
 
     def __init__(
-        self, inputs: Sequence[Any], outputs: Sequence[Any], modules: Sequence[nn.Module]
+        self,
+        inputs: Sequence[Any],
+        outputs: Sequence[Any],
+        modules: Sequence[weakref.ref[nn.Module]],
     ) -> None:
-        self._inputs = [None if t is None else weakref.ref(t) for t in inputs]
-        self._outputs = [None if t is None else weakref.ref(t) for t in outputs]
-        self._modules = [weakref.ref(module) for module in modules]
+        self._tensors = [None if t is None else weakref.ref(t) for t in (*inputs, *outputs)]
+        self._count = len(inputs)
+        self._modules = modules
         self._handle: OpHandle | None = None
 
     def handle(self, bare: OpHandle) -> OpHandle:
         """A handle like `bare`, which also leads to the tensors."""
         if self._handle is None:
             scopes = [scope for scope in (ref() for ref in bare.scopes) if scope is not None]
-            inputs, outputs = self._past(self._inputs), self._past(self._outputs)
+            tensors, count = self._past(self._tensors), self._count
+            inputs, outputs = tensors[:count], tensors[count:]
             self._handle = OpHandle(bare.op_id, scopes, inputs, outputs, model=bare.model)
         return self._handle
 
@@ -298,9 +370,10 @@ class Claim:
         self._graph = graph
         self._past = past
         self._reached = reached
-        self._done: set[int] = set()
+        # Made where a pass comes to it: it may never do.
+        self._done: set[int] | None = None
         # A list of its own where some are yet to be made.
-        self._hooks: Any = graph.hooks or [None] * len(graph.ids)
+        self._hooks: Any = graph.hooks
         self._is_settled = graph.hooks is not None
 
     def register(self, entry: int, node: Any) -> None:
@@ -309,57 +382,103 @@ class Claim:
         Args:
             entry: its number.
         """
-        hooks, native = self._hooks[entry], self._claimer.dispatcher.native
-        before = functools.partial(self._before, entry)
+        hooks: Any = self._hooks[entry] if self._hooks else None
+        native = self._claimer.dispatcher.native
+        # Nearly all operators have one entry: a bound method is the least that can be registered.
+        before = functools.partial(self._before, entry=entry) if entry else self._before
         native.attach(node, before, False) if native else node.register_prehook(before)
         if native and self._is_settled and not hooks.has_before:
             native.register(hooks, node)
         elif hooks is None or hooks.has_after:
-            after = functools.partial(self._after, entry)
+            after = functools.partial(self._after, entry=entry) if entry else self._after
             native.attach(node, after, True) if native else node.register_hook(after)
 
-    def _before(self, entry: int, grad_outputs: tuple[Any, ...]) -> Any:
+    def _before(self, grad_outputs: tuple[Any, ...], entry: int = 0) -> Any:
         if nothing_flows(grad_outputs):
             return None
+        if self._done is None:
+            self._done = set()
         if entry not in self._done:
             self._done.add(entry)
-            self._hook_inner(entry)
+            self._hook_inner(entry, self._done)
         if self._reached:
             note_reached(self._reached, grad_outputs)
         hooks = self._hooks_at(entry)
         return hooks.before(grad_outputs) if hooks.has_before else None
 
     def _after(
-        self, entry: int, grad_inputs: tuple[Any, ...], grad_outputs: tuple[Any, ...]
+        self, grad_inputs: tuple[Any, ...], grad_outputs: tuple[Any, ...], entry: int = 0
     ) -> Any:
         hooks = self._hooks_at(entry)
         return hooks.after(grad_inputs, grad_outputs) if hooks.has_after else None
 
-    def _hook_inner(self, entry: int) -> None:
-        """Hook the nodes behind the one that runs now: a pass comes to them later."""
+    def _hook_inner(self, entry: int, done: set[int]) -> None:
+        """Hook the nodes behind the one that runs now: a pass comes to them later.
+
+        Args:
+            done: the numbers of those that are hooked, to be added to.
+        """
         way = self._graph.inner[entry]
         if not way:
             return
         native = self._claimer.dispatcher.native
         if self._is_settled and native is not None:
-            native.hook_way(_current_node(), way, self._hooks, self._done)
+            native.hook_way(_current_node(), way, self._hooks, done)
             return
         nodes = [_current_node()]
         for place, edge, number in way:
             node = nodes[place].next_functions[edge][0]
             nodes.append(node)
-            if number not in self._done:
-                self._done.add(number)
+            if number not in done:
+                done.add(number)
                 hooks = self._hooks_at(number)
                 if not hooks.is_idle:
                     hooks.register(node)
 
     def _hooks_at(self, number: int) -> NodeHooks:
+        if self._hooks is None:
+            self._hooks = [None] * len(self._graph)
         hooks: NodeHooks | None = self._hooks[number]
         if hooks is None:
             hooks = self._claimer.hooks_of(self._known, self._graph, number, self._past)
             self._hooks[number] = hooks
         return hooks
+
+
+class _Owner(weakref.ref[torch.Tensor]):
+    """A reference to a leaf, and the operator whose its accumulation is.
+
+    One object: with a callback of its own it would be six.
+    """
+
+    __slots__ = ("_key", "_owners", "op_id")
+
+    def __new__(cls, leaf: torch.Tensor, owners: dict[int, _Owner], op_id: str) -> Self:
+        return super().__new__(cls, leaf, _forget_owner)
+
+    def __init__(self, leaf: torch.Tensor, owners: dict[int, _Owner], op_id: str) -> None:
+        self._key = id(leaf)
+        self._owners = owners
+        self.op_id = op_id
+
+    def forget(self) -> None:
+        """The leaf is gone."""
+        if self._owners.get(self._key) is self:
+            del self._owners[self._key]
+
+
+def _forget_owner(owner: Any) -> None:
+    owner.forget()
+
+
+def _leaf_hooks(
+    claimer: Claimer,
+    known: KnownGradients,
+    backward_id: str,
+    scopes: Sequence[Any],
+    past: Past | None,
+) -> NodeHooks:
+    return claimer.leaf_hooks(known, backward_id, scopes, past)
 
 
 class Claimer:
@@ -373,7 +492,7 @@ class Claimer:
     def __init__(self, dispatcher: RoutineDispatcher) -> None:
         self.dispatcher = dispatcher
         self.iterations: dict[str, int] = {}
-        self._owners: dict[int, tuple[weakref.ref[Any], str]] = {}
+        self._owners: dict[int, _Owner] = {}
 
     def clear(self) -> None:
         """Forget everything, at the end of the thread's scopes."""
@@ -393,7 +512,7 @@ class Claimer:
 
     def owners(self) -> set[str]:
         """The operators that own an accumulation."""
-        return {op_id for _, op_id in list(self._owners.values())}
+        return {owner.op_id for owner in list(self._owners.values())}
 
     def note_run(self, op_id: str, iteration: int) -> None:
         """Remember the iteration in which an operator with gradients last ran."""
@@ -465,7 +584,10 @@ class Claimer:
             self._claim_all(plan, known, execution, result, start, iteration)
             return
         if graph is None or (graph.form is not traced.form and graph.form != traced.form):
-            graph = known.graph = KnownGraph(plan.op_id, traced)
+            graph = known.graph = KnownGraph(plan.op_id, shape_of(traced))
+            if known.is_new:
+                graph.asked = known.asked = self.dispatcher.analysed
+        known.is_new = False
         if graph.hooks is None and graph.asked != self.dispatcher.analysed:
             self._ask(known, graph)
         reached: list[Accumulation] = []
@@ -490,7 +612,8 @@ class Claimer:
         """Find the hooks of all nodes of a graph, if no analysis of any of them is pending."""
         graph.asked = self.dispatcher.analysed
         hooks = []
-        for backward_id, name in zip(graph.ids, graph.names, strict=True):
+        for number, name in enumerate(graph.shape.names):
+            backward_id = graph.id_of(number)
             one = known.hooks.get(backward_id)
             if one is None:
                 one = self._shared_hooks(known, name, backward_id)
@@ -528,7 +651,8 @@ class Claimer:
             past: the tensors of the execution.
         """
         inputs = graph.inputs[number] if graph.inputs is not None else ()
-        return self._made_hooks(known, graph.names[number], graph.ids[number], past, inputs)
+        name, backward_id = graph.shape.names[number], graph.id_of(number)
+        return self._made_hooks(known, name, backward_id, past, inputs)
 
     def _made_hooks(
         self,
@@ -574,7 +698,7 @@ class Claimer:
         if settled is None and traced.entries:
             if graph.inputs is None:
                 call = execution.call()
-                graph.inputs = [_input_names(node, call) for node in traced.nodes]
+                graph.inputs = _input_names(traced.nodes, call)
             if execution.key is not None and not graph.has_layout:
                 graph.layout, graph.has_layout = execution.layout(), True
             past = execution.past(outputs, graph.layout)
@@ -615,12 +739,11 @@ class Claimer:
             if hooks is None and known.asked != self.dispatcher.analysed:
                 hooks = self._shared_hooks(known, "AccumulateGrad", backward_id)
             if hooks is None or not hooks.is_idle:
-                is_idle = False
-                make = functools.partial(self._leaf_hooks, known, backward_id, fresh)
+                is_idle, past = False, None
                 if hooks is None and described is not None:
                     layout = None if known.graph is None else known.graph.layout
-                    make = functools.partial(make, described[0].past(described[1], layout))
-                one = Accumulation(make)
+                    past = described[0].past(described[1], layout)
+                one = Accumulation(_leaf_hooks, self, known, backward_id, fresh, past)
                 for scope in fresh:
                     marks[scope] = one
                 add_reached(reached, marks, handle.scopes)
@@ -634,12 +757,8 @@ class Claimer:
         known.asked = self.dispatcher.analysed
         return is_idle
 
-    def _leaf_hooks(
-        self,
-        known: KnownGradients,
-        backward_id: str,
-        scopes: Sequence[Any],
-        past: Past | None = None,
+    def leaf_hooks(
+        self, known: KnownGradients, backward_id: str, scopes: Sequence[Any], past: Past | None
     ) -> NodeHooks:
         """The hooks of a leaf's accumulation, in the scopes in which it is the operator's."""
         hooks = self._made_hooks(known, "AccumulateGrad", backward_id, past)
@@ -677,16 +796,10 @@ class Claimer:
     def _owner_of(self, leaf: torch.Tensor) -> str | None:
         # Not a WeakIdKeyDictionary, which makes an object of Python for each question.
         known = self._owners.get(id(leaf))
-        return known[1] if known is not None and known[0]() is leaf else None
+        return known.op_id if known is not None and known() is leaf else None
 
     def _set_owner(self, leaf: torch.Tensor, op_id: str) -> None:
-        owners, key = self._owners, id(leaf)
-
-        def died(reference: weakref.ref[Any]) -> None:
-            if key in owners and owners[key][0] is reference:
-                del owners[key]
-
-        owners[key] = weakref.ref(leaf, died), op_id
+        self._owners[id(leaf)] = _Owner(leaf, self._owners, op_id)
 
     def _claim_all(
         self,
@@ -721,10 +834,8 @@ class Claimer:
                 needs = backward_needs(handle, backward_id)
                 hooks = self._shared_hooks(known, name, backward_id, needs)
             if hooks is None:
-                own, names = (
-                    execution.past(outputs).handle(handle),
-                    _input_names(node, execution.call()),
-                )
+                own = execution.past(outputs).handle(handle)
+                names = _input_names([node], execution.call())[0]
                 hooks = self._pending_hooks(needs, name, backward_id, own, names)
             hooks.register(node)
             is_idle = is_idle and hooks.is_idle
@@ -737,14 +848,29 @@ class Claimer:
                 node.register_prehook(functools.partial(note_reached, reached))
 
 
-def _input_names(node: Any, call: TorchCall) -> list[str]:
-    """The name of the forward input whose gradient each output of a node is; "" for none."""
+_NAMES: dict[tuple[tuple[str, ...], ...], tuple[tuple[str, ...], ...]] = {}
+"""Each result of :func:`_input_names` once."""
+
+
+def _input_names(nodes: Sequence[Any], call: TorchCall) -> Sequence[Sequence[str]]:
+    """For each node the forward inputs whose gradients its outputs are, by name; "" for none."""
     edges = call.edges or [edge_of(tensor) for tensor in call.inputs]
-    left = [(e, n) for e, n in zip(edges, call.names, strict=True) if e is not None]
-    names = []
-    for target, number in node.next_functions:
-        while is_own(target) and target.next_functions:
-            target, number = target.next_functions[0]
-        found = next((i for i, (e, _) in enumerate(left) if is_edge(target, number, e)), None)
-        names.append("" if found is None else left.pop(found)[1])
-    return names
+    every = [(e, n) for e, n in zip(edges, call.names, strict=True) if e is not None]
+    found = []
+    for node in nodes:
+        left, names = every, []
+        for target, number in node.next_functions:
+            if KINDS.get(type(target), UNCERTAIN) == UNCERTAIN and target is not None:
+                while is_own(target) and target.next_functions:
+                    target, number = target.next_functions[0]
+            name = ""
+            for position, (edge, input_name) in enumerate(left):
+                is_same = target is edge[0] and number == edge[1]
+                if is_same or (edge[1] == -1 and is_edge(target, number, edge)):
+                    name = input_name
+                    left = [*left[:position], *left[position + 1 :]]
+                    break
+            names.append(name)
+        found.append(tuple(names))
+    key = tuple(found)
+    return _NAMES.setdefault(key, key) if len(_NAMES) < _MOST_SHAPES else key

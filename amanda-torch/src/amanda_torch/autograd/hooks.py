@@ -176,12 +176,14 @@ class Accumulation:
 
     Args:
         make: gives what they run, and is called once, where a pass comes to them.
+        args: its arguments.
     """
 
-    __slots__ = ("_always", "_hooks", "_make", "_passes")
+    __slots__ = ("_always", "_args", "_hooks", "_make", "_passes")
 
-    def __init__(self, make: Callable[[], NodeHooks]) -> None:
-        self._make: Callable[[], NodeHooks] | None = make
+    def __init__(self, make: Callable[..., NodeHooks], *args: Any) -> None:
+        self._make = make
+        self._args = args
         self._hooks: NodeHooks | None = None
         # By the numbers of _internals.graph_task.
         self._passes: list[int] = []
@@ -210,10 +212,12 @@ class Accumulation:
         return None
 
     def _made(self) -> NodeHooks:
-        if self._hooks is None:
-            assert self._make is not None
-            self._hooks, self._make = self._make(), None
-        return self._hooks
+        # Another thread may be about to do the same.
+        args, hooks = self._args, self._hooks
+        if hooks is None:
+            hooks = self._hooks = self._make(*args)
+            self._args = ()
+        return hooks
 
 
 _PASSES = 64

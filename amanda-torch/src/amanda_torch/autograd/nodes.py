@@ -98,10 +98,11 @@ NOWHERE, OUTSIDE, LEAF = -1, -2, -3
 """Where an edge leads that leads to no node of the operator: nowhere, to an older node, to the
 accumulation of a leaf."""
 
-_PLAIN_NODE, _ACCUMULATION, _UNCERTAIN = range(3)
+_PLAIN_NODE, _ACCUMULATION, UNCERTAIN = range(3)
 
-_KINDS: dict[Any, int] = {}
-"""Classes of nodes: :func:`_kind` is a frame more for each node."""
+KINDS: dict[Any, int] = {}
+"""Classes of nodes: :func:`_kind` is a frame more for each node. Those that are ``UNCERTAIN`` may
+be of this package."""
 
 
 def _kind(cls: Any) -> int:
@@ -109,8 +110,8 @@ def _kind(cls: Any) -> int:
     if hasattr(cls, "variable"):
         kind = _ACCUMULATION
     elif cls in _OWN_NODES or cls.__name__ == "AliasBackward0":
-        kind = _UNCERTAIN
-    _KINDS[cls] = kind
+        kind = UNCERTAIN
+    KINDS[cls] = kind
     return kind
 
 
@@ -159,12 +160,12 @@ def trace_graph(
                 return None
         if node is None or node in nodes:
             continue
-        if _KINDS.get(type(node), _UNCERTAIN) and _kind(type(node)) == _UNCERTAIN:
+        if KINDS.get(type(node), UNCERTAIN) and _kind(type(node)) == UNCERTAIN:
             return None
         if _sequence(node) >= start:
             nodes.append(node)
     if nodes and form is not None and native is not None:
-        leaves = native.follow(nodes, start, form, _KINDS)
+        leaves = native.follow(nodes, start, form, KINDS)
         if leaves is not None:
             return Traced(nodes, len(nodes), [], form, leaves)
     found = Traced(nodes, len(nodes), [], [], [])
@@ -183,14 +184,14 @@ def _follow_edges(found: Traced, start: int) -> bool:
                 targets.append(NOWHERE)
                 continue
             cls = type(target)
-            kind = _KINDS.get(cls)
+            kind = KINDS.get(cls)
             if kind is None:
                 kind = _kind(cls)
             if kind == _ACCUMULATION:
                 targets.append(LEAF)
                 if target not in leaves:
                     leaves.append(target)
-            elif kind == _UNCERTAIN:
+            elif kind == UNCERTAIN:
                 return False
             elif _sequence(target) < start:
                 targets.append(OUTSIDE)

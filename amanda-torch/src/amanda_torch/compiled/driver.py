@@ -17,6 +17,8 @@ import os
 from collections.abc import Sequence
 from typing import Any
 
+import torch
+
 from amanda.errors import CapabilityError
 from amanda.interface.proofs import Proof
 from amanda.namespace import Namespace
@@ -28,6 +30,7 @@ from amanda_torch.compiled import proofs
 from amanda_torch.compiled.capture import callback_for, say_captured
 from amanda_torch.compiled.captured import COMPILER_VARIABLE
 from amanda_torch.compiled.modules import Modules
+from amanda_torch.driver import namespace_of
 from amanda_torch.eager import gate
 from amanda_torch.eager.driver import InterceptingDriver
 from amanda_torch.eager.interceptors import Interceptor
@@ -43,6 +46,12 @@ class EagerDriver(InterceptingDriver):
     def __init__(self, dispatcher: Any) -> None:
         super().__init__(dispatcher)
         self._has_said = False
+        self._namespace: Namespace | None = None
+
+    def invalidate(self) -> None:
+        """As the eager driver; the environment is read anew."""
+        self._namespace = None
+        super().invalidate()
 
     def patch(self, patches: PatchSet) -> None:
         """As the eager driver; with the interceptor ``capture``, modules are captured as well."""
@@ -66,9 +75,12 @@ class EagerDriver(InterceptingDriver):
     @property
     def namespace(self) -> Namespace:
         """That of eager mode where operators run one by one; ``graph`` with a compiler."""
-        is_eager = os.environ.get(COMPILER_VARIABLE, "eager") == "eager"
-        mode = "eager" if is_eager else self.mode_of_graphs
-        return Namespace(super().namespace.rpartition("/")[0] + "/" + mode)
+        if self._namespace is None:
+            # Asked for each operator that is new, and the environment answers slowly.
+            is_eager = os.environ.get(COMPILER_VARIABLE, "eager") == "eager"
+            mode = "eager" if is_eager else self.mode_of_graphs
+            self._namespace = namespace_of(torch.__version__, mode)
+        return self._namespace
 
     def capture_compiled(self, callback: Any, interceptor: Interceptor) -> Any:
         """See :mod:`amanda_torch.compiled.capture`."""

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from amanda import inline
 from amanda.engine.backward import OpHandle
 from amanda.engine.plan import ActionPlan
 from amanda.errors import ToolTypeError
@@ -63,6 +64,9 @@ _FORMS = 16
 """Forms of call for which a layout is made; an operator with more is described at each call."""
 
 
+_NO_COUNTERS: tuple[Sequence[inline.Counter], Sequence[inline.Counter]] = ((), ())
+
+
 class KnownOp:
     """Facts that a thread has learned about one operator, under one plan.
 
@@ -111,7 +115,7 @@ class KnownOp:
         is_inlined = plan.is_claim or plan.is_blind
         self.inlined_before = inlined_of(plan.before) if is_inlined else None
         self.inlined_after = inlined_of(plan.after) if is_inlined else None
-        self.claimed = executor.claimed
+        self.claimed = executor.claimed_method
         self.iterations = executor.claimer.iterations
         self.op_id = plan.op_id
         self.name = name
@@ -119,7 +123,8 @@ class KnownOp:
         self.gradients = gradients
         self.layout: Layout | None = None
         self.forms = 0
-        self.counters = counters_of(plan.before) or (), counters_of(plan.after) or ()
+        before, after = counters_of(plan.before), counters_of(plan.after)
+        self.counters = (before or (), after or ()) if before or after else _NO_COUNTERS
 
 
 class Executor:
@@ -131,6 +136,19 @@ class Executor:
         self.claimer = Claimer(dispatcher)
         # Faster than by STATE, which looks up the thread at each access.
         self._thread = vars(STATE)
+        self._claimed: Callable[..., None] | None = None
+
+    def clear(self) -> None:
+        """Forget everything, at the end of the thread's scopes."""
+        self.claimer.clear()
+        self._claimed = None
+
+    @property
+    def claimed_method(self) -> Callable[..., None]:
+        """:meth:`claimed`, bound once for all operators."""
+        if self._claimed is None:
+            self._claimed = self.claimed
+        return self._claimed
 
     # -- an operator that is not known ------------------------------------
 
@@ -167,7 +185,7 @@ class Executor:
                 call = self._call(func, name, op_id, args, kwargs, key)
                 call.phase = phase_of(call, self._tracker)
                 execution = self._dispatcher.begin(call, scopes)
-                first = execution.plan
+                first, gradients.is_new = execution.plan, execution.is_new
                 result, plan = self._carry_out(first, call, gradients, outer, None, execution)
             if outer:
                 _internals.show_modes(outer)
@@ -262,18 +280,21 @@ class Executor:
         if claimer.claim_again(known.plan, gradients, result, start, iteration):
             return
         form = gradients.form
-        if type(result) not in _PLAIN:
+        is_known = False
+        if form is None:
+            pass
+        elif type(result) not in _PLAIN:
             with _internals.reading((result,)):
-                is_known = form is not None and form == form_of(result)
+                is_known = form == form_of(result)
         else:
-            is_known = form is not None and form == form_of(result)
+            is_known = form == form_of(result)
         if is_known:
             self.claimer.note_run(known.plan.op_id, self._tracker.iteration)
         elif not _internals.is_traced():
             describe = functools.partial(
                 self._call, func, known.name, known.plan.op_id, args, kwargs, key
             )
-            execution = Execution(describe, self._tracker.modules, key or func, args, kwargs)
+            execution = Execution(describe, self._tracker.references, key or func, args, kwargs)
             if _PLAIN.issuperset(map(type, (result, *args))):
                 self._claim(known.plan, known.gradients, execution, result, start)
             else:
@@ -433,7 +454,7 @@ class Executor:
         # The hooks of single nodes are registered after those on all output gradients and
         # before those on all input gradients, and run in this order (contract rule 8).
         if plan.claims and _is_grad_enabled():
-            described = Execution(lambda: call, self._tracker.modules)
+            described = Execution(lambda: call, self._tracker.references)
             self._claim(plan, gradients, described, result, operation.start)
         operation.hook_inputs(result)
         changed = self._dispatcher.run_all(plan.after, outputs)

@@ -203,7 +203,7 @@ class Interceptor(Tracker, TorchFunctionMode):
     def clear(self) -> None:
         """Drop the scopes, and what was learned under them."""
         super().clear()
-        self.executor.claimer.clear()
+        self.executor.clear()
         self._active = ()
         self._above = None
         self._entered.clear()

@@ -18,7 +18,7 @@ import itertools
 import re
 import weakref
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch import nn
@@ -82,6 +82,46 @@ class Child:
         self.inner: weakref.ref[nn.Module] | None = None
         self.calls = 0
         self.frames: list[Frame] = []
+
+
+class _Called(weakref.ref[nn.Module]):
+    """A reference to a module that was called within a frame.
+
+    One object: with a callback of its own it would be six for each module. It holds no tracker,
+    which would be a cycle.
+
+    Args:
+        children: those of the frame.
+        last: the frames of the last calls.
+    """
+
+    __slots__ = ("_children", "_key", "_last")
+
+    def __new__(cls, module: nn.Module, *_: Any) -> Self:
+        return super().__new__(cls, module, _forget)
+
+    def __init__(
+        self,
+        module: nn.Module,
+        children: dict[int, Child],
+        last: dict[int, weakref.ref[Frame]],
+    ) -> None:
+        self._key = id(module)
+        self._children = children
+        self._last = last
+
+    def forget(self) -> None:
+        """The module is gone."""
+        child = self._children.pop(self._key, None)
+        self._last.pop(self._key, None)
+        if child is not None:
+            # It may be one of those that have run in this iteration.
+            child.frames.clear()
+            child.model = None
+
+
+def _forget(called: Any) -> None:
+    called.forget()
 
 
 class Frame:
@@ -385,6 +425,16 @@ class Tracker:
             frame = frame.caller
         return found
 
+    def references(self) -> list[weakref.ref[nn.Module]]:
+        """References to the running modules, innermost first."""
+        found = []
+        frame: Frame | None = self.frame
+        while frame is not None:
+            if frame.module is not None:
+                found.append(frame.module)
+            frame = frame.caller
+        return found
+
     def last_frame(self, module: nn.Module) -> Frame | None:
         """The frame of the last call of `module` in this thread."""
         reference = self._last.get(id(module))
@@ -454,17 +504,7 @@ class Tracker:
 
     def _new_child(self, parent: Frame, module: nn.Module) -> Child:
         key = id(module)
-        # The callback holds these two, and not the tracker, which would be a cycle.
-        children, last = parent.children, self._last
-
-        def died(_: weakref.ref[nn.Module]) -> None:
-            child = children.pop(key, None)
-            last.pop(key, None)
-            if child is not None:
-                # It may be one of those that have run in this iteration.
-                child.frames.clear()
-                child.model = None
-
+        children = parent.children
         transparent, model = is_transparent(module), None
         if transparent:
             name = ""
@@ -476,7 +516,8 @@ class Tracker:
         if isinstance(module, torch.jit.ScriptModule):
             self._not_seen("TorchScript modules: their operators run in C++")
         is_fused = self._is_for_python(parent, module)
-        child = Child(weakref.ref(module, died), name, transparent, is_fused, model)
+        reference = _Called(module, children, self._last)
+        child = Child(reference, name, transparent, is_fused, model)
         if transparent and hasattr(module, _internals.COMPILED_MODULE):
             child.inner = weakref.ref(getattr(module, _internals.COMPILED_MODULE))
         children[key] = child

@@ -165,9 +165,12 @@ class Constants:
         if known is not None and known() is tensor:
             return True
         # ``torch.func.functional_call`` may have put it in the place of a parameter since then.
-        inner = running[0]
-        members = itertools.chain(inner.parameters(recurse=False), inner.buffers(recurse=False))
-        return any(member is tensor for member in members)
+        for own in _internals.own_members(running[0]):
+            # Asked for each input of each new operator: generators would cost frames.
+            for member in own.values():
+                if member is tensor:
+                    return True
+        return False
 
 
 CONSTANTS = Constants()
