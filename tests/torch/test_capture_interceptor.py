@@ -182,6 +182,21 @@ def test_models_run_captured_with_the_results_and_ids_of_the_mode(
     assert len(bound) == CALLS - CALLS_BEFORE - 1
 
 
+class Emptied(nn.Module):
+    """Its first call runs nothing, its second one an operator."""
+
+    def forward(self, x: torch.Tensor, runs: bool) -> torch.Tensor:
+        return x * 2 if runs else x
+
+
+def test_modules_that_run_no_operator_do_not_keep_others_from_capture() -> None:
+    """``nn.Identity`` keeps no model from capture; numbers of calls are those of the mode."""
+    model = nn.Sequential(nn.Linear(4, 4), nn.Identity(), nn.Sequential(nn.Identity()))
+    assert way_of(model, infer, X) == "captured"
+    emptied = Emptied()
+    way_of(Lambda(lambda fc, x: emptied(emptied(fc(x), False), True)), infer, X)
+
+
 def test_a_captured_module_serves_the_next_scope(bound: list[Binding]) -> None:
     """What was captured belongs to the module: the next scope runs it from its first call on."""
     net = Net()

@@ -316,14 +316,16 @@ class ModuleGraph(CapturedGraph):
 
 
 def operators_of(frame: Frame) -> Operators:
-    """The operators of the module call that has just run in a frame."""
+    """The operators of the module call that has just run in a frame.
+
+    Modules whose calls run none, such as ``nn.Identity``, are left out: a graph does not have them.
+    """
     names = sorted((name, cell[0]) for name, cell in frame.names.items() if cell[0])
-    calls = sorted(
+    calls = (
         (child.name, *(operators_of(called) for called in child.frames[: child.calls]))
         for child in frame.children.values()
-        if child.calls
     )
-    return (*names, *calls)
+    return (*names, *sorted(call for call in calls if any(call[1:])))
 
 
 def _no_context() -> Any:
