@@ -210,6 +210,16 @@ def torch_capture(session: nox.Session) -> None:
     _run(session, "-m", "pytest", "-q", "-n", "2", *(session.posargs or CAPTURED))
 
 
+@nox.session
+def architectures(session: nox.Session) -> None:
+    """25 architectures of timm and transformers, bit for bit, with every interceptor; an hour.
+
+    Arguments are names of some of them, with commas.
+    """
+    os.environ["AMANDA_ARCHITECTURES"] = ",".join(session.posargs) or "all"
+    _run(session, "-m", "pytest", "-q", "-n", "2", "tests/torch/test_architectures.py")
+
+
 def _environment(session: nox.Session, name: str, version: str) -> str:
     """The Python of the session's environment; without such a Python the session is skipped."""
     interpreter = _interpreter(version)
