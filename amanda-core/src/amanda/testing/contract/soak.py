@@ -38,4 +38,5 @@ class SoakTests(InterruptTests):
         assert growth.threads <= 0
         assert growth.objects < 1
         if growth.is_long:
+            assert growth.blocks < 1
             assert growth.resident < _BYTES

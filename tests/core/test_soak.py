@@ -1,0 +1,33 @@
+"""What a soak tells to have grown."""
+
+from __future__ import annotations
+
+import pytest
+
+from amanda.testing import soak
+
+
+@pytest.fixture(autouse=True)
+def _long(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(soak.VARIABLE, str(soak.LONG))
+
+
+def test_memory_that_the_garbage_collector_does_not_know_is_told() -> None:
+    """A string that each scope leaves behind is growth: a block of the allocator, and no object."""
+    kept: list[str] = []
+    growth = soak.grow(lambda: kept.append(f"scope {len(kept)}"))
+    assert growth.is_long
+    assert growth.objects < 1 <= growth.blocks
+    assert len(kept) == growth.scopes
+
+
+def test_what_is_made_in_the_beginning_is_no_growth() -> None:
+    """What the first quarter of the scopes leaves behind, and no later one, is not told."""
+    kept: list[list[str]] = []
+
+    def one_scope() -> None:
+        if len(kept) < soak.LONG // 4:
+            kept.append([f"scope {len(kept)}"])
+
+    growth = soak.grow(one_scope)
+    assert growth.objects < 1 > growth.blocks
