@@ -17,6 +17,7 @@ import amanda
 from amanda_tensorflow import _internals
 from tests.identity import Identity
 from tests.tensorflow import support
+from tests.tensorflow.programs import placed
 from tests.tensorflow.support import Counter, Session, Training, Watcher, tf1
 
 
@@ -69,6 +70,34 @@ def test_identity_without_optimizer(placement: type[Training], second: bool) -> 
     tool = Identity()
     with amanda.apply(tool):
         support.assert_same_bits(training.steps(2), expected)
+    assert tool.calls
+
+
+def gated_loops(x: Any) -> Any:
+    """A recurrent network whose state is read at several depths, in a loop within a loop."""
+    kernels = [tf.constant(support.data(seed)[0][0, :4, :4, 0], tf.float32) for seed in range(3)]
+
+    def gated(h: Any) -> Any:
+        update, reset = tf.sigmoid(h @ kernels[0]), tf.sigmoid(h @ kernels[1]) * h
+        return update * h + (1.0 - update) * tf.tanh(reset @ kernels[2])
+
+    def inner(h: Any) -> Any:
+        return tf.while_loop(lambda i, h: i < 3, lambda i, h: (i + 1, gated(h)), (0, h))[1]
+
+    outer = lambda i, h: (i + 1, inner(h) + h * tf.tanh(h))  # noqa: E731
+    return tf.while_loop(lambda i, h: i < 2, outer, (0, x))[1]
+
+
+@pytest.mark.usefixtures("without_optimizer")
+@pytest.mark.parametrize("placement", ["inside", "outside"])
+def test_the_order_in_which_gradients_are_added(placement: str) -> None:
+    """Gradients that are derived anew add their parts in the order of the vanilla ones."""
+    x = tf.constant(support.data(3)[0][0, :3, :4, 0], tf.float32)
+    expected = placed(gated_loops, placement)(x)
+    function = placed(gated_loops, placement)
+    tool = Identity()
+    with amanda.apply(tool):
+        support.assert_same_bits(function(x), expected)
     assert tool.calls
 
 

@@ -16,8 +16,9 @@ were traced before ``apply`` can be instrumented exactly.
 from __future__ import annotations
 
 import gc
+import itertools
 import weakref
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import attrs
@@ -91,6 +92,11 @@ class GradientLog:
 _LOGS: weakref.WeakKeyDictionary[Any, GradientLog] = weakref.WeakKeyDictionary()
 """The gradient calls by graph."""
 
+_ORDER: weakref.WeakKeyDictionary[Any, dict[str, int]] = weakref.WeakKeyDictionary()
+"""By graph and name of a forward operator, the number of its first gradient call."""
+
+_NUMBERS = itertools.count()
+
 _PATCHES = PatchSet()
 
 
@@ -114,6 +120,11 @@ _OLDER: weakref.WeakSet[Any] = weakref.WeakSet()
 def log_of(graph: Any) -> GradientLog:
     """The gradient calls that were noted in `graph`."""
     return _LOGS.get(graph) or GradientLog()
+
+
+def gradient_numbers(graph: Any) -> Mapping[str, int]:
+    """By name of a forward operator, the number of the first gradient call of it among all."""
+    return _ORDER.get(graph, {})
 
 
 def is_older(graph: Any) -> bool:
@@ -289,10 +300,13 @@ def _noted(forward: ForwardOp, call: Callable[[Sequence[Any]], Any], out_grads: 
     if _internals.executing_eagerly():
         return call(out_grads)
     graph = _internals.default_graph()
-    before = len(graph.get_operations())
+    before, number = len(graph.get_operations()), next(_NUMBERS)
     result = call(out_grads)
     made = tuple(op.name for op in graph.get_operations()[before:])
     grad_inputs = result if isinstance(result, (list, tuple)) else [result]
+    source = forward.graph()
+    if source is not None:
+        _ORDER.setdefault(source, {}).setdefault(forward.name, number)
     log = _LOGS.get(graph)
     if log is None:
         log = _LOGS[graph] = GradientLog()

@@ -27,6 +27,7 @@ from amanda_tensorflow.gradient_map.recovery import is_plumbing
 from amanda_tensorflow.graphs.building import Building
 from amanda_tensorflow.graphs.deferral import DeferredOp
 from amanda_tensorflow.graphs.dispatcher import GraphDispatcher
+from amanda_tensorflow.graphs.gradient_order import restore_order
 from amanda_tensorflow.graphs.gradients import ForwardView, GraphGradients, is_changed
 from amanda_tensorflow.graphs.iterations import Iterations
 from amanda_tensorflow.graphs.op_call import GraphOpCall
@@ -175,7 +176,9 @@ class Instrument:
             since: how many operators the copy had before the gradient.
         """
         assert self.rewrite_op is not None
-        for op in self.building.graph.get_operations()[since:]:
+        added = self.building.graph.get_operations()[since:]
+        restore_order(self.building.graph, added)
+        for op in added:
             if op.type in CONTROL_FLOW:
                 self.rewrite_op(op)
 

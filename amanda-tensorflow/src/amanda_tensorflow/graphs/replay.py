@@ -30,6 +30,7 @@ from amanda_tensorflow import _internals
 from amanda_tensorflow.graphs.building import Building, identity_after
 from amanda_tensorflow.graphs.deferral import DeferredTensors
 from amanda_tensorflow.graphs.executions import count_runs, counts_statically, moved
+from amanda_tensorflow.graphs.gradient_order import is_sum, note_loop, vanilla_order
 from amanda_tensorflow.graphs.instrument import Instrument, separate
 from amanda_tensorflow.graphs.marks import Marks
 from amanda_tensorflow.graphs.shapes import with_shapes
@@ -321,6 +322,10 @@ class Replay:
         """
         graph = self._graph
         instead = None if self._instead is None else self._instead(op)
+        order = vanilla_order(site.producers, op) if is_sum(op) else None
+        if order is not None:
+            inputs = [inputs[index] for index in order]
+            self._instrument.building.is_changed = True
         controls = [new for before in op.control_inputs for new in site.controls(before)]
         controls += self._instrument.building.late_nodes(inputs)
         if self._marks is not None and self._marks.last is not None:
@@ -479,6 +484,7 @@ class Replay:
             return kind, attributes
 
         new = self.create(site, op, inputs, changes=changes)
+        note_loop(new, op)
         _internals.differentiate_as(new, branch.graph, callee)
         moved(building, self._instrument.building, new)
         self._settle(site, op, new)
@@ -519,6 +525,7 @@ class Replay:
         is_stale = is_differentiated and any(b.building.may_change for b in branches)
         given = separate(inputs) if is_stale else inputs
         new = self.create(site, op, given, changes=changes)
+        note_loop(new, op)
         _internals.remember_branches(new, {a: [b.graph for b in of] for a, of in made.items()})
         if is_stale:
             self._derive_anew(site, op, given, new.outputs)
