@@ -275,3 +275,52 @@ def test_routines_without_tensors_in_bodies(program: Program, is_session: bool) 
     assert found[0]
     for other in found[1:]:
         assert {key: other[key] for key in found[0]} == found[0]
+
+
+class Replaced(amanda.Tool):
+    """Replaces operators of one type."""
+
+    def __init__(self, kind: str, function: Callable[..., Any]) -> None:
+        super().__init__()
+        self.kind, self.function = kind, function
+        self.add_inst_for_op(self.look)
+
+    def look(self, context: amanda.OpContext) -> None:
+        if context.get_op().type == self.kind:
+            context.replace_op(self.function, function=context.get_function())
+
+
+def read_and_squared(x: Any) -> Any:
+    """The gradient of a variable, read in the graph."""
+    with tf.GradientTape() as tape:
+        y = tf.reduce_sum(tf.nn.relu(x * SCALE))
+    return tape.gradient(y, SCALE)
+
+
+SCALE = tf.Variable(2.0, dtype=tf.float64)
+
+
+def test_a_replacement_of_another_dtype() -> None:
+    """What a replacement returns is cast to the dtype of the graph, and so is its gradient."""
+    halved = lambda x, function: tf.cast(function(x), tf.float16) * tf.cast(0.5, tf.float16)  # noqa: E731
+    step = tf.function(read_and_squared)
+    with amanda.apply(Replaced("Relu", halved)):
+        assert step(tf.constant([1.0, 3.0], tf.float64)).numpy() == 2.0
+
+
+def test_a_replacement_that_reads_a_variable() -> None:
+    """In a graph it is traceable, or one error names the tool and the operator."""
+    again = lambda handle, function: function(handle)  # noqa: E731
+    zero = amanda.traceable(lambda handle, function: tf.constant(1.0, tf.float64))
+    x = tf.constant([1.0, 3.0], tf.float64)
+    traced = amanda.traceable(lambda handle, function: function(handle))
+    for replacement, expected in ((traced, 4.0), (zero, 0.0)):
+        step = tf.function(read_and_squared)
+        with amanda.apply(Replaced("ReadVariableOp", replacement)):
+            assert step(x).numpy() == expected
+    step = tf.function(read_and_squared)
+    with (
+        amanda.apply(Replaced("ReadVariableOp", again)),
+        pytest.raises(amanda.errors.CapabilityError, match=r"<lambda>.*ReadVariableOp.*traceable"),
+    ):
+        step(x)

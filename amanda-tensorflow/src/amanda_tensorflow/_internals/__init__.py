@@ -104,6 +104,7 @@ from amanda_tensorflow._internals.runtime import (  # noqa: E402
     variable_dtype,
     variable_name,
     write_variable,
+    zeros_like,
 )
 from amanda_tensorflow._internals.sessions import (  # noqa: E402
     BaseSession,
@@ -229,4 +230,5 @@ __all__ = [
     "variable_dtype",
     "variable_name",
     "write_variable",
+    "zeros_like",
 ]

@@ -25,6 +25,7 @@ from tensorflow.python.eager.polymorphic_function import atomic_function, concre
 from tensorflow.python.framework import func_graph, op_def_registry, ops
 from tensorflow.python.ops import (
     custom_gradient,
+    default_gradient,
     gen_array_ops,
     gen_math_ops,
     gen_resource_variable_ops,
@@ -75,6 +76,8 @@ op_def_of: Any = op_def_registry.get
 copy_handle_data: Any = handle_data_util.copy_handle_data
 
 is_trainable: Any = backprop_util.IsTrainable
+
+zeros_like: Any = default_gradient.zeros_like
 
 gradients_in_graph: Any = gradients_util._GradientsHelper
 

@@ -139,6 +139,7 @@ SYMBOLS: tuple[Symbol, ...] = (
     *_imported("eager.context", "context executing_eagerly eager_mode"),
     *_imported("ops.script_ops", "EagerFunc _py_funcs"),
     *_imported("eager.backprop_util", "IsTrainable"),
+    *_imported("ops.default_gradient", "zeros_like"),
     *_imported("ops.gradients_util", "_GradientsHelper"),
     *_imported("ops.gen_array_ops", "identity identity_n ensure_shape"),
     *_imported("ops.gen_math_ops", "add_n"),

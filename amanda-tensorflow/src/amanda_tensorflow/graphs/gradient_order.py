@@ -120,7 +120,9 @@ def _places(producers: Producers, tensor: Any) -> dict[int, list[Place]] | None:
             continue
         is_known = True
         number = _number(source)
-        for position, returned in enumerate(call.grad_inputs if number is not None else ()):
+        if number is None:
+            continue
+        for position, returned in enumerate(call.grad_inputs):
             if returned == name and position < len(source.inputs):
                 target = source.inputs[position]
                 found.setdefault(id(target), []).append((number, position))

@@ -44,6 +44,8 @@ def _straight_through(op: Any, *gradients: Any) -> list[Any]:
 def _differentiated(op: Any, *gradients: Any) -> list[Any]:
     """The gradient of a node that calls Python: a node that runs it again under a tape."""
     node = _internals.registered_routine(op.get_attr("token"))
+    if isinstance(node, ReplacementRoutine):
+        node.refuse_variables(op.inputs)
     wanted = [is_differentiable(t) for t in op.inputs]
     known = [
         tf.zeros_like(output) if gradient is None else gradient
@@ -401,7 +403,20 @@ class ReplacementRoutine(RunTimeRoutine):
         result = dispatcher.replace(action, selected)
         is_tensor = dispatcher.driver.is_tensor
         outputs = replaced_outputs(result, action, len(self._wanted), is_tensor)
-        return [tf.convert_to_tensor(output) for output in outputs]
+        return [_cast(output, kind) for output, kind in zip(outputs, self._types, strict=True)]
+
+    def refuse_variables(self, inputs: Sequence[Any]) -> None:
+        """Refuse to differentiate a replacement that reads a variable.
+
+        Raises:
+            CapabilityError: an input is one.
+        """
+        if any(tensor.dtype == tf.resource for tensor in inputs):
+            raise CapabilityError(
+                f"{self._action.routine} replaces op {self._action.op_id}, which reads a variable, "
+                "by Python, and the gradient of a variable does not pass Python in a graph; mark "
+                "the replacement @amanda.traceable, or replace the op that uses the value"
+            )
 
     def _or_zeros(self, gradient: Any, shape: Any, index: int) -> Any:
         """A gradient as a tensor; zeros of this shape for None.
@@ -410,7 +425,7 @@ class ReplacementRoutine(RunTimeRoutine):
             RoutineResultError: the shape is not known before the graph runs.
         """
         if gradient is not None:
-            return tf.convert_to_tensor(gradient)
+            return _cast(gradient, self._types[index])
         if shape is None:
             raise RoutineResultError(
                 f"{self._action.routine} replaces the backward of op {self._action.op_id} and "
@@ -418,6 +433,12 @@ class ReplacementRoutine(RunTimeRoutine):
                 "runs; return zeros instead of None"
             )
         return tf.zeros(shape, self._types[index])
+
+
+def _cast(value: Any, kind: Any) -> Any:
+    """A result as a tensor of the type that the graph expects."""
+    tensor = tf.convert_to_tensor(value)
+    return tensor if kind is None or tensor.dtype == kind else tf.cast(tensor, kind)
 
 
 def _symbolic_keywords(action: Action, graph: Any) -> list[str]:

@@ -77,8 +77,8 @@ def derived(outputs: Tensors, tensors: Tensors, gradients: Sequence[Any]) -> Ten
 
 
 def zeros_like(tensor: Any) -> Any:
-    """Zeros in place of a missing gradient; :func:`is_zeros` recognizes them."""
-    zeros = tf.zeros_like(tensor)
+    """Zeros in place of a missing gradient, also of a variable; :func:`is_zeros` knows them."""
+    zeros = _internals.zeros_like(tensor)
     _ZEROS.add(zeros.op)
     return zeros
 
