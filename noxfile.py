@@ -26,7 +26,8 @@ PACKAGES = (
 CONSTRAINTS = "tests/constraints/torch.txt"
 
 PYTHONS = ("3.11", "3.12", "3.13", "3.14")
-"""The versions of Python that the packages without a framework run on."""
+"""The versions of Python that the packages without a framework are tried with. The packages declare
+those with which the tests have passed."""
 
 PURE = (
     "tests/core",
@@ -237,7 +238,8 @@ def _python(session: nox.Session, version: str) -> None:
     own = _environment(session, "python", version)
     packages = ("./amanda-core[testing]", "./amanda-tools", *PURE_PACKAGES)
     session.run(
-        *(own, "-m", "pip", "install", "-q", "-c", CONSTRAINTS),
+        # A Python outside of the range that the packages declare is tried, too.
+        *(own, "-m", "pip", "install", "-q", "--ignore-requires-python", "-c", CONSTRAINTS),
         *(option for package in packages for option in ("-e", package)),
         *("hypothesis", "pytest-randomly", "autograd", "numpy"),
         external=True,
