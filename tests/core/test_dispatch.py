@@ -230,3 +230,20 @@ def test_an_interrupt_is_not_put_down_to_a_tool(kind: type[BaseException], notes
     ):
         lb.add(lb.tensor(1.0), 2.0)
     assert len(getattr(caught.value, "__notes__", ())) == notes
+
+
+def test_specs_of_inputs_are_told_without_the_tensors() -> None:
+    """A forward analysis and a backward one read the shapes of the forward inputs."""
+    found: list[Any] = []
+    looking = amanda.Tool()
+    for backward in (False, True):
+        looking.add_inst_for_op(
+            lambda context: found.append(
+                [spec and spec.shape for spec in context.get_input_specs()]
+            ),
+            backward=backward,
+        )
+    with amanda.apply(looking):
+        lb.relu(lb.parameter([[1.0, -2.0]])).backward()
+    # The operator, its gradient, and the accumulation of that.
+    assert found == [[(1, 2)]] * 3

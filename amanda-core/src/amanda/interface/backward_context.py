@@ -8,6 +8,7 @@ from typing import Any
 from amanda.errors import TensorReleased
 from amanda.interface.action import ActionKind
 from amanda.interface.context import OpContext, OpState
+from amanda.interface.specs import TensorSpec, specs_of
 
 
 class ReleasableTensors(Sequence[Any]):
@@ -89,6 +90,10 @@ class BackwardOpContext(OpContext):
 
     def get_inputs(self) -> Sequence[Any]:
         return ReleasableTensors(self._state.op_id, "input", self._state.open_backward().inputs)
+
+    def get_input_specs(self) -> Sequence[TensorSpec | None]:
+        shown = self._state.open_backward().shown_inputs()
+        return specs_of(self.get_inputs() if shown is None else shown)
 
     def get_outputs(self) -> Sequence[Any]:
         return ReleasableTensors(self._state.op_id, "output", self._state.open_backward().outputs)

@@ -166,6 +166,21 @@ class BackwardCall:
     inputs: Sequence[Any] = ()
     outputs: Sequence[Any] = ()
 
+    def shown_inputs(self) -> Sequence[Any] | None:
+        """Tensors of the shapes and types of the forward inputs; None for those themselves."""
+        return None
+
+    def shown(
+        self, grad_outputs: Sequence[Any] | None, grad_inputs: Sequence[Any] | None
+    ) -> tuple[Sequence[Any] | None, Sequence[Any] | None]:
+        """Tensors of the shapes and types of the gradients, which need not be those themselves.
+
+        Args:
+            grad_outputs, grad_inputs: those that the operator consumes and produces; None where
+                they do not exist yet.
+        """
+        return grad_outputs, grad_inputs
+
 
 @attrs.frozen
 class NamedOp:

@@ -13,7 +13,7 @@ from amanda.errors import (
 )
 from amanda.interface.action import Action, ActionKind, InstPoint, Owner
 from amanda.interface.calls import OpFunction
-from amanda.interface.specs import OpTensors, Phase, specs_of
+from amanda.interface.specs import OpTensors, Phase, TensorSpec, specs_of
 from amanda.namespace import Namespace
 from amanda.state import STATE
 
@@ -116,6 +116,8 @@ class OpState:
         """Note the tensors that are there now and were not noted yet."""
         if self.backward_op_id is not None:
             given, produced = self.gradients
+            if self.backward is not None:
+                given, produced = self.backward.shown(given, produced)
         else:
             call, outputs = self.call, self.outputs
             given = None if call is None or tensors.inputs is not None else call.shown_inputs()
@@ -235,12 +237,13 @@ class OpContext(dict[Any, Any]):
         """Shapes, element types and devices of the operator's tensors at its first execution.
 
         They stay readable, and are filled in as the operator runs: before it has run there are no
-        outputs. In a backward context they are those of its gradients. No tensor is held.
+        outputs. In a backward context they are those of its gradients, which a graph may tell
+        before the operator has run. No tensor is held, and none is made for it.
         """
         state = self._state
         if state.tensors is None:
             state.tensors = OpTensors()
-            state.see(state.tensors)
+        state.see(state.tensors)
         return state.tensors
 
     def get_node_name(self) -> str:
@@ -260,6 +263,16 @@ class OpContext(dict[Any, Any]):
         """
         call = self._state.call or self._state.open_call()
         return list(call.inputs)
+
+    def get_input_specs(self) -> Sequence[TensorSpec | None]:
+        """Shapes, element types and devices of the forward inputs; None for an absent one.
+
+        Unlike :meth:`get_inputs`, it makes no tensor: reading those of a graph makes a copy of it.
+
+        Raises:
+            ContextExpiredError: no analysis of this operator is running.
+        """
+        return specs_of(self._state.open_call().shown_inputs())
 
     def get_outputs(self) -> Sequence[Any] | None:
         """The forward output tensors; None before the operator has run.

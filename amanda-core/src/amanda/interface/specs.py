@@ -50,6 +50,12 @@ class TensorSpec:
         return "" if name is None else str(name).rpartition(".")[2]
 
     @property
+    def itemsize(self) -> int | None:
+        """Bytes of an element; None where the framework does not tell."""
+        size = getattr(self._dtype, "itemsize", None) or getattr(self._dtype, "size", None)
+        return size if isinstance(size, int) else None
+
+    @property
     def device(self) -> str:
         """Where its elements are: ``cpu``, ``cuda:0``, ``gpu:0``; "" if that is not known."""
         if self._device is None:

@@ -211,9 +211,10 @@ def _name_of(rule: Any) -> str:
 def shape_of(context: OpContext, index: int) -> tuple[int | None, ...] | None:
     """The shape of an input: None for a size that is not known, or where there is no shape."""
     try:
-        return sizes_of(context.get_inputs()[index])
+        spec = context.get_input_specs()[index]
     except (IndexError, TensorReleased):
         return None
+    return None if spec is None else spec.shape
 
 
 def output_shape(context: OpContext) -> tuple[int | None, ...] | None:

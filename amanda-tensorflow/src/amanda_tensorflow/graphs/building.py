@@ -105,23 +105,20 @@ class Building:
             with graph.as_default(), graph.name_scope(None), graph.control_dependencies(None):
                 self.deferral.end()
 
-    def end_later(self, site: Any, op: Any, add: Callable[[], Any]) -> None:
+    def end_later(self, site: Any, op: Any) -> Sequence[Counter]:
         """Note that an operator is to be added later, with no other routines than counters.
 
         Args:
             site: where it is.
             op: the vanilla operator.
-            add: adds it, and gives the operator of the copy.
+
+        Returns:
+            Its counters.
         """
         counters, self._counting = tuple(self._counting or ()), None
         if counters:
             self.vanilla_counts.append((counters, site, op))
-
-        def later() -> None:
-            new = add()
-            self.counts += [(counter, new) for counter in counters]
-
-        self.deferral.do(later)
+        return counters
 
     def forget(self) -> None:
         """Let go of counters and of what was never added: the copy is made, or not needed."""

@@ -13,9 +13,8 @@ operators. While such a graph is replayed,
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from typing import Any, overload
 
 import attrs
 import tensorflow as tf
@@ -50,20 +49,74 @@ class ForwardTensor:
     """A forward tensor as a backward analysis reads it: called, it gives the tensor of the copy.
 
     Args:
-        tensor: gives the tensor; None if it is in another graph.
-        value: gives the value of the variable or constant behind it.
+        of: the tensors of which it is one.
+        index: its position among them.
     """
 
-    def __init__(self, tensor: Callable[[], Any], value: Callable[[], Any]) -> None:
-        self._tensor = tensor
-        self._value = value
+    __slots__ = ("_index", "_of")
+
+    def __init__(self, of: ForwardTensors, index: int) -> None:
+        self._of = of
+        self._index = index
 
     def __call__(self) -> Any:
-        return self._tensor()
+        """The tensor of the copy; None if it is in another graph."""
+        return self._of.tensor(self._index)
 
     def constant(self) -> Any:
         """The value of a variable or constant; None for other tensors."""
-        return self._value()
+        return self._of.value(self._index)
+
+
+class ForwardTensors(Sequence[Any]):
+    """The inputs or outputs of a forward operator as a backward analysis reads them.
+
+    Args:
+        gradients: those of the copy.
+        site: where the operator is.
+        tensors: the vanilla tensors.
+        new: gives those of the copy; nothing if they are in another graph.
+    """
+
+    __slots__ = ("_gradients", "_new", "_site", "_tensors")
+
+    def __init__(
+        self,
+        gradients: GraphGradients,
+        site: Site,
+        tensors: Sequence[Any],
+        new: Callable[[], Sequence[Any] | None],
+    ) -> None:
+        self._gradients = gradients
+        self._site = site
+        self._tensors = tensors
+        self._new = new
+
+    def tensor(self, index: int) -> Any:
+        """A tensor of the copy."""
+        self._gradients.need()
+        found = self._new()
+        return found[index] if found else None
+
+    def value(self, index: int) -> Any:
+        """The value of the variable or constant behind a tensor."""
+        return self._gradients.value_of(self._site, self._tensors[index])
+
+    def __len__(self) -> int:
+        return len(self._tensors)
+
+    @overload
+    def __getitem__(self, index: int) -> ForwardTensor: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> list[ForwardTensor]: ...
+
+    def __getitem__(self, index: Any) -> Any:
+        if isinstance(index, slice):
+            return [ForwardTensor(self, i) for i in range(*index.indices(len(self)))]
+        if not -len(self) <= index < len(self):
+            raise IndexError(index)
+        return ForwardTensor(self, index % len(self))
 
 
 @attrs.define(eq=False)
@@ -76,6 +129,7 @@ class ForwardView:
         depth: 1 for the gradient of the operator itself, 2 for the gradient of that gradient, ...
         names: the declared names of its inputs.
         inputs, outputs: its tensors.
+        likes: the vanilla inputs.
         plan: its plan, if `depth` is 1: actions on the whole operator act on its first gradient.
         state: the state of its replay, if it is in the same copy.
     """
@@ -86,6 +140,7 @@ class ForwardView:
     names: Sequence[str] = ()
     inputs: Sequence[Any] = ()
     outputs: Sequence[Any] = ()
+    likes: Sequence[Any] = ()
     plan: ActionPlan | None = None
     state: ForwardState | None = None
 
@@ -219,8 +274,8 @@ class GraphGradients:
         found = self._viewed(state.op_id, state.key, depth, op)
         if depth == 1:
             found.plan, found.state = state.plan, state
-        found.inputs = self._tensors(there, op.inputs, lambda: state.inputs)
-        found.outputs = self._tensors(there, op.outputs, lambda: state.outputs)
+        found.inputs = ForwardTensors(self, there, op.inputs, lambda: state.inputs)
+        found.outputs = ForwardTensors(self, there, op.outputs, lambda: state.outputs)
         return found
 
     def _known(self, site: Site, forward: ForwardOp, depth: int) -> ForwardView | None:
@@ -234,34 +289,25 @@ class GraphGradients:
             found.plan = self._dispatcher.plan(known.op_id, key=known.key)
         op = graph.get_operation_by_name(forward.name)
         inputs, outputs = known.source.inputs, known.source.outputs
-        found.inputs = self._tensors(
-            known.site, inputs, lambda: _captured(site, op.inputs, len(inputs))
+        found.inputs = ForwardTensors(
+            self, known.site, inputs, lambda: _captured(site, op.inputs, len(inputs))
         )
-        found.outputs = self._tensors(
-            known.site, outputs, lambda: _captured(site, op.outputs, len(outputs))
+        found.outputs = ForwardTensors(
+            self, known.site, outputs, lambda: _captured(site, op.outputs, len(outputs))
         )
         return found
 
     def _viewed(self, op_id: str, key: str, depth: int, op: Any) -> ForwardView:
         names = input_names(op.type, len(op.inputs), LazyAttributes(op))
-        return ForwardView(op_id, key, depth, names)
+        return ForwardView(op_id, key, depth, names, likes=op.inputs)
 
-    def _tensors(
-        self, site: Site, tensors: Any, new: Callable[[], Tensors | None]
-    ) -> list[ForwardTensor]:
-        read, need = self._read, self._building.need
+    def need(self) -> None:
+        """The tensors of the copy are looked at: it is needed."""
+        self._building.need()
 
-        def tensor_at(index: int) -> Any:
-            need()
-            found = new()
-            return found[index] if found else None
-
-        return [
-            ForwardTensor(
-                functools.partial(tensor_at, i), functools.partial(value_of, site, tensor, read)
-            )
-            for i, tensor in enumerate(tensors)
-        ]
+    def value_of(self, site: Site, tensor: Any) -> Any:
+        """The value of the variable or constant behind a vanilla tensor; None for others."""
+        return value_of(site, tensor, self._read)
 
     def is_own(self, site: Site, call: GradientCall) -> bool:
         """Whether a call differentiates an inserted operator, or one that is none to tools."""

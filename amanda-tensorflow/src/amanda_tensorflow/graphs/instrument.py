@@ -12,25 +12,25 @@ from collections.abc import Callable, Container, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
+import attrs
 import tensorflow as tf
 
 from amanda.engine.backward import BackwardExecution, OpHandle
 from amanda.engine.dispatch import OpExecution
 from amanda.engine.plan import ActionPlan
 from amanda.errors import CapabilityError, CoverageWarning
-from amanda.inline import is_counter
+from amanda.inline import Counter, is_counter
 from amanda.interface.action import Action
-from amanda.interface.calls import BackwardCall
 from amanda_tensorflow import _internals
 from amanda_tensorflow.gradient_map.recording import GradientCall
 from amanda_tensorflow.gradient_map.recovery import is_plumbing
 from amanda_tensorflow.graphs.building import Building
-from amanda_tensorflow.graphs.deferral import DeferredOp
+from amanda_tensorflow.graphs.deferral import DeferredTensors
 from amanda_tensorflow.graphs.dispatcher import GraphDispatcher
 from amanda_tensorflow.graphs.gradient_order import restore_order
 from amanda_tensorflow.graphs.gradients import ForwardView, GraphGradients, is_changed
 from amanda_tensorflow.graphs.iterations import Iterations
-from amanda_tensorflow.graphs.op_call import GraphOpCall
+from amanda_tensorflow.graphs.op_call import GraphBackwardCall, GraphOpCall
 from amanda_tensorflow.graphs.op_ids import GraphIds, IdentifiedOp
 from amanda_tensorflow.graphs.replacement_captures import ReplacementCapture, captured_tensors
 from amanda_tensorflow.graphs.replacement_gradients import leave
@@ -42,8 +42,8 @@ from amanda_tensorflow.operators.description import OpView, input_names
 from amanda_tensorflow.operators.phases import phase_of_node
 from amanda_tensorflow.operators.types import CONTROL_FLOW, DATASET_LOOPS, is_differentiable
 
-Create = Callable[[Sequence[Any], Sequence[Any]], Any]
-"""Adds the vanilla operator to the copy, given its inputs there and nodes to wait for."""
+Create = Callable[[Site, Any, Sequence[Any], Sequence[Any]], Any]
+"""Adds a vanilla operator to the copy, given its site, its inputs there and nodes to wait for."""
 
 AMBIGUOUS = "backward ops built before `import amanda` whose forward op is ambiguous"
 UNOWNED = "backward ops of no forward op in the scope"
@@ -64,6 +64,7 @@ class Instrument:
         keys: the keys of the forward operators that the copy depends on.
         ambiguous: names of the backward operators whose forward operator is ambiguous.
         write: writes a variable of a session; None in functions.
+        create: adds operators to the copy; set by the replay.
         rewrite_op: instruments the bodies of a loop or branch in a gradient that was derived in
             the copy; set by the replay.
     """
@@ -83,6 +84,7 @@ class Instrument:
         self.gradients = GraphGradients(dispatcher, building, ids, read, self.rewrite_branches)
         self.keys: list[str] = []
         self.ambiguous: list[str] = []
+        self.create: Create = _nothing_is_replayed
         self.rewrite_op: Callable[[Any], None] | None = None
         self._counts: collections.Counter[str] = collections.Counter()
 
@@ -197,7 +199,7 @@ class Instrument:
             return self.gradients.final(site, tensor)
         return site.tensors.get(id(tensor))
 
-    def op(self, site: Site, op: Any, inputs: Sequence[Any], create: Create) -> None:
+    def op(self, site: Site, op: Any, inputs: Sequence[Any]) -> None:
         """Add an operator, with the routines around it."""
         call = self.gradients.owner(site, op)
         self.building.begin(op.type)
@@ -205,20 +207,24 @@ class Instrument:
             if op.name in site.log.ambiguous:
                 self._not_owned(AMBIGUOUS)
                 self.ambiguous.append(op.name)
-                self._added_plain(site, op, inputs, create)
+                self._added_plain(site, op, inputs)
             elif call is not None:
-                self._backward(site, op, call, inputs, create)
+                self._backward(site, op, call, inputs)
             elif (site.is_backward and op.name not in site.log.owners) or is_plumbing(op):
-                self._added_plain(site, op, inputs, create)
+                self._added_plain(site, op, inputs)
             else:
-                self._forward(site, op, inputs, create)
+                self._forward(site, op, inputs)
         self.building.close()
 
-    def _added_plain(self, site: Site, op: Any, inputs: Sequence[Any], create: Create) -> None:
+    def _added_plain(self, site: Site, op: Any, inputs: Sequence[Any]) -> None:
         """Add an operator without routines, as soon as the copy is needed."""
-        self.building.deferral.do(lambda: self._plain(site, op, create(list(inputs), ())))
+        self.later(site, op, inputs)
 
-    def _plain(self, site: Site, op: Any, new: Any) -> None:
+    def later(self, site: Site, op: Any, inputs: Sequence[Any]) -> None:
+        """Add an operator that is none to tools, as soon as the copy is needed."""
+        self.building.deferral.do(_Later(self, site, op, inputs))
+
+    def plain(self, site: Site, op: Any, new: Any) -> None:
         """Note an operator that was added without routines."""
         site.ops[op.name] = new
         for old, tensor in zip(op.outputs, new.outputs, strict=True):
@@ -238,7 +244,7 @@ class Instrument:
 
     # -- forward ----------------------------------------------------------
 
-    def _forward(self, site: Site, op: Any, inputs: Sequence[Any], create: Create) -> None:
+    def _forward(self, site: Site, op: Any, inputs: Sequence[Any]) -> None:
         """Add a forward operator."""
         op_id, key = site.op_id(op), site.key(op)
         self.keys.append(key)
@@ -251,7 +257,7 @@ class Instrument:
         if site.log.is_recovered:
             refuse_unknown_gradients(site, op, plan)
         if self.building.deferral.is_open and counts_only(plan):
-            added = self._deferred(site, op, inputs, create, state, plan, execution)
+            added = self._deferred(site, op, inputs, state, plan, execution)
             if added is None:
                 return
             used, new, plan = added
@@ -260,16 +266,17 @@ class Instrument:
             self.building.need()
             given = list(inputs)
             self.building.anchors = [c for o in op.control_inputs if (c := site.ops.get(o.name))]
-            used = self._run(state.before, plan.before, given)
+            state.before, used = self._run(plan.before, given)
             self._wait_for_read(given, used)
-            new, outputs = self._executed(site, op, plan, used, create, state)
+            new, outputs = self._executed(site, op, plan, used, state)
             if execution is not None:
                 plan = execution.finish(outputs)
         state.plan = plan
         state.note_used(op, used, outputs)
         is_replaced = plan.replace is not None
         self.building.anchors = [new]
-        final = self.building.awaited(self._run(state.after, plan.after, outputs), readers_of(op))
+        state.after, outputs = self._run(plan.after, outputs)
+        final = self.building.awaited(outputs, readers_of(op))
         self._settled(site, op, new, final)
         if not is_replaced:
             self.ids.note(self.building.graph, new, IdentifiedOp(op_id, key, 0, site, op))
@@ -279,7 +286,6 @@ class Instrument:
         site: Site,
         op: Any,
         inputs: Sequence[Any],
-        create: Create,
         state: ForwardState,
         plan: ActionPlan,
         execution: OpExecution | None,
@@ -292,58 +298,35 @@ class Instrument:
         """
         for action in plan.before:
             self.building.count(action)
-        new = self._deferred_op(op, inputs, create)
+        outputs = _DeferredOutputs(self, site, op, inputs)
         if execution is not None:
-            plan = execution.finish(new.outputs)
+            plan = execution.finish(outputs)
         if self.building.deferral.is_open and counts_only(plan):
             for action in plan.after:
                 self.building.count(action)
             state.plan = plan
             known = IdentifiedOp(state.op_id, state.key, 0, site, op)
-            self._end_later(site, op, inputs, create, state, known)
+            self._end_later(site, op, inputs, state, known)
             return None
-        added = new.op
-        return list(inputs), added, plan
-
-    def _deferred_op(self, op: Any, inputs: Sequence[Any], create: Create) -> DeferredOp:
-        """The operator of the copy, which is added when it is looked at."""
-
-        def make() -> Any:
-            new = create(list(inputs), self.building.take_controls())
-            self.building.anchors = [new]
-            return new
-
-        return DeferredOp(self.building.need, len(op.outputs), make)
+        return list(inputs), outputs.op, plan
 
     def _end_later(
         self,
         site: Site,
         op: Any,
         inputs: Sequence[Any],
-        create: Create,
         state: ForwardState,
         known: IdentifiedOp,
     ) -> None:
         """Add an operator without routines as soon as the copy is needed."""
-
-        def add() -> Any:
-            used = list(inputs)
-            new = create(used, ())
-            state.note_used(op, used, new.outputs)
-            self._plain(site, op, new)
-            self.ids.note(self.building.graph, new, known)
-            return new
-
-        self.building.end_later(site, op, add)
+        counters = self.building.end_later(site, op)
+        self.building.deferral.do(_Later(self, site, op, inputs, state, known, counters))
 
     def _run(
-        self, segments: list[Segment], actions: Sequence[Action], tensors: list[Any]
-    ) -> list[Any]:
-        """Insert routines. Returns the tensors after them.
-
-        Args:
-            segments: gets the changes by differentiable routines.
-        """
+        self, actions: Sequence[Action], tensors: list[Any]
+    ) -> tuple[Sequence[Segment], list[Any]]:
+        """Insert routines. Returns the changes by differentiable ones, and the tensors."""
+        segments = []
         for action in actions:
             if not action.differentiable:
                 tensors = self.dispatcher.run(action, tensors)
@@ -355,7 +338,7 @@ class Instrument:
             segments.append(
                 Segment(changed, [old[i] for i in changed], [tensors[i] for i in changed])
             )
-        return tensors
+        return segments, tensors
 
     def _wait_for_read(self, inputs: Sequence[Any], used: Sequence[Any]) -> None:
         """The next operator reads `used` instead of `inputs`: it waits for the same nodes."""
@@ -368,18 +351,17 @@ class Instrument:
         op: Any,
         plan: ActionPlan,
         inputs: list[Any],
-        create: Create,
         state: ForwardState,
     ) -> tuple[Any, list[Any]]:
         """Add the operator or its replacement. Returns the operator and its outputs."""
         waits = self.building.take_controls()
         action = plan.replace
         if action is None and not is_ambiguous(site, op, inputs):
-            new = create(inputs, waits)
+            new = self.create(site, op, inputs, waits)
             return new, list(new.outputs)
         if action is None:
             given = separate(inputs)
-            new = create(given, waits)
+            new = self.create(site, op, given, waits)
             state.replaced = given, list(new.outputs)
             return new, list(new.outputs)
         return self._replaced(site, op, action, inputs, waits, state)
@@ -430,15 +412,13 @@ class Instrument:
 
     # -- backward ---------------------------------------------------------
 
-    def _backward(
-        self, site: Site, op: Any, call: GradientCall, inputs: Any, create: Create
-    ) -> None:
+    def _backward(self, site: Site, op: Any, call: GradientCall, inputs: Any) -> None:
         """Add a backward operator, a part of this gradient call."""
         forward = self.gradients.view(site, call)
         if forward is None:
             if not self.gradients.is_own(site, call):
                 self._not_owned(UNOWNED)
-            self._added_plain(site, op, inputs, create)
+            self._added_plain(site, op, inputs)
             return
         if is_changed(forward):
             self.building.need()
@@ -454,15 +434,15 @@ class Instrument:
         if not self.building.deferral.is_open:
             used = list(used)
             self._wait_for_read(inputs, used)
-        deferred = self._deferred_op(op, used, create)
-        final: Any = deferred.outputs
+        deferred = _DeferredOutputs(self, site, op, used)
+        final: Any = deferred
         if not self.building.deferral.is_open:
             final = list(deferred.op.outputs)
         if after:
             self.building.template = self.building.likes = final
             final = execution.after(final, used)
         if self.building.deferral.is_open:
-            self._end_later(site, op, inputs, create, state, known)
+            self._end_later(site, op, inputs, state, known)
             return
         new = deferred.op
         final = self.building.awaited(list(final), readers_of(op)) if after else list(final)
@@ -483,13 +463,114 @@ class Instrument:
         tensors = forward.inputs, forward.outputs
         handle = OpHandle(forward.op_id, scopes, *tensors, forward.key)
         view = OpView(op.type, backward_id)
-        described = BackwardCall(view, backward_id, names, forward.inputs, forward.outputs)
+        described = GraphBackwardCall(view, backward_id, names, *tensors, source=op)
+        if self.building.deferral.is_open:
+            described.likes = forward.likes
         return BackwardExecution(self.dispatcher, handle, described)
 
     def _not_owned(self, why: str) -> None:
         """Count a backward operator whose forward operator is not known, if tools would see it."""
         if any(scope.analyses_backward() for scope in self.building.scopes):
             self.dispatcher.not_seen(why)
+
+
+class DeferredInputs(DeferredTensors):
+    """The inputs of an operator of the copy that is yet to be added.
+
+    Args:
+        instrument: adds it.
+        site: where the vanilla operator is.
+        op: that operator.
+    """
+
+    __slots__ = ("_instrument", "_op", "_site")
+
+    def __init__(self, instrument: Instrument, site: Site, op: Any) -> None:
+        super().__init__(instrument.building, len(op.inputs))
+        self._instrument = instrument
+        self._site = site
+        self._op = op
+
+    def make(self) -> Sequence[Any]:
+        """The tensors, once the deferral has ended."""
+        return self._instrument.inputs(self._site, self._op)
+
+
+class _DeferredOutputs(DeferredTensors):
+    """The outputs of an operator of the copy, which is added when one of them is looked at.
+
+    Args:
+        instrument: adds it.
+        site: where the vanilla operator is.
+        source: that operator.
+        inputs: its inputs in the copy.
+    """
+
+    __slots__ = ("_inputs", "_instrument", "_new", "_site", "_source")
+
+    def __init__(
+        self, instrument: Instrument, site: Site, source: Any, inputs: Sequence[Any]
+    ) -> None:
+        super().__init__(instrument.building, len(source.outputs))
+        self._instrument = instrument
+        self._site = site
+        self._source = source
+        self._inputs = inputs
+        self._new: Any = None
+
+    @property
+    def op(self) -> Any:
+        """The operator."""
+        if self._new is None:
+            instrument = self._instrument
+            building = instrument.building
+            building.need()
+            inputs, waits = list(self._inputs), building.take_controls()
+            self._new = instrument.create(self._site, self._source, inputs, waits)
+            building.anchors = [self._new]
+        return self._new
+
+    def make(self) -> Sequence[Any]:
+        """The tensors, once the deferral has ended."""
+        return self.op.outputs  # type: ignore[no-any-return]
+
+
+@attrs.define(eq=False)
+class _Later:
+    """Adds an operator without routines to the copy.
+
+    Attributes:
+        instrument: that of the copy.
+        site: where the vanilla operator is.
+        op: that operator.
+        inputs: its inputs in the copy.
+        state: of an operator that tools see, its state.
+        known: its ids.
+        counters: its counters.
+    """
+
+    instrument: Instrument
+    site: Site
+    op: Any
+    inputs: Sequence[Any]
+    state: ForwardState | None = None
+    known: IdentifiedOp | None = None
+    counters: Sequence[Counter] = ()
+
+    def __call__(self) -> None:
+        instrument, building = self.instrument, self.instrument.building
+        used = list(self.inputs)
+        new = instrument.create(self.site, self.op, used, ())
+        if self.state is not None:
+            self.state.note_used(self.op, used, new.outputs)
+        instrument.plain(self.site, self.op, new)
+        if self.known is not None:
+            instrument.ids.note(building.graph, new, self.known)
+        building.counts += [(counter, new) for counter in self.counters]
+
+
+def _nothing_is_replayed(*args: Any) -> Any:
+    raise AssertionError("no replay has begun")
 
 
 def counts_only(plan: ActionPlan) -> bool:

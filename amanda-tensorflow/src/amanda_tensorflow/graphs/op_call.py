@@ -8,8 +8,9 @@ from typing import Any
 import attrs
 import tensorflow as tf
 
-from amanda.interface.calls import OpCall, Variable
+from amanda.interface.calls import BackwardCall, OpCall, Variable
 from amanda_tensorflow import _internals
+from amanda_tensorflow.graphs.deferral import DeferredTensors
 from amanda_tensorflow.graphs.sites import Site
 from amanda_tensorflow.graphs.variable_values import (
     ReadVariable,
@@ -40,11 +41,10 @@ class GraphOpCall(OpCall):
     write: WriteVariable | None = None
 
     def shown_inputs(self) -> Sequence[Any]:
-        return self.inputs if self.source is None else tuple(self.source.inputs)
+        return shown(self.inputs, self.source, "inputs")
 
     def shown_outputs(self, outputs: Sequence[Any]) -> Sequence[Any]:
-        # Those of the copy may not be made yet, and need not be for their shapes.
-        return outputs if self.source is None else tuple(self.source.outputs)
+        return shown(outputs, self.source, "outputs")
 
     def value(self, index: int) -> Any:
         assert self.site is not None
@@ -90,6 +90,54 @@ class GraphVariable(Variable):
 
     def change(self, function: Callable[[Any], Any]) -> None:
         self._write(self.name, lambda value: changed(value, self._steps, function))
+
+
+@attrs.define(eq=False)
+class GraphBackwardCall(BackwardCall):
+    """A backward operator of a graph.
+
+    Attributes:
+        source: the vanilla operator.
+        likes: vanilla tensors like the forward inputs; None where a copy is made.
+    """
+
+    source: Any = None
+    likes: Sequence[Any] | None = None
+
+    def shown_inputs(self) -> Sequence[Any] | None:
+        return self.likes
+
+    def shown(
+        self, grad_outputs: Sequence[Any] | None, grad_inputs: Sequence[Any] | None
+    ) -> tuple[Sequence[Any] | None, Sequence[Any] | None]:
+        """Those of the vanilla graph, where they tell; they do before the operator has run."""
+        if grad_outputs is None:
+            return grad_outputs, grad_inputs
+        received = shown(grad_outputs, self.source, "inputs")
+        if grad_inputs is None and _is_as_in_graph(received, self.source.inputs):
+            return received, tuple(self.source.outputs)
+        return received, grad_inputs and shown(grad_inputs, self.source, "outputs")
+
+
+def shown(tensors: Sequence[Any], source: Any, which: str) -> Sequence[Any]:
+    """Tensors of the shapes and types of those of a copy, which are not made for it.
+
+    Args:
+        tensors: those of the copy.
+        source: the vanilla operator; None without one.
+        which: ``inputs`` or ``outputs`` of it.
+    """
+    if source is None or not isinstance(tensors, DeferredTensors) or tensors.is_made:
+        return tensors
+    return tuple(getattr(source, which))
+
+
+def _is_as_in_graph(tensors: Sequence[Any], vanilla: Sequence[Any]) -> bool:
+    """Whether tensors of a copy have the static shapes that they have in the vanilla graph."""
+    return all(
+        new is old or (new is not None and bool(new.shape == old.shape))
+        for new, old in zip(tensors, vanilla, strict=True)
+    )
 
 
 def runner(op: Any) -> Callable[[Sequence[Any]], Any]:

@@ -28,10 +28,9 @@ import tensorflow as tf
 from amanda.errors import CapabilityError, CoverageWarning
 from amanda_tensorflow import _internals
 from amanda_tensorflow.graphs.building import Building, identity_after
-from amanda_tensorflow.graphs.deferral import DeferredTensors
 from amanda_tensorflow.graphs.executions import count_runs, counts_statically, moved
 from amanda_tensorflow.graphs.gradient_order import is_sum, note_loop, vanilla_order
-from amanda_tensorflow.graphs.instrument import Instrument, separate
+from amanda_tensorflow.graphs.instrument import DeferredInputs, Instrument, separate
 from amanda_tensorflow.graphs.marks import Marks
 from amanda_tensorflow.graphs.shapes import with_shapes
 from amanda_tensorflow.graphs.sites import ForwardState, Site
@@ -61,6 +60,7 @@ class Replay:
         self._instead = instead
         self._instrument = instrument
         self._marks: Marks | None = None
+        instrument.create = self.create
         instrument.rewrite_op = self.rewrite_branches
 
     # -- functions --------------------------------------------------------
@@ -269,10 +269,9 @@ class Replay:
         elif callees:
             self._branches(site, op, inputs, callees)
         elif is_op(op.type) and not missing:
-            create = lambda tensors, waits: self.create(site, op, tensors, waits)  # noqa: E731
-            self._instrument.op(site, op, inputs, create)
+            self._instrument.op(site, op, inputs)
         else:
-            self._settle(site, op, self.create(site, op, inputs))
+            self._instrument.plain(site, op, self.create(site, op, inputs))
 
     def _added_later(self, site: Site, op: Any, callees: Any) -> bool:
         """Show an operator to the tools, and add it to the copy as soon as they need that.
@@ -280,8 +279,6 @@ class Replay:
         Returns:
             False if it has functions that become functions of the copy.
         """
-        create = lambda tensors, waits: self.create(site, op, tensors, waits)  # noqa: E731
-        building = self._instrument.building
         if callees:
             ((callee, *others), *more) = callees.values()
             if op.type not in CALLS or others or more or callee.must_compile:
@@ -289,21 +286,11 @@ class Replay:
             if callee.is_differentiated_as_one:
                 return False
             self._call(site, op, callee, lambda: self._instrument.inputs(site, op))
-        elif is_op(op.type):
-            make = lambda: self._instrument.inputs(site, op)  # noqa: E731
-            tensors = DeferredTensors(building.need, len(op.inputs), make)
-            self._instrument.op(site, op, tensors, create)
         else:
-            building.deferral.do(
-                lambda: self._settle(site, op, create(self._instrument.inputs(site, op), ()))
-            )
+            tensors = DeferredInputs(self._instrument, site, op)
+            add = self._instrument.op if is_op(op.type) else self._instrument.later
+            add(site, op, tensors)
         return True
-
-    def _settle(self, site: Site, op: Any, new: Any) -> None:
-        """Note the operator of the copy for a vanilla one without routines."""
-        site.ops[op.name] = new
-        for old, tensor in zip(op.outputs, new.outputs, strict=True):
-            site.put(old, tensor)
 
     def create(
         self,
@@ -487,7 +474,7 @@ class Replay:
         note_loop(new, op)
         _internals.differentiate_as(new, branch.graph, callee)
         moved(building, self._instrument.building, new)
-        self._settle(site, op, new)
+        self._instrument.plain(site, op, new)
         return True
 
     def _node(self, name: str, waits: Sequence[Any]) -> Any:
@@ -529,7 +516,7 @@ class Replay:
         _internals.remember_branches(new, {a: [b.graph for b in of] for a, of in made.items()})
         if is_stale:
             self._derive_anew(site, op, given, new.outputs)
-        self._settle(site, op, new)
+        self._instrument.plain(site, op, new)
 
     def _branch(
         self,

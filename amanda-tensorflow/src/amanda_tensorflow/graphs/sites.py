@@ -43,6 +43,9 @@ class Segment:
     new: list[Any]
 
 
+_NOTHING: Mapping[int, Any] = {}
+
+
 @attrs.define(eq=False)
 class ForwardState:
     """The replay of a forward operator, as the operators of its gradient need it.
@@ -61,11 +64,11 @@ class ForwardState:
     op_id: str
     key: str
     plan: ActionPlan | None = None
-    used: dict[int, Any] = attrs.field(factory=dict)
-    inputs: list[Any] = attrs.field(factory=list)
-    outputs: list[Any] = attrs.field(factory=list)
-    before: list[Segment] = attrs.field(factory=list)
-    after: list[Segment] = attrs.field(factory=list)
+    used: Mapping[int, Any] = _NOTHING
+    inputs: Sequence[Any] = ()
+    outputs: Sequence[Any] = ()
+    before: Sequence[Segment] = ()
+    after: Sequence[Segment] = ()
     replaced: tuple[list[Any], list[Any]] | None = None
 
     def note_used(self, op: Any, inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
@@ -272,6 +275,8 @@ class Site:
 
 class LazyAttributes(Mapping[str, Any]):
     """The attributes of an operator of a graph, read from the graph at first use."""
+
+    __slots__ = ("_known", "_op")
 
     def __init__(self, op: Any) -> None:
         self._op = weakref.ref(op)

@@ -20,6 +20,7 @@ from typing import Any
 import attrs
 
 from amanda import OpContext
+from amanda.interface.specs import TensorSpec
 from amanda_tools._values.shapes import byte_size, size_of
 from amanda_tools._values.tensors import reader_of
 
@@ -103,12 +104,14 @@ class Parameters:
         """
         roles = (context["weight_index"], context["bias_index"])
         found: list[Parameter] = []
-        for position, tensor in enumerate(context.get_inputs()):
+        in_graph = is_graph(context.namespace)
+        for position, tensor in enumerate(inputs_of(context) if in_graph else context.get_inputs()):
             if tensor is None:
                 continue
             key = context.get_value_key(position)
             if key is not None:
-                found += self._variable(context, position, key, has_role=position in roles)
+                is_handle = position not in roles and _is_opaque(tensor)
+                found += self._variable(context, position, key, is_handle=is_handle)
                 continue
             value = context.get_value(position)
             if value is not None and (position in roles or _is_torch_parameter(value)):
@@ -130,13 +133,13 @@ class Parameters:
         return set(parameters) - others
 
     def _variable(
-        self, context: OpContext, position: int, key: Hashable, *, has_role: bool
+        self, context: OpContext, position: int, key: Hashable, *, is_handle: bool
     ) -> Iterator[Parameter]:
         """Note how an operator uses a variable; yield it if its value is used."""
-        kind, tensor = context["op_type"], context.get_inputs()[position]
+        kind, has_role = context["op_type"], position in _roles(context)
         if kind in _FORWARDING or kind in _QUERYING:
             return
-        if reader_of(tensor).is_opaque(tensor) and not has_role:
+        if is_handle:
             # An operator that takes the handle itself writes into the variable.
             self._assigned.add(key)
             if key in self._uses:
@@ -204,6 +207,32 @@ def parameter_positions(context: OpContext) -> frozenset[int]:
         if value is not None and (position in roles or _is_torch_parameter(value)):
             found.add(position)
     return frozenset(found)
+
+
+def inputs_of(context: OpContext) -> Sequence[Any]:
+    """Return descriptions of the inputs of an operator of a graph of TensorFlow.
+
+    Reading the tensors themselves makes its drivers copy the graph.
+    """
+    return context.get_tensor_specs().inputs or ()
+
+
+@functools.cache
+def is_graph(namespace: str) -> bool:
+    """Return whether operators of a namespace are those of a graph of TensorFlow."""
+    tags = namespace.split("/")
+    return tags[0] == "tensorflow" and tags[-1] in ("function", "graph")
+
+
+def _roles(context: OpContext) -> tuple[int | None, int | None]:
+    return context["weight_index"], context["bias_index"]
+
+
+def _is_opaque(tensor: Any) -> bool:
+    """True for a tensor that is a handle, or the description of one."""
+    if isinstance(tensor, TensorSpec):
+        return tensor.dtype in ("resource", "variant") or tensor.dtype.endswith("_ref")
+    return reader_of(tensor).is_opaque(tensor)
 
 
 def _is_torch_parameter(value: Any) -> bool:

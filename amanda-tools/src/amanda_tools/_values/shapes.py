@@ -25,9 +25,13 @@ def size_of(tensor: Any) -> int:
 
 
 def byte_size(tensor: Any) -> int | None:
-    """Return the bytes of a tensor's elements; None if its shape or element type is unknown."""
+    """Return the bytes of the elements of a tensor, or of one described; None if its shape or
+    element type is unknown."""
     dtype = getattr(tensor, "dtype", None)
     item = getattr(dtype, "itemsize", None) or getattr(dtype, "size", None)
+    if isinstance(dtype, str):
+        # The description of a tensor.
+        item = getattr(tensor, "itemsize", None)
     try:
         size = math.prod([int(size) for size in tensor.shape])
     except (AttributeError, RuntimeError, TypeError, ValueError):

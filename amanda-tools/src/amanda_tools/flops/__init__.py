@@ -22,7 +22,7 @@ from amanda_tools._bases.phases import PhaseOptions, other_phases, shown
 from amanda_tools._bases.printing import PrintingTool
 from amanda_tools._operators.cost import FORMULAS
 from amanda_tools._operators.op_types import VIEWS, is_free, is_free_name
-from amanda_tools._operators.parameters import Parameters
+from amanda_tools._operators.parameters import Parameters, is_graph
 from amanda_tools._operators.peaks import peak_of_device
 from amanda_tools._operators.signature import Signature
 from amanda_tools._output.chart_data import rank_groups, rank_modules
@@ -39,6 +39,7 @@ from amanda_tools.flops.tally import (
     RunningSum,
     backward_probe,
     is_nested,
+    known_shapes,
     shapes_of_items,
 )
 
@@ -47,6 +48,10 @@ __all__ = ["FlopsOptions", "FlopsTool"]
 Op = ProductOp | ProductGradientOp | OtherOp
 
 _WAYS = ("forward", "backward")
+
+_INPUTS, _SHAPES = object(), object()
+"""Keys of a forward operator's context: shapes of its inputs, and of inputs and outputs, where the
+graph tells them."""
 
 _STEPS_TIMED = 1000
 """Steps whose duration is kept."""
@@ -121,8 +126,11 @@ class FlopsTool(PrintingTool[FlopsOptions]):
         # failure ends the run, one routine costs half as much as two.
         is_eager, in_backward = _probes_of(context.namespace)
         if isinstance(known, ProductOp):
+            in_graph = is_graph(context.namespace)
+            if in_graph and self._has_known_inputs(known, context):
+                return
             # Once an input is nested, this operator's tensors are asked item by item.
-            if any(map(is_nested, context.get_inputs())):
+            if not in_graph and any(map(is_nested, context.get_inputs())):
                 # A nested tensor with a ragged axis has a shape, too, but not the sizes of its
                 # items.
                 known.shapes_of = shapes_of_items
@@ -143,12 +151,42 @@ class FlopsTool(PrintingTool[FlopsOptions]):
             else:
                 context.insert_before_op(known.counter, inputs=[])
 
+    def _has_known_inputs(self, known: ProductOp, context: OpContext) -> bool:
+        """Count the executions of a product by the graph's runs, if the graph tells its shapes.
+
+        Returns:
+            False if it does not tell those of the inputs.
+        """
+        inputs = known_shapes(context.get_tensor_specs().inputs)
+        if inputs is None:
+            return False
+        if known.formula.needs_outputs:
+            # Those are known after it, where another tool may have replaced it.
+            context[_INPUTS] = inputs
+        else:
+            known.last = context[_SHAPES] = inputs, ()
+            context.insert_before_op(known.tally.counter(known.last), inputs=[])
+        return True
+
+    def _has_known_outputs(self, known: ProductOp, context: OpContext) -> None:
+        """Count the executions of a product whose inputs have shapes that the graph tells."""
+        outputs = known_shapes(context.get_tensor_specs().outputs)
+        if outputs is None:
+            context.insert_after_op(known.end_of, shapes=context[_INPUTS])
+            return
+        known.last = context[_SHAPES] = context[_INPUTS], outputs
+        context.insert_after_op(known.tally.counter(known.last), outputs=[])
+
     def _analyse_outputs(self, context: OpContext) -> None:
-        op = self._ops[context.get_op_id()].op
+        known = self._ops[context.get_op_id()]
+        op, in_graph = known.op, is_graph(context.namespace)
+        if in_graph and isinstance(known, ProductOp) and context[_INPUTS] is not None:
+            self._has_known_outputs(known, context)
         if op.type not in VIEWS:
-            sizes = [*map(byte_size, filter(_is_given, context.get_outputs() or ()))]
-            known = None if None in sizes else sum(filter(None, sizes))
-            self._bytes[op.id].activation_bytes = known
+            outputs = _outputs_of(context) if in_graph else context.get_outputs()
+            sizes = [*map(byte_size, filter(_is_given, outputs or ()))]
+            total = None if None in sizes else sum(filter(None, sizes))
+            self._bytes[op.id].activation_bytes = total
 
     def _analyse_backward(self, context: OpContext) -> None:
         op = describe(context)
@@ -157,14 +195,26 @@ class FlopsTool(PrintingTool[FlopsOptions]):
         if known is None:
             known = self._met(self._backward_op(op))
         if isinstance(known, ProductGradientOp):
-            context.insert_before_backward_op(known.begin)
-            context.insert_after_backward_op(known.end)
+            self._count_gradient(known, context)
         elif isinstance(known, OtherOp) and not known.is_free:
             # Where it runs at once, after it, as forward operators are.
             if context.namespace.tags[-1] == "eager":
                 context.insert_after_backward_op(known.counter, grad_inputs=[])
             else:
                 context.insert_before_backward_op(known.counter, grad_outputs=[])
+
+    def _count_gradient(self, known: ProductGradientOp, context: OpContext) -> None:
+        """Count the executions of the gradient of a product."""
+        forward = context[_SHAPES] if is_graph(context.namespace) else None
+        if forward is not None:
+            specs = context.get_tensor_specs()
+            received, produced = known_shapes(specs.inputs), known_shapes(specs.outputs)
+            if received is not None and produced is not None:
+                counter = known.tally.counter((received, produced, forward))
+                context.insert_before_backward_op(counter, grad_outputs=[])
+                return
+        context.insert_before_backward_op(known.begin)
+        context.insert_after_backward_op(known.end, forward=forward)
 
     def _time_step(self, point: PointContext) -> None:
         if point.begin is not None and point.end is not None:
@@ -390,6 +440,11 @@ def _forward_op(op: OpDescription, context: OpContext) -> Op:
     if formula is None:
         return OtherOp(op, is_free(op.type))
     return ProductOp(op, Signature.of(context, op.type), formula)
+
+
+def _outputs_of(context: OpContext) -> Sequence[Any]:
+    """Return descriptions of the outputs of an operator of a graph of TensorFlow."""
+    return context.get_tensor_specs().outputs or ()
 
 
 def _batch_of(context: OpContext) -> int | None:

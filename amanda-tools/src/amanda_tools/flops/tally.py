@@ -56,11 +56,17 @@ class Totals:
 class RunningSum:
     """The multiply-accumulates of many operators, asked for at both ends of each step.
 
-    Operators that have not been executed since the last time are not looked at.
+    Operators that have not been executed since the last time are not looked at, apart from those
+    that runs of graphs count.
     """
 
     _macs: int = 0
     _waiting: list[Tally[Any]] = attrs.field(factory=list)
+    _watched: list[Tally[Any]] = attrs.field(factory=list)
+
+    def watch(self, tally: Tally[Any]) -> None:
+        """Note an operator that is to be looked at each time."""
+        self._watched.append(tally)
 
     def wait(self, tally: Tally[Any]) -> None:
         """Note an operator that was executed, once until :meth:`macs` is asked."""
@@ -76,7 +82,26 @@ class RunningSum:
         for tally in waiting:
             tally.is_waiting = False
             tally.totals()
+        for tally in self._watched:
+            tally.totals()
         return self._macs
+
+
+@attrs.define(eq=False)
+class KnownShapes:
+    """Executions with shapes that a graph tells.
+
+    Attributes:
+        counter: counts them.
+    """
+
+    counter: Counter = attrs.field(factory=Counter)
+    _seen: int = 0
+
+    def new(self) -> int:
+        """Return how many there were since the last time."""
+        seen, self._seen = self._seen, self.counter.count
+        return self._seen - seen
 
 
 @attrs.define(eq=False)
@@ -95,6 +120,13 @@ class Tally(Generic[KeyT]):
     _runs: dict[KeyT, int] = attrs.field(factory=dict)
     _known: dict[KeyT, int | None] = attrs.field(factory=dict)
     _folded: Totals = attrs.field(factory=Totals)
+    _counters: dict[KeyT, KnownShapes] = attrs.field(factory=dict)
+
+    def counter(self, key: KeyT) -> Counter:
+        """Return the counter of the executions with these shapes, for where a graph tells them."""
+        if not self._counters:
+            self.sum.watch(self)
+        return self._counters.setdefault(key, KnownShapes()).counter
 
     def add(self, key: KeyT) -> None:
         """Count one execution with these shapes."""
@@ -115,6 +147,10 @@ class Tally(Generic[KeyT]):
     def totals(self) -> Totals:
         """Return the sums over all executions."""
         total, runs = self._folded, self._runs
+        for key, counted in self._counters.items():
+            executions = counted.new()
+            if executions:
+                runs[key] = runs.get(key, 0) + executions
         for key, executions in runs.items():
             total.executions += executions
             macs = self._macs(key)
@@ -148,6 +184,27 @@ def shapes_of(tensors: Sequence[Any]) -> tuple[Any, ...]:
         return tuple([None if tensor is None else tensor.shape for tensor in tensors])
     except (RuntimeError, ValueError):
         return shapes_of_items(tensors)
+
+
+def known_shapes(specs: Sequence[Any] | None) -> tuple[Any, ...] | None:
+    """Return the shapes of tensors as far as a graph tells them; None if it does not tell all.
+
+    Args:
+        specs: descriptions of the tensors; None for absent ones.
+    """
+    if specs is None:
+        return None
+    shapes = []
+    for spec in specs:
+        shape = None if spec is None else spec.shape
+        if spec is not None and (shape is None or None in shape or spec.dtype in _HANDLES):
+            return None
+        shapes.append(shape)
+    return tuple(shapes)
+
+
+_HANDLES = ("resource", "variant")
+"""Element types of tensors that routines do not get."""
 
 
 def shapes_of_items(tensors: Sequence[Any]) -> tuple[Any, ...]:
@@ -248,6 +305,11 @@ class ProductOp:
             self.last = (inputs or (), self.shapes_of(outputs))
             self.tally.add(self.last)
 
+    def end_of(self, *outputs: Any, shapes: tuple[Any, ...]) -> None:
+        """Instrumentation routine after an execution with inputs of known shapes."""
+        self.last = (shapes, self.shapes_of(outputs))
+        self.tally.add(self.last)
+
     def call(self, shapes: tuple[Any, Any]) -> CallShapes:
         """Return the call with these shapes."""
         return CallShapes(self.signature, plain(shapes[0]), plain(shapes[1]))
@@ -285,10 +347,14 @@ class ProductGradientOp:
         """Instrumentation routine before an execution."""
         self._received.leave(shapes_of(grad_outputs))
 
-    def end(self, *grad_inputs: Any) -> None:
-        """Instrumentation routine after an execution."""
+    def end(self, *grad_inputs: Any, forward: tuple[Any, Any] | None = None) -> None:
+        """Instrumentation routine after an execution.
+
+        Args:
+            forward: shapes of the forward operator, where a graph tells them.
+        """
         received = self._received.take() or ()
-        self.tally.add((received, shapes_of(grad_inputs), self.forward.last))
+        self.tally.add((received, shapes_of(grad_inputs), forward or self.forward.last))
 
     def macs(self, key: tuple[Any, Any, tuple[Any, Any]]) -> int:
         """Return the multiply-accumulates of an execution with these shapes."""

@@ -1,0 +1,121 @@
+"""``flops`` in graphs of TensorFlow: executions by runs of the graph, where it tells the shapes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import tensorflow as tf
+
+import amanda
+from amanda_tensorflow.graphs.replay import Replay
+from amanda_tensorflow.graphs.run_time_routines import PythonNode
+from amanda_tools.count import CountTool
+from amanda_tools.flops import FlopsTool
+
+IMAGES = tf.ones([2, 6, 6, 3])
+KERNEL = tf.Variable(tf.ones([3, 3, 3, 4]))
+WEIGHT = tf.Variable(tf.ones([4, 5]))
+
+
+def step(images: Any) -> Any:
+    """A forward and backward pass of a convolution and a product."""
+    with tf.GradientTape() as tape:
+        y = tf.reduce_mean(tf.nn.conv2d(images, KERNEL, 1, "SAME"), [1, 2])
+        loss = tf.reduce_sum(tf.matmul(y, WEIGHT))
+    return loss, tape.gradient(loss, [KERNEL, WEIGHT])
+
+
+def looping(images: Any) -> Any:
+    """The same in each run of a loop's body."""
+
+    def body(i: Any, total: Any) -> Any:
+        loss, gradients = step(images)
+        return i + 1, total + loss + sum(tf.reduce_sum(gradient) for gradient in gradients)
+
+    return tf.while_loop(lambda i, total: i < 3, body, [0, 0.0])
+
+
+def figures(run: Callable[[Any], Any], *others: amanda.Tool) -> tuple[dict[str, Any], Any]:
+    """Operations and sizes of two runs, and executions by type."""
+    tool, inputs = FlopsTool(), IMAGES
+    with amanda.apply(tool, *others):
+        run(inputs)
+        amanda.new_iteration()
+        run(inputs)
+    found, rows = tool.summary(), tool.op_rows()
+    counted = [row for row in rows if row["counted"] == "formula"]
+    executed = sorted((row["name"], row["executions"], row["macs"]) for row in counted)
+    keys = ("flops", "flops_backward", "params", "weight_bytes", "activation_bytes", "batch")
+    return {key: found[key] for key in keys}, executed
+
+
+UNKNOWN = [tf.TensorSpec([None, 6, 6, 3])]
+
+
+@pytest.mark.parametrize("program", [step, looping])
+def test_figures_of_known_shapes_are_those_of_executions(program: Callable[..., Any]) -> None:
+    """Operations are the same whether the graph tells the shapes or each execution does."""
+    told = figures(tf.function(program))
+    measured = figures(tf.function(program, input_signature=UNKNOWN))
+    for key in ("activation_bytes", "batch"):
+        # Those are known of graphs with fixed shapes only.
+        del told[0][key], measured[0][key]
+    assert told == measured
+    assert told[0]["flops_backward"] > 0
+
+
+@pytest.mark.parametrize("tool", [FlopsTool, CountTool])
+def test_counting_tools_copy_no_graph_of_known_shapes(
+    tool: Callable[[], amanda.Tool], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A function whose shapes are known runs itself under ``flops`` and ``count``."""
+
+    def create(*args: Any, **kwargs: Any) -> Any:
+        raise AssertionError("an operator was copied")
+
+    monkeypatch.setattr(Replay, "create", create)
+    with amanda.apply(tool()):
+        tf.function(step)(IMAGES)
+
+
+def test_flops_in_a_body_call_python_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The body of a loop has one Python node for all operations in it."""
+    made: list[PythonNode] = []
+    insert = PythonNode.insert
+
+    def noted(node: PythonNode, *args: Any) -> Any:
+        made.append(node)
+        return insert(node, *args)
+
+    monkeypatch.setattr(PythonNode, "insert", noted)
+    figures(tf.function(looping))
+    assert len(made) == 1
+
+
+def test_an_operator_that_another_tool_replaces() -> None:
+    """Beside a tool that replaces an operator by one with another shape, the shapes are those that
+    operators have behind it."""
+
+    def without_gradient(images: Any) -> Any:
+        y = tf.nn.conv2d(images, KERNEL, 1, "SAME")
+        return tf.reduce_sum(tf.nn.conv2d(y, tf.ones([1, 1, 4, 2]), 1, "SAME"))
+
+    def smaller() -> amanda.Tool:
+        tool, done = amanda.Tool(), set[str]()
+
+        def analyse(context: amanda.OpContext) -> None:
+            if context.get_op().type == "Conv2D" and not done - {context.get_op_id()}:
+                done.add(context.get_op_id())
+                context.replace_op(half)
+
+        tool.add_inst_for_op(analyse)
+        return tool
+
+    @amanda.traceable
+    def half(images: Any, kernel: Any) -> Any:
+        return tf.nn.conv2d(images, kernel, 2, "SAME")
+
+    eager = figures(without_gradient, smaller())[1]
+    assert figures(tf.function(without_gradient), smaller())[1] == eager
