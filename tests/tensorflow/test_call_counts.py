@@ -184,3 +184,33 @@ def test_steady_state(case: str) -> None:
     make, step, routines, bound = CASES[case]
     found, listed = per_execution(make, step, routines)
     assert found <= bound, f"{case}: {found} calls, bound {bound}\n{listed}"
+
+
+WEIGHT = tf.Variable(tf.ones([2, 2]))
+
+
+def products_with_a_variable(products: int) -> None:
+    """An eager forward pass of products with a variable, which the runtime reads in C."""
+    y = X
+    for _ in range(products):
+        y = tf.linalg.matmul(y, WEIGHT)
+    WEIGHT.read_value()
+
+
+def test_a_variable_that_nobody_watches() -> None:
+    """An operator that is passed a variable takes the fast path where nothing is done to it, nor to
+    the reading of the variable; ids and plans of later readings stay as they are."""
+    found, listed = per_execution(lambda: Looking(False), products_with_a_variable, 0)
+    assert found <= 4, f"{found} calls\n{listed}"
+    first, tools = list[str](), [amanda.Tool(), amanda.Tool()]
+    tools[0].add_inst_for_op(lambda context: first.append(context.get_op_id()))
+    later = list[str]()
+    tools[1].add_inst_for_op(lambda context: later.append(context.get_op_id()))
+    with amanda.apply(tools[0], drivers=DRIVERS):
+        for _ in range(WARM_UP):
+            products_with_a_variable(3)
+            amanda.new_iteration()
+        with amanda.apply(tools[1], drivers=DRIVERS):
+            products_with_a_variable(3)
+    assert "/ReadVariableOp:3" in first
+    assert later == first

@@ -103,6 +103,7 @@ from amanda_tensorflow._internals.runtime import (  # noqa: E402
     vanilla_jvp,
     variable_dtype,
     variable_name,
+    variables_read,
     write_variable,
     zeros_like,
 )
@@ -229,6 +230,7 @@ __all__ = [
     "vanilla_jvp",
     "variable_dtype",
     "variable_name",
+    "variables_read",
     "write_variable",
     "zeros_like",
 ]

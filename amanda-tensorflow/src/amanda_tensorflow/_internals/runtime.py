@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import sys
 import weakref
+from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -239,6 +240,23 @@ def is_recomputed(function: Any) -> bool:
 def is_tape_of(inner: Any, tape: Any) -> bool:
     """Whether `inner` is the runtime's tape behind a ``tf.GradientTape``."""
     return inner is not None and inner is getattr(tape, "_tape", None)
+
+
+def variables_read(values: Sequence[Any]) -> int:
+    """How many variables the fast path reads in C among the arguments of an operator.
+
+    Returns:
+        0 also where that is not certain: among lists, and for objects that act as variables.
+    """
+    count = 0
+    for value in values:
+        if isinstance(value, ops.EagerTensor):
+            continue
+        if isinstance(value, resource_variable_ops.BaseResourceVariable):
+            count += 1
+        elif is_read_by_runtime(value):
+            return 0
+    return count
 
 
 def is_read_by_runtime(value: Any) -> bool:

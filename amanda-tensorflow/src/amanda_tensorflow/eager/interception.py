@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import sys
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from amanda.engine.dispatch import Dispatcher
@@ -91,7 +91,7 @@ class Interception:
         """The patch of ``TFE_Py_FastPathExecute``."""
         look, note, no_tape_records = self._look, self._values.note, _internals.no_tape_records
         local, state, fallback = LOCAL, STATE, self._fallback
-        module, fall_back = _internals.EXECUTE, _internals.FallbackException
+        module, fall_back, passed = _internals.EXECUTE, _internals.FallbackException, self._passed
 
         def TFE_Py_FastPathExecute(ctx: Any, op_name: str, name: Any, *args: Any) -> Any:  # noqa: N802
             tracker = local.tracker
@@ -112,6 +112,8 @@ class Interception:
                 cell[0] += 1
                 return result
             if type(entry) is SlowPath:
+                if entry.may_pass:
+                    return passed(tracker, cell, entry.plan, ctx, op_name, name, args)
                 if module.execute is not self._hook:
                     self._patch_again()
                 raise fall_back(op_name)
@@ -137,6 +139,36 @@ class Interception:
             return result
 
         return TFE_Py_FastPathExecute
+
+    def _passed(
+        self,
+        tracker: Tracker,
+        cell: Cell,
+        plan: ActionPlan,
+        ctx: Any,
+        op_name: str,
+        name: Any,
+        args: tuple[Any, ...],
+    ) -> Any:
+        """Run an operator without actions that is passed variables, on the fast path if it may.
+
+        Raises:
+            FallbackException: it has to take the slow path, where readings are seen.
+        """
+        readings = idle_readings(tracker, ctx, args)
+        if readings is None:
+            raise self._fallback(op_name)
+        if plan.claims and not _internals.no_tape_records():
+            claim = plan.driver_data
+            if not tracker.has_passed(claim) or ctx.op_callbacks:
+                raise self._fallback(op_name)
+            result = self._vanilla.fast_path(ctx, op_name, name, *args, MARK, claim.mark)
+        else:
+            result = self._vanilla.fast_path(ctx, op_name, name, *args)
+        cell[0] += 1
+        counted, number = readings
+        counted[0] += number
+        return result
 
     def _look(
         self, tracker: Tracker, ctx: Any, op_name: str, name: Any, args: tuple[Any, ...]
@@ -222,7 +254,7 @@ class Interception:
         before = cell[number + 1] if number + 1 < len(cell) else UNKNOWN
         entry: Any = plan or (READ if kind in READING else None)
         if before is READ_AND_UNKNOWN or (plan.has_actions and not plan.is_blind):
-            entry = SlowPath(plan)
+            entry = SlowPath(plan, not plan.has_actions and kind not in READING)
         keep(cell, number, entry)
 
     def _start(self, tracker: Tracker, plan: ActionPlan, cell: Cell) -> None:
@@ -347,3 +379,24 @@ class Interception:
         if is_recorded:
             tracker.note_recorded(outputs)
         return outputs
+
+
+def idle_readings(tracker: Tracker, ctx: Any, args: Sequence[Any]) -> tuple[Cell, int] | None:
+    """The readings of variables that the runtime does for an operator, if nothing is done to them.
+
+    Returns:
+        The cell that counts readings, and how many they are; None where they are to be seen.
+    """
+    number = _internals.variables_read(args)
+    cell = tracker.cells[ctx.scope_name].get("ReadVariableOp") if number else None
+    if cell is None:
+        return None
+    known = cell[cell[0] + 1 : cell[0] + 1 + number]
+    if len(known) < number:
+        return None
+    for entry in known:
+        if entry is None or entry is READ:
+            continue
+        if type(entry) is not ActionPlan or not entry.is_claim:
+            return None
+    return cell, number

@@ -46,17 +46,20 @@ class SlowPath:
 
     There its inputs are tensors and its attributes are named, whatever the caller passed.
     Operators with routines that look at tensors need that. So does an operator that is passed a
-    variable, with actions or without: on the fast path the runtime would read the variable in C,
-    and that reading, an operator like any other, would not be seen.
+    variable: on the fast path the runtime would read the variable in C, and that reading, an
+    operator like any other, would not be seen. Where neither the operator nor the readings have
+    actions, it takes the fast path after all, and the readings are counted.
 
     Attributes:
         plan: the operator's plan.
+        may_pass: whether it may take the fast path, as far as the plan tells.
     """
 
-    __slots__ = ("plan",)
+    __slots__ = ("may_pass", "plan")
 
-    def __init__(self, plan: ActionPlan) -> None:
+    def __init__(self, plan: ActionPlan, may_pass: bool = False) -> None:
         self.plan = plan
+        self.may_pass = may_pass
 
 
 def plan_of(entry: Any) -> Any:
