@@ -82,10 +82,10 @@ class SessionDriver(TensorFlowGraphDriver, GraphModeDriver):
                 if passing is not None:
                     passing.end(False)
                 raise
-            if passing is not None:
-                passing.end(True)
             if executions is not None:
                 executions.add()
+            if passing is not None:
+                passing.end(True)
             return result
 
         return run
