@@ -12,6 +12,7 @@ the run does with them::
 
 from __future__ import annotations
 
+import functools
 import sys
 import weakref
 from collections.abc import Hashable, Iterable, Iterator, Sequence
