@@ -106,6 +106,22 @@ def test_the_activations_are_those_of_one_forward_pass() -> None:
     assert figures(run)["activation_bytes"] == 4 * (5 * 16 + 5 * 16 + 5 * 4 + 1)
 
 
+def test_figures_of_steps_are_lines_over_the_run() -> None:
+    """Charts show the operations and the time of each step, if there are two at least."""
+    for steps in 1, 3:
+        tool = FlopsTool()
+        with amanda.apply(tool):
+            train(vit, steps)
+        charts = {chart.title: chart for chart in tool.charts() if chart.kind == "line"}
+        if steps == 1:
+            assert not charts
+            continue
+        figure = tool.result()["summary"]["per_step"]["flops"]
+        assert list(charts["operations per step"].labels) == [0, 1, 2]
+        assert charts["operations per step"].values["forward"] == [figure] * 3
+        assert all(seconds > 0 for seconds in charts["time per step"].values["time"])
+
+
 @pytest.mark.parametrize(
     ("name", "peak"),
     [

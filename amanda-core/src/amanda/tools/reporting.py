@@ -119,7 +119,15 @@ class ReportingTool(Tool, Generic[OptionsT]):
         self._step_figures.begin(point.iteration, self.running_figures())
 
     def _end_step(self, point: PointContext) -> None:
-        self._step_figures.end(point.iteration, self.running_figures())
+        lasted = None
+        if point.begin is not None and point.end is not None:
+            lasted = point.end - point.begin
+        self._step_figures.end(point.iteration, self.running_figures(), lasted)
+
+    def figures_of_steps(self) -> Mapping[int, Mapping[str, float]]:
+        """The :meth:`running_figures` of single steps by number, with the ``seconds`` that each
+        took where they are known; of the last 1000 steps that have ended."""
+        return self._step_figures.series
 
     def running_figures(self) -> Mapping[str, float]:
         """Figures of the run so far, of which results show the share of one step.
@@ -195,15 +203,22 @@ _STEPS_KEPT = 64
 stepped."""
 
 
+_STEPS_IN_SERIES = 1000
+"""Steps whose figures are kept."""
+
+
 class StepFigures:
     """The figures of single steps, found from those of the run at the begin and end of each.
 
     Attributes:
         count: steps that have ended.
+        series: by the number of the step its figures, and its ``seconds`` where they are known; of
+            the last steps.
     """
 
     def __init__(self) -> None:
         self.count = 0
+        self.series: dict[int, dict[str, float]] = {}
         self._begins: dict[int, Mapping[str, float]] = {}
         self._last: dict[str, float] = {}
         self._low: dict[str, float] = {}
@@ -214,12 +229,13 @@ class StepFigures:
         kept = {n: f for n, f in self._begins.items() if number - _STEPS_KEPT <= n < number}
         self._begins = {**kept, number: dict(figures)}
 
-    def end(self, number: int, figures: Mapping[str, float]) -> None:
+    def end(self, number: int, figures: Mapping[str, float], seconds: float | None = None) -> None:
         """Note the figures where a step ends.
 
         Args:
             number: of the step. One that has ended already has gone on: what looked like the end
                 of a step was none.
+            seconds: how long it took.
         """
         if number >= self.count:
             _spread(self._last, self._low, self._high)
@@ -228,6 +244,12 @@ class StepFigures:
         self.count = number + 1
         begin = self._begins.get(number, {})
         self._last = {name: value - begin.get(name, 0) for name, value in figures.items()}
+        while self.series and next(reversed(self.series)) > number:
+            self.series.popitem()
+        lasted = {} if seconds is None else {"seconds": seconds}
+        self.series[number] = {**self._last, **lasted}
+        if len(self.series) > _STEPS_IN_SERIES:
+            del self.series[next(iter(self.series))]
 
     def last(self) -> dict[str, Any]:
         """The figures of the last step, with ``min`` and ``max`` of those that differ."""

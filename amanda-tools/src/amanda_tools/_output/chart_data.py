@@ -69,6 +69,30 @@ def _rank(
         )
 
 
+def lines_over_steps(
+    title: str,
+    steps: Mapping[int, Mapping[str, float]],
+    series: Mapping[str, str],
+    unit: str = "",
+) -> Iterator[Chart]:
+    """Yield a chart of figures of single steps over the run; none of fewer than two steps.
+
+    Args:
+        title: title of the chart.
+        steps: number of each step to its figures by key.
+        series: name of each line to the key of its figure.
+        unit: unit of the figures.
+    """
+    values = {
+        name: [figures.get(key) for figures in steps.values()] for name, key in series.items()
+    }
+    values = {name: line for name, line in values.items() if any(line)}
+    if len(steps) > 1 and values:
+        yield Chart(
+            title=title, kind="line", labels=list(steps), values=values, unit=unit, axis="step"
+        )
+
+
 def sum_at_one_depth(chart: Chart) -> Chart:
     """Sum up the bars of a chart of modules at one depth: the deepest with few enough bars."""
     labels = [str(label) for label in chart.labels]

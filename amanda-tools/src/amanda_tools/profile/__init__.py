@@ -22,6 +22,7 @@ from amanda_tools._operators.saved_tensors import saved_tensors
 from amanda_tools._operators.source_lines import source_of
 from amanda_tools._output.chart_data import (
     BOTH_DIRECTIONS,
+    lines_over_steps,
     rank_groups,
     rank_modules,
     sum_by_direction,
@@ -240,6 +241,9 @@ class ProfileTool(PrintingTool[ProfileOptions]):
         modules, types = (sum_by_direction(rows, key, "seconds") for key in ("module", "type"))
         yield from rank_modules("time by module", modules, BOTH_DIRECTIONS, "s")
         yield from rank_groups("time by type", types, BOTH_DIRECTIONS, "s")
+        yield from lines_over_steps(
+            "time per step", self.figures_of_steps(), {"time": "seconds"}, "s"
+        )
         saved = {"saved": "saved_bytes"}
         title = "saved for the backward pass by module"
         yield from rank_modules(title, self._grouped(rows, "module"), saved, "B")

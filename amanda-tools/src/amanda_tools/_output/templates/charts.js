@@ -96,6 +96,7 @@ class PageChart {
 
   plot(options, amounts, scale, colour) {
     const { kind, values, labels, axis, log } = this.data;
+    const isSteps = axis === "step";
     const positive = values.flatMap(([, numbers]) => numbers.filter((value) => value > 0));
     // What has no logarithm stands a power of ten below the smallest that has one.
     const least = positive.length ? Math.min(...positive) / 10 : 0.1;
@@ -104,8 +105,8 @@ class PageChart {
     Object.assign(options, {
       interaction: { mode: "nearest", intersect: false },
       scales: {
-        x: { ...scale, ...(isHist ? {} : { type: "linear" }), title: { display: Boolean(axis), text: axis, color: scale.ticks.color, align: "end" } },
-        y: { ...amounts, ...(log ? { type: "logarithmic" } : { beginAtZero: isHist }) },
+        x: { ...scale, ...(isHist ? {} : { type: "linear", ticks: { ...scale.ticks, precision: isSteps ? 0 : undefined } }), title: { display: Boolean(axis), text: axis, color: scale.ticks.color, align: "end" } },
+        y: { ...amounts, ...(log ? { type: "logarithmic" } : { beginAtZero: isHist || isSteps }) },
       },
     });
     return { type: isHist ? "bar" : kind === "line" ? "line" : "scatter", options, data: {
