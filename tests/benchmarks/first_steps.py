@@ -77,7 +77,7 @@ def _cells(*, training: bool) -> Step:
     cell, x = nn.LSTMCell(32, 32), torch.rand(4, 32)
 
     def step() -> None:
-        state = torch.zeros(4, 32), torch.zeros(4, 32)
+        state: Any = (torch.zeros(4, 32), torch.zeros(4, 32))
         with torch.set_grad_enabled(training):
             for _ in range(300):
                 state = cell(x, state)
