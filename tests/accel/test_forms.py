@@ -6,7 +6,6 @@ tests run with the gate.
 
 from __future__ import annotations
 
-import collections
 import functools
 import gc
 import operator
@@ -51,7 +50,7 @@ class Child:
 class Known:
     __slots__ = (
         *("claimed", "claims", "gradients", "inlined_after", "inlined_before", "is_claim"),
-        *("iterations", "op_id", "run"),
+        *("iterations", "op_id", "owners", "run"),
     )
 
     def __init__(self, run: Callable[..., Any], is_claim: bool = False) -> None:
@@ -657,18 +656,26 @@ class Timer:
 
 
 class Graph:
-    __slots__ = ("form", "hooks", "is_idle", "is_quick", "leaves", "types")
+    __slots__ = ("form", "inner", "natives")
 
 
 class Gradients:
-    __slots__ = ("form", "graph")
+    __slots__ = ("form", "graph", "handle", "natives")
+
+
+class Handle:
+    __slots__ = ("scopes",)
+
+    def __init__(self) -> None:
+        self.scopes = ("scope",)
 
 
 class Hooks:
-    __slots__ = ("_dispatcher", "_key", "calls", "has_after", "has_before")
+    __slots__ = ("_dispatcher", "_handle", "_key", "calls", "has_after", "has_before")
 
     def __init__(self, dispatcher: Any, before: bool = True, after: bool = True) -> None:
         self._dispatcher, self._key = dispatcher, "key"
+        self._handle = Handle()
         self.has_before, self.has_after = before, after
         self.calls: list[Any] = []
 
@@ -700,12 +707,25 @@ class State:
         self.paused = 0
 
 
+class Tensor:
+    _base = None
+
+    def __init__(self, grad_fn: Any = None) -> None:
+        self.grad_fn = grad_fn
+
+
 class Node:
     """A node of autograd, with the hooks that it was given."""
 
-    def __init__(self, registered: Callable[..., Any]) -> None:
+    def __init__(self, registered: Callable[..., Any], number: int = 0, *following: Any) -> None:
         self.hooks: list[Any] = []
         self._registered = registered
+        self._number = number
+        self.next_functions = tuple((node, 0) for node in following)
+        self.metadata: dict[str, Any] = {}
+
+    def _sequence_nr(self) -> int:
+        return self._number
 
     def register_prehook(self, hook: Any) -> Any:
         return self._register(None, hook)
@@ -719,7 +739,16 @@ class Node:
         return handle
 
 
+class Leaf(Node):
+    """The node that accumulates the gradient of a leaf."""
+
+    def __init__(self, registered: Callable[..., Any]) -> None:
+        super().__init__(registered)
+        self.variable = Tensor()
+
+
 STATE = State()
+PASS = {"task": 1, "node": None, "next": 8}
 looks: list[Any] = []
 
 
@@ -739,11 +768,14 @@ def inlining(gate: Any) -> Any:
             "gradients": Gradients,
             "hooks": Hooks,
             "routines": Routines,
-            "tensor": object,
+            "tensor": Tensor,
             "state": STATE,
-            "sequence": lambda: 0,
+            "sequence": lambda: PASS["next"],
             "checks": (),
-            "ordered": collections.OrderedDict,
+            "handle": Handle,
+            "kinds": {Node: 0, Leaf: 1},
+            "task": lambda: PASS["task"],
+            "node": lambda: PASS["node"],
         }
     )
     looks.clear()
@@ -843,8 +875,145 @@ def test_hooks_are_freed(inlining: Any) -> None:
     count = sys.getrefcount(hooks)
     node = Node(inlining.hook_registrar(None))
     inlining.register(hooks, node)
-    assert sys.getrefcount(hooks) == count + 2
+    assert sys.getrefcount(hooks) == count + 1
     node.hooks[0]((1,))
     del node
     gc.collect()
     assert sys.getrefcount(hooks) == count
+
+
+class Owner(weakref.ref[Tensor]):
+    __slots__ = ("op_id",)
+
+    def __new__(cls, leaf: Tensor, op_id: str) -> Owner:
+        return super().__new__(cls, leaf)
+
+    def __init__(self, leaf: Tensor, op_id: str) -> None:
+        super().__init__(leaf)
+        self.op_id = op_id
+
+
+class Claimed:
+    """An operator of two nodes, which uses a leaf, and what is known of it."""
+
+    def __init__(self, inlining: Any) -> None:
+        registered = inlining.hook_registrar(None)
+        self.counter, self.dispatcher = Counter(), Dispatcher()
+        routines = Routines()
+        routines.inlined_before = routines.inlined_after = (self.counter,)
+        self.dispatcher.settled["key"] = routines
+        self.leaf = Leaf(registered)
+        self.inner = Node(registered, 6, self.leaf, None)
+        self.entry = Node(registered, 7, self.inner)
+        self.known = known = Known(lambda *_: None)
+        known.op_id, known.iterations = "op", {}  # type: ignore[attr-defined]
+        owner = Owner(self.leaf.variable, "op")
+        known.owners = {id(self.leaf.variable): owner}  # type: ignore[attr-defined]
+        known.gradients = gradients = Gradients()  # type: ignore[attr-defined]
+        gradients.form, gradients.graph = None, Graph()
+        gradients.handle, gradients.natives = Handle(), [inlining.hook(self.hooks())]
+        gradients.graph.form = [Node, [1], Node, [-3, -1]]
+        gradients.graph.natives = [inlining.hook(self.hooks()), inlining.hook(self.hooks())]
+        gradients.graph.inner = [[(0, 0, 1)]]
+        self.mode = Mode()
+        self.mode.thread["cache"] = True  # type: ignore[assignment]
+        self.mode.iteration = 3
+        self.claim = lambda start=6: inlining.claim(self.mode, known, Tensor(self.entry), start)
+
+    def hooks(self) -> Hooks:
+        return Hooks(self.dispatcher, before=False)
+
+
+def test_backward_operators_are_claimed(inlining: Any) -> None:
+    """The nodes of an operator whose gradient graph is known are hooked without Python, those
+    behind its outputs when a pass comes to it; a leaf's accumulation runs in such a pass only."""
+    op = Claimed(inlining)
+    assert op.claim() is True
+    assert op.known.iterations == {"op": 3}  # type: ignore[attr-defined]
+    first, after = op.entry.hooks
+    assert op.inner.hooks == []
+    (leaf,) = op.leaf.hooks
+    assert leaf((None, 1), (1,)) is None
+    assert op.counter.count == 0
+    PASS["node"] = op.entry  # type: ignore[assignment]
+    assert first((None,)) is None
+    assert op.inner.hooks == []
+    assert first((1,)) is None
+    assert first((1,)) is None
+    assert len(op.inner.hooks) == 1
+    after((1,), (1,))
+    leaf((1,), (1,))
+    assert op.counter.count == 2
+    for number in range(2, 80):
+        PASS["task"] = number
+        first((1,))
+    leaf((1,), (1,))
+    PASS["task"] = 2
+    leaf((1,), (1,))
+    assert op.counter.count == 3
+    # A second operator on the leaf is told of its accumulation.
+    marks = op.leaf.metadata["amanda"].marks()
+    assert marks == {"scope": leaf}
+    marks["scope"].note_pass(2, False)
+    leaf((1,), (1,))
+    assert op.counter.count == 4
+    PASS.update(task=1, node=None)
+
+
+def test_what_is_not_known_is_claimed_by_python(inlining: Any) -> None:
+    """Where something has changed nothing is done: another form, another owner of a leaf, a thread
+    without the cache."""
+    op = Claimed(inlining)
+
+    def refused() -> bool:
+        return not (op.claim() or op.entry.hooks or op.leaf.hooks or op.leaf.metadata)
+
+    graph = op.known.gradients.graph  # type: ignore[attr-defined]
+    form, graph.form = graph.form, [Node, [1], Node, [-3, -2]]
+    assert refused()
+    graph.form, natives = form, graph.natives
+    graph.natives = None
+    assert refused()
+    graph.natives = natives
+    op.known.owners.clear()  # type: ignore[attr-defined]
+    assert refused()
+    owner = Owner(op.leaf.variable, "other")
+    op.known.owners[id(op.leaf.variable)] = owner  # type: ignore[attr-defined]
+    assert refused()
+    op.mode.thread["cache"] = False  # type: ignore[assignment]
+    assert refused()
+    op.mode.thread["cache"] = True  # type: ignore[assignment]
+    # The other operator has run in this iteration: the leaf is its.
+    op.known.iterations["other"] = 3  # type: ignore[attr-defined]
+    assert op.claim()
+    assert op.leaf.hooks == []
+    assert len(op.entry.hooks) == 2
+
+
+def test_claimed_nodes_are_freed(inlining: Any) -> None:
+    """Nothing that is hooked outlives the nodes, and the dict of hooks takes weak references."""
+    counts = []
+    op = Claimed(inlining)
+    inlining.install()
+    registered = inlining.hook_registrar(None)
+    for _ in range(3):
+        op.leaf.hooks.clear()
+        op.entry.hooks.clear()
+        op.inner.hooks.clear()
+        op.leaf.metadata.clear()
+        counts.append([sys.getrefcount(h) for h in op.known.gradients.graph.natives])  # type: ignore[attr-defined]
+        for _ in range(100):
+            op.leaf.metadata.clear()
+            assert op.claim()
+            PASS["node"] = op.entry  # type: ignore[assignment]
+            op.entry.hooks[-2]((1,))
+    assert counts[0] == counts[1] == counts[2]
+    hooks, _ = registered(None, inlining.hook(op.hooks()))
+    gone = weakref.ref(hooks)
+    assert not gc.is_tracked(hooks) or sys.version_info >= (3, 14)
+    hooks[1] = [hooks]
+    assert gc.is_tracked(hooks)
+    del hooks
+    gc.collect()
+    assert gone() is None
+    PASS["node"] = None

@@ -405,29 +405,70 @@ class Inlined(amanda.Tool):
 @needs_gate
 @pytest.mark.usefixtures("gated")
 def test_inlined_routines_run_no_python_of_ours() -> None:
-    """Counters and timers run in C, forward and backward, of operators that use no leaf."""
-    x = torch.ones(2, requires_grad=True)
+    """Counters and timers run in C, forward and backward, also of operators that use leaves, that
+    have several nodes, and that have several outputs."""
+    x, w = torch.ones(2, requires_grad=True), torch.ones(2, 2, requires_grad=True)
     tool = Inlined()
 
+    def forward_pass() -> torch.Tensor:
+        one, two = nn.functional.linear((x * 2.0).expand(2, 2), w, x).chunk(2)
+        return (one * x + two.exp()).sum()
+
     def step() -> list[Any]:
-        y = x * 2.0
-        z, forward = profiled(lambda: y.exp().sin() + 1.0)
-        z.sum().backward()
+        z, forward = profiled(forward_pass)
+        _, backward = profiled(z.backward)
         with torch.no_grad():
             _, without = profiled(lambda: (x.exp() + 1.0).sin())
-        return [forward, without]
+        return [forward, backward, without]
 
     with applied(tool):
-        for _ in range(4):
-            before = tool.counter.count
+        for _ in range(5):
             runs = step()
             amanda.new_iteration()
-        # With sum() and the ones that a backward pass begins with; x is a leaf.
-        assert tool.counter.count - before == 1 + 3 + 2 + 3 + 6
-        _, backward = profiled((x * 2.0).exp().sin().sum().backward)
-    assert [len(run) for run in runs] == [0, 0], f"\n{runs}"
-    assert backward.count("after") <= 2, f"\n{backward}"
+    forward, backward, without = runs
+    assert (len(forward), len(without)) == (0, 0), f"\n{forward}\n{without}"
+    ours = ("before", "after", "note_reached", "_before", "_after", "count", "start", "stop")
+    assert not any(backward.count(name) for name in ours), f"\n{backward}"
     assert tool.timer.executions == tool.counter.count
+
+
+@needs_gate
+@pytest.mark.parametrize("interceptor", BOTH)
+def test_accumulations_of_operators_that_are_known(
+    interceptor: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The accumulation of a leaf belongs to the first operator that used the leaf, and runs its
+    routines once in each pass that comes through an operator of the scope, and in no other."""
+    w, model, tool = torch.ones(3, 3, requires_grad=True), nn.Linear(3, 3), CountsAccumulations()
+    counts = []
+    with intercepted(monkeypatch, interceptor, tool):
+        for _ in range(5):
+            before = tool.counter.count
+            h = nn.functional.linear(w.mul(2.0), w) + model(w)
+            with amanda.disabled():
+                other = w.sum() + model(w).sum()
+            other.backward()
+            between = tool.counter.count
+            h.sum().backward(retain_graph=True)
+            once = tool.counter.count
+            (h * w).sum().backward()
+            counts.append((between - before, once - between, tool.counter.count - once))
+            amanda.new_iteration()
+    # w, and the weight and the bias of the layer.
+    assert counts == [(0, 3, 3)] * 5
+
+
+class CountsAccumulations(amanda.Tool):
+    """A counter after every accumulation of a gradient."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.counter = amanda.inline.Counter()
+        self.add_inst_for_op(self.analyse, backward=True)
+
+    def analyse(self, context: amanda.OpContext) -> None:
+        if context.get_backward_op().__name__ == "AccumulateGrad":
+            context.insert_after_backward_op(self.counter, grad_inputs=[])
 
 
 @needs_gate

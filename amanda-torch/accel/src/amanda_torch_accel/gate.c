@@ -134,7 +134,7 @@ static struct {
     Py_ssize_t frame_cells, frame_names, frame_children, frame_generation, frame_caller;
     Py_ssize_t child_ref, child_transparent, child_fused, child_calls, child_frames;
     Py_ssize_t known_run, known_claim, known_before, known_after, known_claims, known_gradients;
-    Py_ssize_t known_claimed, known_iterations, known_op_id;
+    Py_ssize_t known_claimed, known_iterations, known_op_id, known_owners;
     PyObject *no_operator; /* the cell of functions that are no operators */
     PyObject *is_report_of; /* Python function: (name of a builtin, what is reported) -> bool */
 } python;
@@ -153,6 +153,21 @@ set_field(PyObject *object, Py_ssize_t offset, PyObject *value)
     PyObject **place = (PyObject **)((char *)object + offset), *old = *place;
     *place = Py_NewRef(value);
     Py_XDECREF(old);
+}
+
+static int
+is_alive(PyObject *reference, PyObject *object)
+{
+#if PY_VERSION_HEX >= 0x030D0000
+    PyObject *found = NULL;
+    int is_same = reference != NULL && PyWeakref_Check(reference)
+                  && PyWeakref_GetRef(reference, &found) == 1 && found == object;
+    Py_XDECREF(found);
+    return is_same;
+#else
+    return reference != NULL && PyWeakref_Check(reference)
+           && PyWeakref_GET_OBJECT(reference) == object;
+#endif
 }
 
 /* Runs code between a failed call and the way back to Python. */
@@ -451,27 +466,29 @@ static struct {
     PyObject *start;                   /* Timer.start */
     PyObject *clock, *native;          /* time.perf_counter_ns, threading.get_native_id */
     PyObject *look;                    /* look(log, now): has a log looked at, as a routine */
-    PyObject *graph, *gradients, *hooks, *routines; /* classes of the driver, see there */
+    PyObject *graph, *gradients, *hooks, *routines, *handle; /* classes of the driver and of core */
+    PyObject *kinds;                   /* of classes of nodes, see KINDS of the driver */
+    PyObject *node, *task;             /* the current node, and the number of the current pass */
     PyObject *tensor;                  /* torch.Tensor */
     PyObject *state;                   /* the state of all threads */
     PyObject *sequence;                /* the number of the next node of autograd */
     PyObject *checks;                  /* functions that are false where operators run plainly */
-    PyObject *ordered;                 /* collections.OrderedDict */
 } inlined;
 
 static struct {
     Py_ssize_t counter_count;
     Py_ssize_t timer_started, timer_executions, timer_nanoseconds, timer_log, timer_number;
     Py_ssize_t log_numbers, log_due;
-    Py_ssize_t gradients_graph, gradients_form;
-    Py_ssize_t graph_is_quick, graph_is_idle, graph_form, graph_types, graph_leaves, graph_hooks;
-    Py_ssize_t hooks_before, hooks_after, hooks_dispatcher, hooks_key;
+    Py_ssize_t gradients_graph, gradients_form, gradients_handle, gradients_leaves;
+    Py_ssize_t graph_form, graph_natives, graph_inner;
+    Py_ssize_t hooks_before, hooks_after, hooks_dispatcher, hooks_key, hooks_handle, handle_scopes;
     Py_ssize_t routines_before, routines_after;
 } at;
 
 static struct {
     PyObject *cache, *enabled, *held, *settled, *quiet, *dict, *grad_fn, *next_functions, *sequence,
-        *register_prehook, *register_hook, *before, *after;
+        *register_prehook, *register_hook, *before, *after, *base, *metadata, *variable, *mark,
+        *op_id;
 } names;
 
 static int
@@ -494,6 +511,11 @@ make_names(void)
         {&names.register_hook, "register_hook"},
         {&names.before, "before"},
         {&names.after, "after"},
+        {&names.base, "_base"},
+        {&names.metadata, "metadata"},
+        {&names.variable, "variable"},
+        {&names.mark, "amanda"},
+        {&names.op_id, "op_id"},
     };
     for (size_t i = 0; i < sizeof all / sizeof *all; i++) {
         *all[i].name = PyUnicode_InternFromString(all[i].text);
@@ -548,7 +570,7 @@ append_thread(PyObject *list)
     return append_number(list, known);
 }
 
-/* Timer.start() */
+/* Timer.start(), which is called in Python where another start of this thread has not ended. */
 static int
 start_timer(PyObject *timer)
 {
@@ -557,9 +579,19 @@ start_timer(PyObject *timer)
         PyErr_SetString(PyExc_AttributeError, "a timer has lost its starts");
         return -1;
     }
-    PyObject *key = PyLong_FromUnsignedLong(PyThread_get_thread_ident());
-    PyObject *now = PyObject_CallNoArgs(inlined.clock);
-    int failed = key == NULL || now == NULL || PyDict_SetItem(started, key, now) < 0;
+    PyObject *key = PyLong_FromUnsignedLong(PyThread_get_thread_ident()), *now = NULL;
+    int overlaps = key == NULL || PyDict_GET_SIZE(started) == 0 ? 0
+                                                                : PyDict_Contains(started, key);
+    int failed = key == NULL || overlaps < 0;
+    if (overlaps > 0) {
+        PyObject *none = PyObject_CallOneArg(inlined.start, timer);
+        failed = none == NULL;
+        Py_XDECREF(none);
+    }
+    else if (!failed) {
+        now = PyObject_CallNoArgs(inlined.clock);
+        failed = now == NULL || PyDict_SetItem(started, key, now) < 0;
+    }
     Py_XDECREF(key);
     Py_XDECREF(now);
     return failed ? -1 : 0;
@@ -655,13 +687,40 @@ run_routines(PyObject *routines)
 
 /* ---- hooks of autograd's nodes --------------------------------------------------------------- */
 
-/* A hook that runs routines which are all inlined, and else calls Python's. */
+/* What runs at one backward operator, in all its executions: a hook of nodes.
+ *
+ * It is called with the gradients of the outputs before the node, and with those of the inputs and
+ * of the outputs after it. Routines that are all inlined are run here, and others by Python.
+ */
 typedef struct {
     PyObject_HEAD
     vectorcallfunc vectorcall;
     PyObject *hooks; /* NodeHooks */
-    int is_after;
+    int has_before, has_after;
 } Hook;
+
+/* The hook of a leaf's accumulation, see Accumulation of amanda_torch.autograd.hooks. */
+typedef struct {
+    PyObject_HEAD
+    vectorcallfunc vectorcall;
+    Hook *hook;
+    int always;
+    Py_ssize_t count, room;
+    int64_t *passes, first; /* `passes` is the address of `first` as long as there is room for one */
+} Accumulation;
+
+/* The hook before the node of an output, where more is done than at others: nodes behind it are
+   hooked, and accumulations are told of the pass. See Claim of amanda_torch.autograd.claims. */
+typedef struct {
+    PyObject_VAR_HEAD
+    vectorcallfunc vectorcall;
+    Hook *hook;         /* of this node */
+    PyObject *way;      /* see KnownGraph.inner; NULL if there is no node behind it */
+    PyObject *natives;  /* the hooks of all nodes */
+    PyObject *done;     /* a bytearray: the numbers of those that are hooked; of all entries */
+    Py_ssize_t number;
+    Accumulation *reached[1];
+} Entry;
 
 /* Whether a node gets no gradient. */
 static int
@@ -701,7 +760,7 @@ is_plain_thread(PyObject *dispatcher)
 
 /* The routines of a hook if all are inlined (a strong reference); NULL if Python is to find them. */
 static PyObject *
-settled_routines(Hook *self)
+settled_routines(Hook *self, int is_after)
 {
     PyObject *dispatcher = field(self->hooks, at.hooks_dispatcher);
     PyObject *key = field(self->hooks, at.hooks_key), *found = NULL;
@@ -712,7 +771,7 @@ settled_routines(Hook *self)
     if (settled != NULL && PyDict_CheckExact(settled)) {
         PyObject *routines = PyDict_GetItemWithError(settled, key);
         if (routines != NULL && Py_IS_TYPE(routines, (PyTypeObject *)inlined.routines)) {
-            found = field(routines, self->is_after ? at.routines_after : at.routines_before);
+            found = field(routines, is_after ? at.routines_after : at.routines_before);
         }
     }
     found = found != NULL && PyTuple_CheckExact(found) ? Py_NewRef(found) : NULL;
@@ -725,27 +784,32 @@ settled_routines(Hook *self)
 }
 
 static PyObject *
-hook_vectorcall(PyObject *object, PyObject *const *values, size_t nargsf, PyObject *keywords)
+run_hook(Hook *self, PyObject *const *values, Py_ssize_t count)
 {
-    Hook *self = (Hook *)object;
-    Py_ssize_t count = PyVectorcall_NARGS(nargsf);
-    if (count > 0 && nothing_flows(values[count - 1])) {
-        Py_RETURN_NONE;
-    }
-    PyObject *routines = settled_routines(self);
+    int is_after = count > 1;
+    PyObject *routines = settled_routines(self, is_after);
     if (routines != NULL) {
         int failed = run_routines(routines) < 0;
         Py_DECREF(routines);
         return failed ? NULL : Py_NewRef(Py_None);
     }
-    PyObject *method =
-        PyObject_GetAttr(self->hooks, self->is_after ? names.after : names.before);
+    PyObject *method = PyObject_GetAttr(self->hooks, is_after ? names.after : names.before);
     if (method == NULL) {
         return NULL;
     }
-    PyObject *result = PyObject_Vectorcall(method, values, count, keywords);
+    PyObject *result = PyObject_Vectorcall(method, values, count, NULL);
     Py_DECREF(method);
     return result;
+}
+
+static PyObject *
+hook_vectorcall(PyObject *self, PyObject *const *values, size_t nargsf, PyObject *Py_UNUSED(keywords))
+{
+    Py_ssize_t count = PyVectorcall_NARGS(nargsf);
+    if (count > 0 && nothing_flows(values[count - 1])) {
+        Py_RETURN_NONE;
+    }
+    return run_hook((Hook *)self, values, count);
 }
 
 static int
@@ -783,33 +847,120 @@ static PyTypeObject Hook_Type = {
     .tp_dealloc = (destructor)hook_dealloc,
 };
 
-static int
-register_one(PyObject *hooks, PyObject *node, int is_after)
+static Hook *
+new_hook(PyObject *hooks)
 {
     Hook *hook = PyObject_GC_New(Hook, &Hook_Type);
-    if (hook == NULL) {
-        return -1;
+    if (hook != NULL) {
+        hook->vectorcall = hook_vectorcall;
+        hook->hooks = Py_NewRef(hooks);
+        hook->has_before = field(hooks, at.hooks_before) == Py_True;
+        hook->has_after = field(hooks, at.hooks_after) == Py_True;
+        PyObject_GC_Track(hook);
     }
-    hook->vectorcall = hook_vectorcall;
-    hook->hooks = Py_NewRef(hooks);
-    hook->is_after = is_after;
-    PyObject_GC_Track(hook);
+    return hook;
+}
+
+static int
+attach(PyObject *node, PyObject *hook, int is_after)
+{
     PyObject *name = is_after ? names.register_hook : names.register_prehook;
-    PyObject *handle = PyObject_CallMethodOneArg(node, name, (PyObject *)hook);
-    Py_DECREF(hook);
+    PyObject *handle = PyObject_CallMethodOneArg(node, name, hook);
     Py_XDECREF(handle);
     return handle == NULL ? -1 : 0;
 }
 
-/* NodeHooks.register() */
+/* Hook a node at one or both of its ends. */
 static int
-register_hooks(PyObject *hooks, PyObject *node)
+attach_hook(PyObject *node, Hook *hook)
 {
-    if (field(hooks, at.hooks_before) == Py_True && register_one(hooks, node, 0) < 0) {
+    if (hook->has_before && attach(node, (PyObject *)hook, 0) < 0) {
         return -1;
     }
-    return field(hooks, at.hooks_after) == Py_True ? register_one(hooks, node, 1) : 0;
+    return hook->has_after ? attach(node, (PyObject *)hook, 1) : 0;
 }
+
+/* The dict of a node's hooks. PyTorch's own is an OrderedDict. It may be referred to weakly, as the
+   handles of a program's hooks do.
+
+   There is one for each node of a graph. The garbage collector counts what is allocated, and looks at
+   700 objects that are left: observed in CPython 3.11, two collections in each step of a small
+   transformer that trains. So dicts are used again, and not tracked as long as only hooks of this
+   file are in them. */
+typedef struct HookDict {
+    PyDictObject dict;
+    PyObject *references;
+} HookDict;
+
+#define MOST_DICTS 4096
+static PyObject *spare_dicts[MOST_DICTS];
+static Py_ssize_t spare_count;
+
+static PyObject *
+hook_dict_alloc(PyTypeObject *type, Py_ssize_t items)
+{
+    if (spare_count == 0) {
+        PyObject *made = PyType_GenericAlloc(type, items);
+        if (made != NULL) {
+            PyObject_GC_UnTrack(made);
+        }
+        return made;
+    }
+    PyObject *dict = spare_dicts[--spare_count];
+    memset((char *)dict + sizeof(PyObject), 0, sizeof(HookDict) - sizeof(PyObject));
+    return PyObject_Init(dict, type);
+}
+
+static void
+hook_dict_free(void *dict)
+{
+    if (spare_count < MOST_DICTS && is_installed) {
+        spare_dicts[spare_count++] = dict;
+    }
+    else {
+        PyObject_GC_Del(dict);
+    }
+}
+
+static void
+free_spare_dicts(void)
+{
+    while (spare_count > 0) {
+        PyObject_GC_Del(spare_dicts[--spare_count]);
+    }
+}
+
+static void
+hook_dict_dealloc(PyObject *self)
+{
+    if (((HookDict *)self)->references != NULL) {
+        PyObject_ClearWeakRefs(self);
+    }
+    PyDict_Type.tp_dealloc(self);
+}
+
+static PyTypeObject HookDict_Type = {
+    PyVarObject_HEAD_INIT(NULL, 0)
+    .tp_name = "amanda_torch_accel.gate.HookDict",
+    .tp_basicsize = sizeof(HookDict),
+    .tp_flags = Py_TPFLAGS_DEFAULT,
+    .tp_weaklistoffset = offsetof(HookDict, references),
+    .tp_alloc = hook_dict_alloc,
+    .tp_dealloc = hook_dict_dealloc,
+    .tp_free = hook_dict_free,
+};
+
+static PyObject *
+new_hook_dict(void)
+{
+    static PyObject *nothing;
+    if (nothing == NULL && (nothing = PyTuple_New(0)) == NULL) {
+        return NULL;
+    }
+    return HookDict_Type.tp_new(&HookDict_Type, nothing, NULL);
+}
+
+static PyTypeObject Accumulation_Type, Entry_Type;
 
 /* ``torch.autograd.Function._register_hook(hooks, hook)``, which PyTorch calls to register a hook of
    a node: ours are never removed, and need no handle. `vanilla` is PyTorch's. */
@@ -818,13 +969,21 @@ static THREAD_LOCAL PyObject *attached;
 static PyObject *
 add_hook(PyObject *vanilla, PyObject *const *values, Py_ssize_t count)
 {
-    if (count != 2 || !(Py_IS_TYPE(values[1], &Hook_Type) || values[1] == attached)) {
+    int is_ours = count == 2
+                  && (Py_IS_TYPE(values[1], &Hook_Type) || Py_IS_TYPE(values[1], &Entry_Type)
+                      || Py_IS_TYPE(values[1], &Accumulation_Type));
+    if (!is_ours && (count != 2 || values[1] != attached)) {
         return PyObject_Vectorcall(vanilla, values, count, NULL);
     }
-    PyObject *dict = values[0] == Py_None ? PyObject_CallNoArgs(inlined.ordered)
-                                          : Py_NewRef(values[0]);
-    PyObject *pair = NULL;
+    int is_first = values[0] == Py_None;
+    PyObject *dict = is_first ? new_hook_dict() : Py_NewRef(values[0]), *pair = NULL;
     if (dict != NULL && PyObject_SetItem(dict, values[1], values[1]) == 0) {
+#if PY_VERSION_HEX < 0x030E0000
+        /* A dict begins to be tracked, again, where another kind of object comes into it. */
+        if (is_first && is_ours) {
+            PyObject_GC_UnTrack(dict);
+        }
+#endif
         pair = PyTuple_Pack(2, dict, Py_None);
     }
     Py_XDECREF(dict);
@@ -842,16 +1001,234 @@ gate_attach(PyObject *Py_UNUSED(module), PyObject *args)
     if (!PyArg_ParseTuple(args, "OOp", &node, &hook, &is_after)) {
         return NULL;
     }
-    PyObject *name = is_after ? names.register_hook : names.register_prehook;
     PyObject *outer = attached;
     attached = hook;
-    PyObject *handle = PyObject_CallMethodOneArg(node, name, hook);
+    int failed = attach(node, hook, is_after) < 0;
     attached = outer;
-    return handle;
+    return failed ? NULL : Py_NewRef(Py_None);
 }
 
 static PyMethodDef add_hook_def = {"_register_hook", (PyCFunction)(void (*)(void))add_hook,
                                    METH_FASTCALL, NULL};
+
+/* ---- accumulations of leaves ------------------------------------------------------------------ */
+
+/* Backward passes that may run at once in different threads over one leaf. */
+#define PASSES 64
+
+static int
+number_of(PyObject *function, int64_t *number)
+{
+    PyObject *found = PyObject_CallNoArgs(function);
+    *number = found == NULL ? -1 : PyLong_AsLongLong(found);
+    Py_XDECREF(found);
+    return *number == -1 && PyErr_Occurred() ? -1 : 0;
+}
+
+static int
+has_pass(const Accumulation *self, int64_t task)
+{
+    for (Py_ssize_t i = 0; i < self->count; i++) {
+        if (self->passes[i] == task) {
+            return 1;
+        }
+    }
+    return 0;
+}
+
+static int
+note_pass(Accumulation *self, int64_t task, int makes_graph)
+{
+    /* The graph of this pass may lead to the leaf by nodes that no operator owns. */
+    self->always = self->always || makes_graph;
+    if (has_pass(self, task)) {
+        return 0;
+    }
+    if (self->count == self->room && self->room < PASSES) {
+        int64_t *more = PyMem_New(int64_t, PASSES);
+        if (more == NULL) {
+            PyErr_NoMemory();
+            return -1;
+        }
+        memcpy(more, self->passes, sizeof(*more) * self->count);
+        self->passes = more;
+        self->room = PASSES;
+    }
+    if (self->count == self->room) {
+        memmove(self->passes, self->passes + 1, sizeof(*self->passes) * --self->count);
+    }
+    self->passes[self->count++] = task;
+    return 0;
+}
+
+static PyObject *
+accumulation_vectorcall(PyObject *object, PyObject *const *values, size_t nargsf,
+                        PyObject *Py_UNUSED(keywords))
+{
+    Accumulation *self = (Accumulation *)object;
+    if (!self->always) {
+        int64_t task;
+        if (number_of(inlined.task, &task) < 0) {
+            return NULL;
+        }
+        if (!has_pass(self, task)) {
+            Py_RETURN_NONE;
+        }
+    }
+    return hook_vectorcall((PyObject *)self->hook, values, nargsf, NULL);
+}
+
+PyDoc_STRVAR(note_pass_doc, "note_pass(task, makes_graph)\n\nA backward pass has come to an operator "
+"of the scopes that uses the leaf.");
+
+static PyObject *
+accumulation_note_pass(PyObject *self, PyObject *args)
+{
+    long long task;
+    int makes_graph;
+    if (!PyArg_ParseTuple(args, "Lp", &task, &makes_graph)) {
+        return NULL;
+    }
+    return note_pass((Accumulation *)self, task, makes_graph) < 0 ? NULL : Py_NewRef(Py_None);
+}
+
+/* The scopes that a hook acts for: weak references in a tuple; borrowed, NULL if it has none. */
+static PyObject *
+scopes_of(Hook *hook)
+{
+    PyObject *handle = field(hook->hooks, at.hooks_handle);
+    PyObject *scopes = handle != NULL && Py_IS_TYPE(handle, (PyTypeObject *)inlined.handle)
+                           ? field(handle, at.handle_scopes)
+                           : NULL;
+    return scopes != NULL && PyTuple_CheckExact(scopes) ? scopes : NULL;
+}
+
+static PyObject *
+accumulation_marks(PyObject *object, PyObject *Py_UNUSED(argument))
+{
+    Accumulation *self = (Accumulation *)object;
+    PyObject *scopes = scopes_of(self->hook), *marks = scopes == NULL ? NULL : PyDict_New();
+    if (scopes == NULL) {
+        PyErr_SetString(PyExc_AttributeError, "an accumulation has lost its scopes");
+    }
+    PyObject *mark = self->hook->has_before || self->hook->has_after ? object : Py_None;
+    for (Py_ssize_t i = 0; marks != NULL && i < PyTuple_GET_SIZE(scopes); i++) {
+        if (PyDict_SetItem(marks, PyTuple_GET_ITEM(scopes, i), mark) < 0) {
+            Py_CLEAR(marks);
+        }
+    }
+    return marks;
+}
+
+PyDoc_STRVAR(marks_doc, "marks()\n\nWhat stands in a leaf's marks for it, by scope.");
+
+static PyMethodDef accumulation_methods[] = {
+    {"marks", accumulation_marks, METH_NOARGS, marks_doc},
+    {"note_pass", accumulation_note_pass, METH_VARARGS, note_pass_doc},
+    {NULL, NULL, 0, NULL},
+};
+
+static void
+accumulation_dealloc(Accumulation *self)
+{
+    if (self->passes != &self->first) {
+        PyMem_Free(self->passes);
+    }
+    Py_DECREF(self->hook);
+    PyObject_Free(self);
+}
+
+/* It holds no node, and is held by none of what it holds: there is nothing to collect. */
+static PyTypeObject Accumulation_Type = {
+    PyVarObject_HEAD_INIT(NULL, 0)
+    .tp_name = "amanda_torch_accel.gate.Accumulation",
+    .tp_basicsize = sizeof(Accumulation),
+    .tp_flags =
+        Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_VECTORCALL | Py_TPFLAGS_DISALLOW_INSTANTIATION,
+    .tp_vectorcall_offset = offsetof(Accumulation, vectorcall),
+    .tp_call = PyVectorcall_Call,
+    .tp_methods = accumulation_methods,
+    .tp_dealloc = (destructor)accumulation_dealloc,
+};
+
+static Accumulation *
+new_accumulation(Hook *hook)
+{
+    Accumulation *self = PyObject_New(Accumulation, &Accumulation_Type);
+    if (self != NULL) {
+        self->vectorcall = accumulation_vectorcall;
+        self->hook = (Hook *)Py_NewRef(hook);
+        self->always = 0;
+        self->count = 0;
+        self->room = 1;
+        self->first = 0;
+        self->passes = &self->first;
+    }
+    return self;
+}
+
+/* ---- nodes of outputs ------------------------------------------------------------------------- */
+
+static int hook_way(PyObject *node, PyObject *way, PyObject *natives, PyObject *done);
+
+static PyObject *
+entry_vectorcall(PyObject *object, PyObject *const *values, size_t nargsf,
+                 PyObject *Py_UNUSED(keywords))
+{
+    Entry *self = (Entry *)object;
+    Py_ssize_t count = PyVectorcall_NARGS(nargsf);
+    if (count > 0 && nothing_flows(values[count - 1])) {
+        Py_RETURN_NONE;
+    }
+    if (self->way != NULL && !PyByteArray_AS_STRING(self->done)[self->number]) {
+        PyByteArray_AS_STRING(self->done)[self->number] = 1;
+        PyObject *node = PyObject_CallNoArgs(inlined.node);
+        int failed = node == NULL || hook_way(node, self->way, self->natives, self->done) < 0;
+        Py_XDECREF(node);
+        if (failed) {
+            return NULL;
+        }
+    }
+    if (Py_SIZE(self) > 0) {
+        int64_t task;
+        PyObject *makes_graph = call_builtin(&stack.is_recording, NULL);
+        Py_XDECREF(makes_graph);
+        int failed = makes_graph == NULL || number_of(inlined.task, &task) < 0;
+        for (Py_ssize_t i = 0; !failed && i < Py_SIZE(self); i++) {
+            failed = note_pass(self->reached[i], task, makes_graph == Py_True) < 0;
+        }
+        if (failed) {
+            return NULL;
+        }
+    }
+    return self->hook->has_before ? run_hook(self->hook, values, count) : Py_NewRef(Py_None);
+}
+
+static void
+entry_dealloc(Entry *self)
+{
+    for (Py_ssize_t i = 0; i < Py_SIZE(self); i++) {
+        Py_DECREF(self->reached[i]);
+    }
+    Py_DECREF(self->hook);
+    Py_XDECREF(self->way);
+    Py_XDECREF(self->natives);
+    Py_XDECREF(self->done);
+    PyObject_Free(self);
+}
+
+/* As an accumulation, it is in no cycle. */
+static PyTypeObject Entry_Type = {
+    PyVarObject_HEAD_INIT(NULL, 0)
+    .tp_name = "amanda_torch_accel.gate.Entry",
+    .tp_basicsize = offsetof(Entry, reached),
+    .tp_itemsize = sizeof(Accumulation *),
+    .tp_flags =
+        Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_VECTORCALL | Py_TPFLAGS_DISALLOW_INSTANTIATION,
+    .tp_vectorcall_offset = offsetof(Entry, vectorcall),
+    .tp_call = PyVectorcall_Call,
+    .tp_dealloc = (destructor)entry_dealloc,
+};
 
 /* ---- backward operators ---------------------------------------------------------------------- */
 
@@ -900,18 +1277,18 @@ leads_to(PyObject *node, PyObject *types, Py_ssize_t first)
     return is_same;
 }
 
-/* Whether a node has this type, this number, and edges to nodes of these types. */
+/* Whether a result is a tensor without a node, or no tensor. */
 static int
-has_form(PyObject *node, Py_ssize_t number, PyObject *form, PyObject *types)
+has_no_node(PyObject *result)
 {
-    if (!PyList_CheckExact(form) || PyList_GET_SIZE(form) == 0 || !PyList_CheckExact(types)
-        || (PyObject *)Py_TYPE(node) != PyList_GET_ITEM(form, 0)) {
-        return 0;
+    if ((PyObject *)Py_TYPE(result) != inlined.tensor) {
+        return result == Py_None || PyBool_Check(result) || PyLong_CheckExact(result)
+               || PyFloat_CheckExact(result);
     }
-    PyObject *sequence = PyObject_CallMethodNoArgs(node, names.sequence);
-    int is_same = sequence != NULL && PyLong_AsSsize_t(sequence) == number;
-    Py_XDECREF(sequence);
-    return is_same && leads_to(node, types, 0);
+    PyObject *node = PyObject_GetAttr(result, names.grad_fn);
+    Py_XDECREF(node);
+    PyErr_Clear();
+    return node == Py_None;
 }
 
 /* Whether no node of an operator needs a hook, and its result has the form of which that is known:
@@ -920,7 +1297,7 @@ static int
 is_idle_form(PyObject *result, PyObject *form)
 {
     if (form == NULL || !PyList_CheckExact(form) || PyList_GET_SIZE(form) == 0) {
-        return 0;
+        return form != NULL && PyTuple_CheckExact(form) && has_no_node(result);
     }
     if (PyTuple_CheckExact(result) && PyTuple_GET_SIZE(result) > 0) {
         result = PyTuple_GET_ITEM(result, 0);
@@ -949,47 +1326,6 @@ note_run(PyObject *mode, PyObject *known)
         return -1;
     }
     return PyDict_SetItem(iterations, op_id, iteration);
-}
-
-/* Claimer.claim_again() for an operator that uses no leaf, and for one of which no node needs a hook:
-   1 if it was done, 0 if Python is to. */
-static int
-claim_again(PyObject *mode, PyObject *known, PyObject *result, Py_ssize_t start)
-{
-    PyObject *gradients = field(known, python.known_gradients);
-    if (gradients == NULL || !Py_IS_TYPE(gradients, (PyTypeObject *)inlined.gradients)) {
-        return 0;
-    }
-    if (is_idle_form(result, field(gradients, at.gradients_form))) {
-        return note_run(mode, known) < 0 ? -1 : 1;
-    }
-    PyObject *graph = field(gradients, at.gradients_graph);
-    if ((PyObject *)Py_TYPE(result) != inlined.tensor || graph == NULL
-        || !Py_IS_TYPE(graph, (PyTypeObject *)inlined.graph)
-        || field(graph, at.graph_is_quick) != Py_True) {
-        return 0;
-    }
-    PyObject *leaves = field(graph, at.graph_leaves), *hooks = field(graph, at.graph_hooks);
-    PyObject *form = field(graph, at.graph_form), *types = field(graph, at.graph_types);
-    int is_idle = field(graph, at.graph_is_idle) == Py_True;
-    if (leaves == NULL || !PyList_CheckExact(leaves) || PyList_GET_SIZE(leaves) > 0
-        || form == NULL || types == NULL || hooks == NULL || next_sequence() - start != 1
-        || !(is_idle || (PyList_CheckExact(hooks) && PyList_GET_SIZE(hooks) == 1
-                         && Py_IS_TYPE(PyList_GET_ITEM(hooks, 0),
-                                       (PyTypeObject *)inlined.hooks)))) {
-        return 0;
-    }
-    PyObject *node = PyObject_GetAttr(result, names.grad_fn);
-    int done = node != NULL && node != Py_None && has_form(node, start, form, types)
-               && runs_plainly(mode);
-    PyErr_Clear();
-    if (done
-        && (note_run(mode, known) < 0
-            || (!is_idle && register_hooks(PyList_GET_ITEM(hooks, 0), node) < 0))) {
-        done = -1;
-    }
-    Py_XDECREF(node);
-    return done;
 }
 
 /* The nodes that an operator has made, as amanda_torch.autograd.nodes.trace_graph() finds them. */
@@ -1065,6 +1401,22 @@ has_edges(Nodes *found, PyObject *node, PyObject *targets, PyObject *kinds)
     return is_same && !PyErr_Occurred();
 }
 
+/* Find the nodes behind those that are found already; whether all have a form, see Traced.form of
+   amanda_torch.autograd.nodes. */
+static int
+has_form(Nodes *found, PyObject *form, PyObject *kinds)
+{
+    Py_ssize_t count = PyList_GET_SIZE(form) / 2, i = 0;
+    found->leaves = PyList_New(0);
+    int is_same = found->leaves != NULL;
+    for (; is_same && i < found->count; i++) {
+        is_same = i < count
+                  && (PyObject *)Py_TYPE(found->nodes[i]) == PyList_GET_ITEM(form, 2 * i)
+                  && has_edges(found, found->nodes[i], PyList_GET_ITEM(form, 2 * i + 1), kinds);
+    }
+    return is_same && i == count;
+}
+
 PyDoc_STRVAR(follow_doc, "follow(entries, start, form, kinds)\n\nWhether the nodes behind those of an "
 "operator's outputs have a form.\n\n"
 "Args:\n    entries: the nodes of the outputs.\n"
@@ -1082,80 +1434,418 @@ gate_follow(PyObject *Py_UNUSED(module), PyObject *args)
                           &form, &PyDict_Type, &kinds)) {
         return NULL;
     }
-    Py_ssize_t count = PyList_GET_SIZE(form) / 2;
     int is_same = PyList_GET_SIZE(entries) <= MOST_NODES;
     for (Py_ssize_t i = 0; is_same && i < PyList_GET_SIZE(entries); i++) {
         found.nodes[found.count++] = Py_NewRef(PyList_GET_ITEM(entries, i));
     }
-    found.leaves = PyList_New(0);
-    is_same = is_same && found.leaves != NULL;
-    Py_ssize_t i = 0;
-    for (; is_same && i < found.count; i++) {
-        is_same = i < count
-                  && (PyObject *)Py_TYPE(found.nodes[i]) == PyList_GET_ITEM(form, 2 * i)
-                  && has_edges(&found, found.nodes[i], PyList_GET_ITEM(form, 2 * i + 1), kinds);
-    }
-    is_same = is_same && i == count;
-    PyObject *result = is_same ? Py_NewRef(found.leaves) : Py_None;
+    is_same = is_same && has_form(&found, form, kinds);
+    PyObject *result = is_same ? Py_NewRef(found.leaves) : Py_NewRef(Py_None);
     release_nodes(&found);
     if (!is_same) {
         PyErr_Clear();
-        Py_INCREF(Py_None);
     }
     return result;
 }
 
-PyDoc_STRVAR(hook_way_doc, "hook_way(node, way, hooks, done)\n\nHook the nodes behind one, as "
-"Claim of amanda_torch.autograd.claims does.\n\n"
-"Args:\n    way: see KnownGraph.inner.\n    hooks: those of all nodes.\n"
-"    done: the numbers of those that are hooked; is added to.");
-
-static PyObject *
-gate_hook_way(PyObject *Py_UNUSED(module), PyObject *args)
+/* Hook the nodes behind one, which a backward pass comes to later.
+ *
+ * `way` is as KnownGraph.inner has it, `natives` are the hooks of all nodes, and `done` says of which
+ * nodes they are registered.
+ */
+static int
+hook_way(PyObject *node, PyObject *way, PyObject *natives, PyObject *done)
 {
-    PyObject *node, *way, *hooks, *done;
-    if (!PyArg_ParseTuple(args, "OO!O!O!", &node, &PyList_Type, &way, &PyList_Type, &hooks,
-                          &PySet_Type, &done)) {
-        return NULL;
-    }
     Nodes found = {.count = 1};
     found.nodes[0] = Py_NewRef(node);
     int failed = 0;
     for (Py_ssize_t i = 0; !failed && i < PyList_GET_SIZE(way); i++) {
         Py_ssize_t place, edge, number;
-        PyObject *edges = NULL, *pair, *target, *one_hooks;
-        if (!PyArg_ParseTuple(PyList_GET_ITEM(way, i), "nnn", &place, &edge, &number)
-            || place < 0 || place >= found.count || found.count == MOST_NODES || number < 0
-            || number >= PyList_GET_SIZE(hooks)
-            || (edges = PyObject_GetAttr(found.nodes[place], names.next_functions)) == NULL
-            || !PyTuple_CheckExact(edges) || edge < 0 || edge >= PyTuple_GET_SIZE(edges)
-            || !PyTuple_CheckExact(pair = PyTuple_GET_ITEM(edges, edge))) {
-            failed = 1;
-            Py_XDECREF(edges);
-            break;
+        PyObject *edges = NULL, *pair;
+        failed = !PyArg_ParseTuple(PyList_GET_ITEM(way, i), "nnn", &place, &edge, &number)
+                 || place < 0 || place >= found.count || found.count == MOST_NODES || number < 0
+                 || number >= PyList_GET_SIZE(natives) || number >= PyByteArray_GET_SIZE(done)
+                 || (edges = PyObject_GetAttr(found.nodes[place], names.next_functions)) == NULL
+                 || !PyTuple_CheckExact(edges) || edge < 0 || edge >= PyTuple_GET_SIZE(edges)
+                 || !PyTuple_CheckExact(pair = PyTuple_GET_ITEM(edges, edge));
+        if (!failed) {
+            PyObject *target = Py_NewRef(PyTuple_GET_ITEM(pair, 0));
+            char *is_done = PyByteArray_AS_STRING(done) + number;
+            found.nodes[found.count++] = target;
+            failed = !*is_done && attach_hook(target, (Hook *)PyList_GET_ITEM(natives, number)) < 0;
+            *is_done = 1;
         }
-        target = Py_NewRef(PyTuple_GET_ITEM(pair, 0));
-        Py_DECREF(edges);
-        found.nodes[found.count++] = target;
-        one_hooks = PyList_GET_ITEM(hooks, number);
-        PyObject *key = PyLong_FromSsize_t(number);
-        int is_done = key == NULL ? -1 : PySet_Contains(done, key);
-        failed = is_done < 0;
-        if (is_done == 0) {
-            failed = PySet_Add(done, key) < 0
-                     || !Py_IS_TYPE(one_hooks, (PyTypeObject *)inlined.hooks)
-                     || register_hooks(one_hooks, target) < 0;
-        }
-        Py_XDECREF(key);
+        Py_XDECREF(edges);
     }
     release_nodes(&found);
-    if (failed) {
+    if (failed && !PyErr_Occurred()) {
+        PyErr_SetString(PyExc_ValueError, "the way leads to no node");
+    }
+    return failed ? -1 : 0;
+}
+
+/* Note the node of an output if the operator has made it; 0 where Python is to look. */
+static int
+add_entry(Nodes *found, PyObject *tensor)
+{
+    if (tensor == Py_None) {
+        return 1;
+    }
+    PyObject *node = (PyObject *)Py_TYPE(tensor) == inlined.tensor
+                         ? PyObject_GetAttr(tensor, names.grad_fn)
+                         : NULL;
+    if (node == NULL || node == Py_None) {
+        Py_XDECREF(node);
+        return node != NULL;
+    }
+    int is_known = 0;
+    for (Py_ssize_t i = 0; !is_known && i < found->count; i++) {
+        is_known = found->nodes[i] == node;
+    }
+    if (!is_known && found->count < MOST_NODES
+        && PyDict_GetItemWithError(inlined.kinds, (PyObject *)Py_TYPE(node)) == zero) {
+        PyObject *sequence = PyObject_CallMethodNoArgs(node, names.sequence);
+        Py_ssize_t number = sequence == NULL ? -1 : PyLong_AsSsize_t(sequence);
+        Py_XDECREF(sequence);
+        if (number >= found->start) {
+            found->nodes[found->count++] = Py_NewRef(node);
+        }
+        is_known = number >= 0;
+    }
+    Py_DECREF(node);
+    return is_known;
+}
+
+/* Whether a tensor that an output is a view of has a new node, too; 1 if that is not known. */
+static int
+has_new_base(PyObject *tensor, Py_ssize_t start)
+{
+    if (tensor == Py_None) {
+        return 0;
+    }
+    PyObject *base = PyObject_GetAttr(tensor, names.base), *node = NULL, *sequence = NULL;
+    int is_new = base == NULL;
+    if (base != NULL && base != Py_None) {
+        node = PyObject_GetAttr(base, names.grad_fn);
+        is_new = node == NULL;
+        if (node != NULL && node != Py_None) {
+            sequence = PyObject_CallMethodNoArgs(node, names.sequence);
+            is_new = sequence == NULL || PyLong_AsSsize_t(sequence) >= start;
+        }
+    }
+    Py_XDECREF(base);
+    Py_XDECREF(node);
+    Py_XDECREF(sequence);
+    return is_new;
+}
+
+/* Find what an operator has made; 0 where it is not what is known of it, or not plain. */
+static int
+find_nodes(Nodes *found, PyObject *result, PyObject *form, Py_ssize_t *entries)
+{
+    PyObject *const *outputs = &result;
+    Py_ssize_t count = 1;
+    if (PyTuple_CheckExact(result) || PyList_CheckExact(result)) {
+        outputs = PySequence_Fast_ITEMS(result);
+        count = PySequence_Fast_GET_SIZE(result);
+    }
+    for (Py_ssize_t i = 0; i < count; i++) {
+        if (!add_entry(found, outputs[i])) {
+            return 0;
+        }
+    }
+    *entries = found->count;
+    if (!has_form(found, form, inlined.kinds)) {
+        return 0;
+    }
+    if (next_sequence() - found->start != found->count) {
+        /* There are nodes elsewhere: those of what an operator in place has written into? */
+        for (Py_ssize_t i = 0; i < count; i++) {
+            if (has_new_base(outputs[i], found->start)) {
+                return 0;
+            }
+        }
+    }
+    return 1;
+}
+
+/* A leaf that an operator uses. */
+typedef struct {
+    PyObject *metadata;    /* of its accumulation */
+    Hook *hook;            /* if it begins to belong to the operator */
+    Accumulation *reached; /* what is told when a pass comes to the operator; NULL for nothing */
+} Leaf;
+
+#define MOST_LEAVES 32
+
+/* Whether a leaf belongs to an operator: 1, or 0 where it is another one's, or -1 where Python is to
+   find out. It is Claimer._owned() for a leaf without marks. */
+static int
+is_owner(PyObject *known, PyObject *node, PyObject *iteration)
+{
+    PyObject *owners = field(known, python.known_owners), *op_id = field(known, python.known_op_id);
+    PyObject *iterations = field(known, python.known_iterations);
+    PyObject *leaf = PyObject_GetAttr(node, names.variable), *key = PyLong_FromVoidPtr(leaf);
+    int found = -1;
+    if (leaf != NULL && key != NULL && owners != NULL && PyDict_CheckExact(owners)) {
+        PyObject *reference = PyDict_GetItemWithError(owners, key);
+        PyObject *owner = reference != NULL && is_alive(reference, leaf)
+                              ? PyObject_GetAttr(reference, names.op_id)
+                              : NULL;
+        if (owner != NULL && (owner == op_id || PyUnicode_Compare(owner, op_id) == 0)) {
+            found = 1;
+        }
+        else if (owner != NULL) {
+            PyObject *ran = PyDict_GetItemWithError(iterations, owner);
+            found = ran != NULL && PyObject_RichCompareBool(ran, iteration, Py_EQ) == 1 ? 0 : -1;
+        }
+        Py_XDECREF(owner);
+    }
+    Py_XDECREF(leaf);
+    Py_XDECREF(key);
+    return found;
+}
+
+/* Whether two hooks, or a hook and an operator, act for the same scopes. */
+static int
+has_scopes(Hook *hook, PyObject *handle)
+{
+    PyObject *own = scopes_of(hook);
+    PyObject *others = handle != NULL && Py_IS_TYPE(handle, (PyTypeObject *)inlined.handle)
+                           ? field(handle, at.handle_scopes)
+                           : NULL;
+    if (own == NULL || others == NULL || !PyTuple_CheckExact(others)
+        || PyTuple_GET_SIZE(own) != PyTuple_GET_SIZE(others)) {
+        return 0;
+    }
+    for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(own); i++) {
+        if (PyTuple_GET_ITEM(own, i) != PyTuple_GET_ITEM(others, i)) {
+            return 0;
+        }
+    }
+    return 1;
+}
+
+static int
+is_busy(const Hook *hook)
+{
+    return hook->has_before || hook->has_after;
+}
+
+/* Find out about a leaf; 0 where Python is to do it. `count` leaves of the operator belong to it. */
+static int
+look_at_leaf(Leaf *leaf, PyObject *node, PyObject *mode, PyObject *known, Py_ssize_t *count)
+{
+    PyObject *gradients = field(known, python.known_gradients);
+    PyObject *natives = field(gradients, at.gradients_leaves);
+    leaf->metadata = PyObject_GetAttr(node, names.metadata);
+    if (leaf->metadata == NULL || !PyDict_CheckExact(leaf->metadata)) {
+        return 0;
+    }
+    PyObject *mark = PyDict_GetItemWithError(leaf->metadata, names.mark);
+    if (mark != NULL) {
+        Accumulation *other = (Accumulation *)mark;
+        if (!Py_IS_TYPE(mark, &Accumulation_Type)
+            || !has_scopes(other->hook, field(gradients, at.gradients_handle))) {
+            return 0;
+        }
+        leaf->reached = is_busy(other->hook) ? (Accumulation *)Py_NewRef(mark) : NULL;
+        return 1;
+    }
+    int is_ours = is_owner(known, node, field(mode, python.mode_iteration));
+    if (is_ours <= 0) {
+        return is_ours == 0;
+    }
+    if (natives == NULL || !PyList_CheckExact(natives) || *count >= PyList_GET_SIZE(natives)
+        || !Py_IS_TYPE(PyList_GET_ITEM(natives, *count), &Hook_Type)) {
+        return 0;
+    }
+    leaf->hook = (Hook *)Py_NewRef(PyList_GET_ITEM(natives, (*count)++));
+    return 1;
+}
+
+/* Mark and hook the accumulation of a leaf that begins to belong to an operator. */
+static int
+claim_leaf(Leaf *leaf, PyObject *node)
+{
+    if (leaf->hook == NULL) {
+        return 0;
+    }
+    Accumulation *made = new_accumulation(leaf->hook);
+    if (made == NULL || PyDict_SetItem(leaf->metadata, names.mark, (PyObject *)made) < 0
+        || (leaf->hook->has_before && attach(node, (PyObject *)made, 0) < 0)
+        || (leaf->hook->has_after && attach(node, (PyObject *)made, 1) < 0)) {
+        Py_XDECREF(made);
+        return -1;
+    }
+    if (is_busy(leaf->hook)) {
+        leaf->reached = made;
+    }
+    else {
+        Py_DECREF(made);
+    }
+    return 0;
+}
+
+/* Hook the node of an output before which more is to be done than at others. */
+static int
+claim_entry(PyObject *node, Hook *hook, PyObject *way, PyObject *natives, PyObject *done,
+            Py_ssize_t number, const Leaf *leaves, Py_ssize_t count)
+{
+    Py_ssize_t reached = 0;
+    for (Py_ssize_t i = 0; i < count; i++) {
+        reached += leaves[i].reached != NULL;
+    }
+    if (reached == 0 && PyList_GET_SIZE(way) == 0) {
+        return attach_hook(node, hook);
+    }
+    Entry *entry = PyObject_NewVar(Entry, &Entry_Type, reached);
+    if (entry == NULL) {
+        return -1;
+    }
+    entry->vectorcall = entry_vectorcall;
+    entry->hook = (Hook *)Py_NewRef(hook);
+    entry->way = PyList_GET_SIZE(way) > 0 ? Py_NewRef(way) : NULL;
+    entry->natives = Py_NewRef(natives);
+    entry->done = Py_XNewRef(done);
+    entry->number = number;
+    for (Py_ssize_t i = count; i > 0; i--) {
+        if (leaves[i - 1].reached != NULL) {
+            entry->reached[--reached] = (Accumulation *)Py_NewRef(leaves[i - 1].reached);
+        }
+    }
+    int failed = attach(node, (PyObject *)entry, 0) < 0
+                 || (hook->has_after && attach(node, (PyObject *)hook, 1) < 0);
+    Py_DECREF(entry);
+    return failed ? -1 : 0;
+}
+
+/* Register the hooks of an operator's nodes. */
+static int
+claim_nodes(const Nodes *found, Py_ssize_t entries, PyObject *graph, Leaf *leaves)
+{
+    PyObject *natives = field(graph, at.graph_natives), *inner = field(graph, at.graph_inner);
+    Py_ssize_t count = PyList_GET_SIZE(found->leaves);
+    PyObject *done = NULL;
+    int failed = 0;
+    for (Py_ssize_t i = 0; !failed && i < count; i++) {
+        failed = claim_leaf(&leaves[i], PyList_GET_ITEM(found->leaves, i)) < 0;
+    }
+    for (Py_ssize_t i = 0; !failed && i < entries; i++) {
+        PyObject *way = PyList_GET_ITEM(inner, i);
+        if (done == NULL && PyList_GET_SIZE(way) > 0) {
+            done = PyByteArray_FromStringAndSize(NULL, found->count);
+            if (done == NULL) {
+                return -1;
+            }
+            memset(PyByteArray_AS_STRING(done), 0, found->count);
+        }
+        failed = claim_entry(found->nodes[i], (Hook *)PyList_GET_ITEM(natives, i), way, natives, done,
+                             i, leaves, count) < 0;
+    }
+    Py_XDECREF(done);
+    return failed ? -1 : 0;
+}
+
+/* Whether what Python has noted of a graph is as it is to be. */
+static int
+is_settled(PyObject *graph, Py_ssize_t nodes, Py_ssize_t entries)
+{
+    PyObject *natives = field(graph, at.graph_natives), *inner = field(graph, at.graph_inner);
+    if (PyList_GET_SIZE(natives) != nodes || inner == NULL || !PyList_CheckExact(inner)
+        || PyList_GET_SIZE(inner) != entries) {
+        return 0;
+    }
+    for (Py_ssize_t i = 0; i < nodes; i++) {
+        if (!Py_IS_TYPE(PyList_GET_ITEM(natives, i), &Hook_Type)) {
+            return 0;
+        }
+    }
+    for (Py_ssize_t i = 0; i < entries; i++) {
+        if (!PyList_CheckExact(PyList_GET_ITEM(inner, i))) {
+            return 0;
+        }
+    }
+    return 1;
+}
+
+/* Claimer.claim() for an operator of whose backward operators everything is known: 1 if it was done, 0
+   if Python is to do it; then nothing has been done. */
+static int
+claim_known(PyObject *mode, PyObject *known, PyObject *result, Py_ssize_t start)
+{
+    PyObject *gradients = field(known, python.known_gradients);
+    if (gradients == NULL || !Py_IS_TYPE(gradients, (PyTypeObject *)inlined.gradients)) {
+        return 0;
+    }
+    if (is_idle_form(result, field(gradients, at.gradients_form))) {
+        return note_run(mode, known) < 0 ? -1 : 1;
+    }
+    PyObject *graph = field(gradients, at.gradients_graph);
+    if (graph == NULL || !Py_IS_TYPE(graph, (PyTypeObject *)inlined.graph)) {
+        return 0;
+    }
+    PyObject *form = field(graph, at.graph_form), *natives = field(graph, at.graph_natives);
+    if (form == NULL || !PyList_CheckExact(form) || natives == NULL || !PyList_CheckExact(natives)
+        || !runs_plainly(mode)) {
+        PyErr_Clear();
+        return 0;
+    }
+    Py_INCREF(graph);
+    Nodes found = {.count = 0, .start = start};
+    Leaf leaves[MOST_LEAVES] = {{NULL}};
+    Py_ssize_t entries, count = 0, owned = 0;
+    int done = find_nodes(&found, result, form, &entries)
+               && is_settled(graph, found.count, entries)
+               && (count = PyList_GET_SIZE(found.leaves)) <= MOST_LEAVES;
+    for (Py_ssize_t i = 0; done && i < count; i++) {
+        done = look_at_leaf(&leaves[i], PyList_GET_ITEM(found.leaves, i), mode, known, &owned);
+    }
+    PyErr_Clear();
+    if (done && (note_run(mode, known) < 0 || claim_nodes(&found, entries, graph, leaves) < 0)) {
+        done = -1;
+    }
+    for (Py_ssize_t i = 0; i < count && i < MOST_LEAVES; i++) {
+        Py_XDECREF(leaves[i].metadata);
+        Py_XDECREF(leaves[i].hook);
+        Py_XDECREF(leaves[i].reached);
+    }
+    release_nodes(&found);
+    Py_DECREF(graph);
+    return done;
+}
+
+PyDoc_STRVAR(claim_doc, "claim(mode, known, result, start)\n\nClaim the backward operators of an "
+"operator that has run.\n\n"
+"Args:\n    known: a KnownOp.\n    result: of the operator.\n"
+"    start: the number of the next node of autograd, read before it ran.\n\n"
+"Returns:\n    Whether it was done; Python is to do it where something is yet to be found out.");
+
+static PyObject *
+gate_claim(PyObject *Py_UNUSED(module), PyObject *const *values, Py_ssize_t count)
+{
+    Py_ssize_t start = count == 4 ? PyLong_AsSsize_t(values[3]) : -1;
+    if (start < 0 || inlined.counter == NULL || !is_ours(values[0])
+        || !Py_IS_TYPE(values[1], python.known)) {
         if (!PyErr_Occurred()) {
-            PyErr_SetString(PyExc_ValueError, "the way leads to no node");
+            PyErr_SetString(PyExc_TypeError, "claim() takes a mode, a KnownOp, a result and a number");
         }
         return NULL;
     }
-    Py_RETURN_NONE;
+    int done = claim_known(values[0], values[1], values[2], start);
+    return done < 0 ? NULL : PyBool_FromLong(done);
+}
+
+PyDoc_STRVAR(hook_doc, "hook(hooks)\n\nThe hook of all nodes that have NodeHooks: routines that are all "
+"inlined are run without Python.");
+
+static PyObject *
+gate_hook(PyObject *Py_UNUSED(module), PyObject *hooks)
+{
+    if (inlined.counter == NULL || !Py_IS_TYPE(hooks, (PyTypeObject *)inlined.hooks)) {
+        PyErr_SetString(PyExc_TypeError, "configure_inlined() names the class of hooks");
+        return NULL;
+    }
+    return (PyObject *)new_hook(hooks);
 }
 
 /* ---- an operator ----------------------------------------------------------------------------- */
@@ -1399,7 +2089,7 @@ static int
 claim(const Invocation *call, PyObject *mode, PyObject *operator, PyObject *known,
       PyObject *result, Py_ssize_t start)
 {
-    int done = claim_again(mode, known, result, start);
+    int done = claim_known(mode, known, result, start);
     if (done != 0) {
         return done < 0 ? -1 : 0;
     }
@@ -1715,21 +2405,6 @@ call_event(Call *self, PyObject *const *values, size_t nargsf, PyObject *names)
         Py_DECREF(is_report);
     }
     return PyObject_Vectorcall(self->vanilla, values, nargsf, names);
-}
-
-static int
-is_alive(PyObject *reference, PyObject *object)
-{
-#if PY_VERSION_HEX >= 0x030D0000
-    PyObject *found = NULL;
-    int is_same = reference != NULL && PyWeakref_Check(reference)
-                  && PyWeakref_GetRef(reference, &found) == 1 && found == object;
-    Py_XDECREF(found);
-    return is_same;
-#else
-    return reference != NULL && PyWeakref_Check(reference)
-           && PyWeakref_GET_OBJECT(reference) == object;
-#endif
 }
 
 /* Set every counter in the values of a dict to zero: of lists the first item, of children `calls`. */
@@ -2238,6 +2913,7 @@ gate_restore(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(argument))
     session++;
     (void)virtual_mode();
     is_installed = 0;
+    free_spare_dicts();
     return set_all(0) < 0 ? NULL : Py_NewRef(Py_None);
 }
 
@@ -2376,6 +3052,7 @@ find_slots(void)
         {python.known, "claimed", &python.known_claimed},
         {python.known, "iterations", &python.known_iterations},
         {python.known, "op_id", &python.known_op_id},
+        {python.known, "owners", &python.known_owners},
     };
     for (size_t i = 0; i < sizeof slots / sizeof *slots; i++) {
         *slots[i].offset = slot_offset(slots[i].type, slots[i].name);
@@ -2487,16 +3164,17 @@ find_inlined_slots(void)
         {inlined.log, "due", &at.log_due},
         {inlined.gradients, "graph", &at.gradients_graph},
         {inlined.gradients, "form", &at.gradients_form},
-        {inlined.graph, "is_quick", &at.graph_is_quick},
-        {inlined.graph, "is_idle", &at.graph_is_idle},
+        {inlined.gradients, "handle", &at.gradients_handle},
+        {inlined.gradients, "natives", &at.gradients_leaves},
         {inlined.graph, "form", &at.graph_form},
-        {inlined.graph, "types", &at.graph_types},
-        {inlined.graph, "leaves", &at.graph_leaves},
-        {inlined.graph, "hooks", &at.graph_hooks},
+        {inlined.graph, "natives", &at.graph_natives},
+        {inlined.graph, "inner", &at.graph_inner},
         {inlined.hooks, "has_before", &at.hooks_before},
         {inlined.hooks, "has_after", &at.hooks_after},
         {inlined.hooks, "_dispatcher", &at.hooks_dispatcher},
         {inlined.hooks, "_key", &at.hooks_key},
+        {inlined.hooks, "_handle", &at.hooks_handle},
+        {inlined.handle, "scopes", &at.handle_scopes},
         {inlined.routines, "inlined_before", &at.routines_before},
         {inlined.routines, "inlined_after", &at.routines_after},
     };
@@ -2527,7 +3205,9 @@ gate_configure_inlined(PyObject *Py_UNUSED(module), PyObject *objects)
         {"hooks", &inlined.hooks},       {"routines", &inlined.routines},
         {"tensor", &inlined.tensor},     {"state", &inlined.state},
         {"sequence", &inlined.sequence}, {"checks", &inlined.checks},
-        {"ordered", &inlined.ordered},   {"counter", &inlined.counter},
+        {"handle", &inlined.handle},     {"kinds", &inlined.kinds},
+        {"node", &inlined.node},         {"task", &inlined.task},
+        {"counter", &inlined.counter},
     };
     for (size_t i = 0; i < sizeof all / sizeof *all; i++) {
         PyObject *found = PyDict_Check(objects) ? PyDict_GetItemString(objects, all[i].name) : NULL;
@@ -2537,10 +3217,11 @@ gate_configure_inlined(PyObject *Py_UNUSED(module), PyObject *objects)
         }
         Py_XSETREF(*all[i].place, Py_NewRef(found));
     }
-    if (!PyTuple_CheckExact(inlined.checks) || find_inlined_slots() < 0) {
+    if (!PyTuple_CheckExact(inlined.checks) || !PyDict_CheckExact(inlined.kinds)
+        || find_inlined_slots() < 0) {
         Py_CLEAR(inlined.counter);
         if (!PyErr_Occurred()) {
-            PyErr_SetString(PyExc_TypeError, "the checks are no tuple");
+            PyErr_SetString(PyExc_TypeError, "the checks are no tuple, or the kinds no dict");
         }
         return NULL;
     }
@@ -2556,21 +3237,19 @@ gate_hook_registrar(PyObject *Py_UNUSED(module), PyObject *vanilla)
     return PyCFunction_New(&add_hook_def, vanilla);
 }
 
-PyDoc_STRVAR(register_doc, "register(hooks, node)\n\nHook a node, as NodeHooks.register() does: "
-"routines that are all inlined are then run without Python.");
+PyDoc_STRVAR(register_doc, "register(hooks, node)\n\nHook a node, as NodeHooks.register() does.");
 
 static PyObject *
-gate_register(PyObject *Py_UNUSED(module), PyObject *args)
+gate_register(PyObject *module, PyObject *args)
 {
     PyObject *hooks, *node;
     if (!PyArg_ParseTuple(args, "OO", &hooks, &node)) {
         return NULL;
     }
-    if (inlined.counter == NULL || !Py_IS_TYPE(hooks, (PyTypeObject *)inlined.hooks)) {
-        PyErr_SetString(PyExc_TypeError, "configure_inlined() names the class of hooks");
-        return NULL;
-    }
-    return register_hooks(hooks, node) < 0 ? NULL : Py_NewRef(Py_None);
+    Hook *hook = (Hook *)gate_hook(module, hooks);
+    int failed = hook == NULL || attach_hook(node, hook) < 0;
+    Py_XDECREF(hook);
+    return failed ? NULL : Py_NewRef(Py_None);
 }
 
 PyDoc_STRVAR(operator_call_doc, "operator_call(vanilla)\n\nFor ``__call__`` of a class of "
@@ -2620,12 +3299,13 @@ static PyMethodDef methods[] = {
     {"add", gate_add, METH_VARARGS, add_doc},
     {"add_mapping", gate_add_mapping, METH_O, add_mapping_doc},
     {"attach", gate_attach, METH_VARARGS, attach_doc},
+    {"claim", (PyCFunction)(void (*)(void))gate_claim, METH_FASTCALL, claim_doc},
     {"configure", gate_configure, METH_VARARGS, configure_doc},
     {"configure_inlined", gate_configure_inlined, METH_O, configure_inlined_doc},
     {"event", gate_event, METH_O, event_doc},
     {"follow", gate_follow, METH_VARARGS, follow_doc},
+    {"hook", gate_hook, METH_O, hook_doc},
     {"hook_registrar", gate_hook_registrar, METH_O, hook_registrar_doc},
-    {"hook_way", gate_hook_way, METH_VARARGS, hook_way_doc},
     {"install", gate_install, METH_NOARGS, install_doc},
     {"is_installed", gate_is_installed, METH_NOARGS, is_installed_doc},
     {"module_call", gate_module_call, METH_VARARGS, module_call_doc},
@@ -2646,7 +3326,14 @@ gate_exec(PyObject *Py_UNUSED(module))
     if (zero == NULL || one == NULL || paused_name == NULL || make_names() < 0) {
         return -1;
     }
-    return PyType_Ready(&Hook_Type) < 0 ? -1 : PyType_Ready(&Call_Type);
+    HookDict_Type.tp_base = &PyDict_Type;
+    PyTypeObject *types[] = {&Hook_Type, &HookDict_Type, &Accumulation_Type, &Entry_Type, &Call_Type};
+    for (size_t i = 0; i < sizeof types / sizeof *types; i++) {
+        if (PyType_Ready(types[i]) < 0) {
+            return -1;
+        }
+    }
+    return 0;
 }
 
 static PyModuleDef_Slot gate_slots[] = {

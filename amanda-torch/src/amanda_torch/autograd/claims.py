@@ -73,12 +73,14 @@ class KnownGradients:
         form: the form of its gradient graph if no node of it needs a hook, see
             :func:`~amanda_torch.autograd.nodes.form_of`; None if that is not known.
         graph: its gradient graph as it last was.
+        natives: the hooks of its leaves' accumulations, as far as the gate has made them; None for
+            none.
         asked: :attr:`RoutineDispatcher.analysed` when the hooks of leaves were last looked for.
         is_new: whether the operator has just been analysed for the first time, so that no analysis
             of its backward operators has run.
     """
 
-    __slots__ = ("asked", "form", "graph", "handle", "hooks", "is_new")
+    __slots__ = ("asked", "form", "graph", "handle", "hooks", "is_new", "natives")
 
     def __init__(self, handle: OpHandle) -> None:
         self.is_new = False
@@ -86,6 +88,7 @@ class KnownGradients:
         self.hooks: dict[str, NodeHooks] = {}
         self.form: Any = None
         self.graph: KnownGraph | None = None
+        self.natives: list[Any] | None = None
         self.asked = -1
 
 
@@ -188,6 +191,7 @@ class KnownGraph:
             something is to be done there.
         types: of the nodes that the edges of a single node lead to.
         leaves: which of these edges lead to accumulations.
+        natives: what the gate has made of `hooks`; None if it has not.
     """
 
     __slots__ = (
@@ -202,6 +206,7 @@ class KnownGraph:
         "is_quick",
         "layout",
         "leaves",
+        "natives",
         "shape",
         "types",
     )
@@ -214,6 +219,7 @@ class KnownGraph:
         self.layout: Layout | None = None
         self.has_layout = False
         self.hooks: list[NodeHooks] | None = None
+        self.natives: list[Any] | None = None
         self.asked = -1
         self.is_idle = False
         self.is_quick = False
@@ -421,10 +427,6 @@ class Claim:
         way = self._graph.inner[entry]
         if not way:
             return
-        native = self._claimer.dispatcher.native
-        if self._is_settled and native is not None:
-            native.hook_way(_current_node(), way, self._hooks, done)
-            return
         nodes = [_current_node()]
         for place, edge, number in way:
             node = nodes[place].next_functions[edge][0]
@@ -487,17 +489,19 @@ class Claimer:
     Attributes:
         dispatcher: runs their routines.
         iterations: by operator the iteration in which it last ran with gradients.
+        leaf_owners: by the identity of a leaf a weak reference to it, and the operator that used it
+            first in an iteration.
     """
 
     def __init__(self, dispatcher: RoutineDispatcher) -> None:
         self.dispatcher = dispatcher
         self.iterations: dict[str, int] = {}
-        self._owners: dict[int, _Owner] = {}
+        self.leaf_owners: dict[int, _Owner] = {}
 
     def clear(self) -> None:
         """Forget everything, at the end of the thread's scopes."""
         self.iterations.clear()
-        self._owners.clear()
+        self.leaf_owners.clear()
 
     def forget(self, model: str) -> None:
         """Drop what is known of the operators of a model that is gone; in whichever thread.
@@ -512,7 +516,7 @@ class Claimer:
 
     def owners(self) -> set[str]:
         """The operators that own an accumulation."""
-        return {owner.op_id for owner in list(self._owners.values())}
+        return {owner.op_id for owner in list(self.leaf_owners.values())}
 
     def note_run(self, op_id: str, iteration: int) -> None:
         """Remember the iteration in which an operator with gradients last ran."""
@@ -595,6 +599,8 @@ class Claimer:
             traced.leaves, known, (execution, outputs), iteration, reached
         )
         self._hook_entries(known, graph, traced, execution, outputs, reached)
+        if graph.hooks is not None and self.dispatcher.native is not None:
+            self._give_to_gate(known, graph)
         if graph.types and graph.hooks is not None:
             # A second operator on a leaf owns none, and has no hooks for it.
             ids = [f"{plan.op_id}/grad/AccumulateGrad:{i}" for i in range(len(traced.leaves))]
@@ -607,6 +613,16 @@ class Claimer:
         else:
             # That of an earlier graph, of which nothing was wanted.
             known.form = None
+
+    def _give_to_gate(self, known: KnownGradients, graph: KnownGraph) -> None:
+        """Have the gate do what follows: of later executions there is nothing to find out."""
+        make = self.dispatcher.native.hook
+        if graph.natives is None:
+            graph.natives = [make(hooks) for hooks in graph.hooks or ()]
+        leaves, op_id = known.natives or [], known.handle.op_id
+        while hooks := known.hooks.get(f"{op_id}/grad/AccumulateGrad:{len(leaves)}"):
+            leaves.append(make(hooks))
+        known.natives = leaves or None
 
     def _ask(self, known: KnownGradients, graph: KnownGraph) -> None:
         """Find the hooks of all nodes of a graph, if no analysis of any of them is pending."""
@@ -778,6 +794,9 @@ class Claimer:
         if marks is None:
             marks = metadata[_MARK] = {}
         else:
+            if type(marks) is not dict:
+                # The gate's, of one operator for all its scopes.
+                marks = metadata[_MARK] = marks.marks()
             fresh = [scope for scope in fresh if scope not in marks]
             if not fresh:
                 return marks, fresh
@@ -795,11 +814,11 @@ class Claimer:
 
     def _owner_of(self, leaf: torch.Tensor) -> str | None:
         # Not a WeakIdKeyDictionary, which makes an object of Python for each question.
-        known = self._owners.get(id(leaf))
+        known = self.leaf_owners.get(id(leaf))
         return known.op_id if known is not None and known() is leaf else None
 
     def _set_owner(self, leaf: torch.Tensor, op_id: str) -> None:
-        self._owners[id(leaf)] = _Owner(leaf, self._owners, op_id)
+        self.leaf_owners[id(leaf)] = _Owner(leaf, self.leaf_owners, op_id)
 
     def _claim_all(
         self,

@@ -102,7 +102,7 @@ _PLAIN_NODE, _ACCUMULATION, UNCERTAIN = range(3)
 
 KINDS: dict[Any, int] = {}
 """Classes of nodes: :func:`_kind` is a frame more for each node. Those that are ``UNCERTAIN`` may
-be of this package."""
+be of this package. Read by the gate."""
 
 
 def _kind(cls: Any) -> int:

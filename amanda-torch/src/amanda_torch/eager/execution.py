@@ -84,6 +84,7 @@ class KnownOp:
             else; otherwise None.
         claimed: what is done in Python for the backward operators once it has run.
         iterations: see :attr:`Claimer.iterations`.
+        owners: see :attr:`Claimer.leaf_owners`.
         op_id: its id.
     """
 
@@ -100,6 +101,7 @@ class KnownOp:
         "layout",
         "name",
         "op_id",
+        "owners",
         "plan",
         "run",
     )
@@ -117,6 +119,7 @@ class KnownOp:
         self.inlined_after = inlined_of(plan.after) if is_inlined else None
         self.claimed = executor.claimed_method
         self.iterations = executor.claimer.iterations
+        self.owners = executor.claimer.leaf_owners
         self.op_id = plan.op_id
         self.name = name
         self.run = run
@@ -257,7 +260,9 @@ class Executor:
             return func(*args, **kwargs) if kwargs else func(*args)
         start = _internals.sequence_number()
         result = func(*args, **kwargs) if kwargs else func(*args)
-        self.claimed(known, func, args, kwargs, result, start, key)
+        native = self._dispatcher.native
+        if native is None or not native.claim(self._tracker, known, result, start):
+            self.claimed(known, func, args, kwargs, result, start, key)
         return result
 
     def claimed(

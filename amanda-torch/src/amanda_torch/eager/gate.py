@@ -11,7 +11,6 @@ takes it where :func:`choose` says so::
 
 from __future__ import annotations
 
-import collections
 import functools
 import os
 import platform
@@ -27,12 +26,14 @@ import torch
 from torch import nn
 
 from amanda import inline
+from amanda.engine.backward import OpHandle
 from amanda.errors import CoverageWarning
 from amanda.patching import PatchSet
 from amanda.state import STATE
 from amanda_torch import _internals
 from amanda_torch.autograd.claims import KnownGradients, KnownGraph
 from amanda_torch.autograd.hooks import NodeHooks
+from amanda_torch.autograd.nodes import KINDS
 from amanda_torch.driver import LoadedDriver
 from amanda_torch.eager.execution import KnownOp
 from amanda_torch.eager.interceptors import NO_OPERATOR, Interceptor, NoTools
@@ -49,7 +50,7 @@ OLDEST_PYTHON = (3, 11)
 NEWEST_PYTHON = (3, 13)
 """The versions of CPython between which the tests of the gate pass."""
 
-INTERFACE = 2
+INTERFACE = 3
 """Of the extension, which has to have the same."""
 
 _UNREPORTED = frozenset({"from_numpy"})
@@ -181,7 +182,10 @@ def _inlined() -> dict[str, Any]:
         "state": STATE,
         "sequence": _internals.sequence_number,
         "checks": _internals.RECORDERS,
-        "ordered": collections.OrderedDict,
+        "handle": OpHandle,
+        "kinds": KINDS,
+        "node": _internals.current_node,
+        "task": _internals.graph_task,
     }
 
 

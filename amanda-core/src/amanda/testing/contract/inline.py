@@ -251,6 +251,18 @@ class InlineTests(ContractTests):
         result = self.run(self.multiplication(), self.probe("mul", before=analyse), times=2)
         assert (result, timer.executions) == ([times(product(X, W), 2.0)], 2)
 
+    def test_a_timer_that_is_started_twice(self) -> None:
+        """Each start of a timer is ended by one stop, also where a second start comes before it."""
+        timer = Timer()
+
+        def analyse(context: OpContext) -> None:
+            self.timed(timer)(context)
+            self.timed(timer)(context)
+
+        program = self.multiplication()
+        self.run(program, self.probe("mul", before=analyse), times=3)
+        assert timer.executions == 6
+
     @requires(Capability.BACKWARD)
     def test_a_timer_of_backward_operators(self) -> None:
         """A timer around a backward operator measures each of its executions."""
