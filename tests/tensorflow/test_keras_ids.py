@@ -231,3 +231,23 @@ def test_node_names_hold_the_loops_around_an_operator() -> None:
     inside = {op_id for op_id, name in names.items() if "/while/body/" in name}
     assert "net/rnn/simple_rnn_cell/Tanh:1" in inside
     assert not any("while" in op_id for op_id in names)
+
+
+def test_building_a_layer_shifts_no_id() -> None:
+    """A layer that is built in its first call has the same operators there as in later calls, and
+    what draws its weights has ids of its own, of the setup."""
+    calls: list[set[tuple[str, str]]] = []
+    tool = amanda.Tool()
+    tool.add_inst_for_op(lambda c: calls[-1].add((c.get_op_id(), c.get_phase())))
+    layers = [keras.layers.Dense(4, "gelu"), keras.layers.LayerNormalization()]
+    net = keras.Sequential(layers, name="lazy")
+    builds = [vars(layer)["build"] for layer in layers]
+    with amanda.apply(tool), amanda.cache_disabled():
+        for _ in range(2):
+            calls.append(set())
+            net(np.ones((2, 8), np.float32))
+    setup = {op_id for op_id, phase in calls[0] if phase == "setup"}
+    assert {op_id for op_id, phase in calls[1] if phase != "forward"} == set()
+    assert {found for found in calls[0] if found[0] not in setup} == calls[1]
+    assert any("Random" in op_id for op_id in setup)
+    assert [vars(layer)["build"] for layer in layers] == builds

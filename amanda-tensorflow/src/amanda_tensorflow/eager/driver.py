@@ -25,7 +25,7 @@ from amanda_tensorflow import _internals
 from amanda_tensorflow.eager.autodiff import RoutineCall, is_tensor, substitute
 from amanda_tensorflow.eager.backward_ops import MarkedGradients
 from amanda_tensorflow.eager.interception import Interception
-from amanda_tensorflow.eager.layer_calls import ToldCall, is_symbolic, step_optimizer
+from amanda_tensorflow.eager.layer_calls import ToldCall, apart, is_symbolic, step_optimizer
 from amanda_tensorflow.eager.op_request import Vanilla
 from amanda_tensorflow.eager.recomputation import (
     beginning_again,
@@ -267,6 +267,8 @@ def _call_layer(vanilla: Any, layer: Any, args: Any, kwargs: Any) -> Any:
         return vanilla(layer, *args, **kwargs)
     if tracker.outdated:
         tracker.refresh()
+    if not getattr(layer, "built", True):
+        vanilla = apart(vanilla, tracker)
     is_outermost = not tracker.ids.nesting
     if tracker.tells and not is_symbolic((args, kwargs)):
         call = ToldCall(tracker.dispatcher, tracker, layer, (args, kwargs))

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import functools
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -76,6 +77,36 @@ def is_symbolic(args: Sequence[Any]) -> bool:
 
 def _tensors(value: Any) -> Sequence[Any]:
     return [item for item in tf.nest.flatten(value) if item is not None and is_tensor(item)]
+
+
+def apart(vanilla: Callable[..., Any], tracker: Tracker) -> Callable[..., Any]:
+    """The call of a layer that is not built yet, and that it may build first.
+
+    Operators that draw its weights have ids of their own, so that those of its first call have the
+    ids that they have in all others.
+    """
+
+    def call(layer: Any, *args: Any, **kwargs: Any) -> Any:
+        # Keras 3 gives each layer a method of its own, which calls that of its class.
+        build = vars(layer).get("build")
+        if build is None:
+            return vanilla(layer, *args, **kwargs)
+
+        @functools.wraps(build)
+        def building(*shapes: Any, **named: Any) -> Any:
+            tracker.enter_build()
+            try:
+                return build(*shapes, **named)
+            finally:
+                tracker.exit_layer()
+
+        vars(layer)["build"] = building
+        try:
+            return vanilla(layer, *args, **kwargs)
+        finally:
+            vars(layer)["build"] = build
+
+    return call
 
 
 def step_optimizer(vanilla: Any, optimizer: Any, args: Any, kwargs: Any) -> Any:

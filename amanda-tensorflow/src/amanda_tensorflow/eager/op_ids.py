@@ -143,8 +143,20 @@ class EagerOpIds:
         self._outer.append(self.places)
         self.places = (*self.places, Place(weakref.ref(layer), scope, module, cells))
 
+    def enter_build(self) -> None:
+        """The layer that runs is built: operators of that do not count with those of its calls."""
+        self.nesting += 1
+        self._outer.append(self.places)
+        if self.places:
+            place = self.places[-1]
+            scope = f"{place.scope}build/"
+            cells = self._within.get(scope)
+            if cells is None:
+                cells = self._within[scope] = AnyScope(self._cells(scope))
+            self.places = (*self.places, Place(place.layer, scope, place.module, cells))
+
     def exit_layer(self) -> None:
-        """The layer's call has ended."""
+        """The layer's call, or what builds it, has ended."""
         self.nesting -= 1
         self.places = self._outer.pop() if self._outer else ()
 

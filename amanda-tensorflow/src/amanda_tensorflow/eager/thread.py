@@ -193,8 +193,14 @@ class Tracker:
         if not self.depth:
             self.cells = self.ids.current
 
+    def enter_build(self) -> None:
+        """The layer that runs is built."""
+        self.ids.enter_build()
+        if not self.depth:
+            self.cells = self.ids.current
+
     def exit_layer(self) -> None:
-        """The layer's call has ended."""
+        """The layer's call, or what builds it, has ended."""
         self.ids.exit_layer()
         if not self.depth:
             self.cells = self.ids.current
