@@ -197,7 +197,6 @@ class RunTimeRoutine(PythonNode):
         super().__init__()
         self._dispatcher = dispatcher
         self._building: Building | None = building
-        building.routines.append(self)
         # The inputs of the node are the selected tensors and no others.
         self._action = attrs.evolve(action, select=None)
         self._scopes = [weakref.ref(scope) for scope in building.scopes]
@@ -220,6 +219,8 @@ class RunTimeRoutine(PythonNode):
         self._keywords = _symbolic_keywords(action, building.graph)
         # Its result is differentiated with it, possibly after the scope.
         self._outlives = action.differentiable
+        # Last: what is listed can be released, also if an interrupt ends the making of it.
+        building.routines.append(self)
 
     # -- while the copy is built ------------------------------------------
 
