@@ -77,6 +77,15 @@ def test_tables_and_charts_show_operators_of_the_model(name: str) -> None:
     check(tools(), name)
 
 
+@pytest.mark.parametrize("name", names())
+def test_rows_describe_the_tensors_of_operators(name: str) -> None:
+    """Those of each tool have phase, inputs, outputs and attributes, backward operators too."""
+    for row in tools()[name].result()["ops"]:
+        assert {"phase", "inputs", "outputs", "attributes"} <= set(row)
+        if row["direction"] == "backward" and row["name"] != "AccumulateGrad":
+            assert row["outputs"], row["id"]
+
+
 @pytest.mark.parametrize("build", [llama, resnet], ids=lambda build: build.__name__)
 def test_tables_of_other_models_show_operators_of_the_model(
     build: Callable[[], models.Built],

@@ -24,7 +24,7 @@ import types
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import torch
 import torch.utils.checkpoint
@@ -578,6 +578,33 @@ node_sequence: Callable[[Any], int] = operator.methodcaller("_sequence_nr")
 
 current_node: Callable[[], Any] = _symbol("torch._C._current_autograd_node")
 """The autograd node that a backward pass runs in this thread, its hooks included."""
+
+
+_require("torch.autograd.graph.Node._input_metadata")
+
+
+class GradientMetadata(NamedTuple):
+    """The shape of a gradient, None for a nested one, with its element type and device."""
+
+    shape: tuple[int, ...] | None
+    dtype: torch.dtype
+    device: torch.device
+
+
+def produced_gradients(node: Any) -> list[GradientMetadata | None]:
+    """What an autograd node is to produce, as the nodes say that take it; None where none does."""
+    found: list[GradientMetadata | None] = []
+    for following, number in node.next_functions:
+        if following is None:
+            found.append(None)
+            continue
+        taken = following._input_metadata[number]
+        try:
+            shape = tuple(taken.shape)
+        except RuntimeError:
+            shape = None
+        found.append(GradientMetadata(shape, taken.dtype, taken.device))
+    return found
 
 
 def saves_result(node: Any) -> bool:

@@ -237,7 +237,7 @@ class OpContext(dict[Any, Any]):
         """Shapes, element types and devices of the operator's tensors at its first execution.
 
         They stay readable, and are filled in as the operator runs: before it has run there are no
-        outputs. In a backward context they are those of its gradients, which a graph may tell
+        outputs. In a backward context they are those of its gradients, which a driver may tell
         before the operator has run. No tensor is held, and none is made for it.
         """
         state = self._state

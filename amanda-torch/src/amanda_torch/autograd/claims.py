@@ -24,11 +24,12 @@ from torch import nn
 
 from amanda.engine.backward import OpHandle, PastTensor, backward_needs
 from amanda.engine.plan import ActionPlan
-from amanda.interface.calls import BackwardCall, NamedOp
+from amanda.interface.calls import NamedOp
 from amanda.state import STATE
 from amanda_torch import _internals
 from amanda_torch.autograd.hooks import (
     Accumulation,
+    NodeCall,
     NodeHooks,
     add_reached,
     note_reached,
@@ -653,7 +654,7 @@ class Claimer:
         before, after, pending = needs or backward_needs(known.handle, backward_id)
         if pending or not STATE.cache:
             return None
-        call = BackwardCall(NamedOp(name), backward_id)
+        call = NodeCall(NamedOp(name), backward_id)
         hooks = NodeHooks(self.dispatcher, known.handle, call, (before, after))
         known.hooks[backward_id] = hooks
         return hooks
@@ -696,7 +697,7 @@ class Claimer:
         inputs: Sequence[str],
     ) -> NodeHooks:
         """Hooks for one execution, whose tensors an analysis may ask for."""
-        call = BackwardCall(NamedOp(name), backward_id)
+        call = NodeCall(NamedOp(name), backward_id)
         call.names, call.inputs, call.outputs = inputs, handle.inputs, handle.outputs
         return NodeHooks(self.dispatcher, handle, call, needs[:2])
 

@@ -19,8 +19,24 @@ from amanda.state import STATE
 from amanda_torch import _internals
 from amanda_torch.routines import BackwardRoutines, RoutineDispatcher, count
 
+Gradients = Sequence[Any]
+
 _graph_task = _internals.graph_task
 _without_modes = _internals.without_modes
+
+
+class NodeCall(BackwardCall):
+    """One backward operator about to be executed: the autograd node whose hooks run."""
+
+    __slots__ = ()
+
+    def shown(
+        self, grad_outputs: Gradients | None, grad_inputs: Gradients | None
+    ) -> tuple[Gradients | None, Gradients | None]:
+        """The gradients that it consumes, and what it is to produce where it has not run."""
+        if grad_inputs is None and (node := _internals.current_node()) is not None:
+            grad_inputs = _internals.produced_gradients(node)
+        return grad_outputs, grad_inputs
 
 
 class NodeHooks:
