@@ -13,12 +13,14 @@ def _long(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_memory_that_the_garbage_collector_does_not_know_is_told() -> None:
-    """A string that each scope leaves behind is growth: a block of the allocator, and no object."""
+    """Strings that each scope leaves behind are growth: blocks of the allocator, and no objects."""
     kept: list[str] = []
-    growth = soak.grow(lambda: kept.append(f"scope {len(kept)}"))
+    growth = soak.grow(lambda: kept.extend(f"scope {len(kept)}, {i}" for i in range(3)))
     assert growth.is_long
-    assert growth.objects < 1 <= growth.blocks
-    assert len(kept) == growth.scopes
+    assert growth.objects < 1
+    # The interpreter itself may give back some blocks meanwhile.
+    assert 2 <= growth.blocks <= 4
+    assert len(kept) == 3 * growth.scopes
 
 
 def test_what_is_made_in_the_beginning_is_no_growth() -> None:
