@@ -47,7 +47,7 @@ def consoles() -> list[tuple[str, str, str]]:
     """Each command of a document, and what it prints."""
     return [
         (name, match["command"], match["output"])
-        for name in OWN
+        for name in ALL
         for match in _CONSOLE.finditer((FOLDER / f"{name}.md").read_text(encoding="utf-8"))
     ]
 

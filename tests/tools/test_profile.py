@@ -11,6 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import jsonschema
 import pytest
 import torch
 from torch import nn
@@ -22,6 +23,63 @@ from amanda_tools import profile
 from amanda_tools._timelines.memory import resident_bytes
 from amanda_tools.profile import ProfileTool
 from tests import models
+
+_UNITS = ["none", "nanoseconds", "microseconds", "milliseconds", "seconds", "bytes"]
+
+SPEEDSCOPE: dict[str, Any] = {
+    "type": "object",
+    "required": ["$schema", "shared", "profiles"],
+    "properties": {
+        "$schema": {"const": "https://www.speedscope.app/file-format-schema.json"},
+        "name": {"type": "string"},
+        "exporter": {"type": "string"},
+        "activeProfileIndex": {"type": "integer"},
+        "shared": {
+            "type": "object",
+            "required": ["frames"],
+            "properties": {
+                "frames": {
+                    "type": "array",
+                    "items": {
+                        "type": "object",
+                        "required": ["name"],
+                        "properties": {
+                            "name": {"type": "string"},
+                            "file": {"type": "string"},
+                            "line": {"type": "number"},
+                            "col": {"type": "number"},
+                        },
+                    },
+                }
+            },
+        },
+        "profiles": {
+            "type": "array",
+            "items": {
+                "type": "object",
+                "required": [
+                    *("type", "name", "unit", "startValue", "endValue", "samples", "weights")
+                ],
+                "properties": {
+                    "type": {"const": "sampled"},
+                    "name": {"type": "string"},
+                    "unit": {"enum": _UNITS},
+                    "startValue": {"type": "number"},
+                    "endValue": {"type": "number"},
+                    "samples": {
+                        "type": "array",
+                        "items": {"type": "array", "items": {"type": "integer", "minimum": 0}},
+                    },
+                    "weights": {"type": "array", "items": {"type": "number"}},
+                },
+                "additionalProperties": False,
+            },
+        },
+    },
+    "additionalProperties": False,
+}
+"""The files that speedscope reads, as its schema of "sampled" profiles has them:
+https://www.speedscope.app/file-format-schema.json, fields and types only."""
 
 
 def profiled(run: Callable[[], Any], **options: Any) -> ProfileTool:
@@ -200,6 +258,20 @@ def test_files(tmp_path: Path) -> None:
     assert json.loads(json.dumps(tool.result())) == tool.result()
     nothing = profiled(lambda: torch.rand(1), csv=False, flame=False, timeline=False)
     assert list(nothing.write_files(tmp_path, "profile")) == []
+
+
+def test_flame_graphs_have_the_form_that_speedscope_reads(tmp_path: Path) -> None:
+    """One weight for each sample, whose numbers are those of frames."""
+    tool = profiled(lambda: nn.Linear(4, 4)(torch.rand(1, 4)).sum().backward())
+    [path] = tool.write_files(tmp_path, "profile")[1:2]
+    flame = json.loads(path.read_text())
+    jsonschema.validate(flame, SPEEDSCOPE)
+    for one in flame["profiles"]:
+        assert len(one["samples"]) == len(one["weights"])
+        assert {i for sample in one["samples"] for i in sample} <= set(
+            range(len(flame["shared"]["frames"]))
+        )
+        assert one["endValue"] - one["startValue"] == pytest.approx(sum(one["weights"]))
 
 
 def test_the_memory_of_a_device_or_of_the_process(monkeypatch: pytest.MonkeyPatch) -> None:
