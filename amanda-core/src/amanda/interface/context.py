@@ -182,8 +182,8 @@ class OpContext(dict[Any, Any]):
 
     def __init__(self, state: OpState, namespace: str) -> None:
         super().__init__()
-        is_known = type(namespace) is Namespace
-        self.namespace: Namespace = namespace if is_known else Namespace(namespace)  # type: ignore[assignment]
+        # That of a driver is one object for all of its operators.
+        self.namespace = namespace if isinstance(namespace, Namespace) else Namespace(namespace)
         self._state = state
 
     # -- the mapping ------------------------------------------------------

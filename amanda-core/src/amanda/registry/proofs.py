@@ -74,7 +74,8 @@ def prove(classes: Sequence[type[Driver]], importing: bool = False) -> None:
         if not version or cls in ATTACHED or not _is_due(cls, version):
             continue
         for proof, problem in _LOCK.hold(_prove, cls, version, importing).items():
-            _warn(cls, version, proof, f"{problem}); {proof.without}", stacklevel=6)
+            if proof.without:
+                _warn(cls, version, proof, problem, proof.without, stacklevel=6)
 
 
 def prove_late(classes: Sequence[type[Driver]], tell: Callable[[str], None]) -> None:
@@ -95,11 +96,11 @@ def prove_late(classes: Sequence[type[Driver]], tell: Callable[[str], None]) -> 
             continue
         for proof, problem in _LOCK.hold(_prove, cls, version, False).items():
             tell(f"{proof.mechanism} did not work in {cls.name}")
-            after = (
-                f"{problem}): this scope has run before that could be found out, and what it has "
-                f"seen and changed there may be wrong; from now on {proof.without or 'none opens'}"
+            effect = (
+                "this scope has run before that could be found out, and what it has seen and "
+                f"changed there may be wrong; from now on {proof.without or 'no scope begins'}"
             )
-            _warn(cls, version, proof, after, stacklevel=9)
+            _warn(cls, version, proof, problem, effect, stacklevel=9)
 
 
 def _is_due(cls: type[Driver], version: str) -> bool:
@@ -200,12 +201,13 @@ def _make_elsewhere(cls: type[Driver], waiting: frozenset[str] | None) -> _Made:
     return made[0] if made else ({}, frozenset())
 
 
-def _warn(cls: type[Driver], version: str, proof: Proof, problem: str, stacklevel: int) -> None:
-    if proof.without:
-        warnings.warn(
-            f"{proof.mechanism}: switched off in the driver {cls.name}, which was not tested "
-            f"with {version} and does not work there ({problem}. See "
-            "amanda doctor, or install a version from the table in the driver's README",
-            CoverageWarning,
-            stacklevel=stacklevel,
-        )
+def _warn(
+    cls: type[Driver], version: str, proof: Proof, problem: str, effect: str, stacklevel: int
+) -> None:
+    warnings.warn(
+        f"{proof.mechanism}: switched off in the driver {cls.name}, which was not tested "
+        f"with {version} and does not work there ({problem}); {effect}. See "
+        "amanda doctor, or install a version from the table in the driver's README",
+        CoverageWarning,
+        stacklevel=stacklevel,
+    )
