@@ -150,8 +150,6 @@ _SHAPES: dict[Any, GraphShape] = {}
 which a backward operator is first met."""
 
 _name = operator.methodcaller("name")
-_OF_PROGRAMS = torch.autograd.function.BackwardCFunction
-"""The base of the nodes of ``autograd.Function``s."""
 
 _MOST_SHAPES = 4096
 """Shapes that are kept; concatenations of many tensors have one for each number of them."""
@@ -168,7 +166,9 @@ def shape_of(traced: Traced) -> GraphShape:
     if shape is None:
         shape = GraphShape(traced)
         # Not those of the program's own functions, whose classes it may drop.
-        is_kept = not any(isinstance(part, type) and issubclass(part, _OF_PROGRAMS) for part in key)
+        is_kept = not any(
+            isinstance(part, type) and issubclass(part, _internals.FUNCTION_NODE) for part in key
+        )
         if is_kept and len(_SHAPES) < _MOST_SHAPES:
             _SHAPES[every] = shape
     return shape
