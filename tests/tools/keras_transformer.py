@@ -93,6 +93,32 @@ def check_steps() -> None:
     assert summary["per_step"] == step, (summary["per_step"], step)
 
 
+def check_attributes() -> None:
+    """Canonical attributes of layers are those of any backend, under the layers' names."""
+    images = keras.Input((9, 9, 3))
+    x = layers.Conv2D(4, 3, strides=2, padding="same", name="strided")(images)
+    x = layers.DepthwiseConv2D(3, padding="same", name="depthwise")(x)
+    x = layers.MaxPooling2D(2, name="pooled")(x)
+    network = keras.Model(images, layers.Softmax(axis=-1, name="shares")(x))
+    tool = amanda.tools.load("count")()
+    with amanda.apply(tool):
+        network(np.ones((2, 9, 9, 3), "float32"))
+    types = ("conv2d", "max_pool2d", "softmax")
+    found = {
+        row["module"].rpartition("/")[2]: row["attributes"]
+        for row in tool.op_rows()
+        if row["type"] in types
+    }
+    plain = {"kernel_size": [3, 3], "padding": [[1, 1], [1, 1]], "dilation": [1, 1]}
+    pooling = {"kernel_size": [2, 2], "padding": [[0, 0], [0, 0]], "dilation": [1, 1]}
+    assert found == {
+        "strided": {**plain, "stride": [2, 2], "groups": 1},
+        "depthwise": {**plain, "stride": [1, 1], "groups": 4},
+        "pooled": {**pooling, "stride": [2, 2], "ceil_mode": False},
+        "shares": {"axis": 3},
+    }, found
+
+
 def main() -> None:
     """Check the model where it is called and where it is trained."""
     keras.utils.set_random_seed(0)
@@ -103,6 +129,7 @@ def main() -> None:
     rows = rows_of(lambda: trained.append(fit()))
     check(trained[0], rows)
     check_steps()
+    check_attributes()
     assert keras.layers.Layer.__call__.__module__.startswith("keras")
 
 

@@ -15,7 +15,7 @@ from torch.optim.optimizer import (
 from amanda.engine.dispatch import Dispatcher
 from amanda.interface.points import Point
 from amanda_torch import _internals
-from amanda_torch.eager.keras_optimizers import is_shape_inference
+from amanda_torch.eager.keras_layers import is_shape_inference
 from amanda_torch.eager.op_ids import Frame, Tracker
 from amanda_torch.operators.calls import tensors_of
 

@@ -26,6 +26,7 @@ from torch import nn
 from amanda.state import Lock
 from amanda_torch import _internals
 from amanda_torch.eager.fused_modules import FUSED
+from amanda_torch.eager.keras_layers import layer_name
 from amanda_torch.operators.names import CONSTANTS
 
 _TRANSPARENT = {
@@ -534,8 +535,11 @@ class Tracker:
 
     def _stray_name(self, parent: Frame, module: nn.Module) -> str:
         """A name for a module that its caller does not register, e.g. one kept in a list."""
-        name = class_name(module)
         taken = {child.name for child in parent.children.values()}
+        given = layer_name(module)
+        if given and given not in taken:
+            return given
+        name = given or class_name(module)
         return next(n for n in (f"{name}@{i}" for i in itertools.count()) if n not in taken)
 
     def _new_frame(self, parent: Frame, child: Child, call: int) -> Frame:

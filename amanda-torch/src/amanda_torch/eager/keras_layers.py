@@ -1,0 +1,51 @@
+"""Layers of Keras, where PyTorch is its backend: what they are called, and which calls are none."""
+
+from __future__ import annotations
+
+import inspect
+import sys
+from types import FrameType
+from typing import Any
+
+_INFERENCE = "compute_output_spec"
+"""The name of Keras' function that learns the shapes of results."""
+
+
+def is_backend() -> bool:
+    """Whether Keras computes with PyTorch."""
+    config = sys.modules.get("keras.config")
+    return config is not None and config.backend() == "torch"
+
+
+def layer_name(module: Any) -> str:
+    """The name that a layer of Keras has; "" for another module.
+
+    Models of Keras (3.15) keep their layers in lists, where PyTorch finds no names for them.
+    """
+    layer = getattr(sys.modules.get("keras.layers"), "Layer", None)
+    return str(module.name) if layer is not None and isinstance(module, layer) else ""
+
+
+def is_shape_inference(module: Any, inputs: Any) -> bool:
+    """Whether Keras calls a layer to learn the shapes of its results, before it trains.
+
+    It calls layers on symbolic tensors of its own, and within that on tensors of PyTorch (Keras
+    3.15): no forward pass of the program.
+    """
+    if "keras.layers" not in sys.modules or not is_backend():
+        return False
+    keras = sys.modules["keras"]
+    if not isinstance(module, keras.layers.Layer):
+        return False
+    if any(isinstance(item, keras.KerasTensor) for item in keras.tree.flatten(inputs)):
+        return True
+    frame = inspect.currentframe()
+    while frame is not None:
+        if frame.f_code.co_name == _INFERENCE and _is_of_keras(frame):
+            return True
+        frame = frame.f_back
+    return False
+
+
+def _is_of_keras(frame: FrameType) -> bool:
+    return str(frame.f_globals.get("__name__", "")).startswith("keras.")
