@@ -15,12 +15,11 @@ def _long(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_memory_that_the_garbage_collector_does_not_know_is_told() -> None:
     """Strings that each scope leaves behind are growth: blocks of the allocator, and no objects."""
     kept: list[str] = []
-    growth = soak.grow(lambda: kept.extend(f"scope {len(kept)}, {i}" for i in range(3)))
+    growth = soak.grow(lambda: kept.extend(f"scope {len(kept)}, {i}" for i in range(10)))
     assert growth.is_long
-    assert growth.objects < 1
-    # The interpreter itself may give back some blocks meanwhile.
-    assert 2 <= growth.blocks <= 4
-    assert len(kept) == 3 * growth.scopes
+    # What ran in the process before may be given back meanwhile.
+    assert growth.objects < 1 < 5 <= growth.blocks
+    assert len(kept) == 10 * growth.scopes
 
 
 def test_what_is_made_in_the_beginning_is_no_growth() -> None:

@@ -137,7 +137,7 @@ def test_what_has_no_rule_is_taken_in_full_and_listed() -> None:
         assert mask.shape == (4,)
     [row] = [row for row in tool.op_rows() if row["reason"]]
     assert (row["type"], row["reason"]) == ("sort", "no rule for its type")
-    assert "no rule fits" in [table.title for table in tool.tables()][-1]
+    assert any("no rule fits" in table.title for table in tool.tables())
 
 
 @pytest.mark.parametrize("through_view", [False, True])

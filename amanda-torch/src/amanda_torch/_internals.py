@@ -52,7 +52,9 @@ def _find(path: str) -> Any:
     first, *names = path.split(".")
     found: Any = sys.modules[first]
     for name in names:
-        found = getattr(found, name, _ABSENT)
+        # An attribute of instances is among the annotations of the class.
+        declared = getattr(found, "__annotations__", {}) if isinstance(found, type) else {}
+        found = getattr(found, name, declared.get(name, _ABSENT))
         if found is _ABSENT:
             break
     return found
@@ -451,6 +453,8 @@ def is_shared(tensor: torch.Tensor) -> bool:
     # One each for the tensor, for autograd, and for the storage object made here.
     return bool(_use_count(tensor.untyped_storage()._cdata) > 3)
 
+
+_require("torch.nn.Module._parameters", "torch.nn.Module._buffers")
 
 own_members: Callable[[torch.nn.Module], tuple[Mapping[str, Any], Mapping[str, Any]]] = (
     operator.attrgetter("_parameters", "_buffers")
