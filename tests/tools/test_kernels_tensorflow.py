@@ -153,7 +153,8 @@ def test_a_session() -> None:
     found = calls(tool)
     assert found["graph/Relu"] == found["graph/Relu/grad/ReluGrad:0"] == 3
     assert found["graph/AssignSubVariableOp"] == 3
-    assert tool.summary()["host_attributed"] > 0.5
+    # A share of time: how large depends on what else the machine does.
+    assert 0 < tool.summary()["host_attributed"] <= 1
     assert {a.op for a in tool.recording.activities if a.op} <= {r["id"] for r in tool.op_rows()}
 
 
