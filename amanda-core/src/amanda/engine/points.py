@@ -13,7 +13,7 @@ and iterations are few.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -105,6 +105,25 @@ class Points:
             scope.steps.optimizing = False
             if has_stepped:
                 scope.steps.optimizer_ends(partial(self._tell, scope))
+
+    def call_optimizer(
+        self, step: Callable[[], Any], steps: Callable[[], int | None] = lambda: None
+    ) -> Any:
+        """Let an optimizer step, and tell of it.
+
+        Args:
+            step: the call of the optimizer.
+            steps: counts its steps, where a call of it may only add up gradients; gives None where
+                each call steps.
+        """
+        before, has_stepped = steps(), False
+        told = self.optimizer_begins()
+        try:
+            result = step()
+            has_stepped = before is None or steps() != before
+        finally:
+            self.optimizer_ends(told, has_stepped)
+        return result
 
     def iteration_ends(self, scope: LiveScope) -> None:
         """The program says that an iteration has ended."""

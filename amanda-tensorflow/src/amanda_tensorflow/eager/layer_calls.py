@@ -118,15 +118,9 @@ def step_optimizer(vanilla: Any, optimizer: Any, args: Any, kwargs: Any) -> Any:
         tracker.refresh()
     if not tracker.tells:
         return vanilla(optimizer, *args, **kwargs)
-    points, has_stepped = tracker.dispatcher.points, False
-    before = _steps_of(optimizer)
-    told = points.optimizer_begins()
-    try:
-        result = vanilla(optimizer, *args, **kwargs)
-        has_stepped = before is None or _steps_of(optimizer) != before
-    finally:
-        points.optimizer_ends(told, has_stepped)
-    return result
+    step = functools.partial(vanilla, optimizer, *args, **kwargs)
+    steps = functools.partial(_steps_of, optimizer)
+    return tracker.dispatcher.points.call_optimizer(step, steps)
 
 
 def _steps_of(optimizer: Any) -> int | None:

@@ -56,14 +56,8 @@ class KerasOptimizers:
 
         @functools.wraps(vanilla)
         def apply(optimizer: Any, *args: Any, **kwargs: Any) -> Any:
-            before, has_stepped = _steps_of(optimizer), False
-            told = points.optimizer_begins()
-            try:
-                result = vanilla(optimizer, *args, **kwargs)
-                has_stepped = before is None or _steps_of(optimizer) != before
-            finally:
-                points.optimizer_ends(told, has_stepped)
-            return result
+            step = functools.partial(vanilla, optimizer, *args, **kwargs)
+            return points.call_optimizer(step, functools.partial(_steps_of, optimizer))
 
         return apply
 
