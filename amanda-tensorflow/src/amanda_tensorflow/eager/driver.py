@@ -289,13 +289,13 @@ def _call_layer(vanilla: Any, layer: Any, args: Any, kwargs: Any) -> Any:
 
 
 def _prove() -> Sequence[str]:
-    """Mask the weight of a product, and differentiate it."""
+    """Mask the weight of a product, square it, and differentiate it."""
     seen: list[str] = []
     mask = tf.constant([[1.0], [0.0]])
 
     def analyse(context: amanda.OpContext) -> None:
+        seen.append(context.get_op_id())
         if context.get_op().type == "MatMul":
-            seen.append(context.get_op_id())
             context.insert_before_op(lambda weight: weight * mask, inputs=[1])
 
     tool = amanda.Tool()
@@ -303,10 +303,13 @@ def _prove() -> Sequence[str]:
     x, weight = tf.constant([[1.0, 2.0]]), tf.constant([[3.0], [4.0]])
     with amanda.apply(tool, drivers=[TensorFlowEagerDriver]), tf.GradientTape() as tape:
         tape.watch([x, weight])
-        y = tf.matmul(x, weight)
-    dx, dw = tape.gradient(y, [x, weight])
-    wanted = {"y": (y, [[3.0]]), "dx": (dx, [[3.0, 0.0]]), "dw": (dw, [[1.0], [2.0]])}
-    problems = [] if seen == ["/MatMul:0"] else [f"operators seen: {seen}, not /MatMul:0"]
+        product = tf.matmul(x, weight)
+        y = product * product
+        dx, dw = tape.gradient(y, [x, weight])
+    wanted = {"y": (y, [[9.0]]), "dx": (dx, [[18.0, 0.0]]), "dw": (dw, [[6.0], [12.0]])}
+    # The sum of both gradients of the product is no operator of the program.
+    expected_ids = ["/MatMul:0", "/Mul:0"]
+    problems = [] if seen == expected_ids else [f"operators seen: {seen}, not {expected_ids}"]
     for what, (got, expected) in wanted.items():
         if got.numpy().tolist() != expected:
             problems.append(f"{what} is {got.numpy().tolist()}, not {expected}")
