@@ -147,6 +147,39 @@ def _modules(net: nn.Module, compiled: Callable[[Any], Any]) -> Step:
     return lambda x: blocks[2](blocks[1](blocks[0](x))).sum()
 
 
+def _loop(net: nn.Module, compiled: Callable[[Any], Any]) -> Step:
+    # In a function, each call of an outermost module after the first begins an iteration.
+    @compiled
+    def run(x: torch.Tensor) -> torch.Tensor:
+        for column in range(3):
+            x = net(x * 2) + x[:, column : column + 1]
+        return x.sum()
+
+    return run
+
+
+class _Break(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x * 2 if x.sum() > 0 else x * 3
+
+
+def _layers_that_break(net: nn.Module, compiled: Callable[[Any], Any]) -> Step:
+    layers = compiled(nn.Sequential(net, _Break(), nn.Linear(4, 4)))
+    return lambda x: layers(x).sum()
+
+
+def _fused_layer(net: nn.Module, compiled: Callable[[Any], Any]) -> Step:
+    layer = nn.TransformerEncoderLayer(4, 2, 4, batch_first=True).eval().requires_grad_(False)
+    block, inner = compiled(layer), compiled(nn.LSTM(4, 4, batch_first=True))
+
+    def step(x: torch.Tensor) -> torch.Tensor:
+        with torch.no_grad():
+            y = block(x[None])
+        return inner(net(y))[0].sum()
+
+    return step
+
+
 def _run(make: Make, compile_: Callable[[Any], Any], scope: bool) -> tuple[Any, Counter, Any]:
     net, tool = _model(), Counter()
     step, results = make(net, compile_), []
@@ -171,7 +204,7 @@ def _run(make: Make, compile_: Callable[[Any], Any], scope: bool) -> tuple[Any, 
     "make",
     [
         *(_breaks, _recompiles, _nested, _modes, _made_modules, _in_place, _operators),
-        *(_with_step, _modules),
+        *(_with_step, _modules, _loop),
     ],
     ids=lambda make: str(make.__name__),
 )
@@ -188,6 +221,15 @@ def test_compiled_functions_run_captured(make: Make) -> None:
     assert f"compiled code ran operator by operator: {len(statistics.compiled)};" in last_line(
         statistics, 1.0
     )
+
+
+@pytest.mark.parametrize("make", [_layers_that_break, _fused_layer], ids=lambda make: make.__name__)
+def test_layers_of_pytorch_have_their_ids_where_they_are_not_captured(make: Make) -> None:
+    """A compiled layer of ``torch.nn`` that Dynamo does not capture whole has its eager ids."""
+    wanted, eager, _ = _run(make, lambda function: function, scope=True)
+    results, found, _ = _run(make, _compiled, scope=True)
+    assert results == wanted
+    assert (found.ids, found.backward_ids) == (eager.ids, eager.backward_ids)
 
 
 def test_random_numbers_of_python_add_no_operator() -> None:

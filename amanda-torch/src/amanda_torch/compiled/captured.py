@@ -147,6 +147,9 @@ _SAID: set[str] = set()
 
 _NUMBERS = itertools.count()
 
+_NOT_KEPT: Any = object()
+"""Stands for what the interceptor has not kept of an operator."""
+
 
 def name_of_compiler(compiler: Any) -> str:
     """How messages call a compiler of ``torch.compile``."""
@@ -251,8 +254,11 @@ class NoticingRun:
         if interceptor.frame is interceptor.root:
             outermost.append(module)
         parent = interceptor.enter_module(module)
-        if interceptor.iteration != iteration and not self.steps:
-            self._begins = parent.children.get(id(module))
+        if interceptor.iteration != iteration:
+            # Ids outside of modules begin anew: they are met again, and not passed as known.
+            self._base.forget_plans(interceptor.generation)
+            if not self.steps:
+                self._begins = parent.children.get(id(module))
         self._entered.append(key)
         self._parents.append(parent)
         frame = interceptor.frame
@@ -317,6 +323,10 @@ class Step:
         self._frame = frame
         self._entered = [weakref.ref(module) for module in entered]
         self._cells = [(cell, count) for cell, count, *_ in met]
+        # Not looked up later: an id that occurs again in an iteration of the same run is met anew.
+        self._knowns = [
+            cell[count] if count < len(cell) else _NOT_KEPT for cell, count in self._cells
+        ]
         self._is_one_output = is_one_output
         self._operator = operator
         self._records = records
@@ -332,7 +342,7 @@ class Step:
         Args:
             function: that of :meth:`function`.
         """
-        found = [one for one in (cell[count] for cell, count in self._cells) if one is not None]
+        found = [one for one in self._knowns if one is not None]
         return Known(
             site=self._site,
             acts=self.acts(),
@@ -347,17 +357,16 @@ class Step:
 
     def is_known(self) -> bool:
         """Whether the interceptor knows how to run each of its operators."""
-        return all(count < len(cell) for cell, count in self._cells) and all(
-            cell[count] is None or isinstance(cell[count], KnownOp) for cell, count in self._cells
-        )
+        return all(known is None or isinstance(known, KnownOp) for known in self._knowns)
 
     def acts(self) -> bool:
         """Whether one of its operators does not run plainly vanilla.
 
         One of which only backward operators are looked at does, where it can have none.
         """
-        found = [cell[count] for cell, count in self._cells]
-        return any(known is not None and (self._records or not known.is_claim) for known in found)
+        return any(
+            known is not None and (self._records or not known.is_claim) for known in self._knowns
+        )
 
     def reason_against(self) -> str:
         """Why what it does cannot be compiled; "" if it can."""
@@ -373,8 +382,7 @@ class Step:
         return Inlined(self._plan(), self._operator)
 
     def _plan(self) -> ActionPlan:
-        cell, count = self._cells[0]
-        plan: ActionPlan = cell[count].plan
+        plan: ActionPlan = self._knowns[0].plan
         return plan
 
     def function(self, interceptor: Interceptor) -> Callable[..., Any]:
@@ -384,8 +392,7 @@ class Step:
             if self._operator is None:
                 found = _noticed(interceptor, found, self._frame, self._cells)
             else:
-                cell, count = self._cells[0]
-                found = _known(interceptor, cell[count], self._operator, self._frame)
+                found = _known(interceptor, self._knowns[0], self._operator, self._frame)
         return _entering(interceptor, found, self._entered) if self._entered else found
 
 

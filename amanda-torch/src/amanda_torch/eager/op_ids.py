@@ -138,6 +138,7 @@ class Frame:
         module: weak reference to the module, None for the root.
         model: the outermost module that it is a part of, None for the root.
         captured: what is known of compiled graphs that run in the module call.
+        is_wrapped: whether the module was entered with a wrapper that runs it.
     """
 
     __slots__ = (
@@ -147,6 +148,7 @@ class Frame:
         "cells",
         "children",
         "generation",
+        "is_wrapped",
         "model",
         "module",
         "names",
@@ -165,6 +167,7 @@ class Frame:
         self.caller: Frame | None = None
         self.module = module
         self.captured: dict[Any, Any] = {}
+        self.is_wrapped = False
 
     def restart(self) -> None:
         """Begin a new iteration: all counters from zero."""
@@ -346,10 +349,11 @@ class Tracker:
         parent = self.frame
         child = parent.children.get(id(module))
         if child is None or child.ref() is not module:
+            if self._is_within(module):
+                return parent
             child = self._new_child(parent, module)
         if child.transparent:
-            inner = child.inner() if child.inner is not None else None
-            return parent if inner is None else self.enter_module(inner)
+            return self._enter_wrapped(child)
         if parent is self.root:
             # A module that a backward pass calls is recomputed, by another library's checkpoints:
             # it keeps its ids, and begins no iteration.
@@ -378,7 +382,7 @@ class Tracker:
         """The path that the next call of `module` from here has, None for its first one."""
         child = self.frame.children.get(id(module))
         if child is None or child.ref() is not module:
-            return None
+            return self.frame.path if self._is_within(module) else None
         begins = self.frame is self.root and child in self._seen_outermost
         call = 0 if begins else child.calls
         return child.frames[call].path if call < len(child.frames) else None
@@ -387,6 +391,8 @@ class Tracker:
         """Take back that `module` was called from here: its next call has the same ids."""
         child = self.frame.children.get(id(module))
         if child is None:
+            if self._is_within(module):
+                self.frame.restart()
             return
         child.calls -= bool(child.calls)
         if self.frame is self.root:
@@ -477,6 +483,24 @@ class Tracker:
         CONSTANTS.clear()
         self._seen_outermost.clear()
         self.go_to(self.root)
+
+    def _enter_wrapped(self, child: Child) -> Frame:
+        """Enter the module in a wrapper, if the wrapper runs it without ``__call__``."""
+        inner = child.inner() if child.inner is not None else None
+        if inner is None:
+            return self.frame
+        parent = self.enter_module(inner)
+        self.frame.is_wrapped = True
+        return parent
+
+    def _is_within(self, module: nn.Module) -> bool:
+        """Whether a module calls itself that was entered with its wrapper.
+
+        In PyTorch 2.13 ``OptimizedModule`` calls the ``__call__`` of a layer of ``torch.nn`` where
+        that is not captured as one graph, and the ``forward`` of other modules.
+        """
+        frame = self.frame
+        return frame.is_wrapped and frame.module is not None and frame.module() is module
 
     def _enter_again(self, module: nn.Module) -> bool:
         """Enter a module that a backward pass runs again under the ids of its forward pass."""
