@@ -133,9 +133,9 @@ def test_equal_rows_keep_the_order_of_the_last_sort(page: Page) -> None:
 def test_heads_are_reached_and_pressed_with_the_keyboard(page: Page) -> None:
     """A head is a button."""
     grid = page.grid("profile", "operators")
-    [button] = page.all("button", page.head(grid, "seconds"))
+    [button] = page.all("button", page.head(grid, "time"))
     button.send_keys(Keys.ENTER)
-    assert page.head(grid, "seconds").get_attribute("aria-sort") == "descending"
+    assert page.head(grid, "time").get_attribute("aria-sort") == "descending"
     button.send_keys(Keys.TAB)
     assert page.browser.switch_to.active_element.text == "mean"
 
@@ -288,11 +288,7 @@ def test_five_thousand_operators_open_at_once(
         for i in ids
     ]
     edges = [{"producer": a, "consumer": b} for a, b in itertools.pairwise(ids)]
-    result = {"ops": ops, "edges": edges}
-    path = tmp_path / "page.html"
-    tools = [ToolReport(name="any", result=result)]
-    path.write_text(render(document_of(RunReport(title="t", facts={}, tools=tools))))
-    page = opened(path)
+    page = small_page(opened, tmp_path, "any", ops=ops, edges=edges)
     Select(page.all("[data-depth]")[0]).select_by_visible_text("all")
     assert drawn(page, "graph.cy.nodes().length") > 5000
     assert len(page.all(".tree tr.row")) < 100
@@ -300,10 +296,10 @@ def test_five_thousand_operators_open_at_once(
 
 
 def test_tables_fit_the_page_and_begin_with_figures(page: Page) -> None:
-    """Long ids show both ends, columns that are equal in all rows are told below."""
+    """Long ids lose what most begin with and their middle; equal columns are told below."""
     grid = page.grid("profile", "operators")
     heads = [head.text for head in page.all("th", grid)]
-    assert heads[:4] == ["id", "type", "calls", "seconds"]
+    assert heads[:4] == ["id", "type", "calls", "time"]
     fits = "return document.body.scrollWidth <= innerWidth"
     assert page.browser.execute_script(fits)
     page.all("input", grid)[0].send_keys("body.1.0 grad")
@@ -311,12 +307,44 @@ def test_tables_fit_the_page_and_begin_with_figures(page: Page) -> None:
     try:
         lines = page.lines(grid)
         assert lines
-        assert all(re.match("Net.+….+:0", line) for line in lines)
+        assert all(re.match(r"….+…\w+:\d", line) for line in lines)
         assert page.browser.execute_script(fits)
     finally:
         page.browser.set_window_size(1300, 1000)
     below = [line.text for line in page.all(".equal") if line.text]
     assert "Equal in all rows: " in " ".join(below)
+
+
+def small_page(opened: Callable[[Path], Page], folder: Path, tool: str, **result: Any) -> Page:
+    """The opened page of one result."""
+    path = folder / "page.html"
+    tools = [ToolReport(name=tool, result=result)]
+    path.write_text(render(document_of(RunReport(title="t", facts={}, tools=tools))))
+    return opened(path)
+
+
+def test_a_phone_shows_names_and_figures(opened: Callable[[Path], Page], tmp_path: Path) -> None:
+    """390 pixels wide, the first figure of each table and of the tree is seen beside the name."""
+    ids = [f"Net.blocks.{i}.attention.projection/linear:0" for i in range(12)]
+    ops = [{"id": i, "type": "linear", "module": i[4:-9], "flops": 5_000_000} for i in ids]
+    outputs = [{"shape": [4, 197, 768], "dtype": "float32"}]
+    ops = [{**op, "calls": 3 + i, "outputs": outputs} for i, op in enumerate(ops)]
+    edges = [{"producer": a, "consumer": b} for a, b in itertools.pairwise(ids)]
+    page = small_page(opened, tmp_path, "any", ops=ops, edges=edges)
+    metrics = {"width": 390, "height": 800, "deviceScaleFactor": 1, "mobile": True}
+    page.browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", metrics)
+    try:
+        page.browser.refresh()
+        right = "return [...arguments[0].querySelectorAll('tr.row')].map(row => [...row.cells]"
+        right += ".find(cell => cell.classList.contains('n')).getBoundingClientRect().right)"
+        grid = page.grid("any", "operators")
+        assert max(page.browser.execute_script(right, grid)) < 390
+        assert max(page.browser.execute_script(right, page.all(".tree")[0])) < 390
+        seen = [line.split("…")[1] for line in page.lines(grid)]
+        assert len(set(seen)) == 12
+        assert page.browser.execute_script("return document.body.scrollWidth") == 390
+    finally:
+        page.browser.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
 
 
 def test_tables_are_filtered_by_module_and_type(page: Page) -> None:

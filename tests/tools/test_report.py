@@ -288,13 +288,14 @@ def test_calls_and_models_of_one_class_are_told_apart() -> None:
     assert names(keras, "module") == ["net", "net/block"]
 
 
-def test_zeros_are_a_share_and_weights_do_not_count() -> None:
-    """Rows of sparsity are about one tensor each."""
+@pytest.mark.parametrize("tool", ["sparsity", "stats"])
+def test_zeros_are_a_share_and_weights_do_not_count(tool: str) -> None:
+    """Rows of sparsity and stats are about one tensor each."""
     row = op("Net.a/relu:0", "a")
     ops = [{**row, "kind": "activations", "zeros": 1, "elements": 4},
            {**row, "kind": "activations", "zeros": 2, "elements": 4},
            {**row, "kind": "weights", "zeros": 9, "elements": 9}]  # fmt: skip
-    found = model({"tool": "sparsity", "ops": ops})
+    found = model({"tool": tool, "ops": ops})
     assert found.data()["nodes"][3][-2] == [[3, 8]]
 
 
@@ -400,7 +401,7 @@ def test_large_mappings_are_one_table_each() -> None:
     mixed = {f"m{i}": {"a": {"b": i}} if i % 2 else i for i in range(60)}
     result = {"summary": {"by_type": by_type, "mixed": mixed}}
     section = section_of(ToolReport(name="any", result=result))
-    assert [(grid.title, grid.rows) for grid in section.grids] == [("by_type", 50), ("mixed", 60)]
+    assert [(grid.title, grid.rows) for grid in section.grids] == [("by type", 50), ("mixed", 60)]
     assert '{"k0": 0' in section.grids[0].columns[2]["texts"][0]
 
 

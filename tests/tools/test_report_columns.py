@@ -66,3 +66,19 @@ def test_rows_may_have_different_keys() -> None:
     assert [c["values"] for c in table.columns] == [[1, None], ["", "x"]]
     long = make_table("long", ["n"], [[i] for i in range(MAX_ROWS + 7)])
     assert (long.rows, long.hidden) == (MAX_ROWS, 7)
+
+
+def test_figures_of_rows_have_their_units() -> None:
+    """Bytes, seconds and operations are amounts; headings are words."""
+    rows = [{"id": i, "seconds": 2e-5, "mean": 1e-5, "output_bytes": 2048 * i} for i in range(4)]
+    table = make_table_from_records("operators", rows)
+    columns = [(c["name"], c.get("unit")) for c in table.columns]
+    assert columns == [("id", None), ("output bytes", "B")]
+    assert table.equal == [("time", "20 µs"), ("mean", "10 µs")]
+    alone = make_table_from_records("values", [{"mean": float(i)} for i in range(4)])
+    assert "unit" not in alone.columns[0]
+
+
+def test_an_empty_list_is_an_empty_cell() -> None:
+    """An operator without outputs has no brackets to show."""
+    assert make_column("outputs", [[], {}, "x"])["values"] == ["", "", "x"]

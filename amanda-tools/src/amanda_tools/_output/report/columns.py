@@ -13,6 +13,7 @@ import attrs
 
 from amanda.files import plain_data
 from amanda_tools._output.report.model_ops import shapes_text
+from amanda_tools._output.units import format_short
 
 MAX_ROWS = 50_000
 """Rows of a table that a page holds; the tool's JSON file has all."""
@@ -26,6 +27,20 @@ _AMOUNT = re.compile(r"([-+]?[\d,]*\.?\d+(?:e[-+]?\d+)?)(?: ?([kMGTP]?)([A-Za-z%
 _PREFIXES = {"": 1.0, "k": 1e3, "M": 1e6, "G": 1e9, "T": 1e12, "P": 1e15}
 _SPECIAL = frozenset({"inf", "-inf", "nan"})
 _NOTHING = frozenset({"", "-"})
+
+_UNITS = {
+    "flops": "FLOP",
+    "flops_backward": "FLOP",
+    "macs": "MAC",
+    "seconds": "s",
+    "memory_delta": "B",
+}
+"""Units of columns by the keys of a tool's rows; other keys end with their unit."""
+
+_ENDINGS = {"_bytes": "B", "_seconds": "s"}
+
+_TIMES = frozenset({"mean", "shortest", "longest"})
+"""Columns that are times in a table that has ``seconds`` as well."""
 
 _FEWEST_EQUAL = 3
 """A table with fewer rows keeps columns with one value."""
@@ -71,11 +86,16 @@ def make_table(
     *,
     is_open: bool = True,
     marks: Sequence[str] = (),
+    units: Sequence[str] = (),
 ) -> PageTable:
-    """Make a table from rows, which may differ in length."""
+    """Make a table from rows, which may differ in length; `units` are those of plain numbers."""
     kept = rows[:MAX_ROWS]
     columns = [
-        make_column(str(name), [row[i] if i < len(row) else None for row in kept])
+        make_column(
+            str(name),
+            [row[i] if i < len(row) else None for row in kept],
+            unit=units[i] if units else "",
+        )
         for i, name in enumerate(names)
     ]
     shown, equal = _without_equal(columns, len(kept))
@@ -94,10 +114,23 @@ def make_table_from_records(
     title: str, rows: Sequence[Mapping[str, Any]], *, is_open: bool = True
 ) -> PageTable:
     """Make a table from mappings, with a column for each key that any of them has."""
-    names = list(dict.fromkeys(key for row in rows for key in row))
-    return make_table(
-        title, names, [[row.get(name) for name in names] for row in rows], is_open=is_open
-    )
+    keys = list(dict.fromkeys(key for row in rows for key in row))
+    names = [heading_of(key) for key in keys]
+    cells = [[row.get(key) for key in keys] for row in rows]
+    units = [_unit_of(key, keys) for key in keys]
+    return make_table(title, names, cells, is_open=is_open, units=units)
+
+
+def heading_of(key: Any) -> str:
+    """Return the heading of a key of a result: ``output bytes`` of ``output_bytes``."""
+    return "time" if key == "seconds" else str(key).replace("_", " ").strip()
+
+
+def _unit_of(key: Any, keys: Sequence[Any]) -> str:
+    if key in _TIMES and "seconds" in keys:
+        return "s"
+    ending = next((unit for end, unit in _ENDINGS.items() if str(key).endswith(end)), "")
+    return _UNITS.get(key, ending)
 
 
 def _without_equal(
@@ -112,8 +145,12 @@ def _without_equal(
         if i == 0 or rows < _FEWEST_EQUAL or is_long or any(v != values[0] for v in values):
             kept.append(column)
         elif values[0] not in (None, *_NOTHING):
-            equal.append((str(column["name"]), str(values[0])))
+            equal.append((str(column["name"]), _value_text(values[0], column.get("unit", ""))))
     return kept, equal
+
+
+def _value_text(value: Any, unit: str) -> str:
+    return format_short(value, unit) if unit and not isinstance(value, str) else str(value)
 
 
 def _figures_first(columns: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
@@ -124,7 +161,7 @@ def _figures_first(columns: Sequence[Mapping[str, Any]]) -> list[Mapping[str, An
     return [*lead, *(c for c in rest if c["numeric"]), *(c for c in rest if not c["numeric"])]
 
 
-def make_column(name: str, values: Iterable[Any]) -> dict[str, Any]:
+def make_column(name: str, values: Iterable[Any], *, unit: str = "") -> dict[str, Any]:
     """Make a column: name, values, and how they sort; repeated texts are stored once.
 
     ``numeric`` is true if all values are numbers. A column of texts that begin with a number
@@ -133,7 +170,7 @@ def make_column(name: str, values: Iterable[Any]) -> dict[str, Any]:
     cells = [plain_cell(value) for value in values]
     there = [cell for cell in cells if cell is not None and cell not in _NOTHING]
     if there and all(not isinstance(c, str) or c in _SPECIAL for c in there):
-        return {"name": name, "numeric": True, "values": cells}
+        return {"name": name, "numeric": True, "values": cells, **({"unit": unit} if unit else {})}
     texts = ["" if cell is None else str(cell) for cell in cells]
     keys = [_amount(text) for text in texts]
     # Names such as "0" and "4", of modules in a list, are no amounts.
@@ -161,7 +198,7 @@ def make_column(name: str, values: Iterable[Any]) -> dict[str, Any]:
 
 def plain_cell(value: Any) -> Any:
     """Convert a value to a number, a text or None; NumPy's numbers become Python's."""
-    if value is None:
+    if value is None or (isinstance(value, (list, tuple, Mapping)) and not value):
         return None
     if isinstance(value, bool):
         return str(value).lower()

@@ -23,6 +23,9 @@ import attrs
 from amanda.results import ToolReport
 from amanda.text import printable
 
+_OF_TENSORS = frozenset({"zeros", "elements"})
+"""Keys of the rows of single tensors that make figures of operators."""
+
 _CALL = re.compile(r"#\d+")
 """The number of a repeated call, in the path of an id: ``Net.fc#1/linear:0``."""
 
@@ -182,7 +185,7 @@ def _add_values(op: ModelOp, row: Mapping[str, Any], seen: set[str], tool: str) 
     # Rows of stats and sparsity are about one tensor each; weights are not of this execution.
     if row.get("kind") == "weights":
         return
-    rest = {"zeros", "elements"} if tool == "sparsity" else {figure.key for figure in FIGURES}
+    rest = _OF_TENSORS if tool in ("sparsity", "stats") else {figure.key for figure in FIGURES}
     for key in rest - {"not_finite"}:
         value = _number(row.get(key))
         if value is not None and (key in seen or key not in op.values):

@@ -8,6 +8,7 @@ from typing import Any
 from amanda.results import RunReport, ToolReport
 from amanda_tools._output.report.columns import (
     PageTable,
+    heading_of,
     make_table,
     make_table_from_records,
     plain_cell,
@@ -18,6 +19,9 @@ from amanda_tools._output.report.model_tree import ModelView, model_of
 
 _COMMON = frozenset({"tool", "schema", "namespaces", "summary", "ops"})
 """Keys of a result in the common form, which have their own places on the page."""
+
+_SAID_TWICE = frozenset({"name", "direction"})
+"""What type, id and phase of an operator say as well."""
 
 _FEW = 6
 """A list with at most so many plain values is shown as a figure, not as a table."""
@@ -95,7 +99,7 @@ def figures(data: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
     """Return single values, and short lists of them, as texts by name."""
     found: dict[str, str] = {}
     for key, value in data.items():
-        name = f"{prefix}{key}"
+        name = f"{prefix}{str(key).replace('_', ' ')}"
         if isinstance(value, Mapping) and value:
             if _are_few(list(value.values())):
                 found.update(figures(value, f"{name}: "))
@@ -109,7 +113,7 @@ def figures(data: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
 def tables_of(data: Mapping[str, Any], *, is_open: bool, prefix: str = "") -> Iterator[PageTable]:
     """Yield tables of the mappings and lists that :func:`figures` leaves out."""
     for key, value in data.items():
-        title = f"{prefix}{key}"
+        title = f"{prefix}{heading_of(key)}"
         if isinstance(value, Mapping):
             yield from _of_mapping(title, value, is_open)
         elif isinstance(value, (list, tuple)) and not _are_few(value):
@@ -142,10 +146,13 @@ def _operators(ops: Any) -> list[PageTable]:
         return []
     if not all(isinstance(op, Mapping) for op in ops):
         return [make_table("operators", ["operator"], [[op] for op in ops])]
+    left_out = set()
     if len({str(op.get("namespace")) for op in ops}) == 1:
-        # It stands at the head of the page.
-        ops = [{key: value for key, value in op.items() if key != "namespace"} for op in ops]
-    return [make_table_from_records("operators", ops)]
+        left_out.add("namespace")  # It stands at the head of the page.
+    if all(op.get("phase") for op in ops):
+        left_out |= _SAID_TWICE
+    rows = [{key: value for key, value in op.items() if key not in left_out} for op in ops]
+    return [make_table_from_records("operators", rows)]
 
 
 def _is_plain(value: Any) -> bool:

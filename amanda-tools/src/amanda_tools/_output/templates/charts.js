@@ -59,8 +59,9 @@ class PageChart {
     const canvas = this.figure.querySelector("canvas");
     const text = css("--quiet"), line = css("--line");
     const colour = (s) => css(`--c${s % 10}`);
+    const isNarrow = this.figure.clientWidth < 480;
     const scale = { grid: { color: line }, ticks: { color: text } };
-    const amounts = { ...scale, ticks: { color: text, maxTicksLimit: 7, callback: (value) => amount(value, unit) } };
+    const amounts = { ...scale, ticks: { color: text, maxTicksLimit: isNarrow ? 4 : 7, maxRotation: 0, callback: (value) => amount(value, unit) } };
     const options = {
       animation: false, responsive: true, maintainAspectRatio: false,
       plugins: { legend: { display: values.length > 1, labels: { color: text, boxWidth: 12 }, align: "start" } },
@@ -84,9 +85,10 @@ class PageChart {
         y: { ...scale, stacked: true, grid: { display: false }, ticks: { ...scale.ticks, autoSkip: false } },
       },
     });
-    const most = this.figure.clientWidth < 480 ? 18 : 30;
+    const most = this.figure.clientWidth < 480 ? 19 : 30;
+    const shared = common(this.shown.map(({ name }) => name));
     return { type: "bar", options, data: {
-      labels: this.shown.map(({ name }) => middle(name, most)),
+      labels: this.shown.map(({ name }) => middle(name, most, shared)),
       datasets: values.map(([name], s) => {
         const real = this.shown.map(({ sums }) => sums[s]);
         return { label: name, data: real, real, backgroundColor: colour(s), barThickness: 14 };

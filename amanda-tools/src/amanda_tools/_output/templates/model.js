@@ -2,29 +2,7 @@
 // of nodes, repeated modules once or one by one, the search and the details of a node.
 
 const PARENT = 0, KIND = 1, NAME = 2, TYPE = 3, SHAPE = 4, DETAILS = 5, FORWARD = 6, BACKWARD = 7;
-const PREFIXES = [[1e15, "P"], [1e12, "T"], [1e9, "G"], [1e6, "M"], [1e3, "k"], [1, ""], [1e-3, "m"], [1e-6, "µ"], [1e-9, "n"]];
 const FIRST_SHOWN = 30, MOST_INSTANCES = 64;
-
-function amount(value, unit) {
-  if (value === null || value === undefined) return "";
-  if (!value) return "0";
-  if (!Number.isFinite(value)) return `${value} ${unit}`.trim();
-  if (unit === "%") return `${Number(value.toPrecision(3))} %`;
-  const size = Math.abs(value);
-  for (const [factor, prefix] of PREFIXES) {
-    if (size < factor * 0.9995 || (factor < 1 && unit !== "s")) continue;
-    const scaled = value / factor;
-    const digits = Math.abs(scaled) >= 99.95 ? scaled.toFixed(0) : String(Number(scaled.toPrecision(3)));
-    return `${digits} ${prefix}${unit}`.trim();
-  }
-  return `${Number(value.toPrecision(3))} ${unit}`.trim();
-}
-
-function middle(text, most) {
-  if (text.length <= most) return text;
-  const tail = Math.ceil((most - 1) * 0.55);
-  return `${text.slice(0, most - 1 - tail)}…${text.slice(-tail)}`;
-}
 
 function element(tag, attributes = {}, ...children) {
   const made = document.createElement(tag);

@@ -1,7 +1,8 @@
 "use strict";
 // Tables: only visible rows are in the document.
 
-const ROW = 26, AHEAD = 12, SMALL = 9, WIDEST = 44, NARROWEST = 11, LEAST_NAME = 30, MOST_CHOICES = 400;
+const ROW = 26, AHEAD = 12, SMALL = 9, WIDEST = 44, WIDEST_NAME = 72, NARROWEST = 11, LEAST_NAME = 30, NARROW = 64, MOST_CHOICES = 400;
+const PREFIXES = [[1e15, "P"], [1e12, "T"], [1e9, "G"], [1e6, "M"], [1e3, "k"], [1, ""], [1e-3, "m"], [1e-6, "µ"], [1e-9, "n"]];
 
 // Columns that get a choice of their values, and phases of the model, which are shown first.
 const CHOSEN = ["phase", "direction", "module", "type"], OF_MODEL = ["forward", "backward"];
@@ -20,6 +21,48 @@ function shown(value) {
   return DIGITS.format(value);
 }
 
+function amount(value, unit) {
+  if (value === null || value === undefined) return "";
+  if (!value) return "0";
+  if (!Number.isFinite(value)) return `${value} ${unit}`.trim();
+  if (unit === "%") return `${Number(value.toPrecision(3))} %`;
+  const size = Math.abs(value);
+  for (const [factor, prefix] of PREFIXES) {
+    if (size < factor * 0.9995 || (factor < 1 && unit !== "s")) continue;
+    const scaled = value / factor;
+    const digits = Math.abs(scaled) >= 99.95 ? scaled.toFixed(0) : String(Number(scaled.toPrecision(3)));
+    return `${digits} ${prefix}${unit}`.trim();
+  }
+  return `${Number(value.toPrecision(3))} ${unit}`.trim();
+}
+
+// A text with at most so many letters; what it begins with goes first, if `shared` tells it.
+function middle(text, most, shared = "") {
+  if (text.length <= most) return text;
+  if (shared && text.startsWith(shared)) {
+    const rest = text.slice(shared.length);
+    if (rest.length < most) return `…${rest}`;
+    return `…${middle(rest, most - 1)}`;
+  }
+  const tail = Math.ceil((most - 1) * 0.55);
+  return `${text.slice(0, most - 1 - tail)}…${text.slice(-tail)}`;
+}
+
+// The beginning that most paths have in common, up to a separator: it tells none from another.
+function common(paths) {
+  const counts = new Map();
+  for (const path of paths) {
+    for (let at = 1; at < path.length; at++) {
+      if (!"./".includes(path[at])) continue;
+      const start = path.slice(0, at + 1);
+      counts.set(start, (counts.get(start) ?? 0) + 1);
+    }
+  }
+  let longest = "";
+  for (const [start, count] of counts) if (count > paths.length * 0.6 && start.length > longest.length) longest = start;
+  return longest;
+}
+
 // The sort key of a cell: a number, or null for an empty one, which always comes last.
 function keyed(value) {
   if (typeof value === "number" || value === null || value === undefined) return value ?? null;
@@ -32,22 +75,29 @@ class Column {
     this.name = data.name;
     this.isNumeric = data.numeric;
     this.values = data.index ? data.index.map((i) => data.texts[i]) : data.values;
-    this.texts = this.values.map(shown);
+    this.unit = data.unit;
+    this.texts = this.values.map((value) => (data.unit && typeof value === "number" ? amount(value, data.unit) : shown(value)));
     this.keys = data.numeric ? (data.keys ?? this.values).map(keyed) : null;
   }
 
-  // Letters that its longest text has, and those of the heading with room for the arrow.
-  get longest() {
-    let longest = this.name.length + 2;
-    for (const text of this.texts) if (text.length > longest) longest = text.length;
-    return longest;
-  }
+  // Letters that its longest text has.
+  get most() { return (this.letterCount ??= this.texts.reduce((most, text) => Math.max(most, text.length), 0)); }
 
-  // A long text of one word, such as an id, shows its beginning and its end.
+  // The same, or those of the heading with room for the arrow.
+  get longest() { return Math.max(this.name.length + 2, this.most); }
+
+  // A long text of one word, such as an id, loses what all begin with, and its middle.
   cut(text) {
     if (text.length <= this.letters) return text;
-    const tail = text.includes(" ") ? 0 : Math.ceil((this.letters - 1) * 0.55);
-    return `${text.slice(0, this.letters - 1 - tail)}…${tail ? text.slice(-tail) : ""}`;
+    if (text.includes(" ")) return `${text.slice(0, this.letters - 1)}…`;
+    if (this.name === "source") return `…${text.slice(1 - this.letters)}`;
+    return middle(text, this.letters, this.shared);
+  }
+
+  // Note what most texts of the rows begin with, if some are to be cut.
+  share(rows) {
+    if (this.shared !== undefined || this.isNumeric || !rows.length || this.most <= this.letters) return;
+    this.shared = common(rows.map((row) => this.texts[row]));
   }
 
   // Orders two rows; empty cells come last in both directions.
@@ -114,12 +164,18 @@ class Grid {
     probe.remove();
     const room = ((this.scroll.closest("section.tool, main")?.clientWidth || 1200) - 4) / letter;
     const padding = 3;
-    const wanted = this.columns.map((column) => Math.min(column.longest, WIDEST));
+    const wanted = this.columns.map((column, i) => Math.min(column.longest, i ? WIDEST : WIDEST_NAME));
+    // On a narrow page the name leaves room for the first figure.
+    const leastName = Math.min(LEAST_NAME, Math.max(NARROWEST, room * 0.5));
     const widths = wanted.map((letters, i) => letters * (this.columns[i].isNumeric ? 1 : 0.95));
-    let over = widths.reduce((sum, width) => sum + width + padding, 0) - room;
+    // On a narrow page ids, which end with the type, stand for it.
+    const isNarrow = room < NARROW && this.columns[1]?.name === "type" && this.columns[0].name === "id";
+    this.table.classList.toggle("narrow", isNarrow);
+    if (isNarrow) widths[1] = 0;
+    let over = widths.reduce((sum, width) => sum + (width && width + padding), 0) - room;
     while (over > 0.5) {
       // How much wider than it has to be each column of texts is; the first one names the rows.
-      const spare = widths.map((width, i) => (this.columns[i].isNumeric ? 0 : width - (i ? NARROWEST : LEAST_NAME)));
+      const spare = widths.map((width, i) => (this.columns[i].isNumeric || !width ? 0 : width - (i ? NARROWEST : leastName)));
       const at = spare.indexOf(Math.max(...spare));
       if (spare[at] <= 0) break;
       const less = Math.min(over, 1);
@@ -128,9 +184,10 @@ class Grid {
     }
     this.columns.forEach((column, i) => {
       column.letters = Math.max(Math.floor(widths[i] / (column.isNumeric ? 1 : 0.95)), 4);
-      this.heads[i].style.width = `${widths[i] + padding}ch`;
+      // In pixels: headings are bold, and would count wider letters.
+      this.heads[i].style.width = `${widths[i] && (widths[i] + padding) * letter}px`;
     });
-    this.table.style.width = `${widths.reduce((sum, width) => sum + width + padding, 0)}ch`;
+    this.table.style.width = `${widths.reduce((sum, width) => sum + (width && width + padding), 0) * letter}px`;
   }
 
   // Offer the values of columns; of paths of modules all that are above others, too.
@@ -214,6 +271,7 @@ class Grid {
   }
 
   draw() {
+    this.columns.forEach((column) => column.share(this.rows));
     const height = this.scroll.clientHeight || 500;
     const first = Math.max(Math.floor(this.scroll.scrollTop / ROW) - AHEAD, 0);
     const last = Math.min(first + Math.ceil(height / ROW) + 2 * AHEAD, this.rows.length);
