@@ -109,6 +109,7 @@ from amanda_tensorflow._internals.runtime import (  # noqa: E402
 )
 from amanda_tensorflow._internals.sessions import (  # noqa: E402
     BaseSession,
+    abandon,
     call_node,
     hide,
     is_closed,
@@ -143,6 +144,7 @@ __all__ = [
     "FuncGraph",
     "Graph",
     "Symbol",
+    "abandon",
     "add_control_input",
     "add_function",
     "add_n",

@@ -59,6 +59,11 @@ def session_config(of: Any) -> Any:
     return of._config
 
 
+def abandon(session: Any) -> None:
+    """Leave what the runtime has of a session alone, also when the session is deleted."""
+    session._session = None
+
+
 def run_vanilla(
     of: Any,
     fetches: Sequence[Any],

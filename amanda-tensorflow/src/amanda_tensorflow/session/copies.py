@@ -10,6 +10,7 @@ kind than variables becomes a function in the user's session
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -99,6 +100,7 @@ class SessionCopies:
         # A thread that detaches the driver and one whose scope ends may close it at once: both
         # return when the variables are back. No code of tools runs under it.
         self._moving = threading.RLock()
+        self._process = os.getpid()
 
     def _making(self, graph: Any, building: Building) -> Instrument:
         """Creates the operators of a copy."""
@@ -287,6 +289,12 @@ class SessionCopies:
 
     def close(self) -> None:
         """Move all variables back, and end the shadow."""
+        if os.getpid() != self._process:
+            # Closing waits for the runs that are under way: for ever in a forked child, which has
+            # none of the runtime's threads (observed with TensorFlow 2.21).
+            if self._session is not None:
+                _internals.abandon(self._session)
+            return
         with self._moving:
             if not _internals.is_closed(self._user):
                 self.leave()

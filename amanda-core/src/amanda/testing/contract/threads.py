@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
 import threading
 import time
@@ -302,6 +303,23 @@ class ThreadTests(ContractTests):
             program.run()
         assert len(calls) == 2
 
+    def test_a_fork_inside_a_routine(self) -> None:
+        """A fork inside a routine gives a vanilla child, and the parent goes on as ever."""
+        if not hasattr(os, "fork"):
+            pytest.skip("this system has no fork")
+        children: list[int] = []
+        program = self.multiplication()
+        forking = self.probe(
+            "mul",
+            before=lambda c: c.insert_before_op(
+                lambda *inputs: children.append(_fork(lambda: not ATTACHED)), inputs=[]
+            ),
+        )
+        with self.apply(forking):
+            for runs in 1, 2:
+                assert program.run() == [product(X, W)]
+                assert children == [0] * runs
+
 
 def _fork(check: Callable[[], bool]) -> int:
     """The exit code of a forked child that runs a check."""
@@ -317,4 +335,11 @@ def _fork(check: Callable[[], bool]) -> int:
             code = 0 if check() else 2
         finally:
             os._exit(code)
-    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+    deadline = time.monotonic() + _PATIENCE
+    while True:
+        ended, status = os.waitpid(pid, os.WNOHANG)
+        if ended:
+            return os.waitstatus_to_exitcode(status)
+        if time.monotonic() > deadline:
+            os.kill(pid, signal.SIGKILL)
+        time.sleep(0.005)
