@@ -55,6 +55,9 @@ def test_what_does_not_follow_the_grammar_is_an_error(text: str, said: str) -> N
         ("count:ops=[conv2d,linear]", "count:ops=conv2d+linear"),
         ("count;trace", "count,trace"),
         ("count trace", "count,trace"),
+        ("count+trace", "count,trace"),
+        ("count,,trace,", "count,trace"),
+        ("count:", "count"),
     ],
 )
 def test_another_way_of_writing_is_answered_with_the_right_one(text: str, meant: str) -> None:

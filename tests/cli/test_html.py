@@ -132,6 +132,20 @@ def test_without_a_folder_it_stands_where_one_is(
     assert names == {"program.py", "elsewhere", "amanda-report.html"}
 
 
+def test_without_a_tool_it_has_the_usual_ones(
+    amanda: Command, program: str, tmp_path: Path
+) -> None:
+    """Not an empty page: a line tells which tools it has, and how to name others."""
+    run = amanda("run", "--html", program)
+    assert run.returncode == 0
+    said = "amanda: no tool was given: a page has flops, profile, trace, summary; -t names others\n"
+    assert said in run.stdout
+    page = (tmp_path / "amanda-report.html").read_text()
+    assert [f"<h2>{name}</h2>" in page for name in ("flops", "profile", "trace", "summary")] == [
+        True
+    ] * 4
+
+
 def test_each_rank_has_a_page(amanda: Command, program: str, tmp_path: Path) -> None:
     """Under ``torchrun`` names end in the rank, which the page tells."""
     amanda("run", "-t", "largest", "--html", "-o", "out", program, RANK="1", WORLD_SIZE="2")

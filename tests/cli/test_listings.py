@@ -169,11 +169,20 @@ def test_commands_import_no_framework(command: str, python: Command) -> None:
 
 
 def test_an_unknown_command_is_an_error(amanda: Command) -> None:
-    """The message names the commands there are."""
-    run = amanda("rum")
-    assert (run.returncode, run.stdout) == (2, "")
-    assert "no command 'rum'" in run.stderr
-    assert "drivers" in run.stderr
+    """One line names the commands there are, and what is meant."""
+    for words, said in (
+        (["rum"], "there is no command 'rum'; did you mean run?"),
+        (["rum"], "the commands are run, merge, tools, drivers, doctor"),
+        (["-t", "count"], "options follow a command: amanda run -t count -- script.py"),
+        (["merge"], "merge: the following arguments are required: DIR; see: amanda merge --help"),
+        (["doctor", "now"], "doctor: unrecognized arguments: now; see: amanda doctor --help"),
+        (["tools", "--json"], "tools: unrecognized arguments: --json; see: amanda tools --help"),
+    ):
+        run = amanda(*words)
+        assert (run.returncode, run.stdout, run.stderr.count("\n")) == (2, "", 1)
+        assert said in run.stderr
+    assert amanda("version").stdout == amanda("--version").stdout
+    assert amanda("help").stdout.startswith("usage: amanda COMMAND")
 
 
 @pytest.mark.parametrize("command", ["run", "tools", "drivers", "doctor"])

@@ -151,9 +151,9 @@ def test_processes_that_import_main_anew_find_it(
 
 @pytest.mark.parametrize("words", [["-m", "nothing_here"], ["-m", "os.nothing"], ["-m", "json"]])
 def test_a_module_that_cannot_be_run_is_an_error(words: list[str], amanda: Command) -> None:
-    """The error names the module, and the exit status is Python's."""
-    run = amanda("run", *words)
-    assert run.returncode == 1
+    """The error names the module, the exit status is Python's, and no table shows zeros."""
+    run = amanda("run", "-t", "count", *words)
+    assert (run.returncode, run.stdout) == (1, "")
     assert run.stderr.startswith("amanda: error: No module named ")
 
 

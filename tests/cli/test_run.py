@@ -198,6 +198,14 @@ def test_tools_without_a_driver_are_an_error(amanda: Command, script: Script) ->
         (["-t", "digits=1"], "no tool comes before it"),
         (["-t", "largest:ops=mul,add"], "join it with '+': ops=mul+add"),
         (["-t", "largest(digits=1)"], "did you mean -t largest:digits=1?"),
+        (["--every", "x"], "argument --every: invalid int value: 'x'; see: amanda run --help"),
+        (["--digits=1", "-t", "largest"], "is an option of a tool: -t largest:digits=1"),
+        (["-t", "largest:digits=1", "--ops-of=x"], "there is no option --ops-of=x"),
+        (["--module=a"], "no option --module=a; did you mean --modules"),
+        (["-t", "largest", "digits=1"], "options of a tool follow its name: -t largest:digits=1"),
+        (["-t", "largest", "count"], "count is a tool: amanda run -t largest,count -- "),
+        (["-t", "largest+count"], "did you mean -t largest,count?"),
+        (["-t", "largest,"], "did you mean -t largest?"),
         (["--html=page.html"], "--html takes no value; the page is report.html in the folder of"),
         (["--html", "page.html"], "--html takes no value; the page is report.html in the folder"),
         (["--interceptor", "gat"], "no interceptor named 'gat'; "),
@@ -213,15 +221,20 @@ def test_wrong_usage_is_said_before_the_program_starts(
     run = amanda("run", *words, program)
     assert (run.returncode, run.stdout) == (2, "")
     assert run.stderr.startswith("amanda: error: ")
+    assert run.stderr.count("\n") == 1
     assert said in run.stderr
 
 
-def test_a_missing_program_is_an_error(amanda: Command) -> None:
+def test_a_missing_program_is_an_error(amanda: Command, script: Script) -> None:
     """No script, or none of that name, ends with status 2 as in Python."""
     for words, said in ((["nope.py"], "can't open file 'nope.py'"), ([], "no program is given")):
         run = amanda("run", *words)
         assert (run.returncode, run.stdout) == (2, "")
         assert said in run.stderr
+    script("pass", "train.py")
+    assert "can't open file 'train': No such file or directory; did you mean train.py?" in (
+        amanda("run", "train").stderr
+    )
 
 
 def test_the_name_of_a_tool_is_no_program(amanda: Command, program: str) -> None:

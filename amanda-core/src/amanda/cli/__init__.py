@@ -24,6 +24,8 @@ commands:
 
 amanda COMMAND --help describes a command; amanda --version prints the version."""
 
+_COMMANDS = ("run", "merge", "tools", "drivers", "doctor")
+
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line.
@@ -54,10 +56,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _run_command(command: str, rest: Sequence[str]) -> int:
     """Run a command other than ``run``."""
-    if command in ("-h", "--help"):
+    if command in ("-h", "--help", "help"):
         print(_HELP)
         return 0
-    if command == "--version":
+    if command in ("-V", "--version", "version"):
         from amanda.registry import distributions
 
         print(f"amanda-core {distributions.version('amanda-core')}")
@@ -75,14 +77,19 @@ def _run_command(command: str, rest: Sequence[str]) -> int:
 
         return doctor.main(rest)
     print(f"amanda: error: there is no command {command!r}{_hint(command)}", file=sys.stderr)
-    print(f"\n{_HELP}", file=sys.stderr)
     return 2
 
 
 def _hint(command: str) -> str:
-    """What is meant by a word that is no command: a tool, or a program."""
+    """What is meant by a word that is no command: an option, a tool, a program, a command."""
+    from amanda.errors import close_matches
     from amanda.tools import available
 
+    if command.startswith("-"):
+        return "; options follow a command: amanda run -t count -- script.py"
     if command in available():
         return f"; it is a tool: amanda run -t {command} -- script.py"
-    return f"; to run a program: amanda run {command}" if os.path.exists(command) else ""
+    if os.path.exists(command):
+        return f"; to run a program: amanda run {command}"
+    meant = close_matches(command, _COMMANDS) or ";"
+    return f"{meant} the commands are {', '.join(_COMMANDS)}; see: amanda --help"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import importlib
 import inspect
 import platform
@@ -14,6 +13,7 @@ from functools import partial
 from typing import Any
 
 from amanda.cli.list_installed import driver_lines
+from amanda.cli.parser import CommandParser
 from amanda.interface.driver import INTERFACE_VERSION, Driver
 from amanda.registry import distributions, drivers, plugins, proofs
 from amanda.scope.apply import apply
@@ -31,7 +31,7 @@ _CLASH = (
 
 def main(arguments: Sequence[str]) -> int:
     """Run the command; returns 1 if there is a problem, else 0."""
-    parser = argparse.ArgumentParser(
+    parser = CommandParser(
         prog="amanda doctor",
         description="Check the installation: versions and plugins; attach each driver once, and "
         "make its own checks.",

@@ -56,6 +56,9 @@ def parse(texts: Iterable[str]) -> list[ToolSpec]:
 def _corrected(text: str) -> str:
     """An argument as it is probably meant: other brackets and separators; "" if none parses."""
     made = re.sub(r"\s*([=:,;+])\s*", r"\1", text.strip()).replace(";", ",")
+    made = re.sub(r",(?=,)|[,:]+$", "", made)
+    if "=" not in made and ":" not in made:
+        made = made.replace("+", ",")
     made = re.sub(r"^([\w./-]+)\((.*)\)$", r"\1:\2", made)
     made = re.sub(r"=[\[({]([^\[\](){}=]*)[\])}]", lambda m: f"={m[1].replace(',', '+')}", made)
     made = re.sub(r"^([\w./-]+)\s+(?=\w+=)", r"\1:", made)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import importlib.util
 import inspect
 import re
@@ -11,6 +10,7 @@ import warnings
 from collections.abc import Sequence
 
 from amanda.cli import docstrings, tool_options
+from amanda.cli.parser import CommandParser
 from amanda.cli.results import complain
 from amanda.errors import AmandaError
 from amanda.interface.tool import Tool
@@ -28,7 +28,7 @@ _ABOUT = {
 
 def main(command: str, arguments: Sequence[str]) -> int:
     """Run one of the two commands; returns the exit status."""
-    parser = argparse.ArgumentParser(prog=f"amanda {command}", description=_ABOUT[command])
+    parser = CommandParser(prog=f"amanda {command}", description=_ABOUT[command])
     if command == "tools":
         parser.add_argument("name", nargs="*", help="describe this tool; several may be given")
     given = parser.parse_args(arguments)

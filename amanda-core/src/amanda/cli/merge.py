@@ -8,13 +8,13 @@ a process for each rank. If the ranks have pages (``--html``), the merged result
 
 from __future__ import annotations
 
-import argparse
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from amanda.cli import pages
+from amanda.cli.parser import CommandParser
 from amanda.cli.results import complain
 from amanda.errors import FileError
 from amanda.files import read_json, write_json
@@ -39,7 +39,7 @@ class MergeError(Exception):
 
 def main(arguments: Sequence[str]) -> int:
     """Run the command; returns 0, or 2 if there is nothing to merge."""
-    parser = argparse.ArgumentParser(
+    parser = CommandParser(
         prog="amanda merge",
         description="Merge the files that the ranks of a distributed run have written into DIR.",
     )

@@ -30,9 +30,6 @@ _LINES = "\n\t"
 """Control characters that stay in messages: those of others may have several lines."""
 
 
-_NO_TOOL = "amanda: no tool was given: try -t count; amanda tools lists all"
-
-
 def complain(message: str) -> None:
     """Print a message to stderr, if it is still open."""
     try:
@@ -82,6 +79,7 @@ class Report:
         op_filter: restricts the tools to some operators and executions; empty for no filter.
         facts: lines about the run for the page, by heading.
         complain: prints a message about a result that is lost.
+        hint: a line before the last one, about what else to ask for; "" for none.
         has_driver: whether a driver was there for the tools; else their summaries are not printed.
         written: the files that have been written.
     """
@@ -94,6 +92,7 @@ class Report:
     op_filter: OpFilter = attrs.field(factory=OpFilter)
     facts: dict[str, str] = attrs.field(factory=dict)
     complain: Callable[[str], None] = complain
+    hint: str = ""
     has_driver: bool = True
     written: list[Path] = attrs.field(factory=list)
     _collected: list[pages.Collector] = attrs.field(factory=list)
@@ -208,8 +207,8 @@ class Report:
             print(printable(f"amanda: wrote {files} in {folder}"), file=self.out)
         for line in self._lost:
             print(printable(f"amanda: {line}"), file=self.out)
-        if not self.tools:
-            print(_NO_TOOL, file=self.out)
+        if self.hint:
+            print(f"amanda: {self.hint}", file=self.out)
         print(printable(last_line(statistics, seconds)), file=self.out, flush=True)
 
     def _print_summary(self, named: NamedTool) -> None:

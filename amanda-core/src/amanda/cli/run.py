@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import atexit
 import collections
+import contextlib
 import os
 import shlex
 import signal
@@ -19,8 +20,9 @@ from types import FrameType
 from typing import Any, TextIO
 
 from amanda.cli import grammar, pages, program, progress, tool_options, tracebacks
+from amanda.cli.parser import WRONG_USAGE, CommandParser
 from amanda.cli.results import NamedTool, Rank, Report, complain
-from amanda.errors import AmandaError, FileError, UnknownNameError
+from amanda.errors import AmandaError, FileError, UnknownNameError, close_matches
 from amanda.interface.tool import Tool
 from amanda.registry import drivers
 from amanda.scope.apply import apply
@@ -35,16 +37,24 @@ USAGE = (
     "[--] script.py ARGS | -m MODULE ARGS"
 )
 SELECTING = ("--ops", "--modules", "--every", "--skip")
-WITH_VALUE = ("-t", "--tool", "-o", "--output", "--driver", "--interceptor", *SELECTING)
+WITH_VALUE = ("-t", "--tool", "--tools", "-o", "--output", "--driver", "--interceptor", *SELECTING)
+_WITHOUT_VALUE = ("--html", "--progress", "--no-progress", "--help")
+
+NO_TOOL = "no tool was given: try -t count; amanda tools lists all"
+
+PAGE_TOOLS = ("flops", "profile", "trace", "summary")
+"""The tools of a page for which none is named."""
+
+TOOLS_OF_PAGE = f"no tool was given: a page has {', '.join(PAGE_TOOLS)}; -t names others"
 
 
 class UsageError(Exception):
     """The command line is wrong; nothing of the program has run."""
 
 
-def create_parser() -> argparse.ArgumentParser:
+def create_parser() -> CommandParser:
     """Create the parser of the options that come before the program."""
-    own = argparse.ArgumentParser(
+    own = CommandParser(
         prog="amanda run",
         usage=USAGE,
         description="Run a program under tools. Its source, output and exit status stay.",
@@ -53,7 +63,10 @@ def create_parser() -> argparse.ArgumentParser:
         allow_abbrev=False,
     )
     own.add_argument(
-        "-t", "--tool", action="append", default=[], help="a tool and its options; may be repeated"
+        *("-t", "--tool", "--tools"),
+        action="append",
+        default=[],
+        help="a tool and its options; may be repeated",
     )
     own.add_argument(
         "-o", "--output", type=Path, metavar="DIR", help="write the results as files into DIR"
@@ -99,8 +112,11 @@ def main(arguments: Sequence[str]) -> int:
     ours, words = program.split(arguments, WITH_VALUE)
     if any(word.startswith("--html=") for word in ours):
         complain(f"error: {_NO_VALUE}")
-        return 2
-    given = create_parser().parse_args(ours)
+        return WRONG_USAGE
+    given, unknown = create_parser().parse_known_args(ours)
+    if unknown:
+        complain(f"error: {_explain_option(unknown[0], given.tool)}")
+        return WRONG_USAGE
     caught: list[warnings.WarningMessage] = []
     problem: Exception | None = None
     try:
@@ -114,7 +130,7 @@ def main(arguments: Sequence[str]) -> int:
         complain(f"warning: {warning.message}")
     if problem is not None:
         complain(f"error: {problem}")
-        return problem.status if isinstance(problem, program.ProgramError) else 2
+        return problem.status if isinstance(problem, program.ProgramError) else WRONG_USAGE
     return run.execute()
 
 
@@ -126,10 +142,9 @@ def _prepare(given: argparse.Namespace, words: Sequence[str]) -> Run:
     except program.ProgramError as error:
         if given.html and target.target.endswith(".html"):
             raise UsageError(_NO_VALUE) from None
-        if target.is_module or target.target not in available():
+        hint = _explain_target(target, given.tool)
+        if not hint:
             raise
-        rest = shlex.join(target.arguments) or "script.py"
-        hint = f"{target.target} is a tool: amanda run -t {target.target} -- {rest}"
         raise UsageError(f"{error}; {hint}") from None
     choose_interceptor(given.interceptor)
     run = Run(target, create_report(given))
@@ -137,6 +152,33 @@ def _prepare(given: argparse.Namespace, words: Sequence[str]) -> Run:
     if run.report.rank.number == 0:
         run.progress = progress.create_progress(LIVE_SCOPES[-1], given.progress)
     return run
+
+
+def _explain_target(target: program.Program, tools: Sequence[str]) -> str:
+    """What is meant by a word that is no program: a tool, an option, a script; "" if unknown."""
+    name, rest = target.target, shlex.join(target.arguments) or "script.py"
+    if name in available():
+        return f"{name} is a tool: amanda run -t {','.join([*tools, name])} -- {rest}"
+    if "=" in name and tools:
+        return f"options of a tool follow its name: -t {_with_option(tools[-1], name)}"
+    return f"did you mean {name}.py?" if Path(f"{name}.py").is_file() else ""
+
+
+def _explain_option(word: str, tools: Sequence[str]) -> str:
+    """What is meant by an option that the command does not have: one of a tool, or another one."""
+    name, _, value = word.lstrip("-").partition("=")
+    name = name.replace("-", "_")
+    with contextlib.suppress(AmandaError, grammar.GrammarError):
+        for text in tools:
+            if any(name in tool_options.options_of(load(s.name))[0] for s in grammar.parse([text])):
+                option = f"{name}={value or '...'}"
+                return f"{word} is an option of a tool: -t {_with_option(text, option)}"
+    meant = close_matches(f"--{name}", (*WITH_VALUE, *_WITHOUT_VALUE))
+    return f"there is no option {word}{meant or ';'} see: amanda run --help"
+
+
+def _with_option(tool: str, option: str) -> str:
+    return f"{tool}{',' if ':' in tool else ':'}{option}"
 
 
 def choose_interceptor(name: str) -> None:
@@ -163,7 +205,10 @@ def create_report(given: argparse.Namespace) -> Report:
         UsageError: an option is wrong.
         AmandaError: a tool's package is broken.
     """
-    tools = create_tools(given.tool)
+    names = given.tool
+    if given.html and not names:
+        names = [name for name in PAGE_TOOLS if name in available()]
+    tools = create_tools(names)
     op_filter = create_op_filter(given)
     check_folder(given.output)
     # Absolute: the program may change the current folder.
@@ -173,7 +218,8 @@ def create_report(given: argparse.Namespace) -> Report:
     if page is not None:
         pages.check_page(page)
         check_folder(page.parent)
-    return Report(tools, folder, rank, sys.stdout, page, op_filter)
+    hint = "" if given.tool else TOOLS_OF_PAGE if tools else NO_TOOL
+    return Report(tools, folder, rank, sys.stdout, page, op_filter, hint=hint)
 
 
 def create_tools(texts: Sequence[str]) -> list[NamedTool]:
@@ -267,6 +313,7 @@ class Run:
         self.progress: progress.Progress | None = None
         self._process = os.getpid()
         self._started = 0.0
+        self._is_found = True
         self._is_finishing = False
         self._terminated = 0
 
@@ -306,6 +353,7 @@ class Run:
         try:
             self._target.run()
         except program.ProgramError as error:
+            self._is_found = False
             complain(f"error: {error}")
             return error.status
         except SystemExit as error:
@@ -349,7 +397,8 @@ class Run:
             self._scope.__exit__(None, None, None)
         except Exception as error:
             complain(f"the scope did not end properly: {type(error).__name__}: {error}")
-        self.report.deliver(self._scope.statistics, seconds)
+        if self._is_found:
+            self.report.deliver(self._scope.statistics, seconds)
         if self._terminated:
             _die(self._terminated)
 
