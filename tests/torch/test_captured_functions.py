@@ -349,8 +349,32 @@ def test_a_graph_with_a_graph_inside_runs_eagerly() -> None:
     with applied(tool) as scope:
         assert torch.equal(run(X), net(X) * 2)
     assert tool.ops["linear"] == 4
-    assert "eagerly (" in last_line(scope.statistics, 1.0)
-    assert "runs a graph of its own" in last_line(scope.statistics, 1.0)
+    with applied(tool) as later:
+        run(X)
+    for one in (scope, later):
+        assert "eagerly (" in last_line(one.statistics, 1.0)
+        assert "runs a graph of its own" in last_line(one.statistics, 1.0)
+
+
+class _Recurrent(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.recurrent = nn.LSTM(4, 4)
+
+    def forward(self, x: torch.Tensor) -> Any:
+        return self.recurrent(x.relu())[0]
+
+
+@pytest.mark.parametrize("make", [lambda: nn.LSTM(4, 4), _Recurrent], ids=["layer", "model"])
+def test_the_last_line_of_each_scope_says_what_dynamo_leaves_alone(
+    make: Callable[[], nn.Module],
+) -> None:
+    """What Dynamo cannot take runs eagerly, and each scope's last line gives Dynamo's reason."""
+    run = _compiled(make())
+    for _ in range(2):
+        with applied(Counter()) as scope:
+            run(X[None])
+        assert "eagerly (Dynamo: Attempted to wrap RNN" in last_line(scope.statistics, 1.0)
 
 
 def test_softmax_of_symbolic_sizes() -> None:

@@ -1054,6 +1054,15 @@ def has_reached_limit(converted: Any) -> bool:
     return strategy is not None and strategy.cur_action == eval_frame._FrameAction.RUN_ONLY
 
 
+def not_taken() -> dict[str, int]:
+    """What Dynamo could not take, each with how often; empty with a PyTorch that does not count it.
+
+    PyTorch 2.13 counts the explanations that ``torch._dynamo.explain`` and its logs show.
+    """
+    counters = _find("torch._dynamo.utils.counters")
+    return {} if counters is _ABSENT else dict(counters["unimplemented"])
+
+
 def captured_alone(found: Any) -> Any:
     """What a frame callback returns for captured code, when functions that this calls run as they
     are: Dynamo asks nothing about their frames, which would cost microseconds for each."""

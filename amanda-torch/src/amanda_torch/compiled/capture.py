@@ -8,10 +8,12 @@ the next one.
 
 from __future__ import annotations
 
+import inspect
 import threading
+import types
 import warnings
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
@@ -54,7 +56,8 @@ class Capture:
         self.compiler = compiler
         self._convert = _internals.frame_converter(self._captured)
         setattr(self, _internals.FRAME_CALLBACK_OF, self._convert)
-        self._left: weakref.WeakSet[Any] = weakref.WeakSet()
+        # What is left alone, and why: said again in each scope.
+        self._left: weakref.WeakKeyDictionary[Any, str] = weakref.WeakKeyDictionary()
         self._suspended: Suspended | None = None
 
     def under(self, suspended: Suspended) -> Capture:
@@ -74,9 +77,8 @@ class Capture:
             return _internals.not_captured(always=True)
         subject = _subject(frame)
         if subject in self._left and _internals.is_compiled_code(frame.f_code):
-            _internals.count_eager_as_compiled()
-            return _internals.not_captured()
-        reason = ""
+            return self._leave(subject, self._left[subject])
+        reason, known = "", _internals.not_taken()
         try:
             with self._without_interceptor():
                 found = self._convert(frame, *args)
@@ -84,14 +86,24 @@ class Capture:
                 return found
             if _internals.has_reached_limit(found):
                 reason = "Dynamo's limit of recompilations is reached"
+            elif not frame.f_code.co_flags & inspect.CO_GENERATOR:
+                # Dynamo takes no generators, and what they call on its own.
+                reason = _new_reason(known, _internals.not_taken())
         except Exception as error:
             reason = reason_of(error)
+        # Noted here and not by Dynamo, whose own code for the function is to stay as it is.
+        return self._leave(subject, reason)
+
+    def _leave(self, subject: Any, reason: str) -> Any:
+        """Let a frame run eagerly; gives what Dynamo is to be given.
+
+        Args:
+            reason: "" where there is nothing to capture.
+        """
         interceptor = LOCAL.interceptor
         if reason and interceptor is not None:
-            place = f"{frame.f_code.co_filename}:{frame.f_code.co_firstlineno}"
-            interceptor.note_compiled(place, f"eagerly ({reason})")
-        # Noted here and not by Dynamo, whose own code for the function is to stay as it is.
-        self._left.add(subject)
+            interceptor.note_compiled(_place(subject), f"eagerly ({reason})")
+        self._left[subject] = reason
         _internals.count_eager_as_compiled()
         return _internals.not_captured()
 
@@ -111,6 +123,25 @@ def _subject(frame: Any) -> Any:
         return frame.f_code
     wrapped = getattr(wrapped, "__func__", wrapped)
     return wrapped if hasattr(wrapped, "__weakref__") else frame.f_code
+
+
+def _place(subject: Any) -> str:
+    """What a subject is called: where its code is, or the class of a layer of PyTorch."""
+    code = getattr(subject, "__code__", subject)
+    if isinstance(code, types.CodeType):
+        return f"{code.co_filename}:{code.co_firstlineno}"
+    return type(subject).__name__
+
+
+def _new_reason(before: Mapping[str, int], after: Mapping[str, int]) -> str:
+    """What Dynamo could not take of a frame that it leaves alone; "" if there was nothing to take.
+
+    Args:
+        before, after: what :func:`_internals.not_taken` gives.
+    """
+    found = next((reason for reason, n in after.items() if n > before.get(reason, 0)), "")
+    line, _, _ = found.partition("\n")
+    return f"Dynamo: {line}" if line else ""
 
 
 def reason_of(error: BaseException) -> str:
