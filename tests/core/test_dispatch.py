@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import types
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import pytest
@@ -16,6 +17,7 @@ from amanda.errors import CapabilityError, SelectionError
 from amanda.interface.action import Action, ActionKind, InstPoint
 from amanda.interface.calls import OpCall
 from amanda.interface.context import OpContext
+from amanda.interface.specs import specs_of
 from amanda.state import ATTACHED
 from amanda.testing import loopback as lb
 
@@ -247,3 +249,47 @@ def test_specs_of_inputs_are_told_without_the_tensors() -> None:
         lb.relu(lb.parameter([[1.0, -2.0]])).backward()
     # The operator, its gradient, and the accumulation of that.
     assert found == [[(1, 2)]] * 3
+
+
+class _Shape:
+    """A shape that is no tuple: equal by its sizes, as TensorFlow's, or by identity."""
+
+    def __init__(self, *sizes: Any) -> None:
+        self.sizes = sizes
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self.sizes)
+
+
+class _EqualShape(_Shape):
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Shape) and self.sizes == other.sizes
+
+    def __hash__(self) -> int:
+        return hash(self.sizes)
+
+
+class _UnknownRank(_EqualShape):
+    def __iter__(self) -> Iterator[Any]:
+        raise ValueError("unknown rank")
+
+
+@pytest.mark.parametrize(
+    ("shape", "is_shared"),
+    [
+        (lambda: (2, 3), True),
+        (lambda: _EqualShape(2, None), True),
+        (lambda: _EqualShape(2, object()), False),
+        (lambda: _Shape(2, 3), False),
+        (lambda: _UnknownRank(4), False),
+    ],
+)
+def test_tensors_that_are_alike_share_a_description(
+    shape: Callable[[], Any], is_shared: bool
+) -> None:
+    """Tensors of one shape, type and device have one description, if their shape is plain."""
+
+    def described() -> Any:
+        return specs_of([types.SimpleNamespace(shape=shape(), dtype="float32", device="cpu")])
+
+    assert (described() is described()) == is_shared

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import collections
 import functools
+import gc
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -214,3 +215,37 @@ def test_a_variable_that_nobody_watches() -> None:
             products_with_a_variable(3)
     assert "/ReadVariableOp:3" in first
     assert later == first
+
+
+def objects_of_a_function(tool: amanda.Tool, size: int) -> int:
+    """The objects that the first run of a function of so many products, which is differentiated,
+    leaves to the garbage collector."""
+
+    @tf.function(autograph=False)
+    def step(x: Any) -> Any:
+        with tf.GradientTape() as tape:
+            tape.watch(x)
+            y = x
+            for _ in range(size):
+                y = tf.linalg.matmul(y, tf.linalg.matmul(y, x))
+        return tape.gradient(y, x)
+
+    step.get_concrete_function(X)
+    with amanda.apply(tool, drivers=DRIVERS):
+        gc.collect()
+        before = len(gc.get_objects())
+        step(X)
+        gc.collect()
+        return len(gc.get_objects()) - before
+
+
+@pytest.mark.parametrize(("tool", "bound"), [("count", 68), ("", 38)])
+def test_a_new_operator_of_a_graph_is_few_objects(tool: str, bound: int) -> None:
+    """What is kept of a product and its gradients is few objects for the garbage collector to
+    visit: what operators have in common, such as shapes, exists once."""
+
+    def made(size: int) -> int:
+        return objects_of_a_function(amanda.tools.load(tool)() if tool else Looking(True), size)
+
+    made(1)
+    assert made(40) - made(20) <= bound * 40

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import abc
+import functools
 import re
 import sys
 from collections.abc import Mapping, Sequence
@@ -97,7 +98,7 @@ class TensorFlowDriver(Driver, abc.ABC):
         LABELS.release(self)
         super().detach()
 
-    @property
+    @functools.cached_property
     def namespace(self) -> Namespace:
         """``tensorflow/2.21/eager``: the version that runs, and the mode."""
         version = ".".join(sys.modules["tensorflow"].__version__.split(".")[:2])

@@ -133,10 +133,25 @@ def specs_of(tensors: Iterable[Any]) -> Specs:
 def _new_spec(tensor: Any) -> TensorSpec:
     """The first description of a shape, element type and device."""
     spec, shape = TensorSpec(tensor), tensor.shape
-    if len(_KNOWN) < _MOST and isinstance(shape, tuple) and {type(size) for size in shape} <= {int}:
+    if len(_KNOWN) < _MOST and _is_plain(shape):
         spec.is_shared = True
         _KNOWN[shape, tensor.dtype, tensor.device] = spec
     return spec
+
+
+_PLAIN = frozenset({int, type(None)})
+
+
+def _is_plain(shape: Any) -> bool:
+    """Whether equal shapes are equal keys, and hold nothing but numbers and None."""
+    by_identity: Any = object.__hash__
+    if type(shape).__hash__ is by_identity:
+        return False
+    try:
+        return all(type(size) in _PLAIN for size in shape)
+    except (TypeError, ValueError):
+        # TensorFlow's shape of unknown rank.
+        return False
 
 
 def _shape_of(tensor: Any) -> Any:

@@ -86,7 +86,7 @@ class OpRequest:
         flat = self.attributes or ()
         return presented(self.kind, zip(flat[::2], flat[1::2], strict=True))
 
-    def input_names(self, count: int) -> list[str]:
+    def input_names(self, count: int) -> Sequence[str]:
         """The declared name of each of `count` inputs."""
         flat = self.attributes or ()
         return input_names(self.kind, count, dict(zip(flat[::2], flat[1::2], strict=True)))

@@ -75,27 +75,23 @@ class ForwardTensors(Sequence[Any]):
         gradients: those of the copy.
         site: where the operator is.
         tensors: the vanilla tensors.
-        new: gives those of the copy; nothing if they are in another graph.
     """
 
-    __slots__ = ("_gradients", "_new", "_site", "_tensors")
+    __slots__ = ("_gradients", "_site", "_tensors")
 
-    def __init__(
-        self,
-        gradients: GraphGradients,
-        site: Site,
-        tensors: Sequence[Any],
-        new: Callable[[], Sequence[Any] | None],
-    ) -> None:
+    def __init__(self, gradients: GraphGradients, site: Site, tensors: Sequence[Any]) -> None:
         self._gradients = gradients
         self._site = site
         self._tensors = tensors
-        self._new = new
+
+    def new(self) -> Sequence[Any] | None:
+        """Those of the copy; nothing if they are in another graph."""
+        raise NotImplementedError
 
     def tensor(self, index: int) -> Any:
         """A tensor of the copy."""
         self._gradients.need()
-        found = self._new()
+        found = self.new()
         return found[index] if found else None
 
     def value(self, index: int) -> Any:
@@ -117,6 +113,60 @@ class ForwardTensors(Sequence[Any]):
         if not -len(self) <= index < len(self):
             raise IndexError(index)
         return ForwardTensor(self, index % len(self))
+
+
+class _OwnTensors(ForwardTensors):
+    """Those of an operator of this copy.
+
+    They are made for each operator that has a gradient: functions in place of the class would be
+    twice as many objects, which Python's garbage collector visits.
+
+    Args:
+        state: of the operator.
+        which: ``inputs`` or ``outputs``.
+    """
+
+    __slots__ = ("_state", "_which")
+
+    def __init__(
+        self,
+        gradients: GraphGradients,
+        site: Site,
+        tensors: Sequence[Any],
+        state: ForwardState,
+        which: str,
+    ) -> None:
+        super().__init__(gradients, site, tensors)
+        self._state = state
+        self._which = which
+
+    def new(self) -> Sequence[Any]:
+        return getattr(self._state, self._which)  # type: ignore[no-any-return]
+
+
+class _EarlierTensors(ForwardTensors):
+    """Those of an operator of a graph that was run before.
+
+    Args:
+        site: where the vanilla operator is.
+        tensors: its tensors there.
+        capturing: the site that captures them, and their names in its graph.
+    """
+
+    __slots__ = ("_capturing",)
+
+    def __init__(
+        self,
+        gradients: GraphGradients,
+        site: Site,
+        tensors: Sequence[Any],
+        capturing: tuple[Site, Sequence[Any]],
+    ) -> None:
+        super().__init__(gradients, site, tensors)
+        self._capturing = capturing
+
+    def new(self) -> Tensors | None:
+        return _captured(*self._capturing, len(self))
 
 
 @attrs.define(eq=False)
@@ -274,8 +324,8 @@ class GraphGradients:
         found = self._viewed(state.op_id, state.key, depth, op)
         if depth == 1:
             found.plan, found.state = state.plan, state
-        found.inputs = ForwardTensors(self, there, op.inputs, lambda: state.inputs)
-        found.outputs = ForwardTensors(self, there, op.outputs, lambda: state.outputs)
+        found.inputs = _OwnTensors(self, there, op.inputs, state, "inputs")
+        found.outputs = _OwnTensors(self, there, op.outputs, state, "outputs")
         return found
 
     def _known(self, site: Site, forward: ForwardOp, depth: int) -> ForwardView | None:
@@ -289,12 +339,8 @@ class GraphGradients:
             found.plan = self._dispatcher.plan(known.op_id, key=known.key)
         op = graph.get_operation_by_name(forward.name)
         inputs, outputs = known.source.inputs, known.source.outputs
-        found.inputs = ForwardTensors(
-            self, known.site, inputs, lambda: _captured(site, op.inputs, len(inputs))
-        )
-        found.outputs = ForwardTensors(
-            self, known.site, outputs, lambda: _captured(site, op.outputs, len(outputs))
-        )
+        found.inputs = _EarlierTensors(self, known.site, inputs, (site, op.inputs))
+        found.outputs = _EarlierTensors(self, known.site, outputs, (site, op.outputs))
         return found
 
     def _viewed(self, op_id: str, key: str, depth: int, op: Any) -> ForwardView:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import attrs
@@ -67,7 +67,14 @@ def _input_args(kind: str) -> tuple[tuple[str, str], ...]:
     return tuple((arg.name, arg.number_attr or arg.type_list_attr) for arg in definition.input_arg)
 
 
-def input_names(kind: str, count: int, attributes: Mapping[str, Any]) -> list[str]:
+@functools.cache
+def _fixed_names(kind: str) -> tuple[str, ...] | None:
+    """The names of the inputs of all operators of a type; None if that has lists of inputs."""
+    arguments = _input_args(kind)
+    return None if any(length for _, length in arguments) else tuple(name for name, _ in arguments)
+
+
+def input_names(kind: str, count: int, attributes: Mapping[str, Any]) -> Sequence[str]:
     """The declared name of each of `count` inputs; the items of a list are ``values[0]``, ...
 
     Args:
@@ -76,6 +83,10 @@ def input_names(kind: str, count: int, attributes: Mapping[str, Any]) -> list[st
     Returns:
         "" for every input if the declaration does not fit `count`.
     """
+    fixed = _fixed_names(kind)
+    if fixed is not None and len(fixed) == count:
+        # One tuple for all operators of the type.
+        return fixed
     arguments = _input_args(kind)
     names: list[str] = []
     for name, length in arguments:
