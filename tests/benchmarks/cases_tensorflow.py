@@ -267,7 +267,13 @@ def perceptron(layers: int, width: int, *, training: bool) -> Step:
             loss = tf.reduce_sum(forward())
         return tape.gradient(loss, [*weights, *biases])
 
-    return train if training else forward
+    def infer() -> Any:
+        y = forward()
+        # Neither a model nor a backward pass tells where the step ends.
+        amanda.new_iteration()
+        return y
+
+    return train if training else infer
 
 
 # -- the comparisons ----------------------------------------------------------

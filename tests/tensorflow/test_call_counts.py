@@ -93,6 +93,32 @@ class Looking(amanda.Tool):
         self.add_inst_for_op(lambda context: None, backward=backward)
 
 
+class Timing(amanda.Tool):
+    """Measures all operators, forward and backward, and counts them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.timer = amanda.inline.Timer()
+        self.counter = amanda.inline.Counter()
+        self.add_inst_for_op(self.analyse)
+        self.add_inst_for_op(self.analyse_backward, backward=True)
+
+    @property
+    def executed(self) -> int:
+        assert self.timer.executions == self.counter.count
+        return self.counter.count
+
+    def analyse(self, context: amanda.OpContext) -> None:
+        context.insert_before_op(self.timer.start, inputs=[])
+        context.insert_after_op(self.timer.stop, outputs=[])
+        context.insert_after_op(self.counter, outputs=[])
+
+    def analyse_backward(self, context: amanda.OpContext) -> None:
+        context.insert_before_backward_op(self.timer.start, grad_outputs=[])
+        context.insert_after_backward_op(self.timer.stop, grad_inputs=[])
+        context.insert_after_backward_op(self.counter, grad_inputs=[])
+
+
 def forward(products: int) -> None:
     """An eager forward pass of so many products."""
     y = X
@@ -172,6 +198,8 @@ CASES: dict[str, tuple[Callable[[], Any], Callable[[int], None], int, int]] = {
         35,
     ),
     "forward and backward, no action": (lambda: Looking(True), training, 0, 12),
+    "an eager operator, a timer and a counter": (Timing, forward, 1, 5),
+    "forward and backward, timers and counters": (Timing, training, 2, 21),
     "a graph function, a routine": (Counting, calls_of_functions, 1, 10),
     "a graph function, no action": (lambda: Looking(False), calls_of_functions, 0, 10),
     "a run of a session, a routine": (Counting, runs_of_a_session, 1, 26),

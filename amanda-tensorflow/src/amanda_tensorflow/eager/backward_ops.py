@@ -25,8 +25,10 @@ from amanda_tensorflow.eager.plan_cache import (
     AnyScope,
     Cell,
     Cells,
+    Inlined,
     SlowPath,
     entry_of,
+    inlined,
     keep,
 )
 from amanda_tensorflow.eager.tape_marks import Mark, OpGradients
@@ -84,7 +86,9 @@ class GradientRun:
         if not is_op(kind):
             return True
         cell = self.cell(kind)
-        if type(entry_of(cell)) is SlowPath or any(self._execution(kind, cell[0]).needed()):
+        if type(entry_of(cell)) in (SlowPath, Inlined) or any(
+            self._execution(kind, cell[0]).needed()
+        ):
             return False
         self._keep(cell, cell[0], None)
         return True
@@ -104,7 +108,7 @@ class GradientRun:
         entry, number = entry_of(cell), cell[0]
         cell[0] = number + 1
         values = list(inputs)
-        if type(entry) is SlowPath:
+        if type(entry) in (SlowPath, Inlined):
             return self._run_planned(entry.plan, (kind, number), values, compute)
         execution = self._execution(kind, number)
         if not execution.call.names:
@@ -117,7 +121,7 @@ class GradientRun:
         outputs = execution.after(outputs, values)
         plan = self._plan(execution.call.op_id)
         if plan is not None:
-            self._keep(cell, number, SlowPath(plan) if plan.has_actions else None)
+            self._keep(cell, number, _entry(plan))
         return outputs
 
     def _run_planned(
@@ -191,6 +195,15 @@ class GradientRun:
         if len(self._known.names) < len(self.produced):
             listed = results if isinstance(results, (list, tuple)) else [results]
             self._known.names = learned_names(listed, self.produced, self._mark.names)
+
+
+def _entry(plan: ActionPlan) -> Any:
+    """The entry of a backward operator with this plan."""
+    if not plan.has_actions:
+        return None
+    if plan.replace_backward is None:
+        return inlined(plan, plan.before_backward, plan.after_backward) or SlowPath(plan)
+    return SlowPath(plan)
 
 
 class MarkedGradients:

@@ -148,8 +148,8 @@ class Executor:
         return Mark(plan.op_id, request.kind, names, tracker.active, weak, tracker.generation)
 
     def _share(self, tracker: Tracker, plan: ActionPlan, mark: Mark) -> None:
-        """Let later executions of an operator without actions share a mark."""
-        if plan.is_claim and plan.driver_data is None:
+        """Let later executions of an operator share a mark, if no action looks at a tensor."""
+        if (plan.is_claim or plan.is_blind) and plan.driver_data is None:
             plan.driver_data = Claim(mark, tracker.passes)
 
     def _note_owner(

@@ -15,13 +15,16 @@ The patched slow path then has their inputs and attributes in one form, whatever
 from __future__ import annotations
 
 import sys
+import time
 import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import attrs
+
 from amanda.engine.dispatch import Dispatcher
 from amanda.engine.plan import ActionPlan
-from amanda.state import STATE
+from amanda.state import STATE, tool_locked
 from amanda_tensorflow import _internals
 from amanda_tensorflow.eager.execution import Executor
 from amanda_tensorflow.eager.op_request import OpRequest, Vanilla
@@ -30,8 +33,10 @@ from amanda_tensorflow.eager.plan_cache import (
     READ_AND_UNKNOWN,
     UNKNOWN,
     Cell,
+    Inlined,
     SlowPath,
     entry_of,
+    inlined,
     keep,
     plan_of,
 )
@@ -92,6 +97,7 @@ class Interception:
         look, note, no_tape_records = self._look, self._values.note, _internals.no_tape_records
         local, state, fallback = LOCAL, STATE, self._fallback
         module, fall_back, passed = _internals.EXECUTE, _internals.FallbackException, self._passed
+        run_inlined = self._run_inlined
 
         def TFE_Py_FastPathExecute(ctx: Any, op_name: str, name: Any, *args: Any) -> Any:  # noqa: N802
             tracker = local.tracker
@@ -117,6 +123,8 @@ class Interception:
                 if module.execute is not self._hook:
                     self._patch_again()
                 raise fall_back(op_name)
+            if type(entry) is Inlined:
+                return run_inlined(tracker, cell, entry, ctx, op_name, name, args)
             mark = None
             if entry is READ or (entry.is_claim and no_tape_records()):
                 result = vanilla(ctx, op_name, name, *args)
@@ -169,6 +177,54 @@ class Interception:
         counted, number = readings
         counted[0] += number
         return result
+
+    def _run_inlined(
+        self,
+        tracker: Tracker,
+        cell: Cell,
+        entry: Inlined,
+        ctx: Any,
+        op_name: str,
+        name: Any,
+        args: tuple[Any, ...],
+    ) -> Any:
+        """Run an operator on the fast path, and do what its counters and timers do.
+
+        Raises:
+            FallbackException: it has to take the slow path.
+        """
+        failed = retried() if sys.exception() is not None else None
+        if failed is not None:
+            raise failed
+        plan = entry.plan
+        mark: tuple[Any, ...] = ()
+        if plan.claims and not _internals.no_tape_records():
+            claim = plan.driver_data
+            if not tracker.has_passed(claim) or ctx.op_callbacks:
+                raise self._fallback(op_name)
+            mark = MARK, claim.mark
+        start = time.perf_counter_ns()
+        result = self._vanilla.fast_path(ctx, op_name, name, *args, *mark)
+        end = time.perf_counter_ns()
+        cell[0] += 1
+        tool_locked(self._note, entry, start, end)
+        if op_name in READING and not tracker.depth:
+            self._values.note(op_name, args, result)
+            if mark and op_name == "Identity":
+                tracker.note_owner(result, mark[1])
+        return result
+
+    def _note(self, entry: Inlined, start: int, end: int) -> None:
+        """Count and measure an execution."""
+        for counter in entry.counters:
+            counter.count += 1
+        for timer, action in entry.timers:
+            log = timer.log
+            if log is None or log.due is None or end < log.due:
+                timer.add(start, end)
+            else:
+                # The log belongs to a tool, whose code runs when it is due.
+                self._dispatcher.call(attrs.evolve(action, func=timer.add), (start, end))
 
     def _look(
         self, tracker: Tracker, ctx: Any, op_name: str, name: Any, args: tuple[Any, ...]
@@ -253,6 +309,8 @@ class Interception:
             return
         before = cell[number + 1] if number + 1 < len(cell) else UNKNOWN
         entry: Any = plan or (READ if kind in READING else None)
+        if plan.is_blind:
+            entry = inlined(plan, plan.before, plan.after) or plan
         if before is READ_AND_UNKNOWN or (plan.has_actions and not plan.is_blind):
             entry = SlowPath(plan, not plan.has_actions and kind not in READING)
         keep(cell, number, entry)

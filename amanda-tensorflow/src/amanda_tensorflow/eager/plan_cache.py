@@ -14,6 +14,7 @@ An entry is one of:
 * None: the operator runs vanilla;
 * :data:`READ`: it runs vanilla, and the driver notes which variable its output was read from;
 * a :class:`SlowPath`: it takes the slow path, with its plan;
+* an :class:`Inlined`: it stays on the fast path, and the driver does what its routines would do;
 * an :class:`~amanda.engine.plan.ActionPlan`: it can stay on the fast path, because its routines
   look at no tensor, or because only its backward operators are of interest;
 * :data:`UNKNOWN` or :data:`READ_AND_UNKNOWN`: its plan has to be asked for.
@@ -21,9 +22,12 @@ An entry is one of:
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from amanda.engine.plan import EMPTY_PLAN, ActionPlan
+from amanda.inline import Counter, Timer, is_counter, started_by, stopped_by
+from amanda.interface.action import Action
 
 Cell = list[Any]
 """The count of the operators of one type in one name scope, followed by their entries."""
@@ -62,13 +66,61 @@ class SlowPath:
         self.may_pass = may_pass
 
 
+class Inlined:
+    """Entry of an operator whose routines are counters after it, and timers around it.
+
+    Attributes:
+        plan: the operator's plan.
+        counters: they count each execution that has ended.
+        timers: they measure it, each with the action that would stop it.
+    """
+
+    __slots__ = ("counters", "plan", "timers")
+
+    def __init__(
+        self,
+        plan: ActionPlan,
+        counters: Sequence[Counter],
+        timers: Sequence[tuple[Timer, Action]],
+    ) -> None:
+        self.plan = plan
+        self.counters = counters
+        self.timers = timers
+
+
+def inlined(plan: ActionPlan, before: Sequence[Action], after: Sequence[Action]) -> Inlined | None:
+    """The entry of an operator with these routines; None if the driver has to call one of them.
+
+    Args:
+        before, after: all routines of the plan, of which there is one at least.
+    """
+    started = [started_by(action.func) for action in before]
+    counters: list[Counter] = []
+    timers: list[tuple[Timer, Action]] = []
+    for action in after:
+        timer = stopped_by(action.func)
+        if timer is not None:
+            timers.append((timer, action))
+        elif is_counter(action.func):
+            counters.append(action.func)  # type: ignore[arg-type]
+        else:
+            return None
+    if any(action.select != () or action.kwargs for action in (*before, *after)):
+        return None
+    # A timer may also begin at one operator and end at another one.
+    is_around = len(started) == len(timers) == len({id(timer) for timer, _ in timers})
+    if not is_around or any(timer not in started for timer, _ in timers):
+        return None
+    return Inlined(plan, counters, timers)
+
+
 def plan_of(entry: Any) -> Any:
     """The plan that an entry stands for; :data:`UNKNOWN` if it has to be asked for."""
     if entry is None or entry is READ:
         return EMPTY_PLAN
     if entry is READ_AND_UNKNOWN:
         return UNKNOWN
-    return entry.plan if type(entry) is SlowPath else entry
+    return entry.plan if type(entry) in (SlowPath, Inlined) else entry
 
 
 def entry_of(cell: Cell) -> Any:
