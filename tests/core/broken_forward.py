@@ -15,6 +15,7 @@ import attrs
 
 from amanda.driver import BoundCall, Dispatcher, OperatorRun, OpIds
 from amanda.inline import Counter, Record, started_by, stopped_by
+from amanda.interface.points import Point
 from amanda.state import LIVE_SCOPES, STATE
 from amanda.testing.contract.inline import InlineTests
 from amanda.testing.loopback import LoopbackDriver, Tensor, no_grad, ops, tape
@@ -418,6 +419,7 @@ class TellsNoBackwardPasses(LoopbackDriver):
 
 @fault(
     "test_modules_are_entered_and_left_in_pairs",
+    "test_operators_run_between_entry_and_exit_of_their_module",
     "test_a_forward_pass_is_a_call_of_an_outermost_module",
     "test_iterations_are_numbered",
 )
@@ -428,6 +430,21 @@ class TellsNoModules(LoopbackDriver):
     def module_call(self, module: Any, named_modules: Any, inputs: Any = ()) -> Iterator[Any]:
         with self.ids.within(module, named_modules):
             yield lambda result: result
+
+
+@fault("test_modules_are_left_where_an_operator_raises")
+class LeavesModulesOpen(LoopbackDriver):
+    """Tools are not told of the exit of a module that raises."""
+
+    def __init__(self, dispatcher: Any) -> None:
+        super().__init__(dispatcher)
+        tell = dispatcher.points.module
+
+        def module(scopes: Any, point: Point, **facts: Any) -> None:
+            if point is Point.MODULE_ENTRY or facts["outputs"] is not None:
+                tell(scopes, point, **facts)
+
+        dispatcher.points.module = module
 
 
 @fault("test_operators_of_modules_are_of_the_forward_phase")

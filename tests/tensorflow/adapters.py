@@ -44,6 +44,8 @@ class TensorFlowFramework(Framework):
     }
     relu_consumes = 2
     forgetful = "relu"
+    separator = "/"
+    numbers_calls = False
     watched = (
         pywrap_tfe,
         execute,
@@ -93,6 +95,14 @@ class TensorFlowFramework(Framework):
 
     def user_op(self) -> tuple[str, Build]:
         return custom_op.TYPE, custom_op.twice()
+
+    def model(self, weight: Values, calls: int = 1) -> Build:
+        from tests.tensorflow.keras_model import Model
+
+        return Model(self, weight, calls)
+
+    def module_path(self, name: str) -> str:
+        return f"Model/{name}"
 
     def tensor(self, values: Values) -> Any:
         return tf.constant(values, tf.float64)

@@ -20,7 +20,6 @@ DRIVERS = (TensorFlowEagerDriver, TensorFlowFunctionDriver, TensorFlowGraphDrive
 
 REASONS = {
     Capability.IN_PLACE: "TensorFlow's tensors never change; variables are resources",
-    Capability.MODULES: "ids carry the operators' own names, which Keras begins with the layer's",
     Capability.STATIC_GRAPH: "there is no graph before the operators run",
     Capability.COMPILED: "there is nothing to compile",
 }

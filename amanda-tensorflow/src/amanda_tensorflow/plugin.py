@@ -44,6 +44,7 @@ _COMMON = frozenset(
         Capability.AD_IN_ROUTINES,
         Capability.SECOND_ORDER,
         Capability.THREADS,
+        Capability.MODULES,
         Capability.REPLAY,
         Capability.USER_OPS,
     }

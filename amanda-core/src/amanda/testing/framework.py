@@ -86,6 +86,9 @@ class Framework(abc.ABC):
         forgetful: ``add`` or ``relu``, whose gradient needs no input.
         forks: whether the framework works in a forked child of a process that has used it.
         has_parameters: whether the framework tells a parameter or variable from other tensors.
+        separator: between the names of modules in ids.
+        numbers_calls: whether the ids of a further call of a module have its number (``first#1``);
+            otherwise the count of the operators in it goes on.
         watched: modules and classes that a driver may patch.
     """
 
@@ -98,6 +101,8 @@ class Framework(abc.ABC):
     forgetful: ClassVar[str] = "add"
     forks: ClassVar[bool] = True
     has_parameters: ClassVar[bool] = True
+    separator: ClassVar[str] = "."
+    numbers_calls: ClassVar[bool] = True
     watched: ClassVar[Sequence[object]] = ()
 
     # -- tensors ----------------------------------------------------------
@@ -201,6 +206,10 @@ class Framework(abc.ABC):
         Only needed with ``Capability.MODULES``. A program may be built from it.
         """
         raise NotImplementedError
+
+    def module_path(self, name: str) -> str:
+        """What ``get_module()`` gives for operators of the child of this name of ``model``."""
+        return name
 
     def user_op(self) -> tuple[str, Build]:
         """An operator that the user has defined (type and function): twice its input.

@@ -286,6 +286,11 @@ def add_control_input(op: Any, before: Any) -> None:
     op._add_control_input(before)
 
 
+def control_flow_of(op: Any) -> Any:
+    """The loop or branch of TensorFlow 1 that an operator is in; None for others."""
+    return op._get_control_flow_context()
+
+
 def set_device(op: Any, device: str) -> None:
     """Place an operator of a graph on a device."""
     op._set_device(device)

@@ -187,7 +187,11 @@ SYMBOLS: tuple[Symbol, ...] = (
     Symbol(_OP, "_set_device", "self device", _GRAPHS),
     Symbol(_OP, "_set_attr", "self attr_name attr_value", _GRAPHS),
     Symbol(_CONCRETE, "_get_gradient_function", "self", _GRAPHS),
-    *_present(_OP, "_add_control_input _input_types _is_stateful _original_op _c_op", _GRAPHS),
+    *_present(
+        _OP,
+        "_add_control_input _input_types _is_stateful _original_op _c_op _get_control_flow_context",
+        _GRAPHS,
+    ),
     Symbol("framework.dtypes:DType", "_is_ref_dtype", modes=_GRAPHS),
     *_present("framework.func_graph:FuncGraph", "capture external_captures", _GRAPHS),
     Symbol("framework.func_graph:FuncGraph", "_weak_variables", modes=_FUNCTION),

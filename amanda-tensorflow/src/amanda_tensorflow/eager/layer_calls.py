@@ -64,7 +64,7 @@ class ToldCall:
     def _tell(self, point: Point) -> None:
         points, places = self._dispatcher.points, self._tracker.ids.places
         if points.wants_modules(self._scopes):
-            module = places[-1].module if places else ""
+            module = places[-1].module.partition("/")[2] if places else ""
             facts = {"module": module, "id": self._id(), "target": self._layer}
             given = {"inputs": self._inputs, "outputs": self._outputs}
             points.module(self._scopes, point, **facts, **given)

@@ -24,7 +24,8 @@ from amanda_tensorflow.graphs.executions import Executions
 from amanda_tensorflow.graphs.gradients import acts_on_gradients
 from amanda_tensorflow.graphs.instrument import Instrument
 from amanda_tensorflow.graphs.iterations import Iterations, sets_variables_only
-from amanda_tensorflow.graphs.passes import InnerPasses, Passing
+from amanda_tensorflow.graphs.module_marks import calls_modules
+from amanda_tensorflow.graphs.passes import InnerPasses, Passing, RunningModules
 from amanda_tensorflow.graphs.replay import Replay, warn_about_xla
 from amanda_tensorflow.graphs.running_vanilla import falling_back
 from amanda_tensorflow.graphs.self_test import Doubler
@@ -77,8 +78,10 @@ class FunctionDriver(TensorFlowFunctionDriver, GraphModeDriver):
                 if _internals.is_instrumented(function):
                     return vanilla(function, tensor_inputs, captured_inputs)
                 copy = self._copied(function, scopes, tensor_inputs, captured_inputs)
-            ready, executions = copy.payload, copy.executions
+            ready, executions, modules = copy.payload, copy.executions, copy.modules
             passing = _passing(points, scopes, copy) if copy.told else None
+            if modules is not None:
+                modules.begin_run()
             try:
                 if ready is None:
                     result = vanilla(function, tensor_inputs, captured_inputs)
@@ -93,11 +96,15 @@ class FunctionDriver(TensorFlowFunctionDriver, GraphModeDriver):
                             raise
                         raise told from None
             except BaseException:
+                if modules is not None:
+                    modules.end_run()
                 if copy.inner_passes is not None:
                     copy.inner_passes.abandon(scopes)
                 if passing is not None:
                     passing.end(False)
                 raise
+            if modules is not None:
+                modules.end_run()
             if executions is not None:
                 executions.add()
             if passing is not None:
@@ -139,8 +146,10 @@ class FunctionDriver(TensorFlowFunctionDriver, GraphModeDriver):
         graph = _internals.FuncGraph(source.name)
         building = Building(graph, scopes, needs_gradient=True)
         iterations = self._iterations(source, building)
+        if self.dispatcher.points.wants_modules(scopes) and calls_modules(source):
+            building.modules = RunningModules(self.dispatcher.points)
         is_deferred = not acts_on_gradients(scopes) and (not iterations or iterations.is_plain)
-        building.deferral = Deferral(is_deferred)
+        building.deferral = Deferral(is_deferred and building.modules is None)
         instrument = Instrument(self.dispatcher, building, self.ids, read_variable)
         concrete = {
             id(tensor): value
@@ -175,6 +184,7 @@ class FunctionDriver(TensorFlowFunctionDriver, GraphModeDriver):
         if iterations is not None:
             copy.iterations, copy.inner_passes = iterations, building.inner_passes
             copy.told = "" if made and iterations.is_inside else function_name(source)
+        copy.modules = building.modules if building.tells_modules else None
         building.forget()
         copy.remember(list(instrument.keys))
         self.copies.keep(function, copy, scopes)

@@ -13,7 +13,7 @@ from amanda.interface.action import Action
 from amanda.state import LiveScope
 from amanda_tensorflow import _internals
 from amanda_tensorflow.graphs.deferral import Deferral
-from amanda_tensorflow.graphs.passes import InnerPasses
+from amanda_tensorflow.graphs.passes import InnerPasses, RunningModules
 from amanda_tensorflow.operators.types import ROUTING, UNROUTABLE, takes_reference
 
 
@@ -49,6 +49,11 @@ class Building:
             TensorFlow 1, where some of them may never arrive.
         is_changed: whether anything was inserted.
         inner_passes: tells of the iterations within its runs; None where nobody is told.
+        modules: tells of the modules that its runs enter and leave; None where nobody is told.
+        segments: where that is not None, by ``id`` of a site and name of a vanilla operator, which
+            operators of the copy were added for it: how many the copy had before and after.
+        telling: by the same, the loops and branches whose bodies tell of modules.
+        tells_modules: whether any mark at a module was inserted.
         may_change: whether a routine may have changed an input or output of a forward operator.
         is_replaced: whether an operator was replaced, perhaps by one with another shape.
         has_python: whether any inserted node calls Python.
@@ -74,6 +79,10 @@ class Building:
     is_routing: bool = False
     is_changed: bool = False
     inner_passes: InnerPasses | None = None
+    modules: RunningModules | None = None
+    segments: dict[tuple[int, str], tuple[int, int]] = attrs.field(factory=dict)
+    telling: set[tuple[int, str]] = attrs.field(factory=set)
+    tells_modules: bool = False
     may_change: bool = False
     is_replaced: bool = False
     has_python: bool = False
@@ -124,6 +133,7 @@ class Building:
         """Let go of counters and of what was never added: the copy is made, or not needed."""
         self.counts.clear()
         self.vanilla_counts.clear()
+        self.segments.clear()
         if self.deferral.is_open:
             self.deferral = Deferral(is_open=True)
 
@@ -142,6 +152,7 @@ class Building:
         self.may_change |= inner.may_change
         self.is_replaced |= inner.is_replaced
         self.has_python |= inner.has_python
+        self.tells_modules |= inner.tells_modules
         self.routines += inner.routines
 
     def changes_in(self, add: Callable[[], None]) -> bool:

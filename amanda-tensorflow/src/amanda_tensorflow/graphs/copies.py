@@ -11,11 +11,12 @@ from typing import Any
 import attrs
 
 from amanda.engine.records import OpRecord
+from amanda.interface.points import Point
 from amanda.state import STATE, LiveScope
 from amanda_tensorflow.graphs.building import Building
 from amanda_tensorflow.graphs.executions import Executions
 from amanda_tensorflow.graphs.iterations import Iterations
-from amanda_tensorflow.graphs.passes import InnerPasses
+from amanda_tensorflow.graphs.passes import InnerPasses, RunningModules
 
 
 @attrs.define(eq=False)
@@ -31,6 +32,7 @@ class Copy:
         told: what tools with routines at passes are told that it is, "" for nothing.
         iterations: those in its runs; None where nobody is told.
         inner_passes: tells of those within its runs.
+        modules: tells of the modules that its runs enter; None where nobody is told.
         generation: the generation of :class:`Copies` in which it was last found up to date.
     """
 
@@ -42,8 +44,10 @@ class Copy:
     told: str = ""
     iterations: Iterations | None = None
     inner_passes: InnerPasses | None = None
+    modules: RunningModules | None = None
     _records: list[tuple[weakref.ref[LiveScope], str, OpRecord]] = attrs.field(factory=list)
     _noted: int = 0
+    _wanted: tuple[bool, bool] = (False, False)
 
     @classmethod
     def of(
@@ -51,7 +55,9 @@ class Copy:
     ) -> Copy:
         """The copy for some scopes, which it does not keep alive."""
         building.scopes = ()
-        return cls(tuple(weakref.ref(s) for s in scopes), building, payload, generation)
+        copy = cls(tuple(weakref.ref(s) for s in scopes), building, payload, generation)
+        copy._wanted = _wanted_points(scopes)
+        return copy
 
     @contextmanager
     def growing(self, scopes: tuple[LiveScope, ...]) -> Iterator[None]:
@@ -90,7 +96,11 @@ class Copy:
         return any(scope is None or not scope.alive for scope in found)
 
     def is_current(self) -> bool:
-        """Whether all that its analyses have recorded still holds."""
+        """Whether all that its analyses have recorded still holds, and the derived points that
+        tools have routines at."""
+        scopes = [reference() for reference in self.scopes]
+        if _wanted_points([scope for scope in scopes if scope is not None]) != self._wanted:
+            return False
         for reference, key, record in self._records:
             scope = reference()
             if scope is None or scope.cache.get(key) is not record or not record.complete:
@@ -168,3 +178,13 @@ class Copies:
         """All lists of copies, in one step: other threads keep copies meanwhile."""
         found = (self._known.get(key) for key in (ref() for ref in self._known.keyrefs()) if key)
         return [copies for copies in found if copies is not None]
+
+
+def _wanted_points(scopes: Sequence[LiveScope]) -> tuple[bool, bool]:
+    """Whether a tool of some scopes has a routine at modules, and at any derived point."""
+    tools = [tool for scope in scopes for tool in scope.tools]
+    modules = Point.MODULE_ENTRY, Point.MODULE_EXIT
+    return (
+        any(tool.has_routines_at(*modules) for tool in tools),
+        any(tool.has_routines_at(*Point) for tool in tools),
+    )

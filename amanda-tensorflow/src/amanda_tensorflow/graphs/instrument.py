@@ -159,7 +159,7 @@ class Instrument:
                 inner.sources[id(placeholder)] = (site, tensor)
         self.ids.add_body(source, inner.ids, inner.layer_ids)
         building = Building(graph, self.building.scopes, needs_gradient=True)
-        building.inner_passes = self.building.inner_passes
+        building.inner_passes, building.modules = self.building.inner_passes, self.building.modules
         instrument = Instrument(self.dispatcher, building, self.ids, self.read)
         instrument.keys, instrument.write = self.keys, self.write
         return inner, instrument

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 from amanda.engine.points import Points
+from amanda.interface.points import Point
 from amanda.state import LiveScope
 
 Tell = Callable[[Points, Sequence[LiveScope]], None]
@@ -123,3 +126,63 @@ class Passing:
         has_stepped = self._trains or (self._inner is not None and self._inner.take())
         if has_run and has_stepped:
             self._points.optimizer_ends(self._scopes)
+
+
+Facts = Mapping[str, Any]
+"""What tools are told of a call of a module: its path, id, and target."""
+
+
+class RunningModules:
+    """The modules that the runs of one copy have entered and not left.
+
+    Args:
+        points: of the driver.
+    """
+
+    def __init__(self, points: Points) -> None:
+        self._points = points
+        self._lock = threading.Lock()
+        self._open: list[tuple[Sequence[LiveScope], object, Facts]] = []
+        self._runs = 0
+
+    def begin_run(self) -> None:
+        """A run begins."""
+        with self._lock:
+            self._runs += 1
+
+    def end_run(self) -> None:
+        """A run has ended: what it has entered is left, also where it has raised."""
+        with self._lock:
+            self._runs -= 1
+            # Of runs at the same time it is not known which has entered a module.
+            left, self._open = (self._open, []) if not self._runs else ([], self._open)
+        for scopes, _, facts in reversed(left):
+            self._points.module(scopes, Point.MODULE_EXIT, **facts)
+
+    def enter(
+        self, scopes: Sequence[LiveScope], call: object, facts: Facts, inputs: Sequence[Any]
+    ) -> None:
+        """A module is entered.
+
+        Args:
+            call: tells the call from others.
+            inputs: the tensors that it is given.
+        """
+        facts = {**facts, "inputs": inputs}
+        with self._lock:
+            self._open.append((scopes, call, facts))
+        self._points.module(scopes, Point.MODULE_ENTRY, **facts)
+
+    def leave(self, call: object, outputs: Sequence[Any]) -> None:
+        """It is left.
+
+        Args:
+            outputs: the tensors that it gives.
+        """
+        with self._lock:
+            places = range(len(self._open) - 1, -1, -1)
+            place = next((i for i in places if self._open[i][1] is call), None)
+            if place is None:
+                return
+            scopes, _, facts = self._open.pop(place)
+        self._points.module(scopes, Point.MODULE_EXIT, **facts, outputs=outputs)

@@ -18,7 +18,7 @@ from __future__ import annotations
 import bisect
 import itertools
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -32,6 +32,7 @@ from amanda_tensorflow.graphs.executions import count_runs, counts_statically, m
 from amanda_tensorflow.graphs.gradient_order import is_sum, note_loop, vanilla_order
 from amanda_tensorflow.graphs.instrument import DeferredInputs, Instrument, separate
 from amanda_tensorflow.graphs.marks import Marks
+from amanda_tensorflow.graphs.module_marks import ModuleMarks
 from amanda_tensorflow.graphs.shapes import with_shapes
 from amanda_tensorflow.graphs.sites import ForwardState, Site
 from amanda_tensorflow.graphs.topological_order import ordered
@@ -60,6 +61,7 @@ class Replay:
         self._instead = instead
         self._instrument = instrument
         self._marks: Marks | None = None
+        self._boundaries: dict[int, list[tuple[int, Any]]] = {}
         instrument.create = self.create
         instrument.rewrite_op = self.rewrite_branches
 
@@ -92,6 +94,7 @@ class Replay:
         ends = [new for op in source.control_outputs for new in site.controls(op)]
         ends += self._instrument.building.late_nodes(graph.outputs)
         ends += self._end_marks(site, ends)
+        ends += self._module_marks(site, ends, is_branch)
         graph.control_outputs = list(dict.fromkeys(ends))
         graph.structured_outputs = source.structured_outputs
         graph.structured_input_signature = source.structured_input_signature
@@ -117,6 +120,7 @@ class Replay:
         if site.passing == "pass":
             told = iterations.trains, iterations.differentiates
             marks.add(passes.begins(site.ids, *told))
+            self._note_boundary(site, -1)
 
     def _end_marks(self, site: Site, ends: Sequence[Any]) -> list[Any]:
         """Add the mark with which an iteration ends; returns the last mark, if there is one.
@@ -133,11 +137,49 @@ class Replay:
         if site.passing:
             is_pass = site.passing == "pass"
             marks.add(passes.ends(site.ids, iterations.trains) if is_pass else passes.steps)
+            self._note_boundary(site, len(site.graph.get_operations()) + 1)
             # The runtime may leave out what nothing reads, and begin the next run of a loop's body.
             with graph.as_default(), _internals.stop_recording():
                 graph.outputs = [identity_after(t, [marks.last]) for t in graph.outputs]
         marks.finish([*(tensor.op for tensor in graph.outputs), *ends])
         return [marks.last]
+
+    def _note_boundary(self, site: Site, position: int) -> None:
+        """Note the place of the last mark among the operators of its site."""
+        assert self._marks is not None
+        self._boundaries.setdefault(id(site), []).append((position, self._marks.last))
+
+    def _module_marks(self, site: Site, ends: Sequence[Any], is_branch: bool) -> list[Any]:
+        """Add the marks at modules of a function; returns the last one, if there is one.
+
+        Args:
+            ends: operators that run though nothing reads them.
+        """
+        graph = self._graph
+        roots = [*(tensor.op for tensor in graph.outputs), *ends]
+        last = self.module_marks(site, roots)
+        if last is None:
+            return []
+        if is_branch:
+            # The runtime may leave out what nothing reads, and begin the next run of a loop's body.
+            with graph.as_default(), _internals.stop_recording():
+                graph.outputs = [identity_after(t, [last]) for t in graph.outputs]
+        return [last]
+
+    def module_marks(
+        self, site: Site, roots: Iterable[Any], fed: Container[int] = frozenset()
+    ) -> Any:
+        """Add the marks at modules; returns the operator that runs after them, None without any.
+
+        Args:
+            roots: operators of the copy that a run executes, and others for their sake.
+            fed: ``id`` of tensors that a run is given, whichever operator makes them.
+        """
+        building = self._instrument.building
+        if building.modules is None:
+            return None
+        with _internals.stop_recording():
+            return ModuleMarks(building, self._boundaries).add(site, roots, fed)
 
     def _returned(self, new: Any, old: Any) -> Any:
         """A tensor of the copy with the static shape of the vanilla one, which the user sees."""
@@ -210,6 +252,9 @@ class Replay:
             assert passes is not None
             assert self._marks is not None
             self._marks.add(passes.goes_on(site.root_ids))
+            assert site.iterations is not None
+            passed = len(self._boundaries.get(id(site), ())) - (site.passing == "pass")
+            self._note_boundary(site, site.iterations.ends[passed])
 
     @contextmanager
     def _counting(self, site: Site, order: Sequence[Any]) -> Iterator[None]:
@@ -253,6 +298,7 @@ class Replay:
         if building.deferral.is_open and self._added_later(site, op, callees):
             return
         building.need()
+        begin = self._graph.version
         inputs = self._instrument.inputs(site, op)
         if site.skipped and any(tensor is None for tensor in inputs):
             self._revive(site, [t for t, new in zip(op.inputs, inputs, strict=True) if new is None])
@@ -272,6 +318,8 @@ class Replay:
             self._instrument.op(site, op, inputs)
         else:
             self._instrument.plain(site, op, self.create(site, op, inputs))
+        if building.modules is not None:
+            building.segments[id(site), op.name] = begin, self._graph.version
 
     def _added_later(self, site: Site, op: Any, callees: Any) -> bool:
         """Show an operator to the tools, and add it to the copy as soon as they need that.
@@ -517,6 +565,8 @@ class Replay:
         if is_stale:
             self._derive_anew(site, op, given, new.outputs)
         self._instrument.plain(site, op, new)
+        if any(branch.building.tells_modules for branch in branches):
+            self._instrument.building.telling.add((id(site), op.name))
 
     def _branch(
         self,

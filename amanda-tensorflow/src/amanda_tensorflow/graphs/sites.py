@@ -24,7 +24,7 @@ from amanda_tensorflow.gradient_map.recording import (
 from amanda_tensorflow.gradient_map.recovery import completed
 from amanda_tensorflow.graphs.iterations import Iterations
 from amanda_tensorflow.keras_layers.paths import LayerIds
-from amanda_tensorflow.keras_layers.recording import LayerPath
+from amanda_tensorflow.keras_layers.recording import LayerCall, LayerPath
 from amanda_tensorflow.operators.description import attributes_of, module_of, named_with_type
 
 
@@ -237,6 +237,10 @@ class Site:
         """The layers of Keras that have made an operator."""
         self._read_layers()
         return self.layer_ids.path(op.name)
+
+    def path_of(self, call: LayerCall) -> LayerPath:
+        """The path of a call of a layer of Keras in this graph."""
+        return self.layer_ids.path_of(call)
 
     def module(self, op: Any) -> str:
         """The module path of an operator."""

@@ -25,17 +25,26 @@ class Labels:
 
     def label(self, layer: Any) -> str:
         """The layer's name, ``net``; of the second layer of that name ``net@1``."""
-        return self._lock.hold(self._label, layer)
+        return self.label_of(weakref.ref(layer), str(layer.name))
 
-    def _label(self, layer: Any) -> str:
-        known = self._known.get(id(layer))
-        if known is not None and known[0]() is layer:
+    def label_of(self, reference: weakref.ref[Any], name: str) -> str:
+        """The same for a layer that may be gone, as graphs outlive the layers that have made them.
+
+        Args:
+            reference: Python has one weak reference to each object, also when that has died.
+            name: the layer's name.
+        """
+        return self._lock.hold(self._label, reference, name)
+
+    def _label(self, reference: weakref.ref[Any], name: str) -> str:
+        known = self._known.get(id(reference))
+        if known is not None:
             return known[1]
-        name = str(layer.name)
         number = self._counts.get(name, 0)
         self._counts[name] = number + 1
         label = f"{name}@{number}" if number else name
-        self._known[id(layer)] = (weakref.ref(layer), label)
+        # Kept with its reference, whose address no other one has meanwhile.
+        self._known[id(reference)] = reference, label
         return label
 
     def hold(self, user: object) -> None:

@@ -21,10 +21,9 @@ from amanda_tensorflow.keras_layers.recording import LayerCall, LayerPath, layer
 def path_of(call: LayerCall, base: LayerPath) -> LayerPath:
     """The path of a call of a layer in a graph that is called at `base`."""
     names = [part.name for part in call.layers()]
-    outermost = call.layers()[0].layer()
     texts = list(names)
-    if not base.text and outermost is not None:
-        texts[0] = LABELS.label(outermost)
+    if not base.text:
+        texts[0] = LABELS.label_of(call.layers()[0].layer, names[0])
     return LayerPath(
         "/".join(filter(None, (base.text, *texts))),
         "/".join(filter(None, (base.module, *names))),
@@ -69,6 +68,10 @@ class LayerIds:
                     self._ids[op.name] = f"{path.text}/{op.type}:{self.counts[key]}"
                     self.counts[key] += 1
         self._done = len(operations)
+
+    def path_of(self, call: LayerCall) -> LayerPath:
+        """The path of a call of a layer in the graph."""
+        return path_of(call, self._base)
 
     def op_id(self, name: str) -> str | None:
         """The id of the operator of this name; None outside of layers."""

@@ -3,9 +3,9 @@
 The name of an operator in a graph does not tell its layer: TensorFlow numbers a name scope that is
 opened a second time, and Keras opens that of each layer twice (``net_1/c1_1/convolution`` is in the
 layer ``c1`` of ``net``; observed in Keras 3.15). Therefore each call of a layer within a graph is
-noted, from the import of Keras beside Amanda on, as gradient calls are: positions only, in a table
-that is dropped with the graph. In eager execution nothing is noted; there the eager driver follows
-the calls itself, while it is attached::
+noted, from the import of Keras beside Amanda on, as gradient calls are: positions and names only,
+in a table that is dropped with the graph. In eager execution nothing is noted; there the eager
+driver follows the calls itself, while it is attached::
 
     install()
     ...                             # functions are traced
@@ -15,6 +15,7 @@ the calls itself, while it is attached::
 from __future__ import annotations
 
 import functools
+import itertools
 import sys
 import threading
 import weakref
@@ -22,10 +23,16 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import attrs
+import tensorflow as tf
 
 from amanda.patching import PatchSet
 from amanda.registry.import_hook import Watch
 from amanda_tensorflow import _internals
+
+TensorName = tuple[str, int]
+"""A tensor of a graph: its operator's name and its index among the outputs."""
+
+_NUMBERS = itertools.count()
 
 
 @attrs.define(eq=False)
@@ -37,6 +44,8 @@ class LayerCall:
         name: its name.
         caller: the call, in the same graph, within which it was called; None if there is none.
         begin, end: how many operators the graph had before and after it.
+        entered, left: numbers that tell the order of the calls' begins and ends.
+        inputs, outputs: the tensors of the graph that it was given, and that it gave.
     """
 
     layer: weakref.ref[Any]
@@ -44,6 +53,10 @@ class LayerCall:
     caller: LayerCall | None
     begin: int
     end: int
+    entered: int = attrs.field(factory=_NUMBERS.__next__)
+    left: int = -1
+    inputs: Sequence[TensorName] = ()
+    outputs: Sequence[TensorName] = ()
 
     def layers(self) -> Sequence[LayerCall]:
         """The calls that lead to this one, outermost first, with itself."""
@@ -164,15 +177,52 @@ def _noting(vanilla: Any) -> Any:
         count = len(graph.get_operations())
         call = LayerCall(weakref.ref(layer), str(name), caller, count, count)
         running.append((weakref.ref(graph), call))
+        result = None
         try:
-            return vanilla(layer, *args, **kwargs)
+            result = vanilla(layer, *args, **kwargs)
+            return result
         finally:
             running.pop()
-            call.end = len(graph.get_operations())
-            if call.end > call.begin:
-                _CALLS.setdefault(graph, []).append(call)
+            _end(graph, call, (args, kwargs), result)
 
     return __call__
+
+
+def _end(graph: Any, call: LayerCall, inputs: Any, outputs: Any) -> None:
+    """Note a call that has ended, unless it was made to build a model of Keras."""
+    call.end, call.left = len(graph.get_operations()), next(_NUMBERS)
+    given = _flat(inputs)
+    if call.end == call.begin and any(type(item).__name__ == "KerasTensor" for item in given):
+        return
+    call.inputs, call.outputs = _names(given, graph), _names(_flat(outputs), graph)
+    _CALLS.setdefault(graph, []).append(call)
+
+
+def _flat(value: Any) -> Sequence[Any]:
+    """The items of nested values; none of those that TensorFlow cannot put in an order."""
+    try:
+        return tf.nest.flatten(value)  # type: ignore[no-any-return]
+    except (TypeError, ValueError):
+        return ()
+
+
+def _names(items: Sequence[Any], graph: Any) -> Sequence[TensorName]:
+    """The names of the tensors among some values: in the graph, for those that it captures too."""
+    tensors = [item for item in items if isinstance(item, tf.Tensor)]
+    own = [not isinstance(t, _internals.EagerTensor) and t.graph is graph for t in tensors]
+    captured = {}
+    if not all(own):
+        captured = {id(outer): inner for outer, inner in getattr(graph, "captures", ())}
+    found = [
+        tensor if is_own else captured.get(id(tensor))
+        for tensor, is_own in zip(tensors, own, strict=True)
+    ]
+    return tuple((t.op.name, t.value_index) for t in found if t is not None)
+
+
+def calls_in(graph: Any) -> Sequence[LayerCall]:
+    """The calls of layers, with and without operators, in the order in which they ended."""
+    return _CALLS.get(graph, ())
 
 
 def layer_calls(graph: Any) -> Mapping[str, LayerCall]:

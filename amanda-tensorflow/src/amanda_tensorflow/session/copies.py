@@ -5,7 +5,8 @@ runs: a run adds the operators that it needs. As long as no tool has anything to
 vanilla graph runs. After that the shadow runs, and the variables move there; they move back when
 the program runs outside of the scope, and when the scope ends. A run that needs state of another
 kind than variables becomes a function in the user's session
-(:mod:`amanda_tensorflow.session.stateful_runs`).
+(:mod:`amanda_tensorflow.session.stateful_runs`). Where tools are told of modules, each run has
+operators of its own in the shadow: which modules it enters depends on what it fetches.
 """
 
 from __future__ import annotations
@@ -26,7 +27,9 @@ from amanda_tensorflow.graphs.building import Building
 from amanda_tensorflow.graphs.dispatcher import GraphDispatcher
 from amanda_tensorflow.graphs.executions import Executions
 from amanda_tensorflow.graphs.instrument import Instrument
+from amanda_tensorflow.graphs.module_marks import calls_modules
 from amanda_tensorflow.graphs.op_ids import GraphIds
+from amanda_tensorflow.graphs.passes import RunningModules
 from amanda_tensorflow.graphs.replay import Replay
 from amanda_tensorflow.graphs.running_vanilla import NotInstrumentableError, falling_back
 from amanda_tensorflow.graphs.sites import Site
@@ -36,6 +39,7 @@ from amanda_tensorflow.session.run_kinds import RunKind
 from amanda_tensorflow.session.runs import Key, SessionRun
 from amanda_tensorflow.session.stateful_runs import InlineFunction, needs_inline
 from amanda_tensorflow.session.variables import (
+    VARIABLES,
     ShadowVariables,
     VanillaVariables,
     variables_in,
@@ -57,11 +61,13 @@ class Prepared:
     Attributes:
         made: what runs instead of the user's graph.
         executions: counts the runs; None if there is nothing to count.
+        modules: tells of the modules that it enters; None where nobody is told.
         kind: what it is; None where no tool has a routine at passes.
     """
 
     made: Made
     executions: Executions | None
+    modules: RunningModules | None = None
     kind: RunKind | None = None
 
 
@@ -143,16 +149,26 @@ class SessionCopies:
         # Read first: an inline function adds a node to the graph, which is not the user's.
         version = _internals.own_version(self._user.graph)
         operations = ordered(Site(self._user.graph, self._ids), run.roots())
+        points = self._dispatcher.points
+        if self.building.modules is None and points.wants_modules(self.building.scopes):
+            self.building.modules = RunningModules(points)
         made: Made = Vanilla()
         executions = None
         with falling_back(self._dispatcher, self.building, f"a run of {self._ids}"):
             inline = needs_inline(operations)
-            copied, counting = self._inlined(run) if inline else self._added(run)
+            copied: SessionRun | InlineFunction
+            if inline:
+                copied, counting = self._inlined(run)
+            elif self.building.modules is not None and calls_modules(self._user.graph):
+                copied, counting = self._added_apart(run, operations)
+            else:
+                copied, counting = self._added(run)
             self._refuse_unshared(copied, operations)
             made, executions = copied, counting
         if isinstance(made, Vanilla):
             self.building.take_controls()
-        prepared = self._prepared[key, version] = Prepared(made, executions)
+        modules = None if isinstance(made, Vanilla) else self.building.modules
+        prepared = self._prepared[key, version] = Prepared(made, executions, modules)
         return prepared
 
     def _refuse_unshared(
@@ -182,13 +198,42 @@ class SessionCopies:
                 self._site.refresh(run.fetches)
                 self._replay.body(self._site, roots)
                 self._instrument.warn(self._ids)
-            made = self._translated(run)
-        roots = [*(tensor.op for tensor in made.fetches), *made.targets]
-        fed = {id(tensor) for tensor, _ in made.feeds}
-        return made, Executions.of(self.building, roots, fed)
+            made = self._translated(run, self._site, self._replay)
+        return made, Executions.of(self.building, *_extent(made))
 
-    def _translated(self, run: SessionRun) -> SessionRun:
-        site, final = self._site, self._replay.final
+    def _added_apart(
+        self, run: SessionRun, operations: Sequence[Any]
+    ) -> tuple[SessionRun, Executions | None]:
+        """The run in terms of operators of its own in the shadow, with marks at modules.
+
+        Args:
+            operations: the operators that the run needs.
+        """
+        shared, building = self._site, self.building
+        instrument = self._making(self.graph, building)
+        variables = [op for op in operations if op.type in VARIABLES]
+        with instrument.building_copy():
+            self._replay.body(shared, [op for op in variables if op.name not in shared.ops])
+            site = Site(self._user.graph, self._ids, self._graph_ids.layer_ids(self._user.graph))
+            site.refresh(run.fetches)
+            for op in variables:
+                site.ops[op.name] = shared.ops[op.name]
+                for old in op.outputs:
+                    site.tensors[id(old)] = shared.tensors[id(old)]
+            replay = Replay(self.graph, instrument, draws_from(self._user))
+            replay.body(site, [op for op in run.roots() if op.name not in site.ops])
+            instrument.warn(self._ids)
+            made = self._translated(run, site, replay)
+            roots, fed = _extent(made)
+            last = replay.module_marks(site, roots, fed)
+            building.segments.clear()
+        if last is not None:
+            made = attrs.evolve(made, targets=[*made.targets, last])
+        return made, Executions.of(building, *_extent(made))
+
+    def _translated(self, run: SessionRun, site: Site, replay: Replay) -> SessionRun:
+        """A run of the user's graph in terms of a site in the shadow."""
+        final = replay.final
         with self.graph.as_default():
             fetches = [final(site, tensor) for tensor in run.fetches]
             targets = [new for op in run.targets for new in site.controls(op)]
@@ -205,6 +250,7 @@ class SessionCopies:
 
         def make(graph: Any) -> Instrument:
             found.append(Building(graph, scopes, needs_gradient=False))
+            found[0].modules = self.building.modules
             return self._making(graph, found[0])
 
         inline = InlineFunction(self._user, site, make)
@@ -301,3 +347,9 @@ class SessionCopies:
             if self._session is not None:
                 self._session.close()
                 self._session = None
+
+
+def _extent(run: SessionRun) -> tuple[list[Any], set[int]]:
+    """The operators that a run executes, and others for their sake; ``id`` of what it is fed."""
+    roots = [*(tensor.op for tensor in run.fetches), *run.targets]
+    return roots, {id(tensor) for tensor, _ in run.feeds}

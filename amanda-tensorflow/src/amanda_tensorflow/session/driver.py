@@ -22,12 +22,11 @@ from amanda_tensorflow import _internals
 from amanda_tensorflow.graphs.base_driver import GraphModeDriver, raise_original
 from amanda_tensorflow.graphs.copies import Copy
 from amanda_tensorflow.graphs.dispatcher import GraphDispatcher
-from amanda_tensorflow.graphs.executions import Executions
 from amanda_tensorflow.graphs.passes import Passing
 from amanda_tensorflow.graphs.self_test import Doubler
 from amanda_tensorflow.plugin import TensorFlowGraphDriver
 from amanda_tensorflow.session.copies import Prepared, SessionCopies
-from amanda_tensorflow.session.run_kinds import RunKind, kind_of
+from amanda_tensorflow.session.run_kinds import kind_of
 from amanda_tensorflow.session.runs import Key, SessionRun, key_of
 
 PARTIAL = "runs of Session.partial_run, and beside them"
@@ -60,13 +59,16 @@ class SessionDriver(TensorFlowGraphDriver, GraphModeDriver):
             is_special = session.sess_str or session in self._partly
             if is_special and scopes and self._stays_vanilla(session):
                 scopes = ()
-            ready = executions = kind = None
+            ready = executions = kind = modules = None
             if scopes:
                 handles = feeds, fetches, targets
-                ready, executions, kind = self.lock.hold(self._ready, session, scopes, handles)
+                ready, prepared = self.lock.hold(self._ready, session, scopes, handles)
+                executions, kind, modules = prepared.executions, prepared.kind, prepared.modules
             passing = None
             if kind in ("train", "forward"):
                 passing = Passing(points, scopes, "session", kind == "train", False)
+            if modules is not None:
+                modules.begin_run()
             try:
                 if ready is None:
                     if not STATE.paused:
@@ -79,9 +81,13 @@ class SessionDriver(TensorFlowGraphDriver, GraphModeDriver):
                         raise_original(error)
                         raise
             except BaseException:
+                if modules is not None:
+                    modules.end_run()
                 if passing is not None:
                     passing.end(False)
                 raise
+            if modules is not None:
+                modules.end_run()
             if executions is not None:
                 executions.add()
             if passing is not None:
@@ -139,8 +145,8 @@ class SessionDriver(TensorFlowGraphDriver, GraphModeDriver):
 
     def _ready(
         self, session: Any, scopes: tuple[LiveScope, ...], handles: tuple[Any, Any, Any]
-    ) -> tuple[Callable[[Any, Any], Any] | None, Executions | None, RunKind | None]:
-        """A function that executes a run under some scopes, what counts it, and what it is.
+    ) -> tuple[Callable[[Any, Any], Any] | None, Prepared]:
+        """A function that executes a run under some scopes, and the run as it was prepared.
 
         To be called while the lock is held.
 
@@ -148,8 +154,7 @@ class SessionDriver(TensorFlowGraphDriver, GraphModeDriver):
             handles: the runtime's handles of feeds (with their values), fetches and targets.
 
         Returns:
-            None for the function if the vanilla graph runs, None if there is nothing to count, and
-            None where no tool has a routine at passes.
+            None for the function if the vanilla graph runs.
         """
         key = key_of(*handles)
         copy = self.copies.find(session, scopes)
@@ -163,7 +168,7 @@ class SessionDriver(TensorFlowGraphDriver, GraphModeDriver):
             for other in self.copies.of(session):
                 if other is not copy:
                     other.payload.leave()
-        return ready, prepared.executions, prepared.kind
+        return ready, prepared
 
     def _prepare(
         self,

@@ -124,6 +124,9 @@ class InlineFunction:
         self._fetched = unique
         ends = [new for op in run.targets for new in self._site.controls(op)]
         ends += self._instrument.building.late_nodes(self.function.outputs)
+        roots = [*(tensor.op for tensor in self.function.outputs), *ends]
+        last = self._replay.module_marks(self._site, roots)
+        ends += [] if last is None else [last]
         self.function.control_outputs = list(dict.fromkeys(ends))
 
     def _is_outside(self, tensor: Any) -> bool:

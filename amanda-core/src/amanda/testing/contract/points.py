@@ -80,7 +80,54 @@ class PointTests(ContractTests):
                 assert open_modules.pop() == context.id
         assert open_modules == []
         assert calls[0].id == calls[-1].id
-        assert {c.module.rpartition(".")[2] for c in calls} >= {"first", "second"}
+        assert {c.module for c in calls} == {"", "first", "second"}
+
+    @requires(Capability.MODULES)
+    def test_operators_run_between_entry_and_exit_of_their_module(self) -> None:
+        """Each operator of a module runs after its entry and before its exit, in every run."""
+        seen: list[tuple[str, str]] = []
+        tool = self.probe("linear", before=lambda c: c.insert_before_op(running(c)))
+
+        def running(context: OpContext) -> Any:
+            op_id = context.get_op_id()
+            return lambda *tensors: seen.append(("op", op_id))
+
+        def note(context: PointContext) -> None:
+            seen.append((context.point.value, context.module))
+
+        tool.add_inst_for_module(note)
+        tool.add_inst_for_module(note, exit=True)
+        self.run(self.fw.program(self.fw.model(W), X), tool, times=2)
+        kind, separator, one_run = self.fw.types["linear"], self.fw.separator, []
+        for name in ("first", "second"):
+            ran = "op", f"Model{separator}{name}/{kind}:0"
+            one_run += [("module_entry", name), ran, ("module_exit", name)]
+        assert seen == 2 * [("module_entry", ""), *one_run, ("module_exit", "")]
+
+    @requires(Capability.MODULES)
+    def test_modules_are_left_where_an_operator_raises(self) -> None:
+        """Each module that was entered is left, the innermost one first."""
+        tool, open_modules = Tool(), list[str]()
+
+        def fail(*tensors: Any) -> None:
+            raise ValueError("on purpose")
+
+        tool.add_inst_for_module(lambda context: open_modules.append(context.id))
+        tool.add_inst_for_module(
+            lambda context: (
+                open_modules.remove(context.id)
+                if open_modules[-1] == context.id
+                else pytest.fail(f"{context.id} is left, {open_modules} are entered")
+            ),
+            exit=True,
+        )
+        failing = self.probe("linear", before=lambda c: c.insert_before_op(fail))
+        program = self.fw.program(self.fw.model(W), X)
+        with self.apply(tool, failing):
+            for _ in range(2):
+                with pytest.raises(ValueError, match="on purpose"):
+                    program.run()
+                assert open_modules == []
 
     @requires(Capability.MODULES)
     def test_a_forward_pass_is_a_call_of_an_outermost_module(self) -> None:

@@ -1,0 +1,303 @@
+"""Marks at the calls of modules in a copy: nodes where each of them is entered and left.
+
+The marks of a graph form a chain in the order in which the program has made its calls. The
+operators of a module wait for the mark at its entry, and the mark at its exit waits for them;
+others wait for nothing. A mark waits for no operator that does not run without it::
+
+    marks = ModuleMarks(building, boundaries)
+    last = marks.add(site, roots)           # runs after all others; None where there is none
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
+from typing import Any, Literal
+
+import attrs
+import tensorflow as tf
+
+from amanda_tensorflow import _internals
+from amanda_tensorflow.graphs.building import Building
+from amanda_tensorflow.graphs.executions import needed_by
+from amanda_tensorflow.graphs.iterations import bodies
+from amanda_tensorflow.graphs.passes import RunningModules
+from amanda_tensorflow.graphs.run_time_routines import PythonNode, is_routable
+from amanda_tensorflow.graphs.sites import Site
+from amanda_tensorflow.keras_layers.recording import (
+    LayerCall,
+    TensorName,
+    calls_in,
+    layer_calls,
+)
+from amanda_tensorflow.operators.types import CALLS, CONTROL_FLOW, ROUTING, is_op
+
+Boundaries = Mapping[int, Sequence[tuple[int, Any]]]
+"""By ``id`` of a site, its marks of iterations, each with how many operators come before it."""
+
+
+def calls_modules(graph: Any) -> bool:
+    """Whether modules are called in a graph, or in the functions that it runs."""
+    if calls_in(graph):
+        return True
+    return any(
+        calls_modules(body)
+        for op in graph.get_operations()
+        if op.type in CALLS or op.type in CONTROL_FLOW
+        for body in bodies(op).values()
+    )
+
+
+@attrs.define(eq=False)
+class _Call:
+    """A call of a module at a site.
+
+    Attributes:
+        call: as it was noted.
+        site: where it is.
+        caller: the call within which it is; None for an outermost one.
+        parts: the calls within it.
+        ops: the operators of the copy that it runs itself.
+        has_ops: whether it has operators itself, in the vanilla graph.
+    """
+
+    call: LayerCall
+    site: Site
+    caller: _Call | None
+    parts: list[_Call] = attrs.field(factory=list)
+    ops: list[Any] = attrs.field(factory=list)
+    has_ops: bool = False
+
+    def runs(self) -> bool:
+        """Whether a run of the copy executes any of its operators."""
+        return bool(self.ops) or any(part.runs() for part in self.parts)
+
+    def computes(self) -> bool:
+        """Whether there are operators, its own or those of its parts."""
+        return self.has_ops or any(part.computes() for part in self.parts)
+
+
+_Kind = Literal["enter", "leave", "op", "mark"]
+_Event = tuple[tuple[int, int, int], _Kind, Any]
+"""Something in the order of the program: its position, what it is, a call or an operator."""
+
+
+class ModuleMarks:
+    """The marks at modules of one graph of a copy.
+
+    Args:
+        building: the copy.
+        boundaries: the marks of iterations that it has.
+    """
+
+    def __init__(self, building: Building, boundaries: Boundaries) -> None:
+        assert building.modules is not None
+        self._building = building
+        self._boundaries = boundaries
+        self._needed: Container[str] = ()
+        self._fed: Container[int] = ()
+        self._operations: Sequence[Any] = ()
+
+    def add(self, site: Site, roots: Iterable[Any], fed: Container[int] = frozenset()) -> Any:
+        """Add the marks to the copy, which is complete.
+
+        Args:
+            site: the outermost one.
+            roots: operators of the copy that a run executes, and others for their sake.
+            fed: ``id`` of tensors that a run is given, whichever operator makes them.
+
+        Returns:
+            The operator that runs after all marks; None without any.
+        """
+        self._needed, self._fed = needed_by(roots, fed), fed
+        self._operations = self._building.graph.get_operations()
+        chain = _Chain(self._building)
+        for _, kind, what in self._events(site, None):
+            if kind == "enter" and self._is_told(what):
+                inputs = self._tensors(what, what.call.inputs)
+                chain.enter(what, inputs)
+            elif kind == "leave" and self._is_told(what):
+                chain.leave(what, self._tensors(what, what.call.outputs))
+            elif kind in ("op", "mark"):
+                chain.run(what)
+        return chain.last if self._building.tells_modules else None
+
+    # -- what is called where ---------------------------------------------
+
+    def _events(self, site: Site, around: _Call | None) -> list[_Event]:
+        """What happens at a site, and at those of the functions that it calls, in order.
+
+        Args:
+            around: the call of a module within which the site is.
+        """
+        if site.is_backward:
+            return []
+        operations = site.graph.get_operations()
+        made = self._calls(site, around, operations)
+        events: list[_Event] = []
+        for call, found in made.items():
+            events.append(((call.begin, 0, call.entered), "enter", found))
+            events.append(((call.end, 0, call.left), "leave", found))
+        innermost = layer_calls(site.graph)
+        for index, op in enumerate(operations):
+            own = innermost.get(op.name)
+            owner = around if own is None else made.get(own, around)
+            at = (index, 1, 0)
+            child = site.children.get(op.name)
+            if child is not None:
+                events += [(at, kind, what) for _, kind, what in self._events(child, owner)]
+            elif (id(site), op.name) in self._building.telling:
+                new = site.ops[op.name]
+                if new.name in self._needed:
+                    events.append((at, "op", new))
+            if owner is not None:
+                self._note(owner, site, op)
+        for position, mark in self._boundaries.get(id(site), ()):
+            events.append(((position, -1, 0), "mark", mark))
+        # A stable order: the events of a called function stay in theirs.
+        events.sort(key=lambda event: event[0])
+        return events
+
+    def _calls(
+        self, site: Site, around: _Call | None, operations: Sequence[Any]
+    ) -> dict[LayerCall, _Call]:
+        """The calls of modules at a site that tools are told of."""
+        made: dict[LayerCall, _Call] = {}
+        has_routes = not ROUTING.isdisjoint({op.type for op in operations})
+        for call in sorted(calls_in(site.graph), key=lambda call: call.entered):
+            if call.caller is not None and call.caller not in made:
+                continue
+            ops = operations[call.begin : call.end]
+            if ops and ops[0].name in site.log.owners:
+                # A gradient that computes a part of the forward pass again.
+                continue
+            if has_routes and any(map(_is_routed, ops)):
+                continue
+            caller = around if call.caller is None else made[call.caller]
+            found = made[call] = _Call(call, site, caller)
+            if caller is not None:
+                caller.parts.append(found)
+        return made
+
+    def _note(self, owner: _Call, site: Site, op: Any) -> None:
+        """Note the operators of the copy for a vanilla one that a call runs."""
+        if op.name in site.log.owners or op.name in site.log.ambiguous or op.type in ROUTING:
+            return
+        if op.type in CALLS:
+            owner.has_ops |= op.name not in site.children
+            return
+        if not (is_op(op.type) or op.type in CONTROL_FLOW):
+            return
+        owner.has_ops = True
+        begin, end = self._building.segments.get((id(site), op.name), (0, 0))
+        owner.ops += [new for new in self._operations[begin:end] if new.name in self._needed]
+
+    def _is_told(self, of: _Call) -> bool:
+        """Whether a run enters it: it executes some of its operators, or it has none."""
+        if of.computes():
+            return of.runs()
+        if of.caller is not None and not self._is_told(of.caller):
+            return False
+        return len(self._tensors(of, of.call.inputs)) == len(of.call.inputs)
+
+    def _tensors(self, of: _Call, names: Sequence[TensorName]) -> list[Any]:
+        """The tensors of the copy that a run computes or is given, among those of these names."""
+        found = [of.site.tensors.get(id(of.site.tensor(name))) for name in names]
+        return [t for t in found if is_routable(t) and self._is_known(t)]
+
+    def _is_known(self, tensor: Any) -> bool:
+        return tensor.op.name in self._needed or id(tensor) in self._fed
+
+
+def _is_routed(op: Any) -> bool:
+    """Whether an operator is in a loop or branch of TensorFlow 1, or routes values there."""
+    return op.type in ROUTING or _internals.control_flow_of(op) is not None
+
+
+class _Chain:
+    """The marks that have been added to a graph, each after the one before it.
+
+    Attributes:
+        last: the operator that runs after all others; None before the first.
+    """
+
+    def __init__(self, building: Building) -> None:
+        self._building = building
+        self.last: Any = None
+
+    def enter(self, of: _Call, inputs: Sequence[Any]) -> None:
+        """Add the mark before the operators of a call."""
+        self._mark(of, False, inputs, [])
+        own = {op.name for op in of.ops}
+        for op in of.ops:
+            if own.isdisjoint(_sources(op)):
+                _internals.add_control_input(op, self.last)
+
+    def leave(self, of: _Call, outputs: Sequence[Any]) -> None:
+        """Add the mark behind the operators of a call."""
+        read = {name for op in of.ops for name in _sources(op)}
+        self._mark(of, True, outputs, [op for op in of.ops if op.name not in read])
+
+    def run(self, op: Any) -> None:
+        """Let an operator of the copy, in which there are marks, run at this place."""
+        if self.last is not None:
+            _internals.add_control_input(op, self.last)
+        self.last = op
+
+    def _mark(self, of: _Call, is_exit: bool, tensors: Sequence[Any], ends: Sequence[Any]) -> None:
+        building = self._building
+        graph, waits = building.graph, [*ends, *([] if self.last is None else [self.last])]
+        assert building.modules is not None
+        node = _ModuleMark(building, of, is_exit)
+        with (
+            graph.as_default(),
+            tf.name_scope("amanda/module/"),
+            graph.control_dependencies(None),
+            graph.control_dependencies(waits),
+        ):
+            node.insert(tensors, [])
+        self.last = node.op
+        building.is_changed = building.has_python = building.tells_modules = True
+        building.routines.append(node)
+
+
+def _sources(op: Any) -> Iterator[str]:
+    """The names of the operators that an operator waits for."""
+    yield from (tensor.op.name for tensor in op.inputs)
+    yield from (before.name for before in op.control_inputs)
+
+
+class _ModuleMark(PythonNode):
+    """The node of a mark.
+
+    Args:
+        building: the copy.
+        of: the call.
+        is_exit: whether it is left there.
+    """
+
+    def __init__(self, building: Building, of: _Call, is_exit: bool) -> None:
+        super().__init__()
+        path = of.site.path_of(of.call)
+        self._modules: RunningModules | None = building.modules
+        self._scopes = [weakref.ref(scope) for scope in building.scopes]
+        self._call = of.call
+        self._is_exit = is_exit
+        self._facts = {"id": path.text, "module": path.module.partition("/")[2]}
+
+    def compute(self, values: Sequence[Any]) -> list[Any]:
+        modules = self._modules
+        found = [reference() for reference in self._scopes]
+        scopes = tuple(scope for scope in found if scope is not None and scope.alive)
+        if modules is None or not scopes:
+            return []
+        if self._is_exit:
+            modules.leave(self._call, values)
+        else:
+            facts = {**self._facts, "target": self._call.layer()}
+            modules.enter(scopes, self._call, facts, values)
+        return []
+
+    def release(self) -> None:
+        """Tell nobody any more: the scope has ended."""
+        self._modules = None
