@@ -851,6 +851,70 @@ def test_hooks_run_inlined_routines(inlining: Any) -> None:
     assert counter.count == 1
 
 
+def test_hooks_forget_routines(inlining: Any) -> None:
+    """A hook keeps the routines that its dispatcher has settled, until it is told to forget them or
+    the gate is taken off."""
+    dispatcher, counter, routines = Dispatcher(), Counter(), Routines()
+    hook = inlining.hook(Hooks(dispatcher))
+    routines.inlined_before, routines.inlined_after = (counter,), None
+    quiet = vars(dispatcher)["_quiet"]
+    counts = sys.getrefcount(routines), sys.getrefcount(quiet)
+    for drop in (inlining.forget, inlining.restore):
+        inlining.install()
+        dispatcher.settled = {"key": routines}
+        assert hook((1,)) is None
+        dispatcher.settled = {}
+        assert hook((1,)) is None
+        dispatcher.quieten()
+        assert hook((1,)) == "changed"
+        quiet.clear()
+        drop()
+        assert hook((1,)) == "changed"
+        assert (sys.getrefcount(routines), sys.getrefcount(quiet)) == counts
+    dispatcher.settled = {"key": routines}
+    assert hook((1,)) is None
+    dispatcher.settled = {}
+    assert hook((1,)) == "changed"
+    assert counter.count == 5
+    # A hook that goes is none of those that are told.
+    inlining.install()
+    dispatcher.settled = {"key": routines}
+    assert hook((1,)) is None
+    del hook
+    dispatcher.settled = {}
+    assert (sys.getrefcount(routines), sys.getrefcount(quiet)) == counts
+    inlining.forget()
+    inlining.restore()
+
+
+def test_dicts_of_hooks_are_used_again(inlining: Any) -> None:
+    """A hook keeps dicts with nothing but it in them, none with a program's hooks; it lives no
+    longer for it, and neither do the hooks of its operator."""
+    inlining.install()
+    registered, hooks = inlining.hook_registrar(None), Hooks(Dispatcher())
+    count = sys.getrefcount(hooks)
+    hook = inlining.hook(hooks)
+    dicts = [registered(None, hook)[0] for _ in range(20)]
+    assert len({id(one) for one in dicts}) == 20
+    assert all(list(one.items()) == [(hook, hook)] for one in dicts)
+    dicts[0][len] = len
+    references = [weakref.ref(one) for one in dicts]
+    owned = sys.getrefcount(hook)
+    dicts.clear()
+    assert not any(reference() for reference in references)
+    assert sys.getrefcount(hook) == owned - 2 * 20
+    again = [registered(None, hook)[0] for _ in range(20)]
+    assert all(list(one.items()) == [(hook, hook)] for one in again)
+    assert sys.getrefcount(hook) == owned
+    del again
+    last = registered(None, hook)[0]
+    del hook
+    assert len(last) == 1
+    del last
+    assert sys.getrefcount(hooks) == count
+    inlining.restore()
+
+
 def test_hooks_of_one_end(inlining: Any) -> None:
     """A node is hooked where there is something to do; hooks of others are registered as ever."""
     registered: list[Any] = []

@@ -298,7 +298,13 @@ _unwrapped = _symbol("torch._C._functorch.get_unwrapped")
 _peek_transform = _symbol("torch._C._functorch.peek_interpreter_stack")
 _require("torch.autograd.forward_ad._current_level")
 
-_is_compiling = torch.compiler.is_compiling
+# ``torch.compiler.is_compiling()`` by what it returns, where that is kept as in 2.13: two functions
+# in Python, and it is asked for each operator with a gradient.
+_is_compiling: Callable[[], bool] = (
+    functools.partial(vars(torch.compiler).__getitem__, "_is_compiling_flag")
+    if "_is_compiling_flag" in vars(torch.compiler)
+    else torch.compiler.is_compiling
+)
 
 set_grad_enabled: Callable[[bool], None] = _symbol("torch._C._set_grad_enabled")
 """``torch.set_grad_enabled`` without the context object, six times cheaper."""

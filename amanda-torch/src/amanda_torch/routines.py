@@ -226,6 +226,8 @@ class RoutineDispatcher(Dispatcher):
         """Scopes, switches or recorded actions have changed, or the driver is detached."""
         # A new one: another thread may be about to put something out of date into the old one.
         self.settled = {}
+        if self.native is not None:
+            self.native.forget()
 
     def is_plain_thread(self, thread: dict[str, Any]) -> bool:
         """Whether backward operators that run in a thread now may take the routines in `settled`.

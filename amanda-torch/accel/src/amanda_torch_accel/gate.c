@@ -36,6 +36,7 @@
 #include <stddef.h>
 #include <stdint.h>
 #include <string.h>
+#include <time.h>
 
 #ifdef Py_GIL_DISABLED
 #error "the gate writes into functions that all threads call: it needs a Python with the GIL"
@@ -570,6 +571,19 @@ append_thread(PyObject *list)
     return append_number(list, known);
 }
 
+/* time.perf_counter_ns(), without the call where it is known what that reads. */
+static PyObject *
+read_clock(void)
+{
+#ifdef __linux__
+    struct timespec now;
+    if (clock_gettime(CLOCK_MONOTONIC, &now) == 0) {
+        return PyLong_FromLongLong((long long)now.tv_sec * 1000000000 + now.tv_nsec);
+    }
+#endif
+    return PyObject_CallNoArgs(inlined.clock);
+}
+
 /* Timer.start(), which is called in Python where another start of this thread has not ended. */
 static int
 start_timer(PyObject *timer)
@@ -589,7 +603,7 @@ start_timer(PyObject *timer)
         Py_XDECREF(none);
     }
     else if (!failed) {
-        now = PyObject_CallNoArgs(inlined.clock);
+        now = read_clock();
         failed = now == NULL || PyDict_SetItem(started, key, now) < 0;
     }
     Py_XDECREF(key);
@@ -632,7 +646,7 @@ log_execution(PyObject *timer, PyObject *start, PyObject *end)
 static int
 stop_timer(PyObject *timer, PyObject *routine)
 {
-    PyObject *end = PyObject_CallNoArgs(inlined.clock), *started = field(timer, at.timer_started);
+    PyObject *end = read_clock(), *started = field(timer, at.timer_started);
     PyObject *key = PyLong_FromUnsignedLong(PyThread_get_thread_ident());
     PyObject *start = NULL, *time = NULL;
     int failed = end == NULL || key == NULL;
@@ -692,12 +706,19 @@ run_routines(PyObject *routines)
  * It is called with the gradients of the outputs before the node, and with those of the inputs and
  * of the outputs after it. Routines that are all inlined are run here, and others by Python.
  */
-typedef struct {
+typedef struct Hook {
     PyObject_HEAD
     vectorcallfunc vectorcall;
     PyObject *hooks; /* NodeHooks */
     int has_before, has_after;
+    PyObject *routines; /* those in the dispatcher's `settled`, until forget(); NULL if not known */
+    PyObject *quiet;    /* the dispatcher's scopes that are quiet, with `routines` */
+    struct Hook *previous, *next; /* of those with `routines` */
+    struct HookDict *spare;       /* dicts with nothing but this hook that no node has */
+    int spare_count;
 } Hook;
+
+static Hook *settled_hooks;
 
 /* The hook of a leaf's accumulation, see Accumulation of amanda_torch.autograd.hooks. */
 typedef struct {
@@ -738,29 +759,99 @@ nothing_flows(PyObject *gradients)
     return count > 0;
 }
 
+/* ``vars(STATE)`` of the current thread (borrowed), which lives as long as Python's state of it. */
+static PyObject *
+thread_state(void)
+{
+    static THREAD_LOCAL struct {
+        uint64_t thread;
+        PyObject *state;
+    } known;
+    uint64_t number = PyThreadState_GetID(PyThreadState_Get());
+    if (known.state == NULL || known.thread != number) {
+        PyObject *state = PyObject_GetAttr(inlined.state, names.dict);
+        Py_XDECREF(state);
+        if (state == NULL || !PyDict_CheckExact(state)) {
+            PyErr_Clear();
+            return NULL;
+        }
+        known.state = state;
+        known.thread = number;
+    }
+    return known.state;
+}
+
 /* Whether routines of backward operators may run in this thread, see RoutineDispatcher. */
 static int
-is_plain_thread(PyObject *dispatcher)
+is_plain_thread(PyObject *quiet)
 {
-    PyObject *state = PyObject_GetAttr(inlined.state, names.dict);
-    int is_plain = state != NULL && PyDict_CheckExact(state)
+    PyObject *state = thread_state();
+    int is_plain = state != NULL && PyDict_GET_SIZE(quiet) == 0
                    && PyDict_GetItemWithError(state, names.enabled) == Py_True
                    && PyDict_GetItemWithError(state, names.cache) == Py_True
                    && PyDict_GetItemWithError(state, names.held) == Py_False
                    && PyDict_GetItemWithError(state, paused_name) == zero;
-    Py_XDECREF(state);
-    if (is_plain) {
-        PyObject *quiet = PyObject_GetAttr(dispatcher, names.quiet);
-        is_plain = quiet != NULL && PyDict_CheckExact(quiet) && PyDict_GET_SIZE(quiet) == 0;
-        Py_XDECREF(quiet);
-    }
     PyErr_Clear();
     return is_plain;
 }
 
-/* The routines of a hook if all are inlined (a strong reference); NULL if Python is to find them. */
+/* Forget the routines of a hook. It may run code of others, and the hook may be gone after it. */
+static void
+unsettle(Hook *hook)
+{
+    PyObject *routines = hook->routines, *quiet = hook->quiet;
+    if (routines == NULL) {
+        return;
+    }
+    if (hook->previous != NULL) {
+        hook->previous->next = hook->next;
+    }
+    else {
+        settled_hooks = hook->next;
+    }
+    if (hook->next != NULL) {
+        hook->next->previous = hook->previous;
+    }
+    hook->previous = hook->next = NULL;
+    hook->routines = hook->quiet = NULL;
+    Py_DECREF(routines);
+    Py_DECREF(quiet);
+}
+
+static void
+unsettle_all(void)
+{
+    while (settled_hooks != NULL) {
+        unsettle(settled_hooks);
+    }
+}
+
+PyDoc_STRVAR(forget_doc, "forget()\n\nThe dispatcher has dropped the routines that it had settled.");
+
 static PyObject *
-settled_routines(Hook *self, int is_after)
+gate_forget(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(argument))
+{
+    unsettle_all();
+    Py_RETURN_NONE;
+}
+
+static void
+keep_settled(Hook *self, PyObject *routines, PyObject *quiet)
+{
+    self->routines = Py_NewRef(routines);
+    self->quiet = Py_NewRef(quiet);
+    self->previous = NULL;
+    self->next = settled_hooks;
+    if (settled_hooks != NULL) {
+        settled_hooks->previous = self;
+    }
+    settled_hooks = self;
+}
+
+/* The routines of a hook that its dispatcher has settled (a strong reference); NULL if there are
+   none, and where Python is to say whether they may run. */
+static PyObject *
+find_settled(Hook *self)
 {
     PyObject *dispatcher = field(self->hooks, at.hooks_dispatcher);
     PyObject *key = field(self->hooks, at.hooks_key), *found = NULL;
@@ -768,18 +859,44 @@ settled_routines(Hook *self, int is_after)
         return NULL;
     }
     PyObject *settled = PyObject_GetAttr(dispatcher, names.settled);
-    if (settled != NULL && PyDict_CheckExact(settled)) {
-        PyObject *routines = PyDict_GetItemWithError(settled, key);
-        if (routines != NULL && Py_IS_TYPE(routines, (PyTypeObject *)inlined.routines)) {
-            found = field(routines, is_after ? at.routines_after : at.routines_before);
+    PyObject *quiet = PyObject_GetAttr(dispatcher, names.quiet);
+    if (settled != NULL && PyDict_CheckExact(settled) && quiet != NULL && PyDict_CheckExact(quiet)) {
+        found = PyDict_GetItemWithError(settled, key);
+    }
+    if (found != NULL && Py_IS_TYPE(found, (PyTypeObject *)inlined.routines)
+        && is_plain_thread(quiet)) {
+        Py_INCREF(found);
+        /* Not after restore(), which forgets them all. */
+        if (is_installed && self->routines == NULL) {
+            keep_settled(self, found, quiet);
         }
     }
-    found = found != NULL && PyTuple_CheckExact(found) ? Py_NewRef(found) : NULL;
-    Py_XDECREF(settled);
-    PyErr_Clear();
-    if (found != NULL && !is_plain_thread(dispatcher)) {
-        Py_CLEAR(found);
+    else {
+        found = NULL;
     }
+    Py_XDECREF(settled);
+    Py_XDECREF(quiet);
+    PyErr_Clear();
+    return found;
+}
+
+/* The routines of a hook if all are inlined (a strong reference); NULL if Python is to find them. */
+static PyObject *
+settled_routines(Hook *self, int is_after)
+{
+    PyObject *settled;
+    if (self->routines == NULL) {
+        settled = find_settled(self);
+    }
+    else {
+        settled = is_plain_thread(self->quiet) ? Py_NewRef(self->routines) : NULL;
+    }
+    if (settled == NULL) {
+        return NULL;
+    }
+    PyObject *found = field(settled, is_after ? at.routines_after : at.routines_before);
+    found = found != NULL && PyTuple_CheckExact(found) ? Py_NewRef(found) : NULL;
+    Py_DECREF(settled);
     return found;
 }
 
@@ -793,13 +910,9 @@ run_hook(Hook *self, PyObject *const *values, Py_ssize_t count)
         Py_DECREF(routines);
         return failed ? NULL : Py_NewRef(Py_None);
     }
-    PyObject *method = PyObject_GetAttr(self->hooks, is_after ? names.after : names.before);
-    if (method == NULL) {
-        return NULL;
-    }
-    PyObject *result = PyObject_Vectorcall(method, values, count, NULL);
-    Py_DECREF(method);
-    return result;
+    PyObject *arguments[] = {self->hooks, count > 0 ? values[0] : NULL, is_after ? values[1] : NULL};
+    return PyObject_VectorcallMethod(is_after ? names.after : names.before, arguments,
+                                     (count > 2 ? 2 : count) + 1, NULL);
 }
 
 static PyObject *
@@ -816,12 +929,17 @@ static int
 hook_traverse(Hook *self, visitproc visit, void *arg)
 {
     Py_VISIT(self->hooks);
+    Py_VISIT(self->routines);
+    Py_VISIT(self->quiet);
     return 0;
 }
+
+static void free_dicts_of(Hook *hook);
 
 static int
 hook_clear(Hook *self)
 {
+    unsettle(self);
     Py_CLEAR(self->hooks);
     return 0;
 }
@@ -830,6 +948,7 @@ static void
 hook_dealloc(Hook *self)
 {
     PyObject_GC_UnTrack(self);
+    free_dicts_of(self);
     hook_clear(self);
     PyObject_GC_Del(self);
 }
@@ -856,6 +975,10 @@ new_hook(PyObject *hooks)
         hook->hooks = Py_NewRef(hooks);
         hook->has_before = field(hooks, at.hooks_before) == Py_True;
         hook->has_after = field(hooks, at.hooks_after) == Py_True;
+        hook->routines = hook->quiet = NULL;
+        hook->previous = hook->next = NULL;
+        hook->spare = NULL;
+        hook->spare_count = 0;
         PyObject_GC_Track(hook);
     }
     return hook;
@@ -886,10 +1009,12 @@ attach_hook(PyObject *node, Hook *hook)
    There is one for each node of a graph. The garbage collector counts what is allocated, and looks at
    700 objects that are left: observed in CPython 3.11, two collections in each step of a small
    transformer that trains. So dicts are used again, and not tracked as long as only hooks of this
-   file are in them. */
+   file are in them. Those with nothing but a Hook are kept by that, with what is in them: making,
+   filling and emptying one takes as long as the rest of registering a hook. */
 typedef struct HookDict {
     PyDictObject dict;
     PyObject *references;
+    struct HookDict *next; /* of the spare ones of a Hook */
 } HookDict;
 
 #define MOST_DICTS 4096
@@ -930,13 +1055,67 @@ free_spare_dicts(void)
     }
 }
 
+/* Dicts that a Hook keeps: there is one for each graph that is alive at the same time. */
+#define MOST_SPARE 8
+
+/* The hook that keeps a dict which no node has any more; NULL if none does. */
+static Hook *
+keeper_of(PyObject *dict)
+{
+    PyObject *key, *value;
+    Py_ssize_t position = 0;
+    if (!is_installed || PyDict_GET_SIZE(dict) != 1 || PyObject_GC_IsTracked(dict)
+        || !PyDict_Next(dict, &position, &key, &value) || !Py_IS_TYPE(key, &Hook_Type)) {
+        return NULL;
+    }
+    /* Not one that only this dict refers to. */
+    Hook *hook = (Hook *)key;
+    return value == key && hook->spare_count < MOST_SPARE && Py_REFCNT(key) > 2 ? hook : NULL;
+}
+
 static void
 hook_dict_dealloc(PyObject *self)
 {
     if (((HookDict *)self)->references != NULL) {
         PyObject_ClearWeakRefs(self);
     }
-    PyDict_Type.tp_dealloc(self);
+    Hook *hook = keeper_of(self);
+    if (hook == NULL) {
+        PyDict_Type.tp_dealloc(self);
+        return;
+    }
+    ((HookDict *)self)->next = hook->spare;
+    hook->spare = (HookDict *)self;
+    hook->spare_count++;
+    /* Those of the key and of the value: with them the hook would keep itself alive. */
+    Py_DECREF(hook);
+    Py_DECREF(hook);
+}
+
+/* A dict with nothing but a hook, which has one to spare. */
+static PyObject *
+take_dict(Hook *hook)
+{
+    HookDict *dict = hook->spare;
+    hook->spare = dict->next;
+    hook->spare_count--;
+    dict->next = NULL;
+    Py_INCREF(hook);
+    Py_INCREF(hook);
+    return PyObject_Init((PyObject *)dict, Py_TYPE(dict));
+}
+
+/* Of a hook that is about to be freed. */
+static void
+free_dicts_of(Hook *hook)
+{
+    Py_SET_REFCNT((PyObject *)hook, 1);
+    while (hook->spare != NULL) {
+        PyObject *dict = take_dict(hook);
+        Py_SET_REFCNT(dict, 0);
+        PyDict_Type.tp_dealloc(dict);
+    }
+    Py_SET_REFCNT((PyObject *)hook, 0);
 }
 
 static PyTypeObject HookDict_Type = {
@@ -976,7 +1155,14 @@ add_hook(PyObject *vanilla, PyObject *const *values, Py_ssize_t count)
         return PyObject_Vectorcall(vanilla, values, count, NULL);
     }
     int is_first = values[0] == Py_None;
-    PyObject *dict = is_first ? new_hook_dict() : Py_NewRef(values[0]), *pair = NULL;
+    PyObject *dict, *pair = NULL;
+    if (is_first && Py_IS_TYPE(values[1], &Hook_Type) && ((Hook *)values[1])->spare != NULL) {
+        dict = take_dict((Hook *)values[1]);
+        pair = PyTuple_Pack(2, dict, Py_None);
+        Py_DECREF(dict);
+        return pair;
+    }
+    dict = is_first ? new_hook_dict() : Py_NewRef(values[0]);
     if (dict != NULL && PyObject_SetItem(dict, values[1], values[1]) == 0) {
 #if PY_VERSION_HEX < 0x030E0000
         /* A dict begins to be tracked, again, where another kind of object comes into it. */
@@ -1459,10 +1645,15 @@ hook_way(PyObject *node, PyObject *way, PyObject *natives, PyObject *done)
     found.nodes[0] = Py_NewRef(node);
     int failed = 0;
     for (Py_ssize_t i = 0; !failed && i < PyList_GET_SIZE(way); i++) {
-        Py_ssize_t place, edge, number;
-        PyObject *edges = NULL, *pair;
-        failed = !PyArg_ParseTuple(PyList_GET_ITEM(way, i), "nnn", &place, &edge, &number)
-                 || place < 0 || place >= found.count || found.count == MOST_NODES || number < 0
+        PyObject *step = PyList_GET_ITEM(way, i), *edges = NULL, *pair;
+        if (!PyTuple_CheckExact(step) || PyTuple_GET_SIZE(step) != 3) {
+            failed = 1;
+            break;
+        }
+        Py_ssize_t place = PyLong_AsSsize_t(PyTuple_GET_ITEM(step, 0));
+        Py_ssize_t edge = PyLong_AsSsize_t(PyTuple_GET_ITEM(step, 1));
+        Py_ssize_t number = PyLong_AsSsize_t(PyTuple_GET_ITEM(step, 2));
+        failed = place < 0 || place >= found.count || found.count == MOST_NODES || number < 0
                  || number >= PyList_GET_SIZE(natives) || number >= PyByteArray_GET_SIZE(done)
                  || (edges = PyObject_GetAttr(found.nodes[place], names.next_functions)) == NULL
                  || !PyTuple_CheckExact(edges) || edge < 0 || edge >= PyTuple_GET_SIZE(edges)
@@ -2913,6 +3104,7 @@ gate_restore(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(argument))
     session++;
     (void)virtual_mode();
     is_installed = 0;
+    unsettle_all();
     free_spare_dicts();
     return set_all(0) < 0 ? NULL : Py_NewRef(Py_None);
 }
@@ -3304,6 +3496,7 @@ static PyMethodDef methods[] = {
     {"configure_inlined", gate_configure_inlined, METH_O, configure_inlined_doc},
     {"event", gate_event, METH_O, event_doc},
     {"follow", gate_follow, METH_VARARGS, follow_doc},
+    {"forget", gate_forget, METH_NOARGS, forget_doc},
     {"hook", gate_hook, METH_O, hook_doc},
     {"hook_registrar", gate_hook_registrar, METH_O, hook_registrar_doc},
     {"install", gate_install, METH_NOARGS, install_doc},
