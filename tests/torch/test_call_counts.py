@@ -215,7 +215,7 @@ def test_a_new_operator_is_few_objects() -> None:
     assert made <= 63 * 2 * count
 
 
-@pytest.mark.parametrize(("training", "bound"), [(True, 225), (False, 85)], ids=["train", "infer"])
+@pytest.mark.parametrize(("training", "bound"), [(True, 212), (False, 66)], ids=["train", "infer"])
 def test_a_cell_in_a_loop(training: bool, bound: int) -> None:
     """A module that is called in a loop of the program, so that each call is an iteration, runs
     through few functions however many operators were met."""

@@ -18,7 +18,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from amanda.interface.points import Point, PointContext
-from amanda.state import STATE, tool_locked
+from amanda.state import STATE
 
 if TYPE_CHECKING:
     from amanda.state import LiveScope
@@ -35,6 +35,7 @@ class Points:
 
     def __init__(self, dispatcher: Any) -> None:
         self._dispatcher = dispatcher
+        self._namespace: str | None = None
 
     def is_wanted(self, scopes: Scopes) -> bool:
         """Whether a tool has a routine at any derived point."""
@@ -66,13 +67,14 @@ class Points:
         """
         for scope in scopes:
             tell = partial(self._tell, scope)
-            if scope.steps.forward_begins(model, trains, tell, differentiates):
+            begins = scope.steps.forward_begins(model, trains, tell, differentiates)
+            if begins and scope.routines_at(Point.FORWARD_BEGIN):
                 self._tell(scope, Point.FORWARD_BEGIN, id=model)
 
     def forward_ends(self, told: Scopes, model: str) -> None:
         """The outermost module has returned, or raised."""
         for scope in told:
-            if scope.steps.forward_ends():
+            if scope.steps.forward_ends() and scope.routines_at(Point.FORWARD_END):
                 self._tell(scope, Point.FORWARD_END, id=model)
 
     def backward_begins(self) -> Scopes:
@@ -143,12 +145,15 @@ class Points:
         steps = scope.steps
         if point is Point.ITERATION_END:
             facts["end"] = steps.end
+        if self._namespace is None:
+            self._namespace = str(self._dispatcher.driver.namespace)
         context = PointContext(
             point=point,
-            namespace=str(self._dispatcher.driver.namespace),
+            namespace=self._namespace,
             iteration=steps.count,
             begin=steps.begin or None,
             **facts,
         )
         for tool, routine in routines:
-            tool_locked(self._dispatcher.call_at_point, scope, tool, routine, context)
+            # It takes the lock of tools' code.
+            self._dispatcher.call_at_point(scope, tool, routine, context)

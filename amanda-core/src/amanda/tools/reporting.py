@@ -219,15 +219,20 @@ class StepFigures:
     def __init__(self) -> None:
         self.count = 0
         self.series: dict[int, dict[str, float]] = {}
-        self._begins: dict[int, Mapping[str, float]] = {}
+        self._begins: dict[int, dict[str, float]] = {}
         self._last: dict[str, float] = {}
         self._low: dict[str, float] = {}
         self._high: dict[str, float] = {}
 
     def begin(self, number: int, figures: Mapping[str, float]) -> None:
         """Note the figures where a step begins, perhaps once more."""
-        kept = {n: f for n, f in self._begins.items() if number - _STEPS_KEPT <= n < number}
-        self._begins = {**kept, number: dict(figures)}
+        begins = self._begins
+        while begins and next(reversed(begins)) >= number:
+            begins.popitem()
+        begins[number] = dict(figures)
+        if len(begins) > _STEPS_KEPT:
+            # One dictionary for all steps: a copy at each would cost as many items as it keeps.
+            del begins[next(iter(begins))]
 
     def end(self, number: int, figures: Mapping[str, float], seconds: float | None = None) -> None:
         """Note the figures where a step ends.
@@ -266,8 +271,10 @@ class StepFigures:
 def _spread(figures: Mapping[str, float], low: dict[str, float], high: dict[str, float]) -> None:
     """Widen the ranges by the figures of one step."""
     for name, value in figures.items():
-        low[name] = min(low.get(name, value), value)
-        high[name] = max(high.get(name, value), value)
+        least, most = low.get(name, value), high.get(name, value)
+        # For each step: min() and max() would cost more than all the rest.
+        low[name] = value if value < least else least  # noqa: FURB136
+        high[name] = value if value > most else most  # noqa: FURB136
 
 
 def figures_by_phase(
