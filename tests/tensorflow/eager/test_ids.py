@@ -71,6 +71,29 @@ def test_a_variable_is_read_in_every_iteration(routine: bool) -> None:
     assert len(ids) == len(set(ids))
 
 
+@pytest.mark.parametrize("kind", ["tf", "keras", "list"])
+@pytest.mark.parametrize("counted", ["readings", "all"])
+def test_a_variable_is_read_where_a_tensor_was_passed_before(counted: str, kind: str) -> None:
+    """The reading is seen of a variable that is passed under an id that was met with tensors."""
+    counter = amanda.inline.Counter()
+    variable: Any = keras.Variable(X) if kind == "keras" else tf.Variable(X)
+    operands: Any = ([X, X], [X, variable]) if kind == "list" else (X, variable)
+    join = tf.stack if kind == "list" else tf.math.square
+
+    def analyse(context: amanda.OpContext) -> None:
+        is_reading = context.get_op().type == "ReadVariableOp"
+        if is_reading or counted == "all":
+            context.insert_after_op(counter, outputs=[])
+
+    tool = amanda.Tool()
+    tool.add_inst_for_op(analyse)
+    with apply(tool):
+        for operand in [operands[0]] * 3 + [operands[1]] * 3:
+            amanda.new_iteration()
+            join(operand)
+    assert counter.count == (3 if counted == "readings" else 3 + 6)
+
+
 def test_ids_outside_of_layers() -> None:
     """Outside of name scopes an id begins with a slash, and operators of a type are numbered."""
     tool = Seen()

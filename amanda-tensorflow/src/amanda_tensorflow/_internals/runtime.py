@@ -259,6 +259,10 @@ def variables_read(values: Sequence[Any]) -> int:
     return count
 
 
+NO_VARIABLES = frozenset({ops.EagerTensor, tf.DType, str, bytes, bool, int, float, type(None)})
+"""Types of most arguments of operators: among others, the fast path may read variables in C."""
+
+
 def is_read_by_runtime(value: Any) -> bool:
     """Whether `value` is a variable, or a list with one, which the fast path reads in C."""
     if isinstance(value, (list, tuple)):

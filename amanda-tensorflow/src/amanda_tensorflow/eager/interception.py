@@ -97,7 +97,8 @@ class Interception:
         look, note, no_tape_records = self._look, self._values.note, _internals.no_tape_records
         local, state, fallback = LOCAL, STATE, self._fallback
         module, fall_back, passed = _internals.EXECUTE, _internals.FallbackException, self._passed
-        run_inlined = self._run_inlined
+        run_inlined, is_read = self._run_inlined, _internals.is_read_by_runtime
+        without_variables = _internals.NO_VARIABLES.issuperset
 
         def TFE_Py_FastPathExecute(ctx: Any, op_name: str, name: Any, *args: Any) -> Any:  # noqa: N802
             tracker = local.tracker
@@ -113,16 +114,20 @@ class Interception:
                 entry = cell[cell[0] + 1]
             except LookupError:
                 return look(tracker, ctx, op_name, name, args)
-            if entry is None:
-                result = vanilla(ctx, op_name, name, *args)
-                cell[0] += 1
-                return result
             if type(entry) is SlowPath:
                 if entry.may_pass:
                     return passed(tracker, cell, entry.plan, ctx, op_name, name, args)
                 if module.execute is not self._hook:
                     self._patch_again()
                 raise fall_back(op_name)
+            # It was kept for arguments without variables; other code, in another part of the
+            # program that begins an iteration, may have the same id.
+            if not without_variables(map(type, args)) and any(map(is_read, args)):
+                raise fallback(op_name)
+            if entry is None:
+                result = vanilla(ctx, op_name, name, *args)
+                cell[0] += 1
+                return result
             if type(entry) is Inlined:
                 return run_inlined(tracker, cell, entry, ctx, op_name, name, args)
             mark = None
