@@ -100,6 +100,19 @@ def test_gradients_pass_what_looks_at_compiled_code(compiler: str) -> None:
         assert torch.equal(one.grad, two.grad)
 
 
+@pytest.mark.filterwarnings("ignore:a compiled function runs operator by operator")
+def test_what_looks_at_compiled_code_changes_no_stride(compiler: str) -> None:
+    """Code that runs operator by operator has its own results, to the last bit."""
+    torch.manual_seed(0)
+    net, x = nn.MultiheadAttention(8, 2, batch_first=True), torch.rand(2, 8, 16).mT
+    model = torch.compile(lambda: net(x, x, x, need_weights=False)[0], backend=compiler)
+    with torch.no_grad():
+        wanted = model()
+        with amanda.apply(StatsTool(), drivers=["torch-graph"]):
+            found = [model(), model()]
+    assert [torch.equal(each, wanted) for each in found] == [True, True]
+
+
 # -- precision ----------------------------------------------------------------
 
 

@@ -300,6 +300,94 @@ def test_the_programs_own_compiler_on_request(monkeypatch: pytest.MonkeyPatch) -
     assert [*scope.statistics.compiled.values()] == ["by backend"]
 
 
+class _Values(amanda.Tool):
+    """Notes what operators of modules are given and give, by routines that are not traceable."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.values: list[Any] = []
+        self.add_inst_for_op(self.analyse)
+
+    def analyse(self, context: amanda.OpContext) -> None:
+        op_id = context.get_op_id()
+        if op_id.startswith("/"):
+            return
+        context.insert_before_op(self.note, op_id=op_id)
+        context.insert_after_op(self.note, op_id=f"{op_id} first")
+        context.insert_after_op(self.note, op_id=f"{op_id} second")
+
+    def note(self, *tensors: Any, op_id: str) -> None:
+        self.values.append((op_id, [None if x is None else x.tolist() for x in tensors]))
+
+
+@pytest.mark.parametrize("trains", [False, True], ids=["inference", "training"])
+def test_routines_that_return_nothing_run_in_code_of_a_compiler(
+    monkeypatch: pytest.MonkeyPatch, trains: bool
+) -> None:
+    """Routines that are not traceable and return nothing run when compiled code does, in their
+    order and with the values of eager mode, and change no result and no gradient."""
+    monkeypatch.setenv("AMANDA_TORCH_COMPILER", "own")
+
+    def results(compile_: Callable[[Any], Any]) -> Any:
+        net = nn.Sequential(_model(), nn.BatchNorm1d(4)).train(trains)
+        run, found = compile_(net), []
+        for _ in range(3):
+            torch.manual_seed(1)
+            with torch.set_grad_enabled(trains):
+                found.append(run(X))
+            if trains:
+                found[-1].sum().backward()
+        return fingerprint([*found, *[p.grad for p in net.parameters() if trains]])
+
+    wanted, eager, tool = results(lambda net: net), _Values(), _Values()
+    with applied(eager):
+        results(lambda net: net)
+    with applied(tool) as scope:
+        found = results(lambda net: torch.compile(net, backend="aot_eager"))
+    assert found == wanted
+    assert tool.values == eager.values
+    assert [*scope.statistics.compiled.values()] == ["by aot_eager"]
+
+
+def test_an_error_of_a_routine_in_code_of_a_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a routine raises in compiled code reaches the program, and the next call runs."""
+    monkeypatch.setenv("AMANDA_TORCH_COMPILER", "own")
+    calls: list[int] = []
+
+    def fail(x: Any) -> None:
+        calls.append(1)
+        if len(calls) == 2:
+            raise ValueError("the second call")
+
+    tool = amanda.Tool()
+    tool.add_inst_for_op(
+        lambda context: (
+            context.insert_after_op(fail) if context.get_op().__name__ == "relu" else None
+        )
+    )
+    run = torch.compile(_model().eval(), backend="aot_eager")
+    with applied(tool) as scope, torch.no_grad():
+        wanted = run(X)
+        with pytest.raises(ValueError, match="the second call") as raised:
+            run(X)
+        assert torch.equal(run(X), wanted)
+    assert "relu" in "".join(raised.value.__notes__)
+    assert len(calls) == 3
+    assert [*scope.statistics.compiled.values()] == ["by aot_eager"]
+
+
+@pytest.mark.filterwarnings("ignore:.torch.jit:DeprecationWarning")
+def test_routines_that_inductor_cannot_run_in_training(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With inductor, graphs with a backward pass run operator by operator with such routines."""
+    monkeypatch.setenv("AMANDA_TORCH_COMPILER", "own")
+    tool, run = _Values(), torch.compile(_model(), backend="inductor")
+    with applied(tool) as scope:
+        run(X).sum().backward()
+        run(X).sum().backward()
+    assert len(tool.values) == 2 * 3 * len({op_id.split()[0] for op_id, _ in tool.values})
+    assert [*scope.statistics.compiled.values()] == ["operator by operator"]
+
+
 class _Mode(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         return func(*args, **(kwargs or {}))

@@ -28,6 +28,7 @@ from amanda_torch import _internals
 from amanda_torch.compiled.code import GraphCode, Site
 from amanda_torch.compiled.direct import DirectCode, Known
 from amanda_torch.compiled.inlining import Inlined, Writer, reason_against
+from amanda_torch.compiled.observers import Observer
 from amanda_torch.compiled.operators import Operator
 from amanda_torch.eager.execution import KnownOp
 from amanda_torch.eager.interceptors import LOCAL, Interceptor, Met
@@ -109,18 +110,23 @@ class CapturedGraph:
             name = name_of_compiler(self._own)
         if name == "eager" or driver is None:
             return ""
-        reason = next(filter(None, (step.reason_against() for step in steps)), "")
+        # In PyTorch 2.13 inductor makes code with unbound variables of an operator with effects
+        # where a graph with a backward pass also writes into a buffer.
+        can_observe = name != "inductor" or not any(step.records for step in steps)
+        reasons = (step.reason_against(can_observe) for step in steps)
+        reason = next(filter(None, reasons), "")
         if not reason:
             actions = {step.name: step.inlined() for step in steps if step.acts()}
             try:
                 with self._suspended():
-                    module = Writer(driver.dispatcher, self._module).write(actions)
+                    writer = Writer(driver.dispatcher, self._module)
+                    module = writer.write(actions)
                     is_own = os.environ[COMPILER_VARIABLE] == OWN_COMPILER
                     compiler = self._own if is_own else _internals.lookup_compiler(name)
                     binding.function = _internals.compile_later(
                         self._context, compiler, module, self._inputs
                     )
-                    binding.direct = None
+                    binding.direct, binding.observers = None, writer.observers
                 return name
             except Exception as error:
                 reason = f"{name} fails with {type(error).__name__}"
@@ -306,6 +312,10 @@ class Step:
         operator: the one that it stands for; None if it stands for several.
         is_one_output: whether it returned one tensor.
         records: whether gradients may be recorded in it.
+
+    Attributes:
+        name: of the call's node.
+        records: see above.
     """
 
     def __init__(
@@ -329,7 +339,7 @@ class Step:
         ]
         self._is_one_output = is_one_output
         self._operator = operator
-        self._records = records
+        self.records = records
 
     @property
     def enters(self) -> bool:
@@ -352,7 +362,7 @@ class Step:
             operator=self._operator,
             frame=self._frame,
             is_one_output=self._is_one_output,
-            records=self._records,
+            records=self.records,
         )
 
     def is_known(self) -> bool:
@@ -365,16 +375,20 @@ class Step:
         One of which only backward operators are looked at does, where it can have none.
         """
         return any(
-            known is not None and (self._records or not known.is_claim) for known in self._knowns
+            known is not None and (self.records or not known.is_claim) for known in self._knowns
         )
 
-    def reason_against(self) -> str:
-        """Why what it does cannot be compiled; "" if it can."""
+    def reason_against(self, can_observe: bool) -> str:
+        """Why what it does cannot be compiled; "" if it can.
+
+        Args:
+            can_observe: whether routines that are not traceable may run when the code does.
+        """
         if not self.acts():
             return ""
         if self._operator is None:
             return f"{self._site.function.__name__} is made of several operators"
-        return reason_against(self._plan(), self._is_one_output)
+        return reason_against(self._plan(), self._is_one_output, self.records, can_observe)
 
     def inlined(self) -> Inlined:
         """The actions on its operator."""
@@ -533,9 +547,13 @@ class Binding:
 
     Attributes:
         direct: code with routines written into it; None where there is none.
+        observers: those of a compiler's code, which calls them by number.
     """
 
-    __slots__ = ("_base", "_callers", "_generation", "_roots", "_span", "direct", "function")
+    __slots__ = (
+        *("_base", "_callers", "_generation", "_roots", "_span"),
+        *("direct", "function", "observers"),
+    )
 
     def __init__(
         self,
@@ -552,6 +570,7 @@ class Binding:
         self._callers = callers
         self._roots: list[weakref.ref[Any]] = []
         self.direct: DirectCode | None = None
+        self.observers: Sequence[Observer] = ()
 
     def note_roots(self, roots: Sequence[Any]) -> bool:
         """Note the objects by which the graph's modules are found; whether that can be done."""

@@ -1,10 +1,11 @@
 """Writes the actions on a captured graph into a copy of it, which a compiler then compiles.
 
-Only traceable routines can become a part of compiled code: functions of tensors, of the selected
-ones and of those given as keyword arguments. :func:`reason_against` says what else keeps an
-operator's actions out of it::
+Traceable routines become a part of compiled code: functions of tensors, of the selected ones and of
+those given as keyword arguments. Others that only look at tensors run when the code does, see
+:mod:`amanda_torch.compiled.observers`. :func:`reason_against` says what keeps an operator's actions
+out of it::
 
-    if not any(reason_against(plan, is_one_output) for ...):
+    if not any(reason_against(plan, is_one_output, records, can_observe) for ...):
         copy = Writer(dispatcher, module).write({"linear": Inlined(plan, operator)})
 """
 
@@ -23,6 +24,7 @@ from amanda.engine.plan import ActionPlan
 from amanda.interface.action import Action
 from amanda_torch import _internals
 from amanda_torch.autograd.functions import AmandaSubstitute
+from amanda_torch.compiled.observers import Observer, only_observes
 from amanda_torch.compiled.operators import Operator
 from amanda_torch.operators.calls import item_at, put_item
 
@@ -40,28 +42,46 @@ class Inlined:
     operator: Operator
 
 
-def reason_against(plan: ActionPlan, is_one_output: bool) -> str:
-    """Why the actions on an operator cannot be compiled with it; "" if they can."""
-    if plan.claims or plan.acts_on_gradients:
+def reason_against(
+    plan: ActionPlan, is_one_output: bool, records: bool = True, can_observe: bool = False
+) -> str:
+    """Why the actions on an operator cannot be compiled with it; "" if they can.
+
+    Args:
+        is_one_output: whether it returns one tensor.
+        records: whether it may have backward operators.
+        can_observe: whether routines that are not traceable may run when the code does.
+    """
+    if records and (plan.claims or plan.acts_on_gradients):
         return "a tool looks at backward operators"
     replaced = () if plan.replace is None else (plan.replace,)
     for action in (*plan.before, *replaced, *plan.after):
-        func = getattr(action.func, "__func__", action.func)
-        if not getattr(func, "amanda_traceable", False):
+        if not (is_traceable(action) or (can_observe and only_observes(action))):
             return f"{action.routine} is not traceable"
     if plan.after and not is_one_output:
         return "a routine gets several outputs of an operator"
     return ""
 
 
+def is_traceable(action: Action) -> bool:
+    """Whether a compiler may trace the routine of an action."""
+    func = getattr(action.func, "__func__", action.func)
+    return bool(getattr(func, "amanda_traceable", False))
+
+
 class Writer:
-    """Writes actions into a copy of one graph."""
+    """Writes actions into a copy of one graph.
+
+    Attributes:
+        observers: those that the copy calls, which holds only their numbers.
+    """
 
     def __init__(self, dispatcher: Dispatcher, module: fx.GraphModule) -> None:
         self._dispatcher = dispatcher
         self._module = _internals.copied_graph(module)
         self._graph = self._module.graph
         self._numbers = itertools.count()
+        self.observers: list[Observer] = []
 
     def write(self, actions: Mapping[str, Inlined]) -> fx.GraphModule:
         """The copy of the graph, with the actions on its operators, by the names of their nodes."""
@@ -94,27 +114,32 @@ class Writer:
                     put_item(place, args, kwargs, value)
             node.op, node.target = "call_function", operator.func
             node.args, node.kwargs = tuple(args), kwargs
-        last = node
+        last = written = node
         for action in plan.after:
-            last = self._after(action, last)
+            last, written = self._after(action, last, written)
 
-    def _after(self, action: Action, last: fx.Node) -> fx.Node:
+    def _after(self, action: Action, last: fx.Node, written: fx.Node) -> tuple[fx.Node, fx.Node]:
+        """Write a routine behind what is written; the operator's result then, and the last node."""
         # Nodes are written one after the other before a mark, or they would come out reversed.
-        with self._graph.inserting_after(last):
+        with self._graph.inserting_after(written):
             mark = self._graph.call_function(_nothing)
-        users = [user for user in last.users if user is not mark]
+        users = list(last.users)
         with self._graph.inserting_before(mark):
             changed = self._call(action, [last])
+        written = mark.prev
         self._graph.erase_node(mark)
         for _, new in changed:
             for user in users:
                 user.replace_input_with(last, new)
-            return new
-        return last
+            last = new
+        return last, written
 
     def _call(self, action: Action, values: Sequence[Any]) -> list[tuple[int, fx.Node]]:
         """Write the call of a routine; the positions of its results and their nodes."""
         selected = _selected(action, values)
+        if not is_traceable(action):
+            self._observe(action, selected)
+            return []
         indices = range(len(values)) if action.select is None else action.select
         routine = _routine(self._dispatcher, action)
         called = self._graph.call_function(routine, tuple(selected), self._keywords(action))
@@ -123,6 +148,13 @@ class Writer:
             for position, index in enumerate(indices)
             if selected[position] is not None
         ]
+
+    def _observe(self, action: Action, selected: Sequence[Any]) -> None:
+        """Write the call of a routine that is not traced."""
+        observer = Observer(self._dispatcher, action, [value is not None for value in selected])
+        self.observers.append(observer)
+        given = [value for value in selected if value is not None]
+        self._graph.call_function(_internals.observing_operator(), (given, observer.number))
 
     def _keywords(self, action: Action) -> dict[str, Any]:
         """A routine's keyword arguments for the graph: tensors become buffers of it."""

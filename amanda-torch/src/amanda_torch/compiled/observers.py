@@ -1,0 +1,87 @@
+"""Routines that a compiler does not trace, in the code that it makes of a captured graph.
+
+One operator of ours stands in the graph for each of them, with the tensors that the routine selects
+and a number. The compiler can neither look into it, nor remove it, nor change the order of two::
+
+    observer = Observer(dispatcher, action, [True])
+    _internals.observing_operator()([tensor], observer.number)    # runs the routine
+
+The operator returns nothing: a value that is passed on would have to be copied, which costs time
+and may change its strides, and with them last bits of results. So only routines that return nothing
+are run so.
+"""
+
+from __future__ import annotations
+
+import itertools
+import weakref
+from collections.abc import Sequence
+from typing import Any
+
+from amanda.engine.dispatch import Dispatcher
+from amanda.inline import is_counter
+from amanda.interface.action import Action, ActionKind
+from amanda_torch import _internals
+from amanda_torch.eager.reachable_code import returns_something
+
+_NUMBERS = itertools.count()
+_OBSERVERS: weakref.WeakValueDictionary[int, Observer] = weakref.WeakValueDictionary()
+"""By number. Whoever runs the code holds them."""
+
+
+def only_observes(action: Action) -> bool:
+    """Whether a routine can run so: it returns nothing, and is called for its tensors or counts.
+
+    What else takes no tensor, such as a clock, depends on its place among the operators, which a
+    compiler keeps only for operators that take what others give.
+    """
+    if action.differentiable or action.kind not in (ActionKind.BEFORE_OP, ActionKind.AFTER_OP):
+        return False
+    if action.select == ():
+        return is_counter(action.func) and not action.kwargs
+    return not returns_something(action.func)
+
+
+class Observer:
+    """Runs one routine in compiled code.
+
+    Args:
+        dispatcher: the driver's.
+        action: that of the routine.
+        given: of each tensor that it selects, whether there is one.
+
+    Attributes:
+        number: by which the code calls it.
+    """
+
+    def __init__(self, dispatcher: Dispatcher, action: Action, given: Sequence[bool]) -> None:
+        self._dispatcher = dispatcher
+        self._action = action
+        self._given = given
+        self.number = next(_NUMBERS)
+        _OBSERVERS[self.number] = self
+
+    def run(self, tensors: Sequence[Any]) -> None:
+        """Run the routine.
+
+        Args:
+            tensors: those that it selects, as far as there are any.
+        """
+        found = iter(tensors)
+        selected = [next(found) if is_given else None for is_given in self._given]
+        select = self._action.select
+        values: list[Any] = selected
+        if select is not None:
+            values = [None] * (max(select, default=-1) + 1)
+            for index, value in zip(select, selected, strict=True):
+                values[index] = value
+        self._dispatcher.run_all((self._action,), values)
+
+
+def _observe(tensors: Sequence[Any], number: int) -> None:
+    observer = _OBSERVERS.get(number)
+    if observer is not None:
+        observer.run(tensors)
+
+
+_internals.set_observing(_observe)
