@@ -230,6 +230,19 @@ def test_what_a_session_fetches_decides_which_layers_are_entered() -> None:
     assert inline.entered == ["n", "n/a", "n/b"]
 
 
+def test_building_a_model_in_a_graph_enters_no_layer() -> None:
+    """Neither a run that initialises its variables, nor the calls that build a model of Keras."""
+    with tf.Graph().as_default() as graph:
+        inputs = keras.Input((8,))
+        net = keras.Model(inputs, layers.Dense(2, name="d")(inputs), name="net")
+        x = tf1.placeholder(tf.float32, (None, 8))
+        y, initialize = net(x), tf1.global_variables_initializer()
+    with tf1.Session(graph=graph) as session:
+        assert called(lambda: session.run(initialize)).entered == []
+        run = called(lambda: session.run(y, {x: np.ones((2, 8), np.float32)}))
+    assert run.entered == ["net", "net/d"]
+
+
 def test_layers_in_control_flow_of_tensorflow_1_are_not_told() -> None:
     """They run as they do without a tool, and others of the graph are entered."""
     with tf.Graph().as_default() as graph:

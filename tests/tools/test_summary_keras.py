@@ -8,6 +8,8 @@ import os
 import re
 import subprocess
 import sys
+from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
@@ -36,29 +38,109 @@ def test_models_of_keras_in_pytorch() -> None:
     assert done.returncode == 0, done.stderr
 
 
-def test_what_keras_prints_is_in_the_rows() -> None:
-    """``Model.summary()``, line by line: layers, their shapes and their parameters."""
+def convolutions() -> Any:
+    """A small network with layers of several kinds."""
     import keras
 
     layers = keras.layers
     inputs = keras.Input((16, 16, 3))
     x = layers.Conv2D(4, 3, strides=2, padding="same", name="conv")(inputs)
     x = layers.Activation("relu", name="relu")(layers.BatchNormalization(name="norm")(x))
-    x = layers.SeparableConv2D(6, 3, name="separable")(x)
+    x = layers.SeparableConv2D(6, 3, name="separable")(layers.Dropout(0.1, name="drop")(x))
     x = layers.GlobalAveragePooling2D(name="pool")(x)
-    network = keras.Model(inputs, layers.Dense(3, name="head")(x), name="cnn")
-    for model, x in ((network, np.ones((2, 16, 16, 3))), (keras_transformer.build(), TOKENS)):
-        printed = io.StringIO()
-        model.summary(print_fn=functools.partial(print, file=printed))
-        cells = [re.split("[|│]", line) for line in printed.getvalue().splitlines()]
-        lines = [[cell.strip() for cell in line[1:4]] for line in cells if len(line) > 4]
-        rows = {row["path"]: row for row in amanda.summary(model, x).modules}
-        assert len(lines) == len(model.layers)
-        for label, shape, parameters in lines:
-            row = rows[f"{model.name}/{label.split(' ')[0]}"]
-            assert f"({row['type']})" in label
-            assert str((None, *row["output"][1:])) == shape
-            assert f"{row['parameters']:,}" == parameters
+    return keras.Model(inputs, layers.Dense(3, name="head")(x), name="cnn")
+
+
+MODELS: dict[str, tuple[Callable[[], Any], Any]] = {
+    "cnn": (convolutions, np.ones((4, 16, 16, 3), "float32")),
+    "transformer": (keras_transformer.build, TOKENS),
+}
+
+
+def check_printed(model: Any, found: list[dict[str, Any]]) -> None:
+    """The rows have what ``Model.summary()`` prints."""
+    printed = io.StringIO()
+    model.summary(print_fn=functools.partial(print, file=printed))
+    cells = [re.split("[|│]", line) for line in printed.getvalue().splitlines()]
+    lines = [[cell.strip() for cell in line[1:4]] for line in cells if len(line) > 4]
+    rows = {row["path"]: row for row in found}
+    assert len(lines) == len(model.layers)
+    for label, shape, parameters in lines:
+        row = rows[f"{model.name}/{label.split(' ')[0]}"]
+        assert f"({row['type']})" in label
+        assert str((None, *row["output"][1:])) == shape
+        assert f"{row['parameters']:,}" == parameters
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_what_keras_prints_is_in_the_rows(name: str) -> None:
+    """``Model.summary()``, line by line: layers, their shapes and their parameters."""
+    build, x = MODELS[name]
+    model = build()
+    check_printed(model, amanda.summary(model, x).modules)
+
+
+def in_session(build: Callable[[], Any], x: Any) -> tuple[Any, Any]:
+    """The model in a graph of TensorFlow 1, and its summary in two runs of a session."""
+    import tensorflow as tf
+
+    tf1, tool = tf.compat.v1, amanda.tools.load("summary")()
+    with tf.Graph().as_default() as graph:
+        model, given = build(), tf1.placeholder(tf.as_dtype(x.dtype), (None, *x.shape[1:]))
+        result = model(given)
+        start = tf1.global_variables_initializer()
+    with tf1.Session(graph=graph) as session, amanda.apply(tool):
+        session.run(start)
+        for _ in range(2):
+            session.run(result, {given: x})
+    with graph.as_default():
+        check_printed(model, tool.modules())
+    return model, tool
+
+
+def in_function(build: Callable[[], Any], x: Any) -> tuple[Any, Any]:
+    """The same in two runs of a function that was traced before."""
+    import tensorflow as tf
+
+    model, tool = build(), amanda.tools.load("summary")()
+    function = tf.function(lambda x: model(x))
+    function(x)
+    with amanda.apply(tool):
+        for _ in range(2):
+            function(x)
+    check_printed(model, tool.modules())
+    return model, tool
+
+
+def in_fit(build: Callable[[], Any], x: Any) -> tuple[Any, Any]:
+    """The same in two steps of training."""
+    model, tool = build(), amanda.tools.load("summary")()
+    model.compile("sgd", "mse")
+    with amanda.apply(tool):
+        model.fit(np.tile(x, (2, *[1] * (x.ndim - 1))), np.ones((8, 3)), 4, verbose=0)
+    check_printed(model, tool.modules())
+    return model, tool
+
+
+@pytest.mark.parametrize(
+    ("run", "name"),
+    # The transformer is trained by `keras_transformer.main` above.
+    [*((run, name) for run in (in_session, in_function) for name in MODELS), (in_fit, "cnn")],
+)
+def test_models_of_keras_in_graphs(run: Any, name: str) -> None:
+    """Shapes and parameters of a run are those that Keras prints, and the figures those of an eager
+    pass."""
+    build, x = MODELS[name]
+    model, tool = run(build, x)
+    expected = {row["path"]: row for row in amanda.summary(build(), x).modules}
+    found = {row["path"]: row for row in tool.modules()}
+    # Keras names an input by a number of its own.
+    inputs = {path for path, row in found.items() if row["type"] == "InputLayer"}
+    assert found.keys() - inputs == {p for p, r in expected.items() if r["type"] != "InputLayer"}
+    for path in found.keys() - inputs:
+        for figure in ("output", "calls", "parameters", "macs"):
+            assert found[path][figure] == expected[path][figure], (path, figure)
+    assert tool.summary()["models"][model.name]["passes"] == 2
 
 
 def test_a_layer_that_is_not_built_calls_its_parts_once() -> None:

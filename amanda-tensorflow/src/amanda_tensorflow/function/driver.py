@@ -146,7 +146,8 @@ class FunctionDriver(TensorFlowFunctionDriver, GraphModeDriver):
         graph = _internals.FuncGraph(source.name)
         building = Building(graph, scopes, needs_gradient=True)
         iterations = self._iterations(source, building)
-        if self.dispatcher.points.wants_modules(scopes) and calls_modules(source):
+        is_wanted = self.dispatcher.points.wants_modules(scopes)
+        if is_wanted and calls_modules(source) and not sets_variables_only(source):
             building.modules = RunningModules(self.dispatcher.points)
         is_deferred = not acts_on_gradients(scopes) and (not iterations or iterations.is_plain)
         building.deferral = Deferral(is_deferred and building.modules is None)

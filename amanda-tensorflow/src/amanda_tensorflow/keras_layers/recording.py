@@ -46,6 +46,7 @@ class LayerCall:
         begin, end: how many operators the graph had before and after it.
         entered, left: numbers that tell the order of the calls' begins and ends.
         inputs, outputs: the tensors of the graph that it was given, and that it gave.
+        builds: whether it was made to build a model of Keras, and computes nothing.
     """
 
     layer: weakref.ref[Any]
@@ -57,6 +58,7 @@ class LayerCall:
     left: int = -1
     inputs: Sequence[TensorName] = ()
     outputs: Sequence[TensorName] = ()
+    builds: bool = False
 
     def layers(self) -> Sequence[LayerCall]:
         """The calls that lead to this one, outermost first, with itself."""
@@ -189,11 +191,10 @@ def _noting(vanilla: Any) -> Any:
 
 
 def _end(graph: Any, call: LayerCall, inputs: Any, outputs: Any) -> None:
-    """Note a call that has ended, unless it was made to build a model of Keras."""
+    """Note a call that has ended."""
     call.end, call.left = len(graph.get_operations()), next(_NUMBERS)
     given = _flat(inputs)
-    if call.end == call.begin and any(type(item).__name__ == "KerasTensor" for item in given):
-        return
+    call.builds = any(type(item).__name__ == "KerasTensor" for item in given)
     call.inputs, call.outputs = _names(given, graph), _names(_flat(outputs), graph)
     _CALLS.setdefault(graph, []).append(call)
 
@@ -221,8 +222,8 @@ def _names(items: Sequence[Any], graph: Any) -> Sequence[TensorName]:
 
 
 def calls_in(graph: Any) -> Sequence[LayerCall]:
-    """The calls of layers, with and without operators, in the order in which they ended."""
-    return _CALLS.get(graph, ())
+    """The calls of layers that compute, if operators or not, in the order in which they ended."""
+    return [call for call in _CALLS.get(graph, ()) if not call.builds]
 
 
 def layer_calls(graph: Any) -> Mapping[str, LayerCall]:

@@ -35,7 +35,7 @@ from amanda_tensorflow.graphs.running_vanilla import NotInstrumentableError, fal
 from amanda_tensorflow.graphs.sites import Site
 from amanda_tensorflow.graphs.topological_order import ordered
 from amanda_tensorflow.session.random_ops import can_be_shared, draws_from, is_seeded
-from amanda_tensorflow.session.run_kinds import RunKind
+from amanda_tensorflow.session.run_kinds import RunKind, kind_of
 from amanda_tensorflow.session.runs import Key, SessionRun
 from amanda_tensorflow.session.stateful_runs import InlineFunction, needs_inline
 from amanda_tensorflow.session.variables import (
@@ -159,7 +159,7 @@ class SessionCopies:
             copied: SessionRun | InlineFunction
             if inline:
                 copied, counting = self._inlined(run)
-            elif self.building.modules is not None and calls_modules(self._user.graph):
+            elif self._tells_modules(run):
                 copied, counting = self._added_apart(run, operations)
             else:
                 copied, counting = self._added(run)
@@ -200,6 +200,12 @@ class SessionCopies:
                 self._instrument.warn(self._ids)
             made = self._translated(run, self._site, self._replay)
         return made, Executions.of(self.building, *_extent(made))
+
+    def _tells_modules(self, run: SessionRun) -> bool:
+        """Whether tools are told of the modules that a run enters: building them enters none."""
+        if self.building.modules is None or not calls_modules(self._user.graph):
+            return False
+        return kind_of(run) != "setup"
 
     def _added_apart(
         self, run: SessionRun, operations: Sequence[Any]
@@ -250,7 +256,7 @@ class SessionCopies:
 
         def make(graph: Any) -> Instrument:
             found.append(Building(graph, scopes, needs_gradient=False))
-            found[0].modules = self.building.modules
+            found[0].modules = self.building.modules if self._tells_modules(run) else None
             return self._making(graph, found[0])
 
         inline = InlineFunction(self._user, site, make)

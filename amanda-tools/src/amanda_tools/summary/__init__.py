@@ -16,7 +16,7 @@ from amanda.tools.mapping import MappingTool
 from amanda.tools.reporting import plain_text
 from amanda_tools._bases.printing import PrintingTool
 from amanda_tools._output.units import format_quantity
-from amanda_tools.summary.graph_ops import GraphOps
+from amanda_tools.summary.graph_ops import GraphOps, is_eager
 from amanda_tools.summary.keras_layers import KerasCalls, is_keras
 from amanda_tools.summary.op_figures import OpFigures
 from amanda_tools.summary.recorder import Recorder
@@ -55,7 +55,8 @@ class SummaryTool(PrintingTool[SummaryOptions]):
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)
         self.recorder = Recorder(times=self.options.time)
-        self._graph_ops = GraphOps()
+        self._graph_ops = GraphOps(self.recorder)
+        self._follows_graphs = False
         self._namespaces: set[str] = set()
         self._torch_calls: Any = None
         self._keras_calls = KerasCalls(self.recorder)
@@ -91,6 +92,10 @@ class SummaryTool(PrintingTool[SummaryOptions]):
             from amanda_tools.summary.pytorch import TorchCalls
 
             self._torch_calls = TorchCalls(self.recorder)
+        if not self._follows_graphs and any(driver.framework == "tensorflow" for driver in drivers):
+            self._follows_graphs = True
+            for is_exit in (False, True):
+                self.add_inst_for_module(self._graph_ops.passed, exit=is_exit)
         self._keras_calls.open()
 
     def exit_scope(self) -> None:
@@ -107,7 +112,7 @@ class SummaryTool(PrintingTool[SummaryOptions]):
         self._keras_calls.open()
         self._namespaces.add(str(context.namespace))
         figures = OpFigures.of(context)
-        if context.namespace.matches("tensorflow") and context.namespace.tags[-1] != "eager":
+        if not is_eager(str(context.namespace)):
             add = self._graph_ops.adder(context.get_op_id(), context.get_module())
         else:
             add = self.recorder.add

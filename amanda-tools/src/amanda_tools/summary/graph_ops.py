@@ -1,4 +1,8 @@
-"""Figures of operators that run in graphs of TensorFlow, where no layer is called when they run."""
+"""Figures of operators that run in graphs of TensorFlow, where layers are not called by Python.
+
+The driver tells where layers are entered and left in a run: operators between the two add to the
+pass that runs. Those of layers of which it does not tell are counted, and a run is estimated.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +10,10 @@ import collections
 from collections.abc import Callable, Mapping
 
 import attrs
+
+from amanda.interface.points import Point, PointContext
+from amanda_tools.summary.keras_layers import KerasLayers, is_keras
+from amanda_tools.summary.recorder import Recorder, specs_of
 
 
 @attrs.define(eq=False)
@@ -30,14 +38,35 @@ class GraphOp:
 
 
 class GraphOps:
-    """The operators of graphs, by the layers that made them."""
+    """The operators of graphs, by the layers that made them.
 
-    def __init__(self) -> None:
+    Args:
+        recorder: has the passes of all models.
+    """
+
+    def __init__(self, recorder: Recorder) -> None:
         self._ops: dict[str, GraphOp] = {}
+        self._recorder = recorder.of_graphs()
+        self._layers = KerasLayers()
 
     def adder(self, op_id: str, module: str) -> Callable[[int, int], None]:
         """A function that counts the executions of an operator."""
-        return self._ops.setdefault(op_id, GraphOp(module)).add
+        op = self._ops.setdefault(op_id, GraphOp(module))
+
+        def add(macs: int, size: int) -> None:
+            if not self._recorder.add_at(module, macs, size):
+                op.add(macs, size)
+
+        return add
+
+    def passed(self, point: PointContext) -> None:
+        """A routine at modules: a layer is entered or left in a run of a graph."""
+        if is_eager(point.namespace) or not is_keras(point.target):
+            return
+        if point.point is Point.MODULE_ENTRY:
+            self._recorder.enter(self._layers, point.target, ())
+        else:
+            self._recorder.leave(point.target, specs_of(point.outputs))
 
     def figures_of(self, model: str) -> Mapping[str, tuple[int, int]]:
         """Multiply-accumulates and bytes of one run of a model's graph, by path of a layer.
@@ -58,3 +87,8 @@ class GraphOps:
             macs, size = found.get(op.module, (0, 0))
             found[op.module] = macs + times * op.macs, size + times * op.bytes
         return found
+
+
+def is_eager(namespace: str) -> bool:
+    """Whether operators run at once: of PyTorch, and in one mode of TensorFlow."""
+    return not namespace.startswith("tensorflow/") or namespace.endswith("/eager")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from amanda_tools.summary.recorder import ModuleFact, Parameter, Recorder, specs_of
@@ -87,6 +87,7 @@ class KerasCalls:
         self._recorder = recorder
         self._layers = KerasLayers()
         self._are_modules = False
+        self._runs_now: Callable[[], bool] = lambda: True
         self._layer: Any = None
         self._patch: Any = None
         self._vanilla: Any = None
@@ -96,7 +97,10 @@ class KerasCalls:
         keras, layer = sys.modules.get("keras"), _layer_class()
         if self._patch is not None or layer is None or not hasattr(keras, "config"):
             return
-        self._are_modules = sys.modules["keras"].config.backend() == "torch"
+        backend = sys.modules["keras"].config.backend()
+        self._are_modules = backend == "torch"
+        if backend == "tensorflow":
+            self._runs_now = sys.modules["tensorflow"].executing_eagerly
         self._layer, self._vanilla = layer, layer.__call__
         self._patch = layer.__call__ = _telling(self, self._vanilla)
 
@@ -109,7 +113,9 @@ class KerasCalls:
     def called(self, layer: Any, args: Any, kwargs: Any) -> Any:
         """Call a layer."""
         # A class that calls its base class's ``__call__`` makes one call.
-        if self._patch is None or self._recorder.is_innermost(layer):
+        is_part = self._patch is None or self._recorder.is_innermost(layer)
+        # In a graph nothing runs yet: the driver tells of the calls when it does.
+        if is_part or not self._runs_now():
             return self._vanilla(layer, *args, **kwargs)
         recorder, inputs = self._recorder, (args, kwargs)
         if not self._are_modules:

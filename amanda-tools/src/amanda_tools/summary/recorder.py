@@ -19,6 +19,7 @@ import threading
 import time
 import weakref
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from types import SimpleNamespace
 from typing import Any, Protocol
 
 import attrs
@@ -231,7 +232,14 @@ class Recorder:
         self.models: list[ModelRecord] = []
         self._times = times
         self._known: dict[int, ModelRecord] = {}
-        self._local = threading.local()
+        self._local: Any = threading.local()
+
+    def of_graphs(self) -> Recorder:
+        """A recorder of the same models for calls of which any thread may tell, in order."""
+        other = Recorder(self._times)
+        other.models, other._known = self.models, self._known
+        other._local = SimpleNamespace()
+        return other
 
     def _frames(self) -> list[_Frame]:
         frames: list[_Frame] | None = getattr(self._local, "frames", None)
@@ -289,6 +297,17 @@ class Recorder:
             figures = within.at(frames[-1].path)
             figures.macs += macs
             figures.bytes += size
+
+    def add_at(self, path: str, macs: int, size: int) -> bool:
+        """An operator has run in the module at a path; whether a pass of its model runs."""
+        frames = self._frames()
+        within = frames[0].within if frames else None
+        if within is None:
+            return False
+        figures = within.at(path)
+        figures.macs += macs
+        figures.bytes += size
+        return True
 
     def building(self) -> list[Any]:
         """The layers of Keras that are called in this thread, None for a call that builds a model.
