@@ -748,7 +748,7 @@ class Leaf(Node):
 
 
 STATE = State()
-PASS = {"task": 1, "node": None, "next": 8}
+PASS: dict[str, Any] = {"task": 1, "node": None, "next": 8, "check": None}
 looks: list[Any] = []
 
 
@@ -771,7 +771,7 @@ def inlining(gate: Any) -> Any:
             "tensor": Tensor,
             "state": STATE,
             "sequence": lambda: PASS["next"],
-            "checks": (),
+            "checks": (lambda: PASS["check"] and PASS["check"](),),
             "handle": Handle,
             "kinds": {Node: 0, Leaf: 1},
             "task": lambda: PASS["task"],
@@ -988,6 +988,28 @@ class Claimed:
         return Hooks(self.dispatcher, before=False)
 
 
+def test_an_interrupt_while_operators_are_claimed(inlining: Any) -> None:
+    """An interrupt in what the gate asks before it claims backward operators reaches the program;
+    where operators are recorded, Python claims them. Nothing is done either way."""
+    op = Claimed(inlining)
+
+    def interrupted() -> None:
+        raise KeyboardInterrupt
+
+    try:
+        PASS["check"] = interrupted
+        with pytest.raises(KeyboardInterrupt):
+            op.claim()
+        PASS["check"] = lambda: True
+        assert op.claim() is False
+    finally:
+        PASS["check"] = None
+    assert op.entry.hooks == op.leaf.hooks == []
+    assert op.leaf.metadata == {}
+    assert op.known.iterations == {}  # type: ignore[attr-defined]
+    assert op.claim() is True
+
+
 def test_backward_operators_are_claimed(inlining: Any) -> None:
     """The nodes of an operator whose gradient graph is known are hooked without Python, those
     behind its outputs when a pass comes to it; a leaf's accumulation runs in such a pass only."""
@@ -999,7 +1021,7 @@ def test_backward_operators_are_claimed(inlining: Any) -> None:
     (leaf,) = op.leaf.hooks
     assert leaf((None, 1), (1,)) is None
     assert op.counter.count == 0
-    PASS["node"] = op.entry  # type: ignore[assignment]
+    PASS["node"] = op.entry
     assert first((None,)) is None
     assert op.inner.hooks == []
     assert first((1,)) is None
@@ -1069,7 +1091,7 @@ def test_claimed_nodes_are_freed(inlining: Any) -> None:
         for _ in range(100):
             op.leaf.metadata.clear()
             assert op.claim()
-            PASS["node"] = op.entry  # type: ignore[assignment]
+            PASS["node"] = op.entry
             op.entry.hooks[-2]((1,))
     assert counts[0] == counts[1] == counts[2]
     hooks, _ = registered(None, inlining.hook(op.hooks()))
@@ -1081,3 +1103,20 @@ def test_claimed_nodes_are_freed(inlining: Any) -> None:
     gc.collect()
     assert gone() is None
     PASS["node"] = None
+
+
+def test_other_interpreters_are_refused(gate: Any) -> None:
+    """The gate is loaded in the main interpreter only: what it writes to belongs to the process."""
+    pytest.importorskip("_xxsubinterpreters")
+    loading = f"""
+from importlib import util
+spec = util.spec_from_file_location("gate", {gate.__file__!r})
+try:
+    spec.loader.exec_module(util.module_from_spec(spec))
+except ImportError as error:
+    print("refused:", error)
+"""
+    code = f"import _xxsubinterpreters as all; all.run_string(all.create(), {loading!r})"
+    # PyGILState_Check(), which PyTorch asks, is true in a process that has had another interpreter.
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.startswith("refused:"), done

@@ -1427,7 +1427,8 @@ next_sequence(void)
     return found;
 }
 
-/* Whether the current operators are neither recorded nor transformed, nor the cache is off. */
+/* Whether the current operators are neither recorded nor transformed, nor the cache is off; -1 with an
+   error, such as an interrupt, where what is asked is a function in Python. */
 static int
 runs_plainly(PyObject *mode)
 {
@@ -1439,7 +1440,10 @@ runs_plainly(PyObject *mode)
     for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(inlined.checks); i++) {
         PyObject *found = PyObject_CallNoArgs(PyTuple_GET_ITEM(inlined.checks, i));
         int is_plain = found == Py_None || found == Py_False;
-        Py_XDECREF(found);
+        if (found == NULL) {
+            return -1;
+        }
+        Py_DECREF(found);
         if (!is_plain) {
             return 0;
         }
@@ -1914,7 +1918,9 @@ claim_entry(PyObject *node, Hook *hook, PyObject *way, PyObject *natives, PyObje
 static int
 claim_nodes(const Nodes *found, Py_ssize_t entries, PyObject *graph, Leaf *leaves)
 {
-    PyObject *natives = field(graph, at.graph_natives), *inner = field(graph, at.graph_inner);
+    /* Registering allocates, and so may run code that puts others in their place. */
+    PyObject *natives = Py_NewRef(field(graph, at.graph_natives));
+    PyObject *inner = Py_NewRef(field(graph, at.graph_inner));
     Py_ssize_t count = PyList_GET_SIZE(found->leaves);
     PyObject *done = NULL;
     int failed = 0;
@@ -1926,7 +1932,8 @@ claim_nodes(const Nodes *found, Py_ssize_t entries, PyObject *graph, Leaf *leave
         if (done == NULL && PyList_GET_SIZE(way) > 0) {
             done = PyByteArray_FromStringAndSize(NULL, found->count);
             if (done == NULL) {
-                return -1;
+                failed = 1;
+                break;
             }
             memset(PyByteArray_AS_STRING(done), 0, found->count);
         }
@@ -1934,6 +1941,8 @@ claim_nodes(const Nodes *found, Py_ssize_t entries, PyObject *graph, Leaf *leave
                              i, leaves, count) < 0;
     }
     Py_XDECREF(done);
+    Py_DECREF(natives);
+    Py_DECREF(inner);
     return failed ? -1 : 0;
 }
 
@@ -1976,12 +1985,16 @@ claim_known(PyObject *mode, PyObject *known, PyObject *result, Py_ssize_t start)
         return 0;
     }
     PyObject *form = field(graph, at.graph_form), *natives = field(graph, at.graph_natives);
-    if (form == NULL || !PyList_CheckExact(form) || natives == NULL || !PyList_CheckExact(natives)
-        || !runs_plainly(mode)) {
-        PyErr_Clear();
+    if (form == NULL || !PyList_CheckExact(form) || natives == NULL || !PyList_CheckExact(natives)) {
         return 0;
     }
+    /* What Python runs meanwhile may put another graph or other hooks there. */
     Py_INCREF(graph);
+    int is_plain = runs_plainly(mode);
+    if (is_plain <= 0) {
+        Py_DECREF(graph);
+        return is_plain;
+    }
     Nodes found = {.count = 0, .start = start};
     Leaf leaves[MOST_LEAVES] = {{NULL}};
     Py_ssize_t entries, count = 0, owned = 0;
@@ -2265,6 +2278,9 @@ act(const Invocation *call, PyObject *operator, PyObject *known)
     PyObject *args = reported_args(call), *kwargs = reported_kwargs(call);
     if (args == NULL || kwargs == NULL || run == NULL) {
         result = NULL;
+        if (!PyErr_Occurred()) {
+            PyErr_SetString(PyExc_AttributeError, "an operator has lost its way to run");
+        }
     }
     else {
         PyObject *arguments[] = {NULL, known, operator, args, kwargs};
@@ -2290,6 +2306,9 @@ claim(const Invocation *call, PyObject *mode, PyObject *operator, PyObject *know
     if (claimed != NULL && args != NULL && kwargs != NULL && number != NULL) {
         none = PyObject_CallFunctionObjArgs(claimed, known, operator, args, kwargs, result, number,
                                             NULL);
+    }
+    else if (!PyErr_Occurred()) {
+        PyErr_SetString(PyExc_AttributeError, "an operator has lost what claims its gradients");
     }
     Py_XDECREF(args);
     Py_XDECREF(kwargs);
@@ -2589,7 +2608,10 @@ call_event(Call *self, PyObject *const *values, size_t nargsf, PyObject *names)
             return NULL;
         }
         if (is_report == Py_True) {
-            site->operator = Py_NewRef(values[1]);
+            /* Another thread may have noted it meanwhile. */
+            if (site->operator == NULL) {
+                site->operator = Py_NewRef(values[1]);
+            }
             /* What its implementation calls is none of its reports. */
             thread.awaited = NULL;
         }
@@ -3513,6 +3535,11 @@ static PyMethodDef methods[] = {
 static int
 gate_exec(PyObject *Py_UNUSED(module))
 {
+    /* Python 3.12 refuses it by itself. What is here, and what is written to, belongs to the process. */
+    if (PyInterpreterState_Get() != PyInterpreterState_Main()) {
+        PyErr_SetString(PyExc_ImportError, "the gate works in the main interpreter only");
+        return -1;
+    }
     zero = PyLong_FromLong(0);
     one = PyLong_FromLong(1);
     paused_name = PyUnicode_InternFromString("paused");
