@@ -61,7 +61,10 @@ WITHOUT_GATE = tuple(
 
 CAPTURED = tuple(
     f"tests/torch/test_{name}.py"
-    for name in "contract capture_interceptor transparency scopes ids checkpoint".split()
+    for name in (
+        *"contract capture_interceptor transparency scopes ids checkpoint".split(),
+        *"actions call_counts leaks modes phases points".split(),
+    )
 )
 """The tests of amanda-torch that pass with modules captured."""
 

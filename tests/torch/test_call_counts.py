@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import collections
 import gc
+import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -26,6 +27,14 @@ from tests.torch.support import Counter, ForwardCounter, applied
 
 OURS = tuple(str(Path(package.__file__).parent) for package in (amanda, amanda_torch, amanda_tools))
 X = torch.ones(2, 4)
+
+CAPTURES = os.environ.get("AMANDA_TORCH_INTERCEPTOR") == "capture"
+
+MODULE_CALL = 45 if CAPTURES else 0
+"""What the call of a module that may run captured adds, however many operators it runs."""
+
+NEW = 5 if CAPTURES else 3
+"""Calls of a module after which all is known of it: the third one is captured."""
 
 
 @attrs.frozen
@@ -101,7 +110,7 @@ class Steps:
     backward_ops: int
 
 
-def iterations(tool: Counter, count: int = 4) -> list[Steps]:
+def iterations(tool: Counter, count: int = NEW + 1) -> list[Steps]:
     """Some iterations of a small model under a tool."""
     model, done = two_layers(), []
     with applied(tool):
@@ -122,7 +131,7 @@ def test_forward(tool: type[Counter], bound: int) -> None:
     """A known forward operator with routines runs through few functions, its modules included."""
     steady = iterations(tool())[-1]
     assert steady.ops == 5
-    assert len(steady.forward) <= bound * steady.ops, f"\n{steady.forward}"
+    assert len(steady.forward) <= bound * steady.ops + MODULE_CALL, f"\n{steady.forward}"
 
 
 @pytest.mark.parametrize(
@@ -143,11 +152,11 @@ def test_a_graph_that_no_backward_pass_uses() -> None:
     pass comes to it."""
     cell, state = nn.LSTMCell(4, 4), (X, X)
     with applied(Counter()):
-        for _ in range(3):
+        for _ in range(NEW):
             cell(X, state)
             amanda.new_iteration()
         _, run = profiled(lambda: cell(X, state))
-    assert len(run) <= 90, f"\n{run}"
+    assert len(run) <= 90 + MODULE_CALL, f"\n{run}"
 
 
 def test_gradient_hooks_do_not_meet_our_mode() -> None:
@@ -176,7 +185,7 @@ def test_the_first_execution(tool: type[Counter], forward: int, backward: int) -
         # What is remembered of operators in a process.
         two_layers()(X).sum().backward()
     first = iterations(tool(), 1)[0]
-    assert len(first.forward) <= forward * first.ops, f"\n{first.forward}"
+    assert len(first.forward) <= forward * first.ops + MODULE_CALL, f"\n{first.forward}"
     if backward:
         assert len(first.backward) <= backward * first.backward_ops, f"\n{first.backward}"
 

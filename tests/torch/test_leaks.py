@@ -139,7 +139,8 @@ def test_no_garbage(make: Callable[[], amanda.Tool]) -> None:
             model(torch.rand(2, 3, 8, 8)).sum().backward()
             gc.set_debug(gc.DEBUG_SAVEALL)
             gc.collect()
-            found = [o for o in gc.garbage if isinstance(o, torch.Tensor)]
+            # Not isinstance(), which asks proxies: Dynamo has weak ones, of what is gone.
+            found = [o for o in gc.garbage if issubclass(type(o), torch.Tensor)]
         finally:
             gc.set_debug(0)
             gc.garbage.clear()

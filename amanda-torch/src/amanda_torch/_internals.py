@@ -718,10 +718,16 @@ def has_hooks(module: torch.nn.Module) -> bool:
     return any(vars(below).get(name) for below in module.modules() for name in _HOOKS)
 
 
+_OWN_HOOKS = (*_HOOKS, *_BACKWARD_HOOKS)
+
+
 def has_own_hooks(module: torch.nn.Module) -> bool:
     """Whether a module itself has hooks, on its forward or its backward pass."""
     attributes = vars(module)
-    return any(attributes.get(name) for name in (*_HOOKS, *_BACKWARD_HOOKS))
+    for name in _OWN_HOOKS:  # noqa: SIM110 - at each call of a module: a generator would cost frames
+        if attributes.get(name):
+            return True
+    return False
 
 
 _GLOBAL_HOOKS = [
@@ -732,7 +738,11 @@ _require(*(f"torch.nn.modules.module.{name}" for name in _GLOBAL_HOOKS))
 
 def has_global_hooks() -> bool:
     """Whether there are hooks on all modules, which Dynamo would capture with a model."""
-    return any(vars(torch.nn.modules.module).get(name) for name in _GLOBAL_HOOKS)
+    hooks = vars(torch.nn.modules.module)
+    for name in _GLOBAL_HOOKS:  # noqa: SIM110 - likewise
+        if hooks.get(name):
+            return True
+    return False
 
 
 CHECKPOINT = torch.utils.checkpoint
