@@ -347,6 +347,34 @@ def test_a_phone_shows_names_and_figures(opened: Callable[[Path], Page], tmp_pat
         page.browser.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
 
 
+def test_edges_lead_around_nodes_of_open_modules(
+    opened: Callable[[Path], Page], tmp_path: Path
+) -> None:
+    """A residual connection from outside of a block does not cross the block's nodes."""
+    ids = ["Net.stem/conv2d:0", "Net.block.norm/layer_norm:0", "Net.block.mlp/linear:0"]
+    ids += ["Net.block/add:0", "Net.head/linear:0"]
+    ops = [{"id": i, "type": i[i.index("/") + 1 : -2], "module": i[4 : i.index("/")]} for i in ids]
+    pairs = [*itertools.pairwise(ids), (ids[0], ids[3])]
+    edges = [{"producer": a, "consumer": b} for a, b in pairs]
+    page = small_page(opened, tmp_path, "any", ops=ops, edges=edges)
+    Select(page.all("[data-depth]")[0]).select_by_visible_text("depth 2")
+    script = (
+        "(() => { const named = text => graph.cy.nodes()"
+        ".filter(node => node.data('label').split('\\n')[0] === text);"
+        "const passed = named('mlp')[0], edge = named('conv2d').edgesTo(named('add'))[0];"
+        "return [passed.position('x'), passed.position('y'), passed.data('width') / 2,"
+        "edge.segmentPoints().map(point => [point.x, point.y])]; })()"
+    )
+    x, y, half, points = drawn(page, script)
+    beside = [
+        (left + (right - left) * (y - above) / (below - above))
+        for (left, above), (right, below) in itertools.pairwise(points)
+        if above <= y < below
+    ]
+    assert beside
+    assert all(abs(other - x) > half for other in beside)
+
+
 def test_tables_are_filtered_by_module_and_type(page: Page) -> None:
     """A module is chosen with all that is in it."""
     grid = page.grid("count", "operators")

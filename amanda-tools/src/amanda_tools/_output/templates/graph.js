@@ -57,7 +57,18 @@ class Graph {
       if (!ways.has(i)) ways.set(i, model.ways(model.shown(i)));
       return ways.get(i);
     };
-    const within = new Map(), drawn = new Map();
+    const within = new Map(), drawn = new Map(), ports = { in: new Map(), out: new Map() };
+    // The open modules between the one in which both ends are and an end, and what is crossed there.
+    const cross = (side, path, k) => {
+      const parts = [];
+      for (let at = k; at < path.length - 1 && model.open.has(path[at]); at++) {
+        const [group, child] = [path[at], path[at + 1]];
+        if (!ports[side].has(group)) ports[side].set(group, new Set());
+        ports[side].get(group).add(child);
+        parts.push({ group, edge: side === "in" ? `in ${child}` : `${child} out` });
+      }
+      return parts;
+    };
     for (const [from, to] of model.flow) {
       const a = way(from), b = way(to);
       let k = 0;
@@ -69,19 +80,21 @@ class Graph {
       within.get(group).set(lifted, [a[k], b[k]]);
       const end = (path) => path.find((i, at) => at >= k && (!model.open.has(i) || at === path.length - 1));
       const ends = [end(a), end(b)];
-      drawn.set(ends.join(" "), { ends, group, lifted });
+      const parts = [...cross("out", a, k).reverse(), { group, edge: lifted }, ...cross("in", b, k)];
+      drawn.set(ends.join(" "), { ends, parts });
     }
-    return { within, drawn };
+    return { within, drawn, ports };
   }
 
   below(i) { return this.model.below(i).filter((child) => this.model.kind(child) !== "phase"); }
 
   // Place the nodes below `i`; their boxes are relative to it.
-  place(i, within) {
+  place(i, within, ports) {
     const children = this.below(i);
-    const inner = new Map(children.filter((c) => this.model.open.has(c) && !this.model.isOp(c)).map((c) => [c, this.place(c, within)]));
+    const inner = new Map(children.filter((c) => this.model.open.has(c) && !this.model.isOp(c)).map((c) => [c, this.place(c, within, ports)]));
     const size = (c) => (inner.has(c) ? { width: inner.get(c).width, height: inner.get(c).height } : { ...BOX });
     const edges = [...(within.get(i)?.values() ?? [])];
+    edges.push(...this.through(edges, [...(ports.in.get(i) ?? [])], [...(ports.out.get(i) ?? [])]));
     const key = JSON.stringify([children.map((c) => [c, size(c)]), edges]);
     let found = this.layouts.get(i);
     if (found?.key !== key) {
@@ -91,11 +104,21 @@ class Graph {
     return { ...found, inner };
   }
 
+  // Edges that come in or go out beside nodes of a module get a way around them, by ends of their own.
+  through(edges, entered, left) {
+    const isBeside = (nodes, end) => nodes.some((node) => edges.some((edge) => edge[end] === node));
+    return [
+      ...(isBeside(entered, 1) ? entered.map((node) => ["in", node]) : []),
+      ...(isBeside(left, 0) ? left.map((node) => [node, "out"]) : []),
+    ];
+  }
+
   layer(children, size, edges) {
     const graph = new dagre.graphlib.Graph();
     graph.setGraph({ nodesep: 18, ranksep: 30, edgesep: 10, marginx: PADDING, marginy: PADDING });
     graph.setDefaultEdgeLabel(() => ({}));
     for (const child of children) graph.setNode(child, size(child));
+    for (const end of ["in", "out"]) if (edges.some((edge) => edge.includes(end))) graph.setNode(end, { width: 1, height: 1 });
     for (const [from, to] of edges) if (graph.hasNode(from) && graph.hasNode(to)) graph.setEdge(from, to);
     dagre.layout(graph);
     const boxes = new Map(children.map((child) => {
@@ -129,7 +152,7 @@ class Graph {
 
   // Draw all; what was pressed stays where it is on the screen.
   draw(pressed = null) {
-    const { within, drawn } = this.lift();
+    const { within, drawn, ports } = this.lift();
     const before = this.boxes?.get(pressed);
     this.boxes = new Map();
     this.points = new Map();
@@ -143,7 +166,7 @@ class Graph {
         if (layout.inner.has(child)) visit(child, layout.inner.get(child), at.x, at.y, depth + 1);
       }
     };
-    const whole = this.place(0, within);
+    const whole = this.place(0, within, ports);
     visit(0, whole, 0, -TITLE, 0);
     this.size = { width: whole.width, height: whole.height };
     const edges = [...drawn.values()].map((edge) => this.edge(edge));
@@ -174,10 +197,14 @@ class Graph {
     };
   }
 
-  edge({ ends: [from, to], group, lifted }) {
+  edge({ ends: [from, to], parts }) {
     const a = this.boxes.get(from), b = this.boxes.get(to);
-    const { x, y, points } = this.points.get(group);
-    const route = (points.get(lifted) ?? []).slice(1, -1).map((point) => ({ x: x + point.x, y: y + point.y }));
+    const route = parts.flatMap(({ group, edge }) => {
+      const { x, y, points } = this.points.get(group);
+      // All but the points at borders of nodes; the ends of a module's own are no nodes.
+      const [first, last] = [edge.startsWith("in ") ? 0 : 1, edge.endsWith(" out") ? undefined : -1];
+      return (points.get(edge) ?? []).slice(first, last).map((point) => ({ x: x + point.x, y: y + point.y }));
+    });
     const start = { x: a.x + a.width / 2, y: a.y + a.height }, end = { x: b.x + b.width / 2, y: b.y };
     const dx = end.x - start.x, dy = end.y - start.y, length = Math.hypot(dx, dy) || 1;
     const share = route.map((p) => ((p.x - start.x) * dx + (p.y - start.y) * dy) / length ** 2);
