@@ -23,7 +23,7 @@ def resnet() -> Step:
 
 
 def densenet() -> Step:
-    """The same of DenseNet201, whose graph has 45,000 operators."""
+    """The same of DenseNet201, the largest graph of the three."""
     return _training("DenseNet201", 64, 1)
 
 

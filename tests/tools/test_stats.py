@@ -12,6 +12,7 @@ import sys
 import weakref
 from collections.abc import Callable
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import numpy as np
@@ -78,6 +79,39 @@ def test_large_tensors_are_taken_in_parts() -> None:
     powers, counts = np.unique(exponents, return_counts=True)
     expected = [[2.0**e, 2.0 ** (e + 1), n] for e, n in zip(powers, counts, strict=True)]
     assert [bar for bar in row["histogram"] if bar[0] > 0] == expected
+
+
+def test_a_tensor_is_taken_by_few_functions() -> None:
+    """The figures of a tensor are taken by compiled code: on the small tensors of most layers, what
+    functions do that are written in Python takes longer than the numbers."""
+    array, moments = np.linspace(-1.0, 1.0, 64, dtype=np.float32), Moments()
+    calls = list[str]()
+
+    def profile(frame: FrameType, event: str, _: Any) -> None:
+        if event == "call":
+            calls.append(frame.f_code.co_qualname)
+
+    sys.setprofile(profile)
+    try:
+        moments.add(array)
+    finally:
+        sys.setprofile(None)
+    assert moments.row()["elements"] == 64
+    assert len(calls) <= 6, calls
+
+
+def test_units_of_tensors_with_and_without_zeros() -> None:
+    """A unit is dead that was zero in every tensor; of one without elements all units are."""
+    for arrays, dead in (
+        ([np.zeros((2, 3)), np.array([[1.0, 0.0, 0.0]])], 2),
+        ([np.ones((2, 3)), np.zeros((2, 3))], 0),
+        ([np.full((2, 3), math.nan)], 0),
+        ([np.ones((0, 3))], 3),
+    ):
+        moments = Moments(unit_axis=1)
+        for array in arrays:
+            moments.add(array)
+        assert moments.row()["dead_units"] == dead
 
 
 def test_what_is_no_number_is_counted_and_left_out() -> None:
