@@ -41,7 +41,7 @@ class CountsNothing(LoopbackDriver):
 
     def __init__(self, dispatcher: Dispatcher) -> None:
         super().__init__(dispatcher)
-        self.ids.next = lambda name: f"/{name}:0"  # type: ignore[method-assign]
+        self.ids.next = lambda name, phase="forward": f"/{name}:0"  # type: ignore[method-assign]
 
 
 @fault("test_ids_carry_module_paths", "test_ids_of_several_models")
@@ -453,3 +453,13 @@ class TakesModelsForSetup(LoopbackDriver):
 
     def phase_now(self, inputs: Any) -> Any:
         return "setup"
+
+
+@fault("test_an_id_has_one_phase")
+class CountsPhasesTogether(LoopbackDriver):
+    """Its ids do not tell the phases of operators apart."""
+
+    def __init__(self, dispatcher: Any) -> None:
+        super().__init__(dispatcher)
+        vanilla = self.ids.next
+        self.ids.next = lambda name, phase="forward": vanilla(name)  # type: ignore[method-assign]

@@ -102,6 +102,15 @@ class LoopbackFramework(LoopbackOperators, EagerFramework):
     def leaf(self, values: Values) -> Any:
         return lb.tensor(values, requires_grad=True)
 
+    def training_step(self) -> Callable[[], Any]:
+        weight = lb.parameter([1.0, 2.0])
+
+        def step() -> None:
+            lb.mul(weight, 2.0).backward()
+            lb.sgd_step([weight], 0.1)
+
+        return step
+
     def backward(self, outputs: Sequence[Any], leaves: Sequence[Any]) -> list[Any]:
         tape.run_graph(outputs, None, retain_graph=False, create_graph=False)
         gradients = [None if leaf.grad is None else leaf.grad.tolist() for leaf in leaves]

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar
 
+import keras
 import tensorflow as tf
 from tensorflow.python import pywrap_tfe
 from tensorflow.python.client import session
@@ -132,6 +133,25 @@ class TensorFlowFramework(Framework):
         return recording.EAGER.run, _internals.recording_is_stopped(), tf.executing_eagerly()
 
 
+def descending(wrap: Callable[..., Any]) -> Callable[[], Any]:
+    """A function that trains one step by an optimizer of Keras that multiplies."""
+
+    class Descent(keras.optimizers.SGD):
+        def update_step(self, gradient: Any, variable: Any, learning_rate: Any) -> None:
+            self.assign_sub(variable, tf.multiply(gradient, learning_rate))
+
+    optimizer, weight = Descent(0.1), keras.Variable([1.0, 2.0])
+    optimizer.build([weight])
+
+    def step() -> None:
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_sum(tf.multiply(weight.value, 2.0))
+        optimizer.apply([tape.gradient(loss, weight.value)])
+
+    stepping: Callable[[], Any] = wrap(step)
+    return stepping
+
+
 class EagerTensorFlow(TensorFlowFramework):
     """TensorFlow running operators at once, under a gradient tape."""
 
@@ -140,6 +160,9 @@ class EagerTensorFlow(TensorFlowFramework):
         # In double precision the shapes are compared first, which a graph does once for all.
         "mul": "Mul Mul Shape Shape BroadcastGradientArgs Sum Sum Reshape Reshape".split(),
     }
+
+    def training_step(self) -> Callable[[], Any]:
+        return descending(lambda step: step)
 
     def program(self, build: Build, *values: Values) -> Program:
         return EagerProgram(self, build, [self.tensor(value) for value in values])
@@ -150,6 +173,9 @@ class TapeInside(TensorFlowFramework):
 
     forks = False
 
+    def training_step(self) -> Callable[[], Any]:
+        return descending(tf.function)
+
     def program(self, build: Build, *values: Values) -> Program:
         return TapeInsideProgram(self, build, [self.tensor(value) for value in values])
 
@@ -158,6 +184,9 @@ class TapeOutside(TensorFlowFramework):
     """``tf.function`` called under a tape: the backward is a function of its own."""
 
     forks = False
+
+    def training_step(self) -> Callable[[], Any]:
+        return descending(tf.function)
 
     def program(self, build: Build, *values: Values) -> Program:
         function = tf.function(build, autograph=False)
@@ -194,6 +223,14 @@ class SessionFramework(TensorFlowFramework):
 
     def mul(self, x: Any, y: Any) -> Any:
         return super().mul(*(t.value() if isinstance(t, Parameter) else t for t in (x, y)))
+
+    def training_step(self) -> Callable[[], Any]:
+        with tf.Graph().as_default():
+            weight = tf1.get_variable("weight", initializer=[1.0, 2.0], use_resource=True)
+            train = tf1.train.AdamOptimizer().minimize(tf.reduce_sum(tf.multiply(weight, 2.0)))
+            session = tf1.Session()
+            session.run(tf1.global_variables_initializer())
+        return lambda: session.run(train)
 
     def program(self, build: Build, *values: Values) -> Program:
         program = SessionProgram(self, build, values)

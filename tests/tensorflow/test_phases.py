@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+from typing import Any
 
 import keras
 import numpy as np
@@ -110,3 +111,34 @@ def test_training_in_a_session() -> None:
     assert {"MatMul", "Mean"} <= tool.found["forward"]
     assert any("RandomUniform" in kind for kind in tool.found["setup"])
     assert "ResourceApplyAdam" in tool.found["optimizer"]
+
+
+class Scaled(keras.initializers.Initializer):
+    """Multiplies, as losses do."""
+
+    def __call__(self, shape: Any, dtype: Any = None, **_: Any) -> Any:
+        return tf.random.uniform(shape) * 0.1
+
+
+def test_a_loss_is_not_taken_for_what_made_the_weights() -> None:
+    """Outside of layers its operators have ids of their own, equal in all steps, apart from those
+    of initialisation, of optimizers and of metrics."""
+    ids: dict[str, str] = {}
+    tool = amanda.Tool()
+    tool.add_inst_for_op(lambda c: ids.update({c.get_op_id(): c.get_phase()}))
+    with amanda.apply(tool):
+        weight = keras.Variable(Scaled(), shape=(3, 3))
+        optimizer, mean = keras.optimizers.SGD(0.1, momentum=0.9), keras.metrics.Mean()
+        optimizer.build([weight])
+        for _ in range(4):
+            with tf.GradientTape() as tape:
+                loss = tf.reduce_sum(weight.value * 2.0)
+            gradient = tape.gradient(loss, weight.value)
+            optimizer.apply([gradient])
+            mean.update_state(loss)
+    products = {op_id: phase for op_id, phase in ids.items() if op_id.split("/")[-1] == "Mul:0"}
+    assert products.pop("/Mul:0") == "forward"
+    assert sorted(products.values()) == ["optimizer", "setup"]
+    sums = {op_id: phase for op_id, phase in ids.items() if op_id.split("/")[-1] == "Sum:0"}
+    assert sums == {"/Sum:0": "forward", "/other/Sum:0": "other"}
+    assert not any(op_id.endswith("/Mul:1") and phase == "forward" for op_id, phase in ids.items())

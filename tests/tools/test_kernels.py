@@ -172,7 +172,7 @@ def test_drivers_without_a_profiler() -> None:
         amanda.apply(KernelsTool(), drivers=["loopback"]).__enter__()
     # Beside a framework with a profiler, what has none is listed without kernels.
     tool = recorded(lambda: (lb.sum(lb.parameter([1.0])), torch.ones(1)))
-    assert rows(tool)["/ones:0"]["kernels"]
+    assert rows(tool)["/setup/ones:0"]["kernels"]
     other = [row for row in tool.op_rows() if not row["namespace"].startswith("pytorch")]
     assert [row["kernels"] for row in other] == [[]] * len(other) != []
     assert tool.summary()["problems"] == [f"no profiler is known for {other[0]['namespace']}"]
@@ -214,7 +214,7 @@ def test_files(tmp_path: Path) -> None:
     events = json.loads(paths[1].read_text())["traceEvents"]
     operators = [e for e in events if e.get("cat") == "operator"]
     assert [e["args"]["id"] for e in sorted(operators, key=lambda e: e["ts"])][:2] == [
-        "/rand:0", "Sequential.0/linear:0",
+        "/setup/rand:0", "Sequential.0/linear:0",
     ]  # fmt: skip
     linear = next(e for e in operators if e["name"] == "linear")
     [inner] = [e for e in events if e["name"] == "aten::linear"]

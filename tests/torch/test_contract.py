@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar
 
 import pytest
@@ -31,6 +31,15 @@ class Model(nn.Module):
         for _ in range(self.calls):
             x = self.second(self.first(x))
         return x
+
+
+class Descent(torch.optim.Optimizer):
+    """An optimizer that multiplies."""
+
+    @torch.no_grad()
+    def step(self) -> None:  # type: ignore[override]
+        for parameter in self.param_groups[0]["params"]:
+            parameter.sub_(torch.mul(parameter.grad, 0.1))
 
 
 class TorchFramework(EagerFramework):
@@ -97,6 +106,16 @@ class TorchFramework(EagerFramework):
 
     def cast(self, tensor: Any) -> Any:
         return tensor.float()
+
+    def training_step(self) -> Callable[[], Any]:
+        weight = self.parameter([1.0, 2.0])
+        optimizer = Descent([weight], {})
+
+        def step() -> None:
+            torch.mul(weight, 2.0).sum().backward()
+            optimizer.step()
+
+        return step
 
     def backward(self, outputs: Sequence[Any], leaves: Sequence[Any]) -> list[Any]:
         torch.autograd.backward(outputs, [torch.ones_like(output) for output in outputs])

@@ -730,7 +730,7 @@ def test_the_package_needs_no_extension() -> None:
         "print(seen, gate.reason_unusable())"
     )
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert run.stdout.startswith("['/ones:0', '/exp:0'] amanda-torch-accel is not installed")
+    assert run.stdout.startswith("['/setup/ones:0', '/exp:0'] amanda-torch-accel is not installed")
 
 
 @needs_gate

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 from collections.abc import Callable
 from typing import Any
 
@@ -181,3 +182,122 @@ def test_a_routine_at_a_point_is_vanilla() -> None:
     with amanda.apply(failing), pytest.raises(ValueError, match="no such luck") as caught:
         model()(torch.ones(2, 4))
     assert caught.value.__notes__ == ["amanda: raised in Tool.fail at module_entry of Sequential"]
+
+
+class Counts(amanda.Tool):
+    """Executions by id, and the phases of each id."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.phases: dict[str, str] = {}
+        self.counts: collections.Counter[str] = collections.Counter()
+        self.add_inst_for_op(self.analyse)
+
+    def analyse(self, context: amanda.OpContext) -> None:
+        op_id = context.get_op_id()
+        self.phases[op_id] = context.get_phase()
+        context.insert_before_op(lambda *_: self.counts.update([op_id]), inputs=[])
+
+    def of(self, name: str) -> dict[str, int]:
+        return {op_id: n for op_id, n in self.counts.items() if f"/{name}:" in op_id}
+
+
+class Scaled(nn.Module):
+    """Weights that are made by the operators of a loss."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.rand(3, 3) * 0.1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x @ self.weight
+
+
+def test_a_loss_is_not_taken_for_what_made_the_weights() -> None:
+    """Its operators have ids of their own, equal in all steps, apart from initialisation, metrics,
+    clipping and the optimizer's steps, whichever of them runs an operator first."""
+    with amanda.apply(tool := Counts()):
+        net = Scaled()
+        scale = torch.rand(3, 3) * 0.5
+        with torch.no_grad():
+            for parameter in net.parameters():
+                parameter.copy_(scale).mul_(2.0)
+            (net(torch.ones(2, 3)).argmax(1) == 0).float().mean()
+        optimizer = torch.optim.SGD(net.parameters(), 0.1, momentum=0.9, foreach=False)
+        for _ in range(3):
+            output = net(torch.rand(2, 3) / 2)
+            loss = (output * 2).mean()
+            correct = ((output.argmax(1) == 0).float() * 0.5).mean()
+            loss.backward()
+            nn.utils.clip_grad_norm_(net.parameters(), 1.0)
+            optimizer.step()
+        assert correct.item() <= 1
+    assert tool.of("mul") == {
+        "/setup/mul:0": 1,
+        "/setup/mul:1": 1,
+        "/other/mul:0": 3,
+        "/mul:0": 3,
+        "/optimizer/mul:0": 3,
+    }
+    assert tool.of("mean") == {"/mean:0": 3, "/other/mean:0": 4}
+    told = {op_id.split("/")[1] for op_id, p in tool.phases.items() if p not in ("forward",)}
+    assert told <= {"setup", "other", "optimizer", "ones_like:0"}
+
+
+def test_functional_training_has_the_ids_of_its_first_step() -> None:
+    """Weights made by functional code, and updates by hand, shift no id of the steps."""
+    with amanda.apply(tool := Counts()):
+        weight = (torch.rand(3, 3) * 0.1).requires_grad_()
+        for _ in range(3):
+            ((torch.rand(2, 3) @ weight) * 2).sum().backward()
+            assert weight.grad is not None
+            with torch.no_grad():
+                weight -= weight.grad * 0.1
+            weight.grad = None
+    assert tool.of("matmul") == {"/matmul:0": 3}
+    assert tool.of("mul") == {"/mul:0": 4, "/other/mul:0": 3}
+    assert tool.phases["/optimizer/sub_:0"] == "optimizer"
+
+
+def test_lazy_modules_draw_their_weights_in_the_setup() -> None:
+    """Though they do in the first call of the model."""
+    net = nn.Sequential(nn.LazyLinear(3), nn.ReLU())
+    with amanda.apply(tool := Counts()):
+        for _ in range(2):
+            net(torch.ones(2, 4))
+    assert {tool.phases[op_id] for op_id in tool.of("uniform_")} == {"setup"}
+    assert {tool.phases[op_id] for op_id in (*tool.of("linear"), *tool.of("relu"))} == {"forward"}
+
+
+def test_a_step_with_a_closure_computes_its_loss_in_the_forward_phase() -> None:
+    """The operators of the closure are not the optimizer's."""
+    net = nn.Linear(2, 1)
+    optimizer = torch.optim.LBFGS(net.parameters(), max_iter=2)
+
+    def closure() -> torch.Tensor:
+        optimizer.zero_grad()
+        loss = (net(torch.ones(1, 2)) * 2).sum()
+        loss.backward()
+        return loss
+
+    with amanda.apply(tool := Counts()):
+        optimizer.step(closure)
+    assert tool.phases["/mul:0"] == tool.phases["/sum:0"] == "forward"
+    assert any(phase == "optimizer" for phase in tool.phases.values())
+
+
+def test_a_step_that_raises_leaves_the_optimizer_phase() -> None:
+    """What runs after it belongs to what it is."""
+
+    class Failing(torch.optim.SGD):
+        def step(self, closure: Any = None) -> Any:
+            raise ValueError("no such luck")
+
+    net = nn.Linear(2, 1)
+    with amanda.apply(tool := Counts()):
+        (net(torch.ones(1, 2)) * 2).sum().backward()
+        with pytest.raises(ValueError, match="no such luck"):
+            Failing(net.parameters(), 0.1).step()
+        (net(torch.ones(1, 2)) * 2).sum().backward()
+    assert tool.of("mul") == {"/mul:0": 2}
+    assert tool.of("linear") == {"Linear/linear:0": 2}

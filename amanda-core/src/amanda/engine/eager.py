@@ -96,11 +96,12 @@ class OperatorRun:
         self._name = name
         self._counts: collections.Counter[str] = collections.Counter()
         self._rebuild: Rebuild = _single_or_tuple
+        phase = driver.phase_now(arguments.inputs)
         self.inputs = arguments.inputs
         self.names = arguments.names
         self._call = BoundCall(
             op=op,
-            op_id=driver.ids.next(name),
+            op_id=driver.ids.next(name, phase),
             inputs=self._dispatcher.unboxed(arguments.inputs),
             names=arguments.names,
             attributes=arguments.attributes,
@@ -108,7 +109,7 @@ class OperatorRun:
             arguments=arguments,
             function=function,
             current_value=driver.current_value,
-            phase=driver.phase_now(arguments.inputs),
+            phase=phase,
         )
         past = [self._past(tensor) for tensor in self._call.inputs]
         self._handle = OpHandle(self._call.op_id, self._scopes, past, [])

@@ -3,7 +3,9 @@
 An id is ``<class of the outermost module>.<module path>/<operator>:<k>``, where k counts the
 operators of that name within the module call. Code outside of modules has no prefix, and is
 counted within an iteration. The second instance of a class is ``Net@1``, the second call of a
-module within the outermost one ``path#1``.
+module within the outermost one ``path#1``. Outside of modules the operators of each phase are
+counted on their own: ``/mul:0`` is the first one of the forward phase, ``/optimizer/mul:0`` one of
+an optimizer.
 """
 
 from __future__ import annotations
@@ -14,6 +16,8 @@ import weakref
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
+
+from amanda.interface.specs import Phase
 
 NamedModules = Callable[[], Iterable[tuple[str, Any]]]
 
@@ -35,6 +39,7 @@ class OpIds(threading.local):
 
     def forget(self) -> None:
         """Start anew, for the next scope of this thread."""
+        self._asides: dict[str, _Call] = {}
         self.restart()
         self._calls: list[_Call] = []
         self._root = ""
@@ -46,6 +51,8 @@ class OpIds(threading.local):
     def restart(self) -> None:
         """Restart the counters of code outside of modules: a new iteration."""
         self._outside = _Call()
+        # What builds models is no part of an iteration.
+        self._asides = {name: call for name, call in self._asides.items() if name == "setup"}
         self._met: weakref.WeakSet[Any] = weakref.WeakSet()
 
     @property
@@ -58,9 +65,19 @@ class OpIds(threading.local):
         """What the ids of the running module's operators begin with, "" outside of modules."""
         return self._calls[-1].prefix if self._calls else ""
 
-    def next(self, op_name: str) -> str:
-        """The id of the operator that is about to run."""
-        call = self._calls[-1] if self._calls else self._outside
+    def next(self, op_name: str, phase: Phase = "forward") -> str:
+        """The id of the operator that is about to run.
+
+        Args:
+            op_name: its name.
+            phase: what it belongs to, which outside of modules is a part of the id.
+        """
+        if self._calls:
+            call = self._calls[-1]
+        elif phase == "forward":
+            call = self._outside
+        else:
+            call = self._asides.get(phase) or self._asides.setdefault(phase, _Call(f"/{phase}"))
         count = call.counts[op_name]
         call.counts[op_name] += 1
         return f"{call.prefix}/{op_name}:{count}"

@@ -192,6 +192,14 @@ class Framework(abc.ABC):
 
     # -- programs ---------------------------------------------------------
 
+    def training_step(self) -> Callable[[], Any] | None:
+        """A function that trains one step each time that it is called.
+
+        The loss and the step of the framework's own optimizer run ``mul``, outside of modules. None
+        where the framework has no optimizer, or one that runs no operators.
+        """
+        return None
+
     @abc.abstractmethod
     def program(self, build: Build, *values: Values) -> Program:
         """The program that calls `build` with one trainable tensor per item of `values`.

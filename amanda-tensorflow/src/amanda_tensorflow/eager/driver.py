@@ -255,7 +255,7 @@ def _place() -> layers.LayerPath:
     """The Keras layers that run in the current thread."""
     tracker = LOCAL.tracker
     places = tracker.ids.places if tracker is not None else ()
-    if not places:
+    if not places or places[-1].phase:
         return layers.LayerPath()
     return layers.LayerPath(places[-1].scope.rstrip("/"), places[-1].module)
 

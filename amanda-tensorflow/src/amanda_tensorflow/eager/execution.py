@@ -82,7 +82,9 @@ class Executor:
         """
         run = self._dispatcher.run
         call = request.call(op_id, inputs, tracker.ids.module(scope), self._values)
-        call.phase = phase_of_eager(request.kind, bool(tracker.ids.places))
+        places = tracker.ids.places
+        told = places[-1].phase if places else ""
+        call.phase = told or phase_of_eager(request.kind, bool(places))
         analyses = self._dispatcher.begin(call)
         plan = analyses.plan
         values = inputs

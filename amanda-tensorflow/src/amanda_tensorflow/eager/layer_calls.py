@@ -116,11 +116,15 @@ def step_optimizer(vanilla: Any, optimizer: Any, args: Any, kwargs: Any) -> Any:
         return vanilla(optimizer, *args, **kwargs)
     if tracker.outdated:
         tracker.refresh()
-    if not tracker.tells:
-        return vanilla(optimizer, *args, **kwargs)
-    step = functools.partial(vanilla, optimizer, *args, **kwargs)
-    steps = functools.partial(_steps_of, optimizer)
-    return tracker.dispatcher.points.call_optimizer(step, steps)
+    tracker.enter_optimizer(optimizer)
+    try:
+        if not tracker.tells:
+            return vanilla(optimizer, *args, **kwargs)
+        step = functools.partial(vanilla, optimizer, *args, **kwargs)
+        steps = functools.partial(_steps_of, optimizer)
+        return tracker.dispatcher.points.call_optimizer(step, steps)
+    finally:
+        tracker.exit_layer()
 
 
 def _steps_of(optimizer: Any) -> int | None:

@@ -1,10 +1,11 @@
 """Ids of eager operators, ``<name scope><type>:<k>``, and the iterations that they count in.
 
 ``net/c1/Conv2D:0`` is the first ``Conv2D`` of an iteration in the Keras layer ``c1`` of ``net``,
-and ``/MatMul:1`` the second ``MatMul`` outside of all layers. Within layers their names are the
-name scope, whatever name scopes the program opens besides: operators of graphs have the same ids
-(:mod:`amanda_tensorflow.keras_layers.paths`). A new iteration begins when an outermost Keras layer
-or ``tf.function`` is called again, when an outermost backward pass ends, and at
+and ``/MatMul:1`` the second ``MatMul`` outside of all layers; those of other phases than the
+forward one, such as ``/optimizer/Mul:0``, count on their own there. Within layers their names are
+the name scope, whatever name scopes the program opens besides: operators of graphs have the same
+ids (:mod:`amanda_tensorflow.keras_layers.paths`). A new iteration begins when an outermost Keras
+layer or ``tf.function`` is called again, when an outermost backward pass ends, and at
 ``amanda.new_iteration()``.
 """
 
@@ -12,13 +13,22 @@ from __future__ import annotations
 
 import warnings
 import weakref
-from typing import Any
+from typing import Any, Literal
 
 import attrs
 
 from amanda.errors import CoverageWarning
+from amanda.interface.specs import Phase
 from amanda_tensorflow.eager.plan_cache import AnyScope, Cell, Cells
 from amanda_tensorflow.keras_layers.labels import LABELS
+from amanda_tensorflow.operators.phases import phase_of_code
+
+_PLAIN = frozenset({None, "forward", "backward"})
+"""Phases of the calling code that are no part of an id outside of layers."""
+
+_LEARNING = 2
+"""Iterations in which all operators outside of layers are asked for their phases: a first step, and
+one that begins after a step of an optimizer."""
 
 _MANY = 10_000
 """After so many operators of one type outside of layers, iterations seem to have no end."""
@@ -33,12 +43,60 @@ class Place:
         scope: the name scope of its operators in ids, ``net@1/c1/``.
         module: the names alone, ``net/c1``.
         cells: the cells of its operators, under every name scope.
+        phase: that of its operators; "" where each is asked.
     """
 
     layer: weakref.ref[Any]
     scope: str
     module: str
     cells: AnyScope
+    phase: Phase | Literal[""] = ""
+
+
+class _Outside(dict[str, Cells]):
+    """The cells outside of layers, by name scope and type, of operators of the forward phase alone.
+
+    In the first iterations it is empty, and each operator is asked for its phase. Then it holds
+    those of the types of which none was of another phase, so that they cost no more than those
+    within layers; the others are asked at each execution.
+    """
+
+    def __init__(self, ids: EagerOpIds) -> None:
+        super().__init__()
+        self._ids: weakref.ref[EagerOpIds] | None = weakref.ref(ids)
+        self._mixed: set[tuple[str, str]] = set()
+
+    def __missing__(self, name_scope: str) -> Cells:
+        ids = self._ids() if self._ids is not None else None
+        if ids is None:
+            raise KeyError(name_scope)
+        return ids.cells[ids.scope(name_scope)]
+
+    def learn(self, cells: dict[str, Cells]) -> None:
+        """Learn from all cells of these iterations."""
+        self._ids = None
+        self.setdefault("", {})
+        for in_order in (True, False):
+            for scope, kinds in cells.items():
+                if scope.startswith("/") is in_order:
+                    for kind, cell in kinds.items():
+                        self.note(scope, kind, cell)
+
+    def note(self, scope: str, kind: str, cell: Cell) -> None:
+        """Note that an operator of this type has run in this name scope in ids."""
+        if self._ids is not None:
+            return
+        if scope.startswith("/"):
+            name_scope = scope[1:].partition("/")[2]
+            self._mixed.add((name_scope, kind))
+            self.get(name_scope, {}).pop(kind, None)
+        elif (scope, kind) not in self._mixed:
+            self.setdefault(scope, {})[kind] = cell
+
+    def forget(self) -> None:
+        """Forget the cells that were noted."""
+        self.clear()
+        self._mixed.clear()
 
 
 class EagerOpIds:
@@ -62,15 +120,21 @@ class EagerOpIds:
         self._within: dict[str, AnyScope] = {}
         self._layers: dict[int, weakref.ref[Any]] = {}
         self._functions: set[str] = set()
+        self._outside = _Outside(self)
+        self._iterations = 0
+        self._codes: dict[Any, Any] = {}
 
     @property
     def current(self) -> Any:
         """The cells that count forward operators now, by name scope."""
-        return self.places[-1].cells if self.places else self.cells
+        return self.places[-1].cells if self.places else self._outside
 
     def scope(self, name_scope: str | None) -> str:
         """The name scope of operators in ids, where TensorFlow's is `name_scope`."""
-        return self.places[-1].scope if self.places else name_scope or ""
+        if self.places:
+            return self.places[-1].scope
+        phase = phase_of_code(self._codes, False)
+        return (name_scope or "") if phase in _PLAIN else f"/{phase}/{name_scope or ''}"
 
     def module(self, scope: str) -> str:
         """The module path of the operators that run now.
@@ -78,7 +142,7 @@ class EagerOpIds:
         Args:
             scope: their name scope in ids.
         """
-        return self.places[-1].module if self.places else scope.rpartition("/")[0]
+        return self.places[-1].module if self.places else scope.removeprefix("/").rpartition("/")[0]
 
     def _cells(self, scope: str) -> Cells:
         cells = self.cells.get(scope)
@@ -92,6 +156,8 @@ class EagerOpIds:
         cell = cells.get(kind)
         if cell is None:
             cell = cells[kind] = [0]
+        if not self.places:
+            self._outside.note(scope, kind, cell)
         return cell
 
     def op_id(self, scope: str, kind: str, number: int) -> str:
@@ -112,12 +178,16 @@ class EagerOpIds:
 
     def new_iteration(self) -> None:
         """Restart the counters."""
-        for cells in self.cells.values():
-            for cell in cells.values():
-                cell[0] = 0
+        for scope, cells in self.cells.items():
+            if not scope.startswith("/setup/"):
+                for cell in cells.values():
+                    cell[0] = 0
         self._layers.clear()
         self._functions.clear()
         self.started.clear()
+        self._iterations += 1
+        if self._iterations == _LEARNING:
+            self._outside.learn(self.cells)
 
     def enter_layer(self, layer: Any) -> None:
         """A Keras layer is called; an outermost one that comes round begins an iteration."""
@@ -155,8 +225,17 @@ class EagerOpIds:
                 cells = self._within[scope] = AnyScope(self._cells(scope))
             self.places = (*self.places, Place(place.layer, scope, place.module, cells))
 
+    def enter_optimizer(self, optimizer: Any) -> None:
+        """An optimizer steps."""
+        self._outer.append(self.places)
+        self.nesting += 1
+        if not self.places:
+            scope = "/optimizer/"
+            cells = self._within.setdefault(scope, AnyScope(self._cells(scope)))
+            self.places = (Place(weakref.ref(optimizer), scope, "", cells, "optimizer"),)
+
     def exit_layer(self) -> None:
-        """The layer's call, or what builds it, has ended."""
+        """The layer's call, what builds it, or an optimizer's step has ended."""
         self.nesting -= 1
         self.places = self._outer.pop() if self._outer else ()
 
@@ -185,7 +264,9 @@ class EagerOpIds:
 
     def clear(self) -> None:
         """Forget everything."""
+        self._codes.clear()
         self.cells.clear()
+        self._outside.forget()
         self._within.clear()
         self._layers.clear()
         self._functions.clear()

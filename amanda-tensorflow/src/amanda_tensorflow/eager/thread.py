@@ -199,8 +199,14 @@ class Tracker:
         if not self.depth:
             self.cells = self.ids.current
 
+    def enter_optimizer(self, optimizer: Any) -> None:
+        """An optimizer steps."""
+        self.ids.enter_optimizer(optimizer)
+        if not self.depth:
+            self.cells = self.ids.current
+
     def exit_layer(self) -> None:
-        """The layer's call, or what builds it, has ended."""
+        """The layer's call, what builds it, or an optimizer's step has ended."""
         self.ids.exit_layer()
         if not self.depth:
             self.cells = self.ids.current

@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import re
 from collections.abc import Iterable, Iterator
-from types import FrameType
+from types import CodeType, FrameType
 from typing import Any
 
 import tensorflow as tf
@@ -39,6 +39,8 @@ _DRAWING = re.compile(r"(Stateless)?Random|StatelessTruncatedNormal|TruncatedNor
 _DEEPEST = 60
 """Calling functions that are looked at."""
 
+_BUILDING = object()
+
 
 def phase_of_eager(kind: str, in_layer: bool) -> Phase:
     """The phase of an operator that is about to run at once.
@@ -47,18 +49,43 @@ def phase_of_eager(kind: str, in_layer: bool) -> Phase:
         kind: its type.
         in_layer: whether a Keras layer runs it.
     """
+    found = phase_of_code({}, in_layer)
+    if found is not None:
+        return found
+    return "forward" if in_layer else _of_type(kind)
+
+
+def phase_of_code(known: dict[Any, Any], in_layer: bool) -> Phase | None:
+    """The phase that a calling function tells, the innermost one that does.
+
+    Args:
+        known: what is known of functions, to be remembered: it is asked at operators.
+        in_layer: whether a Keras layer runs.
+    """
     frame: FrameType | None = inspect.currentframe()
     for _ in range(_DEEPEST):
         if frame is None:
             break
-        found = _of_file(frame.f_code.co_filename)
-        if found is not None:
+        code = frame.f_code
+        told = known.get(code, "")
+        if told == "":
+            told = known[code] = _told_by(code)
+        if told is _BUILDING:
+            if _builds(frame):
+                return "setup"
+        elif told is not None:
             # Keras builds a layer in the layer's first call.
-            return found if found == "setup" or not in_layer else "forward"
-        if frame.f_code.co_name in ("__init__", "build") and _builds(frame):
-            return "setup"
+            return told if told == "setup" or not in_layer else "forward"
         frame = frame.f_back
-    return "forward" if in_layer else _of_type(kind)
+    return None
+
+
+def _told_by(code: CodeType) -> Any:
+    """The phase of what a function calls; :data:`_BUILDING` if that depends on its arguments."""
+    found = _of_file(code.co_filename)
+    if found is None and code.co_name in ("__init__", "build"):
+        return _BUILDING
+    return found
 
 
 def phase_of_node(op: Any, in_layer: bool) -> Phase:

@@ -506,7 +506,7 @@ class Span:
         """
         counts = [
             (cell, start[0].get(name, 0), cell[0])
-            for name, cell in frame.names.items()
+            for name, cell in frame.named_cells()
             if has_restarted or start[0].get(name, 0) != cell[0]
         ]
         calls = [

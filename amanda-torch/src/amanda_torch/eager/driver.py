@@ -55,7 +55,7 @@ class InterceptingDriver(LoadedDriver, TorchEagerDriver):
         self._tracers = Tracers(self.capture_compiled if self.captures else None)
         self._checkpoints = Checkpoints(self.enter_thread, self.exit_thread)
         self._has_gate = False
-        self._optimizer_steps = OptimizerSteps(dispatcher)
+        self._optimizer_steps = OptimizerSteps(dispatcher, LOCAL)
         self._keras_optimizers = KerasOptimizers(dispatcher)
 
     # -- life cycle -------------------------------------------------------
@@ -215,7 +215,7 @@ class InterceptingDriver(LoadedDriver, TorchEagerDriver):
             if interceptor.stale:
                 interceptor.refresh()
             if interceptor.tells and (
-                interceptor.tells_modules or interceptor.frame is interceptor.root
+                interceptor.tells_modules or interceptor.frame.phase is not None
             ):
                 # In this function: a further frame would stand in the user's tracebacks.
                 with told(interceptor, module, args, kwargs) as call:
@@ -284,8 +284,7 @@ class InterceptingDriver(LoadedDriver, TorchEagerDriver):
             # runs is noticed nevertheless.
             listening = interceptor.is_listening()
             points = self.dispatcher.points
-            if interceptor.stale:
-                interceptor.refresh()
+            is_covered = not interceptor.stale or interceptor.refresh()
             tells = outermost and interceptor.tells
             told = points.backward_begins() if tells else ()
             if not listening:
@@ -295,6 +294,11 @@ class InterceptingDriver(LoadedDriver, TorchEagerDriver):
             finally:
                 if not listening:
                     interceptor.exit()
+                if outermost and is_covered and not interceptor.has_trained:
+                    interceptor.has_trained = True
+                    if self.captures:
+                        # Captured code outside of modules may be of another phase from now on.
+                        interceptor.forget_plans()
                 if outermost:
                     interceptor.new_iteration()
                 if tells:

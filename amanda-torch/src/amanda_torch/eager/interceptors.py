@@ -25,10 +25,12 @@ from amanda_torch.autograd.nodes import count_foreign
 from amanda_torch.eager.execution import Executor
 from amanda_torch.eager.fused_modules import FusedModules
 from amanda_torch.eager.op_ids import Cell, Labels, Tracker
+from amanda_torch.eager.phases import is_plainly_recorded, makes, phase_outside
 from amanda_torch.operators.names import Kind, kind_of, name_of
 from amanda_torch.routines import RoutineDispatcher
 
 if TYPE_CHECKING:
+    from amanda.interface.specs import Phase
     from amanda.state import LiveScope
 
 _MANY = 10_000
@@ -41,6 +43,11 @@ _UNKNOWN: Any = object()
 NO_OPERATOR: Any = []
 """The cell of functions that are no operators."""
 
+
+_PLAIN = _internals.PLAIN
+_Tensor = torch.Tensor
+_is_grad_enabled = torch.is_grad_enabled
+_mode_depth = _internals.mode_depth
 
 Met = tuple[Cell, int, Any, tuple[Any, ...], dict[str, Any], Any, Any]
 """An operator that was met: its cell, its position there, its function, arguments, key, result."""
@@ -255,6 +262,16 @@ class Interceptor(Tracker, TorchFunctionMode):
             return self._uncommon(func, types, args, kwargs or {})
         if cell is NO_OPERATOR:
             return func(*args, **kwargs) if kwargs else func(*args)
+        is_asked = type(cell) is tuple
+        if is_asked:
+            # Outside of modules; inlined, for a loss runs at each step.
+            if _is_grad_enabled() and not _mode_depth():
+                for value in args:
+                    if type(value) is _Tensor and value.requires_grad:
+                        cell, is_asked = cell[0], False
+                        break
+            if is_asked:
+                return self._run_outside(func, name_of(func), args, kwargs or {})
         count = cell[0] + 1
         cell[0] = count
         try:
@@ -282,6 +299,8 @@ class Interceptor(Tracker, TorchFunctionMode):
             return self.run_leaf(cell, call, cls.__name__, args[1:], kwargs, cls)
         name = name_of(func)
         if kind is Kind.LEAF:
+            if self.asks(name):
+                return self._run_outside(func, name, args, kwargs)
             return self.run_leaf(self.frame.cell_for(func, name), func, name, args, kwargs)
         if _internals.caller_frame(2).f_code is _internals.PYTHON_EVENT:
             if not self._sees_composites:
@@ -294,6 +313,49 @@ class Interceptor(Tracker, TorchFunctionMode):
         # not be found in `cells`, where the calls of the twin would find it, too.
         cell = self.frame.names.setdefault(name, [0])
         return self.run_leaf(cell, func, name, args, kwargs)
+
+    def _run_outside(self, func: Any, name: str, args: Any, kwargs: Any) -> Any:
+        """Run an operator outside of modules, where those of each phase count on their own."""
+        if self.has_recorded and self.has_run and is_plainly_recorded(name, args):
+            cell = self.root.cell_for(func, name)
+            # C asks where it finds no list.
+            self.root.cells[func] = (cell,)
+            return self.run_leaf(cell, func, name, args, kwargs)
+        # A tracer would record the operator's tensors as others are looked at.
+        phase = "forward" if _internals.is_traced() else self._phase(name, args, kwargs)
+        root, frame = self.root, self.outside(phase)
+        cell = frame.names.setdefault(name, [0])
+        if frame is root:
+            if not self.has_run:
+                self.checked[func] = name
+            result = self.run_leaf(cell, func, name, args, kwargs)
+            if not torch.is_grad_enabled():
+                self.note_outside(result, phase)
+            return result
+        self.go_to(frame)
+        try:
+            result = self.run_leaf(cell, func, name, args, kwargs)
+        finally:
+            if self.frame is frame:
+                self.go_to(root)
+        if phase == "other" and not makes(name, args):
+            self.note_outside(result, phase)
+        return result
+
+    def _phase(self, name: str, args: Any, kwargs: Any) -> Phase:
+        """What an operator outside of modules belongs to."""
+        values = (*args, *kwargs.values()) if kwargs else args
+        outer = _internals.modes()
+        if not outer and _PLAIN.issuperset(map(type, values)):
+            return phase_outside(name, values, self)
+        try:
+            if outer:
+                _internals.hide_modes()
+            with _internals.reading(values):
+                return phase_outside(name, values, self)
+        finally:
+            if outer:
+                _internals.set_modes(outer)
 
     def _run_muted(self, func: Any, args: Any, kwargs: Any) -> Any:
         self.mute()

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol
 
 import torch
 from torch import nn
@@ -51,7 +51,7 @@ class ModuleCall:
         self._outputs: Sequence[Any] | None = None
         self._scopes: Sequence[Any] = ()
         # What a checkpoint runs again in a backward pass is no forward pass.
-        self._is_outermost = tracker.frame is tracker.root and not _internals.in_backward()
+        self._is_outermost = tracker.frame.phase is not None and not _internals.in_backward()
         self._parent: Frame = tracker.frame
         self._frame: Frame = tracker.frame
         self._has_begun = self._tells = False
@@ -111,11 +111,24 @@ class ModuleCall:
         )
 
 
-class OptimizerSteps:
-    """Tells of the steps of optimizers, by PyTorch's hooks for all of them."""
+class Current(Protocol):
+    """Where the tracker of the current thread is."""
 
-    def __init__(self, dispatcher: Dispatcher) -> None:
+    @property
+    def interceptor(self) -> Tracker | None:
+        """It; None outside of scopes."""
+
+
+class OptimizerSteps:
+    """Tells of the steps of optimizers, by PyTorch's hooks for all of them.
+
+    The operators of a step count as those of the optimizer phase, unless a closure computes a loss
+    within it.
+    """
+
+    def __init__(self, dispatcher: Dispatcher, current: Current) -> None:
         self._dispatcher = dispatcher
+        self._current = current
         self._hooks: list[Any] = []
 
     def attach(self) -> None:
@@ -130,8 +143,15 @@ class OptimizerSteps:
             self._hooks[-1].remove()
             self._hooks.pop()
 
-    def _begins(self, *_: Any) -> None:
+    def _begins(self, optimizer: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+        tracker = self._current.interceptor
+        is_alone = not any(callable(value) for value in (*args[1:], *kwargs.values()))
+        if tracker is not None and is_alone and tracker.frame is tracker.root:
+            tracker.go_to(tracker.outside("optimizer"))
         self._dispatcher.points.optimizer_begins()
 
     def _has_ended(self, *_: Any) -> None:
+        tracker = self._current.interceptor
+        if tracker is not None and tracker.frame.phase == "optimizer":
+            tracker.go_to(tracker.root)
         self._dispatcher.points.optimizer_ends(self._dispatcher.scopes())

@@ -1,8 +1,9 @@
 """Operator ids of the eager driver, and the module calls that they are made of.
 
 An id is ``<outermost module's class>.<module path>/<op name>:<k>``, where `k` counts the
-operators of that name within one call of the module. A :class:`Tracker` knows the module
-call that its thread is in::
+operators of that name within one call of the module. Outside of modules operators count by their
+phase: ``/mul:0`` is the first one of the forward phase, ``/setup/mul:0`` one that makes weights. A
+:class:`Tracker` knows the module call that its thread is in::
 
     caller = tracker.enter_module(module)
     ...                       # operators find their counters in tracker.cells
@@ -17,12 +18,14 @@ from __future__ import annotations
 import itertools
 import re
 import weakref
-from collections.abc import Callable, Sequence
-from typing import Any, Self
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Literal, Self
 
 import torch
 from torch import nn
 
+from amanda.interface.specs import Phase
 from amanda.state import Lock
 from amanda_torch import _internals
 from amanda_torch.eager.fused_modules import FUSED
@@ -41,6 +44,13 @@ _TRANSPARENT = {
 
 _MAX_OUTERMOST = 1000
 """Outermost modules of one iteration; with more, each is a model that is built, run and dropped."""
+
+_LEARNING = 2
+"""Iterations in which all operators of a program without modules are asked for their phases: a
+first step, and one that begins after weights were changed."""
+
+_NOTED = 32
+"""Tensors whose phase is remembered, for the operators that compute with them next."""
 
 _CALL_NUMBER = re.compile(r"#\d+")
 
@@ -130,7 +140,8 @@ class Frame:
 
     Attributes:
         path: the id's part before the slash, "" outside of modules.
-        cells: func to cell; an operator's position in its cell is its count.
+        cells: func to cell; an operator's position in its cell is its count. A tuple of a cell
+            where operators are checked and the last one was a forward one by its inputs.
         names: op name to cell; several funcs of one name share a cell.
         children: id of a module object to its :class:`Child`.
         generation: of the plans in the cells, see :attr:`Tracker.generation`.
@@ -139,28 +150,39 @@ class Frame:
         model: the outermost module that it is a part of, None for the root.
         captured: what is known of compiled graphs that run in the module call.
         is_wrapped: whether the module was entered with a wrapper that runs it.
+        phase: outside of modules, the phase of its operators, "" for the root; None within one.
+        asides: of the root, the frames of the other phases.
+        is_checked: whether operators ask for their phase before they are counted, see
+            :attr:`Tracker.root`: they are not to be found in `cells`.
     """
 
     __slots__ = (
         "__weakref__",
+        "asides",
         "caller",
         "captured",
         "cells",
         "children",
         "generation",
+        "is_checked",
         "is_wrapped",
         "model",
         "module",
         "names",
         "path",
+        "phase",
     )
 
     def __init__(
-        self, path: str, module: weakref.ref[nn.Module] | None, model: Model | None = None
+        self,
+        path: str,
+        module: weakref.ref[nn.Module] | None,
+        model: Model | None = None,
+        phase: Phase | Literal[""] | None = None,
     ) -> None:
         self.path = path
         self.model = model
-        self.cells: dict[Any, Cell] = {}
+        self.cells: dict[Any, Any] = {}
         self.names: dict[str, Cell] = {}
         self.children: dict[int, Child] = {}
         self.generation = 0
@@ -168,6 +190,16 @@ class Frame:
         self.module = module
         self.captured: dict[Any, Any] = {}
         self.is_wrapped = False
+        self.phase = phase
+        self.asides: dict[str, Frame] = {}
+        self.is_checked = False
+
+    def check(self, is_checked: bool) -> None:
+        """Set :attr:`is_checked`."""
+        self.is_checked = is_checked
+        # Functions that are no operators stay: their cell is a list without a count.
+        for func in [func for func, cell in self.cells.items() if cell]:
+            del self.cells[func]
 
     def restart(self) -> None:
         """Begin a new iteration: all counters from zero."""
@@ -178,7 +210,7 @@ class Frame:
 
     def forget_plans(self, generation: int) -> None:
         """Drop what is known of the operators: scopes, switches or actions have changed."""
-        for cell in self.names.values():
+        for _, cell in self.named_cells():
             del cell[1:]
         self.generation = generation
 
@@ -187,19 +219,27 @@ class Frame:
         cell = self.names.get(name)
         if cell is None:
             cell = self.names[name] = [0]
-        self.cells[func] = cell
+        if not self.is_checked:
+            self.cells[func] = cell
         return cell
+
+    def named_cells(self) -> Iterator[tuple[str, Cell]]:
+        """All cells, those of other phases by a name that no operator has."""
+        yield from self.names.items()
+        for frame in self.asides.values():
+            for name, cell in frame.names.items():
+                yield f"{frame.path}/{name}", cell
 
     def counters(self) -> tuple[dict[str, int], dict[int, int]]:
         """A snapshot of all counters."""
         return (
-            {name: cell[0] for name, cell in self.names.items()},
+            {name: cell[0] for name, cell in self.named_cells()},
             {key: child.calls for key, child in self.children.items()},
         )
 
     def set_counters(self, snapshot: tuple[dict[str, int], dict[int, int]]) -> None:
         """Set all counters to those of a snapshot."""
-        for name, cell in self.names.items():
+        for name, cell in self.named_cells():
             cell[0] = snapshot[0].get(name, 0)
         for key, child in self.children.items():
             child.calls = snapshot[1].get(key, 0)
@@ -213,6 +253,7 @@ class Frame:
         self.captured.clear()
         self.cells.clear()
         self.names.clear()
+        self.asides.clear()
 
 
 class Labels:
@@ -283,7 +324,15 @@ class Tracker:
     Attributes:
         frame: the frame of the module call that is running.
         cells: ``frame.cells``, one look-up nearer to the operators.
-        root: the frame outside of all modules.
+        root: the frame outside of all modules, of the forward phase. Its operators are checked for
+            their phase wherever a program calls modules, and in the first iterations of any
+            program. In one without modules, only those are checked later whose names have had
+            another phase by then, so that the others cost no check.
+        checked: the operators that were checked in a program without modules, and their names.
+        codes: what is known of functions that tell the phase of what they call.
+        is_building: whether a module was built since an outermost one was called.
+        has_recorded: whether an operator outside of modules was recorded for differentiation.
+        has_trained: whether a backward pass has ended.
         generation: counts up whenever plans become out of date.
         iteration: counts up whenever the root counters restart.
         has_run: whether an outermost module was called.
@@ -300,15 +349,22 @@ class Tracker:
     __slots__ = (
         "_labels",
         "_last",
+        "_measured",
+        "_more_results",
         "_not_seen",
         "_places",
         "_results",
         "_seen_outermost",
         "captures",
         "cells",
+        "checked",
+        "codes",
         "frame",
         "generation",
+        "has_recorded",
         "has_run",
+        "has_trained",
+        "is_building",
         "iteration",
         "root",
         "stale",
@@ -322,7 +378,11 @@ class Tracker:
 
     def __init__(self, labels: Labels, not_seen: Callable[[str], None]) -> None:
         self._not_seen = not_seen
-        self.root = Frame("", None)
+        self.root = Frame("", None, phase="")
+        self.root.is_checked = True
+        self.checked: dict[Any, str] = {}
+        self.codes: dict[Any, Any] = {}
+        self.is_building = self.has_recorded = self.has_trained = False
         self.frame = self.root
         self.cells = self.root.cells
         self.generation = 0
@@ -334,6 +394,8 @@ class Tracker:
         # Of the outermost module that runs; made when its first child is new.
         self._places: Places | None = None
         self._results: list[weakref.ref[Any]] = []
+        self._more_results: deque[weakref.ref[Any]] = deque(maxlen=_NOTED)
+        self._measured: deque[weakref.ref[Any]] = deque(maxlen=_NOTED)
         self.has_run = False
         self.tells = False
         self.tells_modules = False
@@ -344,9 +406,47 @@ class Tracker:
         self.frame = frame
         self.cells = frame.cells
 
+    def outside(self, phase: Phase) -> Frame:
+        """The frame of the operators of a phase outside of modules."""
+        if phase in ("forward", "backward"):
+            return self.root
+        frame = self.root.asides.get(phase)
+        if frame is None:
+            frame = self.root.asides[phase] = Frame(f"/{phase}", None, phase=phase)
+            frame.generation = self.generation
+        return frame
+
+    def asks(self, name: str) -> bool:
+        """Whether an operator that is called now is asked for its phase before it is counted."""
+        frame = self.frame
+        if frame.is_checked or not frame.asides:
+            return frame.is_checked
+        # In training, what makes tensors is no setup any more.
+        left_out = "setup" if self.has_trained else ""
+        return any(name in a.names for a in frame.asides.values() if a.phase != left_out)
+
+    def _end_checks(self) -> None:
+        """Count operators without a check, but those whose names have had another phase."""
+        root = self.root
+        root.check(False)
+        for func, name in self.checked.items():
+            if not self.asks(name):
+                root.cell_for(func, name)
+        self.checked.clear()
+
+    def note_recorded(self) -> None:
+        """Note that an operator outside of modules was recorded for differentiation."""
+        if not self.has_recorded:
+            self.has_recorded = True
+            self.root.restart()
+
     def enter_module(self, module: nn.Module) -> Frame:
         """Enter the frame of a module call; returns the frame to come back to."""
         parent = self.frame
+        if parent.phase:
+            # An optimizer's step has raised.
+            self.go_to(self.root)
+            parent = self.root
         child = parent.children.get(id(module))
         if child is None or child.ref() is not module:
             if self._is_within(module):
@@ -404,7 +504,15 @@ class Tracker:
 
     def new_iteration(self) -> None:
         """Restart the counters outside of modules."""
+        if self.frame.phase:
+            self.go_to(self.root)
         self.root.restart()
+        for frame in self.root.asides.values():
+            # What builds models is no part of an iteration, unless the program tells of one.
+            if frame.phase != "setup" or not (self.has_run or self.has_trained):
+                frame.restart()
+        if self.root.is_checked and not self.has_run and self.iteration >= _LEARNING - 1:
+            self._end_checks()
         self._seen_outermost.clear()
         self.iteration += 1
 
@@ -468,16 +576,37 @@ class Tracker:
         """Note what an outermost module has returned."""
         self._results = [weakref.ref(tensor) for tensor in results]
 
+    def note_outside(self, result: Any, phase: Phase) -> None:
+        """Note what an operator outside of modules has computed without gradients."""
+        if isinstance(result, torch.Tensor):
+            noted = self._more_results if phase == "forward" else self._measured
+            noted.append(weakref.ref(result))
+
+    def is_measured(self, tensors: Sequence[Any]) -> bool:
+        """Whether one of these tensors was computed by an operator of another phase."""
+        found = [result for ref in self._measured if (result := ref()) is not None]
+        return any(result is tensor for result in found for tensor in tensors)
+
     def is_result(self, tensors: Sequence[Any]) -> bool:
-        """Whether an outermost module has returned one of these tensors at its last call."""
-        found = [result for ref in self._results if (result := ref()) is not None]
+        """Whether an outermost module has returned one of these tensors at its last call.
+
+        Or it was computed from one that it has.
+        """
+        refs = (*self._results, *self._more_results)
+        found = [result for ref in refs if (result := ref()) is not None]
         return any(result is tensor for result in found for tensor in tensors)
 
     def clear(self) -> None:
         """Drop all frames."""
         self.has_run = self.tells = self.tells_modules = False
         self._results = []
+        self._more_results.clear()
+        self._measured.clear()
+        self.is_building = self.has_recorded = self.has_trained = False
+        self.codes.clear()
+        self.checked.clear()
         self.root.clear()
+        self.root.is_checked = True
         self._last.clear()
         self._places = None
         CONSTANTS.clear()
@@ -525,7 +654,13 @@ class Tracker:
             self.new_iteration()
         self._seen_outermost.add(child)
         self._places = None
-        self.has_run = True
+        self.is_building = False
+        if not self.has_run:
+            if not (self.has_recorded or self.iteration):
+                # What was computed before has made weights.
+                self.root.restart()
+            self.has_run = True
+            self.root.check(True)
 
     def _new_child(self, parent: Frame, module: nn.Module) -> Child:
         key = id(module)

@@ -1,9 +1,10 @@
-"""What an operator belongs to: setup, forward, optimizer or other, at its first execution.
+"""What an operator belongs to: setup, forward, optimizer or other.
 
 Operators of modules are forward ones. Outside of modules the code that calls an operator tells:
 a constructor of a module, an optimizer, a data loader. Where it does not, gradients do: what is
 recorded for differentiation leads to a loss. ::
 
+    phase = phase_outside("mul", (x, 2.0), tracker)     # before it is counted
     call.phase = phase_of(call, tracker)
 """
 
@@ -11,6 +12,7 @@ from __future__ import annotations
 
 import inspect
 import sys
+from collections.abc import Sequence
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +20,7 @@ import torch
 from torch import nn
 
 from amanda.interface.specs import Phase
+from amanda_torch import _internals
 
 if TYPE_CHECKING:
     from amanda_torch.eager.op_ids import Tracker
@@ -39,7 +42,8 @@ _BY_CODE: tuple[tuple[str, Phase], ...] = (
 """Modules of Python, with all below them, whose code runs operators of one phase."""
 
 _OF_MODULES = frozenset(
-    "__init__ apply _apply to load_state_dict _load_from_state_dict reset_parameters".split()
+    """__init__ apply _apply to load_state_dict _load_from_state_dict reset_parameters
+    initialize_parameters""".split()
 )
 """Methods of ``nn.Module`` that build or initialise, or that its subclasses have for that."""
 
@@ -53,72 +57,161 @@ _MEASURING = frozenset(
 
 _INITIALISING = frozenset({"requires_grad_", "__set__"})
 
+_ASKED = _MEASURING | _INITIALISING
+"""Operators of which the calling code is asked, though they are recorded."""
+
+_FILLING = frozenset(
+    """bernoulli_ cauchy_ copy_ exponential_ fill_ fill_diagonal_ geometric_ log_normal_ normal_
+    random_ uniform_ zero_""".split()
+)
+"""Operators in place that do not compute with what was in the tensor."""
+
 _DEEPEST = 60
 """Calling functions that are looked at."""
 
 
 def phase_of(call: TorchCall, tracker: Tracker) -> Phase:
     """What the operator that is about to run for the first time belongs to."""
-    in_module = tracker.frame is not tracker.root
-    has_keras = "keras" in sys.modules
-    if in_module and not has_keras:
-        return "forward"
-    found = _by_caller()
-    if in_module:
-        # Keras builds a layer, and draws its weights, in the layer's first call.
-        return "setup" if found == "setup" else "forward"
-    name, is_recorded = call.op.__name__, torch.is_grad_enabled() and _wants_gradient(call)
+    frame = tracker.frame
+    if frame.phase:
+        return frame.phase
+    name = call.op.__name__
+    if frame.phase is None:
+        # Lazy modules and Keras' layers draw their weights within the first call of the module.
+        may_build = "keras" in sys.modules or makes(name, call.inputs)
+        return "setup" if may_build and _by_caller(tracker) == "setup" else "forward"
+    # Checked operators of the root are forward ones, see Tracker.root.
+    if frame.is_checked:
+        # A backward pass makes its first gradient before it begins.
+        is_gradient = name == "ones_like" and _by_caller(tracker) == "backward"
+        return "backward" if is_gradient else "forward"
+    return _phase_of_code(name, call.inputs, tracker, _by_caller(tracker))
+
+
+def phase_outside(name: str, values: Sequence[Any], tracker: Tracker) -> Phase:
+    """What an operator outside of modules belongs to.
+
+    Args:
+        name: its name.
+        values: its arguments.
+        tracker: notes what the operator tells of the program.
+    """
+    tensors = [value for value in values if isinstance(value, torch.Tensor)]
+    for value in values:
+        if isinstance(value, (list, tuple)):
+            tensors += [item for item in value if isinstance(item, torch.Tensor)]
+    found = _by_caller(tracker)
+    phase = _phase_of_code(name, tensors, tracker, found)
+    if found == "setup":
+        tracker.is_building = True
+    elif phase == "forward" and _is_recorded(tensors):
+        tracker.note_recorded()
+    return phase
+
+
+def is_plainly_recorded(name: str, args: Sequence[Any]) -> bool:
+    """Whether an operator outside of modules is a forward one, as far as can be told at once."""
+    # Modes are told of what is asked of tensors.
+    if not torch.is_grad_enabled() or name in _ASKED or _internals.mode_depth():
+        return False
+    # Not any(): a generator is one more frame, at each operator of a loss.
+    for value in args:  # noqa: SIM110
+        if type(value) is torch.Tensor and value.requires_grad:
+            return True
+    return False
+
+
+def _phase_of_code(
+    name: str, tensors: Sequence[Any], tracker: Tracker, found: Phase | None
+) -> Phase:
+    """The phase of an operator outside of modules, of which its callers tell `found`."""
+    is_recorded = _is_recorded(tensors)
     if found is not None:
         # A closure of an optimizer computes its loss within the optimizer's step.
         return "forward" if found == "optimizer" and is_recorded else found
     if is_recorded and name not in _MEASURING and name not in _INITIALISING:
         return "forward"
-    if not tracker.has_run:
-        return _before_any_module(call)
-    if name.endswith("_") and not torch.is_grad_enabled() and _changes_parameter(call):
-        return "optimizer"
-    is_result = tracker.is_result(call.inputs)
-    return "forward" if is_result and name not in _MEASURING else "other"
+    if name.endswith("_") and not torch.is_grad_enabled() and _changes_parameter(tensors):
+        return "setup" if tracker.is_building else "optimizer"
+    if name in _MEASURING and tracker.has_run:
+        return "other"
+    if tracker.is_result(tensors):
+        return "forward"
+    if tracker.is_building:
+        return "setup"
+    if makes(name, tensors):
+        return "other" if tracker.has_run or tracker.has_trained else "setup"
+    return "forward" if _computes(tensors, tracker) else "other"
 
 
-def _before_any_module(call: TorchCall) -> Phase:
-    """The phase of an operator before any module was called, which gradients do not tell."""
-    is_new = all(tensor is None for tensor in call.inputs)
-    name = call.op.__name__
-    # What makes tensors or fills them; a program without modules computes with them.
-    is_filling = name.endswith("_") and not name.endswith("__")
-    return "setup" if is_new or is_filling or name in _INITIALISING else "forward"
+def _computes(tensors: Sequence[Any], tracker: Tracker) -> bool:
+    """Whether an operator that no gradient follows, nor a module, is one of functional code."""
+    if tracker.is_measured(tensors):
+        return False
+    if not tracker.has_trained:
+        return True
+    # In training they are of the data, of metrics, of updates.
+    is_functional = not tracker.has_run
+    return is_functional and (torch.is_grad_enabled() or any(map(_wants_gradient, tensors)))
 
 
-def _wants_gradient(call: TorchCall) -> bool:
-    return any(isinstance(t, torch.Tensor) and t.requires_grad for t in call.inputs)
+def makes(name: str, values: Sequence[Any]) -> bool:
+    """Whether an operator makes a tensor, or gives one its first values."""
+    is_new = not any(isinstance(value, torch.Tensor) for value in values)
+    return is_new or name in _FILLING or name in _INITIALISING
 
 
-def _changes_parameter(call: TorchCall) -> bool:
-    first = call.inputs[0] if call.inputs else None
+def _is_recorded(tensors: Sequence[Any]) -> bool:
+    return torch.is_grad_enabled() and any(map(_wants_gradient, tensors))
+
+
+def _wants_gradient(value: Any) -> bool:
+    return isinstance(value, torch.Tensor) and value.requires_grad
+
+
+def _changes_parameter(tensors: Sequence[Any]) -> bool:
+    first = tensors[0] if tensors else None
     return isinstance(first, torch.Tensor) and first.requires_grad and first.is_leaf
 
 
-def _by_caller() -> Phase | None:
+def _by_caller(tracker: Tracker) -> Phase | None:
     """The phase that a calling function tells, the innermost one that does."""
     frame: FrameType | None = inspect.currentframe()
+    codes = tracker.codes
     for _ in range(_DEEPEST):
         if frame is None:
             return None
-        module = frame.f_globals.get("__name__", "")
-        if isinstance(module, str) and module.startswith(("torch", "keras")):
-            for prefix, phase in _BY_CODE:
-                if module == prefix or module.startswith(f"{prefix}."):
-                    return phase
-            if module == "torch.autograd":
-                return "backward"
-        name = frame.f_code.co_name
-        if name in _OF_MODULES and isinstance(_first_argument(frame), nn.Module):
-            return "setup"
-        if name in _OF_OPTIMIZERS and isinstance(_first_argument(frame), torch.optim.Optimizer):
-            return "optimizer"
+        code = frame.f_code
+        told = codes.get(code, "")
+        if told == "":
+            told = codes[code] = _told_by(frame)
+        if told is nn.Module:
+            if isinstance(_first_argument(frame), nn.Module):
+                return "setup"
+        elif told is torch.optim.Optimizer:
+            if isinstance(_first_argument(frame), torch.optim.Optimizer):
+                return "optimizer"
+        elif told is not None:
+            return told  # type: ignore[no-any-return]
         frame = frame.f_back
     return None
+
+
+def _told_by(frame: FrameType) -> Any:
+    """The phase of what a function calls; or the class that its first argument has to be of."""
+    module = frame.f_globals.get("__name__", "")
+    if isinstance(module, str) and module.startswith(("torch", "keras")):
+        for prefix, phase in _BY_CODE:
+            if module == prefix or module.startswith(f"{prefix}."):
+                return phase
+        if module == "torch.autograd":
+            return "backward"
+    name = frame.f_code.co_name
+    if name in _OF_OPTIMIZERS and isinstance(_first_argument(frame), torch.optim.Optimizer):
+        return torch.optim.Optimizer
+    if name in _OF_MODULES:
+        return nn.Module
+    return torch.optim.Optimizer if name in _OF_OPTIMIZERS else None
 
 
 def _first_argument(frame: FrameType) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 from typing import Any
 
 import pytest
@@ -12,7 +13,7 @@ from amanda.interface.points import Point, PointContext
 from amanda.interface.specs import PHASES
 from amanda.testing.contract.base import ContractTests, W, X
 from amanda.testing.framework import requires
-from amanda.tool import Tool, new_iteration
+from amanda.tool import Tool, cache_disabled, new_iteration
 
 
 class Passed(Tool):
@@ -177,6 +178,20 @@ class PointTests(ContractTests):
         self.run(self.training(), self.probe(before=lambda c: phases.append(c.get_phase())))
         assert phases
         assert set(phases) <= set(PHASES)
+
+    def test_an_id_has_one_phase(self) -> None:
+        """An operator that runs in two phases outside of modules has an id in each."""
+        step = self.fw.training_step()
+        if step is None:
+            pytest.skip("the framework has no optimizer that runs operators")
+        found: dict[str, set[str]] = collections.defaultdict(set)
+        tool = self.probe("mul", before=lambda c: found[c.get_phase()].add(c.get_op_id()))
+        with cache_disabled(), self.apply(tool):
+            for _ in range(3):
+                step()
+        assert found["forward"]
+        assert found["optimizer"]
+        assert not found["forward"] & found["optimizer"]
 
     @requires(Capability.MODULES)
     def test_operators_of_modules_are_of_the_forward_phase(self) -> None:
