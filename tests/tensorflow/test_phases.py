@@ -142,3 +142,24 @@ def test_a_loss_is_not_taken_for_what_made_the_weights() -> None:
     sums = {op_id: phase for op_id, phase in ids.items() if op_id.split("/")[-1] == "Sum:0"}
     assert sums == {"/Sum:0": "forward", "/other/Sum:0": "other"}
     assert not any(op_id.endswith("/Mul:1") and phase == "forward" for op_id, phase in ids.items())
+
+
+def test_what_a_function_creates_is_initialised_in_the_setup() -> None:
+    """Variables that are created while a function is traced get their values in the setup."""
+    found: dict[str, str] = {}
+    tool = amanda.Tool()
+    tool.add_inst_for_op(lambda c: found.update({c.get_op_id(): c.get_phase()}))
+    created: list[tf.Variable] = []
+
+    @tf.function
+    def scaled(x: tf.Tensor) -> tf.Tensor:
+        if not created:
+            created.append(tf.Variable(tf.random.normal([2])))
+        return x * created[0]
+
+    with amanda.apply(tool):
+        scaled(tf.ones([2]))
+    initialising = {i: phase for i, phase in found.items() if i.startswith("initialize_variables")}
+    assert "initialize_variables/AssignVariableOp" in initialising
+    assert set(initialising.values()) == {"setup"}
+    assert found["scaled/mul/Mul"] == found["scaled/mul/ReadVariableOp"] == "forward"

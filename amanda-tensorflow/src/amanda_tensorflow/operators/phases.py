@@ -32,6 +32,10 @@ _UPDATES = re.compile(r"(Resource)?(Sparse)?Apply[A-Z]|Assign(Sub|Add)(VariableO
 _INITIALISING = re.compile(r"(^|/)(Initializer|initial_value|IsInitialized|IsVariableInitialized)")
 """Names of operators that TensorFlow 1 initialises variables with."""
 
+_INITIALISER = "initialize_variables"
+"""The function in which ``tf.function`` initialises the variables that a function has created
+(TensorFlow 2.16 to 2.21)."""
+
 _VARIABLES = frozenset({"VarHandleOp", "VariableV2", "Variable", "VarIsInitializedOp"})
 
 _DRAWING = re.compile(r"(Stateless)?Random|StatelessTruncatedNormal|TruncatedNormal$|Multinomial$")
@@ -97,6 +101,8 @@ def phase_of_node(op: Any, in_layer: bool) -> Phase:
     """
     name, kind = op.name, op.type
     if _INITIALISING.search(name) or kind in _VARIABLES or name.endswith("/Assign"):
+        return "setup"
+    if getattr(op.graph, "name", "") == _INITIALISER:
         return "setup"
     if in_layer:
         return "forward"
