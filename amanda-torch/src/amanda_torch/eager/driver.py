@@ -298,7 +298,7 @@ class InterceptingDriver(LoadedDriver, TorchEagerDriver):
                     interceptor.has_trained = True
                     if self.captures:
                         # Captured code outside of modules may be of another phase from now on.
-                        interceptor.forget_plans()
+                        interceptor.root.captured.clear()
                 if outermost:
                     interceptor.new_iteration()
                 if tells:
