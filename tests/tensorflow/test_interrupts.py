@@ -1,7 +1,9 @@
-"""Interrupts while nodes of routines are added to a copy."""
+"""Interrupts while nodes of routines are added to a copy, and forks while they run."""
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from typing import Any
 
 import numpy as np
@@ -37,3 +39,35 @@ def test_an_interrupt_while_a_node_is_made_leaves_nothing_to_release() -> None:
             lambda: _square_in_a_session(tool), lambda other: other is code, point
         )
         np.testing.assert_array_equal(_square_in_a_session(tool), [9.0])
+
+
+_FORKING = """
+import os
+import amanda
+import tensorflow as tf
+
+def fork(*outputs):
+    child = os.fork()
+    if not child:
+        os._exit(0 if not amanda.state.ATTACHED else 3)
+    print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+
+tool = amanda.Tool()
+tool.add_inst_for_op(lambda context: context.insert_after_op(fork))
+tf1 = tf.compat.v1
+with tf1.Graph().as_default(), tf1.Session() as session:
+    x = tf1.placeholder(tf.float32, [1])
+    with amanda.apply(tool):
+        for value in 3.0, 4.0:
+            print(session.run(tf.square(x), {x: [value]})[0])
+"""
+
+
+def test_a_child_that_is_forked_in_a_run_does_not_wait_for_it() -> None:
+    """A routine in a session forks: the child is vanilla and ends, and the session goes on."""
+    # In a process of its own, as TensorFlow itself does not work in a child with other sessions.
+    run = subprocess.run(
+        [sys.executable, "-c", _FORKING], capture_output=True, text=True, timeout=120, check=False
+    )
+    assert run.returncode == 0, run.stderr
+    assert run.stdout.split() == ["0", "9.0", "0", "16.0"]
