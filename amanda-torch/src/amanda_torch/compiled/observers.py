@@ -18,6 +18,8 @@ import weakref
 from collections.abc import Sequence
 from typing import Any
 
+import attrs
+
 from amanda.engine.dispatch import Dispatcher
 from amanda.inline import is_counter
 from amanda.interface.action import Action, ActionKind
@@ -56,7 +58,8 @@ class Observer:
 
     def __init__(self, dispatcher: Dispatcher, action: Action, given: Sequence[bool]) -> None:
         self._dispatcher = dispatcher
-        self._action = action
+        # What is passed is what it selects.
+        self._action = attrs.evolve(action, select=None)
         self._given = given
         self.number = next(_NUMBERS)
         _OBSERVERS[self.number] = self
@@ -69,13 +72,7 @@ class Observer:
         """
         found = iter(tensors)
         selected = [next(found) if is_given else None for is_given in self._given]
-        select = self._action.select
-        values: list[Any] = selected
-        if select is not None:
-            values = [None] * (max(select, default=-1) + 1)
-            for index, value in zip(select, selected, strict=True):
-                values[index] = value
-        self._dispatcher.run_all((self._action,), values)
+        self._dispatcher.run_all((self._action,), selected)
 
 
 def _observe(tensors: Sequence[Any], number: int) -> None:
