@@ -12,7 +12,9 @@ from torch.utils.flop_counter import FlopCounterMode
 
 import amanda
 from amanda_tools._operators.peaks import peak_of
+from amanda_tools._timelines.memory import resident_bytes
 from amanda_tools.flops import FlopsTool
+from amanda_tools.profile import ProfileTool
 from tests import models
 
 # isort: split
@@ -120,6 +122,35 @@ def test_figures_of_steps_are_lines_over_the_run() -> None:
         assert list(charts["operations per step"].labels) == [0, 1, 2]
         assert charts["operations per step"].values["forward"] == [figure] * 3
         assert all(seconds > 0 for seconds in charts["time per step"].values["time"])
+
+
+@pytest.mark.parametrize("memory", [True, False])
+def test_the_memory_of_steps_is_a_line_over_the_run(memory: bool) -> None:
+    """The memory in use as each step ends, and the most that was in use within it."""
+    tool = ProfileTool(memory=memory)
+    layer, kept = nn.Linear(64, 64), []
+
+    def step(size: int) -> None:
+        kept.append(layer(torch.rand(size, 64)).relu())
+        kept[-1].sum().backward()
+
+    sizes = [1, 200_000, 1]
+    step(1)
+    before = resident_bytes()
+    with amanda.apply(tool):
+        for size in sizes:
+            step(size)
+    charts = {chart.title: chart for chart in tool.charts()}
+    per_step = tool.result()["summary"]["per_step"]
+    assert ("memory per step" in charts) is ("peak_bytes" in per_step) is memory
+    if not memory:
+        return
+    lines = charts["memory per step"].values
+    assert all(a >= b > 0 for a, b in zip(lines["peak"], lines["at its end"], strict=True))
+    # What the second step keeps is in use in the third one, too.
+    assert lines["peak"][1] > lines["peak"][2]
+    assert lines["at its end"][2] - before > 4 * 64 * sizes[1] / 2
+    assert per_step["memory_bytes"] == lines["at its end"][2]
 
 
 @pytest.mark.parametrize(

@@ -122,17 +122,26 @@ class ReportingTool(Tool, Generic[OptionsT]):
         lasted = None
         if point.begin is not None and point.end is not None:
             lasted = point.end - point.begin
-        self._step_figures.end(point.iteration, self.running_figures(), lasted)
+        figures = self.running_figures(), self.momentary_figures()
+        self._step_figures.end(point.iteration, *figures, lasted)
 
     def figures_of_steps(self) -> Mapping[int, Mapping[str, float]]:
-        """The :meth:`running_figures` of single steps by number, with the ``seconds`` that each
-        took where they are known; of the last 1000 steps that have ended."""
+        """The :meth:`running_figures` and :meth:`momentary_figures` of single steps by number, with
+        the ``seconds`` that each took where they are known; of the last 1000 steps that have
+        ended."""
         return self._step_figures.series
 
     def running_figures(self) -> Mapping[str, float]:
         """Figures of the run so far, of which results show the share of one step.
 
         Called at the begin and the end of each step: it has to be quick.
+        """
+        return {}
+
+    def momentary_figures(self) -> Mapping[str, float]:
+        """Figures that are no sums, such as the memory in use, of the step that ends now.
+
+        Called once at the end of each step: it has to be quick.
         """
         return {}
 
@@ -151,7 +160,8 @@ class ReportingTool(Tool, Generic[OptionsT]):
         """The part of the summary that the results of all tools have.
 
         ``steps``, the iterations that have ended; ``phases``, of each phase the number of ``ops``
-        and the sums of :attr:`figures`; ``per_step``, the :meth:`running_figures` of the last step
+        and the sums of :attr:`figures`; ``per_step``, the :meth:`running_figures` and
+        :meth:`momentary_figures` of the last step
         that has ended, with ``min`` and ``max`` of those that are not the same in all steps.
         Nothing where the rows have no phases and no step was seen.
         """
@@ -234,12 +244,20 @@ class StepFigures:
             # One dictionary for all steps: a copy at each would cost as many items as it keeps.
             del begins[next(iter(begins))]
 
-    def end(self, number: int, figures: Mapping[str, float], seconds: float | None = None) -> None:
+    def end(
+        self,
+        number: int,
+        figures: Mapping[str, float],
+        momentary: Mapping[str, float],
+        seconds: float | None = None,
+    ) -> None:
         """Note the figures where a step ends.
 
         Args:
             number: of the step. One that has ended already has gone on: what looked like the end
                 of a step was none.
+            figures: those of the run so far.
+            momentary: those of the step.
             seconds: how long it took.
         """
         if number >= self.count:
@@ -249,6 +267,7 @@ class StepFigures:
         self.count = number + 1
         begin = self._begins.get(number, {})
         self._last = {name: value - begin.get(name, 0) for name, value in figures.items()}
+        self._last.update(momentary)
         while self.series and next(reversed(self.series)) > number:
             self.series.popitem()
         lasted = {} if seconds is None else {"seconds": seconds}

@@ -100,6 +100,7 @@ class ProfileTool(PrintingTool[ProfileOptions]):
         self._output_bytes: dict[str, int | None] = {}
         self._saved: dict[str, dict[int, int]] = {}
         self._deltas: dict[str, MemoryChange] = {}
+        self._memory = MemoryUse()
         self.depends_on(MappingTool.standard())
         self.add_inst_for_op(self._analyse)
         self.add_inst_for_op(self._analyse_outputs, require_outputs=True)
@@ -122,8 +123,8 @@ class ProfileTool(PrintingTool[ProfileOptions]):
             return
         # Outside of the timeline's routines: looking at the memory must not count as the operator's
         # time.
-        used = device_bytes if device_bytes() else resident_bytes
-        delta = self._deltas.setdefault(op.id, MemoryChange(used))
+        self._memory.choose()
+        delta = self._deltas.setdefault(op.id, MemoryChange(self._memory.read))
         insert_before(context, delta.begin)
         self.timeline.watch(context)
         insert_after(context, delta.end)
@@ -140,6 +141,15 @@ class ProfileTool(PrintingTool[ProfileOptions]):
             self._output_bytes[op_id] = sum(known) if len(known) == len(sizes) else None
 
     # -- result -----------------------------------------------------------
+
+    def momentary_figures(self) -> dict[str, float]:
+        """``memory_bytes``, the memory in use as a step ends, and ``peak_bytes``, the most that was
+        seen at the begin or end of an operator since the step before. As ``memory_delta`` has it,
+        and not where that is null."""
+        if not self._deltas:
+            return {}
+        now = self._memory.read()
+        return {"memory_bytes": now, "peak_bytes": self._memory.take_peak()}
 
     def op_rows(self) -> list[dict[str, Any]]:
         """One row per operator that ran to its end.
@@ -244,6 +254,8 @@ class ProfileTool(PrintingTool[ProfileOptions]):
         yield from lines_over_steps(
             "time per step", self.figures_of_steps(), {"time": "seconds"}, "s"
         )
+        both = {"peak": "peak_bytes", "at its end": "memory_bytes"}
+        yield from lines_over_steps("memory per step", self.figures_of_steps(), both, "B")
         saved = {"saved": "saved_bytes"}
         title = "saved for the backward pass by module"
         yield from rank_modules(title, self._grouped(rows, "module"), saved, "B")
@@ -263,6 +275,32 @@ class ProfileTool(PrintingTool[ProfileOptions]):
             written.append(folder / f"{stem}.timeline.json")
             chrome.write(self.timeline, self._sources, written[-1])
         return written
+
+
+class MemoryUse:
+    """The memory in use: of tensors on the CUDA device, or without one of the process."""
+
+    def __init__(self) -> None:
+        self._used: Callable[[], int] = resident_bytes
+        self._peak = 0
+
+    def choose(self) -> None:
+        """Choose the memory that is looked at; a program may begin to use a device at any time."""
+        used = device_bytes if device_bytes() else resident_bytes
+        if used is not self._used:
+            self._used, self._peak = used, 0
+
+    def read(self) -> int:
+        """Return the bytes in use."""
+        used = self._used()
+        if used > self._peak:
+            self._peak = used
+        return used
+
+    def take_peak(self) -> int:
+        """Return the most bytes that were read since this was called last."""
+        peak, self._peak = self._peak, 0
+        return peak
 
 
 class MemoryChange:
