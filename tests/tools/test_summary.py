@@ -400,9 +400,32 @@ def test_the_result_is_shown_to_people() -> None:
 
 def test_all_rows_are_printed() -> None:
     """A tree is not cut off, unlike the tables of other tools."""
-    tool = watched((nn.Sequential(*(nn.ReLU() for _ in range(30))), torch.rand(2)))
+    layers = [nn.ReLU(), nn.Tanh()] * 15
+    tool = watched((nn.Sequential(*map(copy.copy, layers)), torch.rand(2)))
     (table,) = tool.tables()
     assert len(plain_text(table).splitlines()) == 3 + 31
     text = io.StringIO()
     tool.print_summary(text)
     assert "more rows" not in text.getvalue()
+
+
+def test_modules_that_are_alike_have_one_line() -> None:
+    """Blocks that are numbered one after the other, with the same parts and figures, stand once;
+    `repeated` shows all, and the rows of the result have them in any case."""
+
+    def block(width: int) -> nn.Module:
+        return nn.Sequential(nn.Linear(4, width), nn.ReLU(), nn.Linear(width, 4))
+
+    widths = [8, 8, 8, 16, 16, 8]
+    model = nn.Sequential(*map(block, widths))
+    x = torch.rand(2, 4)
+    shown, listed = amanda.summary(model, x), amanda.summary(model, x, repeated=True)
+    names = [line.split()[:4] for line in str(shown).splitlines()[3:]]
+    parts = [["0", "Linear"], ["1", "ReLU"], ["2", "Linear"]]
+    expected = [["Sequential", "Sequential"], ["0", "to", "2", "Sequential"], *parts]
+    expected += [["3", "to", "4", "Sequential"], *parts, ["5", "Sequential"], *parts]
+    assert [name[: len(e)] for name, e in zip(names, expected, strict=True)] == expected
+    assert len(str(listed).splitlines()) == 3 + 1 + 4 * len(widths)
+    assert shown.modules == listed.modules
+    timed = amanda.summary(model, x, time=True)
+    assert len(str(timed).splitlines()) == len(str(listed).splitlines())

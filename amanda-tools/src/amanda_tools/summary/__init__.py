@@ -32,10 +32,12 @@ class SummaryOptions:
     Attributes:
         depth: levels of modules below the model that tables show; 0 for all.
         time: also take the time of each module's calls, that of tools included.
+        repeated: show modules that are alike one by one, such as the blocks of a transformer.
     """
 
     depth: int = attrs.field(default=0, validator=attrs.validators.ge(0))
     time: bool = False
+    repeated: bool = False
 
 
 class SummaryTool(PrintingTool[SummaryOptions]):
@@ -174,7 +176,9 @@ class SummaryTool(PrintingTool[SummaryOptions]):
                 f"{format_quantity(of['flops'], 'FLOP')} and "
                 f"{format_quantity(of['activation_bytes'], 'B')} of activations in a forward pass"
             )
-            columns, cells = tree_rows(own, self.options.depth, self.options.time)
+            columns, cells = tree_rows(
+                own, self.options.depth, self.options.time, self.options.repeated
+            )
             yield Table(title, columns, cells, limit=None)
 
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import re
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from amanda_tools._output.units import format_quantity
@@ -63,20 +64,23 @@ def _row(
 
 
 def tree_rows(
-    rows: Sequence[dict[str, Any]], depth: int, times: bool
+    rows: Sequence[dict[str, Any]], depth: int, times: bool, repeated: bool
 ) -> tuple[tuple[str, ...], list[tuple[Any, ...]]]:
     """Columns and cells of the printed tree.
 
     Args:
         rows: of one model.
         depth: levels below the model that are shown; 0 for all.
+        times: with the seconds of each module, which are of no two modules the same.
+        repeated: whether modules that are alike have lines of their own.
     """
     columns = ("module", "type", "output", "parameters", "forward", "activations", "calls")
     cells = []
-    for row in rows:
-        if depth and row["depth"] > depth:
-            continue
-        name = row["path"].replace("/", ".").rpartition(".")[2] if row["depth"] else row["model"]
+    listed = [row for row in rows if not depth or row["depth"] <= depth]
+    for row, last in [(row, None) for row in listed] if repeated or times else _folded(listed):
+        name = _name(row) if row["depth"] else row["model"]
+        if last is not None:
+            name += f" to {_name(last)}"
         cell = (
             "  " * row["depth"] + name,
             row["type"],
@@ -88,6 +92,70 @@ def tree_rows(
         )
         cells.append((*cell, f"{1000 * row['seconds']:.3f} ms") if times else cell)
     return ((*columns, "time") if times else columns), cells
+
+
+_NUMBERED = re.compile(r"(.*?)(\d+)")
+
+_FIGURES = ("type", "output", "parameters", "macs", "activation_bytes", "calls")
+
+
+def _folded(
+    rows: Sequence[dict[str, Any]],
+) -> Iterator[tuple[dict[str, Any], dict[str, Any] | None]]:
+    """Yield the rows that stand for themselves and for those after them that are alike.
+
+    Modules are alike that are numbered one after the other, with the same parts and figures.
+
+    Args:
+        rows: one tree or several, each module before its parts.
+
+    Yields:
+        A row, and the one of the last module that it stands for; None if that is itself.
+    """
+    position = 0
+    while position < len(rows):
+        row, end = rows[position], _end(rows, position)
+        parts, last, after = rows[position:end], None, end
+        while after < len(rows) and _follows(last or row, rows[after]):
+            next_end = _end(rows, after)
+            if _likeness(rows[after:next_end]) != _likeness(parts):
+                break
+            last, after = rows[after], next_end
+        yield row, last
+        yield from _folded(parts[1:])
+        position = after
+
+
+def _end(rows: Sequence[dict[str, Any]], position: int) -> int:
+    """Where the parts of a module end."""
+    depth, end = rows[position]["depth"], position + 1
+    while end < len(rows) and rows[end]["depth"] > depth:
+        end += 1
+    return end
+
+
+def _follows(row: dict[str, Any], other: dict[str, Any]) -> bool:
+    """Whether the names of two modules say that one is the next of the other."""
+    if row["depth"] != other["depth"]:
+        return False
+    first, second = _NUMBERED.fullmatch(_name(row)), _NUMBERED.fullmatch(_name(other))
+    if first is None or second is None or first[1] != second[1]:
+        return False
+    return int(second[2]) == int(first[2]) + 1
+
+
+def _likeness(rows: Sequence[dict[str, Any]]) -> list[tuple[Any, ...]]:
+    """What alike modules have in common: the first row's figures, and those of its parts."""
+    names = ["", *map(_name, rows[1:])]
+    return [
+        (name, row["depth"], *(row[figure] for figure in _FIGURES))
+        for name, row in zip(names, rows, strict=True)
+    ]
+
+
+def _name(row: dict[str, Any]) -> str:
+    name: str = row["path"].replace("/", ".").rpartition(".")[2]
+    return name
 
 
 def _shape(shape: Sequence[int | None] | None) -> str:
