@@ -68,6 +68,9 @@ CAPTURED = tuple(
 )
 """The tests of amanda-torch that pass with modules captured."""
 
+NO_PIP_SETTINGS = {"PIP_CONFIG_FILE": os.devnull, "PIP_CONSTRAINT": ""}
+"""What pip is configured with may prefer, or pin, a build of PyTorch of another version."""
+
 nox.needs_version = ">=2024.4.15"
 nox.options.default_venv_backend = "none"
 nox.options.error_on_missing_interpreters = True
@@ -154,14 +157,19 @@ def torch_oldest(session: nox.Session) -> None:
     _torch(session, "2.13", {}, "-c", CONSTRAINTS)
 
 
+@nox.session(name="torch-2.14", venv_backend="virtualenv", reuse_venv=True)
+def torch_middle(session: nox.Session) -> None:
+    """Those with PyTorch 2.14, and the newest of the rest that it takes (5 GB of wheels)."""
+    _torch(session, "2.14", NO_PIP_SETTINGS)
+
+
 @nox.session(name="torch-2.15", venv_backend="virtualenv", reuse_venv=True)
 def torch_newest(session: nox.Session) -> None:
     """Those with the newest one, and the newest transformers, timm and torchao (5 GB of wheels).
 
     ``nox -s torch-2.15 -- bounded`` makes the part that CI does, in about five minutes.
     """
-    # What pip is configured with may prefer, or pin, a build of another version.
-    _torch(session, "2.15", {"PIP_CONFIG_FILE": os.devnull, "PIP_CONSTRAINT": ""})
+    _torch(session, "2.15", NO_PIP_SETTINGS)
 
 
 def _torch(session: nox.Session, version: str, variables: Mapping[str, str], *options: str) -> None:
