@@ -6,6 +6,7 @@ import collections
 import contextlib
 import gc
 import sys
+import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -177,10 +178,26 @@ def fingerprint(value: Any) -> list[tuple[Any, ...]]:
     return [bits(tensor) for tensor in flatten(value)]
 
 
-def live_tensors() -> int:
-    """How many tensors this process holds."""
-    gc.collect()
-    return sum(1 for o in gc.get_objects() if issubclass(type(o), torch.Tensor))
+class LiveTensors:
+    """The tensors that this process holds, to tell those that are made later from them.
+
+    A count would not do: what earlier tests have left may be freed at any time.
+    """
+
+    def __init__(self) -> None:
+        gc.collect()
+        self._known = {id(tensor): weakref.ref(tensor) for tensor in self._all()}
+
+    def made_since(self) -> list[torch.Tensor]:
+        """The tensors that are alive now and were not there before."""
+        gc.collect()
+        return [
+            t for t in self._all() if (known := self._known.get(id(t))) is None or known() is not t
+        ]
+
+    def _all(self) -> Iterator[torch.Tensor]:
+        # Not isinstance(), which asks proxies: Dynamo has weak ones, of what is gone.
+        return (o for o in gc.get_objects() if issubclass(type(o), torch.Tensor))
 
 
 @contextlib.contextmanager

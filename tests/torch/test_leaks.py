@@ -18,11 +18,11 @@ from tests import models
 from tests.torch.support import (
     TRANSPARENT,
     Counter,
+    LiveTensors,
     On,
     applied,
     before,
     framework_state,
-    live_tensors,
     no_gc,
 )
 
@@ -151,30 +151,31 @@ def test_no_garbage(make: Callable[[], amanda.Tool]) -> None:
 @pytest.mark.parametrize("make", TOOLS)
 @pytest.mark.parametrize("name", ["resnet18", "gpt2", "lstm"])
 def test_memory_after_the_scope_is_what_it_was(name: str, make: Callable[[], amanda.Tool]) -> None:
-    """After the scope there are as many live tensors as before it."""
+    """After the scope no tensor is alive that was made in it."""
     model, inputs = models.build(name)
     models.loss(model(**inputs)).backward()
-    before_scope = live_tensors()
+    before_scope = LiveTensors()
     with applied(make()):
         for _ in range(2):
             models.loss(model(**inputs)).backward()
-    assert live_tensors() == before_scope
+    assert before_scope.made_since() == []
 
 
 def test_memory_does_not_grow_over_iterations() -> None:
-    """The number of live tensors and objects is bounded over iterations."""
+    """An iteration leaves no tensor, and the number of objects is bounded over iterations."""
     model = _network()
     counter = Counter()
-    tensors, objects = [], []
+    objects = []
     with applied(counter):
         for step in range(8):
             model(torch.rand(2, 3, 8, 8)).sum().backward()
             counter.ids.clear()
             counter.backward_ids.clear()
+            if step == 3:
+                tensors = LiveTensors()
             if step >= 3:
-                tensors.append(live_tensors())
                 objects.append(len(gc.get_objects()))
-    assert len(set(tensors)) == 1
+        assert tensors.made_since() == []
     assert objects[-1] - objects[0] < 50
 
 
@@ -223,12 +224,12 @@ def test_tools_and_routines_die() -> None:
 
 def test_entering_and_leaving_many_times_leaves_nothing() -> None:
     """Many scopes leave PyTorch as one does: as it was."""
-    state, tensors = framework_state(), live_tensors()
+    state, tensors = framework_state(), LiveTensors()
     for _ in range(50):
         with applied(Counter()):
             torch.relu(torch.rand(3, requires_grad=True)).sum().backward()
     assert framework_state() == state
-    assert live_tensors() == tensors
+    assert tensors.made_since() == []
 
 
 @pytest.mark.filterwarnings("ignore:actions on the gradients of operators do nothing")

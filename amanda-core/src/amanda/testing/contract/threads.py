@@ -288,8 +288,8 @@ class ThreadTests(ContractTests):
         assert len(calls) == 2
         assert self.fw.global_state() == before
 
-    def _require_fork(self) -> None:
-        """Skip the test where no child can be forked that works."""
+    def needs_fork(self) -> None:
+        """Skip where no forked child works."""
         if not hasattr(os, "fork"):
             pytest.skip("this system has no fork")
         if not self.fw.forks:
@@ -297,7 +297,7 @@ class ThreadTests(ContractTests):
 
     def test_forked_child(self) -> None:
         """A forked child runs vanilla."""
-        self._require_fork()
+        self.needs_fork()
         calls: list[str] = []
         program = self.multiplication()
         with self.apply(self.thread_counter(calls)):
@@ -309,7 +309,7 @@ class ThreadTests(ContractTests):
 
     def test_a_fork_inside_a_routine(self) -> None:
         """A fork inside a routine gives a vanilla child, and the parent goes on as ever."""
-        self._require_fork()
+        self.needs_fork()
         children: list[int] = []
         program = self.multiplication()
         forking = self.probe(
