@@ -241,4 +241,6 @@ def test_scopes_one_after_the_other_leave_nothing() -> None:
     gc.collect()
     after = len(gc.get_objects()), threading.active_count(), len(sys.meta_path)
     assert after[0] <= before[0] + 20
-    assert after[1:] == before[1:]
+    # A thread of an earlier test may end meanwhile.
+    assert after[1] <= before[1]
+    assert after[2] == before[2]
