@@ -480,3 +480,34 @@ def test_softmax_of_symbolic_sizes() -> None:
     assert all(map(torch.equal, found, wanted))
     assert tool.ops["softmax"] == 6
     assert 1 <= len(scope.statistics.compiled) <= 2
+
+
+class _Heads(nn.Module):
+    """Its operators get constants that equal the size of the first batch."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.qkv = nn.Linear(4, 12)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        heads = self.qkv(x).view(x.shape[0], 3, 2, 2)
+        return torch.roll(heads, (x.shape[0], 2), (1, 2)).sum() * heads.numel()
+
+
+def test_a_symbolic_size_is_told_from_an_equal_constant() -> None:
+    """With ``dynamic=True`` all batches have the results of eager mode, gradients included,
+    where the first one is as large as a constant."""
+
+    def trained(run: Callable[[torch.Tensor], torch.Tensor], net: nn.Module) -> Any:
+        results: list[Any] = []
+        with applied(tool := Counter()):
+            for size in (2, 5, 3):
+                net.zero_grad()
+                loss = run(torch.ones(size, 4))
+                loss.backward()
+                results.append(fingerprint([loss, *[p.grad for p in net.parameters()]]))
+        return results, tool.ids, tool.backward_ids
+
+    net = _Heads()
+    compiled = torch.compile(net, backend="eager", dynamic=True)
+    assert trained(compiled, net) == trained(net, net)

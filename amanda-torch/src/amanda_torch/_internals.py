@@ -1163,6 +1163,13 @@ def symbolic_inputs(graph: torch.fx.Graph) -> Sequence[Any]:
     return [node.meta["example_value"] for node in graph.nodes if node.op == "placeholder"]
 
 
+def has_numbers(graph: torch.fx.Graph) -> bool:
+    """Whether a node of a graph that Dynamo has captured gives a number: a symbolic size, or what
+    ``item()`` gives where Dynamo captures that."""
+    symbols = (torch.SymInt, torch.SymFloat, torch.SymBool)
+    return any(isinstance(node.meta.get("example_value"), symbols) for node in graph.nodes)
+
+
 def takes_wrapped_numbers(graph: torch.fx.Graph) -> bool:
     """Whether a graph takes numbers as tensors, which code around it makes with operators of its
     own: Dynamo does so with what functions of Python's ``random`` give, in 2.13 those but

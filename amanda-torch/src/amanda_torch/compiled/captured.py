@@ -58,6 +58,7 @@ class CapturedGraph:
             NotCapturableError: a node of it runs a graph of its own.
         """
         self._code = GraphCode(module)
+        self._is_static = not _internals.has_numbers(module.graph)
         self._module = module
         self._inputs = inputs
         self._suspended = suspended
@@ -83,7 +84,7 @@ class CapturedGraph:
                     return binding.run(interceptor, inputs)
         modules = self._code.places.find(roots)
         # Dynamo passes symbolic sizes as numbers.
-        is_static = all(isinstance(each, torch.Tensor) for each in inputs)
+        is_static = self._is_static and all(isinstance(each, torch.Tensor) for each in inputs)
         run = NoticingRun(interceptor, self._code, modules, is_static)
         result = run.run(inputs)
         binding = run.binding() if is_alone else None
@@ -174,7 +175,7 @@ class NoticingRun:
         interceptor: that of the current thread.
         code: of the graph.
         modules: those of the graph, by the numbers of its module calls.
-        is_static: whether no size in the graph is symbolic.
+        is_static: whether all numbers in the graph are constants, sizes among them.
 
     Attributes:
         steps: what its calls have done.

@@ -10,6 +10,7 @@ runs one operator, ``torch.layer_norm(x, (3,), None, None, 1e-05, True)``, and r
 from __future__ import annotations
 
 from collections.abc import Sequence
+from operator import is_
 from typing import Any, Self
 
 import attrs
@@ -73,23 +74,26 @@ class Operator:
         Args:
             met: the operators that the interceptor met.
             args, kwargs, result: of the call.
-            is_static: whether numbers that a function computes of sizes are always the same.
+            is_static: whether numbers are the same in all runs.
         """
         if len(met) != 1:
             return None
         _, _, func, given, keywords, key, returned = met[0]
         if returned is not result:
             return None
-        found = [_source(value, args, kwargs, is_static) for value in given]
-        named = {name: _source(v, args, kwargs, is_static) for name, v in keywords.items()}
-        if None in found or None in named.values():
-            return None
-        is_direct = [a.key for a in found if a] == list(range(len(args))) and all(
-            name == argument.key for name, argument in named.items() if argument
-        )
-        is_direct = is_direct and len(named) == len(kwargs)
+        is_direct = len(given) == len(args) and all(map(is_, given, args))
+        is_direct = is_direct and keywords.keys() == kwargs.keys()
+        is_direct = is_direct and all(keywords[name] is v for name, v in kwargs.items())
+        if is_direct:
+            found: list[Any] = [Argument(position) for position in range(len(args))]
+            named: dict[str, Any] = {name: Argument(name) for name in kwargs}
+        else:
+            found = [_source(value, args, kwargs, is_static) for value in given]
+            named = {name: _source(v, args, kwargs, is_static) for name, v in keywords.items()}
+            if None in found or None in named.values():
+                return None
         places = TorchCall.of(func, name_of(func), "", given, keywords, key=key).places
-        return cls(func, key, is_direct, found, named, places)  # type: ignore[arg-type]
+        return cls(func, key, is_direct, found, named, places)
 
     def arguments(
         self, args: Sequence[Any], kwargs: dict[str, Any]
@@ -104,11 +108,16 @@ class Operator:
 def _source(
     value: Any, args: tuple[Any, ...], kwargs: dict[str, Any], is_static: bool
 ) -> Argument | None:
+    """Where an argument comes from; None if that is not sure."""
+    if isinstance(value, _CONSTANTS):
+        # Equal numbers may be one object: where a size is symbolic, it may by chance be another
+        # argument, or the function has computed the number of it.
+        is_sure = is_static or not isinstance(value, (int, float)) or isinstance(value, bool)
+        return Argument(None, value) if is_sure else None
     for position, item in enumerate(args):
         if item is value:
             return Argument(position)
     for name, item in kwargs.items():
         if item is value:
             return Argument(name)
-    is_constant = isinstance(value, _CONSTANTS) and (is_static or type(value) is not int)
-    return Argument(None, value) if is_constant else None
+    return None
