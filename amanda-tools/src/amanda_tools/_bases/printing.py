@@ -3,7 +3,6 @@ show a tool as a page of its results."""
 
 from __future__ import annotations
 
-import html
 from typing import TextIO, TypeVar
 
 from amanda.files import plain_data
@@ -34,6 +33,7 @@ class PrintingTool(ReportingTool[OptionsT]):
 
         The frame has the page's own policy: it loads nothing and runs no script but the page's.
         """
+        from amanda_tools._output.notebook import frame_of
         from amanda_tools._output.report import render
         from amanda_tools._output.report.run import document_of
 
@@ -44,8 +44,4 @@ class PrintingTool(ReportingTool[OptionsT]):
                 tables=list(self.tables()),
                 charts=list(self.charts()),
             )
-        page = render(document_of(RunReport(title=self.name, facts={}, tools=[part])))
-        return (
-            '<iframe sandbox="allow-scripts" style="width:100%;height:40rem;border:0" '
-            f'srcdoc="{html.escape(page)}"></iframe>'
-        )
+        return frame_of(render(document_of(RunReport(title=self.name, facts={}, tools=[part]))))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import html
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
@@ -15,6 +14,7 @@ from amanda.results import Table
 from amanda.tools.mapping import MappingTool
 from amanda.tools.reporting import plain_text
 from amanda_tools._bases.printing import PrintingTool
+from amanda_tools._output.notebook import table_of
 from amanda_tools._output.units import format_quantity
 from amanda_tools.summary.graph_ops import GraphOps, is_eager
 from amanda_tools.summary.keras_layers import KerasCalls, is_keras
@@ -23,6 +23,9 @@ from amanda_tools.summary.recorder import Recorder
 from amanda_tools.summary.rows import model_rows, tree_rows
 
 __all__ = ["ModelSummary", "SummaryOptions", "SummaryTool"]
+
+_TEXTS = 3
+"""Columns of the table that hold no figures: the module, its type and its output."""
 
 
 @attrs.frozen(kw_only=True)
@@ -200,21 +203,4 @@ class ModelSummary:
 
     def _repr_html_(self) -> str:
         """A table for notebooks."""
-        return "".join(map(_html, self._tables))
-
-
-def _html(table: Table) -> str:
-    head = "".join(f"<th>{html.escape(column)}</th>" for column in table.columns)
-    lines = [
-        "".join(
-            f'<td style="text-align:{"left" if i < 3 else "right"};white-space:pre">'
-            f"{html.escape(str(cell))}</td>"
-            for i, cell in enumerate(row)
-        )
-        for row in table.rows
-    ]
-    body = "".join(f"<tr>{line}</tr>" for line in lines)
-    return (
-        f"<p>{html.escape(table.title)}</p><table><thead><tr>{head}</tr></thead>"
-        f"<tbody>{body}</tbody></table>"
-    )
+        return "".join(table_of(table, texts=_TEXTS) for table in self._tables)
