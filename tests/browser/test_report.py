@@ -390,18 +390,49 @@ def test_charts_show_the_tools_figures(page: Page) -> None:
     """A library draws them; those of modules at the depth that the reader picks."""
     charts = {c.text.split("\n")[0]: c for c in page.all("figure.chart")}
     assert {"time by type", "executions by type"} <= set(charts)
+    Select(page.all("select", charts["executions by type"])[0]).select_by_value("1")
     script = "return arguments[0].chart.chart.data"
     data = page.browser.execute_script(script, charts["executions by type"])
     assert [part["label"] for part in data["datasets"]] == ["forward", "backward"]
     assert data["datasets"][0]["data"][data["labels"].index("linear")] == 13 * 10
     modules = next(chart for title, chart in charts.items() if title == "operations by module")
-    depth = Select(page.all("select", modules)[0])
+    depth = Select(page.all("[data-depth]", modules)[0])
     depth.select_by_index(0)
     few = page.browser.execute_script(script, modules)["labels"]
     assert {"stem", "body"} <= set(few)
     depth.select_by_index(1)
     assert "body.0" in page.browser.execute_script(script, modules)["labels"]
     assert page.all("canvas", charts["standard deviation of the activations"])
+
+
+def test_charts_and_the_tree_show_the_same_step(page: Page) -> None:
+    """Bars are those of one step, as the tree's figures are, until the reader picks the run."""
+    [chart] = [c for c in page.all("figure.chart") if c.text.startswith("operations by module")]
+    Select(page.all("[data-depth]", chart)[0]).select_by_index(0)
+    data = "return arguments[0].chart.chart.data"
+
+    def body() -> float:
+        drawn = page.browser.execute_script(data, chart)
+        at = drawn["labels"].index("body")
+        return float(sum(part["data"][at] for part in drawn["datasets"]))
+
+    over = Select(page.all("[data-over]", chart)[0])
+    assert over.first_selected_option.text == "one step, the mean of 10"
+    step = body()
+    [cell] = page.all("td.n", tree_row(page, "body"))[:1]
+    assert cell.text == page.browser.execute_script("return amount(arguments[0], 'FLOP')", step)
+    over.select_by_visible_text("the whole run")
+    assert body() == pytest.approx(10 * step)
+
+
+def test_a_type_has_one_bar(page: Page) -> None:
+    """Backward operators stand beside the type of their forward ones, whatever they are called."""
+    for title in ("operations by type", "executions by type", "time by type"):
+        for chart in [c for c in page.all("figure.chart") if c.text.startswith(title)]:
+            data = page.browser.execute_script("return arguments[0].chart.chart.data", chart)
+            backward = data["datasets"][1]["data"][data["labels"].index("linear")]
+            assert backward > 0
+            assert not [label for label in data["labels"] if "backward" in label or "grad" in label]
 
 
 def test_names_are_text_wherever_they_stand(page: Page) -> None:

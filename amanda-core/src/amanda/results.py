@@ -49,6 +49,8 @@ class Chart:
         log: whether the axis of the values is logarithmic; not for bars.
         modules: whether the labels of bars are paths of modules, which are summed up at one depth;
             a page lets the reader pick it.
+        steps: the number of steps of which the values are sums; a page shows those of one step, and
+            lets the reader pick the whole run. 0 for values that are no such sums.
     """
 
     title: str
@@ -60,6 +62,7 @@ class Chart:
     axis: str = ""
     log: bool = False
     modules: bool = False
+    steps: int = 0
 
 
 @attrs.frozen(kw_only=True)

@@ -20,6 +20,7 @@ from amanda_tools._bases.printing import PrintingTool
 from amanda_tools._operators.routines import insert_after, insert_before
 from amanda_tools._output.chart_data import (
     BOTH_DIRECTIONS,
+    forward_types,
     rank_groups,
     rank_modules,
     sum_by_direction,
@@ -139,13 +140,17 @@ class CountTool(PrintingTool[CountOptions]):
 
     def charts(self) -> Iterable[Chart]:
         """Executions by type and by module."""
+        listed = [c.op.identity() for c in self._shown()]
+        types = forward_types(listed)
         rows = [
-            {**c.op.identity(), "module": c.op.place, "executions": c.executions}
-            for c in self._shown()
+            {**row, "type": types[row["id"]], "module": c.op.place, "executions": c.executions}
+            for row, c in zip(listed, self._shown(), strict=True)
         ]
-        types, modules = (sum_by_direction(rows, key, "executions") for key in ("type", "module"))
-        yield from rank_groups("executions by type", types, BOTH_DIRECTIONS)
-        yield from rank_modules("executions by module", modules, BOTH_DIRECTIONS)
+        by_type, by_module = (
+            sum_by_direction(rows, key, "executions") for key in ("type", "module")
+        )
+        yield from rank_groups("executions by type", by_type, BOTH_DIRECTIONS, "", self.steps)
+        yield from rank_modules("executions by module", by_module, BOTH_DIRECTIONS, "", self.steps)
 
     def _shown(self) -> list[CountedOp]:
         """Return the operators that tables list: types that were asked for are listed anyway."""

@@ -20,7 +20,12 @@ from amanda_tools._bases.phases import PhaseOptions, other_phases, shown
 from amanda_tools._bases.printing import PrintingTool
 from amanda_tools._operators.source_lines import source_of
 from amanda_tools._output import viewers
-from amanda_tools._output.chart_data import BOTH_DIRECTIONS, rank_groups, sum_by_direction
+from amanda_tools._output.chart_data import (
+    BOTH_DIRECTIONS,
+    forward_types,
+    rank_groups,
+    sum_by_direction,
+)
 from amanda_tools._output.event_files import event_file, messages, require_tensorboard
 from amanda_tools._output.graph_drawing import svg_lines
 from amanda_tools._timelines import chrome
@@ -172,10 +177,13 @@ class TraceTool(PrintingTool[TraceOptions]):
         """Time by type, if a timeline was recorded."""
         seconds = self.timeline.seconds()
         listed = shown(self.op_rows(), self.options)
-        rows = [{**row, "seconds": seconds.get(row["id"], 0.0)} for row in listed]
-        yield from rank_groups(
-            "time by type", sum_by_direction(rows, "type", "seconds"), BOTH_DIRECTIONS, "s"
-        )
+        types = forward_types(listed)
+        rows = [
+            {**row, "type": types[row["id"]], "seconds": seconds.get(row["id"], 0.0)}
+            for row in listed
+        ]
+        groups = sum_by_direction(rows, "type", "seconds")
+        yield from rank_groups("time by type", groups, BOTH_DIRECTIONS, "s", self.steps)
 
     def _grouped(
         self, rows: Sequence[dict[str, Any]], keys: Sequence[str]

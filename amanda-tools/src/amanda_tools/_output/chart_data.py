@@ -8,7 +8,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import attrs
@@ -16,8 +16,8 @@ import attrs
 from amanda.results import Chart
 from amanda_tools._operators.module_paths import depth_of, prefix_of
 
-FEWEST_BARS = 2
-"""A chart of fewer bars says no more than its table."""
+FEWEST_PARTS = 2
+"""A chart of fewer parts of bars compares nothing."""
 
 MOST_MODULES = 24
 """Bars of a chart by module, where nobody picks a depth."""
@@ -27,7 +27,11 @@ BOTH_DIRECTIONS = {"forward": "forward", "backward": "backward"}
 
 
 def rank_groups(
-    title: str, groups: Mapping[str, Mapping[str, Any]], series: Mapping[str, str], unit: str = ""
+    title: str,
+    groups: Mapping[str, Mapping[str, Any]],
+    series: Mapping[str, str],
+    unit: str = "",
+    steps: int = 0,
 ) -> Iterator[Chart]:
     """Yield a chart of stacked bars, the longest first; none if there is nothing to compare.
 
@@ -36,15 +40,20 @@ def rank_groups(
         groups: label of each bar to its figures by key.
         series: name of each series to the key of its figure.
         unit: unit of the figures.
+        steps: the number of steps of which the figures are sums; 0 for other figures.
     """
-    yield from _rank(title, groups, series, unit)
+    yield from _rank(title, groups, series, unit, steps)
 
 
 def rank_modules(
-    title: str, modules: Mapping[str, Mapping[str, Any]], series: Mapping[str, str], unit: str = ""
+    title: str,
+    modules: Mapping[str, Mapping[str, Any]],
+    series: Mapping[str, str],
+    unit: str = "",
+    steps: int = 0,
 ) -> Iterator[Chart]:
     """:func:`rank_groups` by module path; they are summed up at the depth that the reader picks."""
-    yield from _rank(title, modules, series, unit, modules=True)
+    yield from _rank(title, modules, series, unit, steps, modules=True)
 
 
 def _rank(
@@ -52,6 +61,7 @@ def _rank(
     groups: Mapping[str, Mapping[str, Any]],
     series: Mapping[str, str],
     unit: str,
+    steps: int,
     *,
     modules: bool = False,
 ) -> Iterator[Chart]:
@@ -59,13 +69,20 @@ def _rank(
         return sum(float(groups[name].get(key) or 0) for key in series.values())
 
     labels = sorted((name for name in groups if total(name) > 0), key=total, reverse=True)
-    if len(labels) >= FEWEST_BARS:
+    parts = sum(bool(groups[label].get(key)) for label in labels for key in series.values())
+    if parts >= FEWEST_PARTS:
         values = {
             name: [float(groups[label].get(key) or 0) for label in labels]
             for name, key in series.items()
         }
         yield Chart(
-            title=title, kind="bar", labels=labels, values=values, unit=unit, modules=modules
+            title=title,
+            kind="bar",
+            labels=labels,
+            values=values,
+            unit=unit,
+            modules=modules,
+            steps=steps,
         )
 
 
@@ -107,6 +124,16 @@ def sum_at_one_depth(chart: Chart) -> Chart:
     order = sorted(sums, key=lambda label: -sum(sums[label].values()))
     values = {name: [sums[label][name] for label in order] for name in chart.values}
     return attrs.evolve(chart, labels=order, values=values, names=(), modules=False)
+
+
+def forward_types(rows: Sequence[Mapping[str, Any]]) -> dict[str, str]:
+    """Return the types of operators by id; for backward ones that of the forward operator.
+
+    What PyTorch's ``ConvolutionBackward0`` and ``AccumulateGrad`` do for a convolution stands
+    beside it, whatever they are called.
+    """
+    types = {str(row["id"]): str(row["type"]) for row in rows}
+    return {str(row["id"]): types.get(row.get("forward") or row["id"], row["type"]) for row in rows}
 
 
 def sum_by_direction(

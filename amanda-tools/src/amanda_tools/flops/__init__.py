@@ -25,7 +25,12 @@ from amanda_tools._operators.op_types import VIEWS, is_free, is_free_name
 from amanda_tools._operators.parameters import Parameters, is_graph
 from amanda_tools._operators.peaks import peak_of_device
 from amanda_tools._operators.signature import Signature
-from amanda_tools._output.chart_data import lines_over_steps, rank_groups, rank_modules
+from amanda_tools._output.chart_data import (
+    forward_types,
+    lines_over_steps,
+    rank_groups,
+    rank_modules,
+)
 from amanda_tools._output.csv_files import write_rows
 from amanda_tools._output.units import format_quantity
 from amanda_tools._output.viewers import node_data
@@ -403,12 +408,15 @@ class FlopsTool(PrintingTool[FlopsOptions]):
         both = {"forward": "flops", "backward": "flops_backward"}
         rows = shown(self.op_rows(), self.options)
         modules = self._grouped(rows, lambda row: self._ops[row["id"]].op.place)
-        types = self._grouped(rows, lambda row: str(row["type"]))
-        yield from rank_modules("operations by module", modules, both, "FLOP")
+        of_forward = forward_types(rows)
+        types = self._grouped(rows, lambda row: of_forward[row["id"]])
+        yield from rank_modules("operations by module", modules, both, "FLOP", self.steps)
         steps = self.figures_of_steps()
         yield from lines_over_steps("operations per step", steps, both, "FLOP")
-        yield from lines_over_steps("time per step", steps, {"time": "seconds"}, "s")
-        yield from rank_groups("operations by type", types, both, "FLOP")
+        yield from lines_over_steps(
+            "duration of each step, tools included", steps, {"time": "seconds"}, "s"
+        )
+        yield from rank_groups("operations by type", types, both, "FLOP", self.steps)
         # Operators outside of modules initialize and update parameters; they are not where models
         # use them.
         inside = {name: of for name, of in modules.items() if name != OUTSIDE} or modules

@@ -22,6 +22,7 @@ from amanda_tools._operators.saved_tensors import saved_tensors
 from amanda_tools._operators.source_lines import source_of
 from amanda_tools._output.chart_data import (
     BOTH_DIRECTIONS,
+    forward_types,
     lines_over_steps,
     rank_groups,
     rank_modules,
@@ -247,12 +248,19 @@ class ProfileTool(PrintingTool[ProfileOptions]):
     def charts(self) -> Iterable[Chart]:
         """Time by module and by type; memory saved for the backward pass by module."""
         listed = shown(self.op_rows(), self.options)
-        rows = [{**row, "module": self._ops[row["id"]].place} for row in listed]
-        modules, types = (sum_by_direction(rows, key, "seconds") for key in ("module", "type"))
-        yield from rank_modules("time by module", modules, BOTH_DIRECTIONS, "s")
-        yield from rank_groups("time by type", types, BOTH_DIRECTIONS, "s")
+        types = forward_types(listed)
+        rows = [
+            {**row, "module": self._ops[row["id"]].place, "type": types[row["id"]]}
+            for row in listed
+        ]
+        by_module, by_type = (sum_by_direction(rows, key, "seconds") for key in ("module", "type"))
+        yield from rank_modules("time by module", by_module, BOTH_DIRECTIONS, "s", self.steps)
+        yield from rank_groups("time by type", by_type, BOTH_DIRECTIONS, "s", self.steps)
         yield from lines_over_steps(
-            "time per step", self.figures_of_steps(), {"time": "seconds"}, "s"
+            "duration of each step, tools included",
+            self.figures_of_steps(),
+            {"time": "seconds"},
+            "s",
         )
         both = {"peak": "peak_bytes", "at its end": "memory_bytes"}
         yield from lines_over_steps("memory per step", self.figures_of_steps(), both, "B")

@@ -78,6 +78,7 @@ def chart_data(chart: Chart) -> dict[str, Any] | None:
         "axis": chart.axis,
         "log": chart.log,
         "modules": chart.modules,
+        "steps": chart.steps,
     }
 
 

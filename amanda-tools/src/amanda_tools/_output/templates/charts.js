@@ -13,8 +13,10 @@ class PageChart {
     this.figure = figure;
     this.data = JSON.parse(figure.querySelector("script").textContent);
     this.more = figure.querySelector(".more");
-    this.select = figure.querySelector("select");
+    this.select = figure.querySelector("[data-depth]");
     if (this.select) this.depths();
+    this.over = figure.querySelector("[data-over]");
+    this.over?.addEventListener("change", () => this.draw());
     this.draw();
     matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => this.draw());
   }
@@ -39,11 +41,12 @@ class PageChart {
   bars() {
     const { labels, values } = this.data;
     const depth = this.select ? Number(this.select.value) : 0;
+    const over = this.over ? Number(this.over.value) : 1;
     const groups = new Map();
     labels.forEach((label, i) => {
       const name = depth ? prefix(label, depth) : label;
       const sums = groups.get(name) ?? values.map(() => 0);
-      values.forEach(([, numbers], s) => { sums[s] += numbers[i] ?? 0; });
+      values.forEach(([, numbers], s) => { sums[s] += (numbers[i] ?? 0) / over; });
       groups.set(name, sums);
     });
     const rows = [...groups].map(([name, sums]) => ({ name, sums, total: sums.reduce((a, b) => a + b, 0) }));
