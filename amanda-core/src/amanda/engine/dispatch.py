@@ -500,10 +500,12 @@ class OpExecution:
 
     def _before(self, scope: LiveScope) -> OpRecord:
         call = self._call
-        record: OpRecord | None = scope.cache.get(call.key)
+        # A property: asked once.
+        key = call.key
+        record: OpRecord | None = scope.cache.get(key)
         if record is None or not STATE.cache:
             record = OpRecord.of_call(call, self._dispatcher.driver.namespace)
-            scope.cache.put(call.key, record)
+            scope.cache.put(key, record)
         else:
             self.is_new = False
         self._analyse(scope, record, InstPoint.BEFORE_FORWARD_OP, None)

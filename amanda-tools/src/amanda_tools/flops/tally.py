@@ -368,6 +368,19 @@ class ProductGradientOp:
         return self.formula(GradientShapes(forward, macs, plain(received), plain(produced)))
 
 
+_NOT_COUNTED = Counter()
+_NOT_STARTED = Handover[bool]()
+"""Those of all operators that are not counted: one each would be objects to keep for nothing."""
+
+
+def _counter_of(op: OtherOp) -> Counter:
+    return _NOT_COUNTED if op.is_free else Counter()
+
+
+def _started_of(op: OtherOp) -> Handover[bool]:
+    return _NOT_STARTED if op.is_free else Handover()
+
+
 @attrs.define(eq=False)
 class OtherOp:
     """An operator without a formula.
@@ -381,9 +394,9 @@ class OtherOp:
 
     op: OpDescription
     is_free: bool
-    counter: Counter = attrs.field(factory=Counter)
+    counter: Counter = attrs.field(default=attrs.Factory(_counter_of, takes_self=True))
     in_backward: Callable[[], bool] = no_backward_pass
-    _started: Handover[bool] = attrs.field(factory=Handover)
+    _started: Handover[bool] = attrs.field(default=attrs.Factory(_started_of, takes_self=True))
 
     def begin(self) -> None:
         """Instrumentation routine before an execution that may raise."""

@@ -57,7 +57,8 @@ from amanda_torch.routines import RoutineDispatcher
 
 _MARK = "amanda"
 """Key in the metadata of a leaf's accumulation: by scope in which some operator owns it, its
-:class:`~amanda_torch.autograd.hooks.Accumulation`; None where nothing is to be done at it."""
+:class:`~amanda_torch.autograd.hooks.Accumulation`; None where nothing is to be done at it. The only
+one stands there without a dictionary: Python's, or that of the gate."""
 
 _current_node = _internals.current_node
 _next_number = _internals.sequence_number
@@ -315,7 +316,7 @@ class Past:
         modules: references to those that were running, innermost first.
     """
 
-    __slots__ = ("_count", "_handle", "_modules", "_tensors")
+    __slots__ = ("_handle", "_inputs", "_outputs", "_references")
 
     def __init__(
         self,
@@ -323,24 +324,28 @@ class Past:
         outputs: Sequence[Any],
         modules: Sequence[weakref.ref[nn.Module]],
     ) -> None:
-        self._tensors = [None if t is None else weakref.ref(t) for t in (*inputs, *outputs)]
-        self._count = len(inputs)
-        self._modules = modules
+        # One object: those of inputs, of outputs and of modules.
+        tensors = [None if t is None else weakref.ref(t) for t in (*inputs, *outputs)]
+        self._references: Sequence[Any] = (*tensors, *modules)
+        self._inputs = len(inputs)
+        self._outputs = len(outputs)
         self._handle: OpHandle | None = None
 
     def handle(self, bare: OpHandle) -> OpHandle:
         """A handle like `bare`, which also leads to the tensors."""
         if self._handle is None:
             scopes = [scope for scope in (ref() for ref in bare.scopes) if scope is not None]
-            tensors, count = self._past(self._tensors), self._count
+            tensors, count = self._past(), self._inputs
             inputs, outputs = tensors[:count], tensors[count:]
             self._handle = OpHandle(bare.op_id, scopes, inputs, outputs, model=bare.model)
         return self._handle
 
-    def _past(self, references: Sequence[Any]) -> list[PastTensor | None]:
+    def _past(self) -> list[PastTensor | None]:
+        count = self._inputs + self._outputs
         # Not a method, which would be a cycle. One whose tensor is gone says so.
-        value = functools.partial(_constant, self._modules)
-        return [None if ref is None else PastTensor(ref(), value) for ref in references]
+        value = functools.partial(_constant, self._references[count:])
+        found = self._references[:count]
+        return [None if ref is None else PastTensor(ref(), value) for ref in found]
 
 
 def _constant(modules: Sequence[weakref.ref[nn.Module]], tensor: Any) -> Any:
@@ -472,16 +477,6 @@ class _Owner(weakref.ref[torch.Tensor]):
 
 def _forget_owner(owner: Any) -> None:
     owner.forget()
-
-
-def _leaf_hooks(
-    claimer: Claimer,
-    known: KnownGradients,
-    backward_id: str,
-    scopes: Sequence[Any],
-    past: Past | None,
-) -> NodeHooks:
-    return claimer.leaf_hooks(known, backward_id, scopes, past)
 
 
 class Claimer:
@@ -724,7 +719,7 @@ class Claimer:
                 if not settled[entry].is_idle:
                     settled[entry].register(traced.nodes[entry])
                 continue
-            claim = claim or Claim(self, known, graph, past, reached)
+            claim = claim or Claim(self, known, graph, past, reached or ())
             claim.register(entry, traced.nodes[entry])
 
     def _claim_leaves(
@@ -746,6 +741,12 @@ class Claimer:
         """
         handle, count, is_idle = known.handle, 0, True
         for node in leaves:
+            mark = node.metadata.get(_MARK)
+            if type(mark) is Accumulation and mark.scopes == handle.scopes:
+                # Of an operator that ran before, as of all but the first calls in a loop.
+                if mark not in reached:
+                    reached.append(mark)
+                continue
             marks, fresh = self._owned(node, handle, iteration)
             if not fresh:
                 add_reached(reached, marks, handle.scopes)
@@ -760,10 +761,14 @@ class Claimer:
                 if hooks is None and described is not None:
                     layout = None if known.graph is None else known.graph.layout
                     past = described[0].past(described[1], layout)
-                one = Accumulation(_leaf_hooks, self, known, backward_id, fresh, past)
-                for scope in fresh:
-                    marks[scope] = one
-                add_reached(reached, marks, handle.scopes)
+                one = Accumulation(self, known, backward_id, fresh, past)
+                if len(marks) > len(fresh):
+                    for scope in fresh:
+                        marks[scope] = one
+                    add_reached(reached, marks, handle.scopes)
+                else:
+                    node.metadata[_MARK] = one
+                    reached.append(one)
                 native = self.dispatcher.native
                 if hooks is None or hooks.has_before:
                     before = one.before
@@ -796,7 +801,7 @@ class Claimer:
             marks = metadata[_MARK] = {}
         else:
             if type(marks) is not dict:
-                # The gate's, of one operator for all its scopes.
+                # The only one, of one operator for all its scopes.
                 marks = metadata[_MARK] = marks.marks()
             fresh = [scope for scope in fresh if scope not in marks]
             if not fresh:

@@ -6,8 +6,8 @@ alive, which keeps the hook alive.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol
 
 import torch
 
@@ -183,6 +183,15 @@ def nothing_flows(gradients: Sequence[Any]) -> bool:
 # -- accumulations of leaves ---------------------------------------------------
 
 
+class HookMaker(Protocol):
+    """Makes the hooks of accumulations."""
+
+    def leaf_hooks(
+        self, known: Any, backward_id: str, scopes: Sequence[Any], past: Any
+    ) -> NodeHooks:
+        """Those of one, for the arguments of :class:`Accumulation`."""
+
+
 class Accumulation:
     """The hooks on a leaf's accumulation: for the passes that come to it through their scopes.
 
@@ -190,16 +199,29 @@ class Accumulation:
     under ``disabled()``, or by threads that the scope does not cover: in their passes the routines
     of the scope do not act.
 
+    Attributes:
+        scopes: weak references to the scopes in which the leaf is the operator's.
+
     Args:
-        make: gives what they run, and is called once, where a pass comes to them.
-        args: its arguments.
+        maker: gives what they run, and is asked once, where a pass comes to them.
+        known: what is known of the operator's gradients.
+        backward_id: the accumulation's id.
+        past: the tensors of the execution; None where no analysis is pending.
     """
 
-    __slots__ = ("_always", "_args", "_hooks", "_make", "_passes")
+    __slots__ = (
+        *("_always", "_backward_id", "_hooks", "_known", "_maker", "_passes", "_past", "scopes"),
+    )
 
-    def __init__(self, make: Callable[..., NodeHooks], *args: Any) -> None:
-        self._make = make
-        self._args = args
+    def __init__(
+        self, maker: HookMaker, known: Any, backward_id: str, scopes: Sequence[Any], past: Any
+    ) -> None:
+        # Not a tuple of them, nor a partial function: there is one for each parameter.
+        self._maker: HookMaker | None = maker
+        self._known = known
+        self._backward_id = backward_id
+        self._past = past
+        self.scopes = scopes
         self._hooks: NodeHooks | None = None
         # By the numbers of _internals.graph_task.
         self._passes: list[int] = []
@@ -228,12 +250,18 @@ class Accumulation:
         return None
 
     def _made(self) -> NodeHooks:
-        # Another thread may be about to do the same.
-        args, hooks = self._args, self._hooks
-        if hooks is None:
-            hooks = self._hooks = self._make(*args)
-            self._args = ()
+        # Another thread may be about to do the same: what it drops is read before its result.
+        maker, known, past = self._maker, self._known, self._past
+        hooks = self._hooks
+        if hooks is None and maker is not None:
+            hooks = self._hooks = maker.leaf_hooks(known, self._backward_id, self.scopes, past)
+            self._maker = self._known = self._past = None
+        assert hooks is not None
         return hooks
+
+    def marks(self) -> dict[Any, Accumulation | None]:
+        """What stands in a leaf's marks for it, by scope."""
+        return dict.fromkeys(self.scopes, self)
 
 
 _PASSES = 64

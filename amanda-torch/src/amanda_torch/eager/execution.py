@@ -109,7 +109,6 @@ class KnownOp:
     def __init__(
         self, plan: ActionPlan, name: str, executor: Executor, gradients: KnownGradients
     ) -> None:
-        run = executor.way(plan)
         self.plan = plan
         # Read by the gate, as are those that follow.
         self.is_claim = plan.is_claim
@@ -117,12 +116,12 @@ class KnownOp:
         is_inlined = plan.is_claim or plan.is_blind
         self.inlined_before = inlined_of(plan.before) if is_inlined else None
         self.inlined_after = inlined_of(plan.after) if is_inlined else None
-        self.claimed = executor.claimed_method
+        self.claimed = executor.methods["claimed"]
         self.iterations = executor.claimer.iterations
         self.owners = executor.claimer.leaf_owners
         self.op_id = plan.op_id
         self.name = name
-        self.run = run
+        self.run = executor.methods[executor.way(plan)]
         self.gradients = gradients
         self.layout: Layout | None = None
         self.forms = 0
@@ -131,7 +130,13 @@ class KnownOp:
 
 
 class Executor:
-    """Runs the operators of one thread that are not plainly vanilla."""
+    """Runs the operators of one thread that are not plainly vanilla.
+
+    Attributes:
+        claimer: finds their backward operators.
+        methods: those that a :class:`KnownOp` holds, by name: bound once for all operators, and
+            not before the thread's first one, since they are cycles.
+    """
 
     def __init__(self, dispatcher: RoutineDispatcher, tracker: Tracker) -> None:
         self._dispatcher = dispatcher
@@ -139,19 +144,17 @@ class Executor:
         self.claimer = Claimer(dispatcher)
         # Faster than by STATE, which looks up the thread at each access.
         self._thread = vars(STATE)
-        self._claimed: Callable[..., None] | None = None
+        self.methods: dict[str, Callable[..., Any]] = {}
 
     def clear(self) -> None:
         """Forget everything, at the end of the thread's scopes."""
         self.claimer.clear()
-        self._claimed = None
+        self.methods.clear()
 
-    @property
-    def claimed_method(self) -> Callable[..., None]:
-        """:meth:`claimed`, bound once for all operators."""
-        if self._claimed is None:
-            self._claimed = self.claimed
-        return self._claimed
+    def _bind(self) -> None:
+        ways = self.run_claimed, self.run_counted, self.run_blind, self.run_around, self.run
+        for method in (self.claimed, *ways):
+            self.methods[method.__name__] = method
 
     # -- an operator that is not known ------------------------------------
 
@@ -176,6 +179,8 @@ class Executor:
         Returns:
             The operator's result, and what is known of it; None if it runs vanilla.
         """
+        if not self.methods:
+            self._bind()
         gradients = KnownGradients(OpHandle(op_id, scopes, model=self._tracker.frame.model))
         if plan is not None:
             known = KnownOp(plan, name, self, gradients)
@@ -234,16 +239,14 @@ class Executor:
             _internals.set_modes(outer)
         return result
 
-    def way(self, plan: ActionPlan) -> Callable[..., Any]:
-        """The shortest way to run an operator with this plan."""
+    def way(self, plan: ActionPlan) -> str:
+        """The shortest way to run an operator with this plan, by the name of its method."""
         if plan.is_claim:
-            return self.run_claimed
+            return "run_claimed"
         if plan.is_blind:
             is_counted = counters_of((*plan.before, *plan.after)) is not None
-            return self.run_counted if is_counted else self.run_blind
-        if plan.is_around:
-            return self.run_around
-        return self.run
+            return "run_counted" if is_counted else "run_blind"
+        return "run_around" if plan.is_around else "run"
 
     # -- an operator that is known ----------------------------------------
 

@@ -735,7 +735,9 @@ class Places:
     """
 
     def __init__(self, top: nn.Module) -> None:
-        self._places: dict[int, tuple[weakref.ref[nn.Module], str]] = {}
+        # By module its name and the one above; not pairs of them, which would be objects.
+        self._names: dict[int, str] = {}
+        self._above: dict[int, weakref.ref[nn.Module]] = {}
         # Not named_modules(): its generators are nested, so that a step costs the depth.
         walk = [iter([("", top)])]
         owners: list[weakref.ref[nn.Module]] = []
@@ -745,9 +747,11 @@ class Places:
                 walk.pop()
                 if owners:
                     owners.pop()
-            elif id(module) not in self._places:
-                self._places[id(module)] = (owners[-1] if owners else weakref.ref(module), name)
-                owners.append(weakref.ref(module))
+            elif id(module) not in self._names:
+                own = weakref.ref(module)
+                self._names[id(module)] = name
+                self._above[id(module)] = owners[-1] if owners else own
+                owners.append(own)
                 walk.append(module.named_children())
 
     def path(self, owner: nn.Module, module: nn.Module) -> str | None:
@@ -757,7 +761,7 @@ class Places:
         """
         names: list[str] = []
         while module is not owner:
-            reference, name = self._places.get(id(module), (None, ""))
+            reference, name = self._above.get(id(module)), self._names.get(id(module), "")
             above = reference() if reference is not None else None
             if above is None or above is module or getattr(above, name, None) is not module:
                 return None

@@ -155,7 +155,7 @@ class TorchCall(OpCall):
             op=op_view(func, name),
             op_id=op_id,
             inputs=inputs,
-            names=names,
+            names=_one_of(tuple(names)),
             attributes=attributes,
             module=module,
             func=func,
@@ -186,6 +186,18 @@ class TorchCall(OpCall):
             return func(*new_args, **new_kwargs)
 
         return run
+
+
+_NAMES: dict[tuple[str, ...], tuple[str, ...]] = {}
+"""The names of the inputs of operators, each sequence once: they are kept for each operator."""
+
+_MOST_NAMES = 1024
+"""Sequences that are kept; concatenations of many tensors have one for each number of them."""
+
+
+def _one_of(names: tuple[str, ...]) -> tuple[str, ...]:
+    """The one object of all equal sequences of names."""
+    return _NAMES.setdefault(names, names) if len(_NAMES) < _MOST_NAMES else names
 
 
 _EMPTY = object()
