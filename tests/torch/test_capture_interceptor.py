@@ -245,7 +245,8 @@ def test_the_last_line_says_how_modules_ran() -> None:
         for x in X:
             net(x), other(x)
     line = last_line(scope.statistics, 1.0)
-    assert "; modules ran captured: 1, as they are (Dynamo fails with Unsupported): 1; " in line
+    reason = "as they are (Dynamo: Data-dependent branching): 1"
+    assert f"; modules ran captured: 1, {reason}; " in line
 
 
 # -- what changes between calls ------------------------------------------------
@@ -311,6 +312,30 @@ def test_another_precision_counts_at_the_next_call() -> None:
 
     way = way_of(Lambda(run), step, some(3, 3, 3, 3, 2, 2, 2, 2))
     assert way == "captured"
+
+
+class Doubled(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x * 2
+
+
+def _tripled(self: nn.Module, x: torch.Tensor) -> torch.Tensor:
+    return x * 3 + 1
+
+
+def test_another_forward_of_a_class_counts_at_the_next_call(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A function ``forward`` that is put into a class, of which Dynamo takes no notice, runs."""
+    model = nn.Sequential(nn.Linear(4, 4), Doubled())
+    with applied(tool := Counter()) as scope:
+        for x in X:
+            model(x)
+        monkeypatch.setattr(Doubled, "forward", _tripled)
+        results = [model(x) for x in X]
+    assert torch.equal(results[0], model[0](X[0]) * 3 + 1)
+    assert tool.ops["add"] == CALLS
+    assert scope.statistics.modules == {"Sequential": "captured"}
 
 
 def test_other_sizes_and_modes_are_captured_or_run_as_they_are() -> None:
@@ -457,8 +482,9 @@ def test_saved_tensors_hooks_meet_no_symbolic_tensors() -> None:
     assert {type(tensor) for tensor in seen} <= {torch.Tensor, nn.Parameter}
 
 
-def test_an_error_of_the_program_is_raised_as_ever() -> None:
-    """What a captured model raises for inputs that do not fit is what it raises by itself."""
+def test_an_error_of_the_program_is_raised_as_ever(caplog: pytest.LogCaptureFixture) -> None:
+    """What a captured model raises for inputs that do not fit is what it raises by itself, and
+    Dynamo logs nothing about it."""
     net = Net()
     with applied(Counter()):
         for x in X:
@@ -466,6 +492,7 @@ def test_an_error_of_the_program_is_raised_as_ever() -> None:
         with pytest.raises(RuntimeError, match="mat1 and mat2"):
             net(torch.rand(3, 5))
         assert torch.isfinite(net(X[0]))
+    assert not [record for record in caplog.records if record.levelname == "ERROR"]
 
 
 # -- scopes and threads --------------------------------------------------------
@@ -504,6 +531,48 @@ def test_routines_change_values_in_captured_modules() -> None:
             results += [net(X[0]).item() for _ in range(CALLS)]
     assert len(set(results)) == 1
     assert results[0] != net(X[0]).item()
+
+
+class Points(Counter):
+    """Notes passes and iterations among the operators."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        for end in (False, True):
+            self.add_inst_for_iteration(self.note, end=end)
+            self.add_inst_for_pass(self.note, end=end)
+            self.add_inst_for_pass(self.note, backward=True, end=end)
+
+    def note(self, point: Any) -> None:
+        self.ids.append(f"{point.point.name} {point.id} {point.iteration}")
+
+
+def test_tools_are_told_of_the_passes_of_captured_modules() -> None:
+    """A tool with routines at passes and iterations, as all that report figures of steps have,
+    leaves modules captured, and is told what it is told without capture."""
+    found, ways = [], []
+    for interceptor in ("mode", "capture"):
+        net = Net().eval()
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setenv(VARIABLE, interceptor)
+            with applied(tool := Points()) as scope:
+                for x in X:
+                    net(x).backward()
+        found.append((tool.ids, tool.backward_ids))
+        ways.append(scope.statistics.modules)
+    assert found[0] == found[1]
+    assert ways == [{}, {"Net": "captured"}]
+
+
+def test_where_tools_are_told_of_modules_that_is_the_reason() -> None:
+    """A tool with routines at modules keeps them as they are, which is said."""
+    net, calls, tool = Net(), [], amanda.Tool()
+    tool.add_inst_for_module(calls.append)
+    with applied(tool) as scope:
+        for x in X:
+            net(x)
+    assert len(calls) == CALLS * 11
+    assert scope.statistics.modules == {"Net": "as they are (a tool has routines at modules)"}
 
 
 # -- routines in the code of a graph -------------------------------------------

@@ -16,6 +16,7 @@ from __future__ import annotations
 import ctypes
 import functools
 import inspect
+import logging
 import operator
 import sys
 import sysconfig
@@ -956,6 +957,7 @@ def frame_converter(backend: Callable[..., Any], eager: bool = False) -> Callabl
             stack.enter_context(config.patch(options))
             if eager:
                 stack.enter_context(_told_not_compiled())
+                stack.enter_context(_errors_unlogged())
                 # Dynamo looks at `grad` of the inputs, for one, of which PyTorch warns.
                 stack.enter_context(warnings.catch_warnings(action="ignore"))
             stack.enter_context(_transforms_as_they_were())
@@ -998,6 +1000,22 @@ _TOLD_COMPILED = "transformers."
 capture, and an attribute instead where it is compiled; it looks at values for warnings and for
 attention masks that it could leave out, and does not where it is compiled. Where that makes a
 difference, the operators are others than those of eager mode."""
+
+
+@contextmanager
+def _errors_unlogged() -> Iterator[None]:
+    """Log no errors of operators meanwhile: the module then runs as it is, and raises them.
+
+    PyTorch 2.13 logs a traceback of each operator whose inputs do not fit; to be used with
+    Dynamo's lock."""
+    logger = logging.getLogger("torch._subclasses.fake_tensor")
+    level = logger.level
+    logger.setLevel(logging.CRITICAL)
+    try:
+        yield
+    finally:
+        logger.setLevel(level)
+
 
 _ASKING_FOR_OTHERS = frozenset({"transformers.utils.import_utils"})
 """Modules whose functions ask for their callers."""
@@ -1068,6 +1086,11 @@ def has_reached_limit(converted: Any) -> bool:
 
     strategy = getattr(converted, "frame_exec_strategy", None)
     return strategy is not None and strategy.cur_action == eval_frame._FrameAction.RUN_ONLY
+
+
+def is_unsupported(error: BaseException) -> bool:
+    """Whether an error of Dynamo says what of a function it cannot take."""
+    return isinstance(error, torch._dynamo.exc.Unsupported)
 
 
 def not_taken() -> dict[str, int]:

@@ -140,7 +140,11 @@ def _new_reason(before: Mapping[str, int], after: Mapping[str, int]) -> str:
         before, after: what :func:`_internals.not_taken` gives.
     """
     found = next((reason for reason, n in after.items() if n > before.get(reason, 0)), "")
-    line, _, _ = found.partition("\n")
+    return _said_by_dynamo(found)
+
+
+def _said_by_dynamo(explanation: str) -> str:
+    line, _, _ = explanation.partition("\n")
     return f"Dynamo: {line}" if line else ""
 
 
@@ -150,6 +154,8 @@ def reason_of(error: BaseException) -> str:
     cause = getattr(error, "inner_exception", error)
     if isinstance(cause, NotCapturableError):
         return str(cause)
+    if _internals.is_unsupported(cause) and (said := _said_by_dynamo(str(cause))):
+        return said
     return f"Dynamo fails with {type(cause).__name__}"
 
 

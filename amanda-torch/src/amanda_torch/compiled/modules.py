@@ -119,6 +119,9 @@ _NEW = "they are captured when they are called again in the same form"
 
 def _reason_now(interceptor: Interceptor, module: nn.Module, vanilla: Callable[..., Any]) -> str:
     """Why a module cannot run captured in the present call; "" if it can."""
+    if interceptor.tells_modules:
+        # A graph has the operators of modules, not their calls.
+        return "a tool has routines at modules"
     if not interceptor.is_alone():
         return "another TorchFunctionMode is on"
     if not _internals.is_eager():
@@ -177,10 +180,22 @@ class CapturedModule:
         self.failures = 0
         self.suspended: Suspended | None = None
         self._captures = 0
+        self._forwards: dict[type[nn.Module], Any] = {}
         self._module = weakref.ref(module)
         self._expected: Operators = ()
         self._convert = _internals.frame_converter(self._backend, eager=True)
         setattr(self, _internals.FRAME_CALLBACK_OF, self._convert)
+
+    def is_outdated(self) -> bool:
+        """Whether a class has got another ``forward`` since a module of it was captured.
+
+        Dynamo guards the functions of instances, and none of classes (2.13).
+        """
+        # Its own loop: this runs at every captured call.
+        for cls, forward in self._forwards.items():  # noqa: SIM110
+            if cls.forward is not forward:
+                return True
+        return False
 
     def form(
         self, interceptor: Interceptor, module: nn.Module, args: Any, kwargs: Any
@@ -225,6 +240,9 @@ class CapturedModule:
             self.last_reason = "Dynamo leaves it alone"
             return None
         self._captures += 1
+        module = self._module()
+        classes = () if module is None else {type(inner) for inner in module.modules()}
+        self._forwards.update((cls, cls.forward) for cls in classes)
         return _internals.captured_alone(found)
 
     def _count_attempt(self) -> None:
@@ -344,6 +362,6 @@ _CAPTURED: tuple[Any, Any] = (
 def _captured(module: nn.Module) -> CapturedModule:
     by_module = _CAPTURED[torch.is_inference_mode_enabled()]
     found: CapturedModule | None = by_module.get(module)
-    if found is None:
+    if found is None or found.is_outdated():
         found = by_module[module] = CapturedModule(module)
     return found

@@ -220,6 +220,10 @@ class InterceptingDriver(LoadedDriver, TorchEagerDriver):
                 # In this function: a further frame would stand in the user's tracebacks.
                 with told(interceptor, module, args, kwargs) as call:
                     try:
+                        if outermost is not None and call.parent is interceptor.root:
+                            run = outermost(interceptor, module, vanilla)
+                            if run is not None:
+                                return call.returned(run(*args, **kwargs))
                         if is_known and compiled(module) is None:
                             return call.returned(plain(module)(*args, **kwargs))
                         return call.returned(vanilla(module, *args, **kwargs))

@@ -25,6 +25,9 @@ class ModuleCall:
 
     Args:
         inputs: what the module is given.
+
+    Attributes:
+        parent: the module call that it is in.
     """
 
     __slots__ = (
@@ -35,10 +38,10 @@ class ModuleCall:
         "_is_outermost",
         "_module",
         "_outputs",
-        "_parent",
         "_scopes",
         "_tells",
         "_tracker",
+        "parent",
     )
 
     def __init__(
@@ -52,21 +55,21 @@ class ModuleCall:
         self._scopes: Sequence[Any] = ()
         # What a checkpoint runs again in a backward pass is no forward pass.
         self._is_outermost = tracker.frame.phase is not None and not _internals.in_backward()
-        self._parent: Frame = tracker.frame
+        self.parent: Frame = tracker.frame
         self._frame: Frame = tracker.frame
         self._has_begun = self._tells = False
 
     def __enter__(self) -> ModuleCall:
         tracker = self._tracker
-        self._parent = tracker.enter_module(self._module)
+        self.parent = tracker.enter_module(self._module)
         self._frame = tracker.frame
-        if self._frame is self._parent:
+        if self._frame is self.parent:
             # A wrapper that leaves no trace: the module in it is the outermost one.
             return self
         try:
             self._begin()
         except BaseException:
-            tracker.go_to(self._parent)
+            tracker.go_to(self.parent)
             raise
         return self
 
@@ -95,9 +98,9 @@ class ModuleCall:
                 self._tracker.note_results(list(self._outputs or ()))
                 self._dispatcher.points.forward_ends(self._scopes, self._frame.path)
         finally:
-            if self._frame is not self._parent:
+            if self._frame is not self.parent:
                 self._frame.caller = None
-            self._tracker.go_to(self._parent)
+            self._tracker.go_to(self.parent)
 
     def _tell(self, point: Point) -> None:
         self._dispatcher.points.module(
