@@ -183,3 +183,22 @@ def test_every_private_symbol_exists() -> None:
     for driver in (plugin.TorchEagerDriver, plugin.TorchGraphDriver):
         assert driver.check_internals() == []
     assert importlib.import_module("amanda_torch.eager.driver").InterceptingDriver
+
+
+def test_looking_for_private_symbols_changes_no_class(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A symbol may be annotated in a class only; a class without annotations is given none."""
+
+    class Bare:
+        """Has no annotations."""
+
+    class Annotated:
+        """Has an attribute in instances."""
+
+        attribute: int
+
+    monkeypatch.setattr(torch, "Bare", Bare, raising=False)
+    monkeypatch.setattr(torch, "Annotated", Annotated, raising=False)
+    paths = ["torch.Bare.attribute", "torch.Annotated.attribute"]
+    monkeypatch.setattr(_internals, "_EAGER", paths)
+    assert _internals.missing() == paths[:1]
+    assert "__annotations__" not in vars(Bare)

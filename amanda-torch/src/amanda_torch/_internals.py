@@ -53,9 +53,11 @@ def _find(path: str) -> Any:
     first, *names = path.split(".")
     found: Any = sys.modules[first]
     for name in names:
-        # An attribute of instances is among the annotations of the class.
-        declared = getattr(found, "__annotations__", {}) if isinstance(found, type) else {}
-        found = getattr(found, name, declared.get(name, _ABSENT))
+        owner, found = found, getattr(found, name, _ABSENT)
+        if found is _ABSENT and isinstance(owner, type):
+            # An attribute of instances is among the annotations of the class. To read the class's
+            # __annotations__ would create them, where it has none (Python 3.11 to 3.13).
+            found = inspect.get_annotations(owner).get(name, _ABSENT)
         if found is _ABSENT:
             break
     return found
