@@ -71,6 +71,14 @@ CAPTURED = tuple(
 NO_PIP_SETTINGS = {"PIP_CONFIG_FILE": os.devnull, "PIP_CONSTRAINT": ""}
 """What pip is configured with may prefer, or pin, a build of PyTorch of another version."""
 
+IS_VERSION = """
+import sys, torch
+found, version = torch.__version__, sys.argv[1]
+if not found.startswith(f"{version}."):
+    sys.exit(f"PyTorch here is {found}: NOTHING WAS TESTED with {version}")
+"""
+"""Fails in an environment of another PyTorch than that of the argument."""
+
 nox.needs_version = ">=2024.4.15"
 nox.options.default_venv_backend = "none"
 nox.options.error_on_missing_interpreters = True
@@ -184,6 +192,8 @@ def _torch(session: nox.Session, version: str, variables: Mapping[str, str], *op
         )
     except CommandFailed:
         session.error(f"PyTorch {version} cannot be installed here: NOTHING WAS TESTED with it")
+    # An environment that is reused may have been changed: its files say which version they are.
+    session.run("python", "-c", IS_VERSION, version)
     tests = BOUNDED if session.posargs == ["bounded"] else session.posargs or ["tests/torch"]
     session.run("python", "-m", "pytest", "-q", "-n", "2", *tests)
 
