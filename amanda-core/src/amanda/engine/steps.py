@@ -3,7 +3,7 @@
 An iteration ends where an optimizer has stepped. Without one it ends where the next one begins: a
 forward pass after a backward pass; in inference the next call of the same outermost module. A
 backward pass outside of modules, without an optimizer, ends its iteration itself. Evaluations
-between the steps of an optimizer belong to no iteration.
+before, between and after steps of training belong to no iteration.
 """
 
 from __future__ import annotations
@@ -35,7 +35,10 @@ class Steps:
         self._trains = False
         self._is_met = False
         self._backwards = 0
-        self._unsure = 0
+        self._is_training = False
+        self._has_gradients = False
+        self._first_unsure: int | None = None
+        self._evaluated = 0
         self._called: dict[str, bool] = {}
 
     def forward_begins(
@@ -52,16 +55,22 @@ class Steps:
         self.forwards += 1
         if self.forwards > 1:
             return False
-        if self._is_open and not self.optimizing and self._is_complete(model, differentiates):
-            if self._trains:
-                # An evaluation between two steps of training belongs to neither.
-                self._is_open, self._called = False, {}
-            else:
-                self._unsure += bool(self._backwards)
-                self._ended(tell)
+        # An optimizer may call the model itself, several times in a step.
+        is_within = self.optimizing and self._is_training
+        if self._is_open and not is_within and self._is_complete(model, differentiates):
+            # In inference there is nothing to ask: each call of a small model comes here.
+            is_known = not (self._is_training or self._has_gradients)
+            (self._ended if is_known else self._close)(tell)
+        if trains and not (self._is_open or self._has_gradients) and self._first_unsure is None:
+            # What was evaluated before training is no step; it was, if no gradient follows.
+            self._evaluated, self.count = self.count, 0
         self._begun(tell)
         self._called[model] = trains
-        self._backwards += differentiates
+        if trains or differentiates:
+            self._is_training = True
+        if differentiates:
+            self._backwards += 1
+            self._has_gradients = True
         return True
 
     def forward_ends(self) -> bool:
@@ -73,22 +82,21 @@ class Steps:
         """A backward pass begins."""
         self._begun(tell)
         self._backwards += 1
+        self._is_training = self._has_gradients = True
 
     def backward_ends(self, tell: Tell) -> None:
         """A backward pass has ended."""
         if not (self._called or self._trains or self.optimizing) and self._is_open:
-            self._unsure += 1
-            self._ended(tell)
+            self._close(tell)
 
     def optimizer_ends(self, tell: Tell) -> None:
         """An optimizer has stepped."""
         self._is_met = True
         if not self._trains:
             # What looked like iterations without an optimizer has accumulated gradients.
-            self._trains = True
-            self.count -= self._unsure
-            if self._unsure and not self._is_open:
-                self._is_open = True
+            self._trains = self._has_gradients = True
+            if self._first_unsure is not None:
+                self.count, self._is_open = self._first_unsure, True
         if self._is_open:
             self._ended(tell)
 
@@ -100,13 +108,26 @@ class Steps:
     def finish(self, tell: Tell) -> None:
         """Nothing more comes: what can be an iteration without an optimizer is complete."""
         if self._is_open and not (self.forwards or self._trains):
-            self._ended(tell)
+            self._close(tell)
+
+    def _close(self, tell: Tell) -> None:
+        """End the iteration where nothing but its passes tells that it is complete."""
+        if self._trains or (self._has_gradients and not self._is_training):
+            # An evaluation between two steps of training belongs to neither.
+            self._is_open, self._is_training, self._called = False, False, {}
+            return
+        if self._is_training and self._first_unsure is None:
+            self._first_unsure = self.count
+        self._ended(tell)
+        if self._evaluated and not self._has_gradients:
+            self.count += self._evaluated
+            self._evaluated = 0
 
     def _is_complete(self, model: str, differentiates: bool) -> bool:
         """Whether another forward pass cannot belong to the iteration that runs."""
         if self._backwards:
             return not self._trains
-        if differentiates and self._called and not any(self._called.values()):
+        if differentiates and self._called and not self._is_training:
             # A run of a graph with its gradients goes on with no evaluation.
             return True
         return model in self._called and not (self._trains and self._called[model])
@@ -120,7 +141,7 @@ class Steps:
         tell(Point.ITERATION_BEGIN)
 
     def _ended(self, tell: Tell) -> None:
-        self._is_open = False
+        self._is_open = self._is_training = False
         self._backwards = 0
         self._called = {}
         self.end = time.perf_counter()

@@ -80,6 +80,7 @@ class InterceptingDriver(LoadedDriver, TorchEagerDriver):
             self._checkpoints.patch_reentrant(patches)
         asks = works(proofs.FAST_PATHS)
         self._tracers.attach(asks, works(proofs.COMPILED), has_mode=not self._has_gate)
+        self._optimizer_steps.patch(patches)
         self._optimizer_steps.attach()
         self._keras_optimizers.attach()
         if self._has_gate:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import functools
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 import torch
@@ -14,6 +15,7 @@ from torch.optim.optimizer import (
 
 from amanda.engine.dispatch import Dispatcher
 from amanda.interface.points import Point
+from amanda.patching import PatchSet
 from amanda_torch import _internals
 from amanda_torch.eager.keras_layers import is_shape_inference
 from amanda_torch.eager.op_ids import Frame, Tracker
@@ -145,6 +147,23 @@ class OptimizerSteps:
         while self._hooks:
             self._hooks[-1].remove()
             self._hooks.pop()
+
+    def patch(self, patches: PatchSet) -> None:
+        """Notice the steps that a gradient scaler takes back, which call no optimizer.
+
+        Where gradients overflow, as in the first steps with float16, it would look as if they were
+        added up.
+        """
+        patches.wrap(torch.amp.GradScaler, "step", self._scaled)
+
+    def _scaled(self, vanilla: Callable[..., Any]) -> Callable[..., Any]:
+        points = self._dispatcher.points
+
+        @functools.wraps(vanilla)
+        def step(scaler: Any, *args: Any, **kwargs: Any) -> Any:
+            return points.call_optimizer(functools.partial(vanilla, scaler, *args, **kwargs))
+
+        return step
 
     def _begins(self, optimizer: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
         tracker = self._current.interceptor
