@@ -375,6 +375,40 @@ def test_edges_lead_around_nodes_of_open_modules(
     assert all(abs(other - x) > half for other in beside)
 
 
+def test_edges_do_not_cross_the_titles_of_open_modules(
+    opened: Callable[[Path], Page], tmp_path: Path
+) -> None:
+    """A title stands beside the edges that enter its module, whole if it is not very long."""
+    ids = ["Net.stem/conv2d:0", "Net.cross_attention.norm/layer_norm:0"]
+    ids += ["Net.cross_attention.projection/linear:0", "Net.cross_attention/add:0"]
+    ids += ["Net.head/linear:0"]
+    ops = [{"id": i, "type": i[i.index("/") + 1 : -2], "module": i[4 : i.index("/")]} for i in ids]
+    pairs = [*itertools.pairwise(ids), (ids[0], ids[3])]
+    edges = [{"producer": a, "consumer": b} for a, b in pairs]
+    page = small_page(opened, tmp_path, "any", ops=ops, edges=edges)
+    Select(page.all("[data-depth]")[0]).select_by_visible_text("depth 2")
+    script = (
+        "(() => { const open = graph.cy.nodes('.open')"
+        ".filter(n => n.data('label') === 'cross_attention')[0];"
+        "const box = open.boundingBox({includeLabels: true, includeNodes: false});"
+        "const top = open.position('y') - open.data('height') / 2;"
+        "return [open.position('x') + open.data('width') / 2 + open.data('shift'),"
+        "open.data('label').length * 6, top,"
+        "graph.cy.edges().map(edge => [edge.sourceEndpoint(), ...(edge.segmentPoints() ?? []),"
+        "edge.targetEndpoint()].map(point => [point.x, point.y]))]; })()"
+    )
+    left, width, top, lines = drawn(page, script)
+    entering = [
+        (x, y)
+        for line in lines
+        for (x, y), (other, below) in itertools.pairwise(line)
+        if y <= top + 13 <= below
+        for x in [x + (other - x) * (top + 13 - y) / max(below - y, 1)]
+    ]
+    assert len(entering) >= 2
+    assert all(x < left or x > left + width for x, _ in entering)
+
+
 def test_tables_are_filtered_by_module_and_type(page: Page) -> None:
     """A module is chosen with all that is in it."""
     grid = page.grid("count", "operators")

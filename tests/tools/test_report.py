@@ -479,3 +479,41 @@ def test_tools_import_what_is_heavy_only_where_they_need_it() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout == "[]\n"
+
+
+def test_a_parameter_that_operators_of_a_module_read_counts_once() -> None:
+    """A reshape of a weight and the product with it have it in common; the product keeps it."""
+    rows = [
+        op("m/fc/Reshape:0", "m/fc", "reshape", params=12, flops=0),
+        op("m/fc/MatMul:0", "m/fc", "linear", params=12, flops=24),
+        op("m/fc/BiasAdd:0", "m/fc", "bias_add", params=3, flops=0),
+    ]
+    summary = {"params": 15, "by_module": {"m/fc": {"params": 15}}}
+    tools = [ToolReport(name="flops", result={"tool": "flops", "summary": summary, "ops": rows})]
+    model = model_of(tools)
+    assert model is not None
+    assert model.total("params", "forward") == 15
+    found = {node.name: node.op.values["params"] for node in model.nodes if node.op is not None}
+    assert found == {"reshape": 0, "linear": 12, "bias_add": 3}
+
+
+def test_the_head_names_models_and_tells_their_zeros() -> None:
+    """A loss is a module without parameters; what setup fills with zeros is not the model's."""
+    rows = [
+        op("net/MatMul:0", "net", "linear", params=4, phase="forward", zeros=1, elements=10),
+        op("loss/Mean:0", "loss", "mean", params=0, phase="forward"),
+        op("/zeros:0", "", "zeros", phase="setup", zeros=90, elements=90),
+    ]
+    result = {"summary": {"activations": 0.91}, "ops": rows}
+    tools = [ToolReport(name=n, result={**result, "tool": n}) for n in ("flops", "sparsity")]
+    page = document_of(RunReport(title="t", facts={}, tools=tools))
+    assert page.heading == "net"
+    assert page.figures["zeros of the activations"] == "10 %"
+
+
+def test_a_table_without_rows_is_a_line() -> None:
+    """Its title says that there is nothing; no empty table stands below it."""
+    tables = [Table("unmapped: 0 of 9", ("type", "ops"), []), Table("more", ("a",), [(1,)])]
+    section = section_of(ToolReport(name="unmapped", result={}, tables=tables))
+    assert section.notes == ["unmapped: 0 of 9"]
+    assert [grid.title for grid in section.grids] == ["more"]

@@ -82,3 +82,26 @@ def test_figures_of_rows_have_their_units() -> None:
 def test_an_empty_list_is_an_empty_cell() -> None:
     """An operator without outputs has no brackets to show."""
     assert make_column("outputs", [[], {}, "x"])["values"] == ["", "", "x"]
+
+
+def test_times_have_one_unit_and_attributes_read_as_in_calls() -> None:
+    """Microseconds are shown as times; attributes are no tensors, even with a shape among them."""
+    rows = [
+        {"id": "a", "host_us": 118000.0, "attributes": {"shape": [2, 3], "mode": "same"}},
+        {"id": "b", "host_us": 2.5, "attributes": {"stride": 2}, "seen_by": ["hooks", "amanda"]},
+    ]
+    columns = {column["name"]: column for column in make_table_from_records("t", rows).columns}
+    assert columns["host time"]["values"] == [0.118, 2.5e-6]
+    assert columns["host time"]["unit"] == "s"
+    assert columns["attributes"]["values"] == ["shape=[2, 3], mode=same", "stride=2"]
+    assert columns["seen by"]["values"] == ["", "hooks, amanda"]
+
+
+def test_what_names_a_row_stands_before_its_figures() -> None:
+    """The tensors of one operator are told apart without scrolling."""
+    rows = [{"id": "a", "kind": "weights", "tensor": f"w{i}", "mean": 1.0 + i} for i in range(4)]
+    names = [column["name"] for column in make_table_from_records("t", rows).columns]
+    assert names == ["id", "tensor", "mean"]
+    rows[0]["kind"] = "activations"
+    names = [column["name"] for column in make_table_from_records("t", rows).columns]
+    assert names == ["id", "kind", "tensor", "mean"]

@@ -10,6 +10,10 @@ import attrs
 from amanda.results import Table
 from amanda.tools.reporting import figures_by_phase
 from amanda_tools._operators.model_phases import MODEL
+from amanda_tools._output.units import format_short
+
+_SECONDS = {"seconds": 1.0, "host_us": 1e-6, "device_us": 1e-6}
+"""Figures that are times, and their units in seconds."""
 
 __all__ = ["MODEL", "PhaseOptions", "other_phases", "shown"]
 
@@ -47,14 +51,17 @@ def other_phases(
         return
     found = figures_by_phase(rows, figures)
     lines = [
-        (phase, of["ops"], *(_rounded(of[name]) for name in figures))
+        (phase, of["ops"], *(_rounded(name, of[name]) for name in figures))
         for phase, of in found.items()
         if phase not in MODEL and of["ops"]
     ]
     if lines:
         title = f"{tool}: outside of the model (phases=all lists them)"
-        yield Table(title, ("phase", "ops", *figures), lines)
+        names = ["time" if name in _SECONDS else name for name in figures]
+        yield Table(title, ("phase", "ops", *names), lines)
 
 
-def _rounded(figure: float) -> str | int:
+def _rounded(name: str, figure: float) -> str | int:
+    if name in _SECONDS:
+        return format_short(figure * _SECONDS[name], "s")
     return f"{figure:.3g}" if isinstance(figure, float) else figure

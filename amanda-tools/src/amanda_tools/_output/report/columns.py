@@ -39,6 +39,9 @@ _UNITS = {
 
 _ENDINGS = {"_bytes": "B", "_seconds": "s"}
 
+_MICROSECONDS = "_us"
+"""The ending of keys whose figures are shown as times."""
+
 _TIMES = frozenset({"mean", "shortest", "longest"})
 """Columns that are times in a table that has ``seconds`` as well."""
 
@@ -48,7 +51,7 @@ _FEWEST_EQUAL = 3
 _LONGEST_EQUAL = 60
 """Characters of a value that is told below a table; a column of longer ones stays."""
 
-_NAMING = frozenset({"type"})
+_NAMING = frozenset({"type", "kind", "tensor"})
 """Columns that stand before the figures, beside the first one."""
 
 
@@ -116,21 +119,34 @@ def make_table_from_records(
     """Make a table from mappings, with a column for each key that any of them has."""
     keys = list(dict.fromkeys(key for row in rows for key in row))
     names = [heading_of(key) for key in keys]
-    cells = [[row.get(key) for key in keys] for row in rows]
+    cells = [[_cell_of(key, row.get(key)) for key in keys] for row in rows]
     units = [_unit_of(key, keys) for key in keys]
     return make_table(title, names, cells, is_open=is_open, units=units)
 
 
 def heading_of(key: Any) -> str:
     """Return the heading of a key of a result: ``output bytes`` of ``output_bytes``."""
-    return "time" if key == "seconds" else str(key).replace("_", " ").strip()
+    if key == "seconds":
+        return "time"
+    text = str(key)
+    if text.endswith(_MICROSECONDS):
+        text = text.removesuffix(_MICROSECONDS) + " time"
+    return text.replace("_", " ").strip()
 
 
 def _unit_of(key: Any, keys: Sequence[Any]) -> str:
-    if key in _TIMES and "seconds" in keys:
+    if (key in _TIMES and "seconds" in keys) or str(key).endswith(_MICROSECONDS):
         return "s"
     ending = next((unit for end, unit in _ENDINGS.items() if str(key).endswith(end)), "")
     return _UNITS.get(key, ending)
+
+
+def _cell_of(key: Any, value: Any) -> Any:
+    """A value as its column shows it: times in seconds, attributes as they are written in calls."""
+    if key == "attributes" and isinstance(value, Mapping):
+        return ", ".join(f"{name}={_part(part)}" for name, part in value.items())
+    is_number = isinstance(value, numbers.Real) and not isinstance(value, bool)
+    return value / 1e6 if is_number and str(key).endswith(_MICROSECONDS) else value
 
 
 def _without_equal(
@@ -206,13 +222,30 @@ def plain_cell(value: Any) -> Any:
         return int(value)
     if isinstance(value, numbers.Real):
         return float(value) if math.isfinite(value) else str(float(value))
-    if shapes := shapes_text([value] if isinstance(value, Mapping) else value):
+    if shapes := shapes_text(_tensors(value)):
         text = shapes
+    elif isinstance(value, (list, tuple)) and all(map(_is_word, value)):
+        text = ", ".join(value)
     elif isinstance(value, (Mapping, list, tuple, set, frozenset)):
         text = json.dumps(plain_data(value), default=str, ensure_ascii=False)
     else:
         text = str(value)
     return text if len(text) <= _LONGEST else f"{text[: _LONGEST - 1]}…"
+
+
+def _tensors(value: Any) -> Any:
+    """The value as a list if it is one tensor; attributes such as those of a reshape are none."""
+    if isinstance(value, Mapping):
+        return [value] if "dtype" in value else []
+    return value
+
+
+def _is_word(value: Any) -> bool:
+    return isinstance(value, str) and bool(value)
+
+
+def _part(value: Any) -> str:
+    return value if isinstance(value, str) else json.dumps(plain_data(value), default=str)
 
 
 def _amount(text: str) -> float | None:

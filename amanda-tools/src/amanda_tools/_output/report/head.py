@@ -46,7 +46,7 @@ def main_figures(tools: Sequence[ToolReport], model: ModelView | None) -> dict[s
     for tool in tools:
         summary = tool.result.get("summary") if isinstance(tool.result, Mapping) else None
         if isinstance(summary, Mapping):
-            found.update(_special(tool, summary))
+            found.update(_special(tool, summary, model))
     return found
 
 
@@ -66,14 +66,21 @@ def _figure(
     return {name: text}
 
 
-def _special(tool: ToolReport, summary: Mapping[str, Any]) -> dict[str, str]:
+def _special(
+    tool: ToolReport, summary: Mapping[str, Any], model: ModelView | None
+) -> dict[str, str]:
     kind = tool.result.get("tool") if isinstance(tool.result, Mapping) else ""
     if kind == "nan" and "first" in summary:
         first = summary["first"]
         if isinstance(first, Mapping):
-            return {"NaN or infinity": f"first from {first.get('type')}, {first.get('id')}"}
+            return {"NaN or infinity": f"first from {first.get('type')} ({first.get('id')})"}
         return {"NaN or infinity": "none"}
-    activations = summary.get("activations")
-    if kind == "sparsity" and isinstance(activations, numbers.Real):
-        return {"zeros of the activations": format_short(100 * float(activations), "%")}
+    # The shares of the tool's summary are of all phases.
+    zeros = None if model is None else model.total("zeros", "forward")
+    elements = None if model is None else model.total("elements", "forward")
+    if kind == "sparsity" and zeros is not None and elements:
+        return {"zeros of the activations": format_short(100 * zeros / elements, "%")}
+    if kind == "flops" and isinstance(summary.get("params"), numbers.Real):
+        # Operators that read the same parameter count it once for each of them.
+        return {"parameters": format_short(float(summary["params"]), "")}
     return {}

@@ -117,7 +117,38 @@ def merge_ops(tools: Iterable[ToolReport]) -> dict[str, ModelOp]:
             op = found.setdefault(str(row["id"]), _create(row))
             _describe(op, row)
             _add_values(op, row, seen.setdefault(op.id, set()), str(result.get("tool")))
+        _count_parameters_once(found, result)
     return found
+
+
+def _count_parameters_once(ops: Mapping[str, ModelOp], result: Mapping[str, Any]) -> None:
+    """Leave each parameter with one operator of its module, where the tool tells their sum.
+
+    In Keras a reshape reads the weight before the product does.
+    """
+    summary = result.get("summary")
+    sums = summary.get("by_module") if isinstance(summary, Mapping) else None
+    if not isinstance(sums, Mapping):
+        return
+    members: dict[str, list[ModelOp]] = {}
+    for row in rows_of(result):
+        op = ops[row["id"]]
+        if op.is_model and op.values.get("params"):
+            members.setdefault(str(row.get("module") or ""), []).append(op)
+    for module, part in members.items():
+        of = sums.get(module)
+        left = _number(of.get("params")) if isinstance(of, Mapping) else None
+        if left is None:
+            continue
+        # Those that compute with it come first.
+        others = []
+        for op in sorted(part, key=lambda op: not op.values.get("flops")):
+            if op.values["params"] > left:
+                others.append(op)
+            else:
+                left -= op.values["params"]
+        for op in others:
+            op.values["params"], left = left, 0.0
 
 
 def rows_of(result: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:

@@ -166,14 +166,33 @@ def model_of(tools: Sequence[ToolReport]) -> ModelView | None:
     ]
     first = [op for op in ops.values() if op.is_model]
     return ModelView(
-        names=list(dict.fromkeys(child.name for child in root.children if child.kind == "module")),
+        names=_names(root),
         steps=steps_of(tools),
         device=", ".join(dict.fromkeys(op.device for op in first if op.device)),
         inputs=next((op.inputs for op in first if op.path and op.inputs), "").partition(", ")[0],
-        figures=[f for f in FIGURES if any(f.key in op.values for op in ops.values())],
+        figures=[f for f in FIGURES if _is_told(f, ops)],
         nodes=nodes,
         edges=edges,
     )
+
+
+def _is_told(figure: Figure, ops: Mapping[str, ModelOp]) -> bool:
+    """Whether operators have a figure; of NaN and infinities, whether there were any."""
+    values = [op.values[figure.key] for op in ops.values() if figure.key in op.values]
+    return any(values) if figure.key == "not_finite" else bool(values)
+
+
+def _names(root: Node) -> list[str]:
+    """Return the names of the models: of those with parameters, if there are any, since a loss and
+    a loop of training are modules as well."""
+    tops = [child for child in root.children if child.kind == "module"]
+    trained = [child for child in tops if _has_parameters(child)]
+    return list(dict.fromkeys(child.name for child in trained or tops))
+
+
+def _has_parameters(node: Node) -> bool:
+    own = node.op is not None and node.op.values.get("params", 0) > 0
+    return own or any(map(_has_parameters, node.children))
 
 
 def _around(ops: Mapping[str, ModelOp], pairs: Sequence[tuple[str, str]]) -> set[str]:

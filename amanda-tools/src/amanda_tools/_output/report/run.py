@@ -74,7 +74,9 @@ def section_of(tool: ToolReport) -> Section:
     if not isinstance(summary, Mapping):
         summary = {"summary": summary}
     grids = [
-        make_table(table.title, table.columns, table.rows) for table in tool.tables if table.columns
+        make_table(table.title, table.columns, table.rows)
+        for table in tool.tables
+        if table.columns and table.rows
     ]
     facts = {} if has_tables else figures(summary)
     # Tables from the summary repeat what the tool's own tables show: they are closed at first.
@@ -85,7 +87,7 @@ def section_of(tool: ToolReport) -> Section:
     return Section(
         name=tool.name,
         about=tool.about,
-        notes=[table.title for table in tool.tables if not table.columns],
+        notes=[table.title for table in tool.tables if not (table.columns and table.rows)],
         facts={**facts, **figures(rest)},
         charts=tool.charts,
         grids=grids,

@@ -67,7 +67,7 @@ class PageChart {
     const amounts = { ...scale, ticks: { color: text, maxTicksLimit: isNarrow ? 4 : 7, maxRotation: 0, callback: (value) => amount(value, unit) } };
     const options = {
       animation: false, responsive: true, maintainAspectRatio: false,
-      plugins: { legend: { display: values.length > 1, labels: { color: text, boxWidth: 12 }, align: "start" } },
+      plugins: { legend: { display: values.length > 1, labels: { color: text, boxWidth: 12, padding: 14 }, align: "start" } },
     };
     const made = kind === "bar" ? this.ranking(options, amounts, scale, colour) : this.plot(options, amounts, scale, colour);
     if (kind === "bar") box.style.height = `${made.data.labels.length * BAR + (values.length > 1 ? 78 : 42)}px`;

@@ -1,7 +1,7 @@
 // The graph of the model. Cytoscape.js draws it and dagre places the nodes of each open module by
 // themselves, so that opening one places few nodes anew, however many there are.
 
-const BOX = { width: 178, height: 52 }, PADDING = 14, TITLE = 26, GRID_FROM = 7, SMALLEST = 0.8;
+const BOX = { width: 178, height: 52 }, PADDING = 14, TITLE = 26, GRID_FROM = 7, SMALLEST = 0.8, LETTER = 6.8, LONGEST_TITLE = 24;
 
 function centre(box) { return { x: box.x + box.width / 2, y: box.y + box.height / 2 }; }
 
@@ -95,10 +95,11 @@ class Graph {
     const size = (c) => (inner.has(c) ? { width: inner.get(c).width, height: inner.get(c).height } : { ...BOX });
     const edges = [...(within.get(i)?.values() ?? [])];
     edges.push(...this.through(edges, [...(ports.in.get(i) ?? [])], [...(ports.out.get(i) ?? [])]));
-    const key = JSON.stringify([children.map((c) => [c, size(c)]), edges]);
+    const key = JSON.stringify([children.map((c) => [c, size(c)]), edges, ports.in.has(i)]);
     let found = this.layouts.get(i);
     if (found?.key !== key) {
-      found = { key, ...(edges.length || children.length < GRID_FROM ? this.layer(children, size, edges) : this.grid(children, size)) };
+      found = edges.length || children.length < GRID_FROM ? this.layer(children, size, edges) : this.grid(children, size);
+      found = { key, ...(ports.in.has(i) ? this.widen(i, found) : found) };
       this.layouts.set(i, found);
     }
     return { ...found, inner };
@@ -132,6 +133,19 @@ class Graph {
     return { boxes, points, width: Math.max(width, BOX.width), height: height + TITLE };
   }
 
+  // A module that edges enter is wide enough for its title beside an edge in its middle.
+  widen(i, found) {
+    const letters = Math.min(this.model.label(i).length, LONGEST_TITLE);
+    const more = 2 * (letters * LETTER + PADDING) - found.width;
+    if (more <= 0) return found;
+    const moved = (box) => ({ ...box, x: box.x + more / 2 });
+    return {
+      ...found, width: found.width + more,
+      boxes: new Map([...found.boxes].map(([child, box]) => [child, moved(box)])),
+      points: new Map([...found.points].map(([edge, points]) => [edge, points.map(moved)])),
+    };
+  }
+
   // Nodes that nothing connects, in rows.
   grid(children, size) {
     const columns = Math.ceil(Math.sqrt(children.length / 2));
@@ -156,48 +170,75 @@ class Graph {
     const before = this.boxes?.get(pressed);
     this.boxes = new Map();
     this.points = new Map();
-    const nodes = [];
+    const nodes = [], crossed = new Map();
     const visit = (i, layout, x, y, depth) => {
       this.points.set(i, { x, y, points: layout.points });
       for (const [child, box] of layout.boxes) {
         const at = { ...box, x: x + box.x, y: y + box.y };
         this.boxes.set(child, at);
-        nodes.push(this.node(child, at, layout.inner.has(child), depth));
+        nodes.push([child, at, layout.inner.has(child), depth]);
         if (layout.inner.has(child)) visit(child, layout.inner.get(child), at.x, at.y, depth + 1);
       }
     };
     const whole = this.place(0, within, ports);
     visit(0, whole, 0, -TITLE, 0);
     this.size = { width: whole.width, height: whole.height };
-    const edges = [...drawn.values()].map((edge) => this.edge(edge));
+    const edges = [...drawn.values()].map((edge) => this.edge(edge, crossed));
     this.cy.startBatch();
     this.cy.elements().remove();
-    this.cy.add([...nodes, ...edges]);
+    this.cy.add([...nodes.map(([i, box, isOpen, depth]) => this.node(i, box, isOpen, depth, crossed.get(i))), ...edges]);
     this.cy.endBatch();
     this.cy.style(this.style());
     this.mark();
     if (before) this.stay(pressed, before);
   }
 
-  node(i, box, isOpen, depth) {
+  // Where the title of an open module stands, and its letters: in the widest gap between edges.
+  title(box, crossed) {
+    let left = box.x, widest = { left, width: 0 };
+    for (const [low, high] of [...crossed, [box.x + box.width, 0]].sort((a, b) => a[0] - b[0])) {
+      if (low - left > widest.width + 1) widest = { left, width: low - left };
+      left = Math.max(left, high);
+    }
+    return { shift: widest.left + PADDING / 2 - box.x - box.width, letters: Math.max(Math.floor((widest.width - PADDING) / LETTER), 3) };
+  }
+
+  node(i, box, isOpen, depth, crossed = []) {
     const { model } = this;
     const node = model.nodes[i];
-    const lines = [middle(model.label(i), isOpen ? Math.max(24, Math.floor(box.width / 7)) : 26)];
+    const { shift, letters } = isOpen ? this.title(box, crossed) : { shift: 0, letters: 26 };
+    const lines = [middle(model.label(i), letters)];
     if (!isOpen) {
       if (node[SHAPE]) lines.push(middle(node[SHAPE], 28));
       else if (node[TYPE] && node[TYPE] !== node[NAME]) lines.push(middle(node[TYPE], 28));
       const cost = model.figure >= 0 ? model.text(i, model.figure) : "";
-      if (cost) lines.push(cost);
+      if (cost && cost !== "0") lines.push(cost);
     }
     return {
       group: "nodes",
-      data: { id: `n${i}`, i, label: lines.join("\n"), width: box.width, height: box.height, colour: isOpen ? "" : this.colour(i), depth },
+      data: { id: `n${i}`, i, label: lines.join("\n"), width: box.width, height: box.height, colour: isOpen ? "" : this.colour(i), depth, shift },
       position: centre(box),
       classes: [isOpen ? "open" : node[KIND], model.repeats(i) > 1 ? "many" : ""].join(" "),
     };
   }
 
-  edge({ ends: [from, to], parts }) {
+  // Note where an edge crosses the titles of the modules that it enters.
+  cross(parts, line, crossed) {
+    for (const { group } of parts.filter(({ edge }) => edge.startsWith("in "))) {
+      const { y } = this.boxes.get(group), xs = [];
+      for (let k = 1; k < line.length; k++) {
+        const [a, b] = [line[k - 1], line[k]], height = b.y - a.y;
+        if (Math.max(a.y, b.y) < y || Math.min(a.y, b.y) > y + TITLE) continue;
+        const at = (level) => a.x + (b.x - a.x) * (height ? Math.min(Math.max((level - a.y) / height, 0), 1) : 1);
+        xs.push(at(y), at(y + TITLE));
+      }
+      if (!xs.length) continue;
+      if (!crossed.has(group)) crossed.set(group, []);
+      crossed.get(group).push([Math.min(...xs) - 3, Math.max(...xs) + 3]);
+    }
+  }
+
+  edge({ ends: [from, to], parts }, crossed) {
     const a = this.boxes.get(from), b = this.boxes.get(to);
     const route = parts.flatMap(({ group, edge }) => {
       const { x, y, points } = this.points.get(group);
@@ -210,6 +251,7 @@ class Graph {
     const share = route.map((p) => ((p.x - start.x) * dx + (p.y - start.y) * dy) / length ** 2);
     const aside = route.map((p) => ((p.x - start.x) * -dy + (p.y - start.y) * dx) / length);
     const isBent = aside.some((distance) => Math.abs(distance) > 3);
+    this.cross(parts, isBent ? [start, ...route, end] : [start, end], crossed);
     return {
       group: "edges",
       data: {
@@ -251,6 +293,8 @@ class Graph {
       { selector: "node.many", style: { "border-style": "double", "border-width": 5 } },
       { selector: "node.open", style: {
         "background-color": of("--raised"), "background-opacity": 0.75, "text-valign": "top", "text-margin-y": 20, "font-weight": 600,
+        // From the right edge, at which such texts begin, back to the gap that was found.
+        "text-halign": "right", "text-margin-x": (node) => node.data("shift"),
         "border-color": of("--line"), "border-width": 1.5, "z-index": "data(depth)",
       } },
       { selector: "edge", style: {

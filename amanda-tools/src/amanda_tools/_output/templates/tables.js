@@ -39,7 +39,9 @@ function amount(value, unit) {
 // A text with at most so many letters; what it begins with goes first, if `shared` tells it.
 function middle(text, most, shared = "") {
   if (text.length <= most) return text;
-  if (shared && text.startsWith(shared)) {
+  // A text that begins otherwise may still have a part of it in common.
+  while (shared && !text.startsWith(shared)) shared = shared.slice(0, -1).replace(/[^./]*$/, "");
+  if (shared) {
     const rest = text.slice(shared.length);
     if (rest.length < most) return `…${rest}`;
     return `…${middle(rest, most - 1)}`;
@@ -84,7 +86,10 @@ class Column {
   get most() { return (this.letterCount ??= this.texts.reduce((most, text) => Math.max(most, text.length), 0)); }
 
   // The same, or those of the heading with room for the arrow.
-  get longest() { return Math.max(this.name.length + 2, this.most); }
+  get longest() {
+    const words = this.isNumeric ? this.name.split(" ") : [this.name];
+    return Math.max(...words.map((word) => word.length + 2), this.most);
+  }
 
   // A long text of one word, such as an id, loses what all begin with, and its middle.
   cut(text) {
@@ -183,7 +188,7 @@ class Grid {
       over -= less;
     }
     this.columns.forEach((column, i) => {
-      column.letters = Math.max(Math.floor(widths[i] / (column.isNumeric ? 1 : 0.95)), 4);
+      column.letters = Math.max(Math.floor(widths[i] / (column.isNumeric ? 1 : 0.95) + 0.01), 4);
       // In pixels: headings are bold, and would count wider letters.
       this.heads[i].style.width = `${widths[i] && (widths[i] + padding) * letter}px`;
     });
