@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import types
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -169,6 +170,63 @@ def test_cache_drops_by_tool_and_op() -> None:
     assert len(cache) == 2
     cache.clear()
     assert list(cache) == []
+
+
+def test_cache_drops_in_all_graphs() -> None:
+    """An operator that several graphs have by one id is dropped in all of them, and only it."""
+    cache, mine = ActionCache(), amanda.Tool()
+    keys = {"/add:0": "/add:0", "first/add": "/add:0", "second/add": "/add:0", "third": "/mul:0"}
+    for key, op_id in keys.items():
+        record = OpRecord.of_call(OpCall(print, op_id, [], own_key=key), "x")
+        record.note_analysed(InstPoint.BEFORE_FORWARD_OP)
+        record.child(print, f"{op_id}'s gradient", fresh=False).note_analysed(
+            InstPoint.BEFORE_BACKWARD_OP
+        )
+        cache.put(key, record)
+
+    def dropped() -> list[tuple[str, bool, bool]]:
+        children = [next(iter(record.children.values())) for record in cache]
+        return [
+            (key, bool(record.redo), bool(child.redo))
+            for key, record, child in zip(keys, cache, children, strict=True)
+        ]
+
+    cache.drop(mine, "/mul:0's gradient")
+    assert dropped()[3] == ("third", False, True)
+    assert not any(own or child for _, own, child in dropped()[:3])
+    cache.drop(mine, "/add:0")
+    assert [(own, child) for _, own, child in dropped()] == [(True, True)] * 3 + [(False, True)]
+    cache.forget("second")
+    cache.drop(mine, "/add:0")
+    assert len(cache) == 3
+
+
+@pytest.mark.parametrize("suffix", ["", "/grad/X:0"])
+def test_reanalysing_an_operator_looks_at_no_other(suffix: str) -> None:
+    """Dropping what is recorded of one operator takes as many steps as there are records of it,
+    however many operators are known: a tool may do so for each of them."""
+
+    def steps(ops: int) -> int:
+        cache, mine, lines = ActionCache(), amanda.Tool(), 0
+        for number in range(ops):
+            record = record_of(f"/add:{number}")
+            record.child(print, f"/add:{number}/grad/X:0", fresh=False)
+            cache.put(f"/add:{number}", record)
+
+        def trace(*_: Any) -> Any:
+            nonlocal lines
+            lines += 1
+            return trace
+
+        outer = sys.gettrace()
+        sys.settrace(trace)
+        try:
+            cache.drop(mine, f"/add:{ops - 1}{suffix}")
+        finally:
+            sys.settrace(outer)
+        return lines
+
+    assert steps(100) == steps(10)
 
 
 def test_cache_discards_only_the_same_record() -> None:

@@ -70,6 +70,12 @@ class OpRecord:
         for point in self.analysed:
             self.redo.setdefault(point, set()).add(tool)
 
+    def drop_all(self, tool: Owner) -> None:
+        """As :meth:`drop`, of the operator and of its backward operators."""
+        self.drop(tool)
+        for child in tuple(self.children.values()):
+            child.drop(tool)
+
     def sort(self, tools: Sequence[Owner]) -> None:
         """Bring the actions into the order of `tools`, whenever they were recorded."""
         rank: dict[int, int] = {}
@@ -109,6 +115,8 @@ class ActionCache:
 
     def __init__(self) -> None:
         self._records: dict[str, OpRecord] = {}
+        # By operator id those keys that are others: a model has the same ids in several graphs.
+        self._other_keys: dict[str, dict[str, None]] = {}
         self._forgotten = [0, 0, 0]
 
     def __len__(self) -> int:
@@ -124,21 +132,47 @@ class ActionCache:
     def put(self, key: str, record: OpRecord) -> None:
         """Store the record of a forward operator."""
         self._records[key] = record
+        if record.state.op_id != key:
+            self._other_keys.setdefault(record.state.op_id, {})[key] = None
 
     def discard(self, key: str, record: OpRecord) -> None:
         """Remove a record whose analysis failed, so that it runs again."""
         if self._records.get(key) is record:
-            del self._records[key]
+            self._remove(key)
+
+    def _remove(self, key: str) -> OpRecord | None:
+        record = self._records.pop(key, None)
+        if record is not None and (keys := self._other_keys.get(record.state.op_id)) is not None:
+            keys.pop(key, None)
+            if not keys:
+                self._other_keys.pop(record.state.op_id, None)
+        return record
 
     def drop(self, tool: Owner, op_id: str | None) -> None:
         """Drop the actions of `tool`, of one operator or of all."""
-        for record in tuple(self._records.values()):
-            forward_id = record.state.op_id
-            if op_id in (None, forward_id):
-                record.drop(tool)
-            for child_id, child in tuple(record.children.items()):
-                if op_id in (None, forward_id, child_id):
-                    child.drop(tool)
+        if op_id is None:
+            for record in self:
+                record.drop_all(tool)
+            return
+        found = self._of_op(op_id)
+        for record in found:
+            record.drop_all(tool)
+        # A tool may ask for each operator of a program, one after the other.
+        for record in () if found else self._with_child(op_id):
+            record.children[op_id].drop(tool)
+
+    def _of_op(self, op_id: str) -> list[OpRecord]:
+        """The records of a forward operator."""
+        keys = (op_id, *tuple(self._other_keys.get(op_id, ())))
+        records = [record for key in keys if (record := self._records.get(key)) is not None]
+        return [record for record in records if record.state.op_id == op_id]
+
+    def _with_child(self, backward_id: str) -> list[OpRecord]:
+        """The records of the forward operators that have a backward operator."""
+        # So do nearly all drivers form the ids of backward operators.
+        likely = self._of_op(backward_id.rpartition("/grad/")[0])
+        found = [record for record in likely if backward_id in record.children]
+        return found or [record for record in self if backward_id in record.children]
 
     def forget(self, model: str) -> None:
         """Drop the records of a model of which no operator can run again, forward or backward.
@@ -149,7 +183,7 @@ class ActionCache:
         ends = tuple(f"{model}{end}" for end in "./#")
         for key in tuple(self._records):
             if key.startswith(ends):
-                record = self._records.pop(key, None)
+                record = self._remove(key)
                 if record is not None:
                     for index, count in enumerate(_counts((record,))):
                         self._forgotten[index] += count
@@ -164,6 +198,7 @@ class ActionCache:
     def clear(self) -> None:
         """Drop all records, when the scope ends."""
         self._records.clear()
+        self._other_keys.clear()
         self._forgotten = [0, 0, 0]
 
 

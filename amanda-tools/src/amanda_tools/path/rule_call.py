@@ -5,7 +5,8 @@ A rule reads a :class:`Call` and claims elements of the inputs in a :class:`Want
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import itertools
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
 import attrs
@@ -96,30 +97,38 @@ class Call:
             if is_data and is_real(inputs[position])
         ]
 
-    def moved(self, position: int) -> list[Array]:
+    def origins(self) -> tuple[list[Array], list[slice]]:
         """Find where each output element comes from, for an operator that only rearranges elements.
 
-        The operator runs again on the indices of its input elements: once per digit, in a base that
-        the element type holds exactly, and again with the opposite sign, which tells indices from
-        constants that the operator fills in.
-
-        Args:
-            position: the input whose elements are followed; other inputs of real numbers are zero.
+        The operator runs again on the indices of its input elements, those of all inputs in
+        :attr:`data` counted on: once per digit, in a base that the element types hold exactly, and
+        again with the opposite sign, which tells indices from constants that the operator fills in.
+        Other inputs of real numbers are zero.
 
         Returns:
-            For each output the flat indices in the input, -1 for elements from elsewhere.
+            For each output the indices, -1 for elements from elsewhere; for each input in
+            :attr:`data` which indices are those of its elements.
 
         Raises:
             NoRule: the driver cannot run the operator again.
         """
-        source = self.array(position)
-        numbers = np.arange(1, source.size + 1)
-        base = 1 << _EXACT.get(self.execution.op.types[position], 7)
+        sources = {position: self.array(position) for position in self.data}
+        # One run for all inputs: the result of a concatenation of many is large.
+        ends = np.cumsum([0, *(source.size for source in sources.values())]).tolist()
+        parts = [slice(*pair) for pair in itertools.pairwise(ends)]
+        numbers = np.arange(1, ends[-1] + 1)
+        types = self.execution.op.types
+        base = 1 << min((_EXACT.get(types[position], 7) for position in sources), default=7)
         found: list[Array] = []
         factor = 1
-        while factor <= source.size:
-            digits = (numbers // factor % base).reshape(source.shape)
-            plus, minus = (self._run(position, sign * digits) for sign in (1, -1))
+        while factor <= len(numbers):
+            digits = numbers // factor % base
+            given = {
+                position: digits[part].reshape(source.shape)
+                for part, (position, source) in zip(parts, sources.items(), strict=True)
+            }
+            plus = self._run(given)
+            minus = self._run({position: -part for position, part in given.items()})
             for i, (one, other) in enumerate(zip(plus, minus, strict=True)):
                 part = np.where(one == -other, one, 0).astype(np.int64) * factor
                 if factor == 1:
@@ -127,18 +136,18 @@ class Call:
                 else:
                     found[i] = found[i] + part
             factor *= base
-        return [np.where((f > 0) & (f <= source.size), f - 1, -1) for f in found]
+        return [np.where((f > 0) & (f <= len(numbers)), f - 1, -1) for f in found], parts
 
-    def _run(self, position: int, array: Array) -> list[Array]:
+    def _run(self, given: Mapping[int, Array]) -> list[Array]:
         op = self.execution.op
         if op.run is None:
             raise NoRule("the driver cannot run it again")
         tensors = []
         for i, (value, make) in enumerate(zip(self.execution.inputs, op.tensors, strict=True)):
-            if i != position and is_real(value):
+            if i in given:
+                value = given[i]
+            elif is_real(value):
                 value = np.zeros_like(value)
-            elif i == position:
-                value = array
             if value is not None and make is None:
                 raise NoRule(f"no tensor can be made for its input {i}")
             tensors.append(None if value is None or make is None else make(value))

@@ -182,11 +182,13 @@ def batch_norm(call: Call, wanted: Wanted) -> None:
 def moving(call: Call, wanted: Wanted) -> None:
     """Rule for operators that only rearrange elements (reshape, gather): map output indices
     back."""
-    for position in call.data:
-        origin = call.memo(f"moved {position}", lambda p=position: call.moved(p))  # type: ignore[misc]
-        places = origin[wanted.output].reshape(-1)[wanted.index]
-        known = places >= 0
-        wanted.claim(position, places[known], wanted.values[known])
+    if not call.data:
+        return
+    origins, parts = call.memo("origins", call.origins)
+    places = origins[wanted.output].reshape(-1)[wanted.index]
+    for position, part in zip(call.data, parts, strict=True):
+        known = (places >= part.start) & (places < part.stop)
+        wanted.claim(position, places[known] - part.start, wanted.values[known])
 
 
 @rule("embedding")
