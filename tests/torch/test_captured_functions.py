@@ -511,3 +511,39 @@ def test_a_symbolic_size_is_told_from_an_equal_constant() -> None:
     net = _Heads()
     compiled = torch.compile(net, backend="eager", dynamic=True)
     assert trained(compiled, net) == trained(net, net)
+
+
+class _Points(Counter):
+    """Notes passes and iterations among the operators."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        for end in (False, True):
+            self.add_inst_for_iteration(self.note, end=end)
+            self.add_inst_for_pass(self.note, end=end)
+
+    def note(self, point: Any) -> None:
+        self.ids.append(f"{point.point.name} {point.id} {point.iteration}")
+
+
+def _two_models(net: nn.Module, compiled: Callable[[Any], Any]) -> Step:
+    head = nn.Linear(4, 1)
+    return compiled(lambda x: (head(net(x * 2) + 1) * head(x)).sum())
+
+
+@pytest.mark.parametrize("make", [_two_models, _breaks, _loop, _with_step])
+def test_tools_are_told_of_the_passes_in_compiled_functions(make: Make) -> None:
+    """Calls of outermost modules that are captured within a function are forward passes, which
+    begin and end among the operators as in eager mode, and begin iterations."""
+
+    def told(compile_: Callable[[Any], Any]) -> list[str]:
+        torch.manual_seed(0)
+        step = make(_model().eval(), compile_)
+        with applied(tool := _Points()):
+            for _ in range(3):
+                step(X).backward()
+            with torch.no_grad():
+                step(X)
+        return tool.ids
+
+    assert told(_compiled) == told(lambda function: function)

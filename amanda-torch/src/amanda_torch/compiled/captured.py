@@ -30,6 +30,7 @@ from amanda_torch.compiled.direct import DirectCode, Known
 from amanda_torch.compiled.inlining import Inlined, Writer, reason_against
 from amanda_torch.compiled.observers import Observer
 from amanda_torch.compiled.operators import Operator
+from amanda_torch.compiled.passes import Passes
 from amanda_torch.eager.execution import KnownOp
 from amanda_torch.eager.interceptors import LOCAL, Interceptor, Met
 from amanda_torch.eager.op_ids import Cell, Child, Frame
@@ -88,7 +89,11 @@ class CapturedGraph:
         run = NoticingRun(interceptor, self._code, modules, is_static)
         result = run.run(inputs)
         binding = run.binding() if is_alone else None
-        compiler = self._compile(binding, run.steps) if binding is not None and is_static else ""
+        compiler = (
+            self._compile(interceptor, binding, run.steps)
+            if binding is not None and is_static
+            else ""
+        )
         way = f"by {compiler}" if compiler else "operator by operator"
         self._note(interceptor, way)
         if binding is not None and binding.note_roots(roots):
@@ -100,7 +105,7 @@ class CapturedGraph:
     def _note(self, interceptor: Interceptor, way: str) -> None:
         interceptor.note_compiled(self._name, way)
 
-    def _compile(self, binding: Binding, steps: Sequence[Step]) -> str:
+    def _compile(self, interceptor: Interceptor, binding: Binding, steps: Sequence[Step]) -> str:
         """Let a compiler have the graph with its actions; its name if one takes it, else "".
 
         Not where sizes are symbolic: what a compiler assumes of them would have to be guarded.
@@ -116,6 +121,8 @@ class CapturedGraph:
         can_observe = name != "inductor" or not any(step.records for step in steps)
         reasons = (step.reason_against(can_observe) for step in steps)
         reason = next(filter(None, reasons), "")
+        if interceptor.tells and any(step.enters for step in steps):
+            reason = "tools are told of the forward passes in it"
         if not reason:
             actions = {step.name: step.inlined() for step in steps if step.acts()}
             try:
@@ -199,6 +206,7 @@ class NoticingRun:
         self._begins: Child | None = None
         self._entered: list[str] = []
         self._parents: list[Frame] = []
+        self._passes = Passes(interceptor)
         self._callers: dict[Frame, Frame] = {}
         self.steps: list[Step] = []
 
@@ -212,6 +220,7 @@ class NoticingRun:
             functions = [functools.partial(self._site, site) for site in sites]
             result = self._code.function(functions)(*inputs)
             self._leave(0)
+            self._passes.learn_outputs(result)
             return result
         finally:
             interceptor.met = outer
@@ -222,15 +231,20 @@ class NoticingRun:
         interceptor = self._interceptor
         # Dynamo notes no module calls with what switches gradients or autocast on and off.
         is_switch = not site.calls and kind_of(site.function) is Kind.IGNORED
+        was_in_pass = self._passes.is_in_one
         entered = () if is_switch else self._go(site)
+        leaves = was_in_pass and not self._passes.is_in_one
         met = interceptor.met = []
         # The same in each run: Dynamo guards the mode that a graph begins in.
         records = torch.is_grad_enabled()
         result = site.function(*args, **kwargs)
         interceptor.met = []
+        if self._passes.is_in_one:
+            self._passes.note_computed(result)
         operator = Operator.found(met, args, kwargs, result, self._is_static)
         is_one = isinstance(result, torch.Tensor)
-        self.steps.append(Step(site, interceptor.frame, entered, met, operator, is_one, records))
+        frame = interceptor.frame
+        self.steps.append(Step(site, frame, entered, leaves, met, operator, is_one, records))
         return result
 
     # -- modules ----------------------------------------------------------
@@ -272,11 +286,16 @@ class NoticingRun:
         if frame is not parent:
             frame.forget_plans(interceptor.generation)
             self._callers[frame] = parent
+            if parent is interceptor.root:
+                self._passes.begin(module)
 
     def _leave(self, depth: int) -> None:
         while len(self._entered) > depth:
             self._entered.pop()
-            self._interceptor.go_to(self._parents.pop())
+            parent = self._parents.pop()
+            if parent is self._interceptor.root:
+                self._passes.end()
+            self._interceptor.go_to(parent)
 
     # -- what was learned -------------------------------------------------
 
@@ -287,13 +306,13 @@ class NoticingRun:
             return None
         if not all(step.is_known() for step in self.steps):
             return None
-        functions = [step.function(interceptor) for step in self.steps]
+        functions = [step.function(interceptor, self._passes) for step in self.steps]
         has_restarted = interceptor.iteration != self._iteration
         span = Span.since(self._start, self._base, self._begins, has_restarted)
         acts = any(step.acts() for step in self.steps)
         callers = list(self._callers.items()) if acts else []
         run = self._code.function(functions)
-        binding = Binding(run, self._base, self._generation, span, callers)
+        binding = Binding(run, self._base, self._generation, span, callers, self._passes)
         if self._is_static and not any(step.enters for step in self.steps):
             calls = [
                 step.known(function) for step, function in zip(self.steps, functions, strict=True)
@@ -309,6 +328,7 @@ class Step:
         site: the call.
         frame: the module call that it belongs to.
         entered: outermost modules that were entered before it.
+        leaves: whether it is the first one after a forward pass, of which tools are told.
         met: the operators that the interceptor met.
         operator: the one that it stands for; None if it stands for several.
         is_one_output: whether it returned one tensor.
@@ -324,6 +344,7 @@ class Step:
         site: Site,
         frame: Frame,
         entered: tuple[nn.Module, ...],
+        leaves: bool,
         met: list[Met],
         operator: Operator | None,
         is_one_output: bool,
@@ -333,6 +354,7 @@ class Step:
         self._site = site
         self._frame = frame
         self._entered = [weakref.ref(module) for module in entered]
+        self._leaves = leaves
         self._cells = [(cell, count) for cell, count, *_ in met]
         # Not looked up later: an id that occurs again in an iteration of the same run is met anew.
         self._knowns = [
@@ -400,15 +422,21 @@ class Step:
         plan: ActionPlan = self._knowns[0].plan
         return plan
 
-    def function(self, interceptor: Interceptor) -> Callable[..., Any]:
-        """The function that does the same without the interceptor, where that can be."""
+    def function(self, interceptor: Interceptor, passes: Passes) -> Callable[..., Any]:
+        """The function that does the same without the interceptor, where that can be.
+
+        Args:
+            passes: tells tools of the forward passes that begin and end before it.
+        """
         found = self._site.function
         if self.acts():
             if self._operator is None:
                 found = _noticed(interceptor, found, self._frame, self._cells)
             else:
                 found = _known(interceptor, self._knowns[0], self._operator, self._frame)
-        return _entering(interceptor, found, self._entered) if self._entered else found
+        if self._entered:
+            return _entering(interceptor, found, self._entered, passes)
+        return _leaving(found, passes) if self._leaves else found
 
 
 def _known(
@@ -454,7 +482,10 @@ def _noticed(
 
 
 def _entering(
-    interceptor: Interceptor, function: Any, entered: Sequence[weakref.ref[nn.Module]]
+    interceptor: Interceptor,
+    function: Any,
+    entered: Sequence[weakref.ref[nn.Module]],
+    passes: Passes,
 ) -> Callable[..., Any]:
     """Enters outermost modules first, with which an iteration may begin."""
 
@@ -462,8 +493,18 @@ def _entering(
         for reference in entered:
             interceptor.go_to(interceptor.root)
             module = reference()
-            if module is not None:
-                interceptor.enter_module(module)
+            if module is not None and interceptor.enter_module(module) is not interceptor.frame:
+                passes.begin(module)
+        return function(*args, **kwargs)
+
+    return step
+
+
+def _leaving(function: Any, passes: Passes) -> Callable[..., Any]:
+    """Ends a forward pass first."""
+
+    def step(*args: Any, **kwargs: Any) -> Any:
+        passes.end()
         return function(*args, **kwargs)
 
     return step
@@ -545,6 +586,7 @@ class Binding:
         base: the module call that runs it.
         generation: of the plans that are bound.
         callers: each module call of the graph, and the one that it returns to.
+        passes: tells tools of the forward passes in the graph.
 
     Attributes:
         direct: code with routines written into it; None where there is none.
@@ -552,7 +594,7 @@ class Binding:
     """
 
     __slots__ = (
-        *("_base", "_callers", "_generation", "_roots", "_span"),
+        *("_base", "_callers", "_generation", "_passes", "_roots", "_span"),
         *("direct", "function", "observers"),
     )
 
@@ -563,8 +605,10 @@ class Binding:
         generation: int,
         span: Span,
         callers: Sequence[tuple[Frame, Frame]],
+        passes: Passes,
     ) -> None:
         self.function = function
+        self._passes = passes
         self._base = base
         self._generation = generation
         self._span = span
@@ -602,10 +646,13 @@ class Binding:
                 frame.caller = parent
             function = self.direct.function(inputs) if self.direct is not None else None
             result = (function or self.function)(*inputs)
+            self._passes.end()
+            self._passes.note_outputs(result)
             self._span.end()
             if self.direct is not None:
                 self.direct.note_run(inputs)
             return result
         finally:
+            self._passes.end()
             interceptor.go_to(self._base)
             interceptor.enter(above)

@@ -312,7 +312,7 @@ class ModuleGraph(CapturedGraph):
     def _note(self, interceptor: Interceptor, way: str) -> None:
         """Nothing: no code of the program is compiled."""
 
-    def _compile(self, binding: Binding, steps: Sequence[Step]) -> str:
+    def _compile(self, interceptor: Interceptor, binding: Binding, steps: Sequence[Step]) -> str:
         """None: the program has asked for no compiler, whose results are others."""
         return ""
 

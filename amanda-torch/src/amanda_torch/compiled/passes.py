@@ -1,0 +1,88 @@
+"""The forward passes within a captured graph: calls of outermost modules in a compiled function.
+
+A graph has the operators of modules, not their calls. Where tools have routines at passes or
+iterations, they are told of these by what stands around the operators::
+
+    passes = Passes(interceptor)
+    passes.begin(module)        # its call has been entered
+    passes.end()
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import nn
+
+from amanda_torch.eager.interceptors import Interceptor
+
+
+class Passes:
+    """Tells tools of the forward passes in the runs of one graph by one thread.
+
+    Args:
+        interceptor: that of the thread.
+    """
+
+    __slots__ = ("_begun", "_computed", "_interceptor", "_outputs")
+
+    def __init__(self, interceptor: Interceptor) -> None:
+        self._interceptor = interceptor
+        self._begun: tuple[Sequence[Any], str] | None = None
+        self._computed: list[weakref.ref[torch.Tensor]] = []
+        self._outputs: Sequence[int] = ()
+
+    @property
+    def is_in_one(self) -> bool:
+        """Whether tools have been told of the begin of a pass, and not of its end."""
+        return self._begun is not None
+
+    def begin(self, module: nn.Module) -> None:
+        """The call of an outermost module has been entered: it begins, if a tool is to be told.
+
+        The pass before it ends, if it has not.
+        """
+        self.end()
+        interceptor = self._interceptor
+        if not interceptor.tells:
+            return
+        dispatcher, model = interceptor.executor.claimer.dispatcher, interceptor.frame.path
+        scopes = dispatcher.scopes()
+        self._begun = scopes, model
+        trains = torch.is_grad_enabled() and module.training
+        dispatcher.points.forward_begins(scopes, model, trains)
+
+    def end(self) -> None:
+        """It has ended; harmless where none has begun."""
+        begun, self._begun = self._begun, None
+        if begun is None:
+            return
+        if self._computed:
+            computed = [tensor for ref in self._computed if (tensor := ref()) is not None]
+            self._computed = []
+            self._interceptor.note_results(computed)
+        self._interceptor.executor.claimer.dispatcher.points.forward_ends(*begun)
+
+    # -- phases of what follows -------------------------------------------
+
+    def note_computed(self, result: Any) -> None:
+        """Note what an operator within a pass has given, in the first run.
+
+        Of what the model returns, the graph does not tell it.
+        """
+        if isinstance(result, torch.Tensor):
+            self._computed.append(weakref.ref(result))
+
+    def learn_outputs(self, outputs: Sequence[Any]) -> None:
+        """Learn in the first run which outputs of the graph belong to forward passes."""
+        if self._interceptor.tells:
+            is_result = self._interceptor.is_result
+            self._outputs = [i for i, output in enumerate(outputs) if is_result([output])]
+
+    def note_outputs(self, outputs: Sequence[Any]) -> None:
+        """Note them, in a later run: operators that follow are told by them from others."""
+        if self._outputs:
+            self._interceptor.note_results([outputs[i] for i in self._outputs])
