@@ -252,6 +252,45 @@ def test_the_forward_pass_comes_first() -> None:
 # -- options ------------------------------------------------------------------
 
 
+class Clipped(nn.Module):
+    """A layer whose weight is made from infinities, as samples of a clipped distribution may be."""
+
+    def __init__(self, *, clips: bool, breaks: bool = False) -> None:
+        super().__init__()
+        weight = torch.tensor([-1.0, 0.25, 0.5]).erfinv()
+        self.weight = nn.Parameter(weight.clamp(-2, 2) if clips else weight)
+        self.breaks = breaks
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        h = x * self.weight
+        return torch.log(h - h) if self.breaks else h
+
+
+def trained(**options: bool) -> NanTool:
+    return searched(lambda: Clipped(**options)(torch.ones(3)).sum().backward())
+
+
+def test_an_infinity_that_building_the_model_removes_is_no_finding() -> None:
+    """It is told aside; the first finding, and the inputs that are kept, are the model's."""
+    tool = trained(clips=True)
+    assert tool.summary()["first"] is None
+    titles = [table.title for table in tool.tables()]
+    assert titles[0] == "nan: made while the model was built, and removed before it was used"
+    assert titles[1].startswith("nan: no operator of the model of ")
+    assert [row["phase"] for row in tool.result()["ops"]] == ["setup"]
+    tool = trained(clips=True, breaks=True)
+    assert tool.summary()["first"]["type"] == "log"
+    assert tool.replay is not None
+    assert tool.replay.op.type == "log"
+
+
+def test_an_infinity_of_building_that_the_model_receives_is_the_first_finding() -> None:
+    """It is blamed on the operator that made it, not on those that pass it on."""
+    tool = trained(clips=False)
+    assert tool.summary()["first"]["type"] == "erfinv"
+    assert "erfinv produced an infinity" in next(table.title for table in tool.tables())
+
+
 def test_abort_stops_at_the_operator() -> None:
     """The program gets an error that names the operator; its traceback leads to the line."""
     model = nn.Sequential(Planted(), nn.Linear(4, 1))

@@ -35,6 +35,9 @@ from amanda_tools.nan.replay import OpReplay
 
 __all__ = ["NanOptions", "NanTool", "NonFiniteError", "NonFiniteWarning"]
 
+_SETUP = "setup"
+"""The phase in which a model is built and initialised."""
+
 
 @attrs.frozen(kw_only=True)
 class NanOptions:
@@ -79,6 +82,8 @@ class NanTool(PrintingTool[NanOptions]):
         self.events: list[NonFiniteEvent] = []
         self.replay: OpReplay | None = None
         self._received: dict[str, Any] | None = None
+        # Whether an operator received one before any of the model produced its own.
+        self._passed_on = False
         self._watches: dict[str, OpWatch] = {}
         self._sources: dict[str, str] = {}
         # The operator that runs is the last entry.
@@ -149,7 +154,10 @@ class NanTool(PrintingTool[NanOptions]):
         # fault.
         if kind and not (watch.op.forward and self._received):
             self._found(watch, kind, inputs, outputs, written)
-        elif not self.events and self._received is None and was_clean:
+            return
+        if watch.op.phase != _SETUP and all(e.op.phase == _SETUP for e in self.events):
+            self._passed_on = True
+        if not self.events and self._received is None and was_clean:
             self._note_received(watch, others)
 
     def _note_received(self, watch: OpWatch, inputs: Sequence[Any]) -> None:
@@ -194,10 +202,10 @@ class NanTool(PrintingTool[NanOptions]):
             last=list(self.recent)[:-1],
         )
         self.events.append(event)
+        if self.options.replay and self.findings()[:1] == [event]:
+            self.replay = OpReplay.of(watch.op, watch.function, watch.names, inputs)
         if len(self.events) > 1:
             return
-        if self.options.replay:
-            self.replay = OpReplay.of(watch.op, watch.function, watch.names, inputs)
         if self.options.action == "abort":
             raise NonFiniteError(event.message())
         if self.options.action == "warn":
@@ -216,6 +224,18 @@ class NanTool(PrintingTool[NanOptions]):
         """The limit of recorded operators is reached."""
         return len(self.events) >= self.options.limit
 
+    def findings(self) -> list[NonFiniteEvent]:
+        """The :attr:`events` that concern the model.
+
+        What builds it may make infinities and remove them, as initialisers do that clip a
+        distribution: of the phase ``setup`` only those count that a later operator received. All
+        count in a program without a model.
+        """
+        is_model = any(watch.op.phase != _SETUP for watch in self._watches.values())
+        if self._passed_on or not is_model:
+            return list(self.events)
+        return [event for event in self.events if event.op.phase != _SETUP]
+
     # -- result -----------------------------------------------------------
 
     def op_rows(self) -> list[dict[str, Any]]:
@@ -230,11 +250,12 @@ class NanTool(PrintingTool[NanOptions]):
     def summary(self) -> dict[str, Any]:
         """``first``, ``producers``, ``received`` and ``watched``.
 
-        ``first`` is null if no operator produced any; ``received`` is the first operator that read
-        a NaN which no operator had produced, with the ``input`` and whether that ``is_parameter``
-        of the model.
+        ``first`` is the first of the :meth:`findings`, null if there is none; ``received`` is the
+        first operator that read a NaN which no operator had produced, with the ``input`` and
+        whether that ``is_parameter`` of the model.
         """
-        first = self.events[0].row() if self.events else None
+        found = self.findings()
+        first = found[0].row() if found else None
         keys = ("id", "type", "name", "module", "source", "direction", "kind")
         return {
             "first": first and {key: first[key] for key in keys},
@@ -246,11 +267,18 @@ class NanTool(PrintingTool[NanOptions]):
     def tables(self) -> Iterable[Table]:
         """The first producing operator with its tensors and history, and the others."""
         yield from self._about_received()
-        if not self.events:
+        events = self.findings()
+        if aside := [event for event in self.events if event not in events]:
+            title = "nan: made while the model was built, and removed before it was used"
+            yield Table(
+                title, ("op", "kind", "source"), [(e.op.id, e.kind, e.source) for e in aside]
+            )
+        if not events:
             count = len(self._watches)
-            yield Table(f"nan: no operator of {count} watched produced any", (), ())
+            of_model = " of the model" if self.events else ""
+            yield Table(f"nan: no operator{of_model} of {count} watched produced any", (), ())
             return
-        first = self.events[0]
+        first = events[0]
         yield Table(f"nan: {first.message()}", (), ())
         columns = ("tensor", "shape", "dtype", "nan", "inf", "min", "max", "mean", "std")
         names = [f"input {i}" for i in range(len(first.inputs))]
@@ -267,8 +295,8 @@ class NanTool(PrintingTool[NanOptions]):
         ]
         if last:
             yield Table("nan: watched before it", ("op",), [(op_id,) for op_id in last])
-        if len(self.events) > 1:
-            others = [(e.op.id, e.op.direction, e.kind, e.source) for e in self.events[1:]]
+        if len(events) > 1:
+            others = [(e.op.id, e.op.direction, e.kind, e.source) for e in events[1:]]
             yield Table(
                 "nan: later ones, which may follow from it",
                 ("op", "direction", "kind", "source"),

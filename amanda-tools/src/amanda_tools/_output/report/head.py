@@ -13,6 +13,9 @@ from amanda_tools._output.units import format_short
 _WELL = "normally"
 """What a run says of a program that has ended without an error."""
 
+_LEAST_SHARE = 0.01
+"""Percentages below it are told as such."""
+
 _LEAD = ("command", "rank", "program ended", "not seen")
 """Facts about a run that stand at its head, if they have something to tell."""
 
@@ -79,7 +82,10 @@ def _special(
     zeros = None if model is None else model.total("zeros", "forward")
     elements = None if model is None else model.total("elements", "forward")
     if kind == "sparsity" and zeros is not None and elements:
-        return {"zeros of the activations": format_short(100 * zeros / elements, "%")}
+        share = 100 * zeros / elements
+        is_tiny = 0 < share < _LEAST_SHARE
+        text = f"below {_LEAST_SHARE} %" if is_tiny else format_short(share, "%")
+        return {"zeros of the activations": text}
     if kind == "flops" and isinstance(summary.get("params"), numbers.Real):
         # Operators that read the same parameter count it once for each of them.
         return {"parameters": format_short(float(summary["params"]), "")}
