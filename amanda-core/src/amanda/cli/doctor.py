@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import inspect
 import platform
+import re
 import sys
 import time
 import warnings
@@ -81,7 +82,8 @@ def _driver_lines(problems: list[str]) -> Iterable[str]:
 
 
 def _checks(problems: list[str]) -> Iterator[str]:
-    for entry in drivers.drivers():
+    entries = drivers.drivers()
+    for entry in entries:
         reason = drivers.explain_unusable(entry.cls)
         if not reason:
             yield from check_driver(entry.cls, problems)
@@ -90,6 +92,33 @@ def _checks(problems: list[str]) -> Iterator[str]:
         # A driver whose framework is not installed is no problem.
         if entry.cls in FAILED or entry.cls.interface_version != INTERFACE_VERSION:
             problems.append(f"{entry.cls.name} is left out: {reason}")
+    # The checks of the drivers have imported what they can.
+    problems += mixed_versions(dict.fromkeys(entry.cls.framework for entry in entries))
+
+
+def mixed_versions(modules: Iterable[str]) -> Iterator[str]:
+    """A line for each imported module whose files are of another version than its distribution.
+
+    One version copied over another keeps the metadata of the first: pip, and what is printed above,
+    tell that version, while the code of both runs.
+
+    Args:
+        modules: names of top-level modules.
+    """
+    for module in modules:
+        imported = getattr(sys.modules.get(module), "__version__", None)
+        installed = distributions.providers(module) if isinstance(imported, str) else []
+        if installed and not any(_same_release(str(imported), text) for text in installed):
+            yield (
+                f"the files of {module} are of version {imported}, but what is installed is "
+                f"{', '.join(installed)}; try: pip install --force-reinstall {module}"
+            )
+
+
+def _same_release(one: str, other: str) -> bool:
+    """Whether two versions agree in their first three numbers, as far as both have them."""
+    numbers = [re.findall(r"\d+", text)[:3] for text in (one, other)]
+    return all(int(a) == int(b) for a, b in zip(*numbers, strict=False))
 
 
 def check_driver(cls: type[Driver], problems: list[str]) -> Iterator[str]:
