@@ -116,12 +116,14 @@ class KnownOp:
         is_inlined = plan.is_claim or plan.is_blind
         self.inlined_before = inlined_of(plan.before) if is_inlined else None
         self.inlined_after = inlined_of(plan.after) if is_inlined else None
-        self.claimed = executor.methods["claimed"]
+        # There are none where a routine has ended the last scope of the thread.
+        methods = executor.methods or executor.bind()
+        self.claimed = methods["claimed"]
         self.iterations = executor.claimer.iterations
         self.owners = executor.claimer.leaf_owners
         self.op_id = plan.op_id
         self.name = name
-        self.run = executor.methods[executor.way(plan)]
+        self.run = methods[executor.way(plan)]
         self.gradients = gradients
         self.layout: Layout | None = None
         self.forms = 0
@@ -144,17 +146,19 @@ class Executor:
         self.claimer = Claimer(dispatcher)
         # Faster than by STATE, which looks up the thread at each access.
         self._thread = vars(STATE)
-        self.methods: dict[str, Callable[..., Any]] = {}
+        self.methods: Mapping[str, Callable[..., Any]] = {}
 
     def clear(self) -> None:
         """Forget everything, at the end of the thread's scopes."""
         self.claimer.clear()
-        self.methods.clear()
+        # Not in place: the thread itself may be reading them while another one ends its scopes.
+        self.methods = {}
 
-    def _bind(self) -> None:
+    def bind(self) -> Mapping[str, Callable[..., Any]]:
+        """Bind :attr:`methods`, and return them."""
         ways = self.run_claimed, self.run_counted, self.run_blind, self.run_around, self.run
-        for method in (self.claimed, *ways):
-            self.methods[method.__name__] = method
+        self.methods = bound = {method.__name__: method for method in (self.claimed, *ways)}
+        return bound
 
     # -- an operator that is not known ------------------------------------
 
@@ -179,8 +183,6 @@ class Executor:
         Returns:
             The operator's result, and what is known of it; None if it runs vanilla.
         """
-        if not self.methods:
-            self._bind()
         gradients = KnownGradients(OpHandle(op_id, scopes, model=self._tracker.frame.model))
         if plan is not None:
             known = KnownOp(plan, name, self, gradients)
