@@ -12,6 +12,7 @@ from torch.nn import functional
 
 import amanda
 from amanda.cli.run import create_tools
+from amanda.tools.subgraph_rewriting import Op, SubgraphRewritingTool
 from tests.torch.support import fingerprint
 
 TOOLS = (
@@ -83,3 +84,48 @@ def test_tools_leave_modules_captured(tool: str, monkeypatch: pytest.MonkeyPatch
         found.append((fingerprint([*net.parameters()]), figures, seen))
     assert found[0] == found[1]
     assert scope.statistics.modules == {"Sequential": "captured"}
+
+
+def _steps(tool: amanda.Tool, run: Callable[[nn.Module], Any]) -> Any:
+    """The losses and parameters of four steps of SGD, and the outputs after them."""
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(4, 8), nn.LayerNorm(8), nn.ReLU(), nn.Linear(8, 2))
+    model, optimizer = run(net), torch.optim.SGD(net.parameters(), 0.1, momentum=0.9)
+    results: list[Any] = []
+    with amanda.apply(tool, drivers=["torch-eager"]):
+        for _ in range(4):
+            optimizer.zero_grad()
+            loss = functional.cross_entropy(model(torch.rand(3, 4)), torch.tensor([0, 1, 1]))
+            loss.backward()
+            optimizer.step()
+            results.append(fingerprint([loss, *net.parameters()]))
+        with torch.no_grad():
+            results.append(fingerprint(model.eval()(torch.rand(3, 4))))
+    return results
+
+
+def _rewriting() -> amanda.Tool:
+    pattern = Op("relu", Op("layer_norm", "x", "weight", "bias"))
+    return SubgraphRewritingTool(pattern, lambda x, weight, bias: torch.tanh(x * weight + bias))
+
+
+@pytest.mark.filterwarnings("ignore::amanda.errors.CoverageWarning")
+@pytest.mark.parametrize(
+    "make",
+    [
+        _rewriting,
+        lambda: create_tools(["quantize:method=qat"])[0].tool,
+        lambda: create_tools(["quantize:method=qat,learn=range"])[0].tool,
+    ],
+    ids=["rewriting", "qat", "learned"],
+)
+def test_tools_that_change_training_train_a_compiled_model_alike(
+    make: Callable[[], amanda.Tool],
+) -> None:
+    """Rewritten subgraphs and rounding in training have on a compiled model the losses, the
+    parameters after each step and the outputs that they have without ``torch.compile``."""
+    torch.compiler.reset()
+    plain = _steps(make(), lambda net: net)
+    compiled = _steps(make(), lambda net: torch.compile(net, backend="eager"))
+    assert compiled == plain
+    assert plain != _steps(amanda.Tool(), lambda net: net)

@@ -547,3 +547,72 @@ def test_tools_are_told_of_the_passes_in_compiled_functions(make: Make) -> None:
         return tool.ids
 
     assert told(_compiled) == told(lambda function: function)
+
+
+@pytest.mark.filterwarnings("ignore:.torch.jit:DeprecationWarning")
+def test_a_mode_of_the_compiler_is_said_to_do_nothing() -> None:
+    """The one warning that a function runs without its compiler says that its mode does nothing."""
+    run = torch.compile(_model().eval(), mode="reduce-overhead")
+    with applied(Counter()), warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        run(X), run(X)
+    (text,) = [str(one.message) for one in said if one.category is CoverageWarning]
+    assert "without its compiler inductor, whose mode or options (triton.cudagraphs) do" in text
+
+
+def _scopes(net: nn.Module, run: Callable[[Any], Any]) -> tuple[Any, Any, Any]:
+    """What inner and outer scopes see, and the results, with scopes in a caller of `run`."""
+    outer, inner, halving = Counter(), Counter(), amanda.Tool()
+    halving.add_inst_for_op(
+        lambda context: (
+            context.insert_after_op(lambda y: y * 0.5)
+            if context.get_op().__name__ == "relu"
+            else None
+        )
+    )
+    results: list[torch.Tensor] = []
+
+    def caller() -> None:
+        with applied(inner, halving):
+            results.append(run(X))
+        results.append(run(X))
+
+    caller()
+    with applied(outer):
+        results.append(run(X))
+        caller()
+        with amanda.disabled():
+            results.append(run(X))
+            caller()
+        with applied(inner):
+            results.append(run(X))
+        caller()
+    results.append(run(X))
+    return outer.ids, inner.ids, fingerprint(results)
+
+
+def test_scopes_open_and_end_between_calls_of_a_compiled_function() -> None:
+    """Nested scopes, and ``disabled()``, act on each call of a compiled function as in eager mode,
+    and the function's own code is as before when they have ended."""
+    net = _model().eval()
+    compiled = _compiled(net)
+    compiled(X)
+    assert _scopes(net, compiled) == _scopes(net, net)
+    with torch.compiler.set_stance("fail_on_recompile"):
+        compiled(X)
+
+
+def test_two_compiled_models_take_turns() -> None:
+    """Calls of two compiled models within one step, backward pass included, are those of eager
+    mode."""
+
+    def turns(net: nn.Module, compiled: Callable[[Any], Any]) -> Step:
+        other = nn.Sequential(nn.Linear(4, 4), nn.Tanh())
+        other.load_state_dict(nn.Sequential(net[0]).state_dict())
+        first, second = compiled(net), compiled(other)
+        return lambda x: (first(x) * second(x)).sum() + second(x * 2).sum() + first(x).sum()
+
+    wanted, eager, _ = _run(turns, lambda function: function, scope=True)
+    results, found, _ = _run(turns, _compiled, scope=True)
+    assert results == wanted
+    assert (found.ids, found.backward_ids) == (eager.ids, eager.backward_ids)

@@ -165,12 +165,16 @@ def say_captured(callback: Any) -> None:
     Args:
         callback: Dynamo's, of the function.
     """
-    name = name_of_compiler(_internals.compiler_of(callback))
+    compiler = _internals.compiler_of(callback)
+    name = name_of_compiler(compiler)
+    # Those of inductor that a mode sets are among them: 2.13 keeps no name of the mode.
+    options = ", ".join(getattr(compiler, "config", None) or ())
+    without = f"{name}, whose mode or options ({options}) do nothing," if options else f"{name},"
     warnings.warn(
         "a function compiled with torch.compile runs as it is captured, operator by operator and "
-        f"without its compiler {name}, under amanda.apply(): tools see its operators, and results "
-        f"are those of eager mode; {COMPILER_VARIABLE}=own gives graphs to {name} where all "
-        "routines are traceable",
+        f"without its compiler {without} under amanda.apply(): tools see its operators, and "
+        f"results are those of eager mode; {COMPILER_VARIABLE}=own gives graphs to {name} where "
+        "all routines are traceable",
         CoverageWarning,
         stacklevel=6,
     )
