@@ -349,6 +349,18 @@ def test_other_sizes_and_modes_are_captured_or_run_as_they_are() -> None:
     way_of(Net(), step, some(*range(2, 8), *range(2, 8)))
 
 
+def test_autocast_and_gradients_may_differ_from_call_to_call() -> None:
+    """Autocast on or off, and inputs that want gradients or not, give what they give uncaptured."""
+    numbers = iter(range(1000))
+
+    def step(model: nn.Module, given: Any) -> Any:
+        number = next(numbers) % LONG
+        with torch.autocast("cpu", torch.bfloat16, enabled=number % 3 == 2):
+            return train(model, given.clone().requires_grad_(number % 4 == 3))
+
+    assert way_of(Net(), step, MANY) == "captured"
+
+
 def test_a_module_whose_calls_all_differ_is_left_alone() -> None:
     """After a number of attempts a module runs as it is, which is said with a reason."""
 

@@ -616,3 +616,34 @@ def test_two_compiled_models_take_turns() -> None:
     results, found, _ = _run(turns, _compiled, scope=True)
     assert results == wanted
     assert (found.ids, found.backward_ids) == (eager.ids, eager.backward_ids)
+
+
+class _Decoder(nn.Module):
+    """Attends from one token to all tokens so far, whose keys and values it is given."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.qkv, self.head = nn.Linear(4, 12), nn.Linear(4, 4)
+
+    def forward(self, x: torch.Tensor, cache: tuple[torch.Tensor, ...]) -> Any:
+        q, k, v = self.qkv(x).chunk(3, -1)
+        cache = tuple(torch.cat([old, new], 1) for old, new in zip(cache, (k, v), strict=True))
+        return self.head(functional.scaled_dot_product_attention(q, *cache)), cache
+
+
+def test_a_cache_of_keys_and_values_may_grow() -> None:
+    """Generation token by token, whose cache is longer at each call, is that of eager mode."""
+
+    def generated(compile_: Callable[[Any], Any]) -> Any:
+        torch.manual_seed(0)
+        model, tool = compile_(_Decoder().eval()), Counter()
+        x, cache = torch.ones(2, 3, 4), (torch.zeros(2, 0, 4),) * 2
+        results: list[Any] = []
+        with torch.no_grad(), applied(tool):
+            for _ in range(6):
+                y, cache = model(x, cache)
+                x = y[:, -1:]
+                results.append(fingerprint([y, *cache]))
+        return results, tool.ids
+
+    assert generated(_compiled) == generated(lambda model: model)
