@@ -223,6 +223,31 @@ def test_operator_of_many_nodes(outputs: str) -> None:
     assert seen[1:] == seen[:-1]
 
 
+def test_a_graph_that_takes_turns_between_two_forms() -> None:
+    """In a loop whose first state needs no gradient, routines of backward operators run as often in
+    every pass, and gradients are those of the program."""
+    cell, x = nn.LSTMCell(3, 3), torch.rand(2, 3)
+
+    def loop() -> list[torch.Tensor]:
+        state: Any = (torch.ones(2, 3), torch.ones(2, 3))
+        for _ in range(3):
+            state = cell(x, state)
+        cell.zero_grad()
+        (state[0].sum() + state[1].prod()).backward()
+        return [weight.grad.clone() for weight in cell.parameters() if weight.grad is not None]
+
+    expected, tool, runs = loop(), Counter(), []
+    with applied(tool):
+        for _ in range(5):
+            tool.backward_ops.clear()
+            found = loop()
+            runs.append(dict(tool.backward_ops))
+            assert all(map(torch.equal, found, expected))
+    assert len(found) == 4
+    assert runs[0]["AccumulateGrad"] == 4
+    assert all(run == runs[0] for run in runs)
+
+
 def test_each_output_in_a_pass_of_its_own() -> None:
     """Passes that come to an operator from one output after the other run each node as often as
     they come to it."""

@@ -75,6 +75,8 @@ class KnownGradients:
         form: the form of its gradient graph if no node of it needs a hook, see
             :func:`~amanda_torch.autograd.nodes.form_of`; None if that is not known.
         graph: its gradient graph as it last was.
+        other: as it was before, in another form: in a loop, where the first state needs no
+            gradient, and the last one does, two forms take turns.
         natives: the hooks of its leaves' accumulations, as far as the gate has made them; None for
             none.
         asked: :attr:`RoutineDispatcher.analysed` when the hooks of leaves were last looked for.
@@ -82,7 +84,7 @@ class KnownGradients:
             of its backward operators has run.
     """
 
-    __slots__ = ("asked", "form", "graph", "handle", "hooks", "is_new", "natives")
+    __slots__ = ("asked", "form", "graph", "handle", "hooks", "is_new", "natives", "other")
 
     def __init__(self, handle: OpHandle) -> None:
         self.is_new = False
@@ -90,8 +92,13 @@ class KnownGradients:
         self.hooks: dict[str, NodeHooks] = {}
         self.form: Any = None
         self.graph: KnownGraph | None = None
+        self.other: KnownGraph | None = None
         self.natives: list[Any] | None = None
         self.asked = -1
+
+    def take_turns(self) -> None:
+        """Make the other graph the present one."""
+        self.graph, self.other = self.other, self.graph
 
 
 Way = list[tuple[int, int, int]]
@@ -434,12 +441,14 @@ class Claim:
         if not way:
             return
         nodes = [_current_node()]
+        # An LSTM's cell has thirteen of them.
+        settled = self._hooks if self._is_settled else None
         for place, edge, number in way:
             node = nodes[place].next_functions[edge][0]
             nodes.append(node)
             if number not in done:
                 done.add(number)
-                hooks = self._hooks_at(number)
+                hooks = settled[number] if settled else self._hooks_at(number)
                 if not hooks.is_idle:
                     hooks.register(node)
 
@@ -584,7 +593,10 @@ class Claimer:
             self._claim_all(plan, known, execution, result, start, iteration)
             return
         if graph is None or (graph.form is not traced.form and graph.form != traced.form):
-            graph = known.graph = KnownGraph(plan.op_id, shape_of(traced))
+            known.take_turns()
+            graph = known.graph
+            if graph is None or graph.form != traced.form:
+                graph = known.graph = KnownGraph(plan.op_id, shape_of(traced))
             if known.is_new:
                 graph.asked = known.asked = self.dispatcher.analysed
         known.is_new = False

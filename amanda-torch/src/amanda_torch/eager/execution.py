@@ -289,6 +289,13 @@ class Executor:
         iteration = self._tracker.iteration
         if claimer.claim_again(known.plan, gradients, result, start, iteration):
             return
+        native = self._dispatcher.native
+        if native is not None and gradients.other is not None:
+            # The gate knows of the present form only.
+            gradients.take_turns()
+            if native.claim(self._tracker, known, result, start):
+                return
+            gradients.take_turns()
         form = gradients.form
         is_known = False
         if form is None:
