@@ -268,16 +268,19 @@ class NanTool(PrintingTool[NanOptions]):
         """The first producing operator with its tensors and history, and the others."""
         yield from self._about_received()
         events = self.findings()
-        if aside := [event for event in self.events if event not in events]:
-            title = "nan: made while the model was built, and removed before it was used"
-            yield Table(
-                title, ("op", "kind", "source"), [(e.op.id, e.kind, e.source) for e in aside]
-            )
-        if not events:
+        if events:
+            yield from self._about_findings(events)
+        else:
             count = len(self._watches)
             of_model = " of the model" if self.events else ""
             yield Table(f"nan: no operator{of_model} of {count} watched produced any", (), ())
-            return
+        if aside := [event for event in self.events if event not in events]:
+            title = "nan: made while the model was built, and removed before it was used"
+            rows = [(event.op.id, event.kind, event.source) for event in aside]
+            yield Table(title, ("op", "kind", "source"), rows)
+
+    def _about_findings(self, events: Sequence[NonFiniteEvent]) -> Iterable[Table]:
+        """The first finding with its tensors and history, and the others."""
         first = events[0]
         yield Table(f"nan: {first.message()}", (), ())
         columns = ("tensor", "shape", "dtype", "nan", "inf", "min", "max", "mean", "std")
