@@ -90,4 +90,26 @@ def test_a_step_has_the_figure_of_a_count_by_hand(program: str, steps: int) -> N
     assert (step["flops"], step["flops_backward"]) == (forward(), 2 * forward())
     assert not {"min", "max"} & step.keys()
     assert summary["flops"] == steps * step["flops"]
+    assert (step["samples"], step["tokens"]) == (BATCH, BATCH * TOKENS)
     assert summary["phases"]["setup"]["flops"] == 0
+
+
+@pytest.mark.parametrize("options", [{}, {"steps_per_execution": 2}, {"run_eagerly": True}])
+def test_validation_and_a_smaller_last_batch(options: dict[str, Any]) -> None:
+    """Each step has its own samples, those of the last one are fewer; what is evaluated before,
+    between and after epochs is no part of any."""
+    layers = keras.layers
+    model = keras.Sequential([layers.Input((5, 4)), layers.LSTM(3), layers.Dense(2)])
+    model.compile("sgd", "mse", jit_compile=False, **options)
+    x, y = np.ones((10, 5, 4), "float32"), np.ones((10, 2), "float32")
+    tool = FlopsTool()
+    with amanda.apply(tool):
+        model.evaluate(x[:3], y[:3], verbose=0)
+        model.fit(x, y, BATCH, 2, verbose=0, validation_data=(x, y), validation_batch_size=5)
+        model.predict(x, verbose=0)
+    series = tool.figures_of_steps().values()
+    assert [step["samples"] for step in series] == 2 * [4, 4, 2]
+    # Keras may run the cell once more than there are positions.
+    shares = {step["flops"] / step["samples"] for step in series}
+    assert len(shares) == 1
+    assert min(shares) in {2 * (n * 4 * (4 * 3 + 3 * 3) + 3 * 2) for n in (5, 6)}

@@ -143,6 +143,21 @@ def two_optimizers() -> None:
             optimizer.step()
 
 
+def quasi_newton() -> None:
+    """The optimizer multiplies, too, and calls the model three times for each step."""
+    net = model()
+    optimizer = torch.optim.LBFGS(net.parameters(), max_iter=3)
+    for x, y in batches():
+
+        def closure(x: Any = x, y: Any = y) -> Any:
+            optimizer.zero_grad()
+            loss = functional.cross_entropy(net(x), y)
+            loss.backward()
+            return loss
+
+        optimizer.step(closure)
+
+
 def by_hand() -> None:
     """Without an optimizer, and evaluated after each epoch."""
     net = model()
@@ -171,6 +186,7 @@ LOOPS: list[tuple[Callable[[], None], Sequence[Step]]] = [
     (closures, 2 * EPOCH),
     (pairs, [(2 * n, 2 * n) for n, _ in EPOCH]),
     (two_optimizers, EPOCH),
+    (quasi_newton, [(3 * n, 3 * n) for n, _ in EPOCH]),
     (by_hand, 2 * EPOCH),
     (inference, [(1, 0), (3, 0), (3, 0), (3, 0)]),
 ]
@@ -180,7 +196,8 @@ LOOPS: list[tuple[Callable[[], None], Sequence[Step]]] = [
 def test_steps_of_a_loop_are_those_that_it_takes(
     loop: Callable[[], None], steps: Sequence[Step]
 ) -> None:
-    """Each with the samples that it trains on, and with nothing of an evaluation."""
+    """Each with the samples that it trains on, and with nothing of an evaluation; operations of one
+    sample are the same in all loops."""
     tool = FlopsTool()
     with amanda.apply(tool) as scope:
         loop()
@@ -189,8 +206,12 @@ def test_steps_of_a_loop_are_those_that_it_takes(
     assert list(series) == list(range(len(steps)))
     found = [(figures["flops"], figures["flops_backward"]) for figures in series.values()]
     assert found == [(forward * SAMPLE, backward * BACKWARD) for forward, backward in steps]
-    last = tool.result()["summary"]["per_step"]
+    assert [figures["samples"] for figures in series.values()] == [n for n, _ in steps]
+    summary = tool.result()["summary"]
+    last, share = summary["per_step"], summary["per_sample"]
     assert last["flops"] == found[-1][0]
+    assert share == {"flops": SAMPLE, "flops_backward": BACKWARD if steps[-1][1] else 0}
+    assert f"forward, a sample of {steps[-1][0]}" in dict(next(iter(tool.tables())).rows)
     if "min" in last:
         assert last["min"]["flops"] == min(found)[0]
         assert last["max"]["flops"] == max(found)[0]
@@ -221,3 +242,28 @@ def test_each_optimizer_of_several_models_takes_steps_of_its_own() -> None:
     found = [figures["flops"] for figures in tool.figures_of_steps().values()]
     generated, judged = 2 * 4 * (4 * 8), 2 * 4 * (8 * 1)
     assert found == 2 * [generated + 2 * judged, judged]
+
+
+def test_positions_are_not_taken_for_samples() -> None:
+    """A model that begins with its positions is asked for the data that meets its weights; tokens
+    are counted where it embeds them."""
+
+    class Tokens(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("positions", torch.arange(16)[None])
+            self.words, self.places = nn.Embedding(20, 8), nn.Embedding(16, 8)
+            self.head = nn.Linear(8, 4)
+
+        def forward(self, tokens: Any) -> Any:
+            places = self.positions[:, : tokens.shape[1]].expand(1, -1)
+            return self.head(self.words(tokens) + self.places(places))
+
+    tool, net = FlopsTool(), Tokens()
+    with amanda.apply(tool), torch.no_grad():
+        for batch in 4, 3:
+            net(torch.zeros(batch, 6, dtype=torch.long))
+    summary = tool.result()["summary"]
+    assert summary["batch"] == 4
+    assert (summary["per_step"]["samples"], summary["per_step"]["tokens"]) == (3, 18)
+    assert summary["per_sample"]["flops"] == 6 * summary["per_token"]["flops"] == 6 * 2 * 8 * 4

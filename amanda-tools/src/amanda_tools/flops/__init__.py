@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from statistics import median
@@ -13,7 +12,6 @@ import attrs
 
 from amanda import OpContext
 from amanda.files import write_json
-from amanda.interface.points import PointContext
 from amanda.namespace import Namespace
 from amanda.results import Chart, Table
 from amanda.tools.description import OUTSIDE, OpDescription, describe
@@ -36,6 +34,7 @@ from amanda_tools._output.units import format_quantity
 from amanda_tools._output.viewers import node_data
 from amanda_tools._values.shapes import byte_size
 from amanda_tools.flops.gradients import formula_of
+from amanda_tools.flops.samples import Samples
 from amanda_tools.flops.tally import (
     OpBytes,
     OtherOp,
@@ -57,9 +56,6 @@ _WAYS = ("forward", "backward")
 _INPUTS, _SHAPES = object(), object()
 """Keys of a forward operator's context: shapes of its inputs, and of inputs and outputs, where the
 graph tells them."""
-
-_STEPS_TIMED = 1000
-"""Steps whose duration is kept."""
 
 
 @attrs.frozen(kw_only=True)
@@ -103,23 +99,19 @@ class FlopsTool(PrintingTool[FlopsOptions]):
         super().__init__(**options)
         self._ops: dict[str, Op] = {}
         self._bytes: dict[str, OpBytes] = {}
-        self._batch: int | None = None
-        self._seconds = deque[float](maxlen=_STEPS_TIMED)
-        self._sums = {"forward": RunningSum(), "backward": RunningSum()}
+        self._samples = Samples()
+        self._sums = {"forward": RunningSum(), "backward": RunningSum(), "other": RunningSum()}
         self._parameters = Parameters()
         self.depends_on(MappingTool.standard())
         self.add_inst_for_op(self._analyse)
         self.add_inst_for_op(self._analyse_outputs, require_outputs=True)
         if self.options.backward:
             self.add_inst_for_op(self._analyse_backward, backward=True)
-        self.add_inst_for_iteration(self._time_step, end=True)
 
     # -- analyses ---------------------------------------------------------
 
     def _analyse(self, context: OpContext) -> None:
         op = describe(context)
-        if self._batch is None and op.phase == "forward" and not op.id.startswith("/"):
-            self._batch = _batch_of(context)
         known = self._ops.get(op.id)
         if known is None:
             known = self._met(_forward_op(op, context))
@@ -130,6 +122,7 @@ class FlopsTool(PrintingTool[FlopsOptions]):
         # An operator that raises has not executed: it is counted afterwards. In a graph, where a
         # failure ends the run, one routine costs half as much as two.
         is_eager, in_backward = _probes_of(context.namespace)
+        self._samples.look(context, op, in_backward)
         if isinstance(known, ProductOp):
             in_graph = is_graph(context.namespace)
             if in_graph and self._has_known_inputs(known, context):
@@ -221,14 +214,12 @@ class FlopsTool(PrintingTool[FlopsOptions]):
         context.insert_before_backward_op(known.begin)
         context.insert_after_backward_op(known.end, forward=forward)
 
-    def _time_step(self, point: PointContext) -> None:
-        if point.begin is not None and point.end is not None:
-            self._seconds.append(point.end - point.begin)
-
     def _met(self, op: Op) -> Op:
         self._ops[op.op.id] = op
         if not isinstance(op, OtherOp):
-            op.tally.sum = self._sums[op.op.direction]
+            # What an optimizer multiplies is no work of the model.
+            is_model = op.op.phase in _WAYS
+            op.tally.sum = self._sums[op.op.direction if is_model else "other"]
         return op
 
     def _backward_op(self, op: OpDescription) -> Op:
@@ -244,9 +235,11 @@ class FlopsTool(PrintingTool[FlopsOptions]):
     # -- result -----------------------------------------------------------
 
     def running_figures(self) -> dict[str, float]:
-        """Operations so far, forward and backward."""
+        """Operations of the model so far, forward and backward, and the samples that it was given,
+        and tokens if it embeds them."""
         forward, backward = self._sums["forward"].macs(), self._sums["backward"].macs()
-        return {"flops": 2 * forward, "flops_backward": 2 * backward, "macs": forward}
+        figures = {"flops": 2 * forward, "flops_backward": 2 * backward, "macs": forward}
+        return {**figures, **self._samples.figures()}
 
     def utilization(self) -> dict[str, float | None]:
         """``step_seconds``, the median of the last steps; ``mfu``, the model FLOPs utilization.
@@ -256,7 +249,8 @@ class FlopsTool(PrintingTool[FlopsOptions]):
         the beginning of its forward pass to the end of the optimizer's step: loading data is no
         part of it. None without a step or a peak.
         """
-        seconds = median(self._seconds) if self._seconds else None
+        timed = [step["seconds"] for step in self.figures_of_steps().values() if "seconds" in step]
+        seconds = median(timed) if timed else None
         peak = self.options.peak or peak_of_device()
         if not seconds or not peak:
             return {"step_seconds": seconds, "mfu": None}
@@ -297,7 +291,8 @@ class FlopsTool(PrintingTool[FlopsOptions]):
         forward = [row for row in rows if row["direction"] == "forward"]
         unknown = [row for row in rows if row["counted"] == "unknown"]
         return {
-            "batch": self._batch,
+            "batch": self._samples.batch,
+            **{f"per_{part}": self._share_of(f"{part}s") for part in ("sample", "token")},
             **self.utilization(),
             "flops": sum(row["flops"] for row in forward),
             "flops_backward": sum(r["flops"] for r in rows if r["direction"] == "backward"),
@@ -313,6 +308,13 @@ class FlopsTool(PrintingTool[FlopsOptions]):
             "by_type": self._grouped(rows, lambda row: str(row["type"])),
             "by_module": self._grouped(rows, lambda row: str(row["module"])),
         }
+
+    def _share_of(self, figure: str) -> dict[str, float] | None:
+        """Return the operations of the last step for each of its samples or tokens, if known."""
+        step = self.summary_of_steps(())["per_step"]
+        if not step.get(figure):
+            return None
+        return {name: step[name] / step[figure] for name in ("flops", "flops_backward")}
 
     def _params(self, op_ids: Iterable[str]) -> tuple[int, int]:
         """Return elements and bytes of the parameters that operators use, each counted once."""
@@ -368,14 +370,16 @@ class FlopsTool(PrintingTool[FlopsOptions]):
             yield Table(title, ("type", "calls"), list(_calls(unknown).items()))
 
     def _step_rows(self, step: dict[str, Any], steps: int) -> Iterable[tuple[str, str]]:
-        """Yield lines with the operations of one step, and of one sample if the batch is known."""
+        """Yield lines with the operations of the last step, and of each of its samples and tokens
+        if they are known."""
         per_step = {"forward": step["flops"], "backward": step["flops_backward"]}
         for direction, flops in per_step.items():
             yield f"{direction}, a step of {steps}", format_quantity(flops, "FLOP")
-        if self._batch:
-            for direction, flops in per_step.items():
-                amount = format_quantity(flops / self._batch, "FLOP")
-                yield f"{direction}, a sample of {self._batch}", amount
+        for part in ("sample", "token"):
+            if number := step.get(f"{part}s"):
+                for direction, flops in per_step.items():
+                    amount = format_quantity(flops / number, "FLOP")
+                    yield f"{direction}, a {part} of {number}", amount
 
     def _place(self, row: dict[str, Any]) -> str:
         """Return the group of a row in the largest table."""
@@ -456,15 +460,6 @@ def _forward_op(op: OpDescription, context: OpContext) -> Op:
 def _outputs_of(context: OpContext) -> Sequence[Any]:
     """Return descriptions of the outputs of an operator of a graph of TensorFlow."""
     return context.get_tensor_specs().outputs or ()
-
-
-def _batch_of(context: OpContext) -> int | None:
-    """Return the first size of the first input that is data; None if there is none."""
-    specs = context.get_tensor_specs().inputs or ()
-    for position, spec in enumerate(specs):
-        if spec is not None and context.get_value(position) is None:
-            return spec.shape[0] if spec.shape else None
-    return None
 
 
 def _calls(rows: Iterable[dict[str, Any]]) -> dict[str, int]:
