@@ -168,17 +168,19 @@ class Tracers:
         if interceptor is None:
             yield
             return
-        LOCAL.interceptor = None
-        listening = interceptor.is_listening()
-        above = interceptor.exit() if listening else 0
-        self._checks.undo()
+        listening, above = interceptor.is_listening(), 0
         try:
+            LOCAL.interceptor = None
+            if listening:
+                above = interceptor.exit()
+            self._checks.undo()
             yield
         finally:
-            self._patch_checks()
-            if listening:
-                interceptor.enter(above)
+            # First, so that the end of the scope finds it after an interrupt, and lets go of it.
             LOCAL.interceptor = interceptor
+            self._patch_checks()
+            if listening and not interceptor.is_listening():
+                interceptor.enter(above)
 
     # -- compiling --------------------------------------------------------
 
