@@ -75,11 +75,17 @@ def parser(doc: str | None, cases: Iterable[str]) -> argparse.ArgumentParser:
     return made
 
 
-def run(cases: Cases, options: argparse.Namespace, **extra: Any) -> list[dict[str, Any]]:
+def run(
+    cases: Cases,
+    options: argparse.Namespace,
+    known: Sequence[dict[str, Any]] = (),
+    **extra: Any,
+) -> list[dict[str, Any]]:
     """Measure the chosen cases, print a table of each, and write the file.
 
     Args:
         options: of :func:`parser`.
+        known: rows that were measured elsewhere, and come first in the file.
         extra: more entries of the file.
 
     Returns:
@@ -93,7 +99,7 @@ def run(cases: Cases, options: argparse.Namespace, **extra: Any) -> list[dict[st
     console = Console(width=None if sys.stdout.isatty() else WIDTH)
     about = environment()
     console.print(" · ".join(f"{key} {value}" for key, value in about.items()), highlight=False)
-    found: list[dict[str, Any]] = []
+    found = list(known)
     for name in options.case or cases:
         wanted = _wanted(cases[name](), options.only)
         wall, processor = time.perf_counter(), time.process_time()

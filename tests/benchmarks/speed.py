@@ -3,10 +3,10 @@
     python -m tests.benchmarks.speed --case gpt2-4x64-infer
     python -m tests.benchmarks.speed --write      # all cases, and amanda-torch/docs/speed.md
 
-All in one process with one thread; :mod:`tests.benchmarks.timing` says how. A row of an interceptor
-is the workload's step under a tool, with the interceptor that its name begins with; its bound is
-the goal that the project has set itself. Rows of torchlens and nnsight are there where these are
-installed (``tests/benchmarks/peers.txt``).
+All with one thread, TensorFlow in a process of its own; :mod:`tests.benchmarks.timing` says how. A
+row of an interceptor is the workload's step under a tool, with the interceptor that its name begins
+with; its bound is the goal that the project has set itself. Rows of torchlens and nnsight are there
+where these are installed (``tests/benchmarks/peers.txt``), those of the gate where that is.
 """
 
 from __future__ import annotations
@@ -14,11 +14,15 @@ from __future__ import annotations
 import argparse
 import functools
 import importlib.util
+import json
 import os
 import statistics
+import subprocess
 import sys
+import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -47,6 +51,8 @@ from tests.benchmarks.watching import Touch, Watch
 
 VARIABLE = "AMANDA_TORCH_INTERCEPTOR"
 """The environment variable by which the driver ``torch-eager`` chooses, when it attaches."""
+
+_MODULE = "tests.benchmarks.speed"
 
 PAGE = Path("amanda-torch/docs/speed.md")
 CHART = PAGE.with_suffix(".svg")
@@ -243,8 +249,6 @@ def tensorflow_eager(training: bool) -> list[Comparison]:
 
 def cases(interceptors: Sequence[str]) -> command.Cases:
     """Every case, with the rows of these interceptors."""
-    # TensorFlow comes first: nnsight 0.8 gives every object a method save, by which TensorFlow 2.21
-    # is not imported any more.
     made: dict[str, Callable[[], Sequence[Comparison]]] = {
         "tensorflow-eager-infer": lambda: tensorflow_eager(training=False),
         "tensorflow-eager-train": lambda: tensorflow_eager(training=True),
@@ -258,6 +262,35 @@ def cases(interceptors: Sequence[str]) -> command.Cases:
     return made
 
 
+def run(interceptors: Sequence[str], options: argparse.Namespace) -> list[dict[str, Any]]:
+    """Measure the chosen cases, those of TensorFlow in a process of their own.
+
+    Where it is imported, its drivers are attached as well, and each routine pays for them. And
+    nnsight 0.8 gives every object a method save, by which TensorFlow 2.21 cannot be imported.
+    """
+    chosen = options.case or list(cases(interceptors))
+    apart = [name for name in chosen if name.startswith("tensorflow-")]
+    options.case = [name for name in chosen if name not in apart]
+    if not options.case:
+        options.case = apart
+        return command.run(cases(interceptors), options)
+    known = _run_apart(apart, options) if apart else ()
+    return command.run(cases(interceptors), options, known)
+
+
+def _run_apart(names: Sequence[str], options: argparse.Namespace) -> list[dict[str, Any]]:
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / "rows.json"
+        arguments = [f"--case={name}" for name in names]
+        arguments += [f"--rounds={options.rounds}", f"--seconds={options.seconds}"]
+        arguments += [f"--clock={options.clock}", f"--output={file}"]
+        arguments += [f"--only={text}" for text in options.only or ()]
+        arguments += ["--quick"] * options.quick
+        subprocess.run([sys.executable, "-m", _MODULE, *arguments], check=True)
+        rows: list[dict[str, Any]] = json.loads(file.read_text(encoding="utf-8"))["rows"]
+        return rows
+
+
 # -- the page ------------------------------------------------------------------
 
 
@@ -269,6 +302,10 @@ def page(rows: Sequence[Mapping[str, Any]], others: Sequence[str]) -> str:
         others: paragraphs and tables that follow.
     """
     about = command.environment()
+    if any(row["case"].startswith("tensorflow-") for row in rows):
+        # It goes by several names, and is not imported here.
+        (name, *_) = metadata.packages_distributions()["tensorflow"]
+        about["tensorflow"] = metadata.version(name)
     parts = [
         "# Speed",
         "Ratios of processor time to the same step without Amanda, in one interleaved run with one "
@@ -352,6 +389,11 @@ def write(rows: Sequence[Mapping[str, Any]], options: argparse.Namespace) -> Non
     write_svg(chart(rows), CHART)
 
 
+def _installed() -> Sequence[str]:
+    has_gate = importlib.util.find_spec("amanda_torch_accel") is not None
+    return ("mode", "gate", "capture") if has_gate else ("mode", "capture")
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the benchmark."""
     parser = command.parser(__doc__, cases(()))
@@ -362,7 +404,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--write", action="store_true", help=f"write {PAGE} and its chart")
     options = parser.parse_args(arguments)
     torch.set_num_threads(1)
-    rows = command.run(cases(options.interceptor or ("mode",)), options)
+    rows = run(options.interceptor or (_installed() if options.write else ("mode",)), options)
     if options.write:
         write(rows, options)
     return command.exit_code(rows, options)
