@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -347,17 +347,27 @@ def test_a_phone_shows_names_and_figures(opened: Callable[[Path], Page], tmp_pat
         page.browser.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
 
 
+def open_blocks(opened: Callable[[Path], Page], tmp_path: Path, ids: Sequence[str]) -> Page:
+    """A page with a chain of operators and an edge from the first to the fourth, opened to depth 2.
+
+    Args:
+        ids: of the operators, of a model ``Net``.
+    """
+    ops = [{"id": i, "type": i[i.index("/") + 1 : -2], "module": i[4 : i.index("/")]} for i in ids]
+    pairs = [*itertools.pairwise(ids), (ids[0], ids[3])]
+    edges = [{"producer": a, "consumer": b} for a, b in pairs]
+    page = small_page(opened, tmp_path, "any", ops=ops, edges=edges)
+    Select(page.all("[data-depth]")[0]).select_by_visible_text("depth 2")
+    return page
+
+
 def test_edges_lead_around_nodes_of_open_modules(
     opened: Callable[[Path], Page], tmp_path: Path
 ) -> None:
     """A residual connection from outside of a block does not cross the block's nodes."""
     ids = ["Net.stem/conv2d:0", "Net.block.norm/layer_norm:0", "Net.block.mlp/linear:0"]
     ids += ["Net.block/add:0", "Net.head/linear:0"]
-    ops = [{"id": i, "type": i[i.index("/") + 1 : -2], "module": i[4 : i.index("/")]} for i in ids]
-    pairs = [*itertools.pairwise(ids), (ids[0], ids[3])]
-    edges = [{"producer": a, "consumer": b} for a, b in pairs]
-    page = small_page(opened, tmp_path, "any", ops=ops, edges=edges)
-    Select(page.all("[data-depth]")[0]).select_by_visible_text("depth 2")
+    page = open_blocks(opened, tmp_path, ids)
     script = (
         "(() => { const named = text => graph.cy.nodes()"
         ".filter(node => node.data('label').split('\\n')[0] === text);"
@@ -382,11 +392,7 @@ def test_edges_do_not_cross_the_titles_of_open_modules(
     ids = ["Net.stem/conv2d:0", "Net.cross_attention.norm/layer_norm:0"]
     ids += ["Net.cross_attention.projection/linear:0", "Net.cross_attention/add:0"]
     ids += ["Net.head/linear:0"]
-    ops = [{"id": i, "type": i[i.index("/") + 1 : -2], "module": i[4 : i.index("/")]} for i in ids]
-    pairs = [*itertools.pairwise(ids), (ids[0], ids[3])]
-    edges = [{"producer": a, "consumer": b} for a, b in pairs]
-    page = small_page(opened, tmp_path, "any", ops=ops, edges=edges)
-    Select(page.all("[data-depth]")[0]).select_by_visible_text("depth 2")
+    page = open_blocks(opened, tmp_path, ids)
     script = (
         "(() => { const open = graph.cy.nodes('.open')"
         ".filter(n => n.data('label') === 'cross_attention')[0];"

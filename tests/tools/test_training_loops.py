@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -100,6 +101,14 @@ def scaled() -> None:
         scaler.update()
 
 
+def loss_of(net: nn.Module, optimizer: torch.optim.Optimizer, x: Any, y: Any) -> Any:
+    """What an optimizer calls: the loss of a batch, with its gradients."""
+    optimizer.zero_grad()
+    loss = functional.cross_entropy(net(x), y)
+    loss.backward()
+    return loss
+
+
 def closures() -> None:
     """The optimizer calls the model, as Lightning lets it, after an evaluation at first."""
     net = model()
@@ -107,14 +116,7 @@ def closures() -> None:
     evaluate(net)
     for _ in range(2):
         for x, y in batches():
-
-            def closure(x: Any = x, y: Any = y) -> Any:
-                optimizer.zero_grad()
-                loss = functional.cross_entropy(net(x), y)
-                loss.backward()
-                return loss
-
-            optimizer.step(closure)
+            optimizer.step(functools.partial(loss_of, net, optimizer, x, y))
         evaluate(net)
 
 
@@ -148,14 +150,7 @@ def quasi_newton() -> None:
     net = model()
     optimizer = torch.optim.LBFGS(net.parameters(), max_iter=3)
     for x, y in batches():
-
-        def closure(x: Any = x, y: Any = y) -> Any:
-            optimizer.zero_grad()
-            loss = functional.cross_entropy(net(x), y)
-            loss.backward()
-            return loss
-
-        optimizer.step(closure)
+        optimizer.step(functools.partial(loss_of, net, optimizer, x, y))
 
 
 def by_hand() -> None:
