@@ -71,7 +71,13 @@ def parser(doc: str | None, cases: Iterable[str]) -> argparse.ArgumentParser:
         "--strict", action="store_true",
         help="exit with 1 if nothing can be concluded from a row",
     )  # fmt: skip
-    made.add_argument("-o", "--output", type=Path, help="write the rows to this file, as JSON")
+    made.add_argument(
+        "-o", "--output", type=Path, help="write the rows to this file, as JSON, after each case"
+    )
+    made.add_argument(
+        "--resume", action="store_true",
+        help="take cases that are in the file of --output from there instead of measuring them",
+    )  # fmt: skip
     return made
 
 
@@ -81,11 +87,11 @@ def run(
     known: Sequence[dict[str, Any]] = (),
     **extra: Any,
 ) -> list[dict[str, Any]]:
-    """Measure the chosen cases, print a table of each, and write the file.
+    """Measure the chosen cases, print a table of each, and write the file after each.
 
     Args:
         options: of :func:`parser`.
-        known: rows that were measured elsewhere, and come first in the file.
+        known: rows of cases that were measured elsewhere; they come first in the file.
         extra: more entries of the file.
 
     Returns:
@@ -93,29 +99,51 @@ def run(
         much of a processor this process had: less than 1 if others had some of it.
 
     Raises:
-        SystemExit: no row of a case is wanted.
+        SystemExit: no row of a case is wanted, or there is no file to resume with.
     """
     schedule = _schedule(options)
     console = Console(width=None if sys.stdout.isatty() else WIDTH)
     about = environment()
     console.print(" · ".join(f"{key} {value}" for key, value in about.items()), highlight=False)
-    found = list(known)
-    for name in options.case or cases:
+    found = [*known, *measured(options)]
+    settings = {"rounds": schedule.rounds, "seconds": schedule.seconds, "clock": options.clock}
+    report = {"environment": about, "settings": settings, "rows": found, **extra}
+    for name in missing(options.case or cases, found):
         wanted = _wanted(cases[name](), options.only)
         wall, processor = time.perf_counter(), time.process_time()
         rows = measure(wanted, schedule)
         share = (time.process_time() - processor) / (time.perf_counter() - wall)
         console.print(_table(name, rows, share))
         found += [{"case": name, "share": share, **row.data()} for row in rows]
+        _write(report, options.output)
+    _write(report, options.output)
     unsure = sum(1 for row in found if row["doubt"])
     if unsure:
         # On a line of its own, after everything: tables are long.
         console.print(f"NOTHING CAN BE CONCLUDED from {unsure} of {len(found)} rows.", style="bold")
-    if options.output is not None:
-        settings = {"rounds": schedule.rounds, "seconds": schedule.seconds, "clock": options.clock}
-        report = {"environment": about, "settings": settings, "rows": found, **extra}
-        options.output.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
     return found
+
+
+def measured(options: argparse.Namespace) -> list[dict[str, Any]]:
+    """The rows that an earlier run has written, if this one is to resume it.
+
+    Raises:
+        SystemExit: ``--resume`` without ``--output``.
+    """
+    if not options.resume:
+        return []
+    if options.output is None:
+        raise SystemExit("--resume: --output FILE says where the rows are")
+    if not options.output.exists():
+        return []
+    rows: list[dict[str, Any]] = json.loads(options.output.read_text(encoding="utf-8"))["rows"]
+    return rows
+
+
+def missing(names: Iterable[str], rows: Sequence[Mapping[str, Any]]) -> list[str]:
+    """The cases that have no row yet."""
+    known = {row["case"] for row in rows}
+    return [name for name in names if name not in known]
 
 
 def exit_code(rows: Sequence[Mapping[str, Any]], options: argparse.Namespace) -> int:
@@ -144,6 +172,11 @@ def _schedule(options: argparse.Namespace) -> Schedule:
     if options.quick:
         return Schedule(rounds=1, seconds=0, warm_up=1, clock=clock)
     return Schedule(rounds=options.rounds, seconds=options.seconds, clock=clock)
+
+
+def _write(report: Mapping[str, Any], file: Path | None) -> None:
+    if file is not None:
+        file.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
 
 
 def _wanted(comparisons: Sequence[Comparison], only: Sequence[str] | None) -> list[Comparison]:

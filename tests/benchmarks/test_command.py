@@ -102,6 +102,38 @@ def test_rows_are_written_as_data(measured: list[Any], tmp_path: Path) -> None:
     assert {"python", "machine", "load"} <= set(report["environment"])
 
 
+def test_an_interrupted_run_is_resumed(
+    measured: list[Any], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Rows are in the file after each case; ``--resume`` measures the cases that it lacks."""
+    file = tmp_path / "rows.json"
+    measure = command.measure
+
+    def interrupted(comparisons: Sequence[Comparison], schedule: timing.Schedule) -> list[Row]:
+        if len(comparisons) == 1:
+            raise KeyboardInterrupt
+        return measure(comparisons, schedule)
+
+    monkeypatch.setattr(command, "measure", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        run("-o", str(file))
+    kept = json.loads(file.read_text(encoding="utf-8"))["rows"]
+    assert {row["case"] for row in kept} == {"small"}
+    monkeypatch.setattr(command, "measure", measure)
+    measured.clear()
+    _, rows = run("-o", str(file), "--resume")
+    assert len(measured) == 1
+    assert rows[: len(kept)] == kept
+    assert {row["case"] for row in rows} == {"small", "large"}
+
+
+def test_a_run_is_resumed_from_a_file(measured: list[Any], tmp_path: Path) -> None:
+    """``--resume`` needs ``-o``, and begins anew where the file is not there yet."""
+    with pytest.raises(SystemExit, match="--resume: --output FILE says where"):
+        run("--resume")
+    assert len(run("--resume", "-o", str(tmp_path / "none.json"))[1]) == 3
+
+
 def test_quick_concludes_nothing(capsys: pytest.CaptureFixture[str]) -> None:
     """``--quick`` really runs, in blocks of one run, and is no measurement."""
     runs: list[int] = []

@@ -91,6 +91,16 @@ def test_time_is_that_of_the_runs() -> None:
     assert timing.block(slow_at_first, schedule) == [1.0, 2.0, 3.0]
 
 
+@pytest.mark.parametrize(("took", "runs"), [(0.5, 4), (1.0, 1), (2.0, 1)])
+def test_a_long_run_without_a_scope_needs_no_warm_up(took: float, runs: int) -> None:
+    """Without a scope the first run is the block's if it takes as long as a block."""
+    machine = Machine()
+    step = machine.program("x", took).step
+    found = timing.block(Program(step), machine.schedule(warm_up=2, seconds=1))
+    assert len(machine.events) == runs
+    assert sum(found) == max(took, 1)
+
+
 @pytest.mark.parametrize(("seconds", "runs"), [(0.0, 1), (1.0, 1), (1.5, 2), (4.0, 4)])
 def test_a_block_lasts_as_long_as_it_is_told_to(seconds: float, runs: int) -> None:
     """The step is repeated until the runs have taken the time, and once at least."""
