@@ -245,12 +245,15 @@ def tensorflow_eager(training: bool) -> list[Comparison]:
     step = perceptron(layers=12, width=64, training=training)
     vanilla = Program(step)
     watched = Program(step, lambda: amanda.apply(Watch(backward=True)))
-    trace, nan = (Program(step, functools.partial(tool(name), None)) for name in ("trace", "nan"))
+
+    def under(name: str) -> Program:
+        return Program(step, lambda: amanda.apply(amanda.tools.load(name)()))
+
     checked = Program(step, check_numerics)
     return [
         Comparison("watched", watched, vanilla, 1.05 if training else 1.03),
-        Comparison("trace", trace, vanilla, 1.3 if training else 1.15),
-        Comparison("nan", nan, vanilla),
+        Comparison("trace", under("trace"), vanilla, 1.3 if training else 1.15),
+        Comparison("nan", under("nan"), vanilla),
         Comparison("peer: tf.debugging.enable_check_numerics", checked, vanilla),
     ]
 
