@@ -17,6 +17,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode
+from torch.utils import _pytree as pytree
 
 import amanda
 from amanda.testing import loopback as lb
@@ -104,6 +105,42 @@ def test_functions_written_in_python() -> None:
         "/relu:1",
         "/sum:0",
     }
+
+
+@pytest.mark.parametrize("name", ["resnet18", "bert", "gpt2", "vit"])
+def test_module_hooks_are_given_what_real_ones_are(name: str) -> None:
+    """The operators whose inputs and outputs are those of a call that a forward hook gets."""
+    model, inputs = models.build(name)
+    tool = covered(lambda: model(**inputs))
+    found = {op for op in seen_by(tool, "module_hooks") if "/grad/" not in op}
+    # Of each running call the operators in it, and with it their tensors, so that ids stay theirs.
+    calls: list[list[Any]] = []
+    seen: set[str] = set()
+
+    def look(context: amanda.OpContext) -> None:
+        if calls:
+            tensors = [context.get_inputs(), context.get_outputs()]
+            calls[-1].append((context.get_op_id(), *tensors))
+
+    def has_left(module: Any, args: Any, kwargs: Any, output: Any) -> None:
+        own = [*module.parameters(), *module.buffers()]
+        given = set(map(id, [*own, *pytree.tree_leaves((args, kwargs))]))
+        returned = set(map(id, pytree.tree_leaves(output)))
+        for op_id, *tensors in calls.pop():
+            data, results = ({id(t) for t in of if t is not None} for of in tensors)
+            if results and data <= given and results <= returned:
+                seen.add(op_id)
+
+    model, inputs = models.build(name)
+    for module in model.modules():
+        module.register_forward_pre_hook(lambda *_: calls.append([]))
+        module.register_forward_hook(has_left, with_kwargs=True)
+    watcher = amanda.Tool()
+    watcher.add_inst_for_op(look, require_outputs=True)
+    with amanda.apply(watcher):
+        model(**inputs)
+    assert found == seen
+    assert found
 
 
 def test_module_hooks_see_the_borders_of_modules() -> None:

@@ -318,8 +318,8 @@ def test_what_is_recomputed_is_not_counted() -> None:
     ]
 
 
-def test_a_wrapper_is_a_model_with_the_wrapped_one_in_it(tmp_path: Any) -> None:
-    """That of distributed training."""
+def test_a_wrapper_is_left_out(tmp_path: Any) -> None:
+    """That of distributed training, as in the ids of operators."""
     torch.distributed.init_process_group(
         "gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1
     )
@@ -330,8 +330,19 @@ def test_a_wrapper_is_a_model_with_the_wrapped_one_in_it(tmp_path: Any) -> None:
         torch.distributed.destroy_process_group()
     assert [(row["path"], row["calls"], row["parameters"]) for row in rows] == [
         ("", 1, 9),
-        ("module", 1, 9),
-        ("module.0", 1, 9),
+        ("0", 1, 9),
+    ]
+
+
+@pytest.mark.filterwarnings("ignore::amanda.errors.CoverageWarning")
+def test_a_compiled_module_is_the_module() -> None:
+    """``OptimizedModule`` is left out, too; each module has its calls."""
+    compiled = torch.compile(nn.Sequential(nn.Linear(2, 3), nn.ReLU()), backend="eager")
+    tool = watched((compiled, torch.rand(4, 2)), (compiled, torch.rand(4, 2)))
+    assert [(row["path"], row["calls"], row["output"]) for row in tool.modules()] == [
+        ("", 1, [4, 3]),
+        ("0", 1, [4, 3]),
+        ("1", 1, [4, 3]),
     ]
 
 

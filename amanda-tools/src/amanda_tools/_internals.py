@@ -11,11 +11,10 @@ import importlib
 import operator
 import sys
 import weakref
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from typing import Any
 
-_KEYWORD_HOOKS = ("torch.nn.modules.module", "_global_forward_hooks_with_kwargs")
 _PROFILER_ENABLED = ("torch.autograd", "_profiler_enabled")
 _GRAPH_TASK = ("torch._C", "_current_graph_task_id")
 _TRANSFORM = ("torch._C._functorch", "peek_interpreter_stack")
@@ -26,7 +25,6 @@ _STACKED_AXIS = ("torch._C._functorch", "maybe_get_bdim")
 _NO_TRANSFORM = ("torch._functorch.pyfunctorch", "temporarily_clear_interpreter_stack")
 _NO_OVERRIDES = ("torch._C", "DisableTorchFunctionSubclass")
 _SYMBOLS = (
-    _KEYWORD_HOOKS,
     _PROFILER_ENABLED,
     _GRAPH_TASK,
     _TRANSFORM,
@@ -154,19 +152,6 @@ def takes_no_arithmetic(cls: type) -> bool:
     return module.startswith("torch.nn.utils._expanded_weights.") or (
         module == "torch.nn.attention.bias"
     )
-
-
-def forget_keyword_hooks(hook_ids: Iterable[int]) -> None:
-    """Remove what global forward hooks leave behind when their handles are removed.
-
-    ``register_module_forward_hook(with_kwargs=True)`` (2.13) notes the hook in a dict that
-    ``handle.remove()`` does not clear. Modules from ``torch.compile`` then warn at every later call
-    that there are global hooks. Without the symbol nothing is done.
-    """
-    module, name = _KEYWORD_HOOKS
-    noted = getattr(importlib.import_module(module), name, {})
-    for hook_id in hook_ids:
-        noted.pop(hook_id, None)
 
 
 # Weakly: the nodes of ``autograd.Function``s have classes of the program's.

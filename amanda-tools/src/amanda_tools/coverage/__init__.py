@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import attrs
 
 from amanda import Driver, OpContext
+from amanda.interface.points import PointContext
 from amanda.results import Chart, Table
 from amanda.tools.description import OpDescription, describe
 from amanda.tools.graph_tracing import GraphTracingTool
@@ -74,6 +75,7 @@ class CoverageTool(PrintingTool[CoverageOptions]):
         super().__init__(**options)
         self._ops: dict[str, CoveredOp] = {}
         self._peers: dict[str, tuple[Peer, ...]] = {}
+        self._follows_modules = False
         self.depends_on(GraphTracingTool(follow=False))
         self.add_inst_for_op(self._analyse)
         self.add_inst_for_op(self._analyse_outputs, require_outputs=True)
@@ -83,13 +85,17 @@ class CoverageTool(PrintingTool[CoverageOptions]):
     # -- life cycle -------------------------------------------------------
 
     def enter_scope(self, drivers: Sequence[Driver]) -> None:
-        """Install the mechanisms of the drivers' frameworks."""
-        for framework in dict.fromkeys(driver.namespace.tags[0] for driver in drivers):
-            for peer in self._peers_of(framework):
-                peer.enter()
+        """Make the mechanisms of the drivers' frameworks."""
+        frameworks = {driver.namespace.tags[0]: driver.framework for driver in drivers}
+        for name in frameworks:
+            self._peers_of(name)
+        if "torch" in frameworks.values() and not self._follows_modules:
+            self._follows_modules = True
+            for is_exit in (False, True):
+                self.add_inst_for_module(self._passed, exit=is_exit)
 
     def exit_scope(self) -> None:
-        """Remove the mechanisms."""
+        """Forget what runs."""
         for peers in self._peers.values():
             for peer in peers:
                 peer.exit()
@@ -98,6 +104,10 @@ class CoverageTool(PrintingTool[CoverageOptions]):
         if framework not in self._peers:
             self._peers[framework] = make_peers(framework)
         return self._peers[framework]
+
+    def _passed(self, point: PointContext) -> None:
+        for peer in self._peers_of(point.namespace.partition("/")[0]):
+            peer.passed(point)
 
     # -- analyses ---------------------------------------------------------
 

@@ -7,6 +7,7 @@ import importlib
 from typing import ClassVar
 
 from amanda import OpContext
+from amanda.interface.points import PointContext
 
 _MODULES = {
     "pytorch": "amanda_tools.coverage.pytorch",
@@ -25,19 +26,20 @@ class Peer(abc.ABC):
     Attributes:
         name: name in results.
         framework: first tag of the namespaces that it belongs to.
-        how: ``"measured"`` if it is installed beside Amanda; ``"derived"`` if it would change the
-            run or has no public interface, so that what it sees follows from where operators are.
+        how: ``"measured"`` if what it is called with is compared with the operators' tensors;
+            ``"derived"`` if installing it would change the run, or it has no public interface, so
+            that what it sees follows from where operators are.
     """
 
     name: ClassVar[str]
     framework: ClassVar[str]
     how: ClassVar[str]
 
-    def enter(self) -> None:
-        """Called when the scope begins."""
-
     def exit(self) -> None:
-        """Called when the scope has ended; leaves everything as it was before."""
+        """Called when the scope has ended; forgets the calls that run."""
+
+    def passed(self, point: PointContext) -> None:
+        """Called when a module is entered or left."""
 
     def look(self, context: OpContext) -> None:
         """Analysis before a forward operator."""

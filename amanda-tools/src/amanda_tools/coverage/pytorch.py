@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import collections
-import dataclasses
 import functools
 import inspect
 import itertools
 import threading
 import types
 import weakref
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import attrs
@@ -18,7 +17,7 @@ import torch
 from torch import nn
 
 from amanda import OpContext
-from amanda_tools._internals import forget_keyword_hooks
+from amanda.interface.points import Point, PointContext
 from amanda_tools._operators.saved_tensors import node_of
 from amanda_tools.coverage.peers import Peer
 
@@ -60,8 +59,9 @@ class ModuleCall:
 
 
 class ModuleHooks(Peer):
-    """Forward hooks on all modules, whose arguments are compared with the operators' tensors.
+    """What a forward hook on each module is given, compared with the operators' tensors.
 
+    The driver tells of the calls of modules: hooks of ours would be recorded by PyTorch's tracers.
     An operator is seen if its inputs are arguments of the innermost module's call, or parameters or
     buffers of that module, and its outputs are among what the call returns. Full backward hooks
     would change the autograd graph (and fail on modules that work in place), so what they see is
@@ -75,7 +75,6 @@ class ModuleHooks(Peer):
 
     def __init__(self) -> None:
         self._seen: set[str] = set()
-        self._handles: list[Any] = []
         self._local = threading.local()
 
     @property
@@ -85,41 +84,31 @@ class ModuleHooks(Peer):
             calls = self._local.calls = []
         return calls
 
-    def enter(self) -> None:
-        if self._handles:
-            # Installed already: the tool is in an outer scope as well.
-            return
-        module = nn.modules.module
-        self._handles = [
-            module.register_module_forward_pre_hook(self._enter_module),
-            module.register_module_forward_hook(
-                self._leave_module, with_kwargs=True, always_call=True
-            ),
-        ]
-
     def exit(self) -> None:
-        for handle in self._handles:
-            handle.remove()
-        forget_keyword_hooks(handle.id for handle in self._handles)
-        self._handles = []
         self._local = threading.local()
 
-    def _enter_module(self, module: nn.Module, args: Any) -> None:
-        self._calls.append(ModuleCall(id(module)))
+    def passed(self, point: PointContext) -> None:
+        module = point.target
+        if not isinstance(module, nn.Module):
+            return
+        if point.point is Point.MODULE_ENTRY:
+            self._calls.append(ModuleCall(id(module)))
+        else:
+            self._leave(module, point.inputs, point.outputs or ())
 
-    def _leave_module(self, module: nn.Module, args: Any, kwargs: Any, output: Any = None) -> None:
-        # After an exception PyTorch passes no keywords: nothing is given or returned then.
+    def _leave(
+        self, module: nn.Module, inputs: Sequence[torch.Tensor], outputs: Sequence[torch.Tensor]
+    ) -> None:
         calls = self._calls
         call = None
-        # Calls that ended without this hook, as when a hook of the user's fails, were left on the
-        # stack.
+        # Calls that were entered alone, as when a routine of another tool fails, are left behind.
         while calls and (call is None or call.module != id(module)):
             call = calls.pop()
         if call is None or not call.ops:
             return
         own = itertools.chain(module.parameters(), module.buffers())
-        given = frozenset(map(id, itertools.chain(tensors_in((args, kwargs)), own)))
-        returned = frozenset(map(id, tensors_in(output)))
+        given = frozenset(map(id, itertools.chain(inputs, own)))
+        returned = frozenset(map(id, outputs))
         for op in call.ops:
             if op.are_within(given, returned):
                 self._seen |= {op.op_id, *op.backward}
@@ -150,21 +139,6 @@ class ModuleHooks(Peer):
 
     def seen(self) -> frozenset[str]:
         return frozenset(self._seen)
-
-
-def tensors_in(value: Any) -> Iterator[torch.Tensor]:
-    """Yield the tensors in nested lists, tuples, dicts and data classes."""
-    if isinstance(value, torch.Tensor):
-        yield value
-    elif isinstance(value, Mapping):
-        for item in value.values():
-            yield from tensors_in(item)
-    elif isinstance(value, (list, tuple)):
-        for item in value:
-            yield from tensors_in(item)
-    elif dataclasses.is_dataclass(value) and not isinstance(value, type):
-        for field in dataclasses.fields(value):
-            yield from tensors_in(getattr(value, field.name, None))
 
 
 def find_border_nodes(

@@ -97,6 +97,8 @@ class SummaryTool(PrintingTool[SummaryOptions]):
             from amanda_tools.summary.pytorch import TorchCalls
 
             self._torch_calls = TorchCalls(self.recorder)
+            for is_exit in (False, True):
+                self.add_inst_for_module(self._torch_calls.passed, exit=is_exit)
         if not self._follows_graphs and any(driver.framework == "tensorflow" for driver in drivers):
             self._follows_graphs = True
             for is_exit in (False, True):
@@ -105,9 +107,6 @@ class SummaryTool(PrintingTool[SummaryOptions]):
 
     def exit_scope(self) -> None:
         """End it."""
-        calls, self._torch_calls = self._torch_calls, None
-        if calls is not None:
-            calls.close()
         self._keras_calls.close()
 
     # -- analysis -------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""The modules of PyTorch: their tree, and global hooks at their calls."""
+"""The modules of PyTorch: their tree, and their calls."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from amanda.interface.points import Point, PointContext
 from amanda_tools._internals import is_in_backward
 from amanda_tools.summary.keras_layers import KerasLayers, is_keras, is_symbolic
 from amanda_tools.summary.recorder import ModuleFact, Parameter, Recorder, specs_of
@@ -44,29 +45,26 @@ class TorchModules:
 
 
 class TorchCalls:
-    """Global hooks that tell a recorder of the calls of modules."""
+    """Tells a recorder of the calls of modules.
+
+    As a routine of the driver's, not as hooks: those would be recorded by PyTorch's tracers.
+    """
 
     def __init__(self, recorder: Recorder) -> None:
         self._recorder = recorder
         self._modules, self._layers = TorchModules(), KerasLayers()
-        module = nn.modules.module
-        self._handles = [
-            module.register_module_forward_pre_hook(self._enter),
-            module.register_module_forward_hook(self._leave, always_call=True),
-        ]
 
-    def close(self) -> None:
-        """Remove the hooks."""
-        for handle in self._handles:
-            handle.remove()
-
-    def _enter(self, module: nn.Module, inputs: Any) -> None:
+    def passed(self, point: PointContext) -> None:
+        """A routine at modules: one is entered or left."""
+        module = point.target
+        if not isinstance(module, nn.Module):
+            return
+        if point.point is Point.MODULE_EXIT:
+            self._recorder.leave(module, specs_of(point.outputs))
+            return
         source: Any = self._layers if is_keras(module) else self._modules
         # What a checkpoint recomputes has been counted in the forward pass.
-        self._recorder.enter(source, module, inputs, is_hidden=is_in_backward())
-
-    def _leave(self, module: nn.Module, inputs: Any, output: Any = None) -> None:
-        self._recorder.leave(module, specs_of(output))
+        self._recorder.enter(source, module, point.inputs, is_hidden=is_in_backward())
 
 
 def run(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:

@@ -19,7 +19,7 @@ from amanda.patching import PatchSet
 from amanda_torch import _internals
 from amanda_torch.eager.keras_layers import is_shape_inference
 from amanda_torch.eager.op_ids import Frame, Tracker
-from amanda_torch.operators.calls import tensors_of
+from amanda_torch.operators.calls import tensors_in
 
 
 class ModuleCall:
@@ -51,6 +51,7 @@ class ModuleCall:
     ) -> None:
         self._dispatcher = dispatcher
         self._tracker = tracker
+        # The wrapper that PyTorch calls, where ids name the module in it.
         self._module = module
         self._inputs = inputs
         self._outputs: Sequence[Any] | None = None
@@ -89,7 +90,7 @@ class ModuleCall:
     def returned(self, result: Any) -> Any:
         """Note the module's result; returns it."""
         if self._has_begun or self._tells:
-            self._outputs = tensors_of(result)
+            self._outputs = tensors_in(result)
         return result
 
     def __exit__(self, *raised: object) -> None:
@@ -105,13 +106,14 @@ class ModuleCall:
             self._tracker.go_to(self.parent)
 
     def _tell(self, point: Point) -> None:
+        entered = self._frame.module
         self._dispatcher.points.module(
             self._scopes,
             point,
             module=self._tracker.module_path(),
             id=self._frame.path,
-            target=self._module,
-            inputs=tensors_of(self._inputs),
+            target=self._module if entered is None else entered(),
+            inputs=tensors_in(self._inputs),
             outputs=self._outputs,
         )
 

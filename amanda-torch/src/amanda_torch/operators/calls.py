@@ -12,8 +12,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Self
 
 import attrs
@@ -278,6 +279,20 @@ def tensors_of(result: Any) -> list[Any]:
     found: list[tuple[Any, Path]] = []
     _expand(result, (), found)
     return [tensor for tensor, _ in found]
+
+
+def tensors_in(value: Any) -> list[Any]:
+    """The tensors that a module takes or gives, flat: those in mappings and data classes, too."""
+    if isinstance(value, torch.Tensor):
+        return [value]
+    items: Iterable[Any] = ()
+    if isinstance(value, (list, tuple)):
+        items = value
+    elif isinstance(value, Mapping):
+        items = value.values()
+    elif dataclasses.is_dataclass(value) and not isinstance(value, type):
+        items = (getattr(value, field.name, None) for field in dataclasses.fields(value))
+    return [tensor for item in items for tensor in tensors_in(item)]
 
 
 def with_tensors(result: Any, old: Sequence[Any], new: Sequence[Any]) -> Any:
