@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch._dynamo import explain
 from torch.fx.experimental.proxy_tensor import make_fx
 
 import amanda
@@ -18,7 +19,7 @@ TRACERS: dict[str, Callable[[nn.Module, torch.Tensor], Any]] = {
     "symbolic_trace": lambda model, x: torch.fx.symbolic_trace(model).graph,
     "make_fx": lambda model, x: make_fx(model)(x).graph,
     "export": lambda model, x: torch.export.export(model, (x,), strict=True).graph,
-    "explain": lambda model, x: [e.graph for e in torch._dynamo.explain(model)(x).graphs],
+    "explain": lambda model, x: [graph.graph for graph in explain(model)(x).graphs],
 }
 """Give a graph of the model."""
 
