@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import gc
+import math
 import operator
 import os
 import shutil
@@ -16,6 +17,7 @@ import sys
 import threading
 import time
 import weakref
+from collections import deque
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -49,8 +51,8 @@ class Child:
 
 class Known:
     __slots__ = (
-        *("claimed", "claims", "gradients", "inlined_after", "inlined_before", "is_claim"),
-        *("iterations", "op_id", "owners", "run"),
+        *("checked", "claimed", "claims", "gradients", "inlined_after", "inlined_before"),
+        *("is_claim", "iterations", "op_id", "owners", "run"),
     )
 
     def __init__(self, run: Callable[..., Any], is_claim: bool = False) -> None:
@@ -655,6 +657,20 @@ class Timer:
         self.executions -= 100
 
 
+class Check:
+    __slots__ = ("_held", "name", "overwrites", "trail")
+
+    def __init__(self, overwrites: bool | None = False) -> None:
+        self._held: dict[int, Any] = {}
+        self.name, self.overwrites, self.trail = "name", overwrites, deque[str]()
+
+    def before(self) -> None:
+        raise AssertionError("it runs in C")
+
+    def after(self) -> None:
+        raise AssertionError("it runs in C")
+
+
 class Graph:
     __slots__ = ("form", "inner", "natives")
 
@@ -710,8 +726,15 @@ class State:
 class Tensor:
     _base = None
 
-    def __init__(self, grad_fn: Any = None) -> None:
-        self.grad_fn = grad_fn
+    def __init__(self, grad_fn: Any = None, number: Any = 1.0) -> None:
+        self.grad_fn, self.number = grad_fn, number
+
+
+def item(number: Any) -> Any:
+    """What the sum of a tensor says."""
+    if isinstance(number, BaseException):
+        raise number
+    return number
 
 
 class Node:
@@ -749,13 +772,15 @@ class Leaf(Node):
 
 STATE = State()
 PASS: dict[str, Any] = {"task": 1, "node": None, "next": 8, "check": None}
+PASS.update(level=-1, recording=[])
 looks: list[Any] = []
+_INLINED: dict[str, Any] = {}
 
 
 @pytest.fixture
 def inlining(gate: Any) -> Any:
     """The gate, which knows the classes above."""
-    gate.configure_inlined(
+    _INLINED.update(
         {
             "counter": Counter,
             "timer": Timer,
@@ -764,6 +789,13 @@ def inlining(gate: Any) -> Any:
             "clock": time.perf_counter_ns,
             "native": threading.get_native_id,
             "look": lambda log, now: looks.append((log, now)),
+            "check": Check,
+            "before": Check.before,
+            "tensors": (Tensor,),
+            "sum": lambda tensor: tensor.number,
+            "item": item,
+            "set_recording": PASS["recording"].append,
+            "plain": (lambda: None, lambda: 0, lambda: PASS["level"]),
             "graph": Graph,
             "gradients": Gradients,
             "hooks": Hooks,
@@ -778,6 +810,7 @@ def inlining(gate: Any) -> Any:
             "node": lambda: PASS["node"],
         }
     )
+    gate.configure_inlined(_INLINED)
     looks.clear()
     vars(STATE).update(vars(State()))
     return gate
@@ -808,6 +841,191 @@ def test_inlined_routines_run_without_python(inlining: Any, toy: Any) -> None:
     assert counts == (sys.getrefcount(counter), sys.getrefcount(timer), sys.getrefcount(log))
     assert mode.asked == []
     toy.pop()
+
+
+class Checked:
+    """An operator with a check, which returns what it is told to, and what was left to Python."""
+
+    def __init__(self, inlining: Any, toy: Any, check: Check) -> None:
+        self.check, self.asked, self.result = check, list[str](), None
+        self.known = known = Known(lambda *_: self.ask("run"))
+        known.checked = lambda *given: self.ask("checked")  # type: ignore[attr-defined]
+        known.inlined_before = (check.before,)  # type: ignore[assignment]
+        known.inlined_after = (check.after,)  # type: ignore[assignment]
+        call = inlining.operator_call(lambda op, *args, **kwargs: self.result)
+        self.op = type("Op", (), {"__call__": call, "__name__": "op"})()
+        self.mode = Mode()
+        self.mode.cells[self.op] = [0, *[known] * 1000]
+        inlining.install()
+        toy.push(self.mode)
+
+    def ask(self, what: str) -> str:
+        self.asked.append(what)
+        return what
+
+    def __call__(self, result: Any, *args: Any, **kwargs: Any) -> tuple[list[str], int]:
+        """Run it: what Python was asked, and how long the trail is."""
+        self.result = result
+        self.asked.clear()
+        self.op(*args, **kwargs)
+        return list(self.asked), len(self.check.trail)
+
+
+FINITE, INFINITE = Tensor(), Tensor(number=math.inf)
+OTHERS: dict[str, Any] = {
+    "an infinity": INFINITE,
+    "NaN": Tensor(number=math.nan),
+    "in a tuple": (FINITE, INFINITE),
+    "no sum": Tensor(number=RuntimeError("none")),
+    "complex": Tensor(number=1j),
+    "another class": type("Sub", (Tensor,), {})(),
+    "another object": object(),
+    "nested": (((FINITE,),),),
+}
+
+
+def test_checks_of_finite_outputs_run_in_c(inlining: Any, toy: Any) -> None:
+    """Where all outputs are finite, a check leaves its trail and asks nothing of Python."""
+    op = Checked(inlining, toy, Check())
+    results = FINITE, (FINITE, None, FINITE), [FINITE], None, 5, 2.0, "text", (), Tensor(number=3)
+    counts = [sys.getrefcount(one) for one in (FINITE, op.check, op.known, op.check.trail)]
+    for number, result in enumerate(results, 1):
+        assert op(result, INFINITE) == ([], number)
+    op.result = result = None
+    again = [sys.getrefcount(one) for one in (FINITE, op.check, op.known, op.check.trail)]
+    assert again == counts
+    toy.pop()
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_checks_of_other_outputs_are_pythons(inlining: Any, toy: Any, name: str) -> None:
+    """Where an output is not finite, or not known to be, Python runs the routines after it."""
+    op = Checked(inlining, toy, Check())
+    result = OTHERS[name]
+    count = sys.getrefcount(result)
+    for _ in range(10):
+        assert op(result) == (["checked"], 0)
+    op.result = None
+    assert sys.getrefcount(result) == count
+    toy.pop()
+
+
+def test_checks_of_overwritten_inputs(inlining: Any, toy: Any) -> None:
+    """Where inputs may be overwritten they are looked at before; where one is not finite, or where
+    that is yet to be found out, Python runs the operator."""
+    op = Checked(inlining, toy, Check(overwrites=True))
+    assert op(FINITE, FINITE, 1, [FINITE, None], key=FINITE) == ([], 1)
+    for given in (INFINITE, [INFINITE], object()):
+        assert op(FINITE, given) == (["run"], 1)
+        assert op(FINITE, key=given) == (["run"], 1)
+    op.check.overwrites = None
+    assert op(FINITE, FINITE) == (["run"], 1)
+    toy.pop()
+
+
+def test_checks_where_tensors_are_not_plain(inlining: Any, toy: Any) -> None:
+    """Below other modes, and where an operator is transformed, Python runs it."""
+    op = Checked(inlining, toy, Check())
+    try:
+        PASS["level"] = 1
+        assert op(FINITE) == (["run"], 0)
+    finally:
+        PASS["level"] = -1
+    toy.pop()
+    other = Mode()
+    toy.push(other := object())
+    toy.push(op.mode)
+    assert op(FINITE) == (["run"], 0)
+    assert [toy.pop(), toy.pop()] == [op.mode, other]
+
+
+@pytest.mark.parametrize("place", ["sum", "trail", "checked", "plain"])
+def test_what_checks_raise(inlining: Any, toy: Any, place: str) -> None:
+    """What is raised while tensors are looked at reaches the program, and the mode stays on."""
+    op = Checked(inlining, toy, Check())
+    results = {"sum": Tensor(number=KeyboardInterrupt()), "checked": INFINITE}
+    error = KeyboardInterrupt if place == "sum" else AttributeError
+    try:
+        if place == "trail":
+            op.check.trail = object()  # type: ignore[assignment]
+        elif place == "checked":
+            del op.known.checked  # type: ignore[attr-defined]
+        elif place == "plain":
+            PASS["level"], error = "no number", TypeError
+        if place != "plain":
+            with pytest.raises(error):
+                op(results.get(place, FINITE))
+        else:
+            assert op(FINITE) == (["run"], 0)
+    finally:
+        PASS["level"] = -1
+    assert toy.pop() is op.mode
+
+
+def test_checks_while_the_gate_goes(inlining: Any, toy: Any) -> None:
+    """A gate that another thread takes off, or a list that it changes, while a tensor is looked at
+    does no harm."""
+    op, values = Checked(inlining, toy, Check()), [FINITE, FINITE]
+
+    class Sum:
+        def __get__(self, instance: Any, owner: Any) -> float:
+            values.clear()
+            inlining.restore()
+            return 1.0
+
+    values.insert(0, type("Sub", (), {"number": Sum()})())
+    inlining.configure_inlined(_INLINED | {"tensors": (Tensor, type(values[0]))})
+    assert op(values) == ([], 1)
+    assert values == []
+    assert toy.length() == 0
+    inlining.configure_inlined(_INLINED)
+
+
+def test_hooks_with_checks(inlining: Any) -> None:
+    """A hook runs checks whose gradients are finite, and else asks Python, also where its routine
+    before the operator was Python's."""
+    dispatcher, check, routines = Dispatcher(), Check(), Routines()
+    hooks = Hooks(dispatcher)
+    hook = inlining.hook(hooks)
+    routines.inlined_before, routines.inlined_after = (check.before,), (check.after,)
+    dispatcher.settled["key"] = routines
+    finite, infinite = (FINITE, None), (None, INFINITE)
+
+    def run(outputs: Any, inputs: Any) -> list[str]:
+        hooks.calls.clear()
+        hook(outputs)
+        hook(inputs, outputs)
+        return [name for name, *_ in hooks.calls]
+
+    assert run(finite, finite) == run(infinite, finite) == []
+    assert run(finite, infinite) == ["after"]
+    check.overwrites = True
+    assert run(finite, finite) == []
+    assert run(infinite, finite) == ["before"]
+    check.overwrites = None
+    assert run(finite, finite) == ["before"]
+    check.overwrites = False
+    check._held[0] = ()  # noqa: SLF001
+    assert run(finite, finite) == ["before", "after"]
+    assert len(check.trail) == 5
+
+
+@pytest.mark.parametrize("number", [1.0, math.inf, RuntimeError("none"), KeyboardInterrupt()])
+def test_checks_record_no_gradients(inlining: Any, toy: Any, number: Any) -> None:
+    """Gradients are not recorded while tensors are looked at, and again afterwards, whatever is
+    raised. (In the toy they are recorded where modes are off.)"""
+    dispatcher, check, routines = Dispatcher(), Check(), Routines()
+    hook = inlining.hook(Hooks(dispatcher))
+    routines.inlined_before, routines.inlined_after = (), (check.after,)
+    dispatcher.settled["key"] = routines
+    PASS["recording"].clear()
+    with toy.Guard():
+        if isinstance(number, KeyboardInterrupt):
+            with pytest.raises(KeyboardInterrupt):
+                hook((Tensor(number=number),), (FINITE,))
+        else:
+            hook((Tensor(number=number),), (FINITE,))
+    assert PASS["recording"] == [False, True]
 
 
 def test_a_timer_that_another_thread_started(inlining: Any, toy: Any) -> None:

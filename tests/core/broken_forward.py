@@ -14,7 +14,7 @@ from typing import Any, ClassVar
 import attrs
 
 from amanda.driver import BoundCall, Dispatcher, OperatorRun, OpIds
-from amanda.inline import Counter, Record, started_by, stopped_by
+from amanda.inline import Check, Counter, Record, started_by, stopped_by
 from amanda.interface.points import Point
 from amanda.state import LIVE_SCOPES, STATE
 from amanda.testing.contract.inline import InlineTests
@@ -378,14 +378,18 @@ class IsolatesAllThreads(LoopbackDriver):
 class _Uncounting(Dispatcher):
     def call(self, action: Any, selected: Any) -> Any:
         func = action.func
-        if isinstance(func, (Counter, Record)) or started_by(func) or stopped_by(func):
+        if isinstance(func, (Counter, Record)):
+            return None
+        if isinstance(getattr(func, "__self__", None), Check):
+            return None
+        if started_by(func) or stopped_by(func):
             return None
         return super().call(action, selected)
 
 
 @fault(*(name for name in vars(InlineTests) if name.startswith("test_")))
 class CountsNoCounters(LoopbackDriver):
-    """It takes counters to be counted, and timers to be timed, and does neither."""
+    """It takes counters to be counted, timers to be timed, checks to be made, and does nothing."""
 
     dispatcher_class = _Uncounting
 
@@ -398,6 +402,19 @@ class TakesSubclassesForCounters(LoopbackDriver):
         def call(self, action: Any, selected: Any) -> Any:
             if isinstance(action.func, Counter):
                 action.func.count += 1
+                return None
+            return super().call(action, selected)
+
+
+@fault("test_a_check_of_a_subclass")
+class TakesSubclassesForChecks(LoopbackDriver):
+    """It takes what is derived from a check for a check."""
+
+    class dispatcher_class(Dispatcher):
+        def call(self, action: Any, selected: Any) -> Any:
+            check = getattr(action.func, "__self__", None)
+            if isinstance(check, Check):
+                getattr(Check, action.func.__name__)(check, *selected)
                 return None
             return super().call(action, selected)
 

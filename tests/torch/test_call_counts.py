@@ -250,3 +250,17 @@ def test_a_cell_in_a_loop(training: bool, bound: int) -> None:
             loop()
         _, run = profiled(loop)
     assert len(run) <= (bound + MODULE_CALL) * count, f"\n{run}"
+
+
+@pytest.mark.skipif(not IS_GATED or CAPTURES, reason="operators are not run by the gate")
+def test_a_step_under_nan() -> None:
+    """What ``nan`` looks at costs no function of ours with the gate, as long as it is finite: those
+    of a step are of the step, and of the loss outside of modules."""
+    model = pairs(20)
+    with applied(amanda.tools.load("nan")()):
+        for _ in range(NEW):
+            model(X).sum().backward()
+        loss, forward = profiled(lambda: model(X).sum())
+        _, backward = profiled(loss.backward)
+    assert len(forward) <= 80, f"\n{forward}"
+    assert len(backward) <= 50, f"\n{backward}"

@@ -9,11 +9,13 @@ from __future__ import annotations
 import collections
 import contextlib
 import gc
+import math
 import os
 import subprocess
 import sys
 import threading
 import types
+import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -22,11 +24,12 @@ import torch
 from torch import nn
 from torch._C import DisableTorchFunction, DisableTorchFunctionSubclass
 from torch.overrides import TorchFunctionMode, get_overridable_functions
+from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
 
 import amanda
 from amanda.cli.run import choose_interceptor
-from amanda.errors import CoverageWarning
+from amanda.errors import CoverageWarning, ToolTypeError
 from amanda_torch import _internals
 from amanda_torch.eager import gate
 from amanda_torch.eager.interceptors import Interceptor
@@ -486,6 +489,256 @@ def test_inlined_routines_mean_the_same(name: str, monkeypatch: pytest.MonkeyPat
         counts[interceptor] = tool.counter.count, tool.timer.executions, len(log.numbers)
     assert counts["gate"] == counts["mode"]
     assert counts["gate"][0] > 0
+
+
+class Checks(amanda.Tool):
+    """A check around every forward and backward operator.
+
+    Attributes:
+        found: ids of the operators with outputs that are not finite, the shapes of their inputs
+            and outputs, and whether the inputs were finite, in the order of the executions.
+        trail: ids of all operators, likewise.
+        asked: kinds of tensors that Python was asked about.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.found: list[Any] = []
+        self.trail: collections.deque[str] = collections.deque()
+        self.asked: list[str] = []
+        self.add_inst_for_op(self.forward)
+        self.add_inst_for_op(self.backward, backward=True)
+
+    def check(self, op_id: str) -> amanda.inline.Check:
+        def found(inputs: Any, outputs: Any, was_finite: bool) -> None:
+            shapes = [t if t is None else list(t.shape) for t in (*inputs, None, *outputs)]
+            self.found.append((op_id, shapes, was_finite))
+
+        return amanda.inline.Check(
+            self.is_finite, found, overwrites=None, trail=self.trail, name=op_id
+        )
+
+    def is_finite(self, tensor: torch.Tensor) -> bool:
+        self.asked.append(f"{tensor.layout} {tensor.dtype} {tensor.device}")
+        try:
+            return bool(torch.isfinite(tensor).all())
+        except (RuntimeError, TypeError):
+            return True
+
+    def forward(self, context: amanda.OpContext) -> None:
+        check = self.check(context.get_op_id())
+        context.insert_before_op(check.before)
+        context.insert_after_op(check.after)
+
+    def backward(self, context: amanda.OpContext) -> None:
+        check = self.check(str(context.get_backward_op_id()))
+        context.insert_before_backward_op(check.before)
+        context.insert_after_backward_op(check.after)
+
+
+def _broken(x: torch.Tensor) -> Any:
+    """Operators with infinities and NaN, in place, with several outputs, forward and backward."""
+    y = x.clone().requires_grad_()
+    z = torch.sqrt(y - y) * 2.0
+    z.sum().backward()
+    w = torch.log(x - x)
+    w.add_(1.0).clamp_(min=-1.0)
+    values, _ = torch.log(x - x).max(0)
+    parts = torch.cat([w, values[None]]).split(1)
+    return y.grad, w, nn.functional.dropout(values, 0.0), parts, (x * 1j) / 0, torch.empty(0).sum()
+
+
+PROGRAMS_WITH_NAN = PROGRAMS | {"broken": lambda: _broken}
+
+
+@needs_gate
+@pytest.mark.parametrize("name", PROGRAMS_WITH_NAN)
+def test_checks_mean_the_same(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A check finds by the gate what it finds by the mode, in the same order and with the same
+    inputs and outputs; results, gradients and random numbers stay the same bits."""
+    program, done = PROGRAMS_WITH_NAN[name], {}
+    vanilla = steps(program())
+    for interceptor in BOTH:
+        tool, run = Checks(), program()
+        with intercepted(monkeypatch, interceptor, tool):
+            assert str(steps(run)) == str(vanilla)
+        done[interceptor] = tool.found, list(tool.trail)
+    assert done["gate"] == done["mode"]
+    assert done["gate"][1] or name == "ignored"
+    assert done["gate"][0] or name != "broken"
+
+
+@needs_gate
+@pytest.mark.usefixtures("gated")
+def test_checks_run_no_python_of_ours() -> None:
+    """Checks of finite tensors run in C, forward and backward, also of operators that write into
+    their inputs, and Python is asked about no tensor."""
+    x, w = torch.ones(2, requires_grad=True), torch.ones(2, 2, requires_grad=True)
+    tool = Checks()
+
+    def forward_pass() -> torch.Tensor:
+        one, two = nn.functional.linear((x * 2.0).expand(2, 2), w, x).chunk(2)
+        return (one * x + two.exp()).add_(1.0).sum()
+
+    def step() -> Any:
+        z, forward = profiled(forward_pass)
+        return forward, profiled(z.backward)[1]
+
+    with applied(tool):
+        for _ in range(5):
+            tool.asked.clear()
+            tool.trail.clear()
+            forward, backward = step()
+            amanda.new_iteration()
+    assert len(forward) == 0, f"\n{forward}"
+    ours = ("before", "after", "_before", "_after", "_are_finite", "supply", "checked")
+    assert not any(backward.count(name) for name in ours), f"\n{backward}"
+    assert tool.asked == tool.found == []
+    assert len(tool.trail) > 15
+
+
+UNKNOWN: dict[str, Callable[[], torch.Tensor]] = {
+    "an infinity": lambda: torch.tensor([1.0, float("inf")]),
+    "a sum that overflows": lambda: torch.full((100,), 60000.0).half(),
+    "complex": lambda: torch.ones(2, dtype=torch.complex64),
+    "sparse": lambda: (torch.eye(2) * math.inf).to_sparse(),
+    "quantized": lambda: torch.quantize_per_tensor(torch.ones(2), 0.1, 0, torch.qint8),
+    "meta": lambda: torch.ones(2, device="meta"),
+    "a subclass": lambda: torch.ones(2).as_subclass(Doubled),
+}
+
+
+@needs_gate
+@pytest.mark.filterwarnings("ignore:.*(quantiz|[Ss]parse)")
+@pytest.mark.parametrize("name", UNKNOWN)
+def test_tensors_that_checks_leave_to_python(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What C does not find finite, and kinds of tensors that it does not know, Python decides on at
+    each execution, as it does without the gate."""
+    asked = {}
+    for interceptor in BOTH:
+        x, tool, counts = UNKNOWN[name](), Checks(), []
+        with intercepted(monkeypatch, interceptor, tool):
+            for _ in range(4):
+                tool.asked.clear()
+                x.clone()
+                counts.append(list(tool.asked))
+                amanda.new_iteration()
+        asked[interceptor] = counts[1:], tool.found
+    assert asked["gate"][0] == asked["mode"][0] == [asked["mode"][0][0]] * 3
+    assert asked["gate"] == asked["mode"]
+    assert asked["gate"][0][0]
+
+
+class Noting(TorchDispatchMode):
+    """A mode of the program's that notes what runs below it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.ran: list[str] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.ran.append(str(func))
+        return func(*args, **(kwargs or {}))
+
+
+@needs_gate
+@pytest.mark.usefixtures("gated")
+def test_checks_are_not_seen() -> None:
+    """What a check computes is no operator: neither tools nor modes of the program see it; it
+    records no gradient, makes no node, and gradients are recorded as before."""
+    x, tool, ids = torch.ones(2, requires_grad=True), Checks(), Ids(acts=True)
+    with applied(tool), applied(ids):
+        for _ in range(4):
+            ids.ids.clear()
+            before = _internals.sequence_number()
+            y = x * 2.0 + x
+            nodes = _internals.sequence_number() - before
+            assert torch.is_grad_enabled()
+            with torch.no_grad():
+                x.exp()
+                assert not torch.is_grad_enabled()
+            with torch.inference_mode():
+                assert (x * 2.0).is_inference()
+            amanda.new_iteration()
+        with Noting() as mode:
+            x * 2.0 + x
+    assert nodes == 2
+    assert y.requires_grad
+    names = [op_id.partition(":")[0] for op_id in ids.ids]
+    assert names == ["/mul", "/add", "/exp", "/mul", "/mul", "/add"]
+    # There Python looks at the tensors.
+    assert not [name for name in mode.ran if "sum" in name]
+
+
+@needs_gate
+@pytest.mark.usefixtures("gated")
+def test_checks_keep_no_tensor() -> None:
+    """Inputs, outputs and gradients die when the program drops them, also where Python is asked."""
+    tool, references = Checks(), []
+    with applied(tool):
+        for start in (1.0, 1.0, 1.0, 0.0):
+            x = torch.full((3,), start, requires_grad=True)
+            y = x.mul(1.0)
+            z = torch.log(y).sum()
+            z.backward()
+            references += [weakref.ref(t) for t in (x, y, z)]
+            del x, y, z
+            amanda.new_iteration()
+        assert [found for found, _, _ in tool.found]
+        gc.collect()
+        assert [reference() for reference in references] == [None] * len(references)
+
+
+@needs_gate
+@pytest.mark.usefixtures("gated")
+@pytest.mark.parametrize("error", [ValueError, TypeError])
+def test_what_a_check_raises_reaches_the_program(error: type[Exception]) -> None:
+    """An exception of the function that a check calls, forward and backward, leaves modes, gradient
+    mode and the next executions as they are; a TypeError keeps its text where an operator such as
+    `a / b` would hide it."""
+    raised = []
+
+    class Raising(Checks):
+        def check(self, op_id: str) -> amanda.inline.Check:
+            def fail(*_: Any) -> None:
+                raised.append(op_id)
+                raise error(op_id)
+
+            return amanda.inline.Check(self.is_finite, fail, trail=self.trail, name=op_id)
+
+    x = torch.zeros(2, requires_grad=True)
+    with applied(Raising()):
+        for _ in range(4):
+            with pytest.raises((error, ToolTypeError), match="/div:0"):
+                torch.ones(2) / torch.zeros(2)
+            with pytest.raises(error, match="sqrt"):
+                torch.sqrt(x).sum().backward()
+            assert torch.is_grad_enabled()
+            amanda.new_iteration()
+    assert len(raised) == 8
+
+
+@needs_gate
+@pytest.mark.usefixtures("gated")
+def test_checks_in_threads() -> None:
+    """Threads that run one model under checks find what is theirs, and no more."""
+    model, tool, count = nn.Linear(2, 2), Checks(), 40
+    found: list[list[bool]] = []
+
+    def work(value: float) -> None:
+        x = torch.full((1, 2), value)
+        found.append([bool(torch.isfinite(model(x).sum())) for _ in range(count)])
+        model(x).sum().backward()
+
+    with applied(tool), torch.no_grad():
+        threads = [threading.Thread(target=work, args=(v,)) for v in (1.0, math.inf, 2.0)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    assert sorted(map(any, found)) == [False, True, True]
+    linear = [one for one in tool.found if one[0].endswith("linear:0")]
+    assert len(linear) == count + 1
 
 
 @needs_gate

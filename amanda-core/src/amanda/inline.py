@@ -9,6 +9,9 @@ A tool inserts them like any other routine::
     context.insert_after_op(timer.stop, outputs=[])
     record = amanda.inline.Record(["shape", "dtype"])
     context.insert_before_op(record)
+    check = amanda.inline.Check(lambda tensor: bool(tensor.isfinite().all()), print)
+    context.insert_before_op(check.before)
+    context.insert_after_op(check.after)
     ...
     print(counter.count, timer.nanoseconds, record.changes)
 
@@ -22,7 +25,8 @@ from __future__ import annotations
 import itertools
 import threading
 import time
-from collections.abc import Sequence
+from collections import deque
+from collections.abc import Callable, Sequence
 from types import MethodType
 from typing import Any
 
@@ -198,6 +202,92 @@ class Record:
         return f"{type(self).__name__}({list(self.fields)}, {self.executions} executions)"
 
 
+class Check:
+    """Looks whether all tensors that an operator makes are finite, and calls a function if not.
+
+    :attr:`before` and :attr:`after` are two routines, for all inputs and all outputs. One check
+    belongs to one operator, and at a backward operator the gradients that it consumes are inputs.
+
+    Args:
+        is_finite: says it of one tensor. It is True of each tensor without NaN and infinities,
+            so that a driver which finds that out by itself need not ask; of other tensors, as of
+            those whose numbers cannot be read, it says what the tool wants.
+        found: ``found(inputs, outputs, was_finite)``, called after an execution with an output
+            that is not finite. `was_finite` is False if the operator overwrites inputs and one
+            of them was not finite before.
+        overwrites: whether the operator may write into its inputs, so that these are looked at,
+            too, before it runs; None to find out at the first execution, as whether an output is
+            one of the inputs.
+        trail: gets `name` at the end of each execution, before `found` is called.
+
+    Attributes:
+        overwrites: as given; not None after the first execution.
+    """
+
+    __slots__ = ("__weakref__", "_held", "found", "is_finite", "name", "overwrites", "trail")
+
+    def __init__(
+        self,
+        is_finite: Callable[[Any], bool],
+        found: Callable[[Sequence[Any], Sequence[Any], bool], object],
+        *,
+        overwrites: bool | None = False,
+        trail: deque[str] | None = None,
+        name: str = "",
+    ) -> None:
+        self.is_finite = is_finite
+        self.found = found
+        self.overwrites = overwrites
+        self.trail = trail
+        self.name = name
+        # By thread, from one routine to the other.
+        self._held: dict[int, tuple[Sequence[Any], bool]] = {}
+
+    def before(self, *inputs: Any) -> None:
+        """The routine before the operator, with all inputs; absent ones are None."""
+        was_finite = self.overwrites is False or self._are_finite(inputs)
+        self._held[threading.get_ident()] = inputs, was_finite
+
+    def supply(self, inputs: Sequence[Any], *, is_new: bool) -> None:
+        """The inputs of an execution before which a driver has done without :attr:`before`.
+
+        Args:
+            inputs: finite ones, if the operator overwrites them.
+            is_new: whether they replace what :attr:`before` may have left.
+        """
+        thread = threading.get_ident()
+        if is_new or thread not in self._held:
+            self._held[thread] = tuple(inputs), True
+
+    def after(self, *outputs: Any) -> None:
+        """The routine after the operator, with all outputs; absent ones are None."""
+        inputs, was_finite = self._take()
+        if self.trail is not None:
+            self.trail.append(self.name)
+        if self.overwrites is None:
+            self.overwrites = any(o is t for o in outputs if o is not None for t in inputs)
+        if not self._are_finite(outputs):
+            self.found(inputs, outputs, was_finite or not self.overwrites)
+
+    def _are_finite(self, tensors: Sequence[Any]) -> bool:
+        is_finite = self.is_finite
+        for tensor in tensors:  # noqa: SIM110 - a generator would cost a frame for each tensor
+            if tensor is not None and not is_finite(tensor):
+                return False
+        return True
+
+    def _take(self) -> tuple[Sequence[Any], bool]:
+        """What was left in this thread; the oldest, where another one ran the first routine."""
+        thread, held = threading.get_ident(), self._held
+        try:
+            return held.pop(thread if thread in held else next(iter(held)))
+        except (StopIteration, KeyError):
+            return (), True
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.name!r})"
+
+
 def is_counter(routine: object) -> bool:
     """Whether a routine is a :class:`Counter`, which a driver may run in its own way.
 
@@ -214,6 +304,15 @@ def started_by(routine: object) -> Timer | None:
 def stopped_by(routine: object) -> Timer | None:
     """The timer whose ``stop`` a routine is, which a driver may run in its own way."""
     return _timer_of(routine, Timer.stop)
+
+
+def checked_by(routine: object) -> Check | None:
+    """The check of which a routine is one of the two, which a driver may run in its own way."""
+    if type(routine) is not MethodType:
+        return None
+    check = routine.__self__
+    is_one = routine.__func__ is Check.before or routine.__func__ is Check.after
+    return check if is_one and type(check) is Check else None
 
 
 def _timer_of(routine: object, function: object) -> Timer | None:

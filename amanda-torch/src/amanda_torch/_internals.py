@@ -397,6 +397,16 @@ RECORDERS: Sequence[Callable[[], Any]] = (
 )
 """What :func:`is_only_run` asks: all are None or False where operators run as they are."""
 
+TRANSFORMERS: Sequence[Callable[[], Any]] = (
+    _peek_transform,
+    _tracing_state,
+    _is_compiling,
+    _dispatch_depth,
+    functools.partial(vars(forward_ad).__getitem__, "_current_level"),
+)
+"""What :func:`is_plain` asks beside the depth of function modes: all are None, False, 0 or -1 where
+it holds."""
+
 
 def is_only_run() -> bool:
     """Whether the current operators are neither recorded nor transformed."""

@@ -16,6 +16,7 @@ from __future__ import annotations
 import time
 import warnings
 from collections.abc import Callable, Mapping, Sequence
+from types import MethodType
 from typing import Any
 
 import torch
@@ -24,7 +25,7 @@ from amanda.engine.dispatch import Dispatcher, charge, note
 from amanda.engine.plan import ActionPlan
 from amanda.engine.records import OpRecord
 from amanda.errors import InPlaceWarning
-from amanda.inline import Counter, Log, is_counter, started_by, stopped_by
+from amanda.inline import Check, Counter, Log, checked_by, is_counter, started_by, stopped_by
 from amanda.interface.action import Action, ActionKind, InstPoint, Owner
 from amanda.interface.calls import OpCall
 from amanda.state import ATTACHED, STATE, TOOL_LOCK, LiveScope
@@ -54,7 +55,8 @@ class BackwardRoutines:
         before, after: those before and after it.
         blind_before, blind_after: whether none of these takes a tensor, or takes part in AD.
         counters_before, counters_after: see :func:`counters_of`.
-        inlined_before, inlined_after: see :func:`inlined_of`. Read by the gate.
+        inlined_before, inlined_after: see :func:`inlined_around`. Read by the gate.
+        checks: those whose routine before the operator the gate may have done without.
     """
 
     __slots__ = (
@@ -62,6 +64,7 @@ class BackwardRoutines:
         "before",
         "blind_after",
         "blind_before",
+        "checks",
         "counters_after",
         "counters_before",
         "inlined_after",
@@ -73,8 +76,7 @@ class BackwardRoutines:
         self.after = after
         self.counters_before = counters_of(before)
         self.counters_after = counters_of(after)
-        self.inlined_before = inlined_of(before)
-        self.inlined_after = inlined_of(after)
+        self.inlined_before, self.inlined_after, self.checks = inlined_around(before, after)
         self.blind_before = _are_blind(before)
         self.blind_after = _are_blind(after)
 
@@ -97,17 +99,43 @@ def _are_blind(actions: Sequence[Action]) -> bool:
     return True
 
 
-def inlined_of(actions: Sequence[Action]) -> tuple[Callable[..., Any], ...] | None:
-    """The routines of ``amanda.inline`` that are all that these actions run, and that C can run;
-    None if some runs something else."""
-    for action in actions:
-        func = action.func
-        # Asked for each operator that is new: what costs no function comes first.
-        if action.select != () or action.kwargs:
-            return None
-        if not (type(func) is Counter or started_by(func) or stopped_by(func)):
-            return None
-    return tuple([action.func for action in actions])
+Inlined = tuple[Callable[..., Any], ...]
+"""Routines of ``amanda.inline`` that C can run."""
+
+
+def inlined_around(
+    before: Sequence[Action], after: Sequence[Action]
+) -> tuple[Inlined | None, Inlined | None, Sequence[Check]]:
+    """What C can run of the routines before an operator, and of those after it.
+
+    Returns:
+        The routines of each point, None for one with a routine that C cannot run: the two routines
+        of a check run both in C, or both in Python. The checks among those that C runs.
+    """
+    points: list[Inlined | None] = []
+    checks: dict[Check, None] = {}
+    for actions in (before, after):
+        # For each operator that is new: what costs no function comes first.
+        for action in actions:
+            func = action.func
+            if action.kwargs or action.differentiable:
+                break
+            if action.select == ():
+                if not (type(func) is Counter or started_by(func) or stopped_by(func)):
+                    break
+            elif action.select is None and type(func) is MethodType:
+                if (check := checked_by(func)) is None:
+                    break
+                checks[check] = None
+            else:
+                break
+        else:
+            points.append(tuple([action.func for action in actions]))
+            continue
+        points.append(None)
+    if checks and None in points:
+        return None, None, ()
+    return points[0], points[1], tuple(checks)
 
 
 def look(log: Log, now: int) -> None:

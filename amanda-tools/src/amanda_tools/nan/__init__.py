@@ -12,6 +12,7 @@ import attrs
 
 from amanda import OpContext
 from amanda.errors import CapabilityError
+from amanda.inline import Check
 from amanda.results import Table
 from amanda.text import printable
 from amanda.tools.description import OpDescription, describe
@@ -21,7 +22,6 @@ from amanda_tools._bases.printing import PrintingTool
 from amanda_tools._operators.model_phases import MODEL
 from amanda_tools._operators.op_types import can_produce
 from amanda_tools._operators.parameters import parameter_positions
-from amanda_tools._operators.routines import Handover
 from amanda_tools._operators.source_lines import line_made_at, source_line
 from amanda_tools._values.tensors import reader_of
 from amanda_tools.nan.events import (
@@ -108,15 +108,17 @@ class NanTool(PrintingTool[NanOptions]):
             except CapabilityError:
                 # The driver cannot run a single operator again.
                 watch.function = None
-            context.insert_before_op(watch.begin)
-            context.insert_after_op(watch.end)
+            check = self._check(watch)
+            context.insert_before_op(check.before)
+            context.insert_after_op(check.after)
 
     def _analyse_backward(self, context: OpContext) -> None:
         op = describe(context)
         if self._is_watched(op):
             watch = self._watch(op, context)
-            context.insert_before_backward_op(watch.begin)
-            context.insert_after_backward_op(watch.end)
+            check = self._check(watch)
+            context.insert_before_backward_op(check.before)
+            context.insert_after_backward_op(check.after)
 
     def _is_watched(self, op: OpDescription) -> bool:
         ignored = self.options.ignore
@@ -127,6 +129,16 @@ class NanTool(PrintingTool[NanOptions]):
         watch.attributes = context.get_attrs()
         watch.names = context.get_input_names() if context.is_forward() else []
         return watch
+
+    def _check(self, watch: OpWatch) -> Check:
+        # Checking inputs costs as much as checking outputs: only for operators that overwrite them.
+        return Check(
+            _is_clean,
+            watch.found,
+            overwrites=False if watch.op.forward else None,
+            trail=self.recent,
+            name=watch.op.id,
+        )
 
     # -- routines ---------------------------------------------------------
 
@@ -318,19 +330,9 @@ class NanTool(PrintingTool[NanOptions]):
 
 
 class OpWatch:
-    """Routines before and after one operator."""
+    """One watched operator, and what is called where one of its outputs is not finite."""
 
-    __slots__ = (
-        "_held",
-        "_tool",
-        "_writes",
-        "attributes",
-        "function",
-        "made_at",
-        "names",
-        "op",
-        "parameters",
-    )
+    __slots__ = ("_tool", "attributes", "function", "made_at", "names", "op", "parameters")
 
     def __init__(self, tool: NanTool, op: OpDescription) -> None:
         self._tool = tool
@@ -340,28 +342,11 @@ class OpWatch:
         self.attributes: dict[str, Any] = {}
         self.names: list[str] = []
         self.parameters: frozenset[int] = frozenset()
-        self._held = Handover[tuple[Sequence[Any], bool]]()
-        # Whether the operator writes into its inputs; None until it has run once.
-        self._writes: bool | None = False if op.forward else None
 
-    def begin(self, *inputs: Any) -> None:
-        """Instrumentation routine before the operator: hold its inputs."""
-        # Checking inputs costs as much as checking outputs: only for operators that overwrite them.
-        was_clean = self._writes is False or all(t is None or _is_clean(t) for t in inputs)
-        self._held.leave((inputs, was_clean))
-
-    def end(self, *outputs: Any) -> None:
-        """Instrumentation routine after the operator: check its outputs."""
-        inputs, was_clean = self._held.take() or ((), True)
-        tool = self._tool
-        tool.recent.append(self.op.id)
-        if self._writes is None:
-            self._writes = any(output is t for output in outputs for t in inputs)
-        for tensor in outputs:
-            if tensor is not None and not _is_clean(tensor):
-                if not tool.is_full:
-                    tool.suspect(self, inputs, outputs, was_clean or not self._writes)
-                return
+    def found(self, inputs: Sequence[Any], outputs: Sequence[Any], was_clean: bool) -> None:
+        """An execution has outputs that are not all finite; see :class:`amanda.inline.Check`."""
+        if not self._tool.is_full:
+            self._tool.suspect(self, inputs, outputs, was_clean)
 
 
 def _warn(message: str, source: str) -> None:

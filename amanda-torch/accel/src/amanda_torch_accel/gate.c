@@ -33,6 +33,7 @@
 #include <Python.h>
 #include <structmember.h>
 
+#include <math.h>
 #include <stddef.h>
 #include <stdint.h>
 #include <string.h>
@@ -135,7 +136,7 @@ static struct {
     Py_ssize_t frame_cells, frame_names, frame_children, frame_generation, frame_caller;
     Py_ssize_t child_ref, child_transparent, child_fused, child_calls, child_frames;
     Py_ssize_t known_run, known_claim, known_before, known_after, known_claims, known_gradients;
-    Py_ssize_t known_claimed, known_iterations, known_op_id, known_owners;
+    Py_ssize_t known_claimed, known_checked, known_iterations, known_op_id, known_owners;
     PyObject *no_operator; /* the cell of functions that are no operators */
     PyObject *is_report_of; /* Python function: (name of a builtin, what is reported) -> bool */
 } python;
@@ -467,6 +468,11 @@ static struct {
     PyObject *start;                   /* Timer.start */
     PyObject *clock, *native;          /* time.perf_counter_ns, threading.get_native_id */
     PyObject *look;                    /* look(log, now): has a log looked at, as a routine */
+    PyObject *check, *before;          /* a class of amanda.inline, and its method */
+    PyObject *tensors;                 /* the classes of tensors that C looks at */
+    PyObject *sum, *item;              /* methods of tensors */
+    PyObject *set_recording;           /* torch.set_grad_enabled(), as a function */
+    PyObject *plain;                   /* functions: none but what says "no" where tensors are plain */
     PyObject *graph, *gradients, *hooks, *routines, *handle; /* classes of the driver and of core */
     PyObject *kinds;                   /* of classes of nodes, see KINDS of the driver */
     PyObject *node, *task;             /* the current node, and the number of the current pass */
@@ -480,6 +486,7 @@ static struct {
     Py_ssize_t counter_count;
     Py_ssize_t timer_started, timer_executions, timer_nanoseconds, timer_log, timer_number;
     Py_ssize_t log_numbers, log_due;
+    Py_ssize_t check_held, check_overwrites, check_trail, check_name;
     Py_ssize_t gradients_graph, gradients_form, gradients_handle, gradients_leaves;
     Py_ssize_t graph_form, graph_natives, graph_inner;
     Py_ssize_t hooks_before, hooks_after, hooks_dispatcher, hooks_key, hooks_handle, handle_scopes;
@@ -489,7 +496,7 @@ static struct {
 static struct {
     PyObject *cache, *enabled, *held, *settled, *quiet, *dict, *grad_fn, *next_functions, *sequence,
         *register_prehook, *register_hook, *before, *after, *base, *metadata, *variable, *mark,
-        *op_id;
+        *op_id, *append, *scopes, *statistics, *seconds;
 } names;
 
 static int
@@ -517,6 +524,10 @@ make_names(void)
         {&names.variable, "variable"},
         {&names.mark, "amanda"},
         {&names.op_id, "op_id"},
+        {&names.append, "append"},
+        {&names.scopes, "scopes"},
+        {&names.statistics, "statistics"},
+        {&names.seconds, "tool_seconds"},
     };
     for (size_t i = 0; i < sizeof all / sizeof *all; i++) {
         *all[i].name = PyUnicode_InternFromString(all[i].text);
@@ -672,7 +683,31 @@ stop_timer(PyObject *timer, PyObject *routine)
     return failed ? -1 : 0;
 }
 
-/* Run the routines of one point: counters, and the two methods of timers. */
+/* The part of Check.after() that is left where all outputs are finite. */
+static int
+leave_trail(PyObject *check)
+{
+    PyObject *trail = field(check, at.check_trail), *name = field(check, at.check_name);
+    if (trail == NULL || trail == Py_None || name == NULL) {
+        return 0;
+    }
+    Py_INCREF(trail);
+    PyObject *none = PyObject_CallMethodOneArg(trail, names.append, name);
+    Py_DECREF(trail);
+    Py_XDECREF(none);
+    return none == NULL ? -1 : 0;
+}
+
+/* Whether a routine is one of the two of a check. */
+static int
+is_of_check(PyObject *routine)
+{
+    return PyMethod_Check(routine)
+           && Py_IS_TYPE(PyMethod_GET_SELF(routine), (PyTypeObject *)inlined.check);
+}
+
+/* Run the routines of one point: counters, the two methods of timers, and those of checks whose
+   tensors have been looked at. */
 static int
 run_routines(PyObject *routines)
 {
@@ -689,6 +724,10 @@ run_routines(PyObject *routines)
             failed = PyMethod_GET_FUNCTION(routine) == inlined.start
                          ? start_timer(timer) < 0
                          : stop_timer(timer, routine) < 0;
+        }
+        else if (is_of_check(routine)) {
+            failed = PyMethod_GET_FUNCTION(routine) != inlined.before
+                     && leave_trail(PyMethod_GET_SELF(routine)) < 0;
         }
         else {
             PyErr_SetString(PyExc_TypeError, "it is no routine of amanda.inline");
@@ -793,6 +832,263 @@ is_plain_thread(PyObject *quiet)
                    && PyDict_GetItemWithError(state, paused_name) == zero;
     PyErr_Clear();
     return is_plain;
+}
+
+/* ---- checks ---------------------------------------------------------------------------------- */
+
+/* What follows says 1 where all tensors are finite, 0 where Python is to look at them, and -1 with an
+   error. They are looked at as by a routine: in a thread without modes, and without gradients. */
+
+static int
+is_tensor(PyObject *value)
+{
+    PyObject *type = (PyObject *)Py_TYPE(value);
+    for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(inlined.tensors); i++) {
+        if (PyTuple_GET_ITEM(inlined.tensors, i) == type) {
+            return 1;
+        }
+    }
+    return 0;
+}
+
+/* The sum of finite numbers may overflow: only a finite sum is an answer. */
+static int
+is_finite_tensor(PyObject *tensor)
+{
+    PyObject *sum = PyObject_CallOneArg(inlined.sum, tensor), *number = NULL;
+    if (sum != NULL) {
+        number = PyObject_CallOneArg(inlined.item, sum);
+        Py_DECREF(sum);
+    }
+    if (number == NULL) {
+        /* There is no sum, or it has no number: quantized, nested, on the meta device. */
+        if (!PyErr_ExceptionMatches(PyExc_Exception)) {
+            return -1;
+        }
+        PyErr_Clear();
+        return 0;
+    }
+    int is_finite = PyFloat_CheckExact(number) ? isfinite(PyFloat_AS_DOUBLE(number))
+                                               : PyLong_CheckExact(number) || PyBool_Check(number);
+    Py_DECREF(number);
+    return is_finite;
+}
+
+/* Whether a value that is no tensor of a known class, and no container, has no tensor in it. */
+static int
+has_no_tensor(PyObject *value)
+{
+    return value == Py_None || PyBool_Check(value) || PyLong_CheckExact(value)
+           || PyFloat_CheckExact(value) || PyUnicode_CheckExact(value) || PySlice_Check(value)
+           || value == Py_Ellipsis;
+}
+
+/* Of a tensor, a number, or a list or tuple of such. `depth` is that of the containers in it. */
+static int
+are_finite(PyObject *value, int depth)
+{
+    if (is_tensor(value)) {
+        return is_finite_tensor(value);
+    }
+    if (depth == 0 || !(PyTuple_Check(value) || PyList_CheckExact(value))) {
+        return has_no_tensor(value);
+    }
+    int is_finite = 1;
+    /* Others may change a list while a kernel runs. */
+    for (Py_ssize_t i = 0; is_finite == 1 && i < PySequence_Fast_GET_SIZE(value); i++) {
+        PyObject *item = Py_NewRef(PySequence_Fast_GET_ITEM(value, i));
+        is_finite = are_finite(item, depth - 1);
+        Py_DECREF(item);
+    }
+    return is_finite;
+}
+
+/* Whether tensors may be looked at here: no function mode, transform or tracer would notice. */
+static int
+is_plain_here(void)
+{
+    Py_ssize_t length = real_length();
+    if (length != 0) {
+        return length < 0 ? -1 : 0;
+    }
+    for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(inlined.plain); i++) {
+        PyObject *found = PyObject_CallNoArgs(PyTuple_GET_ITEM(inlined.plain, i));
+        if (found == NULL) {
+            return -1;
+        }
+        int is_plain = found == Py_None || found == Py_False
+                       || (PyLong_CheckExact(found) && PyLong_AsLong(found) <= 0);
+        Py_DECREF(found);
+        if (!is_plain) {
+            return 0;
+        }
+    }
+    return 1;
+}
+
+/* Whether operators are recorded for gradients; -1 with an error. */
+static int
+is_recording(void)
+{
+    PyObject *found = call_builtin(&stack.is_recording, NULL);
+    Py_XDECREF(found);
+    return found == NULL ? -1 : found == Py_True;
+}
+
+static int
+set_recording(PyObject *value)
+{
+    PyObject *none = PyObject_CallOneArg(inlined.set_recording, value);
+    Py_XDECREF(none);
+    return none == NULL ? -1 : 0;
+}
+
+/* Add to the time that routines have taken in the scopes of this thread. */
+static int
+charge(PyObject *start, PyObject *end)
+{
+    PyObject *state = thread_state();
+    PyObject *scopes = state == NULL ? NULL : PyDict_GetItemWithError(state, names.scopes);
+    if (scopes == NULL || !PyTuple_CheckExact(scopes)) {
+        return PyErr_Occurred() ? -1 : 0;
+    }
+    Py_INCREF(scopes);
+    PyObject *seconds =
+        PyFloat_FromDouble((PyLong_AsDouble(end) - PyLong_AsDouble(start)) * 1e-9);
+    int failed = seconds == NULL;
+    for (Py_ssize_t i = 0; !failed && i < PyTuple_GET_SIZE(scopes); i++) {
+        PyObject *statistics = PyObject_GetAttr(PyTuple_GET_ITEM(scopes, i), names.statistics);
+        PyObject *sum = statistics == NULL ? NULL : PyObject_GetAttr(statistics, names.seconds);
+        if (sum != NULL) {
+            Py_SETREF(sum, PyNumber_Add(sum, seconds));
+        }
+        failed = sum == NULL || PyObject_SetAttr(statistics, names.seconds, sum) < 0;
+        Py_XDECREF(statistics);
+        Py_XDECREF(sum);
+    }
+    Py_XDECREF(seconds);
+    Py_DECREF(scopes);
+    return failed ? -1 : 0;
+}
+
+/* Look at some values, each of which may be a container. */
+static int
+look_at(PyObject *const *values, Py_ssize_t count, int depth)
+{
+    int records = is_recording();
+    PyObject *start = records < 0 ? NULL : read_clock(), *end = NULL;
+    if (start == NULL || (records && set_recording(Py_False) < 0)) {
+        Py_XDECREF(start);
+        return -1;
+    }
+    int is_finite = 1;
+    for (Py_ssize_t i = 0; is_finite == 1 && i < count; i++) {
+        is_finite = values[i] == NULL ? 1 : are_finite(values[i], depth);
+    }
+    if (records) {
+        if (is_finite < 0) {
+            KEEPING_ERROR({
+                if (set_recording(Py_True) < 0) {
+                    PyErr_Clear();
+                }
+            });
+        }
+        else if (set_recording(Py_True) < 0) {
+            is_finite = -1;
+        }
+    }
+    if (is_finite >= 0 && ((end = read_clock()) == NULL || charge(start, end) < 0)) {
+        is_finite = -1;
+    }
+    Py_DECREF(start);
+    Py_XDECREF(end);
+    return is_finite;
+}
+
+/* Whether some routines of a point are of checks. */
+static int
+has_checks(PyObject *routines)
+{
+    for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(routines); i++) {
+        if (is_of_check(PyTuple_GET_ITEM(routines, i))) {
+            return 1;
+        }
+    }
+    return 0;
+}
+
+/* Whether the checks among routines want the inputs looked at: 1; 2 if it is yet to be found out. */
+static int
+wants_inputs(PyObject *routines)
+{
+    int wanted = 0;
+    for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(routines); i++) {
+        PyObject *routine = PyTuple_GET_ITEM(routines, i);
+        if (!is_of_check(routine) || PyMethod_GET_FUNCTION(routine) != inlined.before) {
+            continue;
+        }
+        PyObject *overwrites = field(PyMethod_GET_SELF(routine), at.check_overwrites);
+        if (overwrites != Py_False && overwrites != Py_True) {
+            return 2;
+        }
+        wanted = wanted || overwrites == Py_True;
+    }
+    return wanted;
+}
+
+/* Whether a check among routines keeps something that one of its routines has left in Python. */
+static int
+holds_inputs(PyObject *routines)
+{
+    for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(routines); i++) {
+        PyObject *routine = PyTuple_GET_ITEM(routines, i);
+        if (is_of_check(routine)) {
+            PyObject *held = field(PyMethod_GET_SELF(routine), at.check_held);
+            if (held == NULL || !PyDict_CheckExact(held) || PyDict_GET_SIZE(held) > 0) {
+                return 1;
+            }
+        }
+    }
+    return 0;
+}
+
+/* Put back a mode that was virtual (a reference that is given away), as far as the gate is on. */
+static void
+put_back(PyObject *mode)
+{
+    if (thread.mode == NULL && thread.session == session) {
+        thread.mode = mode;
+        return;
+    }
+    KEEPING_ERROR({
+        if (is_installed && push_ours(mode) < 0) {
+            PyErr_WriteUnraisable(mode);
+        }
+        Py_DECREF(mode);
+    });
+}
+
+/* Whether the routines of a hook may run here: those of checks, where all gradients are finite. */
+static int
+pass_gradients(PyObject *routines, PyObject *gradients, int is_after)
+{
+    if (!has_checks(routines)) {
+        return 1;
+    }
+    int wanted = is_after ? 1 : wants_inputs(routines);
+    if (wanted > 1 || holds_inputs(routines)) {
+        return 0;
+    }
+    PyObject *mode = virtual_mode();
+    thread.mode = NULL;
+    int is_finite = is_plain_here();
+    if (is_finite > 0 && wanted) {
+        is_finite = look_at(&gradients, 1, 1);
+    }
+    if (mode != NULL) {
+        put_back(mode);
+    }
+    return is_finite;
 }
 
 /* Forget the routines of a hook. It may run code of others, and the hook may be gone after it. */
@@ -906,9 +1202,14 @@ run_hook(Hook *self, PyObject *const *values, Py_ssize_t count)
     int is_after = count > 1;
     PyObject *routines = settled_routines(self, is_after);
     if (routines != NULL) {
-        int failed = run_routines(routines) < 0;
+        int passed = count == 0 ? 1 : pass_gradients(routines, values[0], is_after);
+        if (passed > 0 && run_routines(routines) < 0) {
+            passed = -1;
+        }
         Py_DECREF(routines);
-        return failed ? NULL : Py_NewRef(Py_None);
+        if (passed != 0) {
+            return passed < 0 ? NULL : Py_NewRef(Py_None);
+        }
     }
     PyObject *arguments[] = {self->hooks, count > 0 ? values[0] : NULL, is_after ? values[1] : NULL};
     return PyObject_VectorcallMethod(is_after ? names.after : names.before, arguments,
@@ -2317,6 +2618,49 @@ claim(const Invocation *call, PyObject *mode, PyObject *operator, PyObject *know
     return none == NULL ? -1 : 0;
 }
 
+/* Have Python run the routines after an operator: ``known.checked(known, operator, ...)``. */
+static int
+run_checked(const Invocation *call, PyObject *operator, PyObject *known, PyObject *result)
+{
+    PyObject *checked = field(known, python.known_checked), *none = NULL;
+    PyObject *args = reported_args(call), *kwargs = reported_kwargs(call);
+    if (checked != NULL && args != NULL && kwargs != NULL) {
+        none = PyObject_CallFunctionObjArgs(checked, known, operator, args, kwargs, result, NULL);
+    }
+    else if (!PyErr_Occurred()) {
+        PyErr_SetString(PyExc_AttributeError, "an operator has lost what runs its checks");
+    }
+    Py_XDECREF(args);
+    Py_XDECREF(kwargs);
+    Py_XDECREF(none);
+    return none == NULL ? -1 : 0;
+}
+
+/* Whether all arguments of a call that are tensors are finite. */
+static int
+look_at_arguments(const Invocation *call)
+{
+    PyObject *args = reported_args(call), *kwargs = reported_kwargs(call);
+    int is_finite = -1;
+    if (args != NULL && kwargs != NULL) {
+        PyObject *named = PyDict_Values(kwargs);
+        PyObject *values[] = {args, named};
+        is_finite = named == NULL ? -1 : look_at(values, 2, 2);
+        Py_XDECREF(named);
+    }
+    Py_XDECREF(args);
+    Py_XDECREF(kwargs);
+    return is_finite;
+}
+
+/* Whether an operator with checks may run here: 0 where Python is to run all of it. */
+static int
+pass_arguments(const Invocation *call, PyObject *before)
+{
+    int wanted = wants_inputs(before), passed = wanted > 1 ? 0 : is_plain_here();
+    return passed > 0 && wanted ? look_at_arguments(call) : passed;
+}
+
 /* Whether all that an operator's plan runs is inlined. */
 static int
 is_inlined(const Invocation *call, PyObject *known)
@@ -2331,14 +2675,16 @@ static PyObject *
 run_inlined(const Invocation *call, PyObject *mode, PyObject *operator, PyObject *known)
 {
     Py_ssize_t start = 0;
-    int is_claimed = field(known, python.known_claims) == Py_True;
-    if (is_claimed) {
-        PyObject *is_recording = call_builtin(&stack.is_recording, NULL);
-        Py_XDECREF(is_recording);
-        if (is_recording == NULL) {
-            return NULL;
+    int is_checked = has_checks(field(known, python.known_after));
+    if (is_checked) {
+        int passed = pass_arguments(call, field(known, python.known_before));
+        if (passed <= 0) {
+            return passed < 0 ? NULL : act(call, operator, known);
         }
-        is_claimed = is_recording == Py_True;
+    }
+    int is_claimed = field(known, python.known_claims) == Py_True ? is_recording() : 0;
+    if (is_claimed < 0) {
+        return NULL;
     }
     if (run_routines(field(known, python.known_before)) < 0) {
         return NULL;
@@ -2350,8 +2696,17 @@ run_inlined(const Invocation *call, PyObject *mode, PyObject *operator, PyObject
     if (result == NULL || result == Py_NotImplemented) {
         return result;
     }
-    if ((is_claimed && claim(call, mode, operator, known, result, start) < 0)
-        || run_routines(field(known, python.known_after)) < 0) {
+    int passed = is_claimed && claim(call, mode, operator, known, result, start) < 0 ? -1 : 1;
+    if (passed > 0 && is_checked) {
+        passed = look_at(&result, 1, 1);
+    }
+    if (passed == 0) {
+        passed = run_checked(call, operator, known, result) < 0 ? -1 : 1;
+    }
+    else if (passed > 0 && run_routines(field(known, python.known_after)) < 0) {
+        passed = -1;
+    }
+    if (passed < 0) {
         Py_CLEAR(result);
     }
     return result;
@@ -2422,19 +2777,17 @@ intercept(const Invocation *call)
         break;
     }
     Py_XDECREF(found);
-    if (thread.mode == NULL && answer != ASK && thread.session == session) {
-        thread.mode = mode;
-    }
-    else if (!is_installed) {
-        KEEPING_ERROR(Py_DECREF(mode));
-    }
-    else {
+    if (answer == ASK && is_installed) {
+        /* What was reported may have changed the stack. */
         KEEPING_ERROR({
             if (push_ours(mode) < 0) {
                 PyErr_WriteUnraisable(mode);
             }
             Py_DECREF(mode);
         });
+    }
+    else {
+        put_back(mode);
     }
     return result;
 }
@@ -3263,6 +3616,7 @@ find_slots(void)
         {python.known, "inlined_after", &python.known_after},
         {python.known, "claims", &python.known_claims},
         {python.known, "gradients", &python.known_gradients},
+        {python.known, "checked", &python.known_checked},
         {python.known, "claimed", &python.known_claimed},
         {python.known, "iterations", &python.known_iterations},
         {python.known, "op_id", &python.known_op_id},
@@ -3376,6 +3730,10 @@ find_inlined_slots(void)
         {inlined.timer, "number", &at.timer_number},
         {inlined.log, "numbers", &at.log_numbers},
         {inlined.log, "due", &at.log_due},
+        {inlined.check, "_held", &at.check_held},
+        {inlined.check, "overwrites", &at.check_overwrites},
+        {inlined.check, "trail", &at.check_trail},
+        {inlined.check, "name", &at.check_name},
         {inlined.gradients, "graph", &at.gradients_graph},
         {inlined.gradients, "form", &at.gradients_form},
         {inlined.gradients, "handle", &at.gradients_handle},
@@ -3421,6 +3779,10 @@ gate_configure_inlined(PyObject *Py_UNUSED(module), PyObject *objects)
         {"sequence", &inlined.sequence}, {"checks", &inlined.checks},
         {"handle", &inlined.handle},     {"kinds", &inlined.kinds},
         {"node", &inlined.node},         {"task", &inlined.task},
+        {"check", &inlined.check},       {"before", &inlined.before},
+        {"sum", &inlined.sum},           {"item", &inlined.item},
+        {"plain", &inlined.plain},       {"tensors", &inlined.tensors},
+        {"set_recording", &inlined.set_recording},
         {"counter", &inlined.counter},
     };
     for (size_t i = 0; i < sizeof all / sizeof *all; i++) {
@@ -3431,11 +3793,12 @@ gate_configure_inlined(PyObject *Py_UNUSED(module), PyObject *objects)
         }
         Py_XSETREF(*all[i].place, Py_NewRef(found));
     }
-    if (!PyTuple_CheckExact(inlined.checks) || !PyDict_CheckExact(inlined.kinds)
+    if (!PyTuple_CheckExact(inlined.checks) || !PyTuple_CheckExact(inlined.plain)
+        || !PyTuple_CheckExact(inlined.tensors) || !PyDict_CheckExact(inlined.kinds)
         || find_inlined_slots() < 0) {
         Py_CLEAR(inlined.counter);
         if (!PyErr_Occurred()) {
-            PyErr_SetString(PyExc_TypeError, "the checks are no tuple, or the kinds no dict");
+            PyErr_SetString(PyExc_TypeError, "what is to be a tuple or a dict is none");
         }
         return NULL;
     }

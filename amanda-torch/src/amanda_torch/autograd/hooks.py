@@ -136,6 +136,9 @@ class NodeHooks:
                 dispatcher.run_blind(settled.after, thread)
             return None
         else:
+            if dispatcher.native is not None:
+                for check in settled.checks:
+                    check.supply(grad_outputs, is_new=False)
             values = list(grad_inputs)
             changed = _without_modes(dispatcher.run_all, settled.after, values)
         if changed is values:

@@ -26,7 +26,7 @@ from amanda_torch.eager.operation import Operation, made_leaf
 from amanda_torch.eager.phases import phase_of
 from amanda_torch.operators.calls import TorchCall, tensors_of, with_tensors
 from amanda_torch.operators.layouts import Layout
-from amanda_torch.routines import RoutineDispatcher, count, counters_of, inlined_of
+from amanda_torch.routines import RoutineDispatcher, count, counters_of, inlined_around
 
 if TYPE_CHECKING:
     from amanda.engine.dispatch import OpExecution
@@ -82,6 +82,7 @@ class KnownOp:
         claims: whether some tool looks at them.
         inlined_before, inlined_after: the routines that C can run, where its actions run nothing
             else; otherwise None.
+        checked: runs the routines after it, where C has not found all of its outputs finite.
         claimed: what is done in Python for the backward operators once it has run.
         iterations: see :attr:`Claimer.iterations`.
         owners: see :attr:`Claimer.leaf_owners`.
@@ -89,6 +90,7 @@ class KnownOp:
     """
 
     __slots__ = (
+        "checked",
         "claimed",
         "claims",
         "counters",
@@ -113,12 +115,12 @@ class KnownOp:
         # Read by the gate, as are those that follow.
         self.is_claim = plan.is_claim
         self.claims = plan.claims
-        is_inlined = plan.is_claim or plan.is_blind
-        self.inlined_before = inlined_of(plan.before) if is_inlined else None
-        self.inlined_after = inlined_of(plan.after) if is_inlined else None
+        self.inlined_before = self.inlined_after = None
+        if plan.is_claim or plan.is_blind or plan.is_around:
+            self.inlined_before, self.inlined_after, _ = inlined_around(plan.before, plan.after)
         # There are none where a routine has ended the last scope of the thread.
         methods = executor.methods or executor.bind()
-        self.claimed = methods["claimed"]
+        self.claimed, self.checked = methods["claimed"], methods["checked"]
         self.iterations = executor.claimer.iterations
         self.owners = executor.claimer.leaf_owners
         self.op_id = plan.op_id
@@ -157,7 +159,8 @@ class Executor:
     def bind(self) -> Mapping[str, Callable[..., Any]]:
         """Bind :attr:`methods`, and return them."""
         ways = self.run_claimed, self.run_counted, self.run_blind, self.run_around, self.run
-        self.methods = bound = {method.__name__: method for method in (self.claimed, *ways)}
+        others = self.claimed, self.checked
+        self.methods = bound = {method.__name__: method for method in (*others, *ways)}
         return bound
 
     # -- an operator that is not known ------------------------------------
@@ -317,6 +320,26 @@ class Executor:
             else:
                 with _internals.reading((result, *args)):
                     self._claim(known.plan, known.gradients, execution, result, start)
+
+    def checked(
+        self, known: KnownOp, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any
+    ) -> None:
+        """Run the routines after an operator of which the gate has run those before.
+
+        Checks of :mod:`amanda.inline` are among them, and an output is not finite, or of a kind
+        that the gate does not know.
+        """
+        plan = known.plan
+        try:
+            with _internals.reading((*args, *kwargs.values(), result)):
+                call = self._call(func, known.name, plan.op_id, args, kwargs)
+                for action in plan.after:
+                    if check := inline.checked_by(action.func):
+                        check.supply(call.inputs, is_new=True)
+                # They return nothing, so that the outputs stay as they are.
+                self._dispatcher.run_all(plan.after, tensors_of(result))
+        except TypeError as error:
+            raise unswallowed(error, known.name)  # noqa: B904 - it sets its cause
 
     def run_counted(
         self,

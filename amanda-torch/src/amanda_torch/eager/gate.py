@@ -50,7 +50,7 @@ OLDEST_PYTHON = (3, 11)
 NEWEST_PYTHON = (3, 13)
 """The versions of CPython between which the tests of the gate pass."""
 
-INTERFACE = 4
+INTERFACE = 5
 """Of the extension, which has to have the same."""
 
 _UNREPORTED = frozenset({"from_numpy"})
@@ -174,6 +174,13 @@ def _inlined() -> dict[str, Any]:
         "clock": time.perf_counter_ns,
         "native": threading.get_native_id,
         "look": look,
+        "check": inline.Check,
+        "before": inline.Check.before,
+        "tensors": (torch.Tensor, nn.Parameter),
+        "sum": _internals.TENSOR_BASE.sum,
+        "item": _internals.TENSOR_BASE.item,
+        "set_recording": _internals.set_grad_enabled,
+        "plain": _internals.TRANSFORMERS,
         "graph": KnownGraph,
         "gradients": KnownGradients,
         "hooks": NodeHooks,

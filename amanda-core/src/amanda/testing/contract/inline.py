@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import itertools
+import math
 import time
+from collections import deque
 from typing import Any
 
 import pytest
 
-from amanda.inline import Counter, Log, Record, Timer
+from amanda.inline import Check, Counter, Log, Record, Timer
 from amanda.interface.context import OpContext
 from amanda.interface.driver import Capability
 from amanda.testing.contract.base import ContractTests, W, X, nothing, product, times
@@ -31,6 +33,13 @@ class Twins:
     def counts(self) -> tuple[int, int]:
         """The count of the counter and of the Python routine."""
         return self.counter.count, self.called
+
+
+INFINITE = [[math.inf, -2.0], [3.0, 4.0]]
+
+
+def _all_finite(values: Any) -> bool:
+    return all(map(_all_finite, values)) if isinstance(values, list) else math.isfinite(values)
 
 
 class InlineTests(ContractTests):
@@ -317,3 +326,107 @@ class InlineTests(ContractTests):
         assert forms[0] == wide
         assert flat in forms
         assert all(one != next_one for one, next_one in itertools.pairwise(forms))
+
+    # -- checks ---------------------------------------------------------------
+
+    def is_finite(self, tensor: Any) -> bool:
+        """Whether all numbers of a tensor are finite."""
+        return _all_finite(self.fw.to_list(tensor))
+
+    def checked(self, check: Check) -> Any:
+        """An analysis that has a check look at its operator."""
+
+        def analyse(context: OpContext) -> None:
+            context.insert_before_op(check.before)
+            context.insert_after_op(check.after)
+
+        return analyse
+
+    @pytest.mark.parametrize("overwrites", [False, True, None])
+    def test_a_check_finds_what_is_not_finite(self, overwrites: bool | None) -> None:
+        """A check calls its function where an output is not finite, with inputs and outputs, and
+        tells whether inputs that may be overwritten were finite; each execution is in its trail."""
+        found: list[Any] = []
+        trail: deque[str] = deque()
+
+        def note(inputs: Any, outputs: Any, was_finite: bool) -> None:
+            given = [t for t in inputs if t is not None]
+            lists = [self.fw.to_list(t) for t in (*given, *outputs)]
+            found.append((*lists, was_finite))
+
+        check = Check(self.is_finite, note, overwrites=overwrites, trail=trail, name="here")
+        finite, infinite = self.multiplication(), self.fw.program(self.fw.mul, INFINITE, W)
+        with self.apply(self.probe("mul", before=self.checked(check))):
+            for program in (finite, infinite, finite, infinite):
+                program.run()
+        assert found == [(INFINITE, W, product(INFINITE, W), overwrites is not True)] * 2
+        assert list(trail) == ["here"] * 4
+        assert check.overwrites is (overwrites is True)
+
+    def test_a_check_beside_a_routine(self) -> None:
+        """A check looks at what routines before it have made, and the values stay theirs."""
+        found: list[Any] = []
+        check = Check(self.is_finite, lambda *_: found.append(len(found)))
+
+        def analyse(context: OpContext) -> None:
+            context.insert_after_op(lambda y: self.fw.scale(y, 2.0))
+            self.checked(check)(context)
+
+        tool = self.probe("mul", before=analyse)
+        assert self.run(self.multiplication(), tool, times=2) == [times(product(X, W), 2.0)]
+        assert found == []
+        with self.apply(self.probe("mul", before=self.checked(check))):
+            self.fw.program(self.fw.mul, INFINITE, W).run()
+        assert found == [0]
+
+    def test_a_check_of_a_subclass(self) -> None:
+        """What a subclass of Check does at each execution is done."""
+        seen: list[int] = []
+
+        class Noting(Check):
+            def after(self, *outputs: Any) -> None:
+                seen.append(len(outputs))
+
+        check = Noting(self.is_finite, nothing)
+        self.run(self.multiplication(), self.probe("mul", before=self.checked(check)), times=2)
+        assert seen == [1, 1]
+
+    def test_a_check_whose_function_raises(self) -> None:
+        """What the function of a check raises reaches the program, and the next execution is
+        checked again."""
+
+        def fail(*_: Any) -> None:
+            raise ValueError("not finite")
+
+        check = Check(self.is_finite, fail)
+        program = self.fw.program(self.fw.mul, INFINITE, W)
+        with self.apply(self.probe("mul", before=self.checked(check))):
+            for _ in range(3):
+                with pytest.raises(Exception, match="not finite"):
+                    program.run()
+        assert program.run() == [product(INFINITE, W)]
+
+    @requires(Capability.BACKWARD)
+    def test_a_check_of_backward_operators(self) -> None:
+        """A check around a backward operator finds what a routine after it finds there."""
+        found: list[Any] = []
+        seen: list[Any] = []
+
+        def analyse(context: OpContext) -> None:
+            check = Check(self.is_finite, lambda *given: found.append(given), overwrites=None)
+            context.insert_before_backward_op(check.before)
+            context.insert_after_backward_op(check.after)
+
+        def look(*gradients: Any) -> None:
+            given = [t for t in gradients if t is not None]
+            if not all(map(self.is_finite, given)):
+                seen.append(given)
+
+        twin = self.probe(before_backward=lambda c: c.insert_after_backward_op(look))
+        program = self.fw.program(lambda x, w: self.fw.relu(self.fw.mul(x, w)), INFINITE, W)
+        self.train(program, twin, times=3)
+        self.train(program, self.probe(before_backward=analyse), times=3)
+        assert len(found) == len(seen) > 0
+        for inputs, outputs, _ in found:
+            assert not all(self.is_finite(t) for t in outputs if t is not None)
+            assert any(t is not None for t in inputs)
