@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import inspect
-from typing import Any
+from collections.abc import Iterator
+from typing import Any, ClassVar
 
 import pytest
 
@@ -12,6 +14,7 @@ from amanda.engine.dispatch import create_driver
 from amanda.interface.driver import INTERFACE_VERSION, Capability, Driver
 from amanda.namespace import Namespace
 from amanda.registry import hookspecs
+from amanda.state import ATTACHED, UNPAUSED
 from amanda.testing import loopback as lb
 from amanda.testing.loopback import LoopbackDriver, Tensor, tensor
 
@@ -65,7 +68,6 @@ def test_detach_is_idempotent() -> None:
 
 def test_vanilla() -> None:
     """Within a driver's vanilla() the current thread's framework calls are not instrumented."""
-    from amanda.state import ATTACHED
     from amanda.testing import loopback
 
     calls: list[int] = []
@@ -74,6 +76,73 @@ def test_vanilla() -> None:
     with amanda.apply(tool), ATTACHED[LoopbackDriver].vanilla():
         assert isinstance(loopback.add(tensor(1.0), 1.0), Tensor)
     assert calls == []
+
+
+class OtherDriver(Driver):
+    """A driver of another framework, which notes when it is made vanilla, and what tools raise."""
+
+    name = "other"
+    framework = "sys"
+    interface_version = INTERFACE_VERSION
+    namespace = Namespace("other/1/eager")
+    entered = 0
+    told: ClassVar[list[BaseException]] = []
+
+    def attach(self) -> None:
+        """Nothing is patched."""
+
+    @contextlib.contextmanager
+    def vanilla(self) -> Iterator[None]:
+        """Counts the entries."""
+        type(self).entered += 1
+        yield
+
+    def ad_isolated(self) -> Any:
+        """There is no AD."""
+        return contextlib.nullcontext()
+
+
+class FollowingDriver(OtherDriver):
+    """One that does without ``vanilla()``, and is told what tools raise."""
+
+    name = "following"
+    follows_pauses = True
+    entered = 0
+
+    def tool_raised(self, error: BaseException) -> None:
+        """Note it."""
+        self.told.append(error)
+
+
+def test_another_driver_is_vanilla_in_tool_code() -> None:
+    """Analyses and routines run within vanilla() of each other framework's driver, unless that
+    says that it follows what core pauses."""
+    tool = amanda.Tool()
+    tool.add_inst_for_op(lambda context: context.insert_before_op(lambda *tensors: None))
+    with amanda.apply(tool, drivers=[LoopbackDriver, OtherDriver, FollowingDriver]):
+        lb.add(tensor(1.0), 1.0)
+        lb.add(tensor(1.0), 1.0)
+        assert set(UNPAUSED) == {LoopbackDriver, OtherDriver}
+    assert (OtherDriver.entered, FollowingDriver.entered) == (4, 0)
+    assert (UNPAUSED, ATTACHED) == ({}, {})
+
+
+def test_another_driver_is_told_what_a_tool_raises() -> None:
+    """A driver is told of an exception of a tool at an operator of another framework."""
+
+    def fail(*tensors: Any) -> None:
+        raise LookupError("in a routine")
+
+    tool = amanda.Tool()
+    tool.add_inst_for_op(lambda context: context.insert_before_op(fail))
+    FollowingDriver.told.clear()
+    with (
+        amanda.apply(tool, drivers=[LoopbackDriver, FollowingDriver]),
+        pytest.raises(LookupError) as raised,
+    ):
+        lb.add(tensor(1.0), 1.0)
+    assert FollowingDriver.told == [raised.value]
+    FollowingDriver.told.clear()
 
 
 def test_capabilities_are_explained() -> None:

@@ -38,13 +38,17 @@ W = tf.ones([2, 2])
 
 
 @contextmanager
-def counted() -> Iterator[collections.Counter[str]]:
-    """Counts the calls of functions of Amanda's, by file and name, in the current thread."""
+def counted(sources: tuple[str, ...] = SOURCES) -> Iterator[collections.Counter[str]]:
+    """Counts the calls of functions of Amanda's, by file and name, in the current thread.
+
+    Args:
+        sources: where the files lie.
+    """
     calls: collections.Counter[str] = collections.Counter()
 
     def profile(frame: FrameType, event: str, _: Any) -> None:
         code = frame.f_code
-        if event == "call" and code.co_filename.startswith(SOURCES):
+        if event == "call" and code.co_filename.startswith(sources):
             calls[f"{Path(code.co_filename).name} {code.co_name}"] += 1
 
     before = sys.getprofile()

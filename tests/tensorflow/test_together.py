@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import subprocess
 import sys
+import threading
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,8 +19,10 @@ from amanda.tools.mapping import MappingTool
 from amanda_tensorflow import mapping_rules
 from amanda_tools.count import CountTool
 from tests.tensorflow import support
+from tests.tensorflow.test_call_counts import SOURCES, counted
 
 torch = pytest.importorskip("torch", reason="needs both frameworks")
+amanda_torch = pytest.importorskip("amanda_torch")
 
 
 class Portable(amanda.Tool):
@@ -190,3 +196,205 @@ def test_types_are_called_as_in_torch() -> None:
 
     renamed = set(mapping_rules.TYPES) - TENSORFLOW_ONLY
     assert {name for name in renamed if not exists(name)} == set()
+
+
+# -- tool code ----------------------------------------------------------------
+
+VALUES = np.array([[1.0, -2.0], [3.0, 4.0]], np.float32)
+
+
+def eager_operators() -> Any:
+    """Two operators, and a variable."""
+    return tf.reduce_sum(tf.square(tf.Variable(VALUES)))
+
+
+def gradients() -> Any:
+    """A backward pass."""
+    x = tf.constant(VALUES)
+    with tf.GradientTape() as tape:
+        tape.watch(x)
+        y = tf.nn.relu(x)
+    return tape.gradient(y, x)
+
+
+KNOWN = tf.function(lambda x: tf.sqrt(tf.abs(x)))
+KNOWN(tf.constant(VALUES))
+
+
+def functions() -> Any:
+    """A function that is traced now, and one that was traced before."""
+    return tf.function(lambda x: tf.exp(x) + KNOWN(x))(tf.constant(VALUES))
+
+
+def in_a_session() -> Any:
+    """A graph of TensorFlow 1."""
+    with tf.Graph().as_default() as graph:
+        y = tf.tanh(tf.constant(VALUES))
+    with tf.compat.v1.Session(graph=graph) as session:
+        return session.run(y)
+
+
+def layers() -> Any:
+    """A layer of Keras."""
+    return tf.keras.layers.Dense(2)(tf.constant(VALUES))
+
+
+PROGRAMS = (eager_operators, gradients, functions, in_a_session, layers)
+
+
+class CallingOther(amanda.Tool):
+    """Calls TensorFlow in analyses and routines of PyTorch's operators, at each kind of action."""
+
+    def __init__(self, program: Callable[[], Any], differentiable: bool = False) -> None:
+        super().__init__()
+        self.program = program
+        self.called = 0
+        self.seen: list[str] = []
+        self._switch = amanda.ad_enabled if differentiable else contextlib.nullcontext
+        self.add_inst_for_op(self.look)
+        self.add_inst_for_op(self.look_backward, backward=True)
+
+    def look(self, context: amanda.OpContext) -> None:
+        self.seen.append(f"{context.namespace.tags[0]} {context.get_op_id()}")
+        if context.namespace.tags[0] != "pytorch":
+            return
+        self.call()
+        with self._switch():
+            context.insert_before_op(self.call)
+            context.insert_before_op(self.call, inputs=[])
+            context.insert_after_op(self.call)
+
+    def look_backward(self, context: amanda.OpContext) -> None:
+        self.seen.append(f"{context.namespace.tags[0]} {context.get_backward_op_id()}")
+        if context.namespace.tags[0] != "pytorch":
+            return
+        with self._switch():
+            context.insert_before_backward_op(self.call, grad_outputs=[])
+            context.insert_after_backward_op(self.call)
+
+    def call(self, *_: Any) -> None:
+        self.called += 1
+        self.program()
+
+
+def train() -> None:
+    """A forward and a backward pass in PyTorch."""
+    module = torch.nn.Linear(2, 2)
+    torch.relu(module(torch.tensor(VALUES))).sum().backward()
+
+
+def in_a_thread(function: Callable[[], Any]) -> None:
+    """Call a function in a thread of its own."""
+    thread = threading.Thread(target=function)
+    thread.start()
+    thread.join()
+
+
+@pytest.mark.parametrize("differentiable", [False, True], ids=["isolated", "differentiable"])
+@pytest.mark.parametrize("program", PROGRAMS)
+def test_tool_code_is_vanilla_in_the_other_framework(
+    program: Callable[[], Any], differentiable: bool
+) -> None:
+    """No operator of TensorFlow within analyses and routines of PyTorch's operators is seen: in
+    nested scopes, in threads, and when the operators are known."""
+    tool, outer = CallingOther(program, differentiable), CountTool()
+    with amanda.apply(outer), amanda.apply(tool):
+        for _ in range(3):
+            train()
+            amanda.new_iteration()
+        in_a_thread(train)
+        met = len(tool.seen)
+        program()
+    assert tool.called > 100
+    assert {seen.split()[0] for seen in tool.seen[:met]} == {"pytorch"}
+    assert any(seen.startswith("tensorflow") for seen in tool.seen[met:])
+    assert {row["namespace"].split("/")[0] for row in outer.op_rows()[:met]} == {"pytorch"}
+
+
+def test_tool_code_that_raises_leaves_the_other_framework_instrumented() -> None:
+    """After a routine has raised within operators of TensorFlow, these are vanilla no longer."""
+    seen: list[str] = []
+
+    def fail(*_: Any) -> None:
+        tf.square(VALUES)
+        raise LookupError("in a routine")
+
+    def look(context: amanda.OpContext) -> None:
+        seen.append(context.get_op_id())
+        if context.namespace.tags[0] == "pytorch":
+            context.insert_before_op(fail)
+
+    tool = amanda.Tool()
+    tool.add_inst_for_op(look)
+    x = torch.tensor(VALUES)
+    with amanda.apply(tool):
+        for _ in range(3):
+            with pytest.raises(LookupError, match="in a routine"):
+                torch.relu(x)
+            amanda.new_iteration()
+        assert seen == ["/relu:0"]
+        tf.square(VALUES)
+    assert seen == ["/relu:0", "/Square:0"]
+
+
+@pytest.mark.parametrize("call", [tf.py_function, tf.numpy_function])
+def test_an_exception_of_a_tool_keeps_its_type(call: Any) -> None:
+    """What a tool raises at an operator of PyTorch that a function of TensorFlow calls reaches the
+    user as it is."""
+
+    def fail(*_: Any) -> None:
+        raise LookupError("in a routine")
+
+    def look(context: amanda.OpContext) -> None:
+        if context.namespace.tags[0] == "pytorch":
+            context.insert_before_op(fail)
+
+    tool = amanda.Tool()
+    tool.add_inst_for_op(look)
+    with amanda.apply(tool):
+        for _ in range(3):
+            with pytest.raises(LookupError, match="in a routine"):
+                call(lambda x: torch.relu(torch.tensor(np.array(x))).numpy(), [VALUES], tf.float32)
+            amanda.new_iteration()
+
+
+PACKAGES = (*SOURCES, str(Path(amanda_torch.__file__).parent) + "/")
+
+
+def calls_of_torch(drivers: Any) -> tuple[int, str]:
+    """The calls of ours in an iteration in PyTorch with routines at each operator."""
+
+    class Ignoring(CallingOther):
+        def call(self, *_: Any) -> None:
+            self.called += 1
+
+    tool, module = Ignoring(lambda: None), torch.nn.Linear(2, 2)
+    with amanda.apply(tool, drivers=drivers):
+        for _ in range(5):
+            before = tool.called
+            with counted(PACKAGES) as calls:
+                torch.relu(module(torch.tensor(VALUES))).sum().backward()
+            amanda.new_iteration()
+    assert tool.called - before > 20
+    return calls.total(), "\n".join(f"{n:5} {name}" for name, n in calls.most_common())
+
+
+def test_another_framework_makes_routines_no_dearer() -> None:
+    """Where TensorFlow is imported, too, a routine on PyTorch runs through the same functions."""
+    alone, together = calls_of_torch(["torch-eager"]), calls_of_torch(None)
+    assert together[0] == alone[0], f"{together[1]}\n\n{alone[1]}"
+
+
+def test_routines_of_tensorflow_beside_torch() -> None:
+    """Where PyTorch is imported, too, a routine on TensorFlow runs through few functions more."""
+    counts = []
+    for drivers in ["tensorflow-eager"], None:
+        tool = support.Counter(["Square"])
+        with amanda.apply(tool, drivers=drivers):
+            for _ in range(5):
+                with counted(PACKAGES) as calls:
+                    tf.square(VALUES)
+                amanda.new_iteration()
+        assert tool.forward["Square"] == 5
+        counts.append(calls.total())
+    assert counts[1] - counts[0] <= 10

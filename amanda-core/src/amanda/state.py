@@ -330,13 +330,31 @@ def settle(thread: dict[str, Any]) -> None:
 
 
 ATTACHED: dict[type[Any], Any] = {}
-"""Attached drivers by class: one instance serves all scopes."""
+"""Attached drivers by class: one instance serves all scopes. See :func:`note_attached`."""
+
+UNPAUSED: dict[type[Any], Any] = {}
+"""Those of them that do not notice by themselves that a thread is paused: their ``vanilla()`` is
+entered wherever a tool's code runs (``Driver.follows_pauses``)."""
 
 FAILED: dict[type[Any], str] = {}
 """Drivers that could not be attached in this process, and the reason for each."""
 
 LIVE_SCOPES: list[LiveScope] = []
 """Scopes of all threads that have not ended, in the order of their entry."""
+
+
+def note_attached(cls: type[Any], driver: Any) -> None:
+    """A driver has been attached."""
+    if not driver.follows_pauses:
+        UNPAUSED[cls] = driver
+    # Last, and first undone: an interrupt that comes between is followed by note_detached().
+    ATTACHED[cls] = driver
+
+
+def note_detached(cls: type[Any]) -> None:
+    """A driver is attached no longer; harmless when called twice."""
+    UNPAUSED.pop(cls, None)
+    ATTACHED.pop(cls, None)
 
 
 def invalidate() -> None:

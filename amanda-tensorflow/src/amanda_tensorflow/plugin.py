@@ -60,6 +60,8 @@ class TensorFlowDriver(Driver, abc.ABC):
 
     framework: ClassVar[str] = "tensorflow"
     interface_version: ClassVar[int] = 2
+    # Operators that run at once are asked for it one by one; graphs are met by the dispatcher.
+    follows_pauses: ClassVar[bool] = True
 
     @classmethod
     def reason_unusable(cls) -> str:

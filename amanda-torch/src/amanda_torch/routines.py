@@ -28,7 +28,7 @@ from amanda.errors import InPlaceWarning
 from amanda.inline import Check, Counter, Log, checked_by, is_counter, started_by, stopped_by
 from amanda.interface.action import Action, ActionKind, InstPoint, Owner
 from amanda.interface.calls import OpCall
-from amanda.state import ATTACHED, STATE, TOOL_LOCK, LiveScope
+from amanda.state import STATE, TOOL_LOCK, UNPAUSED, LiveScope
 from amanda_torch import _internals
 
 # Half of what a with-statement costs.
@@ -38,7 +38,7 @@ _is_owned = TOOL_LOCK.is_owned
 _PENDING: Any = object()
 _BACKWARD = frozenset(point for point in InstPoint if point.is_backward)
 _REPLACEMENTS = frozenset({ActionKind.REPLACE_OP, ActionKind.REPLACE_BACKWARD_OP})
-_attached = ATTACHED
+_unpaused = UNPAUSED
 _clock = time.perf_counter
 _is_grad_enabled = torch.is_grad_enabled
 _set_grad_enabled = _internals.set_grad_enabled
@@ -213,7 +213,7 @@ class RoutineDispatcher(Dispatcher):
     ) -> None:
         """As :meth:`Dispatcher.call_alone`; in one function, with a function mode hidden."""
         depth = _mode_depth()
-        if depth > 1 or len(_attached) != 1 or _internals.is_reading():
+        if depth > 1 or len(_unpaused) != 1 or _internals.is_reading():
             super().call_alone(scope, function, args)
             return
         thread = vars(STATE)
@@ -295,7 +295,7 @@ class RoutineDispatcher(Dispatcher):
         """
         if not actions:
             return values
-        together = len(_attached) == 1 and _internals.is_plain() and not _internals.is_reading()
+        together = len(_unpaused) == 1 and _internals.is_plain() and not _internals.is_reading()
         if together:
             for action in actions:
                 together = together and not action.differentiable
@@ -308,7 +308,7 @@ class RoutineDispatcher(Dispatcher):
     ) -> list[Any]:
         """Run isolated routines on `values`; the list with their results put in.
 
-        To be used where no other driver is attached and ``_internals.is_plain()`` holds, so
+        To be used where no other driver has to be told and ``_internals.is_plain()`` holds, so
         that nothing notices the framework calls of a routine.
 
         Args:
@@ -355,7 +355,7 @@ class RoutineDispatcher(Dispatcher):
             thread: ``vars(STATE)`` of the current thread.
         """
         depth = _mode_depth()
-        if depth > 1 or len(_attached) != 1 or _internals.in_forward_ad():
+        if depth > 1 or len(_unpaused) != 1 or _internals.in_forward_ad():
             _internals.without_modes(self.run_all, actions, [])
             return
         returned, action = None, actions[0]

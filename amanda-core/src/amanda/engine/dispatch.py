@@ -35,6 +35,7 @@ from amanda.state import (
     ATTACHED,
     STATE,
     TOOL_LOCK,
+    UNPAUSED,
     LiveScope,
     owns_tool_lock,
     settle,
@@ -58,6 +59,8 @@ def note(error: BaseException, who: str, op_id: str, point: str = "op ") -> None
     text = f"amanda: raised in {who} at {point}{op_id}".removesuffix(" of ")
     if text not in getattr(error, "__notes__", ()):
         error.add_note(text)
+    for driver in tuple(ATTACHED.values()):
+        driver.tool_raised(error)
 
 
 class Dispatcher:
@@ -72,11 +75,13 @@ class Dispatcher:
         self._driver: Driver | None = None
         self._quiet: dict[object, None] = {}
         self._unboxes = False
+        self._is_unpaused = False
 
     def bind(self, driver: Driver) -> None:
         """Tell which driver this dispatcher serves."""
         self._driver = driver
         self._unboxes = type(driver).unbox is not Driver.unbox
+        self._is_unpaused = not driver.follows_pauses
 
     @property
     def driver(self) -> Driver:
@@ -318,7 +323,7 @@ class Dispatcher:
         thread = vars(STATE)
         start, outer, owned = 0.0, thread["paused"], owns_tool_lock()
         scopes = thread["scopes"] if scopes is None else scopes
-        contexts = (own,) if len(ATTACHED) == 1 else (*self._elsewhere(), own)
+        contexts = (own,) if len(UNPAUSED) == self._is_unpaused else (*self._elsewhere(), own)
         entered: list[AbstractContextManager[Any]] = []
         try:
             thread["paused"] = outer + 1
@@ -358,10 +363,13 @@ class Dispatcher:
             raise
 
     def _elsewhere(self) -> Sequence[AbstractContextManager[Any]]:
-        """Contexts in which the drivers of other frameworks do not instrument a tool's calls."""
+        """Contexts in which the drivers of other frameworks do not instrument a tool's calls.
+
+        That the thread is paused is enough for most.
+        """
         own, contexts = self.driver.framework, []
         # A frame for each routine: a comprehension would be another one.
-        for driver in tuple(ATTACHED.values()):
+        for driver in tuple(UNPAUSED.values()):
             if driver.framework != own:
                 contexts.append(driver.vanilla())  # noqa: PERF401
         return contexts

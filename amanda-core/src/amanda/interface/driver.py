@@ -91,6 +91,9 @@ class Driver(abc.ABC):
         interceptors: the names of its ways to notice operators, where it has several;
             ``amanda run --interceptor`` chooses one.
         interceptor_variable: the environment variable that names the one to use.
+        follows_pauses: whether it instruments nothing in a thread that core has paused for a tool's
+            code (``Dispatcher.is_paused()``, ``STATE.paused``), as its dispatcher has no scopes
+            then: :meth:`vanilla` need not be entered at each routine of another framework's.
         dispatcher_class: a subclass of :class:`amanda.engine.dispatch.Dispatcher`, for drivers
             that insert routines into graphs, or have a faster way to run those of one point;
             None for the ordinary one.
@@ -111,6 +114,7 @@ class Driver(abc.ABC):
     adapter: ClassVar[str] = ""
     interceptors: ClassVar[tuple[str, ...]] = ()
     interceptor_variable: ClassVar[str] = ""
+    follows_pauses: ClassVar[bool] = False
     dispatcher_class: ClassVar[type | None] = None
 
     def __init__(self, dispatcher: Any) -> None:
@@ -215,6 +219,13 @@ class Driver(abc.ABC):
         """Another thread, of this number, has left its last scope: the current one has ended it.
 
         For drivers that have changed what only a thread itself can change back.
+        """
+
+    def tool_raised(self, error: BaseException) -> None:
+        """Code of a tool has raised in this thread, at an operator of any framework.
+
+        For frameworks that lose exceptions of code that they call: so that the driver can raise it
+        again.
         """
 
     def invalidate(self) -> None:

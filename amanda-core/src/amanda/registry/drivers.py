@@ -25,7 +25,7 @@ from amanda.errors import NoDriverError, PluginWarning
 from amanda.interface.driver import INTERFACE_VERSION, Driver
 from amanda.registry import distributions, import_hook, plugins, proofs
 from amanda.registry.plugins import BROKEN
-from amanda.state import ATTACHED, FAILED, LIVE_SCOPES
+from amanda.state import ATTACHED, FAILED, LIVE_SCOPES, note_attached, note_detached
 
 ANNOUNCED = ("tensorflow",)
 """Frameworks whose drivers are told of the import (``Driver.framework_imported``). It loads all
@@ -214,8 +214,9 @@ def _attach_new(cls: type[Driver]) -> None:
             raise TypeError(f"its namespace is {driver.namespace!r}, which is no Namespace")
         # A driver that cannot drop its plans would run out-of-date ones.
         driver.invalidate()
-        ATTACHED[cls] = driver
+        note_attached(cls, driver)
     except BaseException:
+        note_detached(cls)
         with contextlib.suppress(*BROKEN):
             driver.detach()
         raise

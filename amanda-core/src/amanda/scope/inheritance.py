@@ -17,6 +17,7 @@ from amanda.state import (
     Block,
     LiveScope,
     locked,
+    note_detached,
     owns_tool_lock,
     reset_locks,
     settle,
@@ -129,7 +130,8 @@ def _vanilla_child() -> None:
     import_hook.await_nothing()
     with contextlib.ExitStack() as stack:
         # Last, also if a driver raises.
-        stack.callback(ATTACHED.clear)
+        for cls in tuple(ATTACHED):
+            stack.callback(note_detached, cls)
         for driver in ATTACHED.values():
             stack.callback(drivers.attempt, driver, "detach")
             stack.callback(drivers.attempt, driver, "exit_thread")

@@ -31,6 +31,7 @@ from amanda.state import (
     close_block,
     invalidate,
     locked,
+    note_detached,
     open_block,
 )
 
@@ -336,13 +337,13 @@ class Scope:
             return
         if again:
             # It will not do: this was the second time.
-            del ATTACHED[cls]
+            note_detached(cls)
         try:
             drivers.attempt(driver, "detach", self.requested)
         except Exception:
-            ATTACHED.pop(cls, None)
+            note_detached(cls)
             raise
-        ATTACHED.pop(cls, None)
+        note_detached(cls)
 
     def _end_tools(self, again: bool) -> None:
         """Tell every tool, the later ones first."""

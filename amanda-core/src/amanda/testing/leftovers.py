@@ -9,7 +9,7 @@ Yield:
 from __future__ import annotations
 
 from amanda.scope.inheritance import cover_new_threads
-from amanda.state import ATTACHED, LIVE_SCOPES, STATE, ThreadState
+from amanda.state import ATTACHED, LIVE_SCOPES, STATE, ThreadState, note_detached
 
 
 def end() -> list[str]:
@@ -29,7 +29,7 @@ def end() -> list[str]:
             found.append(f"its exit raised {error!r}")
     for cls, driver in tuple(ATTACHED.items()):
         found.append(f"{cls.name} is attached")
-        del ATTACHED[cls]
+        note_detached(cls)
         try:
             driver.detach()
         except Exception as error:

@@ -143,6 +143,12 @@ class InterceptingDriver(TensorFlowEagerDriver):
         """:class:`~amanda_tensorflow.eager.autodiff.RoutineCall`; core pauses the thread itself."""
         return RoutineCall(isolated)
 
+    def tool_raised(self, error: BaseException) -> None:
+        """Keep it for the operator that calls Python, if one does: TensorFlow raises another."""
+        tracker = LOCAL.tracker
+        if tracker is not None and tracker.failures:
+            tracker.failures[-1] = error
+
     def is_tensor(self, value: Any) -> bool:
         """See :func:`amanda_tensorflow.eager.autodiff.is_tensor`."""
         return is_tensor(value)

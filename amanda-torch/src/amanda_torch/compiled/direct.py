@@ -25,7 +25,7 @@ from amanda.engine.dispatch import charge, note
 from amanda.engine.plan import ActionPlan
 from amanda.inline import is_counter
 from amanda.interface.action import Action
-from amanda.state import ATTACHED, STATE, TOOL_LOCK
+from amanda.state import STATE, TOOL_LOCK, UNPAUSED
 from amanda_torch import _internals
 from amanda_torch.compiled.code import GraphCode, Method, Site, Statement
 from amanda_torch.compiled.operators import Argument, Operator
@@ -159,7 +159,7 @@ class DirectCode:
         for index, is_leaf in self._leaves:
             if inputs[index].is_leaf is not is_leaf:
                 return None
-        if len(ATTACHED) != 1 or not _internals.is_eager() or torch.is_inference_mode_enabled():
+        if len(UNPAUSED) != 1 or not _internals.is_eager() or torch.is_inference_mode_enabled():
             return None
         if self._owners:
             iterations = self._interceptor.executor.claimer.iterations

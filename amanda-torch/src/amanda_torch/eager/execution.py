@@ -17,7 +17,7 @@ from amanda.engine.backward import OpHandle
 from amanda.engine.plan import ActionPlan
 from amanda.errors import ToolTypeError
 from amanda.interface.action import Action
-from amanda.state import ATTACHED, STATE
+from amanda.state import STATE, UNPAUSED
 from amanda_torch import _internals
 from amanda_torch.autograd.claims import Claimer, Execution, KnownGradients
 from amanda_torch.autograd.nodes import form_of
@@ -56,7 +56,7 @@ def unswallowed(error: BaseException, name: str) -> BaseException:
     return raised
 
 
-_attached = ATTACHED
+_unpaused = UNPAUSED
 _PLAIN = _internals.PLAIN
 _is_grad_enabled = torch.is_grad_enabled
 
@@ -375,7 +375,7 @@ class Executor:
             operator = functools.partial(self.run_claimed, known, func, args, kwargs, key)
             args, kwargs = (), {}
         try:
-            if plan.is_isolated and len(_attached) == 1 and _internals.is_bare():
+            if plan.is_isolated and len(_unpaused) == 1 and _internals.is_bare():
                 return self._dispatcher.run_between(plan, operator, args, kwargs, self._thread)
             self._run_blind(plan.before)
             result = operator(*args, **kwargs)
@@ -404,7 +404,7 @@ class Executor:
         if (
             layout is not None
             and plan.is_isolated
-            and len(_attached) == 1
+            and len(_unpaused) == 1
             and _internals.is_plain()
             and not (layout.is_in_place and _is_grad_enabled())
         ):

@@ -48,6 +48,8 @@ _PLAIN = _internals.PLAIN
 _Tensor = torch.Tensor
 _is_grad_enabled = torch.is_grad_enabled
 _mode_depth = _internals.mode_depth
+_mode_at = _internals.mode_at
+_pop_mode = _internals.pop_mode
 
 Met = tuple[Cell, int, Any, tuple[Any, ...], dict[str, Any], Any, Any]
 """An operator that was met: its cell, its position there, its function, arguments, key, result."""
@@ -142,7 +144,13 @@ class Interceptor(Tracker, TorchFunctionMode):
         self.muted += 1
         # A backward pass inside puts this mode on again.
         self.stale = True
-        if self.muted == 1 and self.is_listening():
+        if self.muted > 1:
+            return
+        if _mode_depth() == 1 and _mode_at(0) is self:
+            # exit(), inlined: each routine of another framework's tool comes here.
+            self._above, self._is_on = 0, False
+            _pop_mode()
+        elif self.is_listening():
             self._above = self.exit()
 
     def unmute(self) -> None:
@@ -490,15 +498,17 @@ class muted:  # noqa: N801 - reads as a statement
     __slots__ = ("_interceptor", "_running")
 
     def __init__(self, only_reads: bool = False) -> None:
-        self._running = _internals.running(only_reads)
+        self._running = _internals.running(only_reads) if _internals.is_reading() else None
 
     def __enter__(self) -> None:
-        self._running.__enter__()
+        if self._running is not None:
+            self._running.__enter__()
         self._interceptor = LOCAL.interceptor
         if self._interceptor is not None:
             self._interceptor.mute()
 
     def __exit__(self, *_: object) -> None:
-        self._running.__exit__()
+        if self._running is not None:
+            self._running.__exit__()
         if self._interceptor is not None:
             self._interceptor.unmute()
