@@ -13,6 +13,7 @@ from torch.utils.flop_counter import FlopCounterMode
 import amanda
 from amanda_tools._operators.peaks import peak_of
 from amanda_tools._timelines.memory import resident_bytes
+from amanda_tools.count import CountTool
 from amanda_tools.flops import FlopsTool
 from amanda_tools.profile import ProfileTool
 from tests import models
@@ -106,6 +107,46 @@ def test_the_activations_are_those_of_one_forward_pass() -> None:
 
     # Two linear operators, the rectifier, and the sum, which is the loss.
     assert figures(run)["activation_bytes"] == 4 * (5 * 16 + 5 * 16 + 5 * 4 + 1)
+
+
+class Asked(CountTool):
+    """Notes how often its figures are asked for."""
+
+    asked = 0
+
+    def running_figures(self) -> dict[str, float]:
+        """Counts the call."""
+        self.asked += 1
+        return super().running_figures()
+
+
+def test_figures_are_asked_for_once_in_a_step() -> None:
+    """Where a step begins as the last one ends, its figures begin with those of that end."""
+    tool, cell, state = Asked(), nn.LSTMCell(4, 4), (torch.ones(1, 4), torch.ones(1, 4))
+    with torch.no_grad(), amanda.apply(tool):
+        for _ in range(10):
+            state = cell(state[0], state)
+    found = tool.figures_of_steps()
+    assert (tool.steps, tool.asked) == (10, 11)
+    assert [found[step]["forward"] for step in range(10)] == [found[0]["forward"]] * 10
+    assert sum(figures["forward"] for figures in found.values()) == tool.running_figures()["forward"]
+
+
+def test_what_runs_between_steps_belongs_to_none() -> None:
+    """Operators between the end of a step and the begin of the next one are in no step's figures."""
+    tool, model = Asked(), nn.Linear(4, 4)
+    optimizer, x = torch.optim.SGD(model.parameters()), torch.ones(1, 4)
+    with amanda.apply(tool):
+        for step in range(4):
+            optimizer.zero_grad()
+            model(x).sum().backward()
+            optimizer.step()
+            for _ in range(step):
+                (x @ x.T).relu()
+    found = tool.figures_of_steps()
+    # The first step creates what the optimizer keeps.
+    assert found[1]["forward"] == found[2]["forward"] == found[3]["forward"]
+    assert sum(figures["forward"] for figures in found.values()) < tool.running_figures()["forward"]
 
 
 def test_figures_of_steps_are_lines_over_the_run() -> None:

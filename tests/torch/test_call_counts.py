@@ -230,7 +230,7 @@ IS_GATED = os.environ.get("AMANDA_TORCH_INTERCEPTOR", "auto") != "mode" and not 
 
 @pytest.mark.parametrize(
     ("training", "bound"),
-    [(True, 62 if IS_GATED else 186), (False, 58 if IS_GATED else 66)],
+    [(True, 44 if IS_GATED else 164), (False, 41 if IS_GATED else 49)],
     ids=["train", "infer"],
 )
 def test_a_cell_in_a_loop(training: bool, bound: int) -> None:

@@ -164,8 +164,9 @@ class CountTool(PrintingTool[CountOptions]):
 
     def running_figures(self) -> dict[str, float]:
         """Executions so far, forward and backward."""
-        # Twice for each step: a generator would cost frames for each operator.
-        return {way: sum(map(_count, found)) for way, found in self._counters.items()}
+        # For each step: a generator would cost frames for each operator.
+        forward, backward = self._counters["forward"], self._counters["backward"]
+        return {"forward": sum(map(_count, forward)), "backward": sum(map(_count, backward))}
 
     def _grouped(
         self, part: Iterable[CountedOp], key: Callable[[OpDescription], str]

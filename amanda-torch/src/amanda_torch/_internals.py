@@ -225,12 +225,8 @@ class _Reading(threading.local):
     is_refused = False
 
 
-_READING = _Reading()
-
-
-def is_reading() -> bool:
-    """Whether the current thread is within :class:`reading`."""
-    return _READING.is_on
+READING = _Reading()
+"""``is_on`` says whether the current thread is within :class:`reading`."""
 
 
 class reading:  # noqa: N801 - reads as a statement
@@ -253,12 +249,12 @@ class reading:  # noqa: N801 - reads as a statement
     def __enter__(self) -> None:
         if self._guard is not None:
             self._guard.__enter__()
-            _READING.is_on = True
-            _READING.is_refused = self._is_refused
+            READING.is_on = True
+            READING.is_refused = self._is_refused
 
     def __exit__(self, *raised: Any) -> None:
         if self._guard is not None:
-            _READING.is_on = _READING.is_refused = False
+            READING.is_on = READING.is_refused = False
             self._guard.__exit__(*raised)
 
 
@@ -276,17 +272,17 @@ class running:  # noqa: N801 - reads as a statement
         self._only_reads = only_reads
 
     def __enter__(self) -> None:
-        stays = self._only_reads and _READING.is_refused
-        self._guard = _with_overrides() if _READING.is_on and not stays else None
+        stays = self._only_reads and READING.is_refused
+        self._guard = _with_overrides() if READING.is_on and not stays else None
         if self._guard is not None:
             self._guard.__enter__()
-            _READING.is_on = False
+            READING.is_on = False
 
     def __exit__(self, *_: object) -> None:
         guard, self._guard = self._guard, None
         if guard is not None:
             guard.__exit__(None, None, None)
-            _READING.is_on = True
+            READING.is_on = True
 
 
 # -- what the current thread is doing ---------------------------------------

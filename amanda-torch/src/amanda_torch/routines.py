@@ -46,6 +46,7 @@ _mode_depth = _internals.mode_depth
 _mode_at = _internals.mode_at
 _pop_mode = _internals.pop_mode
 _push_mode = _internals.push_mode
+_reading = _internals.READING
 
 
 class BackwardRoutines:
@@ -213,7 +214,7 @@ class RoutineDispatcher(Dispatcher):
     ) -> None:
         """As :meth:`Dispatcher.call_alone`; in one function, with a function mode hidden."""
         depth = _mode_depth()
-        if depth > 1 or len(_unpaused) != 1 or _internals.is_reading():
+        if depth > 1 or len(_unpaused) != 1 or _reading.is_on:
             super().call_alone(scope, function, args)
             return
         thread = vars(STATE)
@@ -295,7 +296,7 @@ class RoutineDispatcher(Dispatcher):
         """
         if not actions:
             return values
-        together = len(_unpaused) == 1 and _internals.is_plain() and not _internals.is_reading()
+        together = len(_unpaused) == 1 and _internals.is_plain() and not _reading.is_on
         if together:
             for action in actions:
                 together = together and not action.differentiable

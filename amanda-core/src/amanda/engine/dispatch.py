@@ -98,8 +98,11 @@ class Dispatcher:
             settle(vars(state))
         if state.paused or not state.enabled:
             return ()
-        driver = self._driver
-        return tuple(scope for scope in state.scopes if scope.covers(driver))
+        driver, scopes = self._driver, state.scopes
+        for scope in scopes:
+            if not scope.covers(driver):
+                return tuple([scope for scope in scopes if scope.covers(driver)])
+        return scopes
 
     def is_cacheable(self) -> bool:
         """Whether a plan stays right until the driver's ``invalidate()`` is called."""

@@ -145,6 +145,8 @@ class Points:
         steps = scope.steps
         if point is Point.ITERATION_END:
             facts["end"] = steps.end
+        elif point is Point.ITERATION_BEGIN:
+            facts["follows"] = steps.follows
         if self._namespace is None:
             self._namespace = str(self._dispatcher.driver.namespace)
         context = PointContext(

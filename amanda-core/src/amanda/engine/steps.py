@@ -24,6 +24,7 @@ class Steps:
         begin, end: when the last one began and ended, in seconds of ``time.perf_counter``.
         forwards: depth of calls of outermost modules, in all threads.
         optimizing: whether an optimizer steps.
+        follows: whether the one that runs has begun where the last one has ended.
     """
 
     def __init__(self) -> None:
@@ -31,6 +32,7 @@ class Steps:
         self.begin = self.end = 0.0
         self.forwards = 0
         self.optimizing = False
+        self.follows = False
         self._is_open = False
         self._trains = False
         self._is_met = False
@@ -57,6 +59,7 @@ class Steps:
             return False
         # An optimizer may call the model itself, several times in a step.
         is_within = self.optimizing and self._is_training
+        ended = self.end
         if self._is_open and not is_within and self._is_complete(model, differentiates):
             # In inference there is nothing to ask: each call of a small model comes here.
             is_known = not (self._is_training or self._has_gradients)
@@ -64,7 +67,7 @@ class Steps:
         if trains and not (self._is_open or self._has_gradients) and self._first_unsure is None:
             # What was evaluated before training is no step; it was, if no gradient follows.
             self._evaluated, self.count = self.count, 0
-        self._begun(tell)
+        self._begun(tell, follows=self.end != ended)
         self._called[model] = trains
         if trains or differentiates:
             self._is_training = True
@@ -132,11 +135,12 @@ class Steps:
             return True
         return model in self._called and not (self._trains and self._called[model])
 
-    def _begun(self, tell: Tell) -> None:
+    def _begun(self, tell: Tell, follows: bool = False) -> None:
         self._is_met = True
         if self._is_open:
             return
         self._is_open = True
+        self.follows = follows
         self.begin = time.perf_counter()
         tell(Point.ITERATION_BEGIN)
 

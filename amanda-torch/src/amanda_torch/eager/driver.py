@@ -219,7 +219,8 @@ class InterceptingDriver(LoadedDriver, TorchEagerDriver):
                 interceptor.tells_modules or interceptor.frame.phase is not None
             ):
                 # In this function: a further frame would stand in the user's tracebacks.
-                with told(interceptor, module, args, kwargs) as call:
+                given = (*args, *kwargs.values())
+                with ModuleCall(self.dispatcher, interceptor, module, given) as call:
                     try:
                         if outermost is not None and call.parent is interceptor.root:
                             run = outermost(interceptor, module, vanilla)
@@ -254,11 +255,9 @@ class InterceptingDriver(LoadedDriver, TorchEagerDriver):
                     interceptor.cells = parent.cells
 
         def entered(interceptor: Interceptor, module: nn.Module, *args: Any, **kwargs: Any) -> Any:
-            with told(interceptor, module, args, kwargs) as call:
+            given = (*args, *kwargs.values())
+            with ModuleCall(self.dispatcher, interceptor, module, given) as call:
                 return call.returned(vanilla(module, *args, **kwargs))
-
-        def told(interceptor: Interceptor, module: nn.Module, args: Any, kwargs: Any) -> ModuleCall:
-            return ModuleCall(self.dispatcher, interceptor, module, (*args, *kwargs.values()))
 
         return __call__
 

@@ -498,7 +498,7 @@ class muted:  # noqa: N801 - reads as a statement
     __slots__ = ("_interceptor", "_running")
 
     def __init__(self, only_reads: bool = False) -> None:
-        self._running = _internals.running(only_reads) if _internals.is_reading() else None
+        self._running = _internals.running(only_reads) if _internals.READING.is_on else None
 
     def __enter__(self) -> None:
         if self._running is not None:

@@ -21,6 +21,8 @@ from amanda_torch.eager.keras_layers import is_shape_inference
 from amanda_torch.eager.op_ids import Frame, Tracker
 from amanda_torch.operators.calls import tensors_in
 
+_graph_task = _internals.graph_task
+
 
 class ModuleCall:
     """A call of a module that is an outermost one, or of which tools are told.
@@ -57,7 +59,7 @@ class ModuleCall:
         self._outputs: Sequence[Any] | None = None
         self._scopes: Sequence[Any] = ()
         # What a checkpoint runs again in a backward pass is no forward pass.
-        self._is_outermost = tracker.frame.phase is not None and not _internals.in_backward()
+        self._is_outermost = tracker.frame.phase is not None and _graph_task() == -1
         self.parent: Frame = tracker.frame
         self._frame: Frame = tracker.frame
         self._has_begun = self._tells = False
@@ -103,7 +105,9 @@ class ModuleCall:
         finally:
             if self._frame is not self.parent:
                 self._frame.caller = None
-            self._tracker.go_to(self.parent)
+            # Tracker.go_to(), inlined: the calls of a small module come here again and again.
+            self._tracker.frame = self.parent
+            self._tracker.cells = self.parent.cells
 
     def _tell(self, point: Point) -> None:
         entered = self._frame.module

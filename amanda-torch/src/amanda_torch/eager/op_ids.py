@@ -32,6 +32,7 @@ from amanda_torch.eager.fused_modules import FUSED
 from amanda_torch.eager.keras_layers import layer_name
 from amanda_torch.operators.names import CONSTANTS
 
+_graph_task = _internals.graph_task
 _TRANSPARENT = {
     "DistributedDataParallel",
     "DataParallel",
@@ -457,7 +458,7 @@ class Tracker:
         if parent is self.root:
             # A module that a backward pass calls is recomputed, by another library's checkpoints:
             # it keeps its ids, and begins no iteration.
-            if _internals.in_backward() and self._enter_again(module):
+            if _graph_task() != -1 and self._enter_again(module):
                 return parent
             self._enter_outermost(child)
             CONSTANTS.forget(module)
