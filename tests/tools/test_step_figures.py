@@ -129,13 +129,15 @@ def test_figures_are_asked_for_once_in_a_step() -> None:
     found = tool.figures_of_steps()
     assert (tool.steps, tool.asked) == (10, 11)
     assert [found[step]["forward"] for step in range(10)] == [found[0]["forward"]] * 10
-    assert sum(figures["forward"] for figures in found.values()) == tool.running_figures()["forward"]
+    assert (
+        sum(figures["forward"] for figures in found.values()) == tool.running_figures()["forward"]
+    )
 
 
 def test_what_runs_between_steps_belongs_to_none() -> None:
-    """Operators between the end of a step and the begin of the next one are in no step's figures."""
+    """Operators between the end of a step and the next one are in the figures of no step."""
     tool, model = Asked(), nn.Linear(4, 4)
-    optimizer, x = torch.optim.SGD(model.parameters()), torch.ones(1, 4)
+    optimizer, x = torch.optim.SGD(model.parameters(), lr=0.1), torch.ones(1, 4)
     with amanda.apply(tool):
         for step in range(4):
             optimizer.zero_grad()

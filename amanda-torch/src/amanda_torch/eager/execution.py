@@ -416,7 +416,7 @@ class Executor:
             changed = run_together(plan.before, values, thread) if plan.before else values
             if changed is not values:
                 return self.run(known, func, args, kwargs, key, changed)
-            if plan.claims:
+            if plan.claims and _is_grad_enabled():
                 result = self.run_claimed(known, func, args, kwargs, key)
             else:
                 result = func(*args, **kwargs) if kwargs else func(*args)

@@ -31,7 +31,16 @@ class Layout:
         is_in_place: whether the operator writes into its first input or an ``out=`` tensor.
     """
 
-    __slots__ = ("_func", "_keywords", "_lists", "_pick", "_places", "_types", "is_in_place")
+    __slots__ = (
+        "_func",
+        "_keywords",
+        "_lists",
+        "_only",
+        "_pick",
+        "_places",
+        "_types",
+        "is_in_place",
+    )
 
     def __init__(
         self,
@@ -47,9 +56,10 @@ class Layout:
         self._types = tuple(map(type, flat))
         self._lists = [(index, tuple(map(type, flat[index]))) for index in lists]
         self._places = places
-        # Most operators have two or more tensors, no lists, and no absent tensor.
-        is_simple = len(places) > 1 and not lists and max(places) < len(flat)
-        self._pick = operator.itemgetter(*places) if is_simple else None
+        # Most operators have one tensor, or two or more, no lists, and no absent tensor.
+        is_simple = bool(places) and not lists and max(places) < len(flat)
+        self._only = places[0] if is_simple and len(places) == 1 else None
+        self._pick = operator.itemgetter(*places) if is_simple and len(places) > 1 else None
         self.is_in_place = is_in_place
 
     @classmethod
@@ -98,6 +108,8 @@ class Layout:
             args = (*args, *kwargs.values())
         if tuple(map(type, args)) != self._types or (key is not self._func and key != self._func):
             return None
+        if self._only is not None:
+            return [args[self._only]]
         if self._pick is not None:
             return list(self._pick(args))
         flat = (*args, None)
@@ -106,4 +118,5 @@ class Layout:
             if tuple(map(type, items)) != types:
                 return None
             flat += tuple(items)
-        return [flat[place] for place in self._places]
+        # A comprehension would be a frame more.
+        return list(map(flat.__getitem__, self._places))
