@@ -28,6 +28,7 @@ from amanda.interface.action import Action
 from amanda.state import STATE, TOOL_LOCK, UNPAUSED
 from amanda_torch import _internals
 from amanda_torch.compiled.code import GraphCode, Method, Site, Statement
+from amanda_torch.compiled.deferred import Deferred, is_deferrable
 from amanda_torch.compiled.operators import Argument, Operator
 from amanda_torch.eager.execution import KnownOp, unswallowed, with_outputs, written_outputs
 from amanda_torch.eager.interceptors import Interceptor
@@ -42,21 +43,6 @@ described in the second execution, their backward operators are known after two 
 
 _CHOOSING = frozenset({"scaled_dot_product_attention", "lstm", "gru", "rnn_tanh", "rnn_relu"})
 """Operators whose nodes depend on switches of the program that Dynamo may not guard."""
-
-_FRAME = """
-amanda_at, amanda_seconds, amanda_began = -1, 0.0, 0.0
-try:
-    ...
-except BaseException as amanda_error:
-    if amanda_at < 0:
-        raise
-    amanda_failed(amanda_error, amanda_at, amanda_began)
-finally:
-    if amanda_seconds:
-        amanda_charge(amanda_seconds)
-"""
-"""Around the statements of a graph into which routines are written."""
-
 
 @attrs.frozen(eq=False)
 class Known:
@@ -218,12 +204,14 @@ class _Writer:
         self._blocks: dict[int, str] = {}
         self._routines: dict[int, _Routines] = {}
         self._calls: dict[int, Known] = {}
+        self._deferred = Deferred()
         self.names: dict[str, Any] = {
             "amanda_thread": vars(STATE),
             "amanda_acquire": TOOL_LOCK.acquire,
             "amanda_release": TOOL_LOCK.release,
             "amanda_clock": time.perf_counter,
             "amanda_record": _internals.set_grad_enabled,
+            "amanda_sequence": _internals.sequence_number,
             "amanda_charge": _charge,
             "amanda_failed": self._failed,
         }
@@ -236,7 +224,6 @@ class _Writer:
         is_plain = not call.acts or (is_idle and known is not None and known.is_claim)
         if is_direct and statement is not None:
             self._functions.append(call.site.function)
-            self._calls[number] = call
             self._blocks[number] = self._block(number, call, statement, is_idle)
         elif is_plain:
             self._functions.append(call.site.function)
@@ -247,8 +234,22 @@ class _Writer:
 
     def function(self) -> Callable[..., Any]:
         """The code."""
-        frame = _FRAME if self._calls else ""
-        return self._code.rewritten(self._functions, self._blocks, frame, self.names)
+        names = {**self.names, **self._deferred.names}
+        return self._code.rewritten(self._functions, self._blocks, self._frame(), names)
+
+    def _frame(self) -> str:
+        """What stands around the statements of the graph."""
+        beginning, ending = self._deferred.beginning(), self._deferred.ending()
+        handler: list[str] = []
+        if self._calls:
+            beginning += ["amanda_at, amanda_seconds, amanda_began = -1, 0.0, 0.0"]
+            ending += ["if amanda_seconds: amanda_charge(amanda_seconds)"]
+            handler += ["except BaseException as amanda_error:", "    if amanda_at < 0: raise"]
+            handler += ["    amanda_failed(amanda_error, amanda_at, amanda_began)"]
+        if not ending:
+            return ""
+        last = ["finally:", *(f"    {line}" for line in ending)]
+        return "\n".join([*beginning, "try:", "    ...", *handler, *last])
 
     # -- one operator -----------------------------------------------------
 
@@ -258,12 +259,11 @@ class _Writer:
         assert known is not None
         assert call.operator is not None
         plan = known.plan
+        lines = self._operator(number, call, statement, is_idle)
+        if is_deferrable(plan):
+            return "\n".join(self._deferred.around(plan, lines))
+        self._calls[number] = call
         values = [_expression(place, call.operator, statement) for place in call.operator.places]
-        if is_idle or not known.claims:
-            lines = [_plain(call.site, statement, self._code.markers[number])]
-        else:
-            self.names[f"amanda_claimed_{number}"] = self._claimed(call)
-            lines = [statement.text(f"amanda_claimed_{number}")]
         if plan.after:
             one = [statement.target]
             lines += self._point(number, call, "after", plan.after, one)
@@ -316,19 +316,53 @@ class _Writer:
         lines += ["amanda_record(True)"] if call.records else []
         return [*lines, "amanda_thread['paused'] = 0", "amanda_at = -1"]
 
+    def _operator(
+        self, number: int, call: Known, statement: Statement, is_idle: bool
+    ) -> list[str]:
+        """The statements that run an operator, without its routines."""
+        known = call.known
+        assert known is not None
+        if is_idle or not (known.claims and call.records):
+            return [_plain(call.site, statement, self._code.markers[number])]
+        self.names[f"amanda_claimed_{number}"] = self._claimed(call)
+        native = self._dispatcher.native
+        if native is None:
+            return [statement.text(f"amanda_claimed_{number}", "None")]
+        self.names[f"amanda_known_{number}"] = known
+        self.names["amanda_claim"] = native.claim
+        self.names["amanda_mode"] = self._interceptor
+        claim = f"amanda_claim(amanda_mode, amanda_known_{number}, {statement.target}, amanda_first)"
+        slow = f"amanda_claimed_{number}"
+        given = ", ".join([f"amanda_first, {statement.target}", *statement.given()])
+        return [
+            "amanda_first = amanda_sequence()",
+            _plain(call.site, statement, self._code.markers[number]),
+            f"if not {claim}: {slow}({given})",
+        ]
+
     def _claimed(self, call: Known) -> Callable[..., Any]:
-        """Runs an operator whose backward operators some tool looks at."""
+        """Claims the backward operators of an operator where the gate cannot.
+
+        It is given the number of the next node before the operator has run, and its result; or None
+        where it is to run the operator, too.
+        """
         interceptor, known, operator = self._interceptor, call.known, call.operator
         assert known is not None
         assert operator is not None
-        run, frame, cells = interceptor.executor.run_claimed, call.frame, call.frame.cells
+        executor, frame, cells = interceptor.executor, call.frame, call.frame.cells
 
-        def claimed(*args: Any, **kwargs: Any) -> Any:
+        def claimed(start: int | None, *args: Any, **kwargs: Any) -> Any:
             interceptor.frame = frame
             interceptor.cells = cells
+            if start is not None:
+                result, *args = args
             if not operator.is_direct:
                 args, kwargs = operator.arguments(args, kwargs)
-            return run(known, operator.func, args, kwargs, operator.key)
+            if start is None:
+                return executor.run_claimed(known, operator.func, args, kwargs, operator.key)
+            return executor.claimed(
+                known, operator.func, tuple(args), kwargs, result, start, operator.key
+            )
 
         return claimed
 

@@ -1,0 +1,190 @@
+"""Counters and timers of ``amanda.inline`` in the code of a graph, of which nothing else runs.
+
+The code of an operator only says that it has been reached, and what the clock says. What follows
+from it is done once, when the run has ended or raised::
+
+    deferred = Deferred()
+    lines = deferred.around(plan, ["x = relu(y)"])      # the operator, between its routines
+    deferred.beginning(), deferred.ending()             # of the graph's function
+    deferred.names                                      # the globals that all of these use
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import attrs
+
+from amanda.engine.plan import ActionPlan
+from amanda.inline import Counter, Timer, started_by, stopped_by
+from amanda.interface.action import Action
+from amanda.state import TOOL_LOCK
+from amanda_torch.routines import inlined_of, look
+
+_NEVER = 1 << 63
+"""Nanoseconds at which no log is due."""
+
+
+def is_deferrable(plan: ActionPlan) -> bool:
+    """Whether all routines of an operator are counters and timers that can be written so."""
+    before, after = inlined_of(plan.before), inlined_of(plan.after)
+    if before is None or after is None:
+        return False
+    started = [timer for routine in before if (timer := started_by(routine)) is not None]
+    stopped = [timer for routine in after if (timer := stopped_by(routine)) is not None]
+    # A timer that is stopped elsewhere runs as everything else does.
+    timers = {*map(id, started)}
+    is_paired = timers == {*map(id, stopped)} and len(timers) == len(started) == len(stopped)
+    return is_paired and _starts_none(after) and not any(map(stopped_by, before))
+
+
+def _starts_none(routines: Sequence[Any]) -> bool:
+    return not any(map(started_by, routines))
+
+
+@attrs.frozen
+class _Execution:
+    """What one operator leaves for a timer.
+
+    Attributes:
+        start, end: where its times are, among those of the run.
+    """
+
+    timer: Timer
+    start: int
+    end: int
+
+
+class Deferred:
+    """The counters and timers of one graph.
+
+    Attributes:
+        names: the globals that the code uses.
+    """
+
+    def __init__(self) -> None:
+        self._counters: list[Counter] = []
+        self._executions: list[_Execution] = []
+        self._times = 0
+        self.names: dict[str, Any] = {
+            "amanda_count": self._count,
+            "amanda_timed": self._timed,
+            "amanda_now": time.perf_counter_ns,
+        }
+
+    def around(self, plan: ActionPlan, lines: Sequence[str]) -> list[str]:
+        """An operator's statements, with those of its routines.
+
+        Args:
+            plan: one that :func:`is_deferrable`.
+        """
+        starts: dict[int, int] = {}
+        before = [self._statement(action, starts) for action in plan.before]
+        after = [self._statement(action, starts) for action in plan.after]
+        return [*before, *lines, *after]
+
+    def _statement(self, action: Action, starts: dict[int, int]) -> str:
+        """The statements of one routine.
+
+        Args:
+            starts: by timer, where it has put its start.
+        """
+        routine = action.func
+        if type(routine) is Counter:
+            self._counters.append(routine)
+            return f"amanda_counted = {len(self._counters)}"
+        place = self._times
+        self._times += 1
+        timer = started_by(routine)
+        if timer is not None:
+            starts[id(timer)] = place
+            return "amanda_note(amanda_now())"
+        timer = stopped_by(routine)
+        assert timer is not None
+        self._executions.append(_Execution(timer, starts[id(timer)], place))
+        return (
+            "amanda_note(amanda_end := amanda_now())\n"
+            "if amanda_end >= amanda_due: amanda_due = amanda_run.flush()"
+        )
+
+    def beginning(self) -> list[str]:
+        """The statements before those of the graph."""
+        lines = ["amanda_counted = 0"] if self._counters else []
+        if self._executions:
+            lines += ["amanda_run = amanda_timed()"]
+            lines += ["amanda_note, amanda_due = amanda_run.times.append, amanda_run.due()"]
+        return lines
+
+    def ending(self) -> list[str]:
+        """The statements behind them, also after an error."""
+        lines = ["amanda_count(amanda_counted)"] if self._counters else []
+        return [*lines, "amanda_run.flush()"] if self._executions else lines
+
+    # -- called by the code -----------------------------------------------
+
+    def _count(self, reached: int) -> None:
+        """Count one execution in the counters that a run has reached."""
+        TOOL_LOCK.hold(_increase, self._counters[:reached])
+
+    def _timed(self) -> _TimedRun:
+        return _TimedRun(self._executions)
+
+
+def _increase(counters: Sequence[Counter]) -> None:
+    for counter in counters:
+        counter.count += 1
+
+
+class _TimedRun:
+    """What the clock has said in one run.
+
+    Args:
+        executions: those of a whole run.
+
+    Attributes:
+        times: nanoseconds, in the order of the code.
+    """
+
+    __slots__ = ("_executions", "_taken", "times")
+
+    def __init__(self, executions: Sequence[_Execution]) -> None:
+        self._executions = executions
+        self._taken = 0
+        self.times: list[int] = []
+
+    def due(self) -> int:
+        """When the first log is due."""
+        found = _NEVER
+        for execution in self._executions:
+            log = execution.timer.log
+            if log is not None and log.due is not None and log.due < found:
+                found = log.due
+        return found
+
+    def flush(self) -> int:
+        """Note the executions that have ended; when a log is due again."""
+        taken = self._taken
+        TOOL_LOCK.hold(self._note)
+        for execution in self._executions[taken : self._taken]:
+            log, end = execution.timer.log, self.times[execution.end]
+            if log is not None and log.due is not None and end >= log.due:
+                look(log, end)
+        return self.due()
+
+    def _note(self) -> None:
+        """Add what has ended to the timers and their logs."""
+        times, native = self.times, threading.get_native_id()
+        count = len(times)
+        for execution in self._executions[self._taken :]:
+            if execution.end >= count:
+                return
+            self._taken += 1
+            timer, start, end = execution.timer, times[execution.start], times[execution.end]
+            timer.executions += 1
+            timer.nanoseconds += end - start
+            log = timer.log
+            if log is not None:
+                log.numbers.extend((timer.number, start, end, native))
