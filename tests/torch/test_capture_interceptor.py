@@ -26,6 +26,7 @@ from amanda_torch.compiled.captured import Binding
 from amanda_torch.compiled.direct import DirectCode
 from amanda_torch.compiled.modules import _CAPTURED
 from amanda_torch.compiled.modules import CALLS as CALLS_BEFORE
+from amanda_torch.eager.interceptors import LOCAL
 from amanda_torch.plugin import TorchEagerDriver
 from tests import models
 from tests.benchmarks.watching import Watch
@@ -247,6 +248,78 @@ def test_the_last_line_says_how_modules_ran() -> None:
     line = last_line(scope.statistics, 1.0)
     reason = "as they are (Dynamo: Data-dependent branching): 1"
     assert f"; modules ran captured: 1, {reason}; " in line
+
+
+class Body(nn.Module):
+    """Sixteen layers, of which none is worth a capture of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        layers = [layer for _ in range(8) for layer in (nn.Linear(4, 4), nn.Dropout(0.1))]
+        self.layers = nn.Sequential(*layers)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.layers(x) + 1
+
+
+class Stops(nn.Module):
+    """Dynamo stops between its two modules."""
+
+    def __init__(self, first: nn.Module) -> None:
+        super().__init__()
+        self.first = first
+        self.head = nn.Linear(4, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.first(x)
+        return self.head(x) if x.sum() > -1e9 else x
+
+
+@pytest.mark.parametrize("depth", [1, 2])
+@pytest.mark.parametrize("step", [train, infer])
+def test_modules_within_one_that_cannot_be_captured_are(
+    bound: list[Binding], step: Step, depth: int
+) -> None:
+    """Where a module cannot be captured, those in it are, each on its own, if they are not small."""
+    model: nn.Module = Body()
+    for _ in range(depth):
+        model = Stops(model)
+    inputs = some(*[3] * (6 + 6 * depth))
+    wanted, _ = executed("mode", model, step, inputs)
+    found, ways = executed("capture", model, step, inputs)
+    assert found == wanted
+    path = "Stops" + ".first" * depth
+    assert ways.pop(path) == "captured" and bound
+    assert len(ways) == depth
+    assert all("Data-dependent" in way for way in ways.values())
+
+
+def test_the_last_line_says_which_modules_ran_captured_within_others() -> None:
+    """The last line of a run of which a part is captured says so, and why the rest is not."""
+    model = Stops(Body())
+    with applied(Counter()) as scope:
+        for x in some(*[3] * 12):
+            model(x)
+    line = last_line(scope.statistics, 1.0)
+    reason = "as they are (Dynamo: Data-dependent branching): 1"
+    assert f"modules ran {reason}, captured: 1; " in line
+
+
+def test_a_small_module_within_another_is_left_to_the_gate() -> None:
+    """A module that is not worth a capture is entered as without the interceptor."""
+    model = Stops(Body())
+    with applied(Counter()):
+        for x in some(*[3] * 12):
+            model(x)
+        interceptor = LOCAL.interceptor
+        assert interceptor is not None
+        (outermost,) = interceptor.root.children.values()
+        (frame,) = outermost.frames
+        assert frame.is_open
+        assert {child.name: child.is_fused for child in frame.children.values()} == {
+            "first": True,
+            "head": False,
+        }
 
 
 # -- what changes between calls ------------------------------------------------

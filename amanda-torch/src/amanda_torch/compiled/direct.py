@@ -44,6 +44,7 @@ described in the second execution, their backward operators are known after two 
 _CHOOSING = frozenset({"scaled_dot_product_attention", "lstm", "gru", "rnn_tanh", "rnn_relu"})
 """Operators whose nodes depend on switches of the program that Dynamo may not guard."""
 
+
 @attrs.frozen(eq=False)
 class Known:
     """What is known of one call of a graph.
@@ -316,9 +317,7 @@ class _Writer:
         lines += ["amanda_record(True)"] if call.records else []
         return [*lines, "amanda_thread['paused'] = 0", "amanda_at = -1"]
 
-    def _operator(
-        self, number: int, call: Known, statement: Statement, is_idle: bool
-    ) -> list[str]:
+    def _operator(self, number: int, call: Known, statement: Statement, is_idle: bool) -> list[str]:
         """The statements that run an operator, without its routines."""
         known = call.known
         assert known is not None
@@ -331,7 +330,9 @@ class _Writer:
         self.names[f"amanda_known_{number}"] = known
         self.names["amanda_claim"] = native.claim
         self.names["amanda_mode"] = self._interceptor
-        claim = f"amanda_claim(amanda_mode, amanda_known_{number}, {statement.target}, amanda_first)"
+        claim = (
+            f"amanda_claim(amanda_mode, amanda_known_{number}, {statement.target}, amanda_first)"
+        )
         slow = f"amanda_claimed_{number}"
         given = ", ".join([f"amanda_first, {statement.target}", *statement.given()])
         return [

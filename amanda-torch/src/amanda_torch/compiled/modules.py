@@ -4,7 +4,9 @@ A module that the program calls runs twice as it is. From its third call on it r
 captured it, as one graph and under Dynamo's guards; :mod:`amanda_torch.compiled.captured` runs the
 graph. A call that fits no capture runs as it is, and the next one of the same form is captured.
 Before a capture is used, its operators are compared, module by module, with those of a call that
-ran as it is. Whatever cannot be captured runs as it is::
+ran as it is. Whatever cannot be captured runs as it is;
+where that is an outermost module, the modules that it calls are captured instead, if they have some
+operators::
 
     modules = Modules(suspended, note)
     run = modules.runner(interceptor, module, vanilla)      # None: the module runs as it is
@@ -39,6 +41,10 @@ CAPTURES = 8
 FAILURES = 3
 """Attempts that bring no captured call, one after the other, until a module is left alone."""
 
+WORTH = 16
+"""Operators of a module within another one from which on it is captured. The captured call of a
+smaller one costs more than it saves."""
+
 Note = Callable[[str, str], None]
 """Called with the name of a module, and the way in which it runs."""
 
@@ -68,19 +74,27 @@ class Modules:
         Args:
             vanilla: the ``nn.Module.__call__`` that would run it.
         """
-        if interceptor.frame is interceptor.root:
+        frame = interceptor.frame
+        if frame.module is None or frame.module() is not module:
             return None  # a wrapper, of which ids say nothing
+        if _is_inner(interceptor, frame) and _internals.in_backward():
+            return None  # run again, for a checkpoint
         if interceptor.stale and not interceptor.refresh():
             return None
         reason = _reason_now(interceptor, module, vanilla)
         captured = None
         if not reason:
             captured = _captured(module)
+            if captured.is_small and _is_inner(interceptor, frame):
+                interceptor.leave_to_gate(module, frame.caller)  # type: ignore[arg-type]
+                return None
             reason = captured.reason
-            if not reason and captured.calls == CALLS:
+            if reason:
+                interceptor.open(frame)
+            elif captured.calls == CALLS:
                 reason = _missing()
         if captured is None or reason:
-            self._note(interceptor.frame.path, f"as they are ({reason})")
+            self._note(frame.path, f"as they are ({reason})")
             return None
         captured.suspended = self._suspended
         return functools.partial(self._run, captured, interceptor, module)
@@ -106,12 +120,29 @@ class Modules:
             missed, _CALL.missed = _CALL.missed, None
         if missed is not None:
             if interceptor.frame is frame and not interceptor.stale:
-                captured.seen[missed] = operators_of(frame)
+                captured.seen[missed] = found = operators_of(frame)
+                if _is_inner(interceptor, frame):
+                    captured.is_small = _number_of(found) < WORTH
+                    if captured.is_small:
+                        return result
             way = f"as they are ({captured.reason or captured.last_reason or _NEW})"
         elif captured.failures:
             captured.failures = 0
         self._note(frame.path, way)
         return result
+
+
+def _is_inner(interceptor: Interceptor, frame: Frame) -> bool:
+    """Whether a module call is within that of a module which cannot be captured."""
+    return frame.caller is not interceptor.root
+
+
+def _number_of(operators: Sequence[Any]) -> int:
+    """How many they are, with those of the module calls in it."""
+    return sum(
+        sum(rest if rest and isinstance(rest[0], int) else map(_number_of, rest))
+        for _, *rest in operators
+    )
 
 
 _NEW = "they are captured when they are called again in the same form"
@@ -168,6 +199,7 @@ class CapturedModule:
         reason: why it is left alone; "" as long as it is not.
         last_reason: why the last attempt to capture it failed.
         failures: attempts since a captured call ran.
+        is_small: whether it is not worth it within another module.
         suspended: makes the context in which Dynamo captures.
     """
 
@@ -178,6 +210,7 @@ class CapturedModule:
         self.reason = ""
         self.last_reason = ""
         self.failures = 0
+        self.is_small = False
         self.suspended: Suspended | None = None
         self._captures = 0
         self._forwards: dict[type[nn.Module], Any] = {}

@@ -158,7 +158,8 @@ class InterceptingDriver(LoadedDriver, TorchEagerDriver):
         return proofs.proofs()
 
     runner_of_outermost: Callable[[Interceptor, nn.Module, Any], Any] | None = None
-    """Asked at each call of an outermost module what runs it: None where it runs as it is."""
+    """Asked at each call of an outermost module, and of one in an open frame, what runs it: None
+    where it runs as it is."""
 
     def capture_compiled(self, callback: Any, interceptor: Interceptor) -> Any:
         """The callback by which Dynamo runs a compiled function, or why it runs eagerly (a string).
@@ -235,7 +236,7 @@ class InterceptingDriver(LoadedDriver, TorchEagerDriver):
                         raise
             parent = interceptor.enter_module(module)
             try:
-                if parent is interceptor.root and outermost is not None:
+                if outermost is not None and (parent.is_open or parent is interceptor.root):
                     run = outermost(interceptor, module, vanilla)
                     if run is not None:
                         return run(*args, **kwargs)

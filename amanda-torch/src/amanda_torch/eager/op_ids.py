@@ -151,6 +151,8 @@ class Frame:
         model: the outermost module that it is a part of, None for the root.
         captured: what is known of compiled graphs that run in the module call.
         is_wrapped: whether the module was entered with a wrapper that runs it.
+        is_open: whether the modules that are called in it may run captured, see
+            :attr:`Tracker.captures`; that of the root is not looked at.
         phase: outside of modules, the phase of its operators, "" for the root; None within one.
         asides: of the root, the frames of the other phases.
         is_checked: whether operators ask for their phase before they are counted, see
@@ -166,6 +168,7 @@ class Frame:
         "children",
         "generation",
         "is_checked",
+        "is_open",
         "is_wrapped",
         "model",
         "module",
@@ -190,7 +193,7 @@ class Frame:
         self.caller: Frame | None = None
         self.module = module
         self.captured: dict[Any, Any] = {}
-        self.is_wrapped = False
+        self.is_wrapped = self.is_open = False
         self.phase = phase
         self.asides: dict[str, Frame] = {}
         self.is_checked = False
@@ -339,7 +342,7 @@ class Tracker:
         has_run: whether an outermost module was called.
         tells: whether a tool has routines at derived points.
         tells_modules: whether a tool has routines at the entry or exit of modules.
-        captures: whether outermost modules may run captured.
+        captures: whether modules may run captured: outermost ones, and those in one that cannot.
 
     Args:
         labels: the names of outermost modules.
@@ -568,9 +571,22 @@ class Tracker:
                 child.is_fused = self._is_for_python(frame, child.ref())
                 frames += child.frames
 
+    def open(self, frame: Frame) -> None:
+        """Let the modules that are called in a frame run captured, each on its own."""
+        if not frame.is_open:
+            frame.is_open = True
+            for child in frame.children.values():
+                child.is_fused = True
+
+    def leave_to_gate(self, module: nn.Module, parent: Frame) -> None:
+        """Let the gate enter a module that is called in an open frame: it does not run captured."""
+        child = parent.children.get(id(module))
+        if child is not None:
+            child.is_fused = self.tells_modules or isinstance(module, FUSED)
+
     def _is_for_python(self, parent: Frame, module: nn.Module | None) -> bool:
         """See :attr:`Child.is_fused`."""
-        is_captured = self.captures and parent is self.root
+        is_captured = self.captures and (parent is self.root or parent.is_open)
         return self.tells_modules or is_captured or isinstance(module, FUSED)
 
     def note_results(self, results: list[Any]) -> None:
