@@ -5,12 +5,12 @@ from __future__ import annotations
 import contextlib
 import random
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import pytest
 import torch
-from torch import nn
+from torch import fx, nn
 from torch.nn import functional
 from torch.nn.modules.module import register_module_forward_hook
 from torch.overrides import TorchFunctionMode
@@ -18,6 +18,7 @@ from torch.overrides import TorchFunctionMode
 import amanda
 from amanda.cli.results import last_line
 from amanda.errors import CoverageWarning
+from amanda_torch.eager.interceptors import LOCAL
 from tests.torch.support import Counter, applied, fingerprint
 
 pytestmark = pytest.mark.filterwarnings(
@@ -650,3 +651,64 @@ def test_a_cache_of_keys_and_values_may_grow() -> None:
         return results, tool.ids
 
     assert generated(_compiled) == generated(lambda model: model)
+
+
+# -- scopes within compiled functions ------------------------------------------
+
+DYNAMO_SAYS = "ignore:.*Dynamo d.*:UserWarning"
+"""What Dynamo says of functions of core that it meets before the driver does."""
+
+
+@pytest.mark.filterwarnings(DYNAMO_SAYS)
+@pytest.mark.parametrize("compiler", ["eager", "aot_eager"])
+def test_a_scope_may_be_opened_within_a_compiled_function(compiler: str) -> None:
+    """What a compiled function runs within a scope that it opens is seen, and runs as it is."""
+    tool = Counter()
+
+    @torch.compile(backend=compiler)
+    def function(x: torch.Tensor) -> torch.Tensor:
+        y = x * 2
+        with applied(tool):
+            z = torch.relu(y) + 1
+        return z - 1
+
+    x = torch.tensor([1.0, -2.0], requires_grad=True)
+    for number in range(1, 4):
+        result = function(x)
+        assert torch.equal(result, torch.tensor([2.0, 0.0]))
+        assert dict(tool.ops) == {"relu": number, "add": number}
+    assert LOCAL.interceptor is None
+
+
+@pytest.mark.filterwarnings(DYNAMO_SAYS)
+def test_after_a_scope_within_a_compiled_function_functions_are_compiled_as_ever() -> None:
+    """The scope takes no callback of Dynamo's along, also if it outlives the compiled function."""
+    graphs: list[fx.GraphModule] = []
+
+    def compiler(graph: fx.GraphModule, inputs: Sequence[Any]) -> Any:
+        graphs.append(graph)
+        return graph.forward
+
+    @torch.compile(backend=compiler)
+    def closes(x: torch.Tensor) -> torch.Tensor:
+        with applied(Counter()):
+            x = x + 1
+        return x.sin()
+
+    @torch.compile(backend=compiler)
+    def opens(x: torch.Tensor) -> Any:
+        scope = applied(Counter())
+        scope.__enter__()
+        return scope
+
+    def called(x: torch.Tensor) -> torch.Tensor:
+        return x.cos()
+
+    x = torch.rand(2)
+    assert torch.equal(closes(x), (x + 1).sin())
+    opens(x).__exit__(None, None, None)
+    count = len(graphs)
+    called(x)
+    assert len(graphs) == count
+    torch.compile(called, backend=compiler)(x)
+    assert len(graphs) == count + 1

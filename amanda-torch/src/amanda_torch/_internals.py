@@ -1138,6 +1138,40 @@ def call_captured(callback: Any, function: Callable[..., Any], *args: Any) -> An
         eval_frame.set_eval_frame(before)
 
 
+class Uncompiled:
+    """Has what is left of a compiled function, in the current thread, run as it is.
+
+    It is Dynamo's frame callback meanwhile: whether it still is tells whether that function has
+    ended.
+    """
+
+    def __init__(self) -> None:
+        self._before: Any = None
+
+    def __call__(self, frame: Any, *args: Any) -> Any:
+        """Leave a frame alone."""
+        return not_captured(recursive=True)
+
+    def begin(self) -> None:
+        """Do so from now on."""
+        eval_frame = sys.modules.get("torch._C._dynamo.eval_frame")
+        if eval_frame is None:
+            return
+        before = eval_frame.set_eval_frame(None)
+        if before is not None:
+            self._before = before
+            eval_frame.set_eval_frame(self)
+
+    def end(self) -> None:
+        """Do so no longer; harmless when called twice, or after the compiled function."""
+        before, self._before = self._before, None
+        if before is not None:
+            from torch._C._dynamo import eval_frame
+
+            now: Any = eval_frame.set_eval_frame(None)
+            eval_frame.set_eval_frame(before if now is self else now)
+
+
 def is_compiled_code(code: Any) -> bool:
     """Whether Dynamo has met some code since it was last reset."""
     from torch._dynamo import convert_frame

@@ -75,6 +75,15 @@ class LoadedDriver(TorchDriver):
         Raises:
             CapabilityError: this PyTorch lacks a private symbol; it is named.
         """
+        # A function that is compiled may open the scope: Dynamo (2.13) fails on what follows.
+        uncompiled = _internals.Uncompiled()
+        uncompiled.begin()
+        try:
+            self._attach()
+        finally:
+            uncompiled.end()
+
+    def _attach(self) -> None:
         gone = self.missing_symbols()
         if gone:
             raise CapabilityError(

@@ -517,19 +517,22 @@ class Span:
         counts: of an operator's cell before and after the run, where they differ.
         calls: of a module, likewise.
         begins: the module whose call begins an iteration at once: then no count before matters.
+        is_outside: whether it is in no module call: a module called in it may begin an iteration.
     """
 
-    __slots__ = ("_begins", "_calls", "_counts")
+    __slots__ = ("_begins", "_calls", "_counts", "_is_outside")
 
     def __init__(
         self,
         counts: Sequence[tuple[Cell, int, int]],
         calls: Sequence[tuple[Child, int, int]],
         begins: Child | None,
+        is_outside: bool,
     ) -> None:
         self._counts = counts
         self._calls = calls
         self._begins = begins
+        self._is_outside = is_outside
 
     @classmethod
     def since(
@@ -556,7 +559,7 @@ class Span:
             for key, child in frame.children.items()
             if has_restarted or start[1].get(key, 0) != child.calls
         ]
-        return cls(counts, calls, begins)
+        return cls(counts, calls, begins, frame.phase is not None)
 
     def can_begin(self, interceptor: Interceptor) -> bool:
         """Whether a run that begins now does the same."""
@@ -566,7 +569,7 @@ class Span:
             if cell[0] != count:
                 return False
         for child, calls, _ in self._calls:
-            if child.calls != calls or interceptor.was_called(child):
+            if child.calls != calls or (self._is_outside and interceptor.was_called(child)):
                 return False
         return True
 

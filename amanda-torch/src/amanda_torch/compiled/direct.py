@@ -355,14 +355,13 @@ class _Writer:
         def claimed(start: int | None, *args: Any, **kwargs: Any) -> Any:
             interceptor.frame = frame
             interceptor.cells = cells
-            if start is not None:
-                result, *args = args
+            given = args if start is None else args[1:]
             if not operator.is_direct:
-                args, kwargs = operator.arguments(args, kwargs)
+                given, kwargs = operator.arguments(given, kwargs)
             if start is None:
-                return executor.run_claimed(known, operator.func, args, kwargs, operator.key)
+                return executor.run_claimed(known, operator.func, given, kwargs, operator.key)
             return executor.claimed(
-                known, operator.func, tuple(args), kwargs, result, start, operator.key
+                known, operator.func, given, kwargs, args[0], start, operator.key
             )
 
         return claimed

@@ -117,6 +117,8 @@ class InterceptingDriver(LoadedDriver, TorchEagerDriver):
             interceptor.captures = self.runner_of_outermost is not None
             self._interceptors.add(interceptor)
             LOCAL.interceptor = interceptor
+            # The rest of a compiled function that opens the scope runs as it is.
+            interceptor.uncompiled.begin()
             interceptor.enter()
         interceptor.enter_scopes()
 
@@ -125,6 +127,7 @@ class InterceptingDriver(LoadedDriver, TorchEagerDriver):
         interceptor = LOCAL.interceptor
         if interceptor is not None:
             interceptor.end()
+            interceptor.uncompiled.end()
         LOCAL.interceptor = None
 
     def exit_other_thread(self, thread: int) -> None:

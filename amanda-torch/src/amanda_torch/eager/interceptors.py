@@ -71,6 +71,8 @@ class Interceptor(Tracker, TorchFunctionMode):
         ident: the number of its thread.
         ended: whether its thread's last scope has ended: it is then to be taken off.
         met: where operators are noted whose plan is asked for; None to note none.
+        uncompiled: in force from the first to the last scope of its thread, if the first one was
+            opened within a compiled function.
     """
 
     def __init__(
@@ -101,6 +103,7 @@ class Interceptor(Tracker, TorchFunctionMode):
         self._is_on = False
         self.fused = FusedModules(self, dispatcher)
         self.met: list[Met] | None = None
+        self.uncompiled = _internals.Uncompiled()
 
     # -- on and off -------------------------------------------------------
 
