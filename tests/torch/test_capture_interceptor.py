@@ -25,7 +25,9 @@ from amanda.cli.results import last_line
 from amanda.errors import InPlaceWarning
 from amanda.state import STATE, TOOL_LOCK
 from amanda_torch.compiled.captured import Binding
+from amanda_torch.compiled.code import GraphCode, NotCapturableError
 from amanda_torch.compiled.direct import DirectCode
+from amanda_torch.compiled.driver import EagerDriver
 from amanda_torch.compiled.modules import _CAPTURED
 from amanda_torch.compiled.modules import CALLS as CALLS_BEFORE
 from amanda_torch.eager import gate
@@ -251,6 +253,22 @@ def test_the_last_line_says_how_modules_ran() -> None:
     line = last_line(scope.statistics, 1.0)
     reason = "as they are (Dynamo: Data-dependent branching): 1"
     assert f"; modules ran captured: 1, {reason}; " in line
+
+
+def test_doctor_says_whether_modules_can_be_captured(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where capture is asked for, a small module is captured, or the reason is given why not."""
+    captured, *others = EagerDriver.remarks()
+    assert captured.startswith("modules are captured")
+    assert "gate" in others[0] or "TorchFunctionMode" in others[0]
+
+    def fails(*_: Any) -> Any:
+        raise NotCapturableError("this is a test")
+
+    monkeypatch.setattr(GraphCode, "__init__", fails)
+    torch.compiler.reset()
+    assert EagerDriver.remarks()[0] == (
+        "modules cannot be captured: in the self-test modules run as they are (this is a test)"
+    )
 
 
 class Body(nn.Module):

@@ -66,11 +66,17 @@ class EagerDriver(InterceptingDriver):
 
     @classmethod
     def remarks(cls) -> Sequence[str]:
-        """Which interceptor is used, and why not a faster one."""
+        """Which interceptor is used, and why not a faster one; for ``capture`` by a self-test."""
         others = super().remarks()
         if gate.name_asked() != "capture":
             return others
-        return ["modules are captured where that can be; other operators as follows", *others]
+        reason = _missing_said() or proofs.reason_not_captured()
+        if reason:
+            return [f"modules cannot be captured: {reason}", *others]
+        return [
+            "modules are captured where that can be, as in a self-test; other operators as follows",
+            *others,
+        ]
 
     @property
     def namespace(self) -> Namespace:
@@ -104,8 +110,7 @@ class EagerDriver(InterceptingDriver):
         if self.dispatcher.points.wants_modules(self.dispatcher.scopes()):
             # A graph has the operators of modules, not their calls.
             return "a tool has routines at modules"
-        gone = _missing()
-        return f"PyTorch has no {', '.join(gone)}" if gone else ""
+        return _missing_said()
 
 
 class GraphDriver(TorchGraphDriver, EagerDriver):
@@ -143,5 +148,6 @@ class GraphDriver(TorchGraphDriver, EagerDriver):
 
 
 @functools.cache
-def _missing() -> Sequence[str]:
-    return _internals.missing(compiler=True)
+def _missing_said() -> str:
+    gone = _internals.missing(compiler=True)
+    return f"PyTorch has no {', '.join(gone)}" if gone else ""
