@@ -321,8 +321,9 @@ class _Writer:
         """The statements that run an operator, without its routines."""
         known = call.known
         assert known is not None
+        plain = self._called(number, call, statement)
         if is_idle or not (known.claims and call.records):
-            return [_plain(call.site, statement, self._code.markers[number])]
+            return [plain]
         self.names[f"amanda_claimed_{number}"] = self._claimed(call)
         native = self._dispatcher.native
         if native is None:
@@ -337,9 +338,25 @@ class _Writer:
         given = ", ".join([f"amanda_first, {statement.target}", *statement.given()])
         return [
             "amanda_first = amanda_sequence()",
-            _plain(call.site, statement, self._code.markers[number]),
+            plain,
             f"if not {claim}: {slow}({given})",
         ]
+
+    def _called(self, number: int, call: Known, statement: Statement) -> str:
+        """The statement that calls an operator: not a function of PyTorch's around it, if any."""
+        operator = call.operator
+        if operator is None or operator.is_direct:
+            return _plain(call.site, statement, self._code.markers[number])
+        given = []
+        for key, argument in [*enumerate(operator.args), *operator.kwargs.items()]:
+            if argument.key is None:
+                text = f"amanda_value_{number}_{key}"
+                self.names[text] = argument.value
+            else:
+                text = ast.unparse(_given(argument.key, statement))
+            given.append(text if isinstance(key, int) else f"{key}={text}")
+        self.names[f"amanda_operator_{number}"] = operator.func
+        return f"{statement.target} = amanda_operator_{number}({', '.join(given)})"
 
     def _claimed(self, call: Known) -> Callable[..., Any]:
         """Claims the backward operators of an operator where the gate cannot.
@@ -502,15 +519,17 @@ def _expression(place: Place, operator: Operator, statement: Statement) -> str:
     argument: Argument = operator.args[key] if where == "arg" else operator.kwargs[key]
     if argument.key is None:
         return repr(argument.value)
-    if isinstance(argument.key, int):
-        found = statement.arguments[argument.key]
-    else:
-        found = statement.keywords[argument.key]
+    found = _given(argument.key, statement)
     text, steps = "", list(path)
     while steps and isinstance(found, (ast.List, ast.Tuple)):
         found = found.elts[steps.pop(0)]
     text = ast.unparse(found)
     return text + "".join(f"[{step!r}]" for step in steps)
+
+
+def _given(key: int | str, statement: Statement) -> ast.expr:
+    """What a statement passes at a position or by a keyword."""
+    return statement.arguments[key] if isinstance(key, int) else statement.keywords[key]
 
 
 def _charge(seconds: float) -> None:
