@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from amanda.tools.contraction import weight_layout
 from amanda_torch.attribute_rules import RULES
@@ -114,25 +114,39 @@ def standard(context: OpContext) -> None:
 def _describe(context: OpContext) -> None:
     """Set the keys of the forward operator."""
     name = context.get_op().__name__
-    op_type = canonical(name)
+    keys = _KEYS.get(name)
+    if keys is None:
+        keys = _keys_of(canonical(name))
+        if len(_KEYS) < _MOST_KEYS:
+            _KEYS[name] = keys
+    context.update(keys)
+    op_type = keys["op_type"]
     if name == "addmm" and context.get_value(2) is not None:
         # addmm(bias, input, weight): as transformers' Conv1D calls it.
-        op_type = "linear"
-        context["bias_index"], context["weight_index"], context["weight_layout"] = 0, 2, "IO"
+        context.update(_keys_of("linear"), bias_index=0, weight_index=2, weight_layout="IO")
     elif op_type == "matmul" and (weight := context.get_value(1)) is not None:
         context["weight_index"] = 1
         context["weight_layout"] = "B" * (len(weight.shape) - 2) + "IO"
     elif op_type == "einsum":
         _describe_einsum(context)
-    elif op_type in _WEIGHTED:
+
+
+_KEYS: dict[str, Mapping[str, Any]] = {}
+"""By the operator's name the keys that it alone says: they are set for each operator."""
+
+_MOST_KEYS = 1024
+"""Names that are kept; those of the program's own functions are among them."""
+
+
+def _keys_of(op_type: str) -> Mapping[str, Any]:
+    """The keys that the canonical type says."""
+    keys: dict[str, Any] = {"op_type": op_type, "attribute_rule": RULES.get(op_type)}
+    if op_type in _WEIGHTED:
         weight, bias, layout = _WEIGHTED[op_type]
-        context["weight_index"] = weight
-        context["bias_index"] = bias
-        context["weight_layout"] = layout
-    context["op_type"] = op_type
-    context["attribute_rule"] = RULES.get(op_type)
+        keys.update(weight_index=weight, bias_index=bias, weight_layout=layout)
     if op_type in _DATA:
-        context["data_layout"] = _DATA[op_type]
+        keys["data_layout"] = _DATA[op_type]
+    return keys
 
 
 def _describe_einsum(context: OpContext) -> None:

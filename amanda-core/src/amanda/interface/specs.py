@@ -37,6 +37,8 @@ class TensorSpec:
     @property
     def shape(self) -> tuple[int | None, ...] | None:
         """The sizes, None for one that is not known before the run; None for an unknown rank."""
+        if type(self._shape) is tuple:
+            return self._shape
         try:
             return None if self._shape is None else tuple(map(_size, self._shape))
         except (TypeError, ValueError):
@@ -160,10 +162,8 @@ def _shape_of(tensor: Any) -> Any:
     except (AttributeError, RuntimeError, TypeError, ValueError):
         # A nested tensor has no one shape.
         return None
-    if isinstance(shape, tuple) and any(type(size) is not int for size in shape):
-        # A size of PyTorch's that stands for a number would keep a trace alive.
-        return tuple(map(_size, shape))
-    return shape
+    # A size of PyTorch's that stands for a number would keep a trace alive.
+    return tuple(map(_size, shape)) if isinstance(shape, tuple) else shape
 
 
 def _size(size: Any) -> int | None:

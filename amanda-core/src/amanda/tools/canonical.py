@@ -217,10 +217,16 @@ def shape_of(context: OpContext, index: int) -> tuple[int | None, ...] | None:
     return None if spec is None else spec.shape
 
 
+LACKS_OUTPUTS = object()
+"""Key of the context of an operator whose rule has asked for outputs that were not there yet."""
+
+
 def output_shape(context: OpContext) -> tuple[int | None, ...] | None:
     """The shape of the first output; None before the operator has run."""
     try:
         outputs = context.get_outputs()
+        if outputs is None:
+            context[LACKS_OUTPUTS] = True
         return sizes_of(outputs[0]) if outputs else None
     except TensorReleased:
         return None

@@ -99,14 +99,25 @@ def describe(context: OpContext) -> OpDescription:
     op_id, name = context.get_op_id(), op_name(context.get_op())
     kind = str(context["op_type"] or name)
     module, namespace = context.get_module(), str(context.namespace)
-    facts = context.get_phase(), plain_attributes(context), context.get_tensor_specs()
+    phase = context.get_phase()
     if context.is_forward():
-        return OpDescription(op_id, kind, name, module, namespace, "", *facts)
+        facts = phase, plain_attributes(context), context.get_tensor_specs()
+        found = OpDescription(op_id, kind, name, module, namespace, "", *facts)
+        if context[canonical.LACKS_OUTPUTS] is None:
+            context[_DESCRIPTION] = found
+        return found
     backward_name = op_name(context.get_backward_op())
     backward_type = str(context["backward_op_type"] or backward_name)
-    backward_id = str(context.get_backward_op_id())
-    about = backward_id, backward_type, backward_name
+    about = str(context.get_backward_op_id()), backward_type, backward_name
+    # Its attributes are the forward operator's, of which a tool has mostly asked before.
+    forward: OpDescription | None = context[_DESCRIPTION]
+    attributes = plain_attributes(context) if forward is None else forward.attributes
+    facts = phase, attributes, context.get_tensor_specs()
     return OpDescription(*about, module, namespace, op_id, *facts)
+
+
+_DESCRIPTION = object()
+"""Key of a forward operator's context: its description, with attributes that are complete."""
 
 
 def plain_attributes(context: OpContext) -> dict[str, Any]:

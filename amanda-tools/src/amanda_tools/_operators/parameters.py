@@ -22,7 +22,7 @@ import attrs
 
 from amanda import OpContext
 from amanda.interface.specs import TensorSpec
-from amanda_tools._values.shapes import byte_size, size_of
+from amanda_tools._values.shapes import size_of
 from amanda_tools._values.tensors import reader_of
 
 _FORWARDING = frozenset({"read_variable", "identity", "cast"})
@@ -87,11 +87,23 @@ class VariableUse:
         return self.came_first or not (self.is_assigned or self.is_scalar)
 
 
+class _Known(weakref.ref[Any]):
+    """A reference to the value of a parameter: one object, and not a pair of two.
+
+    Attributes:
+        parameter: the parameter.
+    """
+
+    __slots__ = ("parameter",)
+
+    parameter: Parameter
+
+
 class Parameters:
     """Recognizes parameters among the inputs of operators; keeps none of them alive."""
 
     def __init__(self) -> None:
-        self._known: dict[int, tuple[Any, Parameter]] = {}
+        self._known: dict[int, _Known] = {}
         self._by_input: dict[tuple[str, int], Parameter] = {}
         self._uses: dict[Hashable, VariableUse] = {}
         self._assigned: set[Hashable] = set()
@@ -105,9 +117,17 @@ class Parameters:
         """
         roles = (context["weight_index"], context["bias_index"])
         found: list[Parameter] = []
-        in_graph = is_graph(context.namespace)
+        in_graph, torch = is_graph(context.namespace), sys.modules.get("torch")
         for position, tensor in enumerate(inputs_of(context) if in_graph else context.get_inputs()):
             if tensor is None:
+                continue
+            if torch is not None and isinstance(tensor, torch.Tensor):
+                # Asked of each new operator: it has no key, and a parameter is its own value.
+                is_found = isinstance(tensor, torch.nn.Parameter) or (
+                    position in roles and context.get_value(position) is not None
+                )
+                if is_found:
+                    found.append(self._parameter(tensor, context, position))
                 continue
             key = context.get_value_key(position)
             if key is not None:
@@ -167,15 +187,17 @@ class Parameters:
         return use
 
     def _new_parameter(self, value: Any) -> Parameter:
-        parameter = Parameter(self._count, size_of(value), byte_size(value) or 0)
+        size = size_of(value)
+        item = getattr(value.dtype, "itemsize", None) or getattr(value.dtype, "size", None)
+        parameter = Parameter(self._count, size, size * int(item) if item else 0)
         self._count += 1
         return parameter
 
     def _parameter(self, value: Any, context: OpContext, position: int) -> Parameter:
         """Return the parameter of a value; equal for one object, or for one place and size."""
-        entry = self._known.get(id(value))
-        if entry is not None and entry[0]() is value:
-            return entry[1]
+        known = self._known.get(id(value))
+        if known is not None and known() is value:
+            return known.parameter
         if _is_torch_parameter(value):
             parameter = self._new_parameter(value)
         else:
@@ -186,7 +208,8 @@ class Parameters:
                 found = self._by_input[place] = self._new_parameter(value)
             parameter = found
         try:  # noqa: SIM105 - for each parameter: the context manager costs three functions
-            self._known[id(value)] = (weakref.ref(value), parameter)
+            known = self._known[id(value)] = _Known(value)
+            known.parameter = parameter
         except TypeError:
             # Objects that take no weak reference are recognized by their place alone.
             pass

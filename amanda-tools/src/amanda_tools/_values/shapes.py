@@ -21,7 +21,7 @@ def rank_of(tensor: Any) -> int | None:
 
 def size_of(tensor: Any) -> int:
     """Return the number of elements."""
-    return math.prod(shape_of(tensor))
+    return math.prod(map(int, tensor.shape))
 
 
 def byte_size(tensor: Any) -> int | None:
@@ -33,7 +33,7 @@ def byte_size(tensor: Any) -> int | None:
         # The description of a tensor.
         item = getattr(tensor, "itemsize", None)
     try:
-        size = math.prod([int(size) for size in tensor.shape])
+        size = math.prod(map(int, tensor.shape))
     except (AttributeError, RuntimeError, TypeError, ValueError):
         # Symbolic, or nested: a size of its own for each item.
         return None

@@ -17,7 +17,7 @@ import functools
 import operator
 import weakref
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Self
+from typing import Any
 
 import torch
 from torch import nn
@@ -468,24 +468,24 @@ class _Owner(weakref.ref[torch.Tensor]):
     One object: with a callback of its own it would be six.
     """
 
-    __slots__ = ("_key", "_owners", "op_id")
+    __slots__ = ("key", "op_id", "owners")
 
-    def __new__(cls, leaf: torch.Tensor, owners: dict[int, _Owner], op_id: str) -> Self:
-        return super().__new__(cls, leaf, _forget_owner)
+    key: int
+    owners: dict[int, _Owner]
+    op_id: str
 
-    def __init__(self, leaf: torch.Tensor, owners: dict[int, _Owner], op_id: str) -> None:
-        self._key = id(leaf)
-        self._owners = owners
-        self.op_id = op_id
 
-    def forget(self) -> None:
-        """The leaf is gone."""
-        if self._owners.get(self._key) is self:
-            del self._owners[self._key]
+def _owner(leaf: torch.Tensor, owners: dict[int, _Owner], op_id: str) -> _Owner:
+    # Not methods: they would be two functions more for each leaf.
+    owner = _Owner(leaf, _forget_owner)
+    owner.key, owner.owners, owner.op_id = id(leaf), owners, op_id
+    return owner
 
 
 def _forget_owner(owner: Any) -> None:
-    owner.forget()
+    """The leaf is gone."""
+    if owner.owners.get(owner.key) is owner:
+        del owner.owners[owner.key]
 
 
 class Claimer:
@@ -836,7 +836,7 @@ class Claimer:
         return known.op_id if known is not None and known() is leaf else None
 
     def _set_owner(self, leaf: torch.Tensor, op_id: str) -> None:
-        self.leaf_owners[id(leaf)] = _Owner(leaf, self.leaf_owners, op_id)
+        self.leaf_owners[id(leaf)] = _owner(leaf, self.leaf_owners, op_id)
 
     def _claim_all(
         self,
@@ -891,7 +891,7 @@ _NAMES: dict[tuple[tuple[str, ...], ...], tuple[tuple[str, ...], ...]] = {}
 
 def _input_names(nodes: Sequence[Any], call: TorchCall) -> Sequence[Sequence[str]]:
     """For each node the forward inputs whose gradients its outputs are, by name; "" for none."""
-    edges = call.edges or [edge_of(tensor) for tensor in call.inputs]
+    edges = call.edges or map(edge_of, call.inputs)
     every = [(e, n) for e, n in zip(edges, call.names, strict=True) if e is not None]
     found = []
     for node in nodes:

@@ -157,8 +157,13 @@ def _computes(tensors: Sequence[Any], tracker: Tracker) -> bool:
 
 def makes(name: str, values: Sequence[Any]) -> bool:
     """Whether an operator makes a tensor, or gives one its first values."""
-    is_new = not any(isinstance(value, torch.Tensor) for value in values)
-    return is_new or name in _FILLING or name in _INITIALISING
+    if name in _FILLING or name in _INITIALISING:
+        return True
+    # Asked of each operator that is new: a generator would cost frames.
+    for value in values:  # noqa: SIM110
+        if isinstance(value, torch.Tensor):
+            return False
+    return True
 
 
 def _is_recorded(tensors: Sequence[Any]) -> bool:

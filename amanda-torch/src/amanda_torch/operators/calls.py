@@ -140,16 +140,23 @@ class TorchCall(OpCall):
             args, kwargs, module, modules: see the attributes.
             key: declares the parameters where `func` is a closure that does not.
         """
-        kinds = "".join([_kind(arg) for arg in args])
-        keywords = tuple((k, _kind(v)) for k, v in kwargs.items() if k != "out")
+        # Called for each operator that is new: what tensors need is done here, not in functions.
+        kinds = "".join(["T" if isinstance(arg, torch.Tensor) else _kind(arg) for arg in args])
+        keywords = tuple([(k, _kind(v)) for k, v in kwargs.items() if k != "out"])
         inputs: list[Any] = []
         names: list[str] = []
         places: list[Place] = []
         attributes: dict[str, Any] = {}
         written: list[int] = []
         for slot in slots_of(key or func, name, kinds, keywords):
-            start = len(inputs)
-            _fill(slot, args, kwargs, inputs, names, places, attributes)
+            start, source = len(inputs), slot.source
+            value = args[source[1]] if source is not None and source[0] == "arg" else None
+            if isinstance(value, torch.Tensor):
+                inputs.append(value)
+                names.append(slot.name)
+                places.append((source, ()))
+            else:
+                _fill(slot, args, kwargs, inputs, names, places, attributes)
             if slot.is_written:
                 written += range(start, len(inputs))
         return cls(
