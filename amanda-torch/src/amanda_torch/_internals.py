@@ -1110,6 +1110,26 @@ def not_taken() -> dict[str, int]:
     return {} if counters is _ABSENT else dict(counters["unimplemented"])
 
 
+def is_layer_called_as_is(frame: Any) -> bool:
+    """Whether a frame is that of a recurrent layer which the code made by Dynamo calls as it is.
+
+    PyTorch 2.15 breaks the graph before such a layer and counts no reason for the layer's frame;
+    2.13 and 2.14 leave the function alone that calls it, and count why.
+    """
+    from torch._dynamo import config
+
+    layer = frame.f_locals.get("self")
+    return (
+        torch.__version__ >= (2, 15)
+        and isinstance(layer, _RECURRENT)
+        and frame.f_code is getattr(type(layer).forward, "__code__", None)
+        and not config.allow_rnn
+    )
+
+
+_RECURRENT = (torch.nn.RNN, torch.nn.GRU, torch.nn.LSTM)
+
+
 def captured_alone(found: Any) -> Any:
     """What a frame callback returns for captured code, when functions that this calls run as they
     are: Dynamo asks nothing about their frames, which would cost microseconds for each."""

@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
-from torch import fx
+from torch import fx, nn
 
 from amanda.errors import CoverageWarning
 from amanda_torch import _internals
@@ -34,6 +34,9 @@ _HELPERS = "torch._dynamo.utils"
 _LOCK = threading.RLock()
 """Held while Dynamo captures, for which patches of the driver are undone in all threads. Dynamo has
 such a lock, too."""
+
+_RECURRENT = "Dynamo: RNN, GRU, or LSTM is called as it is"
+"""Why a recurrent layer runs eagerly that Dynamo, from PyTorch 2.15 on, calls between two graphs."""
 
 Suspended = Callable[[], AbstractContextManager[Any]]
 
@@ -89,6 +92,8 @@ class Capture:
             elif not frame.f_code.co_flags & inspect.CO_GENERATOR:
                 # Dynamo takes no generators, and what they call on its own.
                 reason = _new_reason(known, _internals.not_taken())
+                if not reason and _internals.is_layer_called_as_is(frame):
+                    return self._leave(frame.f_locals["self"], _RECURRENT)
         except Exception as error:
             reason = reason_of(error)
         # Noted here and not by Dynamo, whose own code for the function is to stay as it is.
@@ -103,7 +108,8 @@ class Capture:
         interceptor = LOCAL.interceptor
         if reason and interceptor is not None:
             interceptor.note_compiled(_place(subject), f"eagerly ({reason})")
-        self._left[subject] = reason
+        if not isinstance(subject, nn.Module):
+            self._left[subject] = reason
         _internals.count_eager_as_compiled()
         return _internals.not_captured()
 
