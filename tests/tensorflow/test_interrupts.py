@@ -11,6 +11,7 @@ import tensorflow as tf
 
 import amanda
 from amanda.testing import interrupts
+from amanda_tensorflow.graphs.replay import Replay
 from amanda_tensorflow.graphs.run_time_routines import RunTimeRoutine
 
 tf1 = tf.compat.v1
@@ -35,6 +36,20 @@ def test_an_interrupt_while_a_node_is_made_leaves_nothing_to_release() -> None:
     assert len({point.place for point in found}) > 10
     for point in found:
         # An error at the end of the scope would take the interrupt's place.
+        assert interrupts.run(
+            lambda: _square_in_a_session(tool), lambda other: other is code, point
+        )
+        np.testing.assert_array_equal(_square_in_a_session(tool), [9.0])
+
+
+def test_an_interrupt_while_an_operator_is_added_is_no_graph_that_cannot_be_copied() -> None:
+    """An interrupt reaches the program, also where TensorFlow's own blocks fail because of it."""
+    tool = amanda.Tool()
+    tool.add_inst_for_op(lambda context: context.insert_after_op(lambda *outputs: None))
+    code = Replay.create.__code__
+    found = interrupts.points(lambda: _square_in_a_session(tool), lambda other: other is code)
+    assert len({point.place for point in found}) > 10
+    for point in found:
         assert interrupts.run(
             lambda: _square_in_a_session(tool), lambda other: other is code, point
         )

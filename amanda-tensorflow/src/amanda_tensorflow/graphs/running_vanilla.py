@@ -50,6 +50,9 @@ def falling_back(dispatcher: Dispatcher, building: Building, name: str) -> Itera
     try:
         yield attempt
     except Exception as error:
+        interrupt = _interrupt_behind(error)
+        if interrupt is not None:
+            raise interrupt from None
         is_of_tool = isinstance(error, AmandaError) or hasattr(error, "__notes__")
         if not isinstance(error, NotInstrumentableError) and (is_of_tool or building.is_replaced):
             raise
@@ -61,3 +64,17 @@ def falling_back(dispatcher: Dispatcher, building: Building, name: str) -> Itera
             CoverageWarning,
             stacklevel=4,
         )
+
+
+def _interrupt_behind(error: BaseException) -> BaseException | None:
+    """The interrupt that an error has taken the place of, if there was one.
+
+    Where one comes as the body of a with-statement ends, the blocks of TensorFlow around it find
+    that the inner one was not left, and raise an AssertionError (2.21).
+    """
+    behind = error.__context__
+    while behind is not None:
+        if not isinstance(behind, Exception):
+            return behind
+        behind = behind.__context__
+    return None
