@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import tensorflow as tf
+from tensorflow.python.framework import function
 
 import amanda
 from amanda_tensorflow.graphs.replay import Replay
@@ -195,6 +196,65 @@ def test_runs_share_random_generators(noise: Callable[[Any], Any], use_resource:
         trained(None, Identity(), None, Watcher()), trained(*[None] * 4), strict=True
     ):
         np.testing.assert_allclose(one, other, rtol=1e-5)
+
+
+def drawing(h: Any) -> Any:
+    return h * tf.random.uniform([3]) + tf.random.normal(tf.shape(h), seed=4)
+
+
+def drawn_in_a_function(h: Any) -> Any:
+    draw = tf.function(drawing)
+    with tf.name_scope("block"):
+        return draw(draw(h))
+
+
+def drawn_in_a_nested_function(h: Any) -> Any:
+    draw = tf.function(drawing)
+    return tf.function(lambda h: draw(h) + draw(2.0 * h))(h)
+
+
+def drawn_in_a_defun(h: Any) -> Any:
+    @function.Defun(tf.float32)
+    def draw(h: Any) -> Any:
+        return h * tf.random.uniform([3], seed=2)
+
+    return draw(h)
+
+
+@pytest.mark.filterwarnings("ignore:a run of graph runs vanilla.*another one calls")
+@pytest.mark.parametrize(
+    "noise", [drawn_in_a_function, drawn_in_a_nested_function, drawn_in_a_defun]
+)
+@pytest.mark.parametrize("use_resource", [True, False])
+def test_called_functions_share_random_generators(
+    noise: Callable[[Any], Any], use_resource: bool
+) -> None:
+    """So do random operators in functions that a session calls; what is added to the graph for
+    them is not written with it."""
+    tf1.set_random_seed(3)
+    x = tf1.placeholder(tf.float32, (None, 3))
+    w = tf1.get_variable("w", (3, 3), use_resource=use_resource)
+    y = noise(tf.nn.relu(x @ w))
+    z = tf.reduce_sum(y**2)
+    fetches = [y, z, y]
+    if noise is drawn_in_a_function:
+        # TensorFlow runs other calls apart, once they are differentiated: with a state of their own.
+        fetches += tf.gradients(z, w)
+    batch = {x: [[0.5, 1.0, 2.0], [1.0, 0.5, 0.25]]}
+
+    def drawn(*scopes: amanda.Tool | None) -> list[Any]:
+        session, seen = started(), []
+        for scope in scopes:
+            with applied(scope):
+                seen += [session.run(fetch, batch) for fetch in fetches]
+        return seen
+
+    found, wanted = drawn(None, Identity(), None, Watcher(), Identity()), drawn(*[None] * 5)
+    for one, other in zip(found, wanted, strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-5)
+    nodes = tf1.get_default_graph().as_graph_def().node
+    ours = [n.name for n in nodes if n.op.startswith("Random") or "amanda" in n.name]
+    assert ours == ["w/Initializer/random_uniform/RandomUniform"]
 
 
 # -- resources ----------------------------------------------------------------

@@ -125,6 +125,7 @@ from amanda_tensorflow._internals.sessions import (  # noqa: E402
     shadow_graph,
     shadow_session,
     tensor_of,
+    twin_in,
     unfinalized,
 )
 
@@ -227,6 +228,7 @@ __all__ = [
     "stop_recording",
     "stop_recording_here",
     "tensor_of",
+    "twin_in",
     "twins_captured",
     "unfinalized",
     "unique_function_name",

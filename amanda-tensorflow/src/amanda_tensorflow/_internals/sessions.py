@@ -8,6 +8,8 @@ from typing import Any
 
 from tensorflow.core.protobuf import config_pb2
 from tensorflow.python.client import pywrap_tf_session, session
+from tensorflow.python.framework import ops
+from tensorflow.python.ops import array_ops
 
 from amanda_tensorflow._internals.graphs import add_function, create_op_in
 from amanda_tensorflow._internals.runtime import AttrValue, Graph, eager_mode
@@ -168,27 +170,87 @@ def call_node(
     return node
 
 
+def twin_in(graph: Any, op: Any, name: str, device: str) -> Any:
+    """The node in a user's graph that shares the kernel of an operator in a called function.
+
+    Args:
+        op: the operator of the function.
+        name: that of the operator once TensorFlow has put the function in the place of the call;
+            kernels with state belong to names.
+        device: where the operator runs.
+
+    Returns:
+        The node; None where the user's graph has one of this name.
+    """
+    twins = _twins(graph)
+    try:
+        found = graph.get_operation_by_name(name)
+    except KeyError:
+        pass
+    else:
+        return found if name in twins else None
+    # Noted first: an interrupt may come between this and the node.
+    twins.add(name)
+    before = int(graph.version)
+    try:
+        with unfinalized(graph), graph.as_default(), graph.control_dependencies(None):
+            with graph.device(None), ops.name_scope(""):
+                inputs = [
+                    array_ops.placeholder(t.dtype, t.shape, name="amanda/drawn") for t in op.inputs
+                ]
+            with graph.device(device):
+                return create_op_in(
+                    graph,
+                    op.type,
+                    inputs,
+                    [tensor.dtype for tensor in op.outputs],
+                    name=f"{name}/",
+                    attrs={k: v for k, v in op.node_def.attr.items() if not k.startswith("_")},
+                    compute_device=bool(device),
+                )
+    finally:
+        added = int(graph.version) - before
+        graph._amanda_inserted = getattr(graph, "_amanda_inserted", 0) + added
+        hide(graph)
+
+
+def _twins(graph: Any) -> set[str]:
+    """The names of the nodes that :func:`twin_in` has added to a graph."""
+    if not hasattr(graph, "_amanda_twins"):
+        graph._amanda_twins = set()
+    found: set[str] = graph._amanda_twins
+    return found
+
+
 def own_version(graph: Any) -> int:
-    """The version of a graph, not counting the nodes that :func:`call_node` has added."""
+    """The version of a graph, not counting the nodes that this package has added."""
     return int(graph.version) - getattr(graph, "_amanda_inserted", 0)
 
 
-def hide(graph: Any, nodes: str, functions: str) -> None:
-    """Leave nodes and functions with these name prefixes out of what is written of a graph."""
+_HIDDEN = ("amanda/run", "amanda/drawn")
+"""With which the names of our nodes in a user's graph begin."""
+
+
+def hide(graph: Any) -> None:
+    """Leave the nodes and functions that this package adds out of what is written of a graph."""
     if hasattr(graph, "_amanda_hidden"):
         return
     graph._amanda_hidden = True
-    vanilla = graph._as_graph_def
+    vanilla, twins = graph._as_graph_def, _twins(graph)
 
     def _as_graph_def(*args: Any, **kwargs: Any) -> Any:
         definition, version = vanilla(*args, **kwargs)
         kept = type(definition)()
         kept.CopyFrom(definition)
         del kept.node[:]
-        kept.node.extend(n for n in definition.node if not n.name.startswith(nodes))
+        kept.node.extend(
+            n
+            for n in definition.node
+            if n.name not in twins and not n.name.startswith(_HIDDEN)
+        )
         del kept.library.function[:]
         kept.library.function.extend(
-            f for f in definition.library.function if not f.signature.name.startswith(functions)
+            f for f in definition.library.function if not f.signature.name.startswith("amanda_")
         )
         return kept, version
 

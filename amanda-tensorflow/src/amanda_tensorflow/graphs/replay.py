@@ -47,7 +47,7 @@ class Replay:
     Args:
         graph: the graph to add to; it is the default graph while operators are added.
         instrument: adds the operators that are operators to tools.
-        instead: gives, for a vanilla operator, what adds another operator in its place to the copy;
+        instead: gives, for a vanilla operator and its site, what adds another operator in its place to the copy;
             None where one like it is added.
     """
 
@@ -55,7 +55,7 @@ class Replay:
         self,
         graph: Any,
         instrument: Instrument,
-        instead: Callable[[Any], Callable[[Sequence[Any]], Any] | None] | None = None,
+        instead: Callable[[Site, Any], Callable[[Sequence[Any]], Any] | None] | None = None,
     ) -> None:
         self._graph = graph
         self._instead = instead
@@ -356,7 +356,7 @@ class Replay:
             changes: maps type and attributes of the vanilla operator to those of the new one.
         """
         graph = self._graph
-        instead = None if self._instead is None else self._instead(op)
+        instead = None if self._instead is None else self._instead(site, op)
         order = vanilla_order(site.producers, op) if is_sum(op) else None
         if order is not None:
             inputs = [inputs[index] for index in order]

@@ -192,9 +192,14 @@ class Site:
         return getattr(self.graph, "outputs", ()) or self.fetched
 
     @property
+    def outermost(self) -> Site:
+        """The site of the outermost graph into which it is replayed, by calls of functions."""
+        return self if self.parent is None else self.parent.outermost
+
+    @property
     def root_ids(self) -> str:
         """The prefix of the ids of the outermost graph."""
-        return self.ids if self.parent is None else self.parent.root_ids
+        return self.outermost.ids
 
     def position(self, call: GradientCall) -> int:
         """The position of a gradient call among all of the graph, in the order of their making."""

@@ -97,7 +97,8 @@ class SessionCopies:
         self.graph = _internals.shadow_graph(session.graph)
         self.building = Building(self.graph, scopes, needs_gradient=False, takes_feeds=True)
         self._instrument = self._making(self.graph, self.building)
-        self._replay = Replay(self.graph, self._instrument, draws_from(session))
+        self._apart: dict[str, str] = {}
+        self._replay = Replay(self.graph, self._instrument, draws_from(session, self._apart))
         self._site = Site(session.graph, self._ids, ids.layer_ids(session.graph))
         self._session: Any = None
         self._variables: ShadowVariables | None = None
@@ -189,6 +190,11 @@ class SessionCopies:
                     f"{op.name} draws random numbers by a seed and waits for other operators: a "
                     "copy of it would draw other numbers"
                 )
+            if op.name in self._apart:
+                raise NotInstrumentableError(
+                    f"{self._apart[op.name]} draws random numbers by a seed in a function that "
+                    "another one calls: a copy of it would draw other numbers"
+                )
 
     def _added(self, run: SessionRun) -> tuple[SessionRun, Executions | None]:
         """The run in terms of the shadow, to which the operators that it needs are added."""
@@ -226,7 +232,7 @@ class SessionCopies:
                 site.ops[op.name] = shared.ops[op.name]
                 for old in op.outputs:
                     site.tensors[id(old)] = shared.tensors[id(old)]
-            replay = Replay(self.graph, instrument, draws_from(self._user))
+            replay = Replay(self.graph, instrument, draws_from(self._user, self._apart))
             replay.body(site, [op for op in run.roots() if op.name not in site.ops])
             instrument.warn(self._ids)
             made = self._translated(run, site, replay)
@@ -259,7 +265,7 @@ class SessionCopies:
             found[0].modules = self.building.modules if self._tells_modules(run) else None
             return self._making(graph, found[0])
 
-        inline = InlineFunction(self._user, site, make)
+        inline = InlineFunction(self._user, site, make, self._apart)
         inline.build(run)
         if found[0].is_changed:
             # Its routines live and end with those of the shadow.

@@ -4,7 +4,9 @@
 their name: all runs of the session draw from it, whatever they fetch. A copy would begin with a
 state of its own, and a program would draw other numbers under a tool. Therefore a random operator
 of a copy is a node that runs the vanilla one in the user's session, on the values that the copy has
-computed::
+computed. One in a called function cannot be run by itself. TensorFlow puts the operators of a
+called function in the place of the call, as ``call/operator``, and keeps the state beside that
+name; so a node of that name in the user's graph draws from it (observed with 2.16 to 2.21)::
 
     replay = Replay(graph, instrument, draws_from(session))
 """
@@ -19,6 +21,7 @@ import tensorflow as tf
 
 from amanda_tensorflow import _internals
 from amanda_tensorflow.graphs.run_time_routines import PythonNode, is_routable
+from amanda_tensorflow.graphs.sites import Site
 from amanda_tensorflow.operators.types import is_random
 
 
@@ -27,27 +30,55 @@ def is_seeded(op: Any) -> bool:
     return is_random(op.type) and bool(op.get_attr("seed") or op.get_attr("seed2"))
 
 
-def draws_from(session: Any) -> Callable[[Any], Callable[[Sequence[Any]], Any] | None]:
+def draws_from(
+    session: Any, apart: dict[str, str]
+) -> Callable[[Site, Any], Callable[[Sequence[Any]], Any] | None]:
     """What adds the seeded random operators of a session's graph to a copy.
 
+    Args:
+        apart: gets, by the name of a call, the name of a random operator in it that TensorFlow
+            runs, in some runs, with a state that no other node has.
+
     Returns:
-        A function that is given a vanilla operator, and gives one that adds the operator of the
-        copy, given its inputs there; None for all others.
+        A function that is given a vanilla operator and its site, and gives one that adds the
+        operator of the copy, given its inputs there; None for all others.
     """
     # Nodes in the user's graph live as long as that does.
     graph, reference = session.graph, weakref.ref(session)
 
-    def adding(op: Any) -> Callable[[Sequence[Any]], Any] | None:
-        if not is_seeded(op) or not can_be_shared(op) or op.graph is not graph:
+    def adding(site: Site, op: Any) -> Callable[[Sequence[Any]], Any] | None:
+        if not is_seeded(op) or not _is_routable(op):
             return None
-        return lambda inputs: Draw(reference, op).added(inputs)
+        if op.graph is graph:
+            is_shared = can_be_shared(op)
+            return (lambda inputs: Draw(reference, op).added(inputs)) if is_shared else None
+        if site.outermost.graph is not graph:
+            return None
+        call = _call_of(site)
+        if f"{call}/" != site.prefix:
+            # A function that others call is not always put in the place of its call.
+            apart[call] = f"{site.prefix}{op.name}"
+        device = op.device or site.device
+        twin = _internals.twin_in(graph, op, f"{site.prefix}{op.name}", device)
+        return None if twin is None else lambda inputs: Draw(reference, twin).added(inputs)
 
     return adding
 
 
 def can_be_shared(op: Any) -> bool:
     """Whether a random operator can be run by itself: what it waits for would run with it."""
-    return not op.control_inputs and all(map(is_routable, (*op.inputs, *op.outputs)))
+    return not op.control_inputs and _is_routable(op)
+
+
+def _call_of(site: Site) -> str:
+    """The name of the call in the outermost graph for whose sake a function is replayed."""
+    while site.parent is not None and site.parent.parent is not None:
+        site = site.parent
+    return site.prefix.removesuffix("/")
+
+
+def _is_routable(op: Any) -> bool:
+    return all(map(is_routable, (*op.inputs, *op.outputs)))
 
 
 class Draw(PythonNode):

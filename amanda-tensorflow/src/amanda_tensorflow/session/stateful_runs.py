@@ -57,20 +57,27 @@ class InlineFunction:
         session: the user's session.
         site: where its graph is replayed.
         make: gives the instrument that creates the operators of a graph.
+        apart: see :func:`~amanda_tensorflow.session.random_ops.draws_from`.
 
     Attributes:
         function: the function's graph.
         run: the run in terms of the node, once that is inserted.
     """
 
-    def __init__(self, session: Any, site: Site, make: Callable[[Any], Instrument]) -> None:
+    def __init__(
+        self,
+        session: Any,
+        site: Site,
+        make: Callable[[Any], Instrument],
+        apart: dict[str, str],
+    ) -> None:
         self._graph = session.graph
         self._site = site
         self.function = _internals.FuncGraph("amanda_inline")
         for known in _internals.functions_of(session.graph):
             _internals.add_function(self.function, known)
         self._instrument = make(self.function)
-        self._replay = Replay(self.function, self._instrument, draws_from(session))
+        self._replay = Replay(self.function, self._instrument, draws_from(session, apart))
         self._inputs: list[Any] = []
         self._vanilla: SessionRun | None = None
         self._fetched: list[Any] = []
@@ -143,7 +150,7 @@ class InlineFunction:
             node = _internals.call_node(
                 self._graph, NODE, function, self._inputs, self.function.outputs
             )
-        _internals.hide(self._graph, NODE, "amanda_")
+        _internals.hide(self._graph)
         outputs = zip(self._fetched, node.outputs, strict=True)
         self.run = self._translated(node, {id(tensor): output for tensor, output in outputs})
         self.is_inserted = True
