@@ -238,7 +238,7 @@ def test_called_functions_share_random_generators(
     z = tf.reduce_sum(y**2)
     fetches = [y, z, y]
     if noise is drawn_in_a_function:
-        # TensorFlow runs other calls apart, once they are differentiated: with a state of their own.
+        # TensorFlow runs other calls apart where they are differentiated.
         fetches += tf.gradients(z, w)
     batch = {x: [[0.5, 1.0, 2.0], [1.0, 0.5, 0.25]]}
 

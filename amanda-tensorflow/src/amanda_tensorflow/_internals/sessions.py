@@ -244,9 +244,7 @@ def hide(graph: Any) -> None:
         kept.CopyFrom(definition)
         del kept.node[:]
         kept.node.extend(
-            n
-            for n in definition.node
-            if n.name not in twins and not n.name.startswith(_HIDDEN)
+            n for n in definition.node if n.name not in twins and not n.name.startswith(_HIDDEN)
         )
         del kept.library.function[:]
         kept.library.function.extend(

@@ -47,8 +47,8 @@ class Replay:
     Args:
         graph: the graph to add to; it is the default graph while operators are added.
         instrument: adds the operators that are operators to tools.
-        instead: gives, for a vanilla operator and its site, what adds another operator in its place to the copy;
-            None where one like it is added.
+        instead: gives, for a vanilla operator and its site, what adds another operator in its place
+            to the copy; None where one like it is added.
     """
 
     def __init__(

@@ -87,23 +87,11 @@ class VariableUse:
         return self.came_first or not (self.is_assigned or self.is_scalar)
 
 
-class _Known(weakref.ref[Any]):
-    """A reference to the value of a parameter: one object, and not a pair of two.
-
-    Attributes:
-        parameter: the parameter.
-    """
-
-    __slots__ = ("parameter",)
-
-    parameter: Parameter
-
-
 class Parameters:
     """Recognizes parameters among the inputs of operators; keeps none of them alive."""
 
     def __init__(self) -> None:
-        self._known: dict[int, _Known] = {}
+        self._known: dict[int, tuple[Any, Parameter]] = {}
         self._by_input: dict[tuple[str, int], Parameter] = {}
         self._uses: dict[Hashable, VariableUse] = {}
         self._assigned: set[Hashable] = set()
@@ -195,9 +183,9 @@ class Parameters:
 
     def _parameter(self, value: Any, context: OpContext, position: int) -> Parameter:
         """Return the parameter of a value; equal for one object, or for one place and size."""
-        known = self._known.get(id(value))
-        if known is not None and known() is value:
-            return known.parameter
+        entry = self._known.get(id(value))
+        if entry is not None and entry[0]() is value:
+            return entry[1]
         if _is_torch_parameter(value):
             parameter = self._new_parameter(value)
         else:
@@ -208,8 +196,7 @@ class Parameters:
                 found = self._by_input[place] = self._new_parameter(value)
             parameter = found
         try:  # noqa: SIM105 - for each parameter: the context manager costs three functions
-            known = self._known[id(value)] = _Known(value)
-            known.parameter = parameter
+            self._known[id(value)] = (weakref.ref(value), parameter)
         except TypeError:
             # Objects that take no weak reference are recognized by their place alone.
             pass

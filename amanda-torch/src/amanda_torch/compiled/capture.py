@@ -36,7 +36,7 @@ _LOCK = threading.RLock()
 such a lock, too."""
 
 _RECURRENT = "Dynamo: RNN, GRU, or LSTM is called as it is"
-"""Why a recurrent layer runs eagerly that Dynamo, from PyTorch 2.15 on, calls between two graphs."""
+"""Why a recurrent layer runs eagerly that Dynamo (PyTorch 2.15) calls between two graphs."""
 
 Suspended = Callable[[], AbstractContextManager[Any]]
 
