@@ -9,6 +9,8 @@ import torch
 
 import amanda
 from amanda.tools import canonical
+from amanda.tools.canonical import attribute_rules
+from amanda.tools.description import OpDescription, describe
 from amanda.tools.mapping import MappingTool
 
 
@@ -45,3 +47,28 @@ X, NUMBER = torch.rand(2, 3, 4), torch.tensor(1.0)
 def test_attributes_are_resolved(program: Any, expected: dict[str, Any]) -> None:
     """Axes are counted from the first one, and sizes are numbers."""
     assert attributes_of(program) == expected
+
+
+def test_backward_operators_have_the_description_of_their_forward_operator() -> None:
+    """Where a tool has described the forward operator, its rule does not run again for each
+    backward operator."""
+    asked: list[str] = []
+    described: list[OpDescription] = []
+
+    def rule(context: amanda.OpContext) -> dict[str, Any]:
+        asked.append(context.get_op_id())
+        return {"size": 2}
+
+    tool = amanda.Tool()
+    tool.depends_on(
+        MappingTool.standard(), MappingTool([["pytorch", attribute_rules({"sigmoid": rule})]])
+    )
+    for backward in (False, True):
+        tool.add_inst_for_op(lambda c: described.append(describe(c)), backward=backward)
+    x = torch.rand(2, requires_grad=True)
+    with amanda.apply(tool):
+        x.sigmoid().sum().backward()
+    found = {op.name: op.attributes for op in described}
+    assert found["sigmoid"] == found["SigmoidBackward0"] == {"size": 2}
+    assert found["SigmoidBackward0"] == found["AccumulateGrad"]
+    assert asked == ["/sigmoid:0"]

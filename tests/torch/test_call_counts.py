@@ -190,7 +190,7 @@ def test_nothing_is_asked_twice() -> None:
 
 @pytest.mark.parametrize(
     ("tool", "forward", "backward"),
-    [(ForwardCounter, 150, 0), (Counter, 185, 122)],
+    [(ForwardCounter, 153, 0), (Counter, 187, 122)],
     ids=["forward", "both"],
 )
 def test_the_first_execution(tool: type[Counter], forward: int, backward: int) -> None:
@@ -219,7 +219,7 @@ def test_the_first_execution_under_flops() -> None:
     model = pairs(count)
     with applied(flops()):
         _, first = profiled(lambda: model(X))
-    assert len(first) <= 250 * 2 * count, f"\n{first}"
+    assert len(first) <= 252 * 2 * count, f"\n{first}"
 
 
 def test_a_new_operator_is_few_objects() -> None:
@@ -236,7 +236,7 @@ def test_a_new_operator_is_few_objects() -> None:
         gc.collect()
         made = len(gc.get_objects()) - known
     assert result.requires_grad
-    assert made <= 55 * 2 * count
+    assert made <= (58 if CAPTURES else 55) * 2 * count
 
 
 @pytest.mark.parametrize(
