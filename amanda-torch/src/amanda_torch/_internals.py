@@ -1120,7 +1120,7 @@ def is_layer_called_as_is(frame: Any) -> bool:
 
     layer = frame.f_locals.get("self")
     return (
-        torch.__version__ >= (2, 15)
+        _VERSION >= (2, 15)
         and isinstance(layer, _RECURRENT)
         and frame.f_code is getattr(type(layer).forward, "__code__", None)
         and not config.allow_rnn
@@ -1128,6 +1128,7 @@ def is_layer_called_as_is(frame: Any) -> bool:
 
 
 _RECURRENT = (torch.nn.RNN, torch.nn.GRU, torch.nn.LSTM)
+_VERSION: Any = torch.__version__
 
 
 def captured_alone(found: Any) -> Any:

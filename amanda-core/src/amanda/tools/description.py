@@ -101,7 +101,8 @@ def describe(context: OpContext) -> OpDescription:
     module, namespace = context.get_module(), str(context.namespace)
     phase = context.get_phase()
     if context.is_forward():
-        facts = phase, plain_attributes(context), context.get_tensor_specs()
+        attributes: Mapping[str, Any] = plain_attributes(context)
+        facts = phase, attributes, context.get_tensor_specs()
         found = OpDescription(op_id, kind, name, module, namespace, "", *facts)
         if context[canonical.LACKS_OUTPUTS] is None:
             context[_DESCRIPTION] = found

@@ -150,9 +150,12 @@ class TorchCall(OpCall):
         written: list[int] = []
         for slot in slots_of(key or func, name, kinds, keywords):
             start, source = len(inputs), slot.source
-            value = args[source[1]] if source is not None and source[0] == "arg" else None
-            if isinstance(value, torch.Tensor):
-                inputs.append(value)
+            if (
+                source is not None
+                and source[0] == "arg"
+                and isinstance(args[source[1]], torch.Tensor)
+            ):
+                inputs.append(args[source[1]])
                 names.append(slot.name)
                 places.append((source, ()))
             else:
