@@ -192,18 +192,18 @@ def per_execution(
 
 
 CASES: dict[str, tuple[Callable[[], Any], Callable[[int], None], int, int]] = {
-    "an eager operator, a routine": (Counting, forward, 1, 19),
+    "an eager operator, a routine": (Counting, forward, 1, 18),
     "an eager operator, no action": (lambda: Looking(False), forward, 0, 1),
-    "forward and backward, a routine before the operator": (Counting, training, 1, 28),
+    "forward and backward, a routine before the operator": (Counting, training, 1, 27),
     "forward and backward, a routine after the backward operator": (
         CountingBackward,
         training,
         1,
-        35,
+        29,
     ),
-    "forward and backward, no action": (lambda: Looking(True), training, 0, 12),
-    "an eager operator, a timer and a counter": (Timing, forward, 1, 5),
-    "forward and backward, timers and counters": (Timing, training, 2, 21),
+    "forward and backward, no action": (lambda: Looking(True), training, 0, 7),
+    "an eager operator, a timer and a counter": (Timing, forward, 1, 3),
+    "forward and backward, timers and counters": (Timing, training, 2, 12),
     "a graph function, a routine": (Counting, calls_of_functions, 1, 10),
     "a graph function, no action": (lambda: Looking(False), calls_of_functions, 0, 10),
     "a run of a session, a routine": (Counting, runs_of_a_session, 1, 26),
@@ -234,7 +234,7 @@ def test_a_variable_that_nobody_watches() -> None:
     """An operator that is passed a variable takes the fast path where nothing is done to it, nor to
     the reading of the variable; ids and plans of later readings stay as they are."""
     found, listed = per_execution(lambda: Looking(False), products_with_a_variable, 0)
-    assert found <= 4, f"{found} calls\n{listed}"
+    assert found <= 3, f"{found} calls\n{listed}"
     first, tools = list[str](), [amanda.Tool(), amanda.Tool()]
     tools[0].add_inst_for_op(lambda context: first.append(context.get_op_id()))
     later = list[str]()
@@ -247,6 +247,24 @@ def test_a_variable_that_nobody_watches() -> None:
             products_with_a_variable(3)
     assert "/ReadVariableOp:3" in first
     assert later == first
+
+
+BIAS = tf.Variable(tf.ones([2]))
+
+
+def biases(count: int) -> None:
+    """So many additions of a variable that TensorFlow passes on to the runtime as it is."""
+    y = X
+    for _ in range(count):
+        y = tf.nn.bias_add(y, BIAS)
+
+
+def test_a_variable_under_timers() -> None:
+    """An operator with counters and timers that is passed a variable stays on the fast path, beside
+    the reading, which is an operator of its own."""
+    found, listed = per_execution(Timing, biases, 2)
+    assert "_forward" not in listed
+    assert found <= 16, f"{found} calls\n{listed}"
 
 
 def objects_of_a_function(tool: amanda.Tool, size: int) -> int:

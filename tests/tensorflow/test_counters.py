@@ -7,6 +7,8 @@ import warnings
 from collections.abc import Callable
 from typing import Any
 
+import keras
+import numpy as np
 import pytest
 import tensorflow as tf
 
@@ -108,8 +110,9 @@ def test_counters_in_loops_and_branches(after: bool) -> None:
     assert {name: by_name[name] for name in expected} == expected
 
 
-def test_counters_need_no_nodes(monkeypatch: pytest.MonkeyPatch) -> None:
-    """In a function without control flow counters call no Python; one body has one node."""
+@pytest.fixture
+def made(monkeypatch: pytest.MonkeyPatch) -> list[PythonNode]:
+    """The nodes that call Python of all graphs that are instrumented."""
     made: list[PythonNode] = []
     insert = PythonNode.insert
 
@@ -118,6 +121,63 @@ def test_counters_need_no_nodes(monkeypatch: pytest.MonkeyPatch) -> None:
         return insert(node, *args)
 
     monkeypatch.setattr(PythonNode, "insert", noted)
+    return made
+
+
+def fitted() -> None:
+    """A fit of whole batches."""
+    layers = [keras.layers.Dense(8, activation="relu"), keras.layers.Dense(3)]
+    model = keras.Sequential(layers)
+    model.compile("sgd", "mse")
+    model.fit(np.ones((8, 5)), np.ones((8, 3)), batch_size=4, epochs=2, verbose=0)
+
+
+def called() -> None:
+    """A function with a gradient, called twice."""
+    weight = tf.Variable(tf.ones([5, 3]))
+
+    @tf.function
+    def step(x: Any) -> Any:
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_sum(tf.nn.relu(x @ weight))
+        return tape.gradient(loss, weight)
+
+    for _ in range(2):
+        step(tf.ones([4, 5]))
+
+
+def run_by_a_session() -> None:
+    """The same in a graph that a session runs."""
+    with tf.Graph().as_default() as graph:
+        x = tf1.placeholder(tf.float32, (4, 5))
+        weight = tf1.get_variable("weight", initializer=tf.ones((5, 3)), use_resource=True)
+        loss = tf.reduce_sum(tf.nn.relu(x @ weight))
+        step = tf1.train.GradientDescentOptimizer(0.1).minimize(loss)
+        initialize = tf1.global_variables_initializer()
+    with tf1.Session(graph=graph) as session:
+        session.run(initialize)
+        for _ in range(2):
+            session.run([loss, step], {x: np.ones((4, 5))})
+
+
+@pytest.mark.parametrize(("program", "runs"), [(fitted, 4), (called, 2), (run_by_a_session, 2)])
+@pytest.mark.parametrize("tool", ["count", "flops"])
+def test_tools_that_count_need_no_nodes(
+    tool: str, program: Callable[[], None], runs: int, made: list[PythonNode]
+) -> None:
+    """Without control flow, and with shapes that the graph tells, they call no Python in a graph,
+    and count each run of an operator nevertheless."""
+    counting = amanda.tools.load(tool)()
+    with amanda.apply(counting):
+        program()
+    products = {row["id"]: row["executions"] for row in counting.op_rows() if "MatMul" in row["id"]}
+    assert made == []
+    assert any("/grad/" in op_id for op_id in products)
+    assert set(products.values()) == {runs}
+
+
+def test_counters_need_no_nodes(made: list[PythonNode]) -> None:
+    """In a function without control flow counters call no Python; one body has one node."""
     with amanda.apply(Counts()):
         tf.function(with_its_gradient)(tf.constant(0.5))
         assert made == []

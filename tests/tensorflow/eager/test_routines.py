@@ -14,6 +14,7 @@ import tensorflow as tf
 
 import amanda
 from amanda.errors import TensorReleased
+from amanda_tensorflow.eager.variable_values import VariableValues
 from tests.tensorflow.eager.support import Acting, Seen, apply, gradients
 
 X = tf.constant([[1.0, 2.0], [3.0, 4.0]])
@@ -192,3 +193,78 @@ def test_keras_imported_later(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     # What waited for this module before the scope began has ended, too.
     assert all(finder in finders for finder in sys.meta_path)
     del sys.modules["tf_keras"]
+
+
+def with_bias(bias: Any) -> tuple[Any, Any]:
+    """Two additions of a bias, and its gradient."""
+    with tf.GradientTape() as tape:
+        tape.watch(bias)
+        y = tf.nn.bias_add(tf.nn.bias_add(tf.ones([2, 3]), bias), bias)
+        loss = tf.reduce_sum(y * y)
+    return y.numpy(), tape.gradient(loss, bias).numpy()
+
+
+def test_a_variable_that_a_counted_operator_is_passed() -> None:
+    """It is read by an operator with an id and counters of its own, once for each time that it is
+    passed, and its gradient is the vanilla one."""
+    bias = tf.Variable([1.0, 2.0, 3.0])
+    counters: dict[str, amanda.inline.Counter] = {}
+
+    def analyse(context: amanda.OpContext) -> None:
+        counter = counters[context.get_op_id()] = amanda.inline.Counter()
+        context.insert_after_op(counter, outputs=[])
+
+    tool = amanda.Tool()
+    tool.add_inst_for_op(analyse)
+    vanilla = with_bias(bias)
+    with amanda.apply(tool):
+        for _ in range(5):
+            for found, expected in zip(with_bias(bias), vanilla, strict=True):
+                np.testing.assert_array_equal(found, expected)
+    kinds = ("/BiasAdd", "/ReadVariableOp")
+    counted = {op_id: c.count for op_id, c in counters.items() if op_id.startswith(kinds)}
+    names = ["/BiasAdd:0", "/BiasAdd:1", "/ReadVariableOp:0", "/ReadVariableOp:1"]
+    assert dict(sorted(counted.items())) == dict.fromkeys(names, 5)
+
+
+@pytest.mark.parametrize("counting", [False, True])
+def test_a_variable_after_iterations_with_a_tensor(counting: bool) -> None:
+    """The reading is analysed although the operator was known without a variable."""
+    seen: list[str] = []
+
+    def analyse(context: amanda.OpContext) -> None:
+        seen.append(context.get_op_id())
+        if counting:
+            context.insert_after_op(amanda.inline.Counter(), outputs=[])
+
+    tool = amanda.Tool()
+    tool.add_inst_for_op(analyse)
+    x, variable = tf.ones([2, 3]), tf.Variable([1.0, 2.0, 3.0])
+    with amanda.apply(tool):
+        for bias in [tf.ones([3])] * 3 + [variable] * 3:
+            tf.nn.bias_add(x, bias)
+            amanda.new_iteration()
+    assert seen == ["/BiasAdd:0", "/ReadVariableOp:0"]
+
+
+class Result:
+    """Stands for a tensor, which may have the address of an earlier one; the size differs."""
+
+    def __init__(self) -> None:
+        self.kept = [0]
+
+
+def test_readings_of_variables_are_not_noted_for_ever() -> None:
+    """What is noted of tensors that have died is dropped while the program runs."""
+    values, variable = VariableValues(), tf.Variable([1.0])
+    first = [tf.constant([1.0]) for _ in range(1100)]
+    for tensor in first:
+        values.note("ReadVariableOp", [variable.handle], tensor)
+    assert values.noted == len(first)
+    assert values.source_of(first[0]) is values.source_of(first[-1]) is not None
+    del first, tensor
+    second = [Result() for _ in range(2000)]
+    for result in second:
+        values.note("ReadVariableOp", [variable.handle], result)
+    assert values.noted <= 2100
+    assert values.source_of(second[-1]) is not None

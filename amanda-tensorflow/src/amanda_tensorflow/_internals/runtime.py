@@ -98,6 +98,12 @@ context_of_process: Any = context.context
 
 executing_eagerly: Any = context.executing_eagerly
 
+
+def executes_here() -> bool:
+    """What `executing_eagerly` tells where operators have run, in fewer calls."""
+    return bool(context.context()._thread_local_data.is_eager)
+
+
 no_tape_records: Any = pywrap_tfe.TFE_Py_TapeSetIsEmpty
 
 recording_is_stopped: Any = pywrap_tfe.TFE_Py_TapeSetIsStopped
@@ -257,6 +263,21 @@ def variables_read(values: Sequence[Any]) -> int:
         elif is_read_by_runtime(value):
             return 0
     return count
+
+
+def tell_variables(kinds: Sequence[type]) -> bool:
+    """Whether the types of an operator's arguments alone tell which of them are variables."""
+    variable = resource_variable_ops.BaseResourceVariable
+    return all(kind in NO_VARIABLES or issubclass(kind, variable) for kind in kinds)
+
+
+def value_of(value: Any) -> Any:
+    """The value of a variable, read by the operator that the fast path runs in C to read it; any
+    other value itself."""
+    if not isinstance(value, resource_variable_ops.BaseResourceVariable):
+        return value
+    resource_variable_ops.variable_accessed(value)
+    return gen_resource_variable_ops.read_variable_op(value.handle, value.dtype)
 
 
 NO_VARIABLES = frozenset({ops.EagerTensor, tf.DType, str, bytes, bool, int, float, type(None)})

@@ -144,7 +144,7 @@ SYMBOLS: tuple[Symbol, ...] = (
     *_imported("ops.gen_array_ops", "identity identity_n ensure_shape"),
     *_imported("ops.gen_math_ops", "add_n"),
     *_imported("ops.gen_resource_variable_ops", "read_variable_op assign_variable_op"),
-    *_imported("ops.resource_variable_ops", "BaseResourceVariable"),
+    *_imported("ops.resource_variable_ops", "BaseResourceVariable variable_accessed"),
     *_imported("client.session", "BaseSession Session", _SESSION),
     *_imported(
         "client.pywrap_tf_session",
@@ -164,6 +164,7 @@ SYMBOLS: tuple[Symbol, ...] = (
     # -- eager
     *_imported("pywrap_tfe", "TFE_Py_FastPathExecute", _EAGER),
     Symbol("eager.execute", "execute", "op_name num_outputs inputs attrs ctx name", _EAGER),
+    Symbol("eager.context:Context", "_thread_local_data", modes=_EAGER),
     Symbol(
         "eager.imperative_grad",
         "imperative_grad",

@@ -46,15 +46,18 @@ class GradientRun:
     """One call of a gradient function, and the backward operators that run in it.
 
     Attributes:
+        mark: the mark of the execution that it differentiates.
         cells: their cells.
         scopes: the same for every name scope.
         produced: the outputs of those that did not run vanilla, by type and number.
+        is_running: whether the function of a shared mark runs now.
     """
 
     def __init__(self, dispatcher: Dispatcher, tracker: Tracker, mark: Mark) -> None:
         self._dispatcher = dispatcher
         self._tracker = tracker
-        self._mark = mark
+        self.mark = mark
+        self.is_running = False
         known = tracker.gradients.get(mark.op_id)
         if known is None:
             known = tracker.gradients[mark.op_id] = OpGradients()
@@ -112,7 +115,7 @@ class GradientRun:
             return self._run_planned(entry.plan, (kind, number), values, compute)
         execution = self._execution(kind, number)
         if not execution.call.names:
-            mark = self._mark
+            mark = self.mark
             alive = [source() for source in mark.inputs]
             execution.call.names = gradient_names(mark.kind, kind, values, alive, mark.names)
         values = execution.before(values)
@@ -144,7 +147,7 @@ class GradientRun:
 
     def _execution(self, kind: str, number: int) -> BackwardExecution:
         """An execution of the operator of a type and a number."""
-        mark = self._mark
+        mark = self.mark
         backward_id = f"{mark.op_id}/grad/{kind}:{number}"
         call = BackwardCall(
             op=OpView(kind, backward_id),
@@ -159,7 +162,7 @@ class GradientRun:
         """The plan of a backward operator; None if some analysis of it has yet to run."""
         if not STATE.cache:
             return None
-        records = self._mark.records()
+        records = self.mark.records()
         children = [record.children.get(backward_id) for _, record in records]
         found = tuple(child for child in children if child is not None)
         if len(found) < len(children) or any(c.pending(p) for c in found for p in _POINTS):
@@ -194,7 +197,7 @@ class GradientRun:
         """Note which of the function's results each of its operators has produced."""
         if len(self._known.names) < len(self.produced):
             listed = results if isinstance(results, (list, tuple)) else [results]
-            self._known.names = learned_names(listed, self.produced, self._mark.names)
+            self._known.names = learned_names(listed, self.produced, self.mark.names)
 
 
 def _entry(plan: ActionPlan) -> Any:
@@ -226,11 +229,6 @@ class MarkedGradients:
         if self._dispatcher.is_paused():
             return call(out_grads)
         tracker = LOCAL.tracker
-        if mark.shared and tracker is not None and tracker.is_current(mark):
-            # Nothing is done to the operator as a whole, or executions would not share a mark.
-            return self._called(
-                tracker, GradientRun(self._dispatcher, tracker, mark), call, out_grads
-            )
         if not mark.records():
             return call(out_grads)
         if tracker is not None:
@@ -243,6 +241,53 @@ class MarkedGradients:
             return self._run(tracker, mark, call, out_grads)
         finally:
             LOCAL.tracker = None
+
+    def run_shared(self, mark: Mark, arguments: tuple[Any, ...]) -> Any:
+        """Run the gradient function of an operator whose executions share a mark.
+
+        Nothing is done to such an operator as a whole.
+
+        Args:
+            arguments: those of ``backprop._gradient_function``.
+
+        Returns:
+            What it gives; NotImplemented where :meth:`run` has to be called.
+        """
+        tracker = LOCAL.tracker
+        if (
+            not mark.shared
+            or tracker is None
+            or self._dispatcher.is_paused()
+            or tracker.muted
+            or tracker.outdated
+            or mark.generation != tracker.generation
+            or not _internals.executes_here()
+        ):
+            return NotImplemented
+        known = tracker.gradients.get(mark.op_id)
+        run = None if known is None else known.run
+        if run is None or run.mark is not mark or run.is_running:
+            run = GradientRun(self._dispatcher, tracker, mark)
+            tracker.gradients[mark.op_id].run = run
+        else:
+            for cell in run.cells.values():
+                cell[0] = 0
+        if tracker.sums:
+            sums = [run.sum(gradient) for gradient in arguments[5]]
+            arguments = (*arguments[:5], sums, *arguments[6:])
+        cells, outer = tracker.cells, tracker.run
+        run.is_running = True
+        tracker.cells, tracker.run, tracker.stale = run.scopes, run, False
+        try:
+            results = _internals.vanilla_gradient_function(*arguments)
+            if run.produced:
+                run.learn(results)
+            return results
+        finally:
+            tracker.go_to(cells, outer)
+            run.is_running = False
+            if run.produced:
+                run.produced = {}
 
     def _run(self, tracker: Tracker, mark: Mark, call: Call, out_grads: Sequence[Any]) -> Any:
         run = GradientRun(self._dispatcher, tracker, mark)

@@ -17,14 +17,14 @@ from __future__ import annotations
 import sys
 import time
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import attrs
 
 from amanda.engine.dispatch import Dispatcher
 from amanda.engine.plan import ActionPlan
-from amanda.state import STATE, tool_locked
+from amanda.state import STATE, TOOL_LOCK, owns_tool_lock
 from amanda_tensorflow import _internals
 from amanda_tensorflow.eager.execution import Executor
 from amanda_tensorflow.eager.op_request import OpRequest, Vanilla
@@ -32,7 +32,9 @@ from amanda_tensorflow.eager.plan_cache import (
     READ,
     READ_AND_UNKNOWN,
     UNKNOWN,
+    AnyScope,
     Cell,
+    Cells,
     Inlined,
     SlowPath,
     entry_of,
@@ -53,6 +55,8 @@ _FOREIGN = (
     "backward operators whose forward ran outside of the scope, was itself a backward "
     "operator, or is hidden in a function"
 )
+_acquire, _release, _owns_tool_lock = TOOL_LOCK.acquire, TOOL_LOCK.release, owns_tool_lock
+_now = time.perf_counter_ns
 _NO_TENSORS = "operators called with inputs that are no tensors"
 
 
@@ -70,6 +74,7 @@ class Interception:
         self._values = values
         self._executor = Executor(dispatcher, values)
         self._hook: Any = None
+        self._numbers: dict[tuple[type, ...], int] = {}
 
     def leave(self, undo: Callable[[], None]) -> None:
         """Undo the patches by `undo`, but keep a slow path that TensorFlow has set meanwhile."""
@@ -96,9 +101,10 @@ class Interception:
         """The patch of ``TFE_Py_FastPathExecute``."""
         look, note, no_tape_records = self._look, self._values.note, _internals.no_tape_records
         local, state, fallback = LOCAL, STATE, self._fallback
-        module, fall_back, passed = _internals.EXECUTE, _internals.FallbackException, self._passed
-        run_inlined, is_read = self._run_inlined, _internals.is_read_by_runtime
+        run_inlined, passed, with_variables = self._run_inlined, self._passed, self._with_variables
+        module, fall_back = _internals.EXECUTE, _internals.FallbackException
         without_variables = _internals.NO_VARIABLES.issuperset
+        is_read = _internals.is_read_by_runtime
 
         def TFE_Py_FastPathExecute(ctx: Any, op_name: str, name: Any, *args: Any) -> Any:  # noqa: N802
             tracker = local.tracker
@@ -110,20 +116,21 @@ class Interception:
                     raise fallback(op_name)
                 return vanilla(ctx, op_name, name, *args)
             try:
-                cell = tracker.cells[ctx.scope_name][op_name]
+                cells = tracker.cells
+                # The name scope is asked for only where it makes a difference.
+                cells = cells.cells if type(cells) is AnyScope else cells[ctx.scope_name]
+                cell = cells[op_name]
                 entry = cell[cell[0] + 1]
             except LookupError:
                 return look(tracker, ctx, op_name, name, args)
             if type(entry) is SlowPath:
                 if entry.may_pass:
-                    return passed(tracker, cell, entry.plan, ctx, op_name, name, args)
+                    return passed(tracker, cells, entry.plan, ctx, op_name, name, args)
                 if module.execute is not self._hook:
                     self._patch_again()
                 raise fall_back(op_name)
-            # It was kept for arguments without variables; other code, in another part of the
-            # program that begins an iteration, may have the same id.
             if not without_variables(map(type, args)) and any(map(is_read, args)):
-                raise fallback(op_name)
+                return with_variables(tracker, cells, entry, ctx, op_name, name, args)
             if entry is None:
                 result = vanilla(ctx, op_name, name, *args)
                 cell[0] += 1
@@ -153,10 +160,48 @@ class Interception:
 
         return TFE_Py_FastPathExecute
 
+    def _with_variables(
+        self,
+        tracker: Tracker,
+        cells: Cells,
+        entry: Any,
+        ctx: Any,
+        op_name: str,
+        name: Any,
+        args: tuple[Any, ...],
+    ) -> Any:
+        """Run an operator that is passed variables, and whose entry does not tell of them.
+
+        Raises:
+            FallbackException: it has to take the slow path.
+        """
+        cell = cells[op_name]
+        if type(entry) is Inlined:
+            # Nothing is read twice: an operator that has to take the slow path is told before.
+            unmarked = entry.plan.claims and not self._may_be_marked(tracker, entry.plan, ctx)
+            if unmarked or self._readings(cells, args, may_be_inlined=True) is None:
+                raise self._fallback(op_name)
+            # Each reading is an operator that passes the patch of the fast path, and in this order.
+            values = tuple(map(_internals.value_of, args))
+            return self._run_inlined(tracker, cell, entry, ctx, op_name, name, values)
+        # Its entry was kept when its plan was asked for on the slow path, or for arguments without
+        # variables: other code that begins an iteration may have the same id.
+        plan = plan_of(entry)
+        if plan is UNKNOWN or plan.has_actions or op_name in READING:
+            raise self._fallback(op_name)
+        keep(cell, cell[0], SlowPath(plan, may_pass=True))
+        return self._passed(tracker, cells, plan, ctx, op_name, name, args)
+
+    def _may_be_marked(self, tracker: Tracker, plan: ActionPlan, ctx: Any) -> bool:
+        """Whether an execution can have the mark that all later ones share, if a tape records."""
+        if _internals.no_tape_records():
+            return True
+        return tracker.has_passed(plan.driver_data) and not ctx.op_callbacks
+
     def _passed(
         self,
         tracker: Tracker,
-        cell: Cell,
+        cells: Cells,
         plan: ActionPlan,
         ctx: Any,
         op_name: str,
@@ -168,20 +213,52 @@ class Interception:
         Raises:
             FallbackException: it has to take the slow path, where readings are seen.
         """
-        readings = idle_readings(tracker, ctx, args)
+        readings = self._readings(cells, args, may_be_inlined=False)
         if readings is None:
             raise self._fallback(op_name)
         if plan.claims and not _internals.no_tape_records():
             claim = plan.driver_data
-            if not tracker.has_passed(claim) or ctx.op_callbacks:
+            if claim is None or tracker.passes <= claim.passes or ctx.op_callbacks:
                 raise self._fallback(op_name)
             result = self._vanilla.fast_path(ctx, op_name, name, *args, MARK, claim.mark)
         else:
             result = self._vanilla.fast_path(ctx, op_name, name, *args)
-        cell[0] += 1
+        cells[op_name][0] += 1
         counted, number = readings
         counted[0] += number
         return result
+
+    def _readings(
+        self, cells: Cells, args: tuple[Any, ...], *, may_be_inlined: bool
+    ) -> tuple[Cell, int] | None:
+        """The readings of variables that the runtime does for an operator in C.
+
+        Args:
+            may_be_inlined: whether counters and timers may be around them.
+
+        Returns:
+            The cell that counts readings, and how many they are; None where anything else is done
+            to one of them, one is yet to be analysed, or it is not certain how many they are.
+        """
+        kinds = tuple(map(type, args))
+        number = self._numbers.get(kinds)
+        if number is None:
+            number = _internals.variables_read(args)
+            if _internals.tell_variables(kinds):
+                self._numbers[kinds] = number
+        cell = cells.get("ReadVariableOp")
+        if not number or cell is None:
+            return None
+        first = cell[0] + 1
+        known = cell[first : first + number]
+        if len(known) < number:
+            return None
+        for entry in known:
+            if entry is None or entry is READ or (may_be_inlined and type(entry) is Inlined):
+                continue
+            if type(entry) is not ActionPlan or not entry.is_claim:
+                return None
+        return cell, number
 
     def _run_inlined(
         self,
@@ -201,35 +278,46 @@ class Interception:
         failed = retried() if sys.exception() is not None else None
         if failed is not None:
             raise failed
-        plan = entry.plan
-        mark: tuple[Any, ...] = ()
+        plan, mark = entry.plan, None
         if plan.claims and not _internals.no_tape_records():
             claim = plan.driver_data
-            if not tracker.has_passed(claim) or ctx.op_callbacks:
+            if claim is None or tracker.passes <= claim.passes or ctx.op_callbacks:
                 raise self._fallback(op_name)
-            mark = MARK, claim.mark
-        start = time.perf_counter_ns()
-        result = self._vanilla.fast_path(ctx, op_name, name, *args, *mark)
-        end = time.perf_counter_ns()
+            mark = claim.mark
+        if mark is None:
+            start = _now()
+            result = self._vanilla.fast_path(ctx, op_name, name, *args)
+            end = _now()
+        else:
+            start = _now()
+            result = self._vanilla.fast_path(ctx, op_name, name, *args, MARK, mark)
+            end = _now()
         cell[0] += 1
-        tool_locked(self._note, entry, start, end)
+        owned = _owns_tool_lock()
+        # As `hold` does it, without its frame.
+        try:
+            if not owned:
+                _acquire()
+            for counter in entry.counters:
+                counter.count += 1
+            for timer, action in entry.timers:
+                log = timer.log
+                if log is None or log.due is None or end < log.due:
+                    timer.add(start, end)
+                else:
+                    # The log belongs to a tool, whose code runs when it is due.
+                    self._dispatcher.call(attrs.evolve(action, func=timer.add), (start, end))
+            if not owned:
+                _release()
+        except BaseException:
+            if not owned and _owns_tool_lock():
+                _release()
+            raise
         if op_name in READING and not tracker.depth:
             self._values.note(op_name, args, result)
-            if mark and op_name == "Identity":
-                tracker.note_owner(result, mark[1])
+            if mark is not None and op_name == "Identity":
+                tracker.note_owner(result, mark)
         return result
-
-    def _note(self, entry: Inlined, start: int, end: int) -> None:
-        """Count and measure an execution."""
-        for counter in entry.counters:
-            counter.count += 1
-        for timer, action in entry.timers:
-            log = timer.log
-            if log is None or log.due is None or end < log.due:
-                timer.add(start, end)
-            else:
-                # The log belongs to a tool, whose code runs when it is due.
-                self._dispatcher.call(attrs.evolve(action, func=timer.add), (start, end))
 
     def _look(
         self, tracker: Tracker, ctx: Any, op_name: str, name: Any, args: tuple[Any, ...]
@@ -316,7 +404,8 @@ class Interception:
         entry: Any = plan or (READ if kind in READING else None)
         if plan.is_blind:
             entry = inlined(plan, plan.before, plan.after) or plan
-        if before is READ_AND_UNKNOWN or (plan.has_actions and not plan.is_blind):
+        passes_variables = before is READ_AND_UNKNOWN and type(entry) is not Inlined
+        if passes_variables or (plan.has_actions and not plan.is_blind):
             entry = SlowPath(plan, not plan.has_actions and kind not in READING)
         keep(cell, number, entry)
 
@@ -442,24 +531,3 @@ class Interception:
         if is_recorded:
             tracker.note_recorded(outputs)
         return outputs
-
-
-def idle_readings(tracker: Tracker, ctx: Any, args: Sequence[Any]) -> tuple[Cell, int] | None:
-    """The readings of variables that the runtime does for an operator, if nothing is done to them.
-
-    Returns:
-        The cell that counts readings, and how many they are; None where they are to be seen.
-    """
-    number = _internals.variables_read(args)
-    cell = tracker.cells[ctx.scope_name].get("ReadVariableOp") if number else None
-    if cell is None:
-        return None
-    known = cell[cell[0] + 1 : cell[0] + 1 + number]
-    if len(known) < number:
-        return None
-    for entry in known:
-        if entry is None or entry is READ:
-            continue
-        if type(entry) is not ActionPlan or not entry.is_claim:
-            return None
-    return cell, number

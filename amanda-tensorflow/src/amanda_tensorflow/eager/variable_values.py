@@ -54,20 +54,6 @@ class Source:
         return value
 
 
-class _ReadTensor(weakref.ref[Any]):
-    """Weak reference to a tensor that was read from a variable.
-
-    Attributes:
-        key: the ``id`` of the tensor.
-        source: the variable.
-    """
-
-    __slots__ = ("key", "source")
-
-    key: int
-    source: Source
-
-
 class WeakTensor(weakref.ref[Any]):
     """A forward tensor as a backward context gets it: called, it gives the tensor or None.
 
@@ -89,44 +75,71 @@ class WeakTensor(weakref.ref[Any]):
         return None
 
 
+_FEW = 1024
+"""Up to so many tensors and variables are noted before those that have died are dropped."""
+
+
 class VariableValues:
     """The tensors that were read from variables, as long as they live."""
 
     def __init__(self) -> None:
-        self._known: dict[int, _ReadTensor] = {}
-
-        def died(known: _ReadTensor, known_tensors: dict[int, _ReadTensor] = self._known) -> None:
-            known_tensors.pop(known.key, None)
-
-        self._died: Any = died
+        # By `id` of a tensor; an entry whose tensor has died stays until there are many of them,
+        # because to be told of each death would cost more than all the rest.
+        self._known: dict[int, tuple[weakref.ref[Any], Source]] = {}
+        self._handles: dict[int, Source] = {}
+        self._most = _FEW
 
     def note(self, kind: str, inputs: Sequence[Any], result: Any) -> None:
         """An operator of :data:`READING` has made `result` of its first input."""
         origin = inputs[0]
         if kind == "ReadVariableOp":
-            source = Source(weakref.ref(origin))
+            found = self._handles.get(id(origin))
+            if found is None or found.handle() is not origin:
+                found = self._handles[id(origin)] = Source(weakref.ref(origin))
         else:
-            known = self._known.get(id(origin))
-            if known is None:
+            found = self._noted(origin)
+            if found is None:
                 return
-            source = known.source
-        step = None
-        if kind == "Cast":
-            step = Step("Cast", result.dtype)
-        elif kind in VIEWS:
-            step = step_of(kind, origin, result, lambda: np.asarray(inputs[1]).tolist())
-        if step is not None:
-            source = attrs.evolve(source, steps=(*source.steps, step))
-        new = _ReadTensor(result, self._died)
-        new.key = id(result)
-        new.source = source
-        self._known[new.key] = new
+            step = None
+            if kind == "Cast":
+                step = Step("Cast", result.dtype)
+            elif kind in VIEWS:
+                step = step_of(kind, origin, result, lambda: np.asarray(inputs[1]).tolist())
+            if step is not None:
+                found = attrs.evolve(found, steps=(*found.steps, step))
+        self._known[id(result)] = weakref.ref(result), found
+        if len(self._known) + len(self._handles) > self._most:
+            self._drop_dead()
+
+    @property
+    def noted(self) -> int:
+        """How many tensors are noted, with some that have died."""
+        return len(self._known)
+
+    def _noted(self, tensor: Any) -> Source | None:
+        """The variable that a tensor was read from; None if it was not read from one."""
+        known = self._known.get(id(tensor))
+        return known[1] if known is not None and known[0]() is tensor else None
+
+    def _drop_dead(self) -> None:
+        """Forget the tensors and variables that have died."""
+        # Other threads note tensors meanwhile: copy() is one step, and what they put in place of an
+        # entry that had died is put back.
+        for key, known in self._known.copy().items():
+            if known[0]() is None:
+                newer = self._known.pop(key, known)
+                if newer is not known:
+                    self._known.setdefault(key, newer)
+        for key, source in self._handles.copy().items():
+            if source.handle() is None:
+                self._handles.pop(key, None)
+        self._most = max(_FEW, 2 * (len(self._known) + len(self._handles)))
 
     def source_of(self, tensor: Any) -> Source | None:
         """The variable that a tensor was read from or is the handle of; None if there is none."""
-        known = self._known.get(id(tensor))
-        if known is not None:
-            return known.source
+        found = self._noted(tensor)
+        if found is not None:
+            return found
         if tensor.dtype == tf.resource and _internals.variable_dtype(tensor) is not None:
             return Source(weakref.ref(tensor))
         return None
@@ -143,11 +156,11 @@ class VariableValues:
         found = []
         for tensor in tensors:
             weak = WeakTensor(tensor)
-            known = self._known.get(id(tensor))
-            weak.source = None if known is None else known.source
+            weak.source = self._noted(tensor)
             found.append(weak)
         return found
 
     def clear(self) -> None:
         """Forget everything."""
         self._known.clear()
+        self._handles.clear()

@@ -107,9 +107,13 @@ class EagerGradients:
     Attributes:
         run: called with the mark, a function that calls the gradient function, and the gradients
             of the outputs; returns the gradients of the inputs. None while no driver is attached.
+        run_shared: does the same for a mark that later executions share, without a closure: called
+            with the mark and the arguments of the gradient function; gives NotImplemented where
+            `run` has to be called. None while no driver is attached.
     """
 
     run: Callable[[Any, Callable[[Sequence[Any]], Any], Sequence[Any]], Any] | None = None
+    run_shared: Callable[[Any, tuple[Any, ...]], Any] | None = None
 
 
 EAGER = EagerGradients()
@@ -196,7 +200,8 @@ def _gradient_function(
     The call is noted if the record is of an operator in a graph, and run by the eager driver if it
     carries that driver's mark.
     """
-    if not attr_tuple or MARK not in attr_tuple[::2]:
+    names = attr_tuple[::2] if attr_tuple else ()
+    if MARK not in names:
         return _internals.vanilla_gradient_function(
             op_name,
             attr_tuple,
@@ -207,7 +212,15 @@ def _gradient_function(
             skip_input_indices,
             forward_pass_name_scope,
         )
-    own_attrs, mark = unmarked(attr_tuple)
+    # As `unmarked` does it.
+    position = 2 * names.index(MARK)
+    mark = attr_tuple[position + 1]
+    own_attrs = (*attr_tuple[:position], *attr_tuple[position + 2 :])
+    if EAGER.run_shared is not None and type(mark) is not ForwardOp:
+        first, last = (op_name, own_attrs, num_inputs, inputs, outputs), forward_pass_name_scope
+        result = EAGER.run_shared(mark, (*first, out_grads, skip_input_indices, last))
+        if result is not NotImplemented:
+            return result
 
     def call(gradients: Sequence[Any]) -> Any:
         return _internals.vanilla_gradient_function(
