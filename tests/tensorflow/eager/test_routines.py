@@ -239,9 +239,9 @@ def test_a_variable_after_iterations_with_a_tensor(counting: bool) -> None:
 
     tool = amanda.Tool()
     tool.add_inst_for_op(analyse)
-    x, variable = tf.ones([2, 3]), tf.Variable([1.0, 2.0, 3.0])
+    x, tensor, variable = tf.ones([2, 3]), tf.ones([3]), tf.Variable([1.0, 2.0, 3.0])
     with amanda.apply(tool):
-        for bias in [tf.ones([3])] * 3 + [variable] * 3:
+        for bias in [tensor] * 3 + [variable] * 3:
             tf.nn.bias_add(x, bias)
             amanda.new_iteration()
     assert seen == ["/BiasAdd:0", "/ReadVariableOp:0"]
