@@ -394,6 +394,15 @@ class CountsNoCounters(LoopbackDriver):
     dispatcher_class = _Uncounting
 
 
+@fault("test_a_substitute_is_told")
+class TellsOfNoSubstitutes(LoopbackDriver):
+    """Tools that follow tensors are not told which ones take the place of outputs."""
+
+    class dispatcher_class(Dispatcher):
+        def note_substitute(self, output: Any, substitute: Any) -> None:
+            pass
+
+
 @fault("test_a_counter_of_a_subclass")
 class TakesSubclassesForCounters(LoopbackDriver):
     """It takes what is derived from a counter for a counter."""

@@ -152,6 +152,28 @@ def test_operators_met_later_are_connected() -> None:
     assert tool.graph.edges == [Edge("/relu:0", 0, "/mul:0", 0), Edge("/relu:0", 0, "/mul:0", 1)]
 
 
+def test_a_substitute_is_the_output_that_it_stands_for() -> None:
+    """The edges are those of the program, whatever a tool before or behind puts in their place."""
+
+    def run() -> None:
+        y = lb.relu(lb.tensor([1.0]))
+        lb.mul(y, lb.relu(y))
+
+    def edges(*tools: amanda.Tool) -> list[Edge]:
+        with amanda.apply(*tools):
+            run()
+        (tracing,) = (tool for tool in tools if isinstance(tool, GraphTracingTool))
+        return tracing.graph.edges
+
+    doubling = amanda.Tool()
+    doubling.add_inst_for_op(lambda context: context.insert_after_op(lambda y: lb.mul(y, 2.0)))
+    alone = edges(GraphTracingTool())
+    assert len(alone) == 3
+    assert edges(doubling, GraphTracingTool()) == alone
+    assert edges(GraphTracingTool(), doubling) == alone
+    assert edges(GraphTracingTool(follow=False), doubling) == alone
+
+
 def test_a_second_scope_changes_nothing() -> None:
     """What is known keeps its place when the tool is applied again."""
     tool, net, x = GraphTracingTool(), model(), lb.tensor([[1.0, 2.0]])

@@ -41,6 +41,7 @@ class LiveScope(Protocol):
         alive: False once the scope has ended.
         cache: records of the operators that its tools have analysed.
         tools: its tools in the order in which they act.
+        followers: those of them that are told which tensors take the place of outputs.
         op_filter: restricts its tools to some operators and executions; None for no filter.
         drivers: the attached drivers that it uses.
         statistics: figures about the run under it.
@@ -52,6 +53,7 @@ class LiveScope(Protocol):
     reference: tuple[weakref.ref[Any]]
     cache: Any
     tools: tuple[Any, ...]
+    followers: Sequence[Any]
     op_filter: Any
     drivers: list[Any]
     statistics: Any

@@ -28,7 +28,7 @@ from amanda.engine.plan import EMPTY_PLAN, ActionPlan, compile_plan
 from amanda.engine.points import Points
 from amanda.engine.records import OpRecord
 from amanda.errors import RoutineResultError, SelectionError, described
-from amanda.interface.action import Action, Filter, InstPoint, Owner
+from amanda.interface.action import Action, ActionKind, Filter, InstPoint, Owner
 from amanda.interface.driver import Driver, Together
 from amanda.interface.tool import Tool
 from amanda.state import (
@@ -253,7 +253,15 @@ class Dispatcher:
                 continue
             changed = list(values) if changed is None else changed
             changed[index] = self.driver.substitute(old, new, action)
+            if action.kind is ActionKind.AFTER_OP:
+                self.note_substitute(given, changed[index])
         return values if changed is None else changed
+
+    def note_substitute(self, output: Any, substitute: Any) -> None:
+        """Tell the tools that follow tensors which one takes the place of an output."""
+        for scope in self.scopes():
+            for tool in scope.followers:
+                self.call_alone(scope, tool.note_substitute, (output, substitute))
 
     def unboxed(self, values: Sequence[Any]) -> Sequence[Any]:
         """Tensors as code outside of AD sees them (:meth:`Driver.unbox`)."""

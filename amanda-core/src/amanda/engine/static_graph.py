@@ -24,7 +24,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from amanda.engine.dispatch import Dispatcher
-from amanda.interface.action import Action
+from amanda.interface.action import Action, ActionKind
 from amanda.interface.calls import OpCall
 
 
@@ -83,6 +83,8 @@ class StaticGraphDispatcher(Dispatcher, abc.ABC):
         indices = range(len(values)) if action.select is None else action.select
         changed = list(values)
         for index, tensor in zip(indices, self.insert(graph, action, values), strict=True):
+            if tensor is not changed[index] and action.kind is ActionKind.AFTER_OP:
+                self.note_substitute(changed[index], tensor)
             changed[index] = tensor
         return changed
 

@@ -196,6 +196,17 @@ class Tool:
     def after_analyses(self, context: OpContext) -> None:
         """Called when all analyses of a point have run; see :meth:`before_analyses`."""
 
+    def note_substitute(self, output: Any, substitute: Any) -> None:
+        """Called where the result of a routine after an operator takes the place of an output.
+
+        For tools that follow tensors from operator to operator, as ``GraphTracingTool`` does: those
+        that read the output from here on get the substitute. Framework calls are vanilla.
+
+        Args:
+            output: the output, as the operator or an earlier routine has left it.
+            substitute: the tensor in its place.
+        """
+
     def enter_scope(self, drivers: Sequence[Driver]) -> None:
         """Called when a scope with this tool begins, before anything runs in it, and again
         when a framework is imported inside of the scope.

@@ -18,7 +18,7 @@ from amanda.engine.steps import Steps
 from amanda.errors import NoDriverError
 from amanda.interface.action import Filter, InstPoint
 from amanda.interface.points import Point
-from amanda.interface.tool import REGISTERED
+from amanda.interface.tool import REGISTERED, Tool
 from amanda.registry import drivers, import_hook, proofs
 from amanda.registry.plugins import BROKEN
 from amanda.scope import inheritance
@@ -37,7 +37,6 @@ from amanda.state import (
 
 if TYPE_CHECKING:
     from amanda.interface.driver import Driver
-    from amanda.interface.tool import Tool
 
 
 @attrs.define(eq=False)
@@ -89,6 +88,8 @@ class Scope:
             owner: the generator or coroutine, and the task, of a :class:`amanda.state.Block`.
         """
         self.tools = tools
+        told = Tool.note_substitute
+        self.followers = [tool for tool in tools if type(tool).note_substitute is not told]
         self.op_filter = op_filter
         self.requested = requested
         self.cache = ActionCache()

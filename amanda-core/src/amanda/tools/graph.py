@@ -327,6 +327,12 @@ class Graph:
             if tensor is not None and known is not None:
                 self._bind(tensor, known)
 
+    def note_substitute(self, output: Any, substitute: Any) -> None:
+        """Bind a tensor that a tool has put in the place of an output to the output's entry."""
+        known = self.tensor_of(output)
+        if known is not None and self.tensor_of(substitute) is None:
+            self._bind(substitute, known)
+
     def _new_op(self, context: OpContext, found: OpDescription) -> TracedOp:
         op = TracedOp(
             id=found.id,

@@ -275,8 +275,12 @@ class Instrument:
         state.note_used(op, used, outputs)
         is_replaced = plan.replace is not None
         self.building.anchors = [new]
-        state.after, outputs = self._run(plan.after, outputs)
+        computed = outputs
+        state.after, outputs = self._run(plan.after, computed)
         final = self.building.awaited(outputs, readers_of(op))
+        for output, tensor in zip(computed, final, strict=True):
+            if tensor is not output:
+                self.dispatcher.note_substitute(output, tensor)
         self._settled(site, op, new, final)
         if not is_replaced:
             self.ids.note(self.building.graph, new, IdentifiedOp(op_id, key, 0, site, op))

@@ -10,6 +10,7 @@ import pytest
 from amanda.errors import RoutineResultError
 from amanda.interface.context import OpContext
 from amanda.interface.driver import Capability
+from amanda.interface.tool import Tool
 from amanda.testing.contract.base import ContractTests, W, X, nothing, product, times
 from amanda.testing.framework import requires
 
@@ -48,6 +49,32 @@ class RoutineTests(ContractTests):
     def test_one_tensor_for_one_output(self) -> None:
         """One tensor replaces the one output."""
         assert self.after(lambda t: self.fw.scale(t, 2.0)) == times(product(X, W), 2.0)
+
+    def test_a_substitute_is_told(self) -> None:
+        """A tool that follows tensors is told what takes the place of an output."""
+
+        class Follow(Tool):
+            def __init__(self) -> None:
+                super().__init__()
+                self.told: list[tuple[Any, Any]] = []
+
+            def note_substitute(self, output: Any, substitute: Any) -> None:
+                self.told.append((output, substitute))
+
+        tool, read = Follow(), list[Any]()
+        kinds = self.fw.types
+
+        def insert(context: OpContext) -> None:
+            if self.fw.type_of(context.get_op()) == kinds["mul"]:
+                context.insert_after_op(lambda t: self.fw.scale(t, 2.0))
+            if self.fw.type_of(context.get_op()) == kinds["relu"]:
+                read.append(context.get_inputs()[0])
+
+        tool.add_inst_for_op(insert)
+        self.run(self.fw.program(lambda x, w: self.fw.relu(self.fw.mul(x, w)), X, W), tool)
+        outputs = [old for old, new in tool.told if new is read[0]]
+        assert outputs
+        assert all(output is not read[0] for output in outputs)
 
     @pytest.mark.parametrize("form", [list, tuple])
     def test_a_sequence_for_several(self, form: Callable[..., Any]) -> None:
