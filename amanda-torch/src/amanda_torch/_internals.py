@@ -1392,3 +1392,14 @@ def call_in_main_thread(function: Callable[[], Any]) -> None:
     """Call a function in the main thread, before that runs more Python code."""
     _PENDING.append(function)
     ctypes.pythonapi.Py_AddPendingCall(_call_pending, None)
+
+
+# -- Keras ------------------------------------------------------------------
+
+KERAS_INFERENCE = "compute_output_spec"
+"""The function of Keras' backend that runs layers to learn the shapes of their results."""
+
+
+def keras_backend() -> types.ModuleType | None:
+    """The module by which Keras calls its backend; None where it is not imported."""
+    return sys.modules.get("keras.src.backend")

@@ -123,7 +123,9 @@ class Parameters:
                 found += self._variable(context, position, key, is_handle=is_handle)
                 continue
             value = context.get_value(position)
-            if value is not None and (position in roles or _is_torch_parameter(value)):
+            if value is None or _is_of_metric(context, value):
+                continue
+            if position in roles or _is_torch_parameter(value):
                 found.append(self._parameter(value, context, position))
         return found or ()
 
@@ -244,6 +246,16 @@ def _is_opaque(tensor: Any) -> bool:
     if isinstance(tensor, TensorSpec):
         return tensor.dtype in ("resource", "variant") or tensor.dtype.endswith("_ref")
     return reader_of(tensor).is_opaque(tensor)
+
+
+def _is_of_metric(context: OpContext, value: Any) -> bool:
+    """Return whether a parameter of PyTorch is the sum of a metric of Keras, or its count.
+
+    It is a scalar without a gradient that an operator outside of modules reads.
+    """
+    if not context.get_op_id().startswith("/") or not _is_torch_parameter(value):
+        return False
+    return value.dim() == 0 and not value.requires_grad
 
 
 def _is_torch_parameter(value: Any) -> bool:

@@ -290,6 +290,8 @@ class FlopsTool(PrintingTool[FlopsOptions]):
         rows = self.op_rows()
         forward = [row for row in rows if row["direction"] == "forward"]
         unknown = [row for row in rows if row["counted"] == "unknown"]
+        # An optimizer of Keras keeps its state in parameters of PyTorch.
+        params, weight_bytes = self._params(r["id"] for r in forward if r["phase"] == "forward")
         return {
             "batch": self._samples.batch,
             **{f"per_{part}": self._share_of(f"{part}s") for part in ("sample", "token")},
@@ -297,8 +299,8 @@ class FlopsTool(PrintingTool[FlopsOptions]):
             "flops": sum(row["flops"] for row in forward),
             "flops_backward": sum(r["flops"] for r in rows if r["direction"] == "backward"),
             "macs": sum(row["macs"] for row in forward),
-            "params": self._params(op.op.id for op in self._ops.values())[0],
-            "weight_bytes": self._params(op.op.id for op in self._ops.values())[1],
+            "params": params,
+            "weight_bytes": weight_bytes,
             "activation_bytes": sum(
                 row["activation_bytes"] or 0 for row in forward if row["phase"] == "forward"
             ),

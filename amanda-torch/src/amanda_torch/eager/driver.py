@@ -27,7 +27,7 @@ from amanda_torch.eager import functions, gate, proofs
 from amanda_torch.eager.checkpoints import Checkpoints
 from amanda_torch.eager.fused_modules import FUSED
 from amanda_torch.eager.interceptors import LOCAL, Interceptor, muted, remove_leftovers
-from amanda_torch.eager.keras_optimizers import KerasOptimizers
+from amanda_torch.eager.keras_calls import KerasCalls
 from amanda_torch.eager.module_calls import ModuleCall, OptimizerSteps
 from amanda_torch.eager.op_ids import Labels
 from amanda_torch.eager.tracers import Tracers
@@ -56,7 +56,7 @@ class InterceptingDriver(LoadedDriver, TorchEagerDriver):
         self._checkpoints = Checkpoints(self.enter_thread, self.exit_thread)
         self._has_gate = False
         self._optimizer_steps = OptimizerSteps(dispatcher, LOCAL)
-        self._keras_optimizers = KerasOptimizers(dispatcher)
+        self._keras_calls = KerasCalls(dispatcher)
 
     # -- life cycle -------------------------------------------------------
 
@@ -82,7 +82,7 @@ class InterceptingDriver(LoadedDriver, TorchEagerDriver):
         self._tracers.attach(asks, works(proofs.COMPILED), has_mode=not self._has_gate)
         self._optimizer_steps.patch(patches)
         self._optimizer_steps.attach()
-        self._keras_optimizers.attach()
+        self._keras_calls.attach()
         if self._has_gate:
             gate.switch_on(patches, self.dispatcher)
 
@@ -92,7 +92,7 @@ class InterceptingDriver(LoadedDriver, TorchEagerDriver):
     def detach(self) -> None:
         """Undo every patch."""
         self._optimizer_steps.detach()
-        self._keras_optimizers.detach()
+        self._keras_calls.detach()
         self._tracers.detach()
         super().detach()
         self.dispatcher.invalidate()

@@ -7,8 +7,7 @@ import sys
 from types import FrameType
 from typing import Any
 
-_INFERENCE = "compute_output_spec"
-"""The name of Keras' function that learns the shapes of results."""
+from amanda_torch import _internals
 
 
 def is_backend() -> bool:
@@ -41,7 +40,7 @@ def is_shape_inference(module: Any, inputs: Any) -> bool:
         return True
     frame = inspect.currentframe()
     while frame is not None:
-        if frame.f_code.co_name == _INFERENCE and _is_of_keras(frame):
+        if frame.f_code.co_name == _internals.KERAS_INFERENCE and _is_of_keras(frame):
             return True
         frame = frame.f_back
     return False

@@ -20,6 +20,7 @@ import re
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, Literal, Self
 
 import torch
@@ -337,6 +338,7 @@ class Tracker:
         is_building: whether a module was built since an outermost one was called.
         has_recorded: whether an operator outside of modules was recorded for differentiation.
         has_trained: whether a backward pass has ended.
+        is_inferring: whether layers of Keras run to learn the shapes of their results.
         generation: counts up whenever plans become out of date.
         iteration: counts up whenever the root counters restart.
         has_run: whether an outermost module was called.
@@ -369,6 +371,7 @@ class Tracker:
         "has_run",
         "has_trained",
         "is_building",
+        "is_inferring",
         "iteration",
         "root",
         "stale",
@@ -387,6 +390,7 @@ class Tracker:
         self.checked: dict[Any, str] = {}
         self.codes: dict[Any, Any] = {}
         self.is_building = self.has_recorded = self.has_trained = False
+        self.is_inferring = False
         self.frame = self.root
         self.cells = self.root.cells
         self.generation = 0
@@ -420,6 +424,18 @@ class Tracker:
             frame.generation = self.generation
         return frame
 
+    @contextmanager
+    def inferring_shapes(self) -> Iterator[None]:
+        """Within it, modules leave no trace, and all operators are of the setup."""
+        outer, frame, inferring = self.frame, self.outside("setup"), self.is_inferring
+        try:
+            self.is_inferring = True
+            self.go_to(frame)
+            yield
+        finally:
+            self.is_inferring = inferring
+            self.go_to(outer)
+
     def asks(self, name: str) -> bool:
         """Whether an operator that is called now is asked for its phase before it is counted."""
         frame = self.frame
@@ -448,6 +464,8 @@ class Tracker:
         """Enter the frame of a module call; returns the frame to come back to."""
         parent = self.frame
         if parent.phase:
+            if self.is_inferring:
+                return parent
             # An optimizer's step has raised.
             self.go_to(self.root)
             parent = self.root
@@ -619,7 +637,7 @@ class Tracker:
         self._results = []
         self._more_results.clear()
         self._measured.clear()
-        self.is_building = self.has_recorded = self.has_trained = False
+        self.is_building = self.has_recorded = self.has_trained = self.is_inferring = False
         self.codes.clear()
         self.checked.clear()
         self.root.clear()

@@ -1,11 +1,13 @@
-"""Tells of the steps of Keras' optimizers, where PyTorch is its backend.
+"""Notices what Keras does around its layers, where PyTorch is its backend.
 
-They are no optimizers of PyTorch's, which has hooks for its own::
+Its optimizers are none of PyTorch's, which has hooks for its own. And before it trains or builds a
+model it runs the layers on tensors of its own, to learn the shapes of their results: that is a part
+of the setup, and no forward pass of the program (Keras 3.15)::
 
-    steps = KerasOptimizers(dispatcher)
-    steps.attach()
+    calls = KerasCalls(dispatcher)
+    calls.attach()
     ...                                 # models of Keras are trained
-    steps.detach()
+    calls.detach()
 """
 
 from __future__ import annotations
@@ -18,13 +20,14 @@ from typing import Any
 from amanda.engine.dispatch import Dispatcher
 from amanda.patching import PatchSet
 from amanda.registry.import_hook import Watch
-from amanda_torch.eager.interceptors import muted
+from amanda_torch import _internals
+from amanda_torch.eager.interceptors import LOCAL, muted
 from amanda_torch.eager.keras_layers import is_backend
 
 _OPTIMIZERS = "keras.optimizers"
 
 
-class KerasOptimizers:
+class KerasCalls:
     """Follows them, from the import of Keras on."""
 
     def __init__(self, dispatcher: Dispatcher) -> None:
@@ -50,6 +53,9 @@ class KerasOptimizers:
         optimizer = getattr(sys.modules[module], "Optimizer", None)
         if optimizer is not None and is_backend() and hasattr(optimizer, "apply"):
             self._patches.wrap(optimizer, "apply", self._stepping)
+            backend, name = _internals.keras_backend(), _internals.KERAS_INFERENCE
+            if hasattr(backend, name):
+                self._patches.wrap(backend, name, _inferring)
 
     def _stepping(self, vanilla: Callable[..., Any]) -> Callable[..., Any]:
         points = self._dispatcher.points
@@ -60,6 +66,18 @@ class KerasOptimizers:
             return points.call_optimizer(step, functools.partial(_steps_of, optimizer))
 
         return apply
+
+
+def _inferring(vanilla: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(vanilla)
+    def compute_output_spec(*args: Any, **kwargs: Any) -> Any:
+        interceptor = LOCAL.interceptor
+        if interceptor is None:
+            return vanilla(*args, **kwargs)
+        with interceptor.inferring_shapes():
+            return vanilla(*args, **kwargs)
+
+    return compute_output_spec
 
 
 def _steps_of(optimizer: Any) -> int | None:

@@ -1,0 +1,94 @@
+"""Programs of Keras where PyTorch is its backend: steps, samples, phases and parameters.
+
+The backend is chosen when Keras is imported: each program runs in a process of its own.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+FORWARD = 2 * 4 * (8 * 16 + 16 * 3)
+"""Floating-point operations of the two dense layers on a batch of four."""
+BACKWARD = FORWARD + 2 * 4 * 16 * 3
+"""Those of the gradients of both weights, and of the second layer's input."""
+PARAMETERS = 8 * 16 + 16 + 16 * 3 + 3
+
+BUILD = """
+import keras, numpy as np, torch
+keras.utils.set_random_seed(0)
+layers = [keras.layers.Input((8,)), keras.layers.Dense(16, activation="relu", name="first"),
+          keras.layers.Dense(3, name="second")]
+model = keras.Sequential(layers, name="net")
+x, y = np.ones((12, 8), "float32"), np.zeros((12, 3), "float32")
+model.compile("sgd", "mse", metrics=["mae"])
+"""
+PROGRAMS = {
+    "fit": "model.fit(x, y, batch_size=4, epochs=1, verbose=0)",
+    "fit after a call": "model(x[:2]); model.fit(x, y, batch_size=4, epochs=1, verbose=0)",
+    "evaluate": "model.evaluate(x, y, batch_size=4, verbose=0)",
+    "predict": "model.predict(x, batch_size=4, verbose=0)",
+    "loop": """
+optimizer = keras.optimizers.Adam(0.01)
+optimizer.build(model.trainable_variables)
+for start in (0, 4, 8):
+    model.zero_grad()
+    keras.ops.mean(model(x[start:start + 4]) ** 2).backward()
+    with torch.no_grad():
+        gradients = [variable.value.grad for variable in model.trainable_variables]
+        optimizer.apply(gradients, model.trainable_variables)
+""",
+    "loop with PyTorch's optimizer": """
+optimizer = torch.optim.SGD(model.parameters(), 0.01)
+for start in (0, 4, 8):
+    optimizer.zero_grad()
+    (model(x[start:start + 4]) ** 2).mean().backward()
+    optimizer.step()
+""",
+}
+TRAINING = ("fit", "fit after a call", "loop", "loop with PyTorch's optimizer")
+
+
+def results(folder: Path, program: str) -> dict[str, Any]:
+    """What ``flops`` and ``summary`` write about a program."""
+    script = folder / "program.py"
+    script.write_text(BUILD + program)
+    out = folder / "out"
+    command = [sys.executable, "-m", "amanda", "run", "-t", "flops,summary", "-o", str(out)]
+    done = subprocess.run(
+        [*command, "--", str(script)],
+        cwd=ROOT,
+        env={**os.environ, "KERAS_BACKEND": "torch"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    names = ("flops", "summary")
+    return {name: json.loads((out / f"{name}.json").read_text()) for name in names}
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_a_step_of_keras_on_pytorch_is_that_of_the_program(name: str, tmp_path: Path) -> None:
+    """Three steps of four samples: what Keras runs to learn shapes is setup and no pass."""
+    found = results(tmp_path, PROGRAMS[name])
+    summary = found["flops"]["summary"]
+    assert summary["steps"] == 3
+    step = summary["per_step"]
+    assert (step["flops"], step["samples"]) == (FORWARD, 4)
+    assert step["flops_backward"] == (BACKWARD if name in TRAINING else 0)
+    assert summary["per_sample"]["flops"] == FORWARD / 4
+    before = FORWARD // 2 if name == "fit after a call" else 0
+    model = [row for row in found["flops"]["ops"] if row["phase"] == "forward"]
+    assert sum(row["flops"] for row in model) == 3 * FORWARD + before
+    assert (summary["params"], summary["weight_bytes"]) == (PARAMETERS, 4 * PARAMETERS)
+    rows = {row["path"]: row for row in found["summary"]["modules"]}
+    assert {row["calls"] for row in rows.values()} <= {1, 4}
+    assert [rows[path]["parameters"] for path in rows] == [PARAMETERS, 144, 51]
