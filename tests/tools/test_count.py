@@ -143,17 +143,18 @@ def test_types_that_never_came_are_reported() -> None:
 
 
 def test_the_summary_shows_types_and_modules() -> None:
-    """The tables have the figures of the result, forward and backward."""
+    """The tables have the figures of a step and of the run, forward and backward."""
     net, tool, out = model(), CountTool(), io.StringIO()
     with amanda.apply(tool):
         step(net)
+        step(net)
     tool.print_summary(out)
     text = out.getvalue()
-    assert "count: 4 forward executions" in text
+    assert "count: 4 forward executions in a step (8 in the run)" in text
     rows = [[cell.strip() for cell in line.split("│")[1:-1]] for line in text.splitlines()]
-    assert ["linear", "2", "2"] in rows
-    assert ["TransposeBackward", "2", "2"] in rows
-    assert ["1", "1", "5"] in rows
+    assert ["linear", "2", "2", "4"] in rows
+    assert ["TransposeBackward", "2", "2", "4"] in rows
+    assert ["1", "1", "5", "12"] in rows
 
 
 def test_what_looks_like_markup_is_printed_as_it_is() -> None:

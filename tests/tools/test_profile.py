@@ -226,10 +226,10 @@ def test_tables_by_type_and_module() -> None:
     """The table's groups and its order are options."""
     model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4), nn.ReLU())
     for options, column in (({"by": "module"}, {"0", "1", "2"}), ({"by": "type"}, {"linear"})):
-        table, _ = profiled(lambda: model(torch.rand(1, 4)), **options).tables()
+        table, *_ = profiled(lambda: model(torch.rand(1, 4)), **options).tables()
         assert column <= {row[0] for row in table.rows}
     options = {"by": "type", "sort": "calls", "phases": "all"}
-    [table] = profiled(lambda: model(torch.rand(1, 4)), **options).tables()
+    table, *_ = profiled(lambda: model(torch.rand(1, 4)), **options).tables()
     calls = [row[1] for row in table.rows]
     assert calls == sorted(calls, reverse=True)
     with pytest.raises(ValueError, match="sort"):

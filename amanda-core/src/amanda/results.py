@@ -40,7 +40,8 @@ class Chart:
     Attributes:
         title: one line.
         kind: ``"bar"`` for horizontal bars, stacked if there are several series; ``"hist"`` for
-            the vertical bars of a histogram; ``"line"`` and ``"points"`` for values over an x axis.
+            the vertical bars of a histogram; ``"line"`` and ``"points"`` for values over an x axis;
+            ``"spans"`` for bars along a time line, one row for each distinct label.
         labels: the name of each bar or bin; for lines and points the x values.
         values: name of each series to its values, one per label, None for a gap.
         names: a longer name for each label, shown on hovering; empty for none.
@@ -49,12 +50,12 @@ class Chart:
         log: whether the axis of the values is logarithmic; not for bars.
         modules: whether the labels of bars are paths of modules, which are summed up at one depth;
             a page lets the reader pick it.
-        steps: the number of steps of which the values are sums; a page shows those of one step, and
-            lets the reader pick the whole run. 0 for values that are no such sums.
+        run: values in the form of ``values`` where those are of one step: the sums over the whole
+            run, which the reader of a page can pick. Empty for none.
     """
 
     title: str
-    kind: Literal["bar", "hist", "line", "points"]
+    kind: Literal["bar", "hist", "line", "points", "spans"]
     labels: Sequence[Any]
     values: Mapping[str, Sequence[float | None]]
     names: Sequence[str] = ()
@@ -62,7 +63,8 @@ class Chart:
     axis: str = ""
     log: bool = False
     modules: bool = False
-    steps: int = 0
+    run: Mapping[str, Sequence[float | None]] = attrs.field(factory=dict)
+    starts: Sequence[float] = ()
 
 
 @attrs.frozen(kw_only=True)

@@ -15,6 +15,7 @@ from amanda.results import Chart, Table
 from amanda.tools.description import OpDescription, describe
 from amanda.tools.mapping import MappingTool
 from amanda.tools.reporting import type_names
+from amanda_tools._bases.per_step import has_steps, in_step, per_step_by_id, with_steps
 from amanda_tools._bases.phases import MODEL, PhaseOptions, other_phases
 from amanda_tools._bases.printing import PrintingTool
 from amanda_tools._operators.routines import insert_after, insert_before
@@ -71,6 +72,7 @@ class CountTool(PrintingTool[CountOptions]):
         super().__init__(**options)
         self._counted: dict[str, CountedOp] = {}
         self._counters: dict[str, list[Counter]] = {"forward": [], "backward": []}
+        self._every: list[Counter] = []
         self._types: set[str] = set()
         self.depends_on(MappingTool.standard())
         # An analysis for a direction that is not counted would cost time, too.
@@ -94,13 +96,21 @@ class CountTool(PrintingTool[CountOptions]):
         if counted is None:
             counted = self._counted[op.id] = CountedOp(op)
             self._counters[op.direction].append(counted.counter)
+            self._every.append(counted.counter)
         # An operator that has raised has not been executed; a run of a graph raises as a whole.
         insert = insert_after if context.namespace.tags[-1] == "eager" else insert_before
         insert(context, counted.counter)
 
+    def op_counts(self) -> dict[str, list[int]]:
+        """Executions of each operator so far."""
+        return {"executions": list(map(_count, self._every))}
+
     def op_rows(self) -> list[dict[str, Any]]:
-        """One row per counted operator, with its ``executions``."""
-        return [{**c.op.row(), "executions": c.executions} for c in self._counted.values()]
+        """One row per counted operator, with its ``executions``, and ``per_step``, those of the
+        last step."""
+        steps = per_step_by_id(self._counted, self.op_counts_of_step())
+        rows = [{**c.op.row(), "executions": c.executions} for c in self._counted.values()]
+        return with_steps(rows, steps, "executions")
 
     def summary(self) -> dict[str, Any]:
         """Executions in total, by type and by module; ``ops_never_met``, the types that never
@@ -118,49 +128,69 @@ class CountTool(PrintingTool[CountOptions]):
         }
 
     def tables(self) -> Iterable[Table]:
-        """Executions by type, forward and backward, and by module."""
-        directions = self._directions()
-        counted = self._shown()
-        by_type = self._grouped(counted, lambda op: op.type)
-        for direction in directions:
-            rows = [(kind, of["ops"], of["executions"]) for kind, of in by_type[direction].items()]
-            title = f"count: {self._total(direction, counted)} {direction} executions"
-            yield Table(title, ("type", "ops", "executions"), rows)
-        modules = self._grouped(counted, lambda op: op.place)
-        names = dict.fromkeys(name for direction in directions for name in modules[direction])
-        by_module = [
-            (name, *(_executions(modules[way], name) for way in directions)) for name in names
-        ]
-        yield Table("count: executions by module", ("module", *directions), by_module)
-        if len(counted) < len(self._counted):
-            yield from other_phases("count", self.op_rows(), self.options, ("executions",))
+        """Executions by type, forward and backward, and by module: those of a step, and of the run
+        beside them."""
+        every = self.op_rows()
+        rows = self._shown(every)
+        runs = ("run",) if has_steps(rows) else ()
+        for direction in self._directions():
+            part = [row for row in rows if row["direction"] == direction]
+            groups = _by(part, "type")
+            lines = [
+                (kind, of["ops"], of["executions"], *(of["run"] for _ in runs))
+                for kind, of in sorted(groups.items(), key=_most)
+            ]
+            yield Table(_title(part, direction), ("type", "ops", "executions", *runs), lines)
+        yield self._modules(rows, runs)
+        if len(rows) < len(every):
+            yield from other_phases("count", every, self.options, ("executions",))
         if missing := self.summary()["ops_never_met"]:
             title = "count: types that were asked for and never met"
             yield Table(title, ("type",), [(kind,) for kind in missing])
 
+    def _modules(self, rows: Sequence[Mapping[str, Any]], runs: Sequence[str]) -> Table:
+        ways = self._directions()
+        places = [{**row, "module": self._counted[row["id"]].op.place} for row in rows]
+        groups = {
+            way: _by([row for row in places if row["direction"] == way], "module") for way in ways
+        }
+        # In the order of the largest, forward ones first.
+        names = dict.fromkeys(
+            name for way in ways for name, _ in sorted(groups[way].items(), key=_most)
+        )
+        lines = [
+            (
+                name,
+                *(groups[way].get(name, _NONE)["executions"] for way in ways),
+                *(sum(groups[way].get(name, _NONE)["run"] for way in ways) for _ in runs),
+            )
+            for name in names
+        ]
+        return Table("count: executions by module", ("module", *ways, *runs), lines)
+
     def charts(self) -> Iterable[Chart]:
         """Executions by type and by module."""
-        listed = [c.op.identity() for c in self._shown()]
+        listed = self._shown(self.op_rows())
         types = forward_types(listed)
         rows = [
-            {**row, "type": types[row["id"]], "module": c.op.place, "executions": c.executions}
-            for row, c in zip(listed, self._shown(), strict=True)
+            {**row, "type": types[row["id"]], "module": self._counted[row["id"]].op.place}
+            for row in listed
         ]
-        by_type, by_module = (
-            sum_by_direction(rows, key, "executions") for key in ("type", "module")
-        )
-        yield from rank_groups("executions by type", by_type, BOTH_DIRECTIONS, "", self.steps)
-        yield from rank_modules("executions by module", by_module, BOTH_DIRECTIONS, "", self.steps)
+        for key, rank in (("type", rank_groups), ("module", rank_modules)):
+            step, run = (
+                sum_by_direction(part, key, "executions") for part in (in_step(rows), rows)
+            )
+            whole = run if has_steps(rows) else {}
+            yield from rank(f"executions by {key}", step, BOTH_DIRECTIONS, "", whole)
 
-    def _shown(self) -> list[CountedOp]:
-        """Return the operators that tables list: types that were asked for are listed anyway."""
-        counted, options = self._counted.values(), self.options
+    def _shown(self, rows: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
+        """Return the rows that tables list: types that were asked for are listed anyway."""
+        options = self.options
         everything = options.phases == "all" or options.ops or options.backward_ops
-        return [c for c in counted if everything or c.op.phase in MODEL]
+        return [row for row in rows if everything or row["phase"] in MODEL]
 
-    def _total(self, direction: str, counted: Iterable[CountedOp] | None = None) -> int:
-        part = self._counted.values() if counted is None else counted
-        return sum(c.executions for c in part if c.op.direction == direction)
+    def _total(self, direction: str) -> int:
+        return sum(c.executions for c in self._counted.values() if c.op.direction == direction)
 
     def running_figures(self) -> dict[str, float]:
         """Executions so far, forward and backward."""
@@ -189,7 +219,27 @@ class CountTool(PrintingTool[CountOptions]):
 
 _count = operator.attrgetter("count")
 
+_NONE = {"ops": 0, "executions": 0, "run": 0}
 
-def _executions(group: Mapping[str, Any], name: str) -> int:
-    figures = group.get(name)
-    return figures["executions"] if figures else 0
+
+def _by(rows: Iterable[Mapping[str, Any]], key: str) -> dict[str, dict[str, int]]:
+    """Count operators, and sum executions of a step and of the run, by the value of `key`."""
+    groups: dict[str, dict[str, int]] = {}
+    for row in rows:
+        group = groups.setdefault(row[key], dict(_NONE))
+        group["ops"] += 1
+        group["executions"] += row.get("per_step", row)["executions"]
+        group["run"] += row["executions"]
+    return groups
+
+
+def _most(item: tuple[str, Mapping[str, int]]) -> tuple[int, int]:
+    return -item[1]["executions"], -item[1]["run"]
+
+
+def _title(rows: Sequence[Mapping[str, Any]], direction: str) -> str:
+    run = sum(row["executions"] for row in rows)
+    if not has_steps(rows):
+        return f"count: {run} {direction} executions"
+    step = sum(row["per_step"]["executions"] for row in rows)
+    return f"count: {step} {direction} executions in a step ({run} in the run)"

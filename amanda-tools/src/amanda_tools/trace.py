@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import zip_longest
 from pathlib import Path
 from typing import Any
@@ -11,6 +11,7 @@ from typing import Any
 import attrs
 
 from amanda import OpContext
+from amanda.driver import Driver
 from amanda.files import replaced, write_json
 from amanda.results import Chart, Table
 from amanda.tools.description import place
@@ -95,6 +96,11 @@ class TraceTool(PrintingTool[TraceOptions]):
                 watch = self.timeline.watch_outputs
                 self.add_inst_for_op(watch, backward=backward, require_outputs=True)
 
+    def enter_scope(self, drivers: Sequence[Driver]) -> None:
+        """Note garbage collections, which are in no operator's time."""
+        if self.options.timeline:
+            self.timeline.begin()
+
     def exit_scope(self) -> None:
         """Take the times of operators of graphs."""
         self.timeline.close()
@@ -157,7 +163,9 @@ class TraceTool(PrintingTool[TraceOptions]):
     def tables(self) -> Iterable[Table]:
         """Operators and their time by type, forward and backward, and by module."""
         rows = shown(self.op_rows(), self.options)
-        columns = ("ops", "milliseconds") if self.options.timeline else ("ops",)
+        step, run = self._seconds()
+        runs = () if step is run else ("run",)
+        columns = ("ops", "milliseconds", *runs) if self.options.timeline else ("ops",)
         ids = {row["id"] for row in rows}
         edges = sum(edge.producer in ids and edge.consumer in ids for edge in self.graph.edges)
         for direction in ("forward", "backward"):
@@ -175,32 +183,52 @@ class TraceTool(PrintingTool[TraceOptions]):
 
     def charts(self) -> Iterable[Chart]:
         """Time by type, if a timeline was recorded."""
-        seconds = self.timeline.seconds()
+        step, run = self._seconds()
         listed = shown(self.op_rows(), self.options)
         types = forward_types(listed)
-        rows = [
-            {**row, "type": types[row["id"]], "seconds": seconds.get(row["id"], 0.0)}
-            for row in listed
+        groups = [
+            sum_by_direction(
+                [
+                    {**row, "type": types[row["id"]], "seconds": seconds.get(row["id"], 0.0)}
+                    for row in listed
+                ],
+                "type",
+                "seconds",
+            )
+            for seconds in (step, run)
         ]
-        groups = sum_by_direction(rows, "type", "seconds")
-        yield from rank_groups("time by type", groups, BOTH_DIRECTIONS, "s", self.steps)
+        whole = {} if step is run else groups[1]
+        yield from rank_groups("time by type", groups[0], BOTH_DIRECTIONS, "s", whole)
+
+    def _seconds(self) -> tuple[Mapping[str, float], Mapping[str, float]]:
+        """Return the time of operators by id, in the last step and in the run; without a step both
+        are the same object."""
+        run = self.timeline.seconds()
+        times = self.step_times
+        step = self.timeline.between(*times) if times else None
+        return (run if step is None else step.seconds()), run
 
     def _grouped(
         self, rows: Sequence[dict[str, Any]], keys: Sequence[str]
     ) -> list[tuple[Any, ...]]:
-        """Count operators and sum their time by the values of `keys`, the longest first."""
-        seconds = self.timeline.seconds()
+        """Count operators and sum their time in the last step, and in the run, by the values of
+        `keys`, the longest first."""
+        step, run = self._seconds()
         counts: dict[tuple[str, ...], int] = {}
-        times: dict[tuple[str, ...], float] = {}
+        times: dict[tuple[str, ...], list[float]] = {}
         for row in rows:
             place_of = {"module": place(row["id"], row["module"])}
             group = tuple(place_of.get(key, row[key]) for key in keys)
             counts[group] = counts.get(group, 0) + 1
-            times[group] = times.get(group, 0.0) + seconds.get(row["id"], 0.0)
-        order = sorted(counts, key=lambda group: (-times[group], -counts[group]))
-        if not self.options.timeline:
-            return [(*group, counts[group]) for group in order]
-        return [(*group, counts[group], round(times[group] * 1000, 3)) for group in order]
+            sums = times.setdefault(group, [0.0, 0.0])
+            sums[0] += step.get(row["id"], 0.0)
+            sums[1] += run.get(row["id"], 0.0)
+        order = sorted(counts, key=lambda group: (-times[group][0], -counts[group]))
+        shown = 0 if not self.options.timeline else 1 if step is run else 2
+        return [
+            (*group, counts[group], *(round(1000 * n, 3) for n in times[group][:shown]))
+            for group in order
+        ]
 
     # -- files ------------------------------------------------------------
 

@@ -23,6 +23,7 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
+import itertools
 import typing
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
@@ -108,6 +109,11 @@ class ReportingTool(Tool, Generic[OptionsT]):
         _check_effects(self.name, self.options, options)
         self._step_figures = StepFigures()
         self._figures_at_end: Mapping[str, float] = {}
+        self._counts_at_end: Mapping[str, Sequence[float]] = {}
+        self._step_counts = StepCounts()
+        self._step_times: tuple[float, float] | None = None
+        # Most tools have none: asking them for nothing would cost two calls for each step.
+        self._counts_ops = type(self).op_counts is not ReportingTool.op_counts
         self.add_inst_for_iteration(self._begin_step)
         self.add_inst_for_iteration(self._end_step, end=True)
 
@@ -118,15 +124,22 @@ class ReportingTool(Tool, Generic[OptionsT]):
 
     def _begin_step(self, point: PointContext) -> None:
         # To ask for them once for each step is half of what small steps cost.
-        figures = self._figures_at_end if point.follows else self.running_figures()
+        follows = point.follows
+        figures = self._figures_at_end if follows else self.running_figures()
         self._step_figures.begin(point.iteration, figures)
+        if self._counts_ops:
+            counts = self._counts_at_end if follows else self.op_counts()
+            self._step_counts.begin(point.iteration, counts)
 
     def _end_step(self, point: PointContext) -> None:
-        lasted = None
+        lasted = self._step_times = None
         if point.begin is not None and point.end is not None:
-            lasted = point.end - point.begin
+            lasted, self._step_times = point.end - point.begin, (point.begin, point.end)
         self._figures_at_end = figures = self.running_figures()
         self._step_figures.end(point.iteration, figures, self.momentary_figures(), lasted)
+        if self._counts_ops:
+            self._counts_at_end = self.op_counts()
+            self._step_counts.end(point.iteration, self._counts_at_end)
 
     def figures_of_steps(self) -> Mapping[int, Mapping[str, float]]:
         """The :meth:`running_figures` and :meth:`momentary_figures` of single steps by number, with
@@ -148,6 +161,26 @@ class ReportingTool(Tool, Generic[OptionsT]):
         Called once at the end of each step: it has to be quick.
         """
         return {}
+
+    def op_counts(self) -> Mapping[str, Sequence[float]]:
+        """Sums of single operators so far, by name, of which a row's ``per_step`` is the share of
+        the last step.
+
+        A sequence has one item per operator; each keeps its place, and new ones come at the end.
+        Called where :meth:`running_figures` is, after it: it has to make copies, and no call of
+        Python per operator.
+        """
+        return {}
+
+    def op_counts_of_step(self) -> Mapping[str, Sequence[float]]:
+        """What the last step that has ended added to :meth:`op_counts`; empty before one."""
+        return self._step_counts.last()
+
+    @property
+    def step_times(self) -> tuple[float, float] | None:
+        """When the last step began and ended, in seconds of ``time.perf_counter``; None before one
+        and where it is unknown."""
+        return self._step_times
 
     def result(self) -> dict[str, Any]:
         """The result as plain data: the contents of ``DIR/<tool>.json``."""
@@ -179,7 +212,11 @@ class ReportingTool(Tool, Generic[OptionsT]):
         }
 
     def op_rows(self) -> list[dict[str, Any]]:
-        """One dictionary per operator, with at least the keys ``id type module namespace``."""
+        """One dictionary per operator, with at least the keys ``id type module namespace``.
+
+        Figures that add up are those of the run; ``per_step``, if a row has it, is a dictionary of
+        the same figures for the last step that has ended.
+        """
         raise NotImplementedError(f"{type(self).__name__} must implement op_rows()")
 
     def summary(self) -> dict[str, Any]:
@@ -292,6 +329,49 @@ class StepFigures:
             found["min"] = {name: low[name] for name in varying}
             found["max"] = {name: high[name] for name in varying}
         return found
+
+
+_Counts = Mapping[str, Sequence[float]]
+
+
+class StepCounts:
+    """What the last step added to the sums of single operators."""
+
+    def __init__(self) -> None:
+        self._begins: dict[int, Mapping[str, Sequence[float]]] = {}
+        self._ends: tuple[_Counts, _Counts] | None = None
+
+    def begin(self, number: int, counts: Mapping[str, Sequence[float]]) -> None:
+        """Note the sums where a step begins, perhaps once more."""
+        begins = self._begins
+        while begins and next(reversed(begins)) >= number:
+            begins.popitem()
+        if len(begins) > 1:
+            # Only the first step may turn out to have gone on after what looked like its end.
+            begins.popitem()
+        begins[number] = counts
+
+    def end(self, number: int, counts: Mapping[str, Sequence[float]]) -> None:
+        """Note the sums where a step ends."""
+        begin = self._begins.get(number)
+        self._ends = None if begin is None else (begin, counts)
+
+    def last(self) -> dict[str, list[float]]:
+        """The differences of the last step; empty before one, without the names that its begin did
+        not have."""
+        if self._ends is None:
+            return {}
+        begin, end = self._ends
+        return {
+            name: [
+                after - before
+                for after, before in itertools.zip_longest(
+                    values, begin[name][: len(values)], fillvalue=0
+                )
+            ]
+            for name, values in end.items()
+            if name in begin
+        }
 
 
 def _spread(figures: Mapping[str, float], low: dict[str, float], high: dict[str, float]) -> None:

@@ -9,6 +9,7 @@ import attrs
 
 from amanda.results import Table
 from amanda.tools.reporting import figures_by_phase
+from amanda_tools._bases.per_step import has_steps, in_step
 from amanda_tools._operators.model_phases import MODEL
 from amanda_tools._output.units import format_short
 
@@ -45,20 +46,29 @@ def other_phases(
 
     Args:
         tool: the name of the tool.
-        figures: keys of rows to be summed.
+        figures: keys of rows to be summed, the one that a reader looks for last.
     """
     if options.phases == "all":
         return
-    found = figures_by_phase(rows, figures)
+    rows = list(rows)
+    runs = figures_by_phase(rows, figures)
+    found = figures_by_phase(in_step(rows), figures)
+    # Beside the figures of a step, the last of them for the run.
+    whole = figures[-1:] if has_steps(rows) else ()
     lines = [
-        (phase, of["ops"], *(_rounded(name, of[name]) for name in figures))
+        (
+            phase,
+            of["ops"],
+            *(_rounded(name, of[name]) for name in figures),
+            *(_rounded(name, runs[phase][name]) for name in whole),
+        )
         for phase, of in found.items()
         if phase not in MODEL and of["ops"]
     ]
     if lines:
         title = f"{tool}: outside of the model (phases=all lists them)"
         names = ["time" if name in _SECONDS else name for name in figures]
-        yield Table(title, ("phase", "ops", *names), lines)
+        yield Table(title, ("phase", "ops", *names, *("run" for _ in whole)), lines)
 
 
 def _rounded(name: str, figure: float) -> str | int:

@@ -31,7 +31,7 @@ def rank_groups(
     groups: Mapping[str, Mapping[str, Any]],
     series: Mapping[str, str],
     unit: str = "",
-    steps: int = 0,
+    run: Mapping[str, Mapping[str, Any]] | None = None,
 ) -> Iterator[Chart]:
     """Yield a chart of stacked bars, the longest first; none if there is nothing to compare.
 
@@ -40,9 +40,9 @@ def rank_groups(
         groups: label of each bar to its figures by key.
         series: name of each series to the key of its figure.
         unit: unit of the figures.
-        steps: the number of steps of which the figures are sums; 0 for other figures.
+        run: groups with the sums over the whole run, where `groups` are of one step.
     """
-    yield from _rank(title, groups, series, unit, steps)
+    yield from _rank(title, groups, series, unit, run or {})
 
 
 def rank_modules(
@@ -50,10 +50,10 @@ def rank_modules(
     modules: Mapping[str, Mapping[str, Any]],
     series: Mapping[str, str],
     unit: str = "",
-    steps: int = 0,
+    run: Mapping[str, Mapping[str, Any]] | None = None,
 ) -> Iterator[Chart]:
     """:func:`rank_groups` by module path; they are summed up at the depth that the reader picks."""
-    yield from _rank(title, modules, series, unit, steps, modules=True)
+    yield from _rank(title, modules, series, unit, run or {}, modules=True)
 
 
 def _rank(
@@ -61,29 +61,42 @@ def _rank(
     groups: Mapping[str, Mapping[str, Any]],
     series: Mapping[str, str],
     unit: str,
-    steps: int,
+    run: Mapping[str, Mapping[str, Any]],
     *,
     modules: bool = False,
 ) -> Iterator[Chart]:
-    def total(name: str) -> float:
-        return sum(float(groups[name].get(key) or 0) for key in series.values())
+    def total(groups: Mapping[str, Mapping[str, Any]], name: str) -> float:
+        of = groups.get(name, {})
+        return sum(float(of.get(key) or 0) for key in series.values())
 
-    labels = sorted((name for name in groups if total(name) > 0), key=total, reverse=True)
-    parts = sum(bool(groups[label].get(key)) for label in labels for key in series.values())
+    def order(name: str) -> tuple[float, float]:
+        return -total(groups, name), -total(run, name)
+
+    labels = sorted((name for name in groups if any(order(name))), key=order)
+    if run and not any(total(groups, name) for name in labels):
+        # Nothing of it ran in the step, as in a program that evaluates after it.
+        groups, run = run, {}
+    shown = {label: {**run.get(label, {}), **groups[label]} for label in labels}
+    parts = sum(bool(shown[label].get(key)) for label in labels for key in series.values())
     if parts >= FEWEST_PARTS:
-        values = {
-            name: [float(groups[label].get(key) or 0) for label in labels]
-            for name, key in series.items()
-        }
         yield Chart(
             title=title,
             kind="bar",
             labels=labels,
-            values=values,
+            values=_values(groups, labels, series),
             unit=unit,
             modules=modules,
-            steps=steps,
+            run=_values(run, labels, series) if run else {},
         )
+
+
+def _values(
+    groups: Mapping[str, Mapping[str, Any]], labels: Sequence[str], series: Mapping[str, str]
+) -> dict[str, list[float | None]]:
+    return {
+        name: [float(groups.get(label, {}).get(key) or 0) for label in labels]
+        for name, key in series.items()
+    }
 
 
 def lines_over_steps(
@@ -123,7 +136,7 @@ def sum_at_one_depth(chart: Chart) -> Chart:
             group[name] += value or 0.0
     order = sorted(sums, key=lambda label: -sum(sums[label].values()))
     values = {name: [sums[label][name] for label in order] for name in chart.values}
-    return attrs.evolve(chart, labels=order, values=values, names=(), modules=False)
+    return attrs.evolve(chart, labels=order, values=values, names=(), modules=False, run={})
 
 
 def forward_types(rows: Sequence[Mapping[str, Any]]) -> dict[str, str]:

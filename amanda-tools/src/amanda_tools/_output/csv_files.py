@@ -23,8 +23,17 @@ def write_rows(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
     Raises:
         OSError: the file cannot be written; an earlier one is as it was.
     """
+    rows = [_flat(row) for row in rows]
     columns = list(dict.fromkeys(key for row in rows for key in row))
     write_table(path, columns, ([row.get(key) for key in columns] for row in rows))
+
+
+def _flat(row: Mapping[str, Any]) -> Mapping[str, Any]:
+    """A row with the figures of ``per_step`` as columns of their own."""
+    if "per_step" not in row:
+        return row
+    found = {key: value for key, value in row.items() if key != "per_step"}
+    return {**found, **{f"{name}_per_step": value for name, value in row["per_step"].items()}}
 
 
 def write_table(path: Path, columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:

@@ -19,10 +19,12 @@ operator id, ``timeline.records()`` the spans.
 from __future__ import annotations
 
 import array
+import gc
 import tempfile
+import threading
 import time
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import IO
 
 import attrs
@@ -87,6 +89,21 @@ class MemorySample:
     device: int
 
 
+@attrs.frozen
+class Collection:
+    """A garbage collection of Python.
+
+    Attributes:
+        start: nanoseconds since the timeline began.
+        duration: nanoseconds.
+        thread: native id of the thread.
+    """
+
+    start: int
+    duration: int
+    thread: int
+
+
 @attrs.define
 class Total:
     """Sums over the executions of one operator.
@@ -106,6 +123,27 @@ class Total:
     def seconds(self) -> float:
         """Total duration in seconds."""
         return self.nanoseconds / 1e9
+
+
+@attrs.frozen(kw_only=True)
+class Stretch:
+    """A part of a timeline.
+
+    Attributes:
+        totals: sums by operator id.
+        spans: its spans, in the order in which they began.
+        collections: sums over the garbage collections.
+        begin: nanoseconds since the timeline began.
+    """
+
+    totals: Mapping[str, Total]
+    spans: Sequence[Span]
+    collections: Total
+    begin: int
+
+    def seconds(self) -> dict[str, float]:
+        """Return the total duration in seconds by operator id."""
+        return {op_id: total.seconds for op_id, total in self.totals.items()}
 
 
 class Sums:
@@ -135,10 +173,86 @@ class Sums:
         np.maximum.at(longest, numbers, durations)
         np.minimum.at(shortest, numbers, durations)
 
+    def copies(self) -> dict[str, Sequence[int]]:
+        """Return the calls and the nanoseconds, by operator number."""
+        calls, nanoseconds, *_ = self._columns
+        return {"calls": calls.tolist(), "nanoseconds": nanoseconds.tolist()}
+
     def totals(self) -> list[Total]:
         """Return the totals by operator number, up to the highest number that was added."""
         rows = zip(*(column.tolist() for column in self._columns), strict=True)
         return [Total(*row) for row in rows]
+
+
+_COLLECTION = -2
+"""What garbage collections have in the place of the number of an operator."""
+
+
+class Collections:
+    """The garbage collections of Python, which may begin within any operator.
+
+    Attributes:
+        total: sums over those that were taken off.
+    """
+
+    def __init__(self) -> None:
+        self.total = Total()
+        self._waiting: list[tuple[int, int, int]] = []
+        self._started = 0
+        self._note = _noter(weakref.ref(self))
+
+    def begin(self) -> None:
+        """Note them from now on."""
+        if self._note not in gc.callbacks:
+            gc.callbacks.append(self._note)
+
+    def end(self) -> None:
+        """Note them no more."""
+        if self._note in gc.callbacks:
+            gc.callbacks.remove(self._note)
+
+    def note(self, phase: str) -> None:
+        """One starts or stops: no other one runs meanwhile."""
+        now = time.perf_counter_ns()
+        if phase == "start":
+            self._started = now
+        elif self._started:
+            self._waiting.append((self._started, now, threading.get_native_id()))
+            self._started = 0
+
+    def take_off(self, records: Numbers) -> Numbers:
+        """Take those that have stopped off the durations of the operators around them.
+
+        Args:
+            records: number, start, duration and thread of each; changed in place.
+
+        Returns:
+            A record for each of them.
+        """
+        waiting, self._waiting = self._waiting, []
+        found = np.array(
+            [(_COLLECTION, start, end - start, thread) for start, end, thread in waiting], np.int64
+        ).reshape(-1, 4)
+        for _, start, duration, thread in found.tolist():
+            is_around = (records[:, 0] >= 0) & (records[:, 3] == thread)
+            is_around &= records[:, 1] <= start
+            is_around &= records[:, 1] + records[:, 2] >= start + duration
+            records[is_around, 2] -= duration
+            total = self.total
+            total.calls += 1
+            total.nanoseconds += duration
+        return found
+
+
+def _noter(reference: weakref.ref[Collections]) -> Callable[[str, dict[str, int]], None]:
+    """Return what Python calls: it keeps nothing alive."""
+
+    def note(phase: str, _: dict[str, int]) -> None:
+        collections = reference()
+        if collections is not None:
+            collections.note(phase)
+
+    return note
 
 
 class Timeline(Log):
@@ -166,15 +280,22 @@ class Timeline(Log):
         self._sums = Sums()
         self._limit = limit
         # `numbers` has recent records as timers leave them: number of the operator, start, end,
-        # thread. Memory samples have -1, time, bytes of the process, bytes on the device.
+        # thread. Memory samples have -1, time, bytes of the process, bytes on the device; garbage
+        # collections -2, start, end, thread.
         self._buffer = array.array("q")
         self._file: IO[bytes] | None = None
         self._is_lost = False
         self._samples = memory
         self._graphs = GraphTimes()
+        self._collections = Collections()
         self._began = time.perf_counter_ns()
 
     # -- recording --------------------------------------------------------
+
+    def begin(self) -> None:
+        """Note garbage collections from now on; to be called in ``enter_scope()``, any number of
+        times."""
+        self._collections.begin()
 
     def watch(self, context: OpContext) -> None:
         """Insert the routines that time an operator; to be called in an analysis before it."""
@@ -196,7 +317,9 @@ class Timeline(Log):
             note_nodes(self._graphs.names, context, describe(context))
 
     def close(self) -> None:
-        """Take the times of operators of graphs; to be called when the scope has ended."""
+        """Take the times of operators of graphs, and note garbage collections no more; to be called
+        when the scope has ended."""
+        self._collections.end()
         for op_id, begin, duration, thread in self._graphs.end():
             number = self._numbers.get(op_id)
             if number is not None:
@@ -237,6 +360,8 @@ class Timeline(Log):
         del waiting[:count]
         is_span = records[:, 0] >= 0
         records[is_span, 2] -= records[is_span, 1]
+        records = np.concatenate([records, self._collections.take_off(records)])
+        is_span = records[:, 0] >= 0
         records[:, 1] -= self._began
         self._sums.add(records[is_span, 0], records[is_span, 2])
         remaining = 0 if self._is_lost else self._limit - self._kept
@@ -271,6 +396,22 @@ class Timeline(Log):
     # -- reading ----------------------------------------------------------
 
     @property
+    def keeps_all(self) -> bool:
+        """Whether the spans of all executions have been kept so far."""
+        return self._limit > 0 and not self._dropped
+
+    def sums(self) -> dict[str, Sequence[int]]:
+        """Return ``calls`` and ``nanoseconds`` of all operators so far, in the order of
+        :attr:`op_ids`."""
+        self._take()
+        return self._sums.copies()
+
+    @property
+    def op_ids(self) -> Sequence[str]:
+        """The operators that are watched, in the order in which they came."""
+        return list(self._numbers)
+
+    @property
     def kept(self) -> int:
         """Number of spans kept."""
         self._take()
@@ -287,8 +428,14 @@ class Timeline(Log):
         """Number of records (spans and memory samples) in the buffer, not yet on disk."""
         return len(self._buffer) // 4
 
-    def records(self) -> Iterator[Span | MemorySample]:
-        """Yield spans and memory samples in the order in which they ended, reading from disk."""
+    def records(self) -> Iterator[Span | MemorySample | Collection]:
+        """Yield spans, memory samples and garbage collections, reading from disk: spans in the
+        order in which they ended."""
+        for part in self._parts():
+            yield from self._parsed(part)
+
+    def _parts(self) -> Iterator[array.array[int]]:
+        """Yield the kept numbers in parts, reading from disk."""
         self._take()
         if self._file is not None:
             self._file.flush()
@@ -296,17 +443,53 @@ class Timeline(Log):
             while chunk := self._file.read(_BUFFERED * self._buffer.itemsize):
                 part = array.array("q")
                 part.frombytes(chunk[: len(chunk) - len(chunk) % 32])
-                yield from self._parsed(part)
+                yield part
             self._file.seek(0, 2)
-        yield from self._parsed(self._buffer)
+        # A copy: arrays that look into a buffer keep it from growing.
+        yield self._buffer[:]
 
-    def _parsed(self, numbers: array.array[int]) -> Iterator[Span | MemorySample]:
+    def _parsed(self, numbers: array.array[int]) -> Iterator[Span | MemorySample | Collection]:
         for i in range(0, len(numbers), 4):
             number, first, second, third = numbers[i : i + 4]
-            if number < 0:
+            if number == _COLLECTION:
+                yield Collection(first, second, third)
+            elif number < 0:
                 yield MemorySample(first, second, third)
             else:
                 yield Span(self._ops[number], first, second, third)
+
+    def between(self, begin: float, end: float) -> Stretch | None:
+        """Return what began in a part of the run; None where not all of its spans were kept.
+
+        Args:
+            begin, end: in seconds of ``time.perf_counter``.
+        """
+        if not self._limit or self.dropped:
+            return None
+        first, last = (round(moment * 1e9) - self._began for moment in (begin, end))
+        found = [np.zeros((0, 4), np.int64)]
+        for part in self._parts():
+            records = np.frombuffer(part, np.int64).reshape(-1, 4)
+            found.append(records[(records[:, 1] >= first) & (records[:, 1] < last)])
+        records = np.concatenate(found)
+        spans = records[records[:, 0] >= 0]
+        sums = Sums()
+        sums.add(spans[:, 0], spans[:, 2])
+        pairs = zip(self._ops, sums.totals(), strict=False)
+        ordered = array.array("q", spans[np.argsort(spans[:, 1], kind="stable")].tobytes())
+        pauses = records[records[:, 0] == _COLLECTION, 2]
+        return Stretch(
+            totals={op.id: total for op, total in pairs if total.calls},
+            spans=[span for span in self._parsed(ordered) if isinstance(span, Span)],
+            collections=Total(len(pauses), int(pauses.sum())),
+            begin=first,
+        )
+
+    @property
+    def collections(self) -> Total:
+        """Sums over the garbage collections, of which no operator's time holds a part."""
+        self._take()
+        return self._collections.total
 
     @property
     def spans(self) -> list[Span]:

@@ -12,10 +12,12 @@ import attrs
 
 from amanda import OpContext
 from amanda.files import write_json
+from amanda.inline import Counter
 from amanda.namespace import Namespace
 from amanda.results import Chart, Table
 from amanda.tools.description import OUTSIDE, OpDescription, describe
 from amanda.tools.mapping import MappingTool
+from amanda_tools._bases.per_step import has_steps, in_step, per_step_by_id, with_steps
 from amanda_tools._bases.phases import PhaseOptions, other_phases, shown
 from amanda_tools._bases.printing import PrintingTool
 from amanda_tools._operators.cost import FORMULAS
@@ -41,6 +43,7 @@ from amanda_tools.flops.tally import (
     ProductGradientOp,
     ProductOp,
     RunningSum,
+    Totals,
     backward_probe,
     is_nested,
     known_shapes,
@@ -101,6 +104,8 @@ class FlopsTool(PrintingTool[FlopsOptions]):
         self._bytes: dict[str, OpBytes] = {}
         self._samples = Samples()
         self._sums = {"forward": RunningSum(), "backward": RunningSum(), "other": RunningSum()}
+        self._totals: dict[str, Totals] = {}
+        self._unknown: dict[str, Counter] = {}
         self._parameters = Parameters()
         self.depends_on(MappingTool.standard())
         self.add_inst_for_op(self._analyse)
@@ -220,6 +225,9 @@ class FlopsTool(PrintingTool[FlopsOptions]):
             # What an optimizer multiplies is no work of the model.
             is_model = op.op.phase in _WAYS
             op.tally.sum = self._sums[op.op.direction if is_model else "other"]
+            self._totals[op.op.id] = op.tally.running
+        elif not op.is_free:
+            self._unknown[op.op.id] = op.counter
         return op
 
     def _backward_op(self, op: OpDescription) -> Op:
@@ -240,6 +248,30 @@ class FlopsTool(PrintingTool[FlopsOptions]):
         forward, backward = self._sums["forward"].macs(), self._sums["backward"].macs()
         figures = {"flops": 2 * forward, "flops_backward": 2 * backward, "macs": forward}
         return {**figures, **self._samples.figures()}
+
+    def op_counts(self) -> dict[str, list[int]]:
+        """Executions and multiply-accumulates of operators with a formula so far, and executions
+        of types without one."""
+        self._sums["other"].macs()
+        totals = self._totals.values()
+        return {
+            "executions": [total.executions for total in totals],
+            "macs": [total.macs for total in totals],
+            "unknown": [counter.count for counter in self._unknown.values()],
+        }
+
+    def _per_step(self) -> dict[str, dict[str, Any]]:
+        """Return the figures of the last step by operator id; {} before one has ended."""
+        counts = dict(self.op_counts_of_step())
+        if not counts:
+            return {}
+        unknown = per_step_by_id(self._unknown, {"executions": counts.pop("unknown", ())})
+        known = per_step_by_id(self._totals, counts)
+        found = {
+            op_id: {"executions": of["executions"], "macs": of["macs"], "flops": 2 * of["macs"]}
+            for op_id, of in known.items()
+        }
+        return {**found, **{i: {**of, "macs": 0, "flops": 0} for i, of in unknown.items()}}
 
     def utilization(self) -> dict[str, float | None]:
         """``step_seconds``, the median of the last steps; ``mfu``, the model FLOPs utilization.
@@ -262,10 +294,13 @@ class FlopsTool(PrintingTool[FlopsOptions]):
         """One row per operator.
 
         ``executions``, null where operators that count zero are not counted; ``macs`` and ``flops``
-        over all executions; ``counted``: formula, zero or unknown. Forward operators have
-        ``params``, ``weight_bytes`` and ``activation_bytes``.
+        over all executions, and in ``per_step`` those of the last step; ``counted``: formula, zero
+        or unknown. Forward operators have ``params``, ``weight_bytes`` and ``activation_bytes``.
         """
-        return [self._row(op) for op in self._ops.values()]
+        steps = self._per_step()
+        rows = [self._row(op) for op in self._ops.values()]
+        free = {row["id"]: {"executions": None, "macs": 0, "flops": 0} for row in rows}
+        return with_steps(rows, {**free, **steps} if steps else {}, "flops")
 
     def _row(self, op: Op) -> dict[str, Any]:
         row = op.op.row()
@@ -347,29 +382,35 @@ class FlopsTool(PrintingTool[FlopsOptions]):
 
     def tables(self) -> Iterable[Table]:
         """Totals; shares of modules, types or operators; types without a formula."""
-        found, every = self.summary(), self.op_rows()
+        every = self.op_rows()
         rows = shown(every, self.options)
-        flops = [sum(row["flops"] for row in rows if row["direction"] == way) for way in _WAYS]
-        totals = [
-            *((way, format_quantity(n, "FLOP")) for way, n in zip(_WAYS, flops, strict=True)),
-            ("parameters", format_quantity(found["params"], "")),
-            ("weights", format_quantity(found["weight_bytes"], "B")),
-            ("activations of a forward pass", format_quantity(found["activation_bytes"], "B")),
-        ]
-        steps = self.summary_of_steps(every)
-        if step := steps["per_step"]:
-            totals[:2] = [*totals[:2], *self._step_rows(step, steps["steps"])]
-            if found["mfu"] is not None:
-                totals.append(("of the device's peak (MFU)", f"{100 * found['mfu']:.1f} %"))
-        yield Table("flops: 2 per multiply-accumulate", ("what", "amount"), totals)
+        yield Table("flops: 2 per multiply-accumulate", ("what", "amount"), self._totals_of(every))
         if self.options.by != "type":
-            yield self._table(self.options.by, self._grouped(rows, self._place), sum(flops))
-        yield self._table("type", self._grouped(rows, lambda row: str(row["type"])), sum(flops))
+            yield self._table(self.options.by, rows, self._place)
+        yield self._table("type", rows, lambda row: str(row["type"]))
         yield from other_phases("flops", every, self.options, ("flops",))
         if unknown := [row for row in rows if row["counted"] == "unknown"]:
             share = f"{100 * len(unknown) / len(rows):.1f} % of the operators"
             title = f"flops: types without a formula, {share}"
             yield Table(title, ("type", "calls"), list(_calls(unknown).items()))
+
+    def _totals_of(self, every: Sequence[dict[str, Any]]) -> list[tuple[str, str]]:
+        """Return lines of the first table: of the last step if there is one, and of the run."""
+        found, rows = self.summary(), shown(every, self.options)
+        flops = [sum(row["flops"] for row in rows if row["direction"] == way) for way in _WAYS]
+        runs = [format_quantity(n, "FLOP") for n in flops]
+        totals = [
+            ("parameters", format_quantity(found["params"], "")),
+            ("weights", format_quantity(found["weight_bytes"], "B")),
+            ("activations of a forward pass", format_quantity(found["activation_bytes"], "B")),
+        ]
+        steps = self.summary_of_steps(every)
+        if not (step := steps["per_step"]):
+            return [*zip(_WAYS, runs, strict=True), *totals]
+        if found["mfu"] is not None:
+            totals.append(("of the device's peak (MFU)", f"{100 * found['mfu']:.1f} %"))
+        whole = [(f"{way}, whole run", n) for way, n in zip(_WAYS, runs, strict=True)]
+        return [*self._step_rows(step, steps["steps"]), *totals, *whole]
 
     def _step_rows(self, step: dict[str, Any], steps: int) -> Iterable[tuple[str, str]]:
         """Yield lines with the operations of the last step, and of each of its samples and tokens
@@ -390,11 +431,15 @@ class FlopsTool(PrintingTool[FlopsOptions]):
         parts = self._ops[row["id"]].op.place.split(".")
         return ".".join(parts[: self.options.depth or None])
 
-    def _table(self, by: str, groups: dict[str, dict[str, Any]], total: int) -> Table:
+    def _table(
+        self, by: str, rows: Sequence[dict[str, Any]], key: Callable[[dict[str, Any]], str]
+    ) -> Table:
+        """Make the table of groups of rows: figures of the last step, and those of the run."""
+        groups, runs = self._grouped(in_step(rows), key), self._grouped(rows, key)
+        total = sum(map(_operations, groups.values()))
         # Groups without operations are in the files only.
-        busy = [(name, of) for name, of in groups.items() if _operations(of)]
-        order = sorted(busy, key=lambda item: -_operations(item[1]))
-        rows = [
+        busy = [(name, of) for name, of in groups.items() if _operations(runs[name])]
+        lines = [
             (
                 name,
                 of["ops"],
@@ -403,26 +448,32 @@ class FlopsTool(PrintingTool[FlopsOptions]):
                 f"{100 * _operations(of) / total:.1f} %" if total else "-",
                 format_quantity(of["params"], ""),
                 format_quantity(of["activation_bytes"], "B"),
+                *([format_quantity(_operations(runs[name]), "FLOP")] if has_steps(rows) else []),
             )
-            for name, of in order
+            for name, of in sorted(busy, key=lambda item: -_operations(item[1]))
         ]
         columns = (by, "ops", "forward", "backward", "share", "params", "activations")
-        return Table(f"flops by {by}", columns, rows)
+        return Table(f"flops by {by}", (*columns, "run") if has_steps(rows) else columns, lines)
 
     def charts(self) -> Iterable[Chart]:
         """Operations by module and by type; parameters by module."""
         both = {"forward": "flops", "backward": "flops_backward"}
         rows = shown(self.op_rows(), self.options)
-        modules = self._grouped(rows, lambda row: self._ops[row["id"]].op.place)
         of_forward = forward_types(rows)
-        types = self._grouped(rows, lambda row: of_forward[row["id"]])
-        yield from rank_modules("operations by module", modules, both, "FLOP", self.steps)
+
+        def grouped(key: Callable[[dict[str, Any]], str]) -> tuple[dict[str, Any], dict[str, Any]]:
+            run = self._grouped(rows, key)
+            return (self._grouped(in_step(rows), key), run) if has_steps(rows) else (run, {})
+
+        modules, run = grouped(lambda row: self._ops[row["id"]].op.place)
+        yield from rank_modules("operations by module", modules, both, "FLOP", run)
+        types, run = grouped(lambda row: of_forward[row["id"]])
+        yield from rank_groups("operations by type", types, both, "FLOP", run)
         steps = self.figures_of_steps()
         yield from lines_over_steps("operations per step", steps, both, "FLOP")
         yield from lines_over_steps(
             "duration of each step, tools included", steps, {"time": "seconds"}, "s"
         )
-        yield from rank_groups("operations by type", types, both, "FLOP", self.steps)
         # Operators outside of modules initialize and update parameters; they are not where models
         # use them.
         inside = {name: of for name, of in modules.items() if name != OUTSIDE} or modules

@@ -122,6 +122,11 @@ class Tally(Generic[KeyT]):
     _folded: Totals = attrs.field(factory=Totals)
     _counters: dict[KeyT, KnownShapes] = attrs.field(factory=dict)
 
+    @property
+    def running(self) -> Totals:
+        """The sums that :meth:`totals` has brought up to date last; always the same object."""
+        return self._folded
+
     def counter(self, key: KeyT) -> Counter:
         """Return the counter of the executions with these shapes, for where a graph tells them."""
         if not self._counters:

@@ -9,12 +9,14 @@ from typing import Any, Literal
 import attrs
 
 from amanda import OpContext
+from amanda.driver import Driver
 from amanda.files import write_json
 from amanda.results import Chart, Table
 from amanda.tools.description import OpDescription, describe
 from amanda.tools.mapping import MappingTool
 from amanda.tools.reporting import applies_if
-from amanda_tools._bases.phases import PhaseOptions, other_phases, shown
+from amanda_tools._bases.per_step import has_steps, in_step, per_step_by_id, with_steps
+from amanda_tools._bases.phases import MODEL, PhaseOptions, other_phases, shown
 from amanda_tools._bases.printing import PrintingTool
 from amanda_tools._operators.op_types import VIEWS
 from amanda_tools._operators.routines import Handover, insert_after, insert_before
@@ -37,7 +39,7 @@ from amanda_tools._timelines.memory import (
     resident_bytes,
     synchronize,
 )
-from amanda_tools._timelines.timeline import Timeline
+from amanda_tools._timelines.timeline import Stretch, Timeline, Total
 from amanda_tools._values.shapes import byte_size
 from amanda_tools.profile.speedscope import flame_graph
 
@@ -77,6 +79,33 @@ class ProfileOptions(PhaseOptions):
     )
 
 
+_MOST_SPANS = 4000
+"""Operators of a step that a page shows over time, the longest ones."""
+
+_GRAPHS = ("function", "session")
+"""Ends of the namespaces of TensorFlow's graphs."""
+
+
+def _series_of(op: OpDescription) -> str:
+    """Return the part of a step that an operator belongs to."""
+    return op.direction if op.phase in MODEL else op.phase
+
+
+def _title(rows: Sequence[Mapping[str, Any]]) -> str:
+    """Return the title of the largest table: milliseconds of a step, or of the run."""
+    found = [
+        [
+            1000 * sum(row["seconds"] for row in part if row["direction"] == way)
+            for way in ("forward", "backward")
+        ]
+        for part in (in_step(rows), rows)
+    ]
+    texts = [f"{forward:.1f} ms forward, {backward:.1f} ms backward" for forward, backward in found]
+    if not has_steps(rows):
+        return f"profile: {texts[1]}, in operators"
+    return f"profile: {texts[0]}, in operators of a step ({texts[1]} in the run)"
+
+
 class ProfileTool(PrintingTool[ProfileOptions]):
     """Measures time, calls, output memory, and the memory saved for the backward pass.
 
@@ -108,6 +137,10 @@ class ProfileTool(PrintingTool[ProfileOptions]):
         self.add_inst_for_op(self._analyse, backward=True)
         watch = self.timeline.watch_outputs
         self.add_inst_for_op(watch, backward=True, require_outputs=True)
+
+    def enter_scope(self, drivers: Sequence[Driver]) -> None:
+        """Note garbage collections, which are in no operator's time."""
+        self.timeline.begin()
 
     def exit_scope(self) -> None:
         """Take the times of operators of graphs."""
@@ -152,16 +185,41 @@ class ProfileTool(PrintingTool[ProfileOptions]):
         now = self._memory.read()
         return {"memory_bytes": now, "peak_bytes": self._memory.take_peak()}
 
+    def op_counts(self) -> Mapping[str, Sequence[float]]:
+        """Calls and nanoseconds of operators so far, where the timeline does not have all spans."""
+        return {} if self.timeline.keeps_all else self.timeline.sums()
+
+    def _last_step(self) -> Stretch | None:
+        """Return the part of the timeline that is the last step; None if it does not have it."""
+        times = self.step_times
+        return self.timeline.between(*times) if times else None
+
+    def _per_step(self) -> dict[str, dict[str, Any]]:
+        """Return calls and seconds in the last step by operator id; {} if they are not known."""
+        if (step := self._last_step()) is not None:
+            none = Total()
+            found = {op_id: step.totals.get(op_id, none) for op_id in self._ops}
+            return {i: {"calls": of.calls, "seconds": of.seconds} for i, of in found.items()}
+        if any(op.namespace.endswith(_GRAPHS) for op in self._ops.values()):
+            # Their times are known after the run.
+            return {}
+        counts = per_step_by_id(self.timeline.op_ids, self.op_counts_of_step())
+        return {
+            op_id: {"calls": of["calls"], "seconds": of["nanoseconds"] / 1e9}
+            for op_id, of in counts.items()
+        }
+
     def op_rows(self) -> list[dict[str, Any]]:
         """One row per operator that ran to its end.
 
-        ``calls``; ``seconds`` in all, ``mean``, ``shortest`` and ``longest``, in seconds;
-        ``source``. ``memory_delta``: bytes by which its executions together changed the memory of
+        ``calls``; ``seconds`` in all, ``mean``, ``shortest`` and ``longest``, in seconds; in
+        ``per_step`` the calls and seconds of the last step; ``source``.
+        ``memory_delta``: bytes by which its executions together changed the memory of
         tensors on the CUDA device, or without one that of the process; null with ``memory=false``
         and in TensorFlow's graphs.
         Forward operators have ``output_bytes`` and ``saved_bytes`` of the first execution.
         """
-        totals = self.timeline.totals()
+        totals, steps = self.timeline.totals(), self._per_step()
         rows = []
         for op_id, op in self._ops.items():
             total = totals.get(op_id)
@@ -181,11 +239,12 @@ class ProfileTool(PrintingTool[ProfileOptions]):
                 row["output_bytes"] = self._output_bytes.get(op_id)
                 row["saved_bytes"] = sum(self._saved.get(op_id, {}).values())
             rows.append(row)
-        return rows
+        return with_steps(rows, steps, "calls")
 
     def summary(self) -> dict[str, Any]:
         """Time and calls in all, forward and backward, by type and by module.
 
+        ``garbage_collections`` are Python's, which are in the time of no operator.
         ``saved_bytes`` is what all operators together save for the backward pass; memory that
         several of them save counts once.
         """
@@ -194,6 +253,8 @@ class ProfileTool(PrintingTool[ProfileOptions]):
         found: dict[str, Any] = {
             "calls": sum(row["calls"] for row in rows),
             "saved_bytes": sum(saved.values()),
+            "garbage_collections": self.timeline.collections.calls,
+            "garbage_collection_seconds": self.timeline.collections.seconds,
         }
         for direction in ("forward", "backward"):
             part = [row for row in rows if row["direction"] == direction]
@@ -219,54 +280,89 @@ class ProfileTool(PrintingTool[ProfileOptions]):
     def tables(self) -> Iterable[Table]:
         """Operators, types or modules, those with the most time (or other figure of ``sort``)
         first."""
-        rows, key = shown(self.op_rows(), self.options), SORTS[self.options.sort]
-        total = sum(row["seconds"] for row in rows)
-        places = [{**row, "module": self._ops[row["id"]].place} for row in rows]
-        groups = self._grouped(places, self.options.by)
-        order = sorted(groups.items(), key=lambda item: -item[1][key])
+        every = self.op_rows()
+        rows, key, by = shown(every, self.options), SORTS[self.options.sort], self.options.by
+        placed = [{**row, "module": self._ops[row["id"]].place} for row in rows]
+        groups, runs = self._grouped(in_step(placed), by), self._grouped(placed, by)
+        total = sum(of["seconds"] for of in groups.values())
+        order = sorted(groups.items(), key=lambda item: (-item[1][key], -runs[item[0]][key]))
         lines = [
             (
                 name,
                 of["calls"],
                 f"{1000 * of['seconds']:.3f}",
                 f"{100 * of['seconds'] / total:.1f} %" if total else "-",
-                f"{1e6 * of['seconds'] / of['calls']:.1f}",
+                f"{1e6 * of['seconds'] / of['calls']:.1f}" if of["calls"] else "-",
                 format_quantity(of["output_bytes"], "B"),
                 format_quantity(of["saved_bytes"], "B"),
+                *([f"{1000 * runs[name]['seconds']:.3f}"] if has_steps(rows) else []),
             )
             for name, of in order
         ]
-        forward, backward = (
-            1000 * sum(row["seconds"] for row in rows if row["direction"] == way)
-            for way in ("forward", "backward")
-        )
-        title = f"profile: {forward:.1f} ms forward, {backward:.1f} ms backward, in operators"
-        by = self.options.by
-        yield Table(title, (by, "calls", "ms", "share", "µs a call", "outputs", "saved"), lines)
-        yield from other_phases("profile", self.op_rows(), self.options, ("calls", "seconds"))
+        columns = (by, "calls", "ms", "share", "µs a call", "outputs", "saved")
+        columns = (*columns, "ms in the run") if has_steps(rows) else columns
+        yield Table(_title(rows), columns, lines)
+        yield from other_phases("profile", every, self.options, ("calls", "seconds"))
+        yield from self._collections()
+
+    def _collections(self) -> Iterable[Table]:
+        """Yield a table with the garbage collections, if there were any."""
+        step, run = self._last_step(), self.timeline.collections
+        if run.calls:
+            parts = {**({"the last step": step.collections} if step else {}), "the run": run}
+            lines = [(name, of.calls, f"{1000 * of.seconds:.3f}") for name, of in parts.items()]
+            title = "profile: Python's garbage collections, which are in no operator's time"
+            yield Table(title, ("of", "collections", "ms"), lines)
 
     def charts(self) -> Iterable[Chart]:
-        """Time by module and by type; memory saved for the backward pass by module."""
+        """Time by module and by type; the last step over time; memory saved for the backward pass
+        by module."""
         listed = shown(self.op_rows(), self.options)
         types = forward_types(listed)
         rows = [
             {**row, "module": self._ops[row["id"]].place, "type": types[row["id"]]}
             for row in listed
         ]
-        by_module, by_type = (sum_by_direction(rows, key, "seconds") for key in ("module", "type"))
-        yield from rank_modules("time by module", by_module, BOTH_DIRECTIONS, "s", self.steps)
-        yield from rank_groups("time by type", by_type, BOTH_DIRECTIONS, "s", self.steps)
-        yield from lines_over_steps(
-            "duration of each step, tools included",
-            self.figures_of_steps(),
-            {"time": "seconds"},
-            "s",
-        )
+        for key, rank in (("module", rank_modules), ("type", rank_groups)):
+            step, run = (sum_by_direction(part, key, "seconds") for part in (in_step(rows), rows))
+            whole = run if has_steps(rows) else {}
+            yield from rank(f"time by {key}", step, BOTH_DIRECTIONS, "s", whole)
+        yield from self._time_line()
+        figures = self.figures_of_steps()
+        title = "duration of each step, tools included"
+        yield from lines_over_steps(title, figures, {"time": "seconds"}, "s")
         both = {"peak": "peak_bytes", "at its end": "memory_bytes"}
-        yield from lines_over_steps("memory per step", self.figures_of_steps(), both, "B")
+        yield from lines_over_steps("memory per step", figures, both, "B")
         saved = {"saved": "saved_bytes"}
         title = "saved for the backward pass by module"
         yield from rank_modules(title, self._grouped(rows, "module"), saved, "B")
+
+    def _time_line(self) -> Iterable[Chart]:
+        """Yield a chart of the operators of the last step over time, by module."""
+        step = self._last_step()
+        if step is None or not step.spans:
+            return
+        spans = step.spans
+        if len(spans) > _MOST_SPANS:
+            spans = sorted(spans, key=lambda span: -span.duration)[:_MOST_SPANS]
+            spans.sort(key=lambda span: span.start)
+        series = [_series_of(span.op) for span in spans]
+        yield Chart(
+            title="the last step over time",
+            kind="spans",
+            labels=[self._ops[span.op.id].place for span in spans],
+            names=[span.op.type for span in spans],
+            starts=[(span.start - step.begin) / 1e9 for span in spans],
+            values={
+                name: [
+                    span.duration / 1e9 if of == name else None
+                    for span, of in zip(spans, series, strict=True)
+                ]
+                for name in dict.fromkeys(series)
+            },
+            unit="s",
+            modules=True,
+        )
 
     def write_files(self, folder: Path, stem: str) -> Sequence[Path]:
         """Write ``<stem>.csv``, ``<stem>.speedscope.json`` and ``<stem>.timeline.json``."""

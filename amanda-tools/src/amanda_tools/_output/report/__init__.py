@@ -18,6 +18,8 @@ import math
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
+import attrs
+
 from amanda.results import Chart
 from amanda_tools._output.charts import numbers_of
 from amanda_tools._output.report.document import Document, Section
@@ -60,14 +62,10 @@ def _scripts(document: Document) -> Iterator[str]:
 
 def chart_data(chart: Chart) -> dict[str, Any] | None:
     """Return what the browser draws a chart from; None if it has no values."""
-    # JSON has no infinities.
-    values = {
-        name: [v if v is not None and math.isfinite(v) else None for v in numbers]
-        for name, numbers in numbers_of(chart).items()
-    }
+    values, run = _finite(chart), _finite(attrs.evolve(chart, values=chart.run))
     if not chart.labels or all(v is None for numbers in values.values() for v in numbers):
         return None
-    is_text = chart.kind in ("bar", "hist")
+    is_text = chart.kind in ("bar", "hist", "spans")
     return {
         "title": chart.title,
         "kind": chart.kind,
@@ -78,7 +76,16 @@ def chart_data(chart: Chart) -> dict[str, Any] | None:
         "axis": chart.axis,
         "log": chart.log,
         "modules": chart.modules,
-        "steps": chart.steps,
+        "run": list(run.items()),
+        "starts": list(chart.starts),
+    }
+
+
+def _finite(chart: Chart) -> dict[str, list[float | None]]:
+    # JSON has no infinities.
+    return {
+        name: [v if v is not None and math.isfinite(v) else None for v in numbers]
+        for name, numbers in numbers_of(chart).items()
     }
 
 

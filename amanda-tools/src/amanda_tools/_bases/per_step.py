@@ -1,0 +1,57 @@
+"""Figures of operators in one step: the last one that has ended, as ``per_step`` of a summary.
+
+Where a program has steps, tables, charts and pages show figures that add up over executions for
+that step, and the sum over the run, evaluations and all, beside them. Without steps they show the
+sum.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+
+def per_step_by_id(
+    ids: Iterable[str], counts: Mapping[str, Sequence[float]]
+) -> dict[str, dict[str, Any]]:
+    """Return ``per_step`` of rows by operator id; {} before a step has ended.
+
+    Args:
+        ids: operators in the order of `counts`; those that came after the step are at the end.
+        counts: as of :meth:`~amanda.tools.reporting.ReportingTool.op_counts_of_step`.
+    """
+    if not counts:
+        return {}
+    return {
+        op_id: {name: part[i] if i < len(part) else 0 for name, part in counts.items()}
+        for i, op_id in enumerate(ids)
+    }
+
+
+def with_steps(
+    rows: list[dict[str, Any]], steps: Mapping[str, Mapping[str, Any]], figure: str
+) -> list[dict[str, Any]]:
+    """Return rows with their ``per_step``, where a step is all that belongs to it.
+
+    Without modules a step begins with its backward pass: the forward operators are in none, and
+    rows stay as they are.
+
+    Args:
+        rows: the rows.
+        steps: ``per_step`` of all rows by operator id; {} before a step has ended.
+        figure: tells whether an operator ran in the step.
+    """
+    ran = [bool(steps[row["id"]][figure]) for row in rows if steps and row["phase"] == "forward"]
+    if not steps or (ran and not any(ran)):
+        return rows
+    return [{**row, "per_step": steps[row["id"]]} for row in rows]
+
+
+def has_steps(rows: Iterable[Mapping[str, Any]]) -> bool:
+    """Whether rows tell the figures of a step."""
+    return any("per_step" in row for row in rows)
+
+
+def in_step(rows: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Return rows with the figures of the last step where they tell them, else those of the run."""
+    return [{**row, **row.get("per_step", {})} for row in rows]
