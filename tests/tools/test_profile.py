@@ -215,7 +215,7 @@ def test_time_is_that_of_the_operators() -> None:
         assert row["mean"] * row["calls"] == pytest.approx(row["seconds"])
     summary = tool.summary()
     assert summary["seconds_forward"] + summary["seconds_backward"] <= elapsed
-    table, _ = tool.tables()
+    table, *_ = tool.tables()
     model = [row for row in tool.op_rows() if row["phase"] in ("forward", "backward")]
     longest_first = sorted(model, key=lambda row: -row["seconds"])
     assert [row[0] for row in table.rows] == [row["id"] for row in longest_first]

@@ -10,6 +10,7 @@ import attrs
 
 from amanda import OpContext, apply
 from amanda.driver import Driver
+from amanda.interface.points import PointContext
 from amanda.results import Table
 from amanda.tools.mapping import MappingTool
 from amanda.tools.reporting import plain_text
@@ -67,6 +68,12 @@ class SummaryTool(PrintingTool[SummaryOptions]):
         self._keras_calls = KerasCalls(self.recorder)
         self.depends_on(MappingTool.standard())
         self.add_inst_for_op(self._analyse)
+        self.add_inst_for_iteration(self._note_step, end=True)
+
+    def _note_step(self, _: PointContext) -> None:
+        # Where a program evaluates after training, the figures are those of training.
+        for model in self.recorder.models:
+            model.last_in_step = model.last
 
     @classmethod
     def of(cls, model: Any, input: Any, **options: Any) -> ModelSummary:
@@ -136,8 +143,8 @@ class SummaryTool(PrintingTool[SummaryOptions]):
         return [
             row
             for model in self.recorder.models
-            if model.last is not None
-            for row in model_rows(model, model.last, self._graph_ops, self.options.time)
+            if (shown := model.last_in_step or model.last) is not None
+            for row in model_rows(model, shown, self._graph_ops, self.options.time)
         ]
 
     def op_rows(self) -> list[dict[str, Any]]:
@@ -170,6 +177,8 @@ class SummaryTool(PrintingTool[SummaryOptions]):
     def tables(self) -> Iterable[Table]:
         """The tree of each model, down to the option ``depth``."""
         rows = self.modules()
+        if not rows:
+            yield Table("summary: no module was called", (), ())
         for name, of in self.summary()["models"].items():
             own = [row for row in rows if row["model"] == name]
             frozen = of["parameters"] - of["trainable"]

@@ -119,6 +119,7 @@ class ModelRecord:
         name: its label, ``Net``; ``Net@1`` for a second one of this name.
         source: how its modules are described.
         last: its last complete pass; None before one.
+        last_in_step: the last one when a step ended, which no evaluation has followed.
         passes: complete passes.
     """
 
@@ -126,6 +127,7 @@ class ModelRecord:
         self.name = name
         self.source = source
         self.last: Pass | None = None
+        self.last_in_step: Pass | None = None
         self.passes = 0
         self._root = weakref.ref(root)
         self._paths: dict[int, list[str]] = {}

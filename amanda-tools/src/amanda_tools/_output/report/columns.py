@@ -98,6 +98,7 @@ def make_table(
             str(name),
             [row[i] if i < len(row) else None for row in kept],
             unit=units[i] if units else "",
+            names=i == 0 or str(name) in _NAMING,
         )
         for i, name in enumerate(names)
     ]
@@ -124,8 +125,14 @@ def make_table_from_records(
     return make_table(title, names, cells, is_open=is_open, units=units)
 
 
+IN_THE_RUN = " in the run"
+"""Added to the key of a figure of the last step for that of the run."""
+
+
 def heading_of(key: Any) -> str:
     """Return the heading of a key of a result: ``output bytes`` of ``output_bytes``."""
+    if str(key).endswith(IN_THE_RUN):
+        return heading_of(str(key).removesuffix(IN_THE_RUN)) + IN_THE_RUN
     if key == "seconds":
         return "time"
     text = str(key)
@@ -135,6 +142,7 @@ def heading_of(key: Any) -> str:
 
 
 def _unit_of(key: Any, keys: Sequence[Any]) -> str:
+    key = str(key).removesuffix(IN_THE_RUN)
     if (key in _TIMES and "seconds" in keys) or str(key).endswith(_MICROSECONDS):
         return "s"
     ending = next((unit for end, unit in _ENDINGS.items() if str(key).endswith(end)), "")
@@ -177,7 +185,9 @@ def _figures_first(columns: Sequence[Mapping[str, Any]]) -> list[Mapping[str, An
     return [*lead, *(c for c in rest if c["numeric"]), *(c for c in rest if not c["numeric"])]
 
 
-def make_column(name: str, values: Iterable[Any], *, unit: str = "") -> dict[str, Any]:
+def make_column(
+    name: str, values: Iterable[Any], *, unit: str = "", names: bool = True
+) -> dict[str, Any]:
     """Make a column: name, values, and how they sort; repeated texts are stored once.
 
     ``numeric`` is true if all values are numbers. A column of texts that begin with a number
@@ -190,7 +200,7 @@ def make_column(name: str, values: Iterable[Any], *, unit: str = "") -> dict[str
     texts = ["" if cell is None else str(cell) for cell in cells]
     keys = [_amount(text) for text in texts]
     # Names such as "0" and "4", of modules in a list, are no amounts.
-    is_named = all(text.isdecimal() for text in there if isinstance(text, str))
+    is_named = names and all(text.isdecimal() for text in there if isinstance(text, str))
     is_amount = (
         bool(there)
         and not is_named

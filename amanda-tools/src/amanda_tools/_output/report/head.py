@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from amanda.results import RunReport, ToolReport
+from amanda_tools._output.report.model_ops import Figure
 from amanda_tools._output.report.model_tree import ModelView
 from amanda_tools._output.units import format_short
 
@@ -16,15 +17,21 @@ _WELL = "normally"
 _LEAST_SHARE = 0.01
 """Percentages below it are told as such."""
 
-_LEAD = ("command", "rank", "program ended", "not seen")
-"""Facts about a run that stand at its head, if they have something to tell."""
+_LEAD = {
+    "command": "command", "rank": "rank", "program ended": "ended", "not seen": "not seen",
+}  # fmt: skip
+"""Facts about a run that stand at its head, if they have something to tell, and their names
+there."""
+
+_NOTHING_SAVED = "saved_bytes"
+"""A figure that is not told where it is 0: an evaluation saves nothing for a backward pass."""
 
 
 def describe_run(report: RunReport, model: ModelView | None) -> dict[str, str]:
     """Return what ran, by name; {} for a page that is not about a run."""
-    facts = {name: str(report.facts[name]) for name in _LEAD if report.facts.get(name)}
-    if facts.get("program ended") == _WELL:
-        del facts["program ended"]
+    facts = {_LEAD[name]: str(report.facts[name]) for name in _LEAD if report.facts.get(name)}
+    if facts.get("ended") == _WELL:
+        del facts["ended"]
     if model is None:
         return facts
     found = {
@@ -37,6 +44,13 @@ def describe_run(report: RunReport, model: ModelView | None) -> dict[str, str]:
     return {"command": command, **{name: text for name, text in found.items() if text}, **facts}
 
 
+def program_of(report: RunReport) -> str:
+    """Return the name of the program of a run; "" where no fact tells it."""
+    words = str(report.facts.get("command", "")).partition(" -- ")[2].split()
+    names = [word for word in words if word.endswith(".py")] or words
+    return names[0].rpartition("/")[2] if names else ""
+
+
 def main_figures(tools: Sequence[ToolReport], model: ModelView | None) -> dict[str, str]:
     """Return the main figures of all tools, by name."""
     found: dict[str, str] = {}
@@ -45,7 +59,7 @@ def main_figures(tools: Sequence[ToolReport], model: ModelView | None) -> dict[s
             if figure.over or figure.key == "not_finite":
                 continue
             parts = [model.total(figure.key, way) for way in ("forward", "backward")]
-            found.update(_figure(figure.name, figure.unit, parts, figure.per_step, model.steps))
+            found.update(_figure(figure, parts, model.steps, _range(tools, figure.key)))
     for tool in tools:
         summary = tool.result.get("summary") if isinstance(tool.result, Mapping) else None
         if isinstance(summary, Mapping):
@@ -54,19 +68,47 @@ def main_figures(tools: Sequence[ToolReport], model: ModelView | None) -> dict[s
 
 
 def _figure(
-    name: str, unit: str, parts: Sequence[float | None], per_step: bool, steps: int
+    figure: Figure, parts: Sequence[float | None], steps: int, spread: Sequence[float]
 ) -> dict[str, str]:
     there = [part for part in parts if part is not None]
-    if not there:
+    if not there or (figure.key == _NOTHING_SAVED and not any(there)):
         return {}
-    over = steps if per_step and steps else 1
-    if per_step:
+    name = _NAMES.get(figure.key, figure.name)
+    if figure.per_step:
         name = f"{name} per step" if steps else f"{name}, whole run"
-    text = format_short(sum(there) / over, unit)
+    text = format_short(sum(there), figure.unit)
+    notes = []
     if len(there) == len(parts) and all(there):
         ways = zip(there, ("forward", "backward"), strict=True)
-        text += f" ({', '.join(f'{format_short(n / over, unit)} {way}' for n, way in ways)})"
-    return {name: text}
+        notes += [f"{format_short(n, figure.unit)} {way}" for n, way in ways]
+    if steps and len(spread) > 1:
+        low, high = (format_short(end, figure.unit) for end in spread)
+        notes.append(f"steps from {low} to {high}")
+    return {name: f"{text} ({', '.join(notes)})" if notes else text}
+
+
+_NAMES = {"seconds": "time in operators"}
+"""Names of figures where they stand alone."""
+
+_RUNNING = {"flops": ("flops", "flops_backward")}
+"""Figures of operators, and those of a step that are their sum."""
+
+
+def _range(tools: Sequence[ToolReport], key: str) -> Sequence[float]:
+    """Return the least and the most of a figure in a step where steps differ, else ()."""
+    for tool in tools:
+        summary = tool.result.get("summary") if isinstance(tool.result, Mapping) else None
+        step = summary.get("per_step") if isinstance(summary, Mapping) else None
+        if not isinstance(step, Mapping) or not set(_RUNNING.get(key, ("",))) <= set(step):
+            continue
+        ends = [step.get(end) for end in ("min", "max")]
+        if all(isinstance(end, Mapping) for end in ends):
+            return [
+                sum(float(end.get(name, step[name])) for name in _RUNNING[key])
+                for end in ends
+                if isinstance(end, Mapping)
+            ]
+    return ()
 
 
 def _special(

@@ -22,6 +22,7 @@ import attrs
 
 from amanda.results import ToolReport
 from amanda.text import printable
+from amanda_tools._output.units import format_short
 
 _OF_TENSORS = frozenset({"zeros", "elements"})
 """Keys of the rows of single tensors that make figures of operators."""
@@ -48,7 +49,7 @@ class Figure:
         name: heading.
         unit: unit, drawn with prefixes.
         over: key of the figure that it is a share of; "" for a sum.
-        per_step: whether rows hold sums over the whole run.
+        per_step: whether rows hold sums over the whole run, and ``per_step`` that of one step.
     """
 
     key: str
@@ -84,7 +85,8 @@ class ModelOp:
         details: further lines about it by heading.
         device: where its first tensor was; "" where no tool tells it.
         inputs: shapes of its inputs.
-        values: figures by key.
+        values: figures by key: of one step where there are steps.
+        run: sums over the whole run by key, where ``values`` has those of a step.
     """
 
     id: str
@@ -98,6 +100,7 @@ class ModelOp:
     device: str = ""
     inputs: str = ""
     values: dict[str, float] = attrs.field(factory=dict)
+    run: dict[str, float] = attrs.field(factory=dict)
 
     @property
     def is_model(self) -> bool:
@@ -105,10 +108,11 @@ class ModelOp:
         return not self.phase or self.phase in MODEL
 
 
-def merge_ops(tools: Iterable[ToolReport]) -> dict[str, ModelOp]:
+def merge_ops(tools: Sequence[ToolReport]) -> dict[str, ModelOp]:
     """Return all operators that the results tell of, by id, in the order of the longest result."""
     results = [tool.result for tool in tools if isinstance(tool.result, Mapping)]
     # Results with edges tell the order of the run; others may be sorted by their figures.
+    steps = steps_of(tools)
     results.sort(key=lambda result: not isinstance(result.get("edges"), (list, tuple)))
     found: dict[str, ModelOp] = {}
     for result in results:
@@ -116,7 +120,8 @@ def merge_ops(tools: Iterable[ToolReport]) -> dict[str, ModelOp]:
         for row in rows_of(result):
             op = found.setdefault(str(row["id"]), _create(row))
             _describe(op, row)
-            _add_values(op, row, seen.setdefault(op.id, set()), str(result.get("tool")))
+            of_step = _in_step(op, row, steps)
+            _add_values(op, of_step, seen.setdefault(op.id, set()), str(result.get("tool")))
         _count_parameters_once(found, result)
     return found
 
@@ -212,6 +217,35 @@ def _describe(op: ModelOp, row: Mapping[str, Any]) -> None:
         op.details["attributes"] = text if len(text) <= _LONGEST else f"{text[:_LONGEST]}…"
 
 
+_SUMS = {"executions": "", "calls": "", **{f.key: f.unit for f in FIGURES if f.per_step}}
+"""Keys of rows that are sums over the whole run, and their units."""
+
+
+def _in_step(op: ModelOp, row: Mapping[str, Any], steps: int) -> Mapping[str, Any]:
+    """Return a row with the figures of one step: the last one, or without it the mean."""
+    per_step = row.get("per_step")
+    if isinstance(per_step, Mapping):
+        for key in _SUMS:
+            if (value := _number(row.get(key))) is not None:
+                op.run["calls" if key == "executions" else key] = value
+        # Setup, and the loading of data, are in no step.
+        return {**row, **per_step} if op.is_model or any(per_step.values()) else row
+    if not (steps and op.is_model):
+        return row
+    means = {f.key: _number(row.get(f.key)) for f in FIGURES if f.per_step}
+    return {**row, **{key: value / steps for key, value in means.items() if value is not None}}
+
+
+def run_text(op: ModelOp) -> str:
+    """Write the sums over the whole run; "" where they are not told."""
+    calls = op.run.get("calls")
+    texts = [f"{calls:,.0f} executions"] if calls is not None else []
+    texts += [
+        format_short(op.run[f.key], f.unit) for f in FIGURES if f.per_step and op.run.get(f.key)
+    ]
+    return ", ".join(texts)
+
+
 def _add_values(op: ModelOp, row: Mapping[str, Any], seen: set[str], tool: str) -> None:
     # Rows of stats and sparsity are about one tensor each; weights are not of this execution.
     if row.get("kind") == "weights":
@@ -266,6 +300,12 @@ def _device(row: Mapping[str, Any]) -> str:
             if isinstance(tensor, Mapping) and tensor.get("device"):
                 return str(tensor["device"])
     return ""
+
+
+def has_last_step(tools: Iterable[ToolReport]) -> bool:
+    """Whether any tool tells the figures of the last step."""
+    results = [tool.result for tool in tools if isinstance(tool.result, Mapping)]
+    return any("per_step" in row for result in results for row in rows_of(result))
 
 
 def steps_of(tools: Sequence[ToolReport]) -> int:

@@ -19,8 +19,10 @@ from amanda_tools._output.report.model_ops import (
     FIGURES,
     Figure,
     ModelOp,
+    has_last_step,
     merge_ops,
     pairs_of,
+    run_text,
     steps_of,
     tensor_text,
 )
@@ -59,6 +61,7 @@ class ModelView:
     Attributes:
         names: names of the models, in the order of the run.
         steps: number of steps; 0 if unknown, and figures are those of the whole run.
+        of: what figures that add up over executions are of.
         device: where tensors were; "" if unknown.
         inputs: shapes of the first inputs of the model; "" if unknown.
         figures: the figures that operators have.
@@ -68,6 +71,7 @@ class ModelView:
 
     names: Sequence[str]
     steps: int
+    of: str
     device: str
     inputs: str
     figures: Sequence[Figure]
@@ -93,15 +97,14 @@ class ModelView:
         if node.op is None:
             return [*row, node.details] if node.details else row
         own = [self._values(node.op, figure) for figure in self.figures]
-        details = {"id": node.op.id, **node.details}
+        whole = run_text(node.op)
+        details = {"id": node.op.id, **node.details, **({"whole run": whole} if whole else {})}
         return [*row, details, own, backward]
 
     def _values(self, op: ModelOp, figure: Figure) -> Any:
         value = op.values.get(figure.key)
         if value is None:
             return None
-        if figure.per_step and self.steps and op.is_model:
-            value /= self.steps
         if figure.over:
             return [value, op.values.get(figure.over, 0.0)]
         return float(f"{value:.6g}") if value % 1 else int(value)
@@ -165,11 +168,13 @@ def model_of(tools: Sequence[ToolReport]) -> ModelView | None:
         if a in at and b in at and {a, b}.isdisjoint(aside)
     ]
     first = [op for op in ops.values() if op.is_model]
+    names = _names(root)
     return ModelView(
-        names=_names(root),
+        names=names,
         steps=steps_of(tools),
+        of=_of(tools),
         device=", ".join(dict.fromkeys(op.device for op in first if op.device)),
-        inputs=next((op.inputs for op in first if op.path and op.inputs), "").partition(", ")[0],
+        inputs=_inputs(first, names),
         figures=[f for f in FIGURES if _is_told(f, ops)],
         nodes=nodes,
         edges=edges,
@@ -188,6 +193,28 @@ def _names(root: Node) -> list[str]:
     tops = [child for child in root.children if child.kind == "module"]
     trained = [child for child in tops if _has_parameters(child)]
     return list(dict.fromkeys(child.name for child in trained or tops))
+
+
+def _of(tools: Sequence[ToolReport]) -> str:
+    """Return what figures that add up over executions are of."""
+    steps = steps_of(tools)
+    if not steps:
+        return "the whole run"
+    if has_last_step(tools):
+        return f"one step, the last of {steps:,}" if steps > 1 else "the only step"
+    return f"one step, the mean of {steps:,}" if steps > 1 else "the only step"
+
+
+def _inputs(ops: Sequence[ModelOp], names: Sequence[str]) -> str:
+    """Return the shape of the first input of each model, with its name if there are several."""
+    found: dict[str, str] = {}
+    for op in ops:
+        if op.path and op.inputs:
+            found.setdefault(op.path[0], op.inputs.partition(", ")[0])
+    shapes = {name: found[name] for name in names if name in found} or found
+    if len(shapes) > 1:
+        return ", ".join(f"{name} {shape}" for name, shape in shapes.items())
+    return next(iter(shapes.values()), "")
 
 
 def _has_parameters(node: Node) -> bool:
@@ -261,6 +288,8 @@ def _note_modules(root: Node, tools: Sequence[ToolReport]) -> None:
         for row in rows if isinstance(rows, (list, tuple)) else ():
             if isinstance(row, Mapping) and isinstance(row.get("path"), str):
                 known[row["path"]] = row
+                # Of two models, both have a module of this path.
+                known[f"{row.get('model', '')}.{row['path']}".strip(".")] = row
     _note(root, known)
 
 
@@ -272,7 +301,7 @@ def _note(node: Node, known: Mapping[str, Mapping[str, Any]]) -> None:
     path = node.details["path"]
     row = known.get(path) or known.get(path.partition(".")[2]) or {}
     node.type = str(row.get("type") or _types(node))
-    output = row.get("output")
+    output = row.get("outputs") or row.get("output")
     if isinstance(output, Mapping):
         node.shape = tensor_text(output)
     elif isinstance(output, (list, tuple)) and output and all(isinstance(n, int) for n in output):

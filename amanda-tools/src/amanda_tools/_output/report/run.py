@@ -5,8 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+import attrs
+
 from amanda.results import RunReport, ToolReport
 from amanda_tools._output.report.columns import (
+    IN_THE_RUN,
     PageTable,
     heading_of,
     make_table,
@@ -14,7 +17,7 @@ from amanda_tools._output.report.columns import (
     plain_cell,
 )
 from amanda_tools._output.report.document import Document, Section
-from amanda_tools._output.report.head import describe_run, main_figures
+from amanda_tools._output.report.head import describe_run, main_figures, program_of
 from amanda_tools._output.report.model_tree import ModelView, model_of
 
 _COMMON = frozenset({"tool", "schema", "namespaces", "summary", "ops"})
@@ -32,18 +35,34 @@ _MANY = 24
 
 def document_of(report: RunReport) -> Document:
     """Make the page of a run."""
-    sections = [_section(tool) for tool in report.tools]
+    sections = _without_repeats([_section(tool) for tool in report.tools])
     model = _model(report, sections)
     lead = describe_run(report, model)
     return Document(
         title=report.title,
-        heading=", ".join(model.names) if model is not None else "",
+        heading=(", ".join(model.names) if model is not None else "") or program_of(report),
         lead=lead,
         figures=main_figures(report.tools, model),
-        facts={name: text for name, text in report.facts.items() if name not in lead},
+        facts={n: text for n, text in report.facts.items() if text not in lead.values()},
         model=model,
         sections=sections,
     )
+
+
+def _without_repeats(sections: Sequence[Section]) -> list[Section]:
+    """Leave charts out that a section before has, such as the durations of the steps."""
+    seen = set[str]()
+    found = []
+    for section in sections:
+        charts = []
+        for chart in section.charts:
+            # Each tool takes the time of a step for itself: the last digits differ.
+            key = chart.title if chart.kind == "line" else ""
+            if not key or key not in seen:
+                charts.append(chart)
+            seen.add(key)
+        found.append(attrs.evolve(section, charts=charts))
+    return found
 
 
 def _model(report: RunReport, sections: list[Section]) -> ModelView | None:
@@ -116,6 +135,8 @@ def tables_of(data: Mapping[str, Any], *, is_open: bool, prefix: str = "") -> It
     """Yield tables of the mappings and lists that :func:`figures` leaves out."""
     for key, value in data.items():
         title = f"{prefix}{heading_of(key)}"
+        if key == "phases" and _is_nothing(value):
+            continue
         if isinstance(value, Mapping):
             yield from _of_mapping(title, value, is_open)
         elif isinstance(value, (list, tuple)) and not _are_few(value):
@@ -123,6 +144,13 @@ def tables_of(data: Mapping[str, Any], *, is_open: bool, prefix: str = "") -> It
                 yield make_table_from_records(title, value, is_open=is_open)
             else:
                 yield make_table(title, [str(key)], [[item] for item in value], is_open=is_open)
+
+
+def _is_nothing(value: Any) -> bool:
+    """Whether a mapping of mappings has no figure but 0."""
+    return isinstance(value, Mapping) and not any(
+        leaf for part in value.values() if isinstance(part, Mapping) for leaf in part.values()
+    )
 
 
 def _of_mapping(title: str, value: Mapping[str, Any], is_open: bool) -> Iterator[PageTable]:
@@ -153,8 +181,19 @@ def _operators(ops: Any) -> list[PageTable]:
         left_out.add("namespace")  # It stands at the head of the page.
     if all(op.get("phase") for op in ops):
         left_out |= _SAID_TWICE
-    rows = [{key: value for key, value in op.items() if key not in left_out} for op in ops]
+    rows = [
+        {key: value for key, value in _with_step(op).items() if key not in left_out} for op in ops
+    ]
     return [make_table_from_records("operators", rows)]
+
+
+def _with_step(op: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The figures of the last step in the place of those of the run, which come after them."""
+    step = op.get("per_step")
+    if not isinstance(step, Mapping):
+        return op
+    runs = {f"{name}{IN_THE_RUN}": op[name] for name in step if name in op}
+    return {**{key: value for key, value in op.items() if key != "per_step"}, **step, **runs}
 
 
 def _is_plain(value: Any) -> bool:

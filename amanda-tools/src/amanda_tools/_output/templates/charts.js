@@ -1,6 +1,6 @@
 // Charts, drawn by Chart.js. Bars of modules are summed up at the depth that the reader picks.
 
-const MOST_BARS = 24, BAR = 22;
+const MOST_BARS = 24, BAR = 22, FINEST = 800;
 
 function css(name) { return getComputedStyle(document.documentElement).getPropertyValue(name).trim(); }
 
@@ -39,18 +39,18 @@ class PageChart {
   }
 
   bars() {
-    const { labels, values } = this.data;
+    const { labels } = this.data;
+    const values = this.over?.value === "run" ? this.data.run : this.data.values;
     const depth = this.select ? Number(this.select.value) : 0;
-    const over = this.over ? Number(this.over.value) : 1;
     const groups = new Map();
     labels.forEach((label, i) => {
       const name = depth ? prefix(label, depth) : label;
       const sums = groups.get(name) ?? values.map(() => 0);
-      values.forEach(([, numbers], s) => { sums[s] += (numbers[i] ?? 0) / over; });
+      values.forEach(([, numbers], s) => { sums[s] += numbers[i] ?? 0; });
       groups.set(name, sums);
     });
     const rows = [...groups].map(([name, sums]) => ({ name, sums, total: sums.reduce((a, b) => a + b, 0) }));
-    if (depth) rows.sort((a, b) => b.total - a.total);
+    if (depth || this.over) rows.sort((a, b) => b.total - a.total);
     this.more.textContent = rows.length > MOST_BARS ? `${rows.length - MOST_BARS} more in the tables` : "";
     return rows.slice(0, MOST_BARS);
   }
@@ -69,9 +69,10 @@ class PageChart {
       animation: false, responsive: true, maintainAspectRatio: false,
       plugins: { legend: { display: values.length > 1, labels: { color: text, boxWidth: 12, padding: 14 }, align: "start" } },
     };
-    const made = kind === "bar" ? this.ranking(options, amounts, scale, colour) : this.plot(options, amounts, scale, colour);
-    if (kind === "bar") box.style.height = `${made.data.labels.length * BAR + (values.length > 1 ? 78 : 42)}px`;
-    options.plugins.tooltip = { callbacks: {
+    const way = { bar: "ranking", spans: "rows" }[kind] ?? "plot";
+    const made = this[way](options, amounts, scale, colour);
+    if (way !== "plot") box.style.height = `${made.data.labels.length * BAR + (values.length > 1 ? 78 : 42)}px`;
+    options.plugins.tooltip ??= { callbacks: {
       title: ([item]) => (kind === "bar" ? this.shown[item.dataIndex].name : names[item.dataIndex] ?? String(labels[item.dataIndex])),
       label: (item) => `${values.length > 1 ? `${item.dataset.label}: ` : ""}${amount(item.dataset.real[item.dataIndex], unit)}`,
     } };
@@ -96,6 +97,57 @@ class PageChart {
         const real = this.shown.map(({ sums }) => sums[s]);
         return { label: name, data: real, real, backgroundColor: colour(s), barThickness: 14 };
       }),
+    } };
+  }
+
+  // Spans over time: a row for each module at the depth that the reader picks, in the order in which
+  // they begin. What follows at once in a row is one bar.
+  rows(options, amounts, scale, colour) {
+    const { labels, values, names, starts, unit } = this.data;
+    const depth = this.select ? Number(this.select.value) : 0;
+    const end = Math.max(...starts.map((start, i) => start + values.reduce((most, [, numbers]) => Math.max(most, numbers[i] ?? 0), 0)));
+    const times = new Map();
+    const bars = values.map(() => []);
+    const last = new Map();
+    starts.forEach((start, i) => {
+      const name = depth ? prefix(labels[i], depth) : labels[i];
+      const s = values.findIndex(([, numbers]) => numbers[i] !== null);
+      const length = values[s][1][i];
+      times.set(name, (times.get(name) ?? 0) + length);
+      const before = last.get(name);
+      if (before?.s === s && start - before.end < end / FINEST) {
+        before.end = Math.max(before.end, start + length);
+        before.time += length;
+        before.count += 1;
+      } else {
+        const bar = { name, s, start, end: start + length, time: length, count: 1, type: names[i] ?? "" };
+        last.set(name, bar);
+        bars[s].push(bar);
+      }
+    });
+    const longest = new Set([...times].sort((a, b) => b[1] - a[1]).slice(0, MOST_BARS).map(([name]) => name));
+    const shown = [...times.keys()].filter((name) => longest.has(name));
+    this.more.textContent = times.size > MOST_BARS ? `${times.size - MOST_BARS} more in the tables` : "";
+    const most = this.figure.clientWidth < 480 ? 19 : 30;
+    const shared = common(shown);
+    const cut = new Map(shown.map((name) => [name, middle(name, most, shared)]));
+    Object.assign(options, {
+      indexAxis: "y", interaction: { mode: "nearest", intersect: true },
+      scales: {
+        x: { ...amounts, min: 0, max: end },
+        y: { ...scale, type: "category", labels: shown, grid: { display: false }, ticks: { ...scale.ticks, autoSkip: false, callback: (_, i) => cut.get(shown[i]) } },
+      },
+    });
+    options.plugins.tooltip = { callbacks: {
+      title: ([item]) => item.raw.bar.name,
+      label: ({ raw: { bar } }) => `${values[bar.s][0]}: ${amount(bar.time, unit)} in ${bar.count === 1 ? bar.type : `${bar.count} operators`}, from ${amount(bar.start, unit)} to ${amount(bar.end, unit)}`,
+    } };
+    return { type: "bar", options, data: {
+      labels: shown,
+      datasets: values.map(([name], s) => ({
+        label: name, backgroundColor: colour(s), barThickness: 14, grouped: false, minBarLength: 1,
+        data: bars[s].filter((bar) => longest.has(bar.name)).map((bar) => ({ x: [bar.start, bar.end], y: bar.name, bar })),
+      })),
     } };
   }
 

@@ -7,6 +7,9 @@ const PREFIXES = [[1e15, "P"], [1e12, "T"], [1e9, "G"], [1e6, "M"], [1e3, "k"], 
 // Columns that get a choice of their values, and phases of the model, which are shown first.
 const CHOSEN = ["phase", "direction", "module", "type"], OF_MODEL = ["forward", "backward"];
 
+// Columns that give way first where not all fit: what the id tells as well, and what is chosen above.
+const FIRST_HIDDEN = ["module", "phase", "direction", "attributes", "forward", "input names", "counted", "source", "inputs", "outputs"];
+
 // Made once: making one costs more than formatting many numbers.
 const WHOLE = new Intl.NumberFormat("en-US", { maximumFractionDigits: 0 });
 const DIGITS = new Intl.NumberFormat("en-US", { maximumSignificantDigits: 5 });
@@ -127,7 +130,12 @@ class Grid {
     this.scroll = element.querySelector(".scroll");
     this.input = element.querySelector("input");
     this.output = element.querySelector("output");
-    element.querySelector(".tools").hidden = data.rows < SMALL;
+    this.tools = element.querySelector(".tools");
+    this.isSmall = data.rows < SMALL;
+    this.isWhole = false;
+    this.more = this.tools.querySelector("[data-do=columns]");
+    this.more.addEventListener("click", () => { this.isWhole = !this.isWhole; this.fit(); this.draw(); });
+    this.input.hidden = this.output.hidden = this.isSmall;
     this.choices = data.rows < SMALL ? [] : this.choose(element.querySelector(".choices"));
     this.build();
     this.fit();
@@ -177,22 +185,55 @@ class Grid {
     const isNarrow = room < NARROW && this.columns[1]?.name === "type" && this.columns[0].name === "id";
     this.table.classList.toggle("narrow", isNarrow);
     if (isNarrow) widths[1] = 0;
-    let over = widths.reduce((sum, width) => sum + (width && width + padding), 0) - room;
-    while (over > 0.5) {
-      // How much wider than it has to be each column of texts is; the first one names the rows.
-      const spare = widths.map((width, i) => (this.columns[i].isNumeric || !width ? 0 : width - (i ? NARROWEST : leastName)));
-      const at = spare.indexOf(Math.max(...spare));
-      if (spare[at] <= 0) break;
-      const less = Math.min(over, 1);
-      widths[at] -= less;
-      over -= less;
+    const sum = () => widths.reduce((all, width) => all + (width && width + padding), 0);
+    let over = sum() - room;
+    const shrink = () => {
+      while (over > 0.5) {
+        // How much wider than it has to be each column of texts is; the first one names the rows.
+        const spare = widths.map((width, i) => (this.columns[i].isNumeric || !width ? 0 : width - (i ? NARROWEST : leastName)));
+        const at = spare.indexOf(Math.max(...spare));
+        if (spare[at] <= 0) return;
+        const less = Math.min(over, 1);
+        widths[at] -= less;
+        over -= less;
+      }
+    };
+    shrink();
+    this.hidden = new Set();
+    for (const i of this.isWhole ? [] : this.givesWay(room < NARROW)) {
+      if (over <= 0.5) break;
+      this.hidden.add(i);
+      widths[i] = 0;
+      this.columns.forEach((column, k) => {
+        if (!column.isNumeric && widths[k]) widths[k] = Math.min(column.longest, k ? WIDEST : WIDEST_NAME) * 0.95;
+      });
+      over = sum() - room;
+      shrink();
     }
+    this.more.hidden = !this.hidden.size && !this.isWhole;
+    this.more.textContent = this.isWhole ? "fewer columns" : `${this.hidden.size} more column${this.hidden.size > 1 ? "s" : ""}`;
+    this.tools.hidden = this.isSmall && this.more.hidden;
     this.columns.forEach((column, i) => {
       column.letters = Math.max(Math.floor(widths[i] / (column.isNumeric ? 1 : 0.95) + 0.01), 4);
+      this.heads[i].hidden = this.hidden.has(i);
       // In pixels: headings are bold, and would count wider letters.
       this.heads[i].style.width = `${widths[i] && (widths[i] + padding) * letter}px`;
     });
-    this.table.style.width = `${widths.reduce((sum, width) => sum + (width && width + padding), 0) * letter}px`;
+    this.table.style.width = `${sum() * letter}px`;
+  }
+
+  // The columns that may be left out, in order: texts, and where there is room for figures at all
+  // also the last of those.
+  givesWay(isNarrow) {
+    const texts = [], figures = [];
+    this.columns.forEach((column, i) => {
+      if (i === 0 || (i === 1 && column.name === "type")) return;
+      (column.isNumeric ? figures : texts).unshift(i);
+    });
+    const rank = (i) => { const at = FIRST_HIDDEN.indexOf(this.columns[i].name); return at < 0 ? -1 : at; };
+    if (this.columns[0].name !== "id") return isNarrow ? [] : [...texts, ...figures];
+    texts.sort((a, b) => rank(a) - rank(b));
+    return isNarrow ? texts : [...texts, ...figures];
   }
 
   // Offer the values of columns; of paths of modules all that are above others, too.
@@ -299,8 +340,9 @@ class Grid {
   row(number) {
     const row = document.createElement("tr");
     row.className = `row ${this.marks[number] ?? ""}`;
-    for (const column of this.columns) {
+    for (const [i, column] of this.columns.entries()) {
       const cell = row.insertCell();
+      cell.hidden = this.hidden.has(i);
       const text = column.texts[number];
       cell.textContent = column.cut(text);
       if (column.isNumeric) cell.className = "n";

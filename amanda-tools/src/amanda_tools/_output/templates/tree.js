@@ -1,6 +1,6 @@
 // The tree of the model: rows of modules and operators with figures; only visible rows are drawn.
 
-const TREE_ROW = 27;
+const TREE_ROW = 27, NAME_WIDTH = 260, SHAPE_WIDTH = 124, FIGURE_WIDTH = 92, TYPE_WIDTH = 150;
 
 class Tree {
   constructor(box, view) {
@@ -11,6 +11,7 @@ class Tree {
     const { figures, nodes } = this.model;
     this.hasShapes = nodes.some((node) => node[SHAPE] && node[KIND] === "module");
     this.hasTypes = nodes.some((node) => node[KIND] === "module" && node[TYPE]);
+    this.room();
     const table = element("table");
     const head = table.createTHead().insertRow();
     const heading = (text, name) => {
@@ -34,6 +35,21 @@ class Tree {
     this.box.addEventListener("keydown", (event) => this.press(event));
     // Beyond the first screen a box that is taller is of no use.
     new ResizeObserver(() => this.draw()).observe(this.box);
+  }
+
+  // Give the tree the width of its columns, as far as the graph keeps some; types, which the details
+  // have as well, give way.
+  room() {
+    const views = this.box.parentElement;
+    const isBeside = views.classList.contains("both") && views.clientWidth > 960;
+    const most = isBeside ? views.clientWidth * 0.73 : views.clientWidth;
+    const wanted = NAME_WIDTH + (this.hasShapes ? SHAPE_WIDTH : 0) + this.model.figures.length * FIGURE_WIDTH;
+    if (wanted + TYPE_WIDTH > most) this.hasTypes = false;
+    this.box.classList.toggle("dense", wanted > most);
+    if (isBeside) views.style.setProperty("--tree", `${Math.round(Math.min(wanted + (this.hasTypes ? TYPE_WIDTH : 0), most))}px`);
+    // A small model leaves no empty screen below it.
+    const rows = this.model.nodes.length + this.model.nodes.reduce((sum, node) => sum + (node[BACKWARD]?.length ?? 0), 0);
+    if (isBeside) views.style.setProperty("--views", `${Math.min(640, Math.max(380, rows * TREE_ROW + 44))}px`);
   }
 
   // Sort within each module: the largest first, the smallest first, the order of the run.
