@@ -108,10 +108,9 @@ class ReportingTool(Tool, Generic[OptionsT]):
             raise type(error)(f"{self.name}: {error.args[0]}") from None
         _check_effects(self.name, self.options, options)
         self._step_figures = StepFigures()
-        self._figures_at_end: Mapping[str, float] = {}
-        self._counts_at_end: Mapping[str, Sequence[float]] = {}
+        self._noted_figures: Mapping[str, float] = {}
+        self._noted_counts: Mapping[str, Sequence[float]] = {}
         self._step_counts = StepCounts()
-        self._step_times: tuple[float, float] | None = None
         # Most tools have none: asking them for nothing would cost two calls for each step.
         self._counts_ops = type(self).op_counts is not ReportingTool.op_counts
         self.add_inst_for_iteration(self._begin_step)
@@ -124,22 +123,24 @@ class ReportingTool(Tool, Generic[OptionsT]):
 
     def _begin_step(self, point: PointContext) -> None:
         # To ask for them once for each step is half of what small steps cost.
-        follows = point.follows
-        figures = self._figures_at_end if follows else self.running_figures()
-        self._step_figures.begin(point.iteration, figures)
-        if self._counts_ops:
-            counts = self._counts_at_end if follows else self.op_counts()
-            self._step_counts.begin(point.iteration, counts)
+        if not point.follows:
+            self._note_figures()
+        self._step_figures.begin(point.iteration, self._noted_figures)
+        self._step_counts.begin(point.iteration, self._noted_counts, point.begin)
 
     def _end_step(self, point: PointContext) -> None:
-        lasted = self._step_times = None
-        if point.begin is not None and point.end is not None:
-            lasted, self._step_times = point.end - point.begin, (point.begin, point.end)
-        self._figures_at_end = figures = self.running_figures()
-        self._step_figures.end(point.iteration, figures, self.momentary_figures(), lasted)
+        self._note_figures()
+        self._step_counts.end(point.iteration, self._noted_counts, point.end)
+        times = self._step_counts.times
+        lasted = times and times[1] - times[0]
+        self._step_figures.end(
+            point.iteration, self._noted_figures, self.momentary_figures(), lasted
+        )
+
+    def _note_figures(self) -> None:
+        self._noted_figures = self.running_figures()
         if self._counts_ops:
-            self._counts_at_end = self.op_counts()
-            self._step_counts.end(point.iteration, self._counts_at_end)
+            self._noted_counts = self.op_counts()
 
     def figures_of_steps(self) -> Mapping[int, Mapping[str, float]]:
         """The :meth:`running_figures` and :meth:`momentary_figures` of single steps by number, with
@@ -180,7 +181,7 @@ class ReportingTool(Tool, Generic[OptionsT]):
     def step_times(self) -> tuple[float, float] | None:
         """When the last step began and ended, in seconds of ``time.perf_counter``; None before one
         and where it is unknown."""
-        return self._step_times
+        return self._step_counts.times
 
     def result(self) -> dict[str, Any]:
         """The result as plain data: the contents of ``DIR/<tool>.json``."""
@@ -335,26 +336,32 @@ _Counts = Mapping[str, Sequence[float]]
 
 
 class StepCounts:
-    """What the last step added to the sums of single operators."""
+    """What the last step added to the sums of single operators, and when it ran.
+
+    Attributes:
+        times: begin and end of the last step; None where they are unknown.
+    """
 
     def __init__(self) -> None:
-        self._begins: dict[int, Mapping[str, Sequence[float]]] = {}
+        self.times: tuple[float, float] | None = None
+        self._begins: dict[int, tuple[_Counts, float | None]] = {}
         self._ends: tuple[_Counts, _Counts] | None = None
 
-    def begin(self, number: int, counts: Mapping[str, Sequence[float]]) -> None:
-        """Note the sums where a step begins, perhaps once more."""
+    def begin(self, number: int, counts: _Counts, moment: float | None = None) -> None:
+        """Note the sums, and the time, where a step begins, perhaps once more."""
         begins = self._begins
         while begins and next(reversed(begins)) >= number:
             begins.popitem()
         if len(begins) > 1:
             # Only the first step may turn out to have gone on after what looked like its end.
             begins.popitem()
-        begins[number] = counts
+        begins[number] = counts, moment
 
-    def end(self, number: int, counts: Mapping[str, Sequence[float]]) -> None:
-        """Note the sums where a step ends."""
-        begin = self._begins.get(number)
+    def end(self, number: int, counts: _Counts, moment: float | None = None) -> None:
+        """Note the sums, and the time, where a step ends."""
+        begin, began = self._begins.get(number, (None, None))
         self._ends = None if begin is None else (begin, counts)
+        self.times = None if began is None or moment is None else (began, moment)
 
     def last(self) -> dict[str, list[float]]:
         """The differences of the last step; empty before one, without the names that its begin did

@@ -211,9 +211,9 @@ class Collections:
         if self._note in gc.callbacks:
             gc.callbacks.remove(self._note)
 
-    def note(self, phase: str) -> None:
-        """One starts or stops: no other one runs meanwhile."""
-        now = time.perf_counter_ns()
+    def note(self, phase: str, now: int) -> None:
+        """One starts or stops, at a time of ``time.perf_counter_ns``: no other one runs
+        meanwhile."""
         if phase == "start":
             self._started = now
         elif self._started:
@@ -250,7 +250,7 @@ def _noter(reference: weakref.ref[Collections]) -> Callable[[str, dict[str, int]
     def note(phase: str, _: dict[str, int]) -> None:
         collections = reference()
         if collections is not None:
-            collections.note(phase)
+            collections.note(phase, time.perf_counter_ns())
 
     return note
 
@@ -398,7 +398,7 @@ class Timeline(Log):
     @property
     def keeps_all(self) -> bool:
         """Whether the spans of all executions have been kept so far."""
-        return self._limit > 0 and not self._dropped
+        return self._kept + len(self.numbers) // 4 <= self._limit and not self._dropped
 
     def sums(self) -> dict[str, Sequence[int]]:
         """Return ``calls`` and ``nanoseconds`` of all operators so far, in the order of

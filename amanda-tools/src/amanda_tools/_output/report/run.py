@@ -192,7 +192,8 @@ def _with_step(op: Mapping[str, Any]) -> Mapping[str, Any]:
     step = op.get("per_step")
     if not isinstance(step, Mapping):
         return op
-    runs = {f"{name}{IN_THE_RUN}": op[name] for name in step if name in op}
+    # The one that a reader looks for first is the last of a row, as the FLOPs after the executions.
+    runs = {f"{name}{IN_THE_RUN}": op[name] for name in reversed(list(step)) if name in op}
     return {**{key: value for key, value in op.items() if key != "per_step"}, **step, **runs}
 
 

@@ -134,7 +134,7 @@ class PageChart {
     Object.assign(options, {
       indexAxis: "y", interaction: { mode: "nearest", intersect: true },
       scales: {
-        x: { ...amounts, min: 0, max: end },
+        x: { ...amounts, min: 0 },
         y: { ...scale, type: "category", labels: shown, grid: { display: false }, ticks: { ...scale.ticks, autoSkip: false, callback: (_, i) => cut.get(shown[i]) } },
       },
     });

@@ -175,7 +175,7 @@ class Grid {
     this.scroll.append(probe);
     const letter = probe.getBoundingClientRect().width / 100 || 7.5;
     probe.remove();
-    const room = ((this.scroll.closest("section.tool, main")?.clientWidth || 1200) - 4) / letter;
+    const room = ((this.scroll.closest("section.tool, main")?.clientWidth || 1200) - 10) / letter;
     const padding = 3;
     const wanted = this.columns.map((column, i) => Math.min(column.longest, i ? WIDEST : WIDEST_NAME));
     // On a narrow page the name leaves room for the first figure.

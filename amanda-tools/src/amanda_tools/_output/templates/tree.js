@@ -28,6 +28,7 @@ class Tree {
       return cell;
     });
     if (this.hasTypes) heading("type", "type");
+    this.widen(head, table);
     this.body = table.createTBody();
     this.body.addEventListener("click", (event) => this.click(event.target.closest("tr.row")));
     this.box.replaceChildren(table);
@@ -45,11 +46,24 @@ class Tree {
     const most = isBeside ? views.clientWidth * 0.73 : views.clientWidth;
     const wanted = NAME_WIDTH + (this.hasShapes ? SHAPE_WIDTH : 0) + this.model.figures.length * FIGURE_WIDTH;
     if (wanted + TYPE_WIDTH > most) this.hasTypes = false;
-    this.box.classList.toggle("dense", wanted > most);
+    this.isDense = wanted > most;
+    this.box.classList.toggle("dense", this.isDense);
     if (isBeside) views.style.setProperty("--tree", `${Math.round(Math.min(wanted + (this.hasTypes ? TYPE_WIDTH : 0), most))}px`);
     // A small model leaves no empty screen below it.
     const rows = this.model.nodes.length + this.model.nodes.reduce((sum, node) => sum + (node[BACKWARD]?.length ?? 0), 0);
     if (isBeside) views.style.setProperty("--views", `${Math.min(640, Math.max(380, rows * TREE_ROW + 44))}px`);
+  }
+
+  // Figures have the width of the longest ones, and names take what is left.
+  widen(head, table) {
+    const tight = this.isDense ? 0.9 : 1;
+    const widths = { name: NAME_WIDTH * (this.isDense ? 0.75 : 1), shape: SHAPE_WIDTH * tight, n: FIGURE_WIDTH * tight, type: TYPE_WIDTH };
+    const cells = [...head.cells];
+    for (const cell of cells) if (cell.className !== "name") cell.style.width = `${Math.round(widths[cell.className])}px`;
+    // A phone shows no shapes; names leave room there for the first figures.
+    const isPhone = matchMedia("(max-width: 640px)").matches;
+    const shown = cells.filter((cell) => !isPhone || cell.className !== "shape");
+    table.style.minWidth = `${Math.round(shown.reduce((sum, cell) => sum + widths[cell.className], 0))}px`;
   }
 
   // Sort within each module: the largest first, the smallest first, the order of the run.

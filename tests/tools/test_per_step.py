@@ -1,0 +1,230 @@
+"""Figures of operators in the last step, beside those of the run."""
+
+from __future__ import annotations
+
+import csv
+import gc
+import itertools
+import json
+import threading
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import amanda
+from amanda.tools.reporting import ReportingTool, StepCounts
+from amanda_tools._timelines.timeline import Collections
+from amanda_tools.count import CountTool
+from amanda_tools.flops import FlopsTool
+from amanda_tools.profile import ProfileTool
+from amanda_tools.summary import SummaryTool
+from amanda_tools.trace import TraceTool
+
+EXECUTED = {"count": "executions", "flops": "executions", "profile": "calls"}
+TOOLS = [CountTool, FlopsTool, ProfileTool]
+
+
+def train(steps: int = 3, parts: int = 1, evaluations: int = 2) -> None:
+    """Steps of training on batches of 4, each in `parts`, and evaluations on batches of 16."""
+    model = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 2))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for _ in range(steps):
+        for _ in range(parts):
+            model(torch.rand(4, 8)).sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    model.eval()
+    with torch.no_grad():
+        for _ in range(evaluations):
+            model(torch.rand(16, 8))
+
+
+def applied(tool: Any, run: Callable[[], Any]) -> Any:
+    with amanda.apply(tool):
+        run()
+    return tool
+
+
+def linear(tool: ReportingTool[Any]) -> Mapping[str, Any]:
+    """The row of the first layer's product."""
+    [row] = [row for row in tool.op_rows() if row["id"] == "Sequential.0/linear:0"]
+    return row
+
+
+@pytest.mark.parametrize("cls", TOOLS, ids=lambda cls: cls.name)
+def test_a_row_has_the_figures_of_the_last_step(cls: type[ReportingTool[Any]]) -> None:
+    """Not those of an evaluation, which the sums of the run hold."""
+    row = linear(applied(cls(), train))
+    key = EXECUTED[cls.name]
+    assert (row["per_step"][key], row[key]) == (1, 5)
+
+
+@pytest.mark.parametrize("cls", TOOLS, ids=lambda cls: cls.name)
+def test_a_first_step_of_several_passes_is_one(cls: type[ReportingTool[Any]]) -> None:
+    """What looked like steps before the optimizer stepped has accumulated gradients."""
+    row = linear(applied(cls(), lambda: train(steps=1, parts=3)))
+    assert row["per_step"][EXECUTED[cls.name]] == 3
+
+
+@pytest.mark.parametrize("cls", TOOLS, ids=lambda cls: cls.name)
+def test_without_a_step_of_the_whole_there_is_none(cls: type[ReportingTool[Any]]) -> None:
+    """Outside of modules a step begins with its backward pass, which is half of it."""
+    tool = applied(cls(), lambda: torch.rand(4, 4, requires_grad=True).relu().sum().backward())
+    assert tool.op_rows()
+    assert not any("per_step" in row for row in tool.op_rows())
+
+
+def test_rows_add_up_to_the_summary_of_the_step() -> None:
+    """FLOPs of the operators in the last step are those that the summary tells of it."""
+    tool = applied(FlopsTool(), train)
+    step = tool.result()["summary"]["per_step"]
+    for direction, key in ("forward", "flops"), ("backward", "flops_backward"):
+        rows = [row for row in tool.op_rows() if row["direction"] == direction]
+        assert sum(row["per_step"]["flops"] for row in rows) == step[key] > 0
+
+
+def test_tables_show_a_step_and_the_run_beside_it() -> None:
+    """The shares are those of a step."""
+    tool = applied(FlopsTool(), train)
+    totals, modules, *_ = tool.tables()
+    amounts = dict(totals.rows)
+    assert amounts["forward, a step of 3"] == "1.280 kFLOP"
+    assert amounts["forward, whole run"] == "14.080 kFLOP"
+    assert (modules.columns[-1], modules.rows[0][:3]) == ("run", ("0", 1, "1.024 kFLOP"))
+    count = applied(CountTool(), train)
+    assert (
+        next(iter(count.tables())).title == "count: 5 forward executions in a step (21 in the run)"
+    )
+
+
+def test_charts_are_of_a_step_and_have_the_run() -> None:
+    """Where nothing ran in a step, as without one, they are of the run alone."""
+    for steps in (3, 0):
+        tool = applied(FlopsTool(), lambda steps=steps: train(steps))  # type: ignore[misc]
+        [chart] = [chart for chart in tool.charts() if chart.title == "operations by module"]
+        step, run = chart.values, chart.run
+        assert sum(step["forward"]) > 0
+        if steps:
+            assert sum(run["forward"]) == 11 * sum(step["forward"])
+
+
+def test_a_timeline_that_is_full_does_not_hide_the_step() -> None:
+    """Calls and times are counted where spans are not kept, and the same as where they are."""
+    for options in {"limit": 5}, {"timeline": False}:
+        row = linear(applied(ProfileTool(**options), train))
+        assert (row["per_step"]["calls"], row["calls"]) == (1, 5)
+        assert 0 < row["per_step"]["seconds"] < row["seconds"]
+
+
+def test_the_last_step_is_a_chart_over_time() -> None:
+    """Each execution in it, where it begins and how long it takes, by module and direction."""
+    tool = applied(ProfileTool(), train)
+    [chart] = [chart for chart in tool.charts() if chart.kind == "spans"]
+    rows = [row for row in tool.op_rows() if row["per_step"]["calls"]]
+    assert len(chart.labels) == sum(row["per_step"]["calls"] for row in rows)
+    assert list(chart.values) == ["forward", "backward", "optimizer"]
+    assert list(chart.starts) == sorted(chart.starts)
+    assert chart.starts[0] >= 0
+    given = [sum(values[i] is not None for values in chart.values.values()) for i in range(9)]
+    assert given == 9 * [1]
+    assert {"0", "1", "2"} <= set(chart.labels)
+
+
+def test_traces_tell_the_time_of_a_step() -> None:
+    """The milliseconds of the last step, and those of the run beside them."""
+    table, *_ = applied(TraceTool(), train).tables()
+    assert table.columns == ("type", "ops", "milliseconds", "run")
+    assert all(row[2] < row[3] for row in table.rows)
+
+
+def test_csv_files_have_them_as_columns(tmp_path: Path) -> None:
+    """``calls_per_step`` stands for the ``calls`` of ``per_step``."""
+    path, *_ = applied(ProfileTool(), train).write_files(tmp_path, "profile")
+    with path.open(newline="") as file:
+        rows = {row["id"]: row for row in csv.DictReader(file)}
+    assert rows["Sequential.0/linear:0"]["calls_per_step"] == "1"
+
+
+def test_the_summary_is_of_the_pass_of_a_step() -> None:
+    """Shapes and activations of an evaluation after training are not the model's."""
+    [top, *_] = applied(SummaryTool(), train).modules()
+    assert (top["output"], top["flops"]) == ([4, 2], 1280)
+    [top, *_] = applied(SummaryTool(), lambda: train(steps=0)).modules()
+    assert top["output"] == [16, 2]
+
+
+def test_counts_that_a_step_did_not_begin_with_are_unknown() -> None:
+    """Operators that came within it began with none."""
+    counts = StepCounts()
+    counts.begin(0, {"calls": [3]})
+    counts.end(0, {"calls": [5, 1], "seconds": [9.0, 2.0]})
+    assert counts.last() == {"calls": [2, 1]}
+    counts.end(1, {"calls": [6, 2]})
+    assert counts.last() == {}
+
+
+def collecting() -> Any:
+    """A module whose operator takes a collection of some 100 ms."""
+
+    class Collect(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+            garbage = [[] for _ in range(300_000)]
+            for one, other in itertools.pairwise(garbage):
+                one.append(other)
+            garbage[-1].append(garbage[0])
+            gc.collect()
+            return x * 1
+
+    return Collect
+
+
+def test_garbage_collections_are_in_no_operators_time(tmp_path: Path) -> None:
+    """They have a line of their own, and a track of the timeline."""
+    function, before = collecting(), list(gc.callbacks)
+    tool = ProfileTool()
+    with amanda.apply(tool):
+        assert len(gc.callbacks) == len(before) + 1
+        function.apply(torch.ones(2))
+    assert gc.callbacks == before
+    collections = tool.timeline.collections
+    rows = {row["name"]: row for row in tool.op_rows()}
+    summary = tool.summary()
+    assert summary["garbage_collections"] == collections.calls >= 1
+    assert summary["garbage_collection_seconds"] == collections.seconds > 0
+    spans = [span for span in tool.timeline.spans if span.op.name == "Collect"]
+    assert rows["Collect"]["seconds"] == pytest.approx(spans[0].duration / 1e9)
+    *_, path = tool.write_files(tmp_path, "profile")
+    events = json.loads(path.read_text())["traceEvents"]
+    pauses = [e for e in events if e["name"] == "garbage collection"]
+    assert len(pauses) == collections.calls
+    tracks = {e["tid"]: e["args"]["name"] for e in events if e["name"] == "thread_name"}
+    assert all(tracks[e["tid"]].startswith("garbage collections") for e in pauses)
+    titles = [table.title for table in tool.tables()]
+    assert "profile: Python's garbage collections, which are in no operator's time" in titles
+
+
+def test_a_collection_is_taken_off_the_spans_around_it() -> None:
+    """Of its own thread, and of no span that has ended before or begins later."""
+    collections = Collections()
+    collections.note("start", 120)
+    collections.note("stop", 150)
+    thread = threading.get_native_id()
+    records = np.array(
+        [
+            [0, 100, 100, thread],  # around it
+            [1, 100, 100, thread + 1],  # in another thread
+            [2, 130, 100, thread],  # begins within it
+            [-1, 100, 100, 7],  # a look at the memory
+        ],
+        np.int64,
+    )
+    found = collections.take_off(records)
+    assert records[:, 2].tolist() == [70, 100, 100, 100]
+    assert found.tolist() == [[-2, 120, 30, thread]]
+    assert (collections.total.calls, collections.total.nanoseconds) == (1, 30)
