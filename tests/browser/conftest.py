@@ -94,6 +94,12 @@ class Page:
         self.browser.execute_script("arguments[0].scrollIntoView({block: 'center'})", button)
         button.click()
 
+    def show_all_columns(self, grid: WebElement) -> None:
+        """Show the columns for which a table has no room."""
+        for button in self.all("[data-do=columns]", grid):
+            if button.is_displayed() and button.text.endswith(("more column", "more columns")):
+                self.browser.execute_script("arguments[0].click()", button)
+
     def complaints(self) -> list[dict[str, Any]]:
         """What the browser has said on its console since the page was opened."""
         return self.browser.get_log("browser")

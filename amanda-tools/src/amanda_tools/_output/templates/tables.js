@@ -53,6 +53,18 @@ function middle(text, most, shared = "") {
   return `${text.slice(0, most - 1 - tail)}…${text.slice(-tail)}`;
 }
 
+// The width of a vertical scroll bar; 0 where it lies above what it scrolls.
+function scrollbar() {
+  if (scrollbar.width === undefined) {
+    const probe = document.createElement("div");
+    probe.style.cssText = "position:absolute;visibility:hidden;overflow-y:scroll;width:60px";
+    document.body.append(probe);
+    scrollbar.width = probe.offsetWidth - probe.clientWidth;
+    probe.remove();
+  }
+  return scrollbar.width;
+}
+
 // The beginning that most paths have in common, up to a separator: it tells none from another.
 function common(paths) {
   const counts = new Map();
@@ -175,7 +187,7 @@ class Grid {
     this.scroll.append(probe);
     const letter = probe.getBoundingClientRect().width / 100 || 7.5;
     probe.remove();
-    const room = ((this.scroll.closest("section.tool, main")?.clientWidth || 1200) - 10) / letter;
+    const room = ((this.scroll.closest("section.tool, main")?.clientWidth || 1200) - 8 - scrollbar()) / letter;
     const padding = 3;
     const wanted = this.columns.map((column, i) => Math.min(column.longest, i ? WIDEST : WIDEST_NAME));
     // On a narrow page the name leaves room for the first figure.

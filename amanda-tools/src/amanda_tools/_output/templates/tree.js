@@ -44,7 +44,7 @@ class Tree {
     const views = this.box.parentElement;
     const isBeside = views.classList.contains("both") && views.clientWidth > 960;
     const most = isBeside ? views.clientWidth * 0.73 : views.clientWidth;
-    const wanted = NAME_WIDTH + (this.hasShapes ? SHAPE_WIDTH : 0) + this.model.figures.length * FIGURE_WIDTH;
+    const wanted = scrollbar() + 2 + NAME_WIDTH + (this.hasShapes ? SHAPE_WIDTH : 0) + this.model.figures.length * FIGURE_WIDTH;
     if (wanted + TYPE_WIDTH > most) this.hasTypes = false;
     this.isDense = wanted > most;
     this.box.classList.toggle("dense", this.isDense);
