@@ -233,8 +233,10 @@ def test_operators_stand_in_their_modules_with_what_all_tools_say() -> None:
     assert names(found) == ["run", "Net", "Net/a", "Net/a/mm", "Net/a/relu"]
     assert (found.names, found.steps, found.edges) == (["Net"], 3, [(3, 4)])
     assert [figure.name for figure in found.figures] == ["FLOPs", "parameters"]
-    assert (found.total("flops", "forward"), found.total("flops", "backward")) == (6, 12)
-    # In the browser they are figures of one step; the backward operator stands with its figures.
+    # Figures are those of one step, the mean where no tool tells those of the last one.
+    assert found.of == "one step, the mean of 3"
+    assert (found.total("flops", "forward"), found.total("flops", "backward")) == (2, 4)
+    # The backward operator stands with its figures.
     assert found.data()["nodes"][3][-2:] == [
         [2, 3],
         [["Net.a/mm:0/grad/Mm:0", "mm_backward", 4, None]],
@@ -347,7 +349,63 @@ def test_the_head_tells_what_ran_and_the_main_figures() -> None:
     assert document.figures == {"FLOPs per step": "2 kFLOP"}
     assert document.facts == {"program ended": "normally", "x": "y"}
     failed = document_of(RunReport(title="t", facts={"program ended": "by ValueError"}, tools=[]))
-    assert failed.lead == {"program ended": "by ValueError"}
+    assert failed.lead == {"ended": "by ValueError"}
+
+
+def test_the_tree_and_the_head_have_the_last_step() -> None:
+    """The sums of the run, evaluations and all, are with the operator; setup is in no step."""
+    step = {"flops": 10, "executions": 1, "per_step": {"flops": 4, "executions": 2}}
+    setup = {"phase": "setup", "flops": 7, "per_step": {"flops": 0}}
+    ops = [op("Net.a/mm:0", "a", "mm", phase="forward", **step), op("/rand:0", "", "rand", **setup)]
+    per_step = {"flops": 4, "flops_backward": 0}
+    summary = {
+        "steps": 3,
+        "per_step": {**per_step, "min": {"flops": 4}, "max": {"flops": 3000}},
+    }
+    found = model({"ops": ops, "summary": summary})
+    assert (found.of, found.total("flops", "forward")) == ("one step, the last of 3", 4)
+    rows = found.data()["nodes"]
+    assert [row[5]["whole run"] for row in rows if row[1] == "op" and "whole run" in row[5]] == [
+        "1 execution, 10 FLOP", "7 FLOP",
+    ]  # fmt: skip
+    assert [row[6] for row in rows if row[1] == "op"] == [[4], [7]]
+    tool = ToolReport(name="flops", result={"ops": ops, "summary": summary})
+    head = document_of(RunReport(title="t", facts={}, tools=[tool]))
+    assert head.figures == {"FLOPs per step": "4 FLOP (steps from 4 FLOP to 3 kFLOP)"}
+
+
+def test_two_models_keep_their_own_shapes() -> None:
+    """Modules of one path in two models, and the inputs of both."""
+
+    def tensors(*shape: int) -> list[dict[str, Any]]:
+        return [{"shape": list(shape), "dtype": "float32", "device": "cpu"}]
+
+    ops = [
+        op(f"{name}.net/mm:0", "net", "mm", params=1, inputs=tensors(2, size))
+        for name, size in (("G", 8), ("D", 32))
+    ]
+    modules = [
+        {"model": "G", "path": "net", "type": "Linear", "output": [2, 32]},
+        {"model": "D", "path": "net", "type": "Linear", "output": [2, 1]},
+    ]
+    found = model({"ops": ops, "modules": modules})
+    shapes = {node.details["path"]: node.shape for node in found.nodes if node.kind == "module"}
+    assert (shapes["G.net"], shapes["D.net"]) == ("2×32", "2×1")
+    assert found.inputs == "G 2×8 f32, D 2×32 f32"
+
+
+def test_a_page_without_a_model_is_called_after_its_program() -> None:
+    """The tools say nothing of what ran."""
+    facts = {"command": "amanda run -t flops -- folder/train.py --lr 1"}
+    assert document_of(RunReport(title="t", facts=facts, tools=[])).heading == "train.py"
+
+
+def test_a_chart_that_two_tools_have_is_shown_once() -> None:
+    """The durations of the steps, which each tool knows."""
+    line = Chart(title="duration", kind="line", labels=[0, 1], values={"time": [1.0, 2.0]})
+    tools = [ToolReport(name=name, charts=[line]) for name in ("flops", "profile")]
+    sections = document_of(RunReport(title="t", facts={}, tools=tools)).sections
+    assert [len(section.charts) for section in sections] == [1, 0]
 
 
 def test_libraries_are_those_that_are_published() -> None:

@@ -239,7 +239,7 @@ def _in_step(op: ModelOp, row: Mapping[str, Any], steps: int) -> Mapping[str, An
 def run_text(op: ModelOp) -> str:
     """Write the sums over the whole run; "" where they are not told."""
     calls = op.run.get("calls")
-    texts = [f"{calls:,.0f} executions"] if calls is not None else []
+    texts = [] if calls is None else [f"{calls:,.0f} execution{'' if calls == 1 else 's'}"]
     texts += [
         format_short(op.run[f.key], f.unit) for f in FIGURES if f.per_step and op.run.get(f.key)
     ]

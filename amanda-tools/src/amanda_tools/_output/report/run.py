@@ -54,14 +54,14 @@ def _without_repeats(sections: Sequence[Section]) -> list[Section]:
     seen = set[str]()
     found = []
     for section in sections:
-        charts = []
-        for chart in section.charts:
-            # Each tool takes the time of a step for itself: the last digits differ.
-            key = chart.title if chart.kind == "line" else ""
-            if not key or key not in seen:
-                charts.append(chart)
-            seen.add(key)
-        found.append(attrs.evolve(section, charts=charts))
+        # Each tool takes the time of a step for itself: the last digits differ.
+        lines = [chart.title for chart in section.charts if chart.kind == "line"]
+        if seen & set(lines):
+            charts = [c for c in section.charts if c.kind != "line" or c.title not in seen]
+            found.append(attrs.evolve(section, charts=charts))
+        else:
+            found.append(section)
+        seen.update(lines)
     return found
 
 

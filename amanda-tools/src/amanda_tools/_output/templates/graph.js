@@ -339,7 +339,9 @@ class Graph {
   show(box) {
     const { clientWidth: width, clientHeight: height } = this.canvas;
     const whole = Math.min(width / (box.width + 40), height / (box.height + 40));
-    const zoom = Math.min(Math.max(whole, SMALLEST), 1.1);
+    // A model that is wide is drawn smaller, as far as its names can be read.
+    const least = Math.min(SMALLEST, Math.max(0.55, width / (box.width + 40)));
+    const zoom = Math.min(Math.max(whole, least), 1.1);
     this.cy.zoom(zoom);
     const top = box.height * zoom > height ? 16 : (height - box.height * zoom) / 2;
     this.cy.pan({ x: width / 2 - (box.x + box.width / 2) * zoom, y: top - box.y * zoom });
