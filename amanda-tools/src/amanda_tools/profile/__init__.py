@@ -299,8 +299,8 @@ class ProfileTool(PrintingTool[ProfileOptions]):
             )
             for name, of in order
         ]
-        runs = ("ms in the run",) if has_steps(rows) else ()
-        columns = (by, "calls", "ms", "share", "µs a call", "outputs", "saved", *runs)
+        last = ("ms in the run",) if has_steps(rows) else ()
+        columns = (by, "calls", "ms", "share", "µs a call", "outputs", "saved", *last)
         yield Table(_title(rows), columns, lines)
         yield from other_phases("profile", every, self.options, ("calls", "seconds"))
         yield from self._collections()

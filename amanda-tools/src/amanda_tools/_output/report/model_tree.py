@@ -67,6 +67,7 @@ class ModelView:
         figures: the figures that operators have.
         nodes: all nodes, parents before their children.
         edges: pairs of numbers of nodes.
+        is_traced: whether a tool has looked for edges.
     """
 
     names: Sequence[str]
@@ -77,6 +78,7 @@ class ModelView:
     figures: Sequence[Figure]
     nodes: Sequence[Node]
     edges: Sequence[tuple[int, int]]
+    is_traced: bool
 
     def data(self) -> dict[str, Any]:
         """Return the JSON data for the browser."""
@@ -178,6 +180,7 @@ def model_of(tools: Sequence[ToolReport]) -> ModelView | None:
         figures=[f for f in FIGURES if _is_told(f, ops)],
         nodes=nodes,
         edges=edges,
+        is_traced=any(isinstance(t.result, Mapping) and "edges" in t.result for t in tools),
     )
 
 

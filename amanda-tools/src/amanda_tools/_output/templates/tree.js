@@ -1,6 +1,6 @@
 // The tree of the model: rows of modules and operators with figures; only visible rows are drawn.
 
-const TREE_ROW = 27, NAME_WIDTH = 260, SHAPE_WIDTH = 124, FIGURE_WIDTH = 92, TYPE_WIDTH = 150;
+const TREE_ROW = 27, NAME_WIDTH = 260, SHAPE_WIDTH = 128, FIGURE_WIDTH = 100, TYPE_WIDTH = 150;
 
 class Tree {
   constructor(box, view) {
