@@ -109,7 +109,8 @@ def test_validation_and_a_smaller_last_batch(options: dict[str, Any]) -> None:
         model.predict(x, verbose=0)
     series = tool.figures_of_steps().values()
     assert [step["samples"] for step in series] == 2 * [4, 4, 2]
-    # Keras may run the cell once more than there are positions.
+    # Eagerly Keras runs the cell once more than there are positions, to learn the type of its
+    # output. In graphs no result needs that.
+    runs = 6 if options.get("run_eagerly") else 5
     shares = {step["flops"] / step["samples"] for step in series}
-    assert len(shares) == 1
-    assert min(shares) in {2 * (n * 4 * (4 * 3 + 3 * 3) + 3 * 2) for n in (5, 6)}
+    assert shares == {2 * (runs * 4 * (4 * 3 + 3 * 3) + 3 * 2)}

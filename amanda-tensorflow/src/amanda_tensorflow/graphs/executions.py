@@ -11,7 +11,7 @@ like other routines.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Container, Iterable, Sequence
+from collections.abc import Container, Iterable, Iterator, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -93,6 +93,12 @@ def needed_by(roots: Iterable[Any], fed: Container[int] = frozenset()) -> set[st
             waiting += [tensor.op for tensor in op.inputs if id(tensor) not in fed]
             waiting += op.control_inputs
     return needed
+
+
+def sources(op: Any) -> Iterator[str]:
+    """The names of the operators that an operator waits for."""
+    yield from (tensor.op.name for tensor in op.inputs)
+    yield from (before.name for before in op.control_inputs)
 
 
 def _needed_in(site: Site, outputs: Iterable[Any], controls: Iterable[Any]) -> set[tuple[int, str]]:

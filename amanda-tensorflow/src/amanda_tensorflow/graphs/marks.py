@@ -1,12 +1,14 @@
 """Nodes of a copy that keep the order of the program: what comes before runs before.
 
-A mark tells tools of an iteration that begins or ends within a run of a graph. All that was added
-to the copy before it runs before it, and all that is added later runs after it::
+A mark tells tools of an iteration that begins or ends within a run of a graph. Of what a run
+executes, all that was added to the copy before it runs before it, and all that is added later runs
+after it. No operator runs for its sake, but loops compute all of their results::
 
     marks = Marks(building, points)
     marks.add(tell)                     # tell(points, scopes) is called in each run
     with marks.after():
         ...                             # add operators
+    marks.settle(roots)                 # the copy is complete
 """
 
 from __future__ import annotations
@@ -20,10 +22,12 @@ import tensorflow as tf
 
 from amanda.engine.points import Points
 from amanda.state import LiveScope
+from amanda_tensorflow import _internals
 from amanda_tensorflow.graphs.building import Building
-from amanda_tensorflow.graphs.executions import Executions, needed_by
+from amanda_tensorflow.graphs.executions import Executions, needed_by, sources
 from amanda_tensorflow.graphs.passes import Tell
 from amanda_tensorflow.graphs.run_time_routines import PythonNode
+from amanda_tensorflow.operators.types import CONTROL_FLOW
 
 
 class Marks:
@@ -35,7 +39,6 @@ class Marks:
 
     Attributes:
         last: the node of the last one; None before the first.
-        unneeded: names of operators of the copy that no result needs; marks do not wait for them.
     """
 
     def __init__(self, building: Building, points: Points) -> None:
@@ -43,22 +46,23 @@ class Marks:
         self._points = points
         self._size = 0
         self._nodes: list[tuple[_Mark, list[Any]]] = []
+        self._waiting: list[tuple[Any, Sequence[Any]]] = []
         self.last: Any = None
-        self.unneeded: set[str] = set()
 
     def add(self, tell: Tell) -> None:
         """Add a mark to the copy."""
         building = self._building
         graph = building.graph
-        waits = self._ends(graph.get_operations()[self._size :])
+        before = graph.get_operations()[self._size :]
         node = _Mark(self._points, tell, building.scopes)
         with (
             graph.as_default(),
             tf.name_scope("amanda/mark/"),
             graph.control_dependencies(None),
-            graph.control_dependencies(waits),
+            graph.control_dependencies([] if self.last is None else [self.last]),
         ):
             node.insert([], [])
+        self._waiting.append((node.op, before))
         self.last, self._size = node.op, len(graph.get_operations())
         counts, building.counts = building.counts, []
         self._nodes.append((node, counts))
@@ -74,6 +78,26 @@ class Marks:
         with self._building.graph.control_dependencies([self.last]):
             yield
 
+    def settle(self, roots: Sequence[Any]) -> None:
+        """The copy is complete: let marks wait for what a run executes before them.
+
+        What no result needs would run if a mark waited for it, such as the step by which an RNN of
+        Keras learns the type of its output.
+
+        Args:
+            roots: what a run executes, and others for its sake.
+        """
+        needed = needed_by(roots)
+        for mark, before in self._waiting:
+            run = [op for op in before if op.name in needed]
+            read = {name for op in run for name in sources(op)}
+            for op in run:
+                # Who reads one result of a loop waits for that one, and not for the rest of its
+                # last iteration (TensorFlow 2.21).
+                if op.name not in read or op.type in CONTROL_FLOW:
+                    _internals.add_control_input(mark, op)
+        self._waiting.clear()
+
     def finish(self, roots: Sequence[Any]) -> None:
         """The copy is complete: let marks count what was executed before them.
 
@@ -84,15 +108,6 @@ class Marks:
         for node, counts in self._nodes:
             node.executions = Executions([c for c, op in counts if op.name in needed])
         self._nodes.clear()
-
-    def _ends(self, operations: Sequence[Any]) -> list[Any]:
-        """The operators that no other of them waits for, and the last mark."""
-        read = set[str]()
-        for op in operations:
-            read.update(tensor.op.name for tensor in op.inputs)
-            read.update(before.name for before in op.control_inputs)
-        ends = [op for op in operations if op.name not in read and op.name not in self.unneeded]
-        return ends if self.last is None else [*ends, self.last]
 
 
 class _Mark(PythonNode):

@@ -11,7 +11,7 @@ others wait for nothing. A mark waits for no operator that does not run without 
 from __future__ import annotations
 
 import weakref
-from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from typing import Any, Literal
 
 import attrs
@@ -19,7 +19,7 @@ import tensorflow as tf
 
 from amanda_tensorflow import _internals
 from amanda_tensorflow.graphs.building import Building
-from amanda_tensorflow.graphs.executions import needed_by
+from amanda_tensorflow.graphs.executions import needed_by, sources
 from amanda_tensorflow.graphs.iterations import bodies
 from amanda_tensorflow.graphs.passes import RunningModules
 from amanda_tensorflow.graphs.run_time_routines import PythonNode, is_routable
@@ -230,12 +230,12 @@ class _Chain:
         self._mark(of, False, inputs, [])
         own = {op.name for op in of.ops}
         for op in of.ops:
-            if own.isdisjoint(_sources(op)):
+            if own.isdisjoint(sources(op)):
                 _internals.add_control_input(op, self.last)
 
     def leave(self, of: _Call, outputs: Sequence[Any]) -> None:
         """Add the mark behind the operators of a call."""
-        read = {name for op in of.ops for name in _sources(op)}
+        read = {name for op in of.ops for name in sources(op)}
         self._mark(of, True, outputs, [op for op in of.ops if op.name not in read])
 
     def run(self, op: Any) -> None:
@@ -259,12 +259,6 @@ class _Chain:
         self.last = node.op
         building.is_changed = building.has_python = building.tells_modules = True
         building.routines.append(node)
-
-
-def _sources(op: Any) -> Iterator[str]:
-    """The names of the operators that an operator waits for."""
-    yield from (tensor.op.name for tensor in op.inputs)
-    yield from (before.name for before in op.control_inputs)
 
 
 class _ModuleMark(PythonNode):

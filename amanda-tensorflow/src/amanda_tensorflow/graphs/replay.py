@@ -138,6 +138,8 @@ class Replay:
             is_pass = site.passing == "pass"
             marks.add(passes.ends(site.ids, iterations.trains) if is_pass else passes.steps)
             self._note_boundary(site, len(site.graph.get_operations()) + 1)
+        marks.settle([*(tensor.op for tensor in graph.outputs), *ends])
+        if site.passing:
             # The runtime may leave out what nothing reads, and begin the next run of a loop's body.
             with graph.as_default(), _internals.stop_recording():
                 graph.outputs = [identity_after(t, [marks.last]) for t in graph.outputs]
