@@ -89,7 +89,9 @@ class Scope:
         """
         self.tools = tools
         told = Tool.note_substitute
-        self.followers = [tool for tool in tools if type(tool).note_substitute is not told]
+        self.followers: Sequence[Any] = [
+            tool for tool in tools if type(tool).note_substitute is not told
+        ]
         self.op_filter = op_filter
         self.requested = requested
         self.cache = ActionCache()
