@@ -17,7 +17,7 @@ import torch
 from torch import nn
 
 import amanda
-from amanda.tools.reporting import ReportingTool, StepCounts
+from amanda.tools.reporting import ReportingTool, StepFigures
 from amanda_tools._timelines.timeline import Collections
 from amanda_tools.count import CountTool
 from amanda_tools.flops import FlopsTool
@@ -160,12 +160,12 @@ def test_the_summary_is_of_the_pass_of_a_step() -> None:
 
 def test_counts_that_a_step_did_not_begin_with_are_unknown() -> None:
     """Operators that came within it began with none."""
-    counts = StepCounts()
-    counts.begin(0, {"calls": [3]})
-    counts.end(0, {"calls": [5, 1], "seconds": [9.0, 2.0]})
-    assert counts.last() == {"calls": [2, 1]}
-    counts.end(1, {"calls": [6, 2]})
-    assert counts.last() == {}
+    steps = StepFigures()
+    steps.begin(0, {}, {"calls": [3]}, 1.0)
+    steps.end(0, {}, {}, {"calls": [5, 1], "seconds": [9.0, 2.0]}, 3.0)
+    assert (steps.counts_of_last(), steps.times) == ({"calls": [2, 1]}, (1.0, 3.0))
+    steps.end(1, {}, {}, {"calls": [6, 2]}, 4.0)
+    assert (steps.counts_of_last(), steps.times) == ({}, None)
 
 
 def collecting() -> Any:

@@ -109,8 +109,7 @@ class ReportingTool(Tool, Generic[OptionsT]):
         _check_effects(self.name, self.options, options)
         self._step_figures = StepFigures()
         self._noted_figures: Mapping[str, float] = {}
-        self._noted_counts: Mapping[str, Sequence[float]] = {}
-        self._step_counts = StepCounts()
+        self._noted_counts = _NO_COUNTS
         # Most tools have none: asking them for nothing would cost two calls for each step.
         self._counts_ops = type(self).op_counts is not ReportingTool.op_counts
         self.add_inst_for_iteration(self._begin_step)
@@ -125,17 +124,14 @@ class ReportingTool(Tool, Generic[OptionsT]):
         # To ask for them once for each step is half of what small steps cost.
         if not point.follows:
             self._note_figures()
-        self._step_figures.begin(point.iteration, self._noted_figures)
-        self._step_counts.begin(point.iteration, self._noted_counts, point.begin)
+        self._step_figures.begin(
+            point.iteration, self._noted_figures, self._noted_counts, point.begin
+        )
 
     def _end_step(self, point: PointContext) -> None:
         self._note_figures()
-        self._step_counts.end(point.iteration, self._noted_counts, point.end)
-        times = self._step_counts.times
-        lasted = times and times[1] - times[0]
-        self._step_figures.end(
-            point.iteration, self._noted_figures, self.momentary_figures(), lasted
-        )
+        figures = self._noted_figures, self.momentary_figures()
+        self._step_figures.end(point.iteration, *figures, self._noted_counts, point.end)
 
     def _note_figures(self) -> None:
         self._noted_figures = self.running_figures()
@@ -175,13 +171,13 @@ class ReportingTool(Tool, Generic[OptionsT]):
 
     def op_counts_of_step(self) -> Mapping[str, Sequence[float]]:
         """What the last step that has ended added to :meth:`op_counts`; empty before one."""
-        return self._step_counts.last()
+        return self._step_figures.counts_of_last()
 
     @property
     def step_times(self) -> tuple[float, float] | None:
         """When the last step began and ended, in seconds of ``time.perf_counter``; None before one
         and where it is unknown."""
-        return self._step_counts.times
+        return self._step_figures.times
 
     def result(self) -> dict[str, Any]:
         """The result as plain data: the contents of ``DIR/<tool>.json``."""
@@ -259,6 +255,11 @@ _STEPS_IN_SERIES = 1000
 """Steps whose figures are kept."""
 
 
+_Counts = Mapping[str, Sequence[float]]
+
+_NO_COUNTS: _Counts = {}
+
+
 class StepFigures:
     """The figures of single steps, found from those of the run at the begin and end of each.
 
@@ -266,32 +267,51 @@ class StepFigures:
         count: steps that have ended.
         series: by the number of the step its figures, and its ``seconds`` where they are known; of
             the last steps.
+        times: begin and end of the last step; None where they are unknown.
     """
 
     def __init__(self) -> None:
         self.count = 0
         self.series: dict[int, dict[str, float]] = {}
+        self.times: tuple[float, float] | None = None
         self._begins: dict[int, dict[str, float]] = {}
+        self._count_begins: dict[int, tuple[_Counts, float | None]] = {}
+        self._counts: tuple[_Counts, _Counts] | None = None
         self._last: dict[str, float] = {}
         self._low: dict[str, float] = {}
         self._high: dict[str, float] = {}
 
-    def begin(self, number: int, figures: Mapping[str, float]) -> None:
-        """Note the figures where a step begins, perhaps once more."""
-        begins = self._begins
+    def begin(
+        self,
+        number: int,
+        figures: Mapping[str, float],
+        counts: _Counts = _NO_COUNTS,
+        moment: float | None = None,
+    ) -> None:
+        """Note the figures, the sums of operators and the time where a step begins, perhaps once
+        more."""
+        begins, count_begins = self._begins, self._count_begins
         while begins and next(reversed(begins)) >= number:
             begins.popitem()
         begins[number] = dict(figures)
         if len(begins) > _STEPS_KEPT:
             # One dictionary for all steps: a copy at each would cost as many items as it keeps.
             del begins[next(iter(begins))]
+        while count_begins and next(reversed(count_begins)) >= number:
+            count_begins.popitem()
+        if len(count_begins) > 1:
+            # These are large. Only the first step may turn out to have gone on after what looked
+            # like its end.
+            count_begins.popitem()
+        count_begins[number] = counts, moment
 
     def end(
         self,
         number: int,
         figures: Mapping[str, float],
         momentary: Mapping[str, float],
-        seconds: float | None = None,
+        counts: _Counts = _NO_COUNTS,
+        moment: float | None = None,
     ) -> None:
         """Note the figures where a step ends.
 
@@ -300,7 +320,8 @@ class StepFigures:
                 of a step was none.
             figures: those of the run so far.
             momentary: those of the step.
-            seconds: how long it took.
+            counts: sums of operators so far.
+            moment: when it ends, in seconds.
         """
         if number >= self.count:
             _spread(self._last, self._low, self._high)
@@ -313,12 +334,32 @@ class StepFigures:
         for name, value in figures.items():
             last[name] = value - begin.get(name, 0)
         last.update(momentary)
+        begin_counts, began = self._count_begins.get(number, (None, None))
+        self._counts = None if begin_counts is None else (begin_counts, counts)
+        self.times = None if began is None or moment is None else (began, moment)
         while self.series and next(reversed(self.series)) > number:
             self.series.popitem()
-        lasted = {} if seconds is None else {"seconds": seconds}
+        lasted = {} if self.times is None else {"seconds": self.times[1] - self.times[0]}
         self.series[number] = {**self._last, **lasted}
         if len(self.series) > _STEPS_IN_SERIES:
             del self.series[next(iter(self.series))]
+
+    def counts_of_last(self) -> dict[str, list[float]]:
+        """What the last step has added to the sums of operators; empty before one, without the
+        names that its begin did not have."""
+        if self._counts is None:
+            return {}
+        begin, end = self._counts
+        return {
+            name: [
+                after - before
+                for after, before in itertools.zip_longest(
+                    values, begin[name][: len(values)], fillvalue=0
+                )
+            ]
+            for name, values in end.items()
+            if name in begin
+        }
 
     def last(self) -> dict[str, Any]:
         """The figures of the last step, with ``min`` and ``max`` of those that differ."""
@@ -330,55 +371,6 @@ class StepFigures:
             found["min"] = {name: low[name] for name in varying}
             found["max"] = {name: high[name] for name in varying}
         return found
-
-
-_Counts = Mapping[str, Sequence[float]]
-
-
-class StepCounts:
-    """What the last step added to the sums of single operators, and when it ran.
-
-    Attributes:
-        times: begin and end of the last step; None where they are unknown.
-    """
-
-    def __init__(self) -> None:
-        self.times: tuple[float, float] | None = None
-        self._begins: dict[int, tuple[_Counts, float | None]] = {}
-        self._ends: tuple[_Counts, _Counts] | None = None
-
-    def begin(self, number: int, counts: _Counts, moment: float | None = None) -> None:
-        """Note the sums, and the time, where a step begins, perhaps once more."""
-        begins = self._begins
-        while begins and next(reversed(begins)) >= number:
-            begins.popitem()
-        if len(begins) > 1:
-            # Only the first step may turn out to have gone on after what looked like its end.
-            begins.popitem()
-        begins[number] = counts, moment
-
-    def end(self, number: int, counts: _Counts, moment: float | None = None) -> None:
-        """Note the sums, and the time, where a step ends."""
-        begin, began = self._begins.get(number, (None, None))
-        self._ends = None if begin is None else (begin, counts)
-        self.times = None if began is None or moment is None else (began, moment)
-
-    def last(self) -> dict[str, list[float]]:
-        """The differences of the last step; empty before one, without the names that its begin did
-        not have."""
-        if self._ends is None:
-            return {}
-        begin, end = self._ends
-        return {
-            name: [
-                after - before
-                for after, before in itertools.zip_longest(
-                    values, begin[name][: len(values)], fillvalue=0
-                )
-            ]
-            for name, values in end.items()
-            if name in begin
-        }
 
 
 def _spread(figures: Mapping[str, float], low: dict[str, float], high: dict[str, float]) -> None:

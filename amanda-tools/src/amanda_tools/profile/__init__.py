@@ -82,6 +82,9 @@ class ProfileOptions(PhaseOptions):
 _MOST_SPANS = 4000
 """Operators of a step that a page shows over time, the longest ones."""
 
+_SERIES = ("forward", "backward", "optimizer", "other", "setup")
+"""Parts of a step, in the order of their colours, as other charts have them."""
+
 _GRAPHS = ("function", "session")
 """Ends of the namespaces of TensorFlow's graphs."""
 
@@ -358,7 +361,7 @@ class ProfileTool(PrintingTool[ProfileOptions]):
                     span.duration / 1e9 if of == name else None
                     for span, of in zip(spans, series, strict=True)
                 ]
-                for name in dict.fromkeys(series)
+                for name in sorted(set(series), key=_SERIES.index)
             },
             unit="s",
             modules=True,

@@ -22,7 +22,7 @@ from amanda.engine.plan import ActionPlan
 from amanda.inline import Counter, Timer, started_by, stopped_by
 from amanda.interface.action import Action
 from amanda.state import TOOL_LOCK
-from amanda_torch.routines import inlined_of, look
+from amanda_torch.routines import inlined_around, look
 
 _NEVER = 1 << 63
 """Nanoseconds at which no log is due."""
@@ -30,8 +30,8 @@ _NEVER = 1 << 63
 
 def is_deferrable(plan: ActionPlan) -> bool:
     """Whether all routines of an operator are counters and timers that can be written so."""
-    before, after = inlined_of(plan.before), inlined_of(plan.after)
-    if before is None or after is None:
+    before, after, _ = inlined_around(plan.before, plan.after)
+    if before is None or after is None or not all(map(_is_known, (*before, *after))):
         return False
     started = [timer for routine in before if (timer := started_by(routine)) is not None]
     stopped = [timer for routine in after if (timer := stopped_by(routine)) is not None]
@@ -39,6 +39,10 @@ def is_deferrable(plan: ActionPlan) -> bool:
     timers = {*map(id, started)}
     is_paired = timers == {*map(id, stopped)} and len(timers) == len(started) == len(stopped)
     return is_paired and _starts_none(after) and not any(map(stopped_by, before))
+
+
+def _is_known(routine: Any) -> bool:
+    return type(routine) is Counter or bool(started_by(routine) or stopped_by(routine))
 
 
 def _starts_none(routines: Sequence[Any]) -> bool:
