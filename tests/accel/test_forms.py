@@ -671,6 +671,26 @@ class Check:
         raise AssertionError("it runs in C")
 
 
+class Sum:
+    __slots__ = ("_held", "_weights", "amount", "executions", "expected", "last", "of", "total")
+
+    def __init__(self, of: Any = None) -> None:
+        self._held: dict[int, Any] = {}
+        self._weights: dict[Any, Any] = {}
+        self.amount = self.executions = 0
+        self.total, self.of, self.last = Counter(), of, "shapes"
+        self.expected: list[Any] = []
+
+    def before(self) -> None:
+        raise AssertionError("it runs in C")
+
+    def after(self) -> None:
+        raise AssertionError("it runs in C")
+
+    def expect(self, key: Any) -> None:
+        self.expected.append(key)
+
+
 class Graph:
     __slots__ = ("form", "inner", "natives")
 
@@ -726,8 +746,8 @@ class State:
 class Tensor:
     _base = None
 
-    def __init__(self, grad_fn: Any = None, number: Any = 1.0) -> None:
-        self.grad_fn, self.number = grad_fn, number
+    def __init__(self, grad_fn: Any = None, number: Any = 1.0, shape: Any = (2,)) -> None:
+        self.grad_fn, self.number, self.shape = grad_fn, number, shape
 
 
 def item(number: Any) -> Any:
@@ -791,6 +811,8 @@ def inlining(gate: Any) -> Any:
             "look": lambda log, now: looks.append((log, now)),
             "check": Check,
             "before": Check.before,
+            "sums": Sum,
+            "add_after": Sum.after,
             "tensors": (Tensor,),
             "sum": lambda tensor: tensor.number,
             "item": item,
@@ -846,8 +868,9 @@ def test_inlined_routines_run_without_python(inlining: Any, toy: Any) -> None:
 class Checked:
     """An operator with a check, which returns what it is told to, and what was left to Python."""
 
-    def __init__(self, inlining: Any, toy: Any, check: Check) -> None:
+    def __init__(self, inlining: Any, toy: Any, check: Any) -> None:
         self.check, self.asked, self.result = check, list[str](), None
+        PASS["task"] = -1
         self.known = known = Known(lambda *_: self.ask("run"))
         known.checked = lambda *given: self.ask("checked")  # type: ignore[attr-defined]
         known.inlined_before = (check.before,)  # type: ignore[assignment]
@@ -868,7 +891,7 @@ class Checked:
         self.result = result
         self.asked.clear()
         self.op(*args, **kwargs)
-        return list(self.asked), len(self.check.trail)
+        return list(self.asked), len(getattr(self.check, "trail", ()))
 
 
 FINITE, INFINITE = Tensor(), Tensor(number=math.inf)
@@ -1008,6 +1031,95 @@ def test_hooks_with_checks(inlining: Any) -> None:
     check._held[0] = ()  # noqa: SLF001
     assert run(finite, finite) == ["before", "after"]
     assert len(check.trail) == 5
+
+
+def test_sums_of_shapes_that_were_met(inlining: Any, toy: Any) -> None:
+    """An execution of a kind whose number is known is added in C; of others Python is told the
+    kind, which differs where a shape, a name, a type or the structure of a list does."""
+    op = Checked(inlining, toy, total := Sum())
+    small, large = Tensor(), Tensor(shape=(3,))
+    calls: list[tuple[Any, tuple[Any, ...], dict[str, Any]]] = [
+        (small, (small,), {}),
+        (large, (small,), {}),
+        (small, (large,), {}),
+        (small, (small, 1), {}),
+        (small, (small, 1.0), {}),
+        (small, (), {"a": small}),
+        (small, (), {"b": small}),
+        (small, ([small], small), {}),
+        (small, ([small, small],), {}),
+        ((small,), (small,), {}),
+    ]
+    for number, (result, args, kwargs) in enumerate(calls):
+        assert op(result, *args, **kwargs) == (["checked"], 0)
+        total._weights[total.expected[-1]] = (10**number, number)  # noqa: SLF001
+    assert len(set(total.expected)) == len(calls)
+    kinds = len(total.expected)
+    counts = sys.getrefcount(total), sys.getrefcount(op.known)
+    for _ in range(3):
+        for number, (result, args, kwargs) in enumerate(calls):
+            assert op(result, *args, **kwargs) == ([], 0)
+            assert total.last == number
+    again = sys.getrefcount(total), sys.getrefcount(op.known)
+    assert again == counts
+    assert len(total.expected) == kinds
+    assert (total.executions, total.amount) == (30, 3333333333)
+    assert total.total.count == total.amount
+    toy.pop()
+    PASS["task"] = 1
+
+
+@pytest.mark.parametrize("name", ["a backward pass", "an object", "a shape", "raises", "lost"])
+def test_sums_of_what_is_not_known(inlining: Any, toy: Any, name: str) -> None:
+    """In a backward pass Python runs the operator; tensors without a shape, or with one that cannot
+    be looked up, and other objects are no kind; a number that is none is an error."""
+    op, x = Checked(inlining, toy, total := Sum()), Tensor()
+    expected: Any = (["checked"], 0)
+    if name == "a backward pass":
+        PASS["task"], expected = 5, (["run"], 0)
+    elif name == "an object":
+        x = object()  # type: ignore[assignment]
+    elif name == "a shape":
+        del x.shape
+    elif name == "raises":
+        x.shape = []
+    else:
+        op(x, x)
+        total._weights[total.expected[-1]] = ("no number", ())  # noqa: SLF001
+    if name in ("lost", "raises"):
+        with pytest.raises(TypeError):
+            op(x, x)
+    else:
+        assert op(x, x) == expected
+        assert not total.expected
+    assert total.executions == (name == "lost")
+    assert toy.pop() is op.mode
+    PASS["task"] = 1
+
+
+def test_hooks_with_sums(inlining: Any) -> None:
+    """A hook adds executions whose shapes were met, beside the last shapes of another sum, and else
+    asks Python."""
+    dispatcher, forward, routines = Dispatcher(), Sum(), Routines()
+    total, hooks = Sum(of=forward), Hooks(dispatcher)
+    hook = inlining.hook(hooks)
+    routines.inlined_before, routines.inlined_after = (total.before,), (total.after,)
+    dispatcher.settled["key"] = routines
+
+    def run() -> list[str]:
+        hooks.calls.clear()
+        hook((FINITE,))
+        hook((FINITE, None), (FINITE,))
+        return [name for name, *_ in hooks.calls]
+
+    assert run() == ["after"]
+    total._weights[total.expected[-1], forward.last] = (7, "last")  # noqa: SLF001
+    assert run() == run() == []
+    forward.last = "others"
+    assert run() == ["after"]
+    assert (total.executions, total.amount, total.last) == (2, 14, "last")
+    total._held[0] = ()  # noqa: SLF001
+    assert run() == ["before", "after"]
 
 
 @pytest.mark.parametrize("number", [1.0, math.inf, RuntimeError("none"), KeyboardInterrupt()])

@@ -14,7 +14,7 @@ from typing import Any, ClassVar
 import attrs
 
 from amanda.driver import BoundCall, Dispatcher, OperatorRun, OpIds
-from amanda.inline import Check, Counter, Record, started_by, stopped_by
+from amanda.inline import Check, Counter, Record, ShapeSum, started_by, stopped_by
 from amanda.interface.points import Point
 from amanda.state import LIVE_SCOPES, STATE
 from amanda.testing.contract.inline import InlineTests
@@ -380,7 +380,7 @@ class _Uncounting(Dispatcher):
         func = action.func
         if isinstance(func, (Counter, Record)):
             return None
-        if isinstance(getattr(func, "__self__", None), Check):
+        if isinstance(getattr(func, "__self__", None), (Check, ShapeSum)):
             return None
         if started_by(func) or stopped_by(func):
             return None
@@ -415,16 +415,17 @@ class TakesSubclassesForCounters(LoopbackDriver):
             return super().call(action, selected)
 
 
-@fault("test_a_check_of_a_subclass")
+@fault("test_a_check_of_a_subclass", "test_a_sum_of_a_subclass")
 class TakesSubclassesForChecks(LoopbackDriver):
-    """It takes what is derived from a check for a check."""
+    """It takes what is derived from a check for a check, and from a sum for a sum."""
 
     class dispatcher_class(Dispatcher):
         def call(self, action: Any, selected: Any) -> Any:
-            check = getattr(action.func, "__self__", None)
-            if isinstance(check, Check):
-                getattr(Check, action.func.__name__)(check, *selected)
-                return None
+            one = getattr(action.func, "__self__", None)
+            for cls in (Check, ShapeSum):
+                if isinstance(one, cls):
+                    getattr(cls, action.func.__name__)(one, *selected)
+                    return None
             return super().call(action, selected)
 
 

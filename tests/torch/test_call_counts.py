@@ -236,7 +236,11 @@ def test_a_new_operator_is_few_objects() -> None:
         gc.collect()
         made = len(gc.get_objects()) - known
     assert result.requires_grad
-    assert made <= (58 if CAPTURES else 55) * 2 * count
+    # Two of each product are the tuples of routines that the gate runs.
+    assert made <= (58 if CAPTURES else 56) * 2 * count
+
+
+IS_GATED = os.environ.get("AMANDA_TORCH_INTERCEPTOR", "auto") != "mode" and not reason_unusable()
 
 
 @pytest.mark.parametrize(

@@ -741,6 +741,130 @@ def test_checks_in_threads() -> None:
     assert len(linear) == count + 1
 
 
+class Sums(amanda.Tool):
+    """A sum around every forward and backward operator.
+
+    Attributes:
+        sums: by id of the operator.
+        asked: ids of the operators of which a number was asked.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.sums: dict[str, amanda.inline.ShapeSum] = {}
+        self.total = amanda.inline.Counter()
+        self.asked: list[str] = []
+        self.add_inst_for_op(self.forward)
+        self.add_inst_for_op(self.backward, backward=True)
+
+    def sum(self, op_id: str, of: str | None = None) -> amanda.inline.ShapeSum:
+        forward = self.sums.get(of) if of else None
+
+        def weigh(shapes: Any) -> int | None:
+            self.asked.append(op_id)
+            last = forward.last if forward is not None else ()
+            found = str((plain_shapes(shapes), plain_shapes(last)))
+            return None if "9" in found else sum(map(ord, found))
+
+        made = amanda.inline.ShapeSum(weigh, self.total, of=forward)
+        return self.sums.setdefault(op_id, made)
+
+    def forward(self, context: amanda.OpContext) -> None:
+        one = self.sum(context.get_op_id())
+        context.insert_before_op(one.before)
+        context.insert_after_op(one.after)
+
+    def backward(self, context: amanda.OpContext) -> None:
+        one = self.sum(str(context.get_backward_op_id()), context.get_op_id())
+        context.insert_before_backward_op(one.before)
+        context.insert_after_backward_op(one.after)
+
+    def figures(self) -> Any:
+        rows = {
+            op_id: (one.executions, one.amount, one.unknown, plain_shapes(one.last))
+            for op_id, one in self.sums.items()
+        }
+        return rows, self.total.count
+
+
+def plain_shapes(value: Any) -> Any:
+    """Shapes as plain numbers."""
+    return [plain_shapes(one) for one in value] if isinstance(value, (tuple, list)) else value
+
+
+def _of_many_shapes(x: torch.Tensor) -> Any:
+    """Modules and operators whose tensors have other shapes each time, and lists of tensors."""
+    net, results = Net(), []
+    for rows in (2, 3, 9, 2, 3, 1, 9):
+        y = x.repeat(5, 1)[:rows].clone().requires_grad_()
+        z = torch.cat([net.first(y), torch.ones(rows, 4)], dim=0).split(rows)[0]
+        z.mul(other=y.sum()).sum().backward()
+        results.append(y.grad)
+        with torch.no_grad():
+            checkpoint(net.layers[0], z.detach(), use_reentrant=False)
+    return results
+
+
+PROGRAMS_OF_SHAPES = PROGRAMS | {"many shapes": lambda: _of_many_shapes}
+
+
+@needs_gate
+@pytest.mark.parametrize("name", PROGRAMS_OF_SHAPES)
+def test_sums_mean_the_same(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A sum adds up by the gate what it adds up by the mode, whatever shapes come after each
+    other, and results and gradients stay the same bits."""
+    program, figures = PROGRAMS_OF_SHAPES[name], {}
+    vanilla = steps(program())
+    for interceptor in BOTH:
+        tool, run = Sums(), program()
+        with intercepted(monkeypatch, interceptor, tool):
+            assert steps(run) == vanilla
+        figures[interceptor] = tool.figures()
+    assert figures["gate"] == figures["mode"]
+    assert figures["gate"][0] or name == "ignored"
+
+
+@needs_gate
+@pytest.mark.usefixtures("gated")
+def test_sums_run_no_python_of_ours() -> None:
+    """An operator whose shapes have been met is added in C, forward and backward, also where two
+    kinds of shapes take turns."""
+    model, tool = nn.Sequential(nn.Linear(2, 3), nn.GELU(), nn.Linear(3, 2)), Sums()
+    inputs = [torch.ones(rows, 2) for rows in (1, 4)]
+
+    def step(x: torch.Tensor) -> Any:
+        y, forward = profiled(lambda: model(x))
+        return forward, profiled(y.sum().backward)[1]
+
+    with applied(tool):
+        for _ in range(4):
+            tool.asked.clear()
+            pairs = [step(x) for x in inputs]
+    for forward, backward in pairs:
+        assert not forward.count("run_around"), f"\n{forward}"
+        # The gradient of the loss is made outside of modules, too.
+        assert backward.count("_add") == backward.count("run_around") <= 1, f"\n{backward}"
+    # The loss is outside of modules.
+    assert {op_id for op_id in tool.asked if not op_id.startswith("/")} == set()
+    assert {one.executions for op_id, one in tool.sums.items() if op_id.startswith("S")} == {8}
+
+
+@needs_gate
+@pytest.mark.usefixtures("gated")
+def test_sums_keep_no_tensor() -> None:
+    """What a sum knows of executions are shapes."""
+    tool, references = Sums(), []
+    with applied(tool):
+        for rows in (2, 2, 3, 3):
+            x = torch.ones(rows, requires_grad=True)
+            y = x.mul(x).sum()
+            y.backward()
+            references += [weakref.ref(t) for t in (x, y)]
+            del x, y
+        gc.collect()
+        assert [reference() for reference in references] == [None] * len(references)
+
+
 @needs_gate
 @pytest.mark.usefixtures("gated")
 def test_a_form_that_changes_is_noticed() -> None:

@@ -288,6 +288,116 @@ class Check:
         return f"{type(self).__name__}({self.name!r})"
 
 
+_SHAPES = 64
+"""Kinds of executions of which a sum keeps the number for the driver."""
+
+
+def shapes_of(tensors: Sequence[Any]) -> tuple[Any, ...]:
+    """The shapes of tensors as their framework represents them; None for absent ones."""
+    return tuple([None if tensor is None else tensor.shape for tensor in tensors])
+
+
+class ShapeSum:
+    """Adds up a number of each execution of an operator that depends on the shapes of its tensors.
+
+    :attr:`before` and :attr:`after` are two routines, for all inputs, and for all outputs or none.
+    What raises is not added.
+
+    Args:
+        weigh: ``weigh((inputs, outputs))``, the number of an execution with tensors of these
+            shapes; None if it is not known. A driver need not ask it again for the same shapes.
+        total: gets the numbers of this and of other sums.
+        shapes_of: gives the shapes of tensors, as a tuple.
+        in_backward: tells whether this thread is within a backward pass: a checkpoint recomputes
+            what runs there, and may end it by an exception as soon as it has what it needs, so
+            that it is added before it runs. A driver need not ask where it knows.
+        of: a sum on whose last shapes the number depends, too, as that of a backward operator on
+            those of its forward operator; None for none.
+
+    Attributes:
+        executions: the executions so far.
+        amount: the numbers of all of them.
+        unknown: the executions whose number is not known.
+        last: the shapes of the inputs and of the outputs of the last one.
+    """
+
+    __slots__ = (
+        *("__weakref__", "_held", "_keys", "_weights", "amount", "executions", "in_backward"),
+        *("last", "of", "shapes_of", "total", "unknown", "weigh"),
+    )
+
+    def __init__(
+        self,
+        weigh: Callable[[tuple[Any, Any]], int | None],
+        total: Counter | None = None,
+        *,
+        shapes_of: Callable[[Sequence[Any]], tuple[Any, ...]] = shapes_of,
+        in_backward: Callable[[], bool] | None = None,
+        of: ShapeSum | None = None,
+    ) -> None:
+        self.weigh = weigh
+        self.total = total
+        self.shapes_of = shapes_of
+        self.in_backward = in_backward
+        self.of = of
+        self.executions = self.amount = self.unknown = 0
+        self.last: tuple[Any, Any] = ((), ())
+        # By thread: shapes of inputs, None for what has been added; the driver's keys.
+        self._held: dict[int, tuple[Any, ...] | None] = {}
+        self._keys: dict[int, Any] = {}
+        self._weights: dict[Any, tuple[int, tuple[Any, Any]]] = {}
+
+    def before(self, *inputs: Any) -> None:
+        """The routine before the operator, with all inputs; absent ones are None."""
+        thread, shapes = threading.get_ident(), self.shapes_of(inputs)
+        self._keys.pop(thread, None)
+        self._held[thread] = shapes
+        if self.in_backward is not None and self.in_backward():
+            self._add((shapes, ()), None)
+            self._held[thread] = None
+
+    def supply(self, inputs: Sequence[Any], *, is_new: bool) -> None:
+        """As :meth:`Check.supply`."""
+        thread = threading.get_ident()
+        if is_new or thread not in self._held:
+            self._held[thread] = self.shapes_of(inputs)
+
+    def expect(self, key: Any) -> None:
+        """The execution that :attr:`after` adds next in this thread is of a kind that the driver
+        gives a key: all of that kind have the same shapes."""
+        self._keys[threading.get_ident()] = key
+
+    def after(self, *outputs: Any) -> None:
+        """The routine after the operator, with all outputs or none."""
+        thread, held = threading.get_ident(), self._held
+        try:
+            inputs = held.pop(thread if thread in held else next(iter(held)))
+        except (StopIteration, KeyError):
+            inputs = ()
+        if inputs is not None:
+            self._add((inputs, self.shapes_of(outputs)), self._keys.pop(thread, None))
+
+    def _add(self, shapes: tuple[Any, Any], key: Any) -> None:
+        weight = self.weigh(shapes)
+        self.last = shapes
+        self.executions += 1
+        if weight is None:
+            self.unknown += 1
+            return
+        self.amount += weight
+        if self.total is not None:
+            self.total.count += weight
+        if key is not None:
+            if len(self._weights) >= _SHAPES:
+                self._weights.clear()
+            if self.of is not None:
+                key = key, self.of.last
+            self._weights[key] = weight, shapes
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.amount} of {self.executions} executions)"
+
+
 def is_counter(routine: object) -> bool:
     """Whether a routine is a :class:`Counter`, which a driver may run in its own way.
 
@@ -313,6 +423,15 @@ def checked_by(routine: object) -> Check | None:
     check = routine.__self__
     is_one = routine.__func__ is Check.before or routine.__func__ is Check.after
     return check if is_one and type(check) is Check else None
+
+
+def summed_by(routine: object) -> ShapeSum | None:
+    """The sum of which a routine is one of the two, which a driver may run in its own way."""
+    if type(routine) is not MethodType:
+        return None
+    total = routine.__self__
+    is_one = routine.__func__ is ShapeSum.before or routine.__func__ is ShapeSum.after
+    return total if is_one and type(total) is ShapeSum else None
 
 
 def _timer_of(routine: object, function: object) -> Timer | None:

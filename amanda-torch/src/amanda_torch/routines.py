@@ -25,7 +25,17 @@ from amanda.engine.dispatch import Dispatcher, charge, note
 from amanda.engine.plan import ActionPlan
 from amanda.engine.records import OpRecord
 from amanda.errors import InPlaceWarning
-from amanda.inline import Check, Counter, Log, checked_by, is_counter, started_by, stopped_by
+from amanda.inline import (
+    Check,
+    Counter,
+    Log,
+    ShapeSum,
+    checked_by,
+    is_counter,
+    started_by,
+    stopped_by,
+    summed_by,
+)
 from amanda.interface.action import Action, ActionKind, InstPoint, Owner
 from amanda.interface.calls import OpCall
 from amanda.state import STATE, TOOL_LOCK, UNPAUSED, LiveScope
@@ -59,7 +69,7 @@ class BackwardRoutines:
         blind_before, blind_after: whether none of these takes a tensor, or takes part in AD.
         counters_before, counters_after: see :func:`counters_of`.
         inlined_before, inlined_after: see :func:`inlined_around`. Read by the gate.
-        checks: those whose routine before the operator the gate may have done without.
+        checks: those, and sums, whose routine before the operator the gate may have done without.
     """
 
     __slots__ = (
@@ -108,29 +118,29 @@ Inlined = tuple[Callable[..., Any], ...]
 
 def inlined_around(
     before: Sequence[Action], after: Sequence[Action]
-) -> tuple[Inlined | None, Inlined | None, Sequence[Check]]:
+) -> tuple[Inlined | None, Inlined | None, Sequence[Check | ShapeSum]]:
     """What C can run of the routines before an operator, and of those after it.
 
     Returns:
         The routines of each point, None for one with a routine that C cannot run: the two routines
-        of a check run both in C, or both in Python. The checks among those that C runs.
+        of a check or a sum run both in C, or both in Python. These, among what C runs.
     """
     points: list[Inlined | None] = []
-    checks: dict[Check, None] = {}
+    checks: dict[Check | ShapeSum, None] = {}
     for actions in (before, after):
         # For each operator that is new: what costs no function comes first.
         for action in actions:
             func = action.func
             if action.kwargs or action.differentiable:
                 break
-            if action.select == ():
-                if not (type(func) is Counter or started_by(func) or stopped_by(func)):
+            if type(func) is not MethodType:
+                if type(func) is not Counter or action.select != ():
                     break
-            elif action.select is None and type(func) is MethodType:
-                if (check := checked_by(func)) is None:
+            elif action.select is None or func.__func__ is ShapeSum.after:
+                if (check := checked_by(func) or summed_by(func)) is None:
                     break
                 checks[check] = None
-            else:
+            elif action.select != () or not (started_by(func) or stopped_by(func)):
                 break
         else:
             points.append(tuple([action.func for action in actions]))

@@ -137,13 +137,14 @@ class FlopsTool(PrintingTool[FlopsOptions]):
                 # A nested tensor with a ragged axis has a shape, too, but not the sizes of its
                 # items.
                 known.shapes_of = shapes_of_items
-            if known.formula.needs_outputs:
+            if is_eager:
+                added = known.added(in_backward)
+                context.insert_before_op(added.before)
+                selected: list[int] | None = None if known.formula.needs_outputs else []
+                context.insert_after_op(added.after, outputs=selected)
+            elif known.formula.needs_outputs:
                 context.insert_before_op(known.begin)
                 context.insert_after_op(known.end)
-            elif is_eager:
-                known.in_backward = in_backward
-                context.insert_before_op(known.begin)
-                context.insert_after_op(known.end, outputs=[])
             else:
                 context.insert_before_op(known.run)
         elif isinstance(known, OtherOp) and not known.is_free:
@@ -216,6 +217,10 @@ class FlopsTool(PrintingTool[FlopsOptions]):
                 counter = known.tally.counter((received, produced, forward))
                 context.insert_before_backward_op(counter, grad_outputs=[])
                 return
+        if forward is None and (added := known.added()) is not None:
+            context.insert_before_backward_op(added.before)
+            context.insert_after_backward_op(added.after)
+            return
         context.insert_before_backward_op(known.begin)
         context.insert_after_backward_op(known.end, forward=forward)
 

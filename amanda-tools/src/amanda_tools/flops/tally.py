@@ -7,7 +7,7 @@ from typing import Any, Generic, TypeVar
 
 import attrs
 
-from amanda.inline import Counter
+from amanda.inline import Counter, ShapeSum
 from amanda.tools.description import OpDescription
 from amanda_tools._internals import is_in_backward
 from amanda_tools._operators.cost import Formula
@@ -21,10 +21,6 @@ KeyT = TypeVar("KeyT")
 
 _FOLD = 1024
 """Distinct shapes of an operator that are kept before formulas turn them into numbers."""
-
-
-_COUNTED = object()
-"""Left in place of shapes for an execution that has been counted before it runs."""
 
 
 def no_backward_pass() -> bool:
@@ -60,7 +56,7 @@ class RunningSum:
     that runs of graphs count.
     """
 
-    _macs: int = 0
+    counter: Counter = attrs.field(factory=Counter)
     _waiting: list[Tally[Any]] = attrs.field(factory=list)
     _watched: list[Tally[Any]] = attrs.field(factory=list)
 
@@ -74,7 +70,7 @@ class RunningSum:
 
     def add(self, macs: int) -> None:
         """Add those of some executions."""
-        self._macs += macs
+        self.counter.count += macs
 
     def macs(self) -> int:
         """Return the sum."""
@@ -84,7 +80,7 @@ class RunningSum:
             tally.totals()
         for tally in self._watched:
             tally.totals()
-        return self._macs
+        return self.counter.count
 
 
 @attrs.define(eq=False)
@@ -112,6 +108,7 @@ class Tally(Generic[KeyT]):
         macs_of: multiply-accumulates of one execution with given shapes.
         sum: that of many operators, to which these are added.
         is_waiting: whether that sum is to look at it.
+        added: executions that a driver may add up by itself.
     """
 
     macs_of: Callable[[KeyT], int]
@@ -119,8 +116,9 @@ class Tally(Generic[KeyT]):
     is_waiting: bool = False
     _runs: dict[KeyT, int] = attrs.field(factory=dict)
     _known: dict[KeyT, int | None] = attrs.field(factory=dict)
-    _folded: Totals = attrs.field(factory=Totals)
+    _folded: Totals | None = None
     _counters: dict[KeyT, KnownShapes] = attrs.field(factory=dict)
+    added: ShapeSum | None = None
 
     @property
     def running(self) -> Totals:
@@ -151,24 +149,32 @@ class Tally(Generic[KeyT]):
 
     def totals(self) -> Totals:
         """Return the sums over all executions."""
-        total, runs = self._folded, self._runs
+        total, runs, added = self._folded or Totals(), self._runs, self.added
         for key, counted in self._counters.items():
             executions = counted.new()
             if executions:
                 runs[key] = runs.get(key, 0) + executions
         for key, executions in runs.items():
             total.executions += executions
-            macs = self._macs(key)
+            macs = self.known_macs(key)
             if macs is None:
                 total.unknown += executions
             else:
                 total.macs += executions * macs
                 self.sum.add(executions * macs)
-        # What was counted is in the totals; the same shapes may come again.
-        runs.clear()
-        return total
+        if runs:
+            # What was counted is in the totals; the same shapes may come again.
+            self._folded = total
+            runs.clear()
+        if added is None:
+            return total
+        return Totals(
+            total.executions + added.executions,
+            total.macs + added.amount,
+            total.unknown + added.unknown,
+        )
 
-    def _macs(self, key: KeyT) -> int | None:
+    def known_macs(self, key: KeyT) -> int | None:
         """Multiply-accumulates of one execution; None for a form that the formula does not know."""
         # Asked at the end of each step, mostly for the shapes of the last one.
         if key in self._known:
@@ -241,20 +247,18 @@ def plain(shapes: Sequence[Any]) -> tuple[Shape | None, ...]:
         LookupError: a size is unknown, such as that of a ragged axis.
     """
     try:
-        return tuple(None if s is None else tuple(int(size) for size in s) for s in shapes)
+        # For each operator that is new: a generator costs a frame for each size.
+        return tuple([None if s is None else tuple(map(int, s)) for s in shapes])
     except (AttributeError, TypeError) as error:
         raise LookupError("a ragged axis has no one size") from error
 
 
 def split_by_item(shapes: tuple[Any, ...]) -> Iterator[tuple[Any, ...]]:
-    """Split shapes with nested tensors into one tuple per item; yield others unchanged.
+    """Split shapes with nested tensors into one tuple per item.
 
     Raises:
         ValueError: nested tensors have different numbers of items.
     """
-    if not any(isinstance(shape, Items) for shape in shapes):
-        yield shapes
-        return
     counts = {len(shape.shapes) for shape in shapes if isinstance(shape, Items)}
     if len(counts) > 1:
         raise ValueError(f"nested tensors of {sorted(counts)} items")
@@ -270,11 +274,8 @@ class ProductOp:
         op: the operator.
         signature: facts that all executions share.
         formula: the formula.
-        last: shapes of the last execution, inputs and outputs.
+        last: shapes of the last execution in a graph, inputs and outputs.
         shapes_of: :func:`shapes_of`, or :func:`shapes_of_items` once a nested tensor came.
-        in_backward: returns whether this thread is within a backward pass. An operator that runs
-            forward there is recomputed by a checkpoint, which ends the last one with an exception
-            of its own as soon as it has what it needs: it counts before it runs.
         tally: the executions.
     """
 
@@ -283,8 +284,7 @@ class ProductOp:
     formula: Formula
     last: tuple[Any, Any] = ((), ())
     shapes_of: Callable[[Sequence[Any]], tuple[Any, ...]] = shapes_of
-    in_backward: Callable[[], bool] = no_backward_pass
-    _inputs: Handover[Any] = attrs.field(factory=Handover)
+    _inputs: Handover[Any] | None = None
     tally: Tally[tuple[Any, Any]] = attrs.field(init=False)
 
     def __attrs_post_init__(self) -> None:
@@ -297,18 +297,34 @@ class ProductOp:
 
     def begin(self, *inputs: Any) -> None:
         """Instrumentation routine before an execution."""
-        if not self.formula.needs_outputs and self.in_backward():
-            self.run(*inputs)
-            self._inputs.leave(_COUNTED)
-            return
+        if self._inputs is None:
+            self._inputs = Handover()
         self._inputs.leave(self.shapes_of(inputs))
 
     def end(self, *outputs: Any) -> None:
         """Instrumentation routine after an execution."""
-        inputs = self._inputs.take()
-        if inputs is not _COUNTED:
-            self.last = (inputs or (), self.shapes_of(outputs))
-            self.tally.add(self.last)
+        inputs = None if self._inputs is None else self._inputs.take()
+        self.last = (inputs or (), self.shapes_of(outputs))
+        self.tally.add(self.last)
+
+    def added(self, in_backward: Callable[[], bool]) -> ShapeSum:
+        """Return what adds up executions of an eager framework, Python's or the driver's.
+
+        Args:
+            in_backward: returns whether this thread is within a backward pass.
+        """
+        tally = self.tally
+        if tally.added is None:
+            tally.added = ShapeSum(tally.known_macs, tally.sum.counter)
+            if not self.formula.needs_outputs:
+                tally.added.in_backward = in_backward
+        tally.added.shapes_of = self.shapes_of
+        return tally.added
+
+    def last_shapes(self) -> tuple[Any, Any]:
+        """Return the shapes of the last execution."""
+        added = self.tally.added
+        return self.last if added is None else added.last
 
     def end_of(self, *outputs: Any, shapes: tuple[Any, ...]) -> None:
         """Instrumentation routine after an execution with inputs of known shapes."""
@@ -323,9 +339,11 @@ class ProductOp:
         """Return the multiply-accumulates of an execution with these shapes."""
         # Outputs that the formula does not read may be nested where inputs are not.
         outputs = shapes[1] if self.formula.needs_outputs else ()
-        return sum(
-            self.formula.macs(self.call((part, outputs))) for part in split_by_item(shapes[0])
-        )
+        for shape in shapes[0]:
+            if type(shape) is Items:
+                parts = split_by_item(shapes[0])
+                return sum(self.formula.macs(self.call((part, outputs))) for part in parts)
+        return self.formula.macs(self.call((shapes[0], outputs)))
 
 
 @attrs.define(eq=False)
@@ -359,7 +377,18 @@ class ProductGradientOp:
             forward: shapes of the forward operator, where a graph tells them.
         """
         received = self._received.take() or ()
-        self.tally.add((received, shapes_of(grad_inputs), forward or self.forward.last))
+        self.tally.add((received, shapes_of(grad_inputs), forward or self.forward.last_shapes()))
+
+    def added(self) -> ShapeSum | None:
+        """Return what adds up executions, if there is such a sum of the forward operator."""
+        tally, forward = self.tally, self.forward.tally.added
+        if tally.added is None and forward is not None:
+            tally.added = ShapeSum(self.weigh, tally.sum.counter, shapes_of=shapes_of, of=forward)
+        return tally.added
+
+    def weigh(self, shapes: tuple[Any, Any]) -> int | None:
+        """Return the multiply-accumulates of an execution with these shapes, if they are known."""
+        return self.tally.known_macs((*shapes, self.forward.last_shapes()))
 
     def macs(self, key: tuple[Any, Any, tuple[Any, Any]]) -> int:
         """Return the multiply-accumulates of an execution with these shapes."""
@@ -394,7 +423,9 @@ class OtherOp:
         op: the operator.
         is_free: it counts zero by convention; else it is unknown.
         counter: executions of an unknown operator; 0 for free ones, which are not counted.
-        in_backward: as of :class:`ProductOp`.
+        in_backward: returns whether this thread is within a backward pass. An operator that runs
+            forward there is recomputed by a checkpoint, which ends the last one with an exception
+            of its own as soon as it has what it needs: it counts before it runs.
     """
 
     op: OpDescription

@@ -469,6 +469,7 @@ static struct {
     PyObject *clock, *native;          /* time.perf_counter_ns, threading.get_native_id */
     PyObject *look;                    /* look(log, now): has a log looked at, as a routine */
     PyObject *check, *before;          /* a class of amanda.inline, and its method */
+    PyObject *sums, *add_after;        /* likewise: sums, and the second of their routines */
     PyObject *tensors;                 /* the classes of tensors that C looks at */
     PyObject *sum, *item;              /* methods of tensors */
     PyObject *set_recording;           /* torch.set_grad_enabled(), as a function */
@@ -487,6 +488,7 @@ static struct {
     Py_ssize_t timer_started, timer_executions, timer_nanoseconds, timer_log, timer_number;
     Py_ssize_t log_numbers, log_due;
     Py_ssize_t check_held, check_overwrites, check_trail, check_name;
+    Py_ssize_t sum_held, sum_weights, sum_amount, sum_executions, sum_total, sum_last, sum_of;
     Py_ssize_t gradients_graph, gradients_form, gradients_handle, gradients_leaves;
     Py_ssize_t graph_form, graph_natives, graph_inner;
     Py_ssize_t hooks_before, hooks_after, hooks_dispatcher, hooks_key, hooks_handle, handle_scopes;
@@ -496,7 +498,8 @@ static struct {
 static struct {
     PyObject *cache, *enabled, *held, *settled, *quiet, *dict, *grad_fn, *next_functions, *sequence,
         *register_prehook, *register_hook, *before, *after, *base, *metadata, *variable, *mark,
-        *op_id, *append, *scopes, *statistics, *seconds;
+        *op_id, *append, *scopes, *statistics, *seconds,
+        *expect, *shape;
 } names;
 
 static int
@@ -528,6 +531,8 @@ make_names(void)
         {&names.scopes, "scopes"},
         {&names.statistics, "statistics"},
         {&names.seconds, "tool_seconds"},
+        {&names.expect, "expect"},
+        {&names.shape, "shape"},
     };
     for (size_t i = 0; i < sizeof all / sizeof *all; i++) {
         *all[i].name = PyUnicode_InternFromString(all[i].text);
@@ -706,10 +711,64 @@ is_of_check(PyObject *routine)
            && Py_IS_TYPE(PyMethod_GET_SELF(routine), (PyTypeObject *)inlined.check);
 }
 
-/* Run the routines of one point: counters, the two methods of timers, and those of checks whose
-   tensors have been looked at. */
 static int
-run_routines(PyObject *routines)
+is_of_sum(PyObject *routine)
+{
+    return PyMethod_Check(routine)
+           && Py_IS_TYPE(PyMethod_GET_SELF(routine), (PyTypeObject *)inlined.sums);
+}
+
+/* The number and the shapes of executions of a kind (borrowed); NULL, with or without an error, if a
+   sum does not have them. */
+static PyObject *
+weight_of(PyObject *sum, PyObject *kind)
+{
+    PyObject *weights = field(sum, at.sum_weights), *of = field(sum, at.sum_of), *found;
+    if (weights == NULL || !PyDict_CheckExact(weights) || of == NULL) {
+        return NULL;
+    }
+    if (Py_IS_TYPE(of, (PyTypeObject *)inlined.sums)) {
+        PyObject *last = field(of, at.sum_last), *pair;
+        if (last == NULL || (pair = PyTuple_Pack(2, kind, last)) == NULL) {
+            return NULL;
+        }
+        found = PyDict_GetItemWithError(weights, pair);
+        Py_DECREF(pair);
+    }
+    else {
+        found = PyDict_GetItemWithError(weights, kind);
+    }
+    return found != NULL && PyTuple_CheckExact(found) && PyTuple_GET_SIZE(found) == 2 ? found
+                                                                                      : NULL;
+}
+
+/* ShapeSum.after() for an execution of a kind that has been met. */
+static int
+add_execution(PyObject *sum, PyObject *kind)
+{
+    PyObject *found = Py_XNewRef(weight_of(sum, kind)), *total = field(sum, at.sum_total);
+    if (found == NULL || total == NULL) {
+        Py_XDECREF(found);
+        if (!PyErr_Occurred()) {
+            PyErr_SetString(PyExc_AttributeError, "a sum has lost its numbers");
+        }
+        return -1;
+    }
+    PyObject *weight = PyTuple_GET_ITEM(found, 0);
+    set_field(sum, at.sum_last, PyTuple_GET_ITEM(found, 1));
+    int failed = add_to(sum, at.sum_executions, one) < 0
+                 || add_to(sum, at.sum_amount, weight) < 0;
+    if (!failed && Py_IS_TYPE(total, (PyTypeObject *)inlined.counter)) {
+        failed = add_to(total, at.counter_count, weight) < 0;
+    }
+    Py_DECREF(found);
+    return failed ? -1 : 0;
+}
+
+/* Run the routines of one point: counters, the two methods of timers, those of checks whose tensors
+   have been looked at, and those of sums. `kind` is that of the execution, for sums. */
+static int
+run_routines(PyObject *routines, PyObject *kind)
 {
     Py_INCREF(routines);
     int failed = 0;
@@ -728,6 +787,10 @@ run_routines(PyObject *routines)
         else if (is_of_check(routine)) {
             failed = PyMethod_GET_FUNCTION(routine) != inlined.before
                      && leave_trail(PyMethod_GET_SELF(routine)) < 0;
+        }
+        else if (is_of_sum(routine)) {
+            failed = PyMethod_GET_FUNCTION(routine) == inlined.add_after
+                     && add_execution(PyMethod_GET_SELF(routine), kind) < 0;
         }
         else {
             PyErr_SetString(PyExc_TypeError, "it is no routine of amanda.inline");
@@ -1005,16 +1068,96 @@ look_at(PyObject *const *values, Py_ssize_t count, int depth)
     return is_finite;
 }
 
-/* Whether some routines of a point are of checks. */
+enum { CHECKS = 1, SUMS = 2 };
+
+/* Of what some routines of a point are: CHECKS, SUMS, both or neither. */
 static int
-has_checks(PyObject *routines)
+what_looks(PyObject *routines)
 {
+    int found = 0;
     for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(routines); i++) {
-        if (is_of_check(PyTuple_GET_ITEM(routines, i))) {
-            return 1;
+        PyObject *routine = PyTuple_GET_ITEM(routines, i);
+        found |= is_of_check(routine) ? CHECKS : is_of_sum(routine) ? SUMS : 0;
+    }
+    return found;
+}
+
+/* Add to a list what tells executions apart that have tensors of other shapes: 1; 0 where there are
+   tensors of an unknown kind; -1 with an error. */
+static int
+add_shapes(PyObject *list, PyObject *value, int depth)
+{
+    PyObject *found = NULL;
+    if (is_tensor(value)) {
+        found = PyObject_GetAttr(value, names.shape);
+        if (found == NULL && PyErr_ExceptionMatches(PyExc_Exception)) {
+            PyErr_Clear();
+            return 0;
         }
     }
-    return 0;
+    else if (depth > 0 && (PyTuple_Check(value) || PyList_CheckExact(value))) {
+        int is_known = PyList_Append(list, (PyObject *)Py_TYPE(value)) < 0 ? -1 : 1;
+        for (Py_ssize_t i = 0; is_known == 1 && i < PySequence_Fast_GET_SIZE(value); i++) {
+            PyObject *item = Py_NewRef(PySequence_Fast_GET_ITEM(value, i));
+            is_known = add_shapes(list, item, depth - 1);
+            Py_DECREF(item);
+        }
+        /* Where it ends. */
+        return is_known == 1 && PyList_Append(list, Py_None) < 0 ? -1 : is_known;
+    }
+    else if (has_no_tensor(value)) {
+        found = Py_NewRef((PyObject *)Py_TYPE(value));
+    }
+    if (found == NULL) {
+        return PyErr_Occurred() ? -1 : 0;
+    }
+    int failed = PyList_Append(list, found) < 0;
+    Py_DECREF(found);
+    return failed ? -1 : 1;
+}
+
+/* What an execution has in common with those whose tensors have the same shapes: a tuple; NULL, with
+   or without an error, if that is not known. `keywords` are names, or NULL. */
+static PyObject *
+kind_of(PyObject *const *values, Py_ssize_t count, PyObject *keywords)
+{
+    PyObject *list = PyList_New(0), *kind = NULL;
+    int is_known = list == NULL || (keywords != NULL && PyList_Append(list, keywords) < 0) ? -1 : 1;
+    for (Py_ssize_t i = 0; is_known == 1 && i < count; i++) {
+        is_known = add_shapes(list, values[i], 2);
+    }
+    if (is_known == 1) {
+        kind = PyList_AsTuple(list);
+    }
+    Py_XDECREF(list);
+    return kind;
+}
+
+/* Whether all sums of a point know an execution of a kind; those that do not are told of it. */
+static int
+pass_kind(PyObject *routines, PyObject *kind)
+{
+    int passed = 1;
+    for (Py_ssize_t i = 0; passed >= 0 && i < PyTuple_GET_SIZE(routines); i++) {
+        PyObject *routine = PyTuple_GET_ITEM(routines, i);
+        if (!is_of_sum(routine) || PyMethod_GET_FUNCTION(routine) != inlined.add_after) {
+            continue;
+        }
+        if (weight_of(PyMethod_GET_SELF(routine), kind) == NULL) {
+            passed = PyErr_Occurred() ? -1 : 0;
+        }
+    }
+    /* All of them: Python runs them all. */
+    for (Py_ssize_t i = 0; passed == 0 && i < PyTuple_GET_SIZE(routines); i++) {
+        PyObject *routine = PyTuple_GET_ITEM(routines, i);
+        if (is_of_sum(routine) && PyMethod_GET_FUNCTION(routine) == inlined.add_after) {
+            PyObject *none =
+                PyObject_CallMethodOneArg(PyMethod_GET_SELF(routine), names.expect, kind);
+            passed = none == NULL ? -1 : 0;
+            Py_XDECREF(none);
+        }
+    }
+    return passed;
 }
 
 /* Whether the checks among routines want the inputs looked at: 1; 2 if it is yet to be found out. */
@@ -1042,8 +1185,9 @@ holds_inputs(PyObject *routines)
 {
     for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(routines); i++) {
         PyObject *routine = PyTuple_GET_ITEM(routines, i);
-        if (is_of_check(routine)) {
-            PyObject *held = field(PyMethod_GET_SELF(routine), at.check_held);
+        if (is_of_check(routine) || is_of_sum(routine)) {
+            PyObject *held = field(PyMethod_GET_SELF(routine),
+                                   is_of_check(routine) ? at.check_held : at.sum_held);
             if (held == NULL || !PyDict_CheckExact(held) || PyDict_GET_SIZE(held) > 0) {
                 return 1;
             }
@@ -1068,27 +1212,33 @@ put_back(PyObject *mode)
     });
 }
 
-/* Whether the routines of a hook may run here: those of checks, where all gradients are finite. */
+/* Whether the routines of a hook may run here: those of checks, where all gradients are finite, and
+   those of sums, where the shapes have been met. `*kind` is for these, a strong reference. */
 static int
-pass_gradients(PyObject *routines, PyObject *gradients, int is_after)
+pass_gradients(PyObject *routines, PyObject *const *values, Py_ssize_t count, PyObject **kind)
 {
-    if (!has_checks(routines)) {
+    int looks = count == 0 ? 0 : what_looks(routines), is_after = count > 1;
+    if (!looks) {
         return 1;
     }
-    int wanted = is_after ? 1 : wants_inputs(routines);
+    int wanted = !(looks & CHECKS) ? 0 : is_after ? 1 : wants_inputs(routines);
     if (wanted > 1 || holds_inputs(routines)) {
         return 0;
     }
     PyObject *mode = virtual_mode();
     thread.mode = NULL;
-    int is_finite = is_plain_here();
-    if (is_finite > 0 && wanted) {
-        is_finite = look_at(&gradients, 1, 1);
+    int passed = is_plain_here();
+    if (passed > 0 && wanted) {
+        passed = look_at(values, 1, 1);
+    }
+    if (passed > 0 && is_after && (looks & SUMS)) {
+        *kind = kind_of(values, 2, NULL);
+        passed = *kind != NULL ? pass_kind(routines, *kind) : PyErr_Occurred() ? -1 : 0;
     }
     if (mode != NULL) {
         put_back(mode);
     }
-    return is_finite;
+    return passed;
 }
 
 /* Forget the routines of a hook. It may run code of others, and the hook may be gone after it. */
@@ -1202,11 +1352,13 @@ run_hook(Hook *self, PyObject *const *values, Py_ssize_t count)
     int is_after = count > 1;
     PyObject *routines = settled_routines(self, is_after);
     if (routines != NULL) {
-        int passed = count == 0 ? 1 : pass_gradients(routines, values[0], is_after);
-        if (passed > 0 && run_routines(routines) < 0) {
+        PyObject *kind = NULL;
+        int passed = pass_gradients(routines, values, count, &kind);
+        if (passed > 0 && run_routines(routines, kind) < 0) {
             passed = -1;
         }
         Py_DECREF(routines);
+        Py_XDECREF(kind);
         if (passed != 0) {
             return passed < 0 ? NULL : Py_NewRef(Py_None);
         }
@@ -2653,12 +2805,36 @@ look_at_arguments(const Invocation *call)
     return is_finite;
 }
 
-/* Whether an operator with checks may run here: 0 where Python is to run all of it. */
+/* Whether an operator with checks or sums may run here: 0 where Python is to run all of it. */
 static int
-pass_arguments(const Invocation *call, PyObject *before)
+pass_arguments(const Invocation *call, PyObject *before, int looks)
 {
     int wanted = wants_inputs(before), passed = wanted > 1 ? 0 : is_plain_here();
+    if (passed > 0 && (looks & SUMS)) {
+        int64_t task;
+        passed = number_of(inlined.task, &task) < 0 ? -1 : task == -1;
+    }
     return passed > 0 && wanted ? look_at_arguments(call) : passed;
+}
+
+/* Whether the sums among the routines after an operator have met its shapes. */
+static int
+pass_shapes(const Invocation *call, PyObject *result, PyObject *after, PyObject **kind)
+{
+    PyObject *args = reported_args(call), *kwargs = reported_kwargs(call), *named = NULL;
+    PyObject *keywords = NULL;
+    int passed = -1;
+    if (args != NULL && kwargs != NULL && (named = PyDict_Values(kwargs)) != NULL
+        && (keywords = PySequence_Tuple(kwargs)) != NULL) {
+        PyObject *values[] = {args, named, result};
+        *kind = kind_of(values, 3, keywords);
+        passed = *kind != NULL ? pass_kind(after, *kind) : PyErr_Occurred() ? -1 : 0;
+    }
+    Py_XDECREF(args);
+    Py_XDECREF(kwargs);
+    Py_XDECREF(named);
+    Py_XDECREF(keywords);
+    return passed;
 }
 
 /* Whether all that an operator's plan runs is inlined. */
@@ -2675,9 +2851,9 @@ static PyObject *
 run_inlined(const Invocation *call, PyObject *mode, PyObject *operator, PyObject *known)
 {
     Py_ssize_t start = 0;
-    int is_checked = has_checks(field(known, python.known_after));
-    if (is_checked) {
-        int passed = pass_arguments(call, field(known, python.known_before));
+    int looks = what_looks(field(known, python.known_after));
+    if (looks) {
+        int passed = pass_arguments(call, field(known, python.known_before), looks);
         if (passed <= 0) {
             return passed < 0 ? NULL : act(call, operator, known);
         }
@@ -2686,7 +2862,7 @@ run_inlined(const Invocation *call, PyObject *mode, PyObject *operator, PyObject
     if (is_claimed < 0) {
         return NULL;
     }
-    if (run_routines(field(known, python.known_before)) < 0) {
+    if (run_routines(field(known, python.known_before), NULL) < 0) {
         return NULL;
     }
     if (is_claimed && (start = next_sequence()) < 0) {
@@ -2697,15 +2873,20 @@ run_inlined(const Invocation *call, PyObject *mode, PyObject *operator, PyObject
         return result;
     }
     int passed = is_claimed && claim(call, mode, operator, known, result, start) < 0 ? -1 : 1;
-    if (passed > 0 && is_checked) {
+    PyObject *kind = NULL;
+    if (passed > 0 && (looks & CHECKS)) {
         passed = look_at(&result, 1, 1);
+    }
+    if (passed > 0 && (looks & SUMS)) {
+        passed = pass_shapes(call, result, field(known, python.known_after), &kind);
     }
     if (passed == 0) {
         passed = run_checked(call, operator, known, result) < 0 ? -1 : 1;
     }
-    else if (passed > 0 && run_routines(field(known, python.known_after)) < 0) {
+    else if (passed > 0 && run_routines(field(known, python.known_after), kind) < 0) {
         passed = -1;
     }
+    Py_XDECREF(kind);
     if (passed < 0) {
         Py_CLEAR(result);
     }
@@ -3734,6 +3915,13 @@ find_inlined_slots(void)
         {inlined.check, "overwrites", &at.check_overwrites},
         {inlined.check, "trail", &at.check_trail},
         {inlined.check, "name", &at.check_name},
+        {inlined.sums, "_held", &at.sum_held},
+        {inlined.sums, "_weights", &at.sum_weights},
+        {inlined.sums, "amount", &at.sum_amount},
+        {inlined.sums, "executions", &at.sum_executions},
+        {inlined.sums, "total", &at.sum_total},
+        {inlined.sums, "last", &at.sum_last},
+        {inlined.sums, "of", &at.sum_of},
         {inlined.gradients, "graph", &at.gradients_graph},
         {inlined.gradients, "form", &at.gradients_form},
         {inlined.gradients, "handle", &at.gradients_handle},
@@ -3783,6 +3971,7 @@ gate_configure_inlined(PyObject *Py_UNUSED(module), PyObject *objects)
         {"sum", &inlined.sum},           {"item", &inlined.item},
         {"plain", &inlined.plain},       {"tensors", &inlined.tensors},
         {"set_recording", &inlined.set_recording},
+        {"sums", &inlined.sums},         {"add_after", &inlined.add_after},
         {"counter", &inlined.counter},
     };
     for (size_t i = 0; i < sizeof all / sizeof *all; i++) {

@@ -326,16 +326,16 @@ class Executor:
     ) -> None:
         """Run the routines after an operator of which the gate has run those before.
 
-        Checks of :mod:`amanda.inline` are among them, and an output is not finite, or of a kind
-        that the gate does not know.
+        Checks or sums of :mod:`amanda.inline` are among them, and an output is not finite, or of
+        a kind that the gate does not know, or tensors have other shapes than before.
         """
         plan = known.plan
         try:
             with _internals.reading((*args, *kwargs.values(), result)):
                 call = self._call(func, known.name, plan.op_id, args, kwargs)
                 for action in plan.after:
-                    if check := inline.checked_by(action.func):
-                        check.supply(call.inputs, is_new=True)
+                    if one := inline.checked_by(action.func) or inline.summed_by(action.func):
+                        one.supply(call.inputs, is_new=True)
                 # They return nothing, so that the outputs stay as they are.
                 self._dispatcher.run_all(plan.after, tensors_of(result))
         except TypeError as error:

@@ -176,6 +176,8 @@ def _inlined() -> dict[str, Any]:
         "look": look,
         "check": inline.Check,
         "before": inline.Check.before,
+        "sums": inline.ShapeSum,
+        "add_after": inline.ShapeSum.after,
         "tensors": (torch.Tensor, nn.Parameter),
         "sum": _internals.TENSOR_BASE.sum,
         "item": _internals.TENSOR_BASE.item,

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from amanda.inline import Check, Counter, Log, Record, Timer
+from amanda.inline import Check, Counter, Log, Record, ShapeSum, Timer
 from amanda.interface.context import OpContext
 from amanda.interface.driver import Capability
 from amanda.testing.contract.base import ContractTests, W, X, nothing, product, times
@@ -430,3 +430,96 @@ class InlineTests(ContractTests):
         for inputs, outputs, _ in found:
             assert not all(self.is_finite(t) for t in outputs if t is not None)
             assert any(t is not None for t in inputs)
+
+    # -- sums -----------------------------------------------------------------
+
+    def added(self, total: ShapeSum, outputs: Any = None) -> Any:
+        """An analysis that has a sum add up the executions of its operator."""
+
+        def analyse(context: OpContext) -> None:
+            context.insert_before_op(total.before)
+            context.insert_after_op(total.after, outputs=outputs)
+
+        return analyse
+
+    @pytest.mark.parametrize("outputs", [None, []], ids=["all outputs", "no outputs"])
+    def test_a_sum_of_shapes(self, outputs: Any) -> None:
+        """A sum adds up the numbers of all executions by the shapes of their tensors, and knows
+        those of the last one; one whose number is not known is counted as that."""
+        sizes: list[Any] = []
+
+        def weigh(of: tuple[Any, Any]) -> int | None:
+            shapes = [tuple(shape) for shape in (*of[0], *of[1]) if shape is not None]
+            sizes.append(shapes)
+            return None if (3, 2) in shapes else sum(map(math.prod, shapes))
+
+        counter = Counter()
+        total = ShapeSum(weigh, counter)
+        program, row = self.multiplication(), self.fw.program(self.fw.mul, X[:1], W[:1])
+        tall = self.fw.program(self.fw.mul, [*X, X[0]], [*W, W[0]])
+        with self.apply(self.probe("mul", before=self.added(total, outputs))):
+            for one in (program, program, row, program, tall, row, tall, row):
+                one.run()
+        count = 3 if outputs is None else 2
+        assert (total.executions, total.unknown) == (8, 2)
+        assert total.amount == counter.count == count * (3 * 4 + 3 * 2)
+        assert [tuple(shape) for shape in total.last[0]] == [(1, 2), (1, 2)]
+        assert [(1, 2)] * count in sizes
+
+    def test_a_sum_of_several_operators(self) -> None:
+        """Sums of several operators may have one total; each execution that raises nothing is
+        added."""
+        counter = Counter()
+        sums: list[ShapeSum] = []
+
+        def analyse(context: OpContext) -> None:
+            sums.append(ShapeSum(lambda of: len(of[0]), counter))
+            self.added(sums[-1])(context)
+
+        program = self.fw.program(lambda x, w: self.fw.mul(self.fw.mul(x, w), w), X, W)
+        expected = program.run()
+        assert self.run(program, self.probe("mul", before=analyse), times=3) == expected
+        assert sum(one.executions for one in sums) == 6
+        assert counter.count == sum(one.amount for one in sums) == 12
+
+    def test_a_sum_of_a_subclass(self) -> None:
+        """What a subclass of ShapeSum does at each execution is done."""
+        seen: list[int] = []
+
+        class Noting(ShapeSum):
+            def after(self, *outputs: Any) -> None:
+                seen.append(len(outputs))
+
+        total = Noting(lambda of: 1)
+        self.run(self.multiplication(), self.probe("mul", before=self.added(total)), times=3)
+        assert seen == [1, 1, 1]
+
+    @requires(Capability.BACKWARD)
+    def test_a_sum_of_backward_operators(self) -> None:
+        """Sums around backward operators add up what routines see there, and may depend on the
+        last shapes of a forward operator, too."""
+        forward = ShapeSum(lambda of: 1)
+        found: list[ShapeSum] = []
+        seen: list[int] = []
+
+        def analyse(context: OpContext) -> None:
+            def weigh(of: tuple[Any, Any]) -> int:
+                # A graph may run its gradients before it.
+                rows = int(forward.last[0][0][0]) if forward.last[0] else len(X)
+                return 100 * sum(shape is not None for shape in of[1]) + rows
+
+            found.append(ShapeSum(weigh, of=forward))
+            context.insert_before_backward_op(found[-1].before)
+            context.insert_after_backward_op(found[-1].after)
+            context.insert_after_backward_op(
+                lambda *gradients: seen.append(sum(t is not None for t in gradients))
+            )
+
+        tool = self.probe("mul", before=self.added(forward), before_backward=analyse)
+        program = self.multiplication()
+        expected = program.train()
+        with self.apply(tool):
+            for _ in range(4):
+                assert program.train() == expected
+        assert sum(one.executions for one in found) == len(seen) > 0
+        assert sum(one.amount for one in found) == 100 * sum(seen) + len(X) * len(seen)
