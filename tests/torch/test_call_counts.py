@@ -261,7 +261,7 @@ def test_a_cell_in_a_loop(training: bool, bound: int) -> None:
             state[0].sum().backward()
 
     with torch.set_grad_enabled(training), applied(amanda.tools.load("count")()):
-        for _ in range(3):
+        for _ in range(NEW):
             loop()
         _, run = profiled(loop)
     assert len(run) <= (bound + MODULE_CALL) * count, f"\n{run}"

@@ -111,7 +111,9 @@ class Modules:
         frame, way = interceptor.frame, "captured"
         if captured.calls < CALLS:
             captured.calls += 1
-            missed: Any = captured.form(interceptor, module, args, kwargs)
+            # It is compared with the last one of them.
+            is_last = captured.calls == CALLS
+            missed: Any = captured.form(interceptor, module, args, kwargs) if is_last else _FIRST
             # Not by `vanilla`, whose frame the driver adds to the traceback of an error.
             result = _internals.PLAIN_CALL(module)(*args, **kwargs)
         else:
@@ -119,7 +121,10 @@ class Modules:
             result = _internals.call_captured(captured, captured.function, module, args, kwargs)
             missed, _CALL.missed = _CALL.missed, None
         if missed is not None:
-            if interceptor.frame is frame and not interceptor.stale:
+            if missed is _FIRST:
+                if _is_inner(interceptor, frame):
+                    return result
+            elif interceptor.frame is frame and not interceptor.stale:
                 captured.seen[missed] = found = operators_of(frame)
                 if _is_inner(interceptor, frame):
                     captured.is_small = _number_of(found) < WORTH
@@ -144,6 +149,9 @@ def _number_of(operators: Sequence[Any]) -> int:
         for _, *rest in operators
     )
 
+
+_FIRST: Any = object()
+"""Stands for the form of a call that is not looked at."""
 
 _NEW = "they are captured when they are called again in the same form"
 
