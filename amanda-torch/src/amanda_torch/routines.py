@@ -474,6 +474,7 @@ def _until_result(actions: Sequence[Action], values: list[Any]) -> tuple[int, Se
     """
     done = 0
     selected: Sequence[Any] = ()
+    versions: Sequence[int | None]
     # In this function: it is asked around each routine.
     try:
         counts, versions = True, [*map(_version_of, values)]
@@ -493,6 +494,7 @@ def _until_result(actions: Sequence[Action], values: list[Any]) -> tuple[int, Se
             note(error, action.routine, action.op_id)
             raise
         done += 1
+        now: Sequence[int | None]
         now = [*map(_version_of, values)] if counts else _versions_of(values)
         if now != versions:
             versions = now
