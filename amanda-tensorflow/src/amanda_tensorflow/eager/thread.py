@@ -145,10 +145,6 @@ class Tracker:
         """Whether an entry that was made in `generation` may be kept."""
         return generation == self.generation and self._dispatcher.is_cacheable()
 
-    def is_current(self, mark: Mark) -> bool:
-        """Whether the scopes that apply are those of `mark`."""
-        return not self.muted and not self.outdated and mark.generation == self.generation
-
     def has_passed(self, claim: Claim | None) -> bool:
         """Whether a backward pass has begun since the operator of `claim` was first marked."""
         return claim is not None and self.passes > claim.passes
