@@ -43,11 +43,12 @@ from amanda_tools.flops.tally import (
     ProductGradientOp,
     ProductOp,
     RunningSum,
-    Totals,
+    Tally,
     backward_probe,
     is_nested,
     known_shapes,
     shapes_of_items,
+    sums_so_far,
 )
 
 __all__ = ["FlopsOptions", "FlopsTool"]
@@ -104,7 +105,7 @@ class FlopsTool(PrintingTool[FlopsOptions]):
         self._bytes: dict[str, OpBytes] = {}
         self._samples = Samples()
         self._sums = {"forward": RunningSum(), "backward": RunningSum(), "other": RunningSum()}
-        self._totals: dict[str, Totals] = {}
+        self._tallies: dict[str, Tally[Any]] = {}
         self._unknown: dict[str, Counter] = {}
         self._parameters = Parameters()
         self.depends_on(MappingTool.standard())
@@ -230,7 +231,7 @@ class FlopsTool(PrintingTool[FlopsOptions]):
             # What an optimizer multiplies is no work of the model.
             is_model = op.op.phase in _WAYS
             op.tally.sum = self._sums[op.op.direction if is_model else "other"]
-            self._totals[op.op.id] = op.tally.running
+            self._tallies[op.op.id] = op.tally
         elif not op.is_free:
             self._unknown[op.op.id] = op.counter
         return op
@@ -258,10 +259,10 @@ class FlopsTool(PrintingTool[FlopsOptions]):
         """Executions and multiply-accumulates of operators with a formula so far, and executions
         of types without one."""
         self._sums["other"].macs()
-        totals = self._totals.values()
+        executions, macs = sums_so_far(self._tallies.values())
         return {
-            "executions": [total.executions for total in totals],
-            "macs": [total.macs for total in totals],
+            "executions": executions,
+            "macs": macs,
             "unknown": [counter.count for counter in self._unknown.values()],
         }
 
@@ -271,7 +272,7 @@ class FlopsTool(PrintingTool[FlopsOptions]):
         if not counts:
             return {}
         unknown = per_step_by_id(self._unknown, {"executions": counts.pop("unknown", ())})
-        known = per_step_by_id(self._totals, counts)
+        known = per_step_by_id(self._tallies, counts)
         found = {
             op_id: {"executions": of["executions"], "macs": of["macs"], "flops": 2 * of["macs"]}
             for op_id, of in known.items()

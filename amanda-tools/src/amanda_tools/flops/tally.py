@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Any, Generic, TypeVar
 
 import attrs
@@ -109,6 +109,7 @@ class Tally(Generic[KeyT]):
         sum: that of many operators, to which these are added.
         is_waiting: whether that sum is to look at it.
         added: executions that a driver may add up by itself.
+        folded: the sums over all others that :meth:`totals` has found so far.
     """
 
     macs_of: Callable[[KeyT], int]
@@ -116,14 +117,9 @@ class Tally(Generic[KeyT]):
     is_waiting: bool = False
     _runs: dict[KeyT, int] = attrs.field(factory=dict)
     _known: dict[KeyT, int | None] = attrs.field(factory=dict)
-    _folded: Totals | None = None
     _counters: dict[KeyT, KnownShapes] = attrs.field(factory=dict)
     added: ShapeSum | None = None
-
-    @property
-    def running(self) -> Totals:
-        """The sums that :meth:`totals` has brought up to date last; always the same object."""
-        return self._folded
+    folded: Totals | None = None
 
     def counter(self, key: KeyT) -> Counter:
         """Return the counter of the executions with these shapes, for where a graph tells them."""
@@ -149,7 +145,7 @@ class Tally(Generic[KeyT]):
 
     def totals(self) -> Totals:
         """Return the sums over all executions."""
-        total, runs, added = self._folded or Totals(), self._runs, self.added
+        total, runs, added = self.folded or Totals(), self._runs, self.added
         for key, counted in self._counters.items():
             executions = counted.new()
             if executions:
@@ -164,7 +160,7 @@ class Tally(Generic[KeyT]):
                 self.sum.add(executions * macs)
         if runs:
             # What was counted is in the totals; the same shapes may come again.
-            self._folded = total
+            self.folded = total
             runs.clear()
         if added is None:
             return total
@@ -187,6 +183,21 @@ class Tally(Generic[KeyT]):
             self._known.clear()
         self._known[key] = macs
         return macs
+
+
+def sums_so_far(tallies: Collection[Tally[Any]]) -> tuple[list[int], list[int]]:
+    """The executions of operators and their multiply-accumulates, as far as they are added up."""
+    # At the end of each step: a method would cost a frame for each operator.
+    executions = [
+        (0 if t.added is None else t.added.executions)
+        + (0 if t.folded is None else t.folded.executions)
+        for t in tallies
+    ]
+    macs = [
+        (0 if t.added is None else t.added.amount) + (0 if t.folded is None else t.folded.macs)
+        for t in tallies
+    ]
+    return executions, macs
 
 
 def shapes_of(tensors: Sequence[Any]) -> tuple[Any, ...]:
