@@ -245,7 +245,7 @@ IS_GATED = os.environ.get("AMANDA_TORCH_INTERCEPTOR", "auto") != "mode" and not 
 
 @pytest.mark.parametrize(
     ("training", "bound"),
-    [(True, bound(44, 164, 44)), (False, bound(41, 49, 41))],
+    [(True, bound(46, 166, 46)), (False, bound(43, 51, 43))],
     ids=["train", "infer"],
 )
 def test_a_cell_in_a_loop(training: bool, bound: int) -> None:

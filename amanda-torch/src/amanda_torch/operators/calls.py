@@ -309,7 +309,14 @@ def tensors_in(value: Any) -> list[Any]:
         items = value.values()
     elif dataclasses.is_dataclass(value) and not isinstance(value, type):
         items = (getattr(value, field.name, None) for field in dataclasses.fields(value))
-    return [tensor for item in items for tensor in tensors_in(item)]
+    found = []
+    for item in items:
+        # Asked at each call of an outermost module: most items are tensors.
+        if isinstance(item, torch.Tensor):
+            found.append(item)
+        else:
+            found += tensors_in(item)
+    return found
 
 
 def with_tensors(result: Any, old: Sequence[Any], new: Sequence[Any]) -> Any:
