@@ -114,7 +114,7 @@ class Parameters:
                 is_found = isinstance(tensor, torch.nn.Parameter) or (
                     position in roles and context.get_value(position) is not None
                 )
-                if is_found:
+                if is_found and not _is_of_metric(context, tensor):
                     found.append(self._parameter(tensor, context, position))
                 continue
             key = context.get_value_key(position)

@@ -354,7 +354,7 @@ class ProfileTool(PrintingTool[ProfileOptions]):
             title="the last step over time",
             kind="spans",
             labels=[self._ops[span.op.id].place for span in spans],
-            names=[span.op.type for span in spans],
+            names=[op.type if op.phase in MODEL else op.phase for op in (s.op for s in spans)],
             starts=[(span.start - step.begin) / 1e9 for span in spans],
             values={
                 name: [

@@ -31,11 +31,10 @@ def is_shape_inference(module: Any, inputs: Any) -> bool:
     It calls layers on symbolic tensors of its own, and within that on tensors of PyTorch (Keras
     3.15): no forward pass of the program.
     """
-    if "keras.layers" not in sys.modules or not is_backend():
+    layer = getattr(sys.modules.get("keras.layers"), "Layer", ())
+    if not isinstance(module, layer) or not is_backend():
         return False
     keras = sys.modules["keras"]
-    if not isinstance(module, keras.layers.Layer):
-        return False
     if any(isinstance(item, keras.KerasTensor) for item in keras.tree.flatten(inputs)):
         return True
     frame = inspect.currentframe()
