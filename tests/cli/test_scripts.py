@@ -34,9 +34,9 @@ def read(path: Path) -> Any:
 
 
 def complete(path: Path) -> list[dict[str, Any]]:
-    """The complete events of a timeline: operators, and no modules."""
+    """The complete events of a timeline that are of operators."""
     events = read(path)["traceEvents"]
-    return [e for e in events if e["ph"] == "X" and e["cat"] != "module"]
+    return [e for e in events if e["ph"] == "X" and e["cat"] not in ("module", "python")]
 
 
 # -- files that tools keep while a program runs -------------------------------

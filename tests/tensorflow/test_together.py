@@ -358,6 +358,9 @@ def test_an_exception_of_a_tool_keeps_its_type(call: Any) -> None:
             amanda.new_iteration()
 
 
+# Not None: that takes the drivers of what other tests have imported, too.
+BOTH = ["torch-eager", "tensorflow-eager", "tensorflow-function", "tensorflow-graph"]
+
 PACKAGES = (*SOURCES, str(Path(amanda_torch.__file__).parent) + "/")
 
 
@@ -381,14 +384,14 @@ def calls_of_torch(drivers: Any) -> tuple[int, str]:
 
 def test_another_framework_makes_routines_no_dearer() -> None:
     """Where TensorFlow is imported, too, a routine on PyTorch runs through the same functions."""
-    alone, together = calls_of_torch(["torch-eager"]), calls_of_torch(None)
+    alone, together = calls_of_torch(["torch-eager"]), calls_of_torch(BOTH)
     assert together[0] == alone[0], f"{together[1]}\n\n{alone[1]}"
 
 
 def test_routines_of_tensorflow_beside_torch() -> None:
     """Where PyTorch is imported, too, a routine on TensorFlow runs through few functions more."""
     counts = []
-    for drivers in ["tensorflow-eager"], None:
+    for drivers in ["tensorflow-eager"], BOTH:
         tool = support.Counter(["Square"])
         with amanda.apply(tool, drivers=drivers):
             for _ in range(5):

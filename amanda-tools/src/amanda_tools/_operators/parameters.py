@@ -22,7 +22,7 @@ import attrs
 
 from amanda import OpContext
 from amanda.interface.specs import TensorSpec
-from amanda_tools._values.shapes import size_of
+from amanda_tools._values.shapes import byte_size, size_of
 from amanda_tools._values.tensors import reader_of
 
 _FORWARDING = frozenset({"read_variable", "identity", "cast"})
@@ -177,9 +177,7 @@ class Parameters:
         return use
 
     def _new_parameter(self, value: Any) -> Parameter:
-        size = size_of(value)
-        item = getattr(value.dtype, "itemsize", None) or getattr(value.dtype, "size", None)
-        parameter = Parameter(self._count, size, size * int(item) if item else 0)
+        parameter = Parameter(self._count, size_of(value), byte_size(value) or 0)
         self._count += 1
         return parameter
 
