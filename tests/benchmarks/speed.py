@@ -162,7 +162,7 @@ def _whole_steps(workload: str, model: nn.Module) -> Iterator[tuple[str, Program
 
         yield (
             "peer: torchlens.trace",
-            Program(lambda: torchlens.trace(model, [], input_kwargs=dict(inputs))),
+            Program(lambda: torchlens.trace(model, [], input_kwargs=dict(inputs)), _unwrapped),
         )
     if importlib.util.find_spec("nnsight"):
         import nnsight
@@ -174,6 +174,17 @@ def _whole_steps(workload: str, model: nn.Module) -> Iterator[tuple[str, Program
                 pass
 
         yield "peer: nnsight, an empty trace", Program(trace)
+
+
+@contextmanager
+def _unwrapped() -> Iterator[None]:
+    """torchlens (2.36) wraps PyTorch's functions at its first use, and leaves them so for all."""
+    from torchlens.backends.torch.wrappers import unwrap_torch
+
+    try:
+        yield
+    finally:
+        unwrap_torch()
 
 
 def routine_on(architecture: str, interceptors: Sequence[str]) -> list[Comparison]:

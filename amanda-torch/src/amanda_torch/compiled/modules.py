@@ -4,9 +4,8 @@ A module that the program calls runs twice as it is. From its third call on it r
 captured it, as one graph and under Dynamo's guards; :mod:`amanda_torch.compiled.captured` runs the
 graph. A call that fits no capture runs as it is, and the next one of the same form is captured.
 Before a capture is used, its operators are compared, module by module, with those of a call that
-ran as it is. Whatever cannot be captured runs as it is;
-where that is an outermost module, the modules that it calls are captured instead, if they have some
-operators::
+ran as it is. Whatever cannot be captured runs as it is; where that is an outermost module, the
+modules that it calls are captured instead, if they have :data:`WORTH` operators::
 
     modules = Modules(suspended, note)
     run = modules.runner(interceptor, module, vanilla)      # None: the module runs as it is
