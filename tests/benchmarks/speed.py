@@ -53,6 +53,9 @@ from tests.benchmarks.watching import Touch, Watch
 VARIABLE = "AMANDA_TORCH_INTERCEPTOR"
 """The environment variable by which the driver ``torch-eager`` chooses, when it attaches."""
 
+COMPILER = "AMANDA_TORCH_COMPILER"
+"""That by which it chooses who compiles functions of the program: ``own`` is the program's."""
+
 _MODULE = "tests.benchmarks.speed"
 
 PAGE = Path("amanda-torch/docs/speed.md")
@@ -112,20 +115,20 @@ SLOW = "bert-base-b2-64-train"
 PEERS: Mapping[str, Scope] = {**INTERCEPTORS, **RECORDERS, **CHECKERS}
 
 
-def through(interceptor: str, scope: Scope) -> Scope:
-    """The scope, with the driver's interceptor chosen for as long as it is open."""
+def through(choice: str, scope: Scope, variable: str = VARIABLE) -> Scope:
+    """The scope, with the driver's interceptor, or another variable, set as long as it is open."""
 
     @contextmanager
     def entered(model: nn.Module) -> Iterator[None]:
-        before = os.environ.get(VARIABLE)
-        os.environ[VARIABLE] = interceptor
+        before = os.environ.get(variable)
+        os.environ[variable] = choice
         try:
             with scope(model):
                 yield
         finally:
-            os.environ.pop(VARIABLE)
+            os.environ.pop(variable)
             if before is not None:
-                os.environ[VARIABLE] = before
+                os.environ[variable] = before
 
     return entered
 
@@ -213,8 +216,12 @@ def compiled_by_inductor(build: Callable[[], models.Built]) -> list[Comparison]:
             function(**inputs)
 
     vanilla = Program(step)
-    watched = Program(step, lambda: amanda.apply(Watch(backward=False)))
-    masked = Program(step, lambda: amanda.apply(_Masks()))
+
+    def within(tool: Callable[[], amanda.Tool]) -> Program:
+        scope = through("own", lambda model: amanda.apply(tool()), COMPILER)
+        return Program(step, functools.partial(scope, model))
+
+    watched, masked = within(functools.partial(Watch, backward=False)), within(_Masks)
     return [
         Comparison("watched", watched, vanilla, 1.00),
         Comparison("traced mask on every weight", masked, vanilla, 1.05),
@@ -234,7 +241,7 @@ class _Masks(amanda.Tool):
 
     def analyse(self, context: amanda.OpContext) -> None:
         """Insert the mask before an operator with a weight."""
-        index = _WEIGHTS.get(context.get_op().type)
+        index = _WEIGHTS.get(context.get_op().__name__)
         if index is not None:
             mask = torch.ones(tuple(context.get_inputs()[index].shape))
             context.insert_before_op(_mask, inputs=[index], mask=mask)
