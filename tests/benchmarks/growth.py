@@ -52,6 +52,8 @@ def program(operators: int) -> Step:
         y = x
         for _ in range(operators):
             y = torch.neg(y)
+        # Without modules and gradients nothing else tells that the same operators come again.
+        amanda.new_iteration()
 
     return step
 
