@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from types import CodeType
 from typing import Any
 
 import numpy as np
@@ -27,33 +28,28 @@ def _square_in_a_session(tool: amanda.Tool) -> Any:
             return session.run(y)
 
 
-def test_an_interrupt_while_a_node_is_made_leaves_nothing_to_release() -> None:
-    """Of a node that an interrupt has left half made, the end of the scope releases nothing."""
+def _interrupt_everywhere(code: CodeType) -> None:
+    """Interrupt a session's runs at each line of a function: nothing takes the interrupt's place,
+    and the next run is right."""
     tool = amanda.Tool()
     tool.add_inst_for_op(lambda context: context.insert_after_op(lambda *outputs: None))
-    code = RunTimeRoutine.__init__.__code__
     found = interrupts.points(lambda: _square_in_a_session(tool), lambda other: other is code)
     assert len({point.place for point in found}) > 10
     for point in found:
-        # An error at the end of the scope would take the interrupt's place.
         assert interrupts.run(
             lambda: _square_in_a_session(tool), lambda other: other is code, point
         )
         np.testing.assert_array_equal(_square_in_a_session(tool), [9.0])
+
+
+def test_an_interrupt_while_a_node_is_made_leaves_nothing_to_release() -> None:
+    """Of a node that an interrupt has left half made, the end of the scope releases nothing."""
+    _interrupt_everywhere(RunTimeRoutine.__init__.__code__)
 
 
 def test_an_interrupt_while_an_operator_is_added_is_no_graph_that_cannot_be_copied() -> None:
     """An interrupt reaches the program, also where TensorFlow's own blocks fail because of it."""
-    tool = amanda.Tool()
-    tool.add_inst_for_op(lambda context: context.insert_after_op(lambda *outputs: None))
-    code = Replay.create.__code__
-    found = interrupts.points(lambda: _square_in_a_session(tool), lambda other: other is code)
-    assert len({point.place for point in found}) > 10
-    for point in found:
-        assert interrupts.run(
-            lambda: _square_in_a_session(tool), lambda other: other is code, point
-        )
-        np.testing.assert_array_equal(_square_in_a_session(tool), [9.0])
+    _interrupt_everywhere(Replay.create.__code__)
 
 
 _FORKING = """
