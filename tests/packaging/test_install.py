@@ -34,7 +34,7 @@ OF_CORE = ("attrs", "importlib-metadata", "pluggy")
 DEPENDENCIES = (
     *OF_CORE,
     *("hatchling", "torch"),
-    *("jinja2", "numpy", "rich", "safetensors"),
+    *("jinja2", "numpy", "rich", "safetensors", "xxhash"),
 )
 
 MODES = ("wheel", "editable")

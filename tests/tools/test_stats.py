@@ -10,6 +10,7 @@ import math
 import subprocess
 import sys
 import weakref
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from types import FrameType
@@ -24,7 +25,9 @@ from torch import nn
 
 import amanda
 from amanda.testing import loopback as lb
-from amanda_tools._values.moments import Moments
+from amanda_tools._values import moments as moments_module
+from amanda_tools._values.moments import KnownMoments, Moments
+from amanda_tools._values.tensors import reader_of
 from amanda_tools.sparsity import SparsityTool, pattern_share
 from amanda_tools.stats import StatsTool
 from tests import models
@@ -112,6 +115,98 @@ def test_units_of_tensors_with_and_without_zeros() -> None:
         for array in arrays:
             moments.add(array)
         assert moments.row()["dead_units"] == dead
+
+
+@pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
+def test_each_type_of_numbers_has_the_figures_of_its_values(dtype: str) -> None:
+    """Zeros of both signs, subnormal numbers, the largest, NaN and infinities, against float64."""
+    limits = np.finfo(dtype)
+    special = [0.0, -0.0, limits.smallest_subnormal, -limits.smallest_subnormal, limits.tiny]
+    special += [limits.max, -limits.max, 2.0**-31, 2.0**-30, -(2.0**-24), 1.0, -3.0]
+    finite = np.array(special, dtype=dtype)
+    array = np.append(finite, np.array([math.nan, math.inf, -math.inf, -math.nan], dtype=dtype))
+    moments = Moments()
+    moments.add(array)
+    row = moments.row()
+    if dtype == "float64":  # the sum of squares overflows
+        assert row["std"] == math.inf
+    else:
+        assert row["mean"] == pytest.approx(finite.mean(dtype=np.float64))
+        assert row["std"] == pytest.approx(finite.std(dtype=np.float64))
+    assert (row["min"], row["max"]) == (-limits.max, limits.max)
+    assert (row["nan"], row["inf"], row["zeros"]) == (2, 2, int((finite == 0).sum()))
+    wide = finite.astype(np.float64)
+    exponents = np.clip(np.floor(np.log2(np.abs(wide[wide != 0]))), -30, 30)
+    signed = zip(np.sign(wide[wide != 0]), exponents, strict=True)
+    expected = Counter((float(sign), float(exponent)) for sign, exponent in signed)
+    bars = [bar for bar in row["histogram"] if bar[0] or bar[1]]
+    found = {
+        (-1.0, math.log2(-high)) if high <= 0 else (1.0, math.log2(low)): count
+        for low, high, count in bars
+    }
+    assert found == expected
+
+
+def test_the_same_elements_are_computed_with_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A tensor, its transposed view and a copy: their moments are taken once, and those of other
+    elements, another order or another type again. The units of each are its own."""
+    taken = list[Any]()
+    count = np.bincount
+    monkeypatch.setattr(np, "bincount", lambda *a, **k: (taken.append(a), count(*a, **k))[1])
+    array = np.array([[0.0, 1.0, 2.0], [0.0, 4.0, 5.0]], dtype=np.float32)
+    known = KnownMoments(zeros_only=False)
+    first = known.of(array, None, 1)
+    assert (first.row()["dead_units"], first.row()["units"], len(taken)) == (1, 3, 1)
+    transposed = known.of(array.T, None, 1)
+    assert (transposed.row()["dead_units"], transposed.row()["units"], len(taken)) == (0, 2, 1)
+    assert known.of(array.copy(), None, None).row()["mean"] == first.mean
+    assert len(taken) == 1
+    for other in (-array, array[::-1].copy(), array.astype(np.float64)):
+        moments = known.of(other, (-math.inf, 4.0), None)
+        assert moments.row()["mean"] == other.mean()
+        assert moments.row()["saturated"] == (other >= 4.0 - 0.01).sum()
+    assert len(taken) == 4
+
+
+def test_moments_of_many_arrays_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As many are remembered as are allowed; the ones that were asked for last."""
+    monkeypatch.setattr(moments_module, "_KNOWN", 2)
+    known = KnownMoments(zeros_only=False)
+    arrays = [np.full(3, float(number)) for number in range(3)]
+    of = [known.of(array, None, None) for array in arrays[:2]]
+    assert known.of(arrays[0], None, None) is of[0]
+    known.of(arrays[2], None, None)
+    assert known.of(arrays[0], None, None) is of[0]
+    assert known.of(arrays[1], None, None) is not of[1]
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda x: x,
+        lambda x: x.t(),
+        lambda x: x[:, ::2],
+        lambda x: x.expand(3, *x.shape),
+        lambda x: x[:0],
+        lambda x: x[0, 0],
+        lambda x: x.bfloat16(),
+        lambda x: x.half().t(),
+        lambda x: x.double(),
+        lambda x: torch.complex(x, x).conj().imag,
+        lambda x: x.requires_grad_(),
+        lambda x: x.view(1, 2, 3, 2).to(memory_format=torch.channels_last),
+    ],
+)
+def test_the_memory_of_a_tensor_is_read_in_place(make: Callable[[Any], Any]) -> None:
+    """The view has the values of the copy; PyTorch may resize the memory later, as FSDP does."""
+    tensor = make(torch.arange(12.0).reshape(3, 4) - 5)
+    reader = reader_of(tensor)
+    view = reader.numpy_view(tensor)
+    np.testing.assert_array_equal(view, reader.numpy(tensor))
+    assert view.dtype == reader.numpy(tensor).dtype
+    del view
+    storage = tensor.untyped_storage()
+    storage.resize_(storage.nbytes() + 64)
 
 
 def test_what_is_no_number_is_counted_and_left_out() -> None:

@@ -59,6 +59,7 @@ class SparsityTool(WatchingTool[SparsityOptions]):
     name = "sparsity"
     Options = SparsityOptions
     only_watches = True
+    zeros_only = True
 
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)

@@ -21,7 +21,7 @@ from amanda.tools.reporting import type_names
 from amanda_tools._bases.phases import MODEL, PhaseOptions, other_phases
 from amanda_tools._bases.printing import PrintingTool
 from amanda_tools._operators.compiled_code import make_observer
-from amanda_tools._values.moments import BOUNDS, Moments
+from amanda_tools._values.moments import BOUNDS, KnownMoments, Moments
 from amanda_tools._values.tensors import Array, reader_of
 
 _UNINITIALIZED = frozenset(
@@ -125,13 +125,17 @@ class WatchingTool(PrintingTool[OptionsT]):
         watched: the tensors by :attr:`WatchedTensor.key`, in the order in which they came.
         series: figures of single executions, up to the option ``limit``.
         routines: number of routines inserted so far.
+        zeros_only: of the moments.
     """
+
+    zeros_only = False
 
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)
         self.watched: dict[str, WatchedTensor] = {}
         self.series: list[Sample] = []
         self.routines = 0
+        self._known = KnownMoments(zeros_only=self.zeros_only)
         self.depends_on(MappingTool.standard())
         tensors = self.options.tensors
         if "activations" in tensors or "weights" in tensors:
@@ -188,10 +192,10 @@ class WatchingTool(PrintingTool[OptionsT]):
             if tensor is None or not reader_of(tensor).is_readable_float(tensor):
                 continue
             watched = self._watched_tensor(routine, position, tensor)
-            array = reader_of(tensor).numpy(tensor)
-            now = Moments(watched.moments.bounds, watched.moments.unit_axis)
-            now.add(array)
-            watched.moments.merge(now)
+            array = reader_of(tensor).numpy_view(tensor)
+            moments = watched.moments
+            now = self._known.of(array, moments.bounds, moments.unit_axis)
+            moments.merge(now)
             if len(self.series) < self.options.limit:
                 self.series.append(Sample.of(routine.step, watched.key, now))
             self.examine(watched, array, now)

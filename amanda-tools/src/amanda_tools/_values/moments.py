@@ -12,6 +12,7 @@ from typing import Any
 
 import attrs
 import numpy as np
+from xxhash import xxh3_128_digest
 
 from amanda_tools._values.tensors import Array
 
@@ -32,23 +33,41 @@ BOUNDS: Mapping[str, tuple[float, float]] = {
 _CHUNK = 1 << 16
 """Elements processed together: as many as stay in a processor's cache."""
 
-_FIELDS = 1 << 11
-"""Number of exponent fields of a float64; field 0 stands for zeros and subnormal numbers."""
 
-_FIRST, _LAST = 1023 + _SMALLEST, 1023 + _LARGEST
-"""Exponent fields of the first and the last bin of the histogram; 1023 is float64's bias."""
+_KNOWN = 1 << 12
+"""Arrays whose moments are remembered, with 1.2 kB each."""
 
-_FRACTION = np.uint64(52)
-"""Bits of a float64 after sign and exponent field."""
 
-_OF_ONE_SIGN = np.array([0, 1, *range(_FIRST + 1, _LAST + 1)])
+class _Float:
+    """How a type of floating-point numbers stores its exponent, for the histogram.
 
-_EDGES = np.concatenate([_OF_ONE_SIGN, _FIELDS + _OF_ONE_SIGN])
-"""Where a bin begins among the fields of both signs. The first of either sign is that of field 0,
-which belongs to no bin."""
+    Sign and exponent are the first bits of a number: they give its bin without a logarithm. Field
+    0 stands for zeros and subnormal numbers, the last one for NaN and infinities.
+
+    Args:
+        bits: the unsigned integers of the same size.
+        fraction: bits after sign and exponent.
+
+    Attributes:
+        fields: number of exponent fields.
+        edges: where a bin begins among the fields of both signs; of either sign the first is that
+            of field 0 and the last that of the numbers that are not finite, which are no bins.
+    """
+
+    def __init__(self, bits: type[np.unsignedinteger[Any]], fraction: int) -> None:
+        self.bits = bits
+        self.shift = bits(fraction)
+        self.fields = 1 << (8 * np.dtype(bits).itemsize - fraction - 1)
+        bias = self.fields // 2 - 1
+        inner = range(bias + _SMALLEST + 1, bias + _LARGEST + 1)
+        of_one_sign = np.array([0, 1, *inner, self.fields - 1])
+        self.edges = np.concatenate([of_one_sign, self.fields + of_one_sign])
+
+
+_FLOAT32, _FLOAT64 = _Float(np.uint32, 23), _Float(np.uint64, 52)
 
 _SUM, _MINIMUM, _MAXIMUM = np.add.reduce, np.minimum.reduce, np.maximum.reduce
-_SUMS, _ALL = np.add.reduceat, np.logical_and.reduce
+_SUMS = np.add.reduceat
 
 _NEAR = 0.01
 """Distance to a bound within which a value is saturated: this fraction of the bounds' distance, or
@@ -65,6 +84,7 @@ class Moments:
     Attributes:
         bounds: lower and upper bound for :attr:`saturated`; None to count none.
         unit_axis: the axis of units (channels) for dead units; None to look for none.
+        zeros_only: count elements, zeros and dead units, and leave all other figures at 0.
         executions: tensors added.
         elements: their elements.
         zeros, nan, inf, saturated: number of such elements.
@@ -73,6 +93,7 @@ class Moments:
 
     bounds: tuple[float, float] | None = None
     unit_axis: int | None = None
+    zeros_only: bool = attrs.field(default=False, kw_only=True)
     executions: int = 0
     elements: int = 0
     zeros: int = 0
@@ -89,33 +110,33 @@ class Moments:
     )
     _alive: Array | None = None
 
-    def add(self, array: Array) -> None:
-        """Add the values of one execution."""
-        # float64 for all types: sums of many float16 or float32 elements would lose precision.
-        values = array.astype(np.float64, copy=False)
-        is_finite = np.isfinite(values)
-        self.executions += 1
-        self.elements += values.size
-        zeros = values.size - int(np.count_nonzero(values))
-        self.zeros += zeros
-        if _ALL(is_finite, axis=None):
-            finite = values.ravel()
+    def add(self, array: Array, known: Moments | None = None) -> None:
+        """Add the values of one execution.
+
+        Args:
+            array: the values, in any order of memory.
+            known: moments, without bounds and units, of an array with the same elements.
+        """
+        before = self.zeros
+        if known is None:
+            self.executions += 1
+            self.elements += array.size
+            self._take(array)
         else:
-            finite = values[is_finite]
-            nan = int(np.isnan(values).sum())
-            self.nan += nan
-            self.inf += values.size - finite.size - nan
+            self.merge(known)
         if self.bounds is not None:
-            self.saturated += _saturated(finite, self.bounds)
-        if finite.size:
-            self._take(finite, zeros)
-        if self.unit_axis is not None and values.ndim > self.unit_axis:
-            self._note_alive(_alive(values, self.unit_axis, zeros))
+            self.saturated += _saturated(array, self.bounds)
+        if self.unit_axis is not None and array.ndim > self.unit_axis:
+            self._note_alive(_alive(array, self.unit_axis, self.zeros - before))
 
     def merge(self, other: Moments) -> None:
         """Add all executions of another object with the same bounds and unit axis."""
-        for name in ("executions", "elements", "zeros", "nan", "inf", "saturated"):
-            setattr(self, name, getattr(self, name) + getattr(other, name))
+        self.executions += other.executions
+        self.elements += other.elements
+        self.zeros += other.zeros
+        self.nan += other.nan
+        self.inf += other.inf
+        self.saturated += other.saturated
         if other._finite:
             self._combine(other._finite, other.mean, other._squares)
             self.minimum = min(self.minimum, other.minimum)
@@ -124,32 +145,54 @@ class Moments:
         if other._alive is not None:
             self._note_alive(other._alive)
 
-    def _take(self, finite: Array, zeros: int) -> None:
-        """Update mean, squares, extremes and histogram with finite elements, `zeros` of which are
-        zero."""
+    def _take(self, array: Array) -> None:
+        """Count zeros and what is not finite; update mean, squares, extremes and histogram."""
+        if self.zeros_only:
+            self.zeros += array.size - int(np.count_nonzero(array))
+            return
+        form = _FLOAT32
+        if array.dtype.itemsize < 4:
+            array = array.astype(np.float32)
+        elif array.dtype != np.float32:
+            array, form = array.astype(np.float64, copy=False), _FLOAT64
+        values = array.ravel(order="K")
         # Chunk by chunk: one pass over data that is in the cache costs less than several over all
         # of it. By ufuncs: on the small tensors of most layers, what the methods mean(), sum(),
         # min() and max() do in Python takes longer than the numbers.
-        fields: Array | None = None
-        for start in range(0, finite.size, _CHUNK):
-            chunk = finite[start : start + _CHUNK]
-            mean = float(_SUM(chunk) / chunk.size)
-            away = chunk - mean
-            self._combine(chunk.size, mean, float(_SUM(np.square(away, out=away))))
+        for start in range(0, values.size, _CHUNK):
+            chunk = values[start : start + _CHUNK]
+            fields = (chunk.view(form.bits) >> form.shift).astype(np.intp)
+            counts = np.bincount(fields, minlength=2 * form.fields)
+            # The sign bit is 1 for negative numbers, whose bins come first.
+            by_sign = _SUMS(counts, form.edges).reshape(2, -1)[::-1]
+            self._bins += by_sign[:, 1:-1]
+            if by_sign[0, 0] or by_sign[1, 0]:
+                self._count_small(chunk, int(by_sign[0, 0] + by_sign[1, 0]))
+            if by_sign[0, -1] or by_sign[1, -1]:
+                nan = int(np.isnan(chunk).sum())
+                self.nan += nan
+                self.inf += int(by_sign[0, -1] + by_sign[1, -1]) - nan
+                chunk = chunk[np.isfinite(chunk)]
+                if not chunk.size:
+                    continue
+            # float64 for all types: sums of many float32 elements would lose precision.
+            wide = chunk.astype(np.float64)
+            mean = float(_SUM(wide) / wide.size)
+            wide -= mean
+            squares = _squares(wide) if form is _FLOAT64 else float(_SUM(np.square(wide, out=wide)))
+            self._combine(wide.size, mean, squares)
             self.minimum = min(self.minimum, float(_MINIMUM(chunk)))
             self.maximum = max(self.maximum, float(_MAXIMUM(chunk)))
-            # The first 12 bits of a float64 are sign and exponent: they give the bin without a
-            # logarithm.
-            first = (chunk.view(np.uint64) >> _FRACTION).view(np.int64)
-            found = np.bincount(first, minlength=2 * _FIELDS)
-            fields = found if fields is None else fields + found
-        assert fields is not None
-        # The sign bit is 1 for negative numbers, whose bins come first.
-        by_sign = _SUMS(fields, _EDGES).reshape(2, -1)[::-1]
-        self._bins += by_sign[:, 1:]
-        # Exponent field 0 holds zeros and subnormal numbers; the latter belong to the first bin.
-        if int(by_sign[0, 0]) + int(by_sign[1, 0]) > zeros:
-            tiny = finite[np.abs(finite) < np.finfo(np.float64).tiny]
+
+    def _count_small(self, chunk: Array, small: int) -> None:
+        """Count the zeros among elements whose exponent field is 0, of which there are `small`.
+
+        The others are subnormal numbers, and belong to the first bin.
+        """
+        zeros = chunk.size - int(np.count_nonzero(chunk))
+        self.zeros += zeros
+        if small > zeros:
+            tiny = chunk[np.abs(chunk) < np.finfo(chunk.dtype).tiny]
             self._bins[:, 0] += [(tiny < 0).sum(), (tiny > 0).sum()]
 
     def _combine(self, count: int, mean: float, squares: float) -> None:
@@ -217,6 +260,48 @@ class Moments:
         return found
 
 
+class KnownMoments:
+    """Moments of the arrays that came last, by a hash of their elements.
+
+    Many tensors of a training step have the same elements in the same order of memory: the gradient
+    of a weight and that of its transposed view, activations and their reshaped views, weights
+    from one inference to the next. To hash them takes a twentieth of the time of their figures.
+
+    Args:
+        zeros_only: of all moments.
+    """
+
+    def __init__(self, *, zeros_only: bool) -> None:
+        self._zeros_only = zeros_only
+        self._known: dict[tuple[str, bytes], Moments] = {}
+
+    def of(
+        self, array: Array, bounds: tuple[float, float] | None, unit_axis: int | None
+    ) -> Moments:
+        """The moments of an array, computed once; they are shared, and not to be changed."""
+        # The hash has 128 bits: two arrays of a run that differ do not share one.
+        key = array.dtype.str, xxh3_128_digest(array.ravel(order="K").data)
+        # The one that was asked for last stands last.
+        known = self._known.pop(key, None)
+        if known is None:
+            known = Moments(zeros_only=self._zeros_only)
+            known.add(array)
+            if len(self._known) >= _KNOWN:
+                del self._known[next(iter(self._known))]
+        self._known[key] = known
+        if bounds is None and unit_axis is None:
+            return known
+        moments = Moments(bounds, unit_axis, zeros_only=self._zeros_only)
+        moments.add(array, known)
+        return moments
+
+
+def _squares(numbers: Array) -> float:
+    """The sum of squares of float64 numbers, which alone may overflow; it is infinite then."""
+    with np.errstate(over="ignore"):
+        return float(_SUM(np.square(numbers)))
+
+
 def _alive(values: Array, axis: int, zeros: int) -> Array:
     """For each unit along an axis, whether an element is not zero; `zeros` of all elements are."""
     if values.size and not zeros:
@@ -226,9 +311,12 @@ def _alive(values: Array, axis: int, zeros: int) -> Array:
     return alive
 
 
-def _saturated(finite: Array, bounds: tuple[float, float]) -> int:
-    """Count the elements within :data:`_NEAR` of a bound or beyond it."""
+def _saturated(values: Array, bounds: tuple[float, float]) -> int:
+    """Count the finite elements within :data:`_NEAR` of a bound or beyond it."""
     low, high = bounds
     width = high - low
     near = _NEAR * (width if math.isfinite(width) else 1.0)
-    return int(((finite <= low + near) | (finite >= high - near)).sum())
+    # In float64, in which the bounds are given.
+    values = values.astype(np.float64, copy=False)
+    is_near = (values <= low + near) | (values >= high - near)
+    return int((is_near & np.isfinite(values)).sum())

@@ -72,6 +72,13 @@ class TensorReader(abc.ABC):
     def numpy(self, tensor: Any) -> Array:
         """Copy to NumPy in the type of the same name; float32 for types that NumPy lacks."""
 
+    def numpy_view(self, tensor: Any) -> Array:
+        """:meth:`numpy` without a copy where the tensor's memory can be read as it is.
+
+        Use it at once, and only read it: it shows what is in that memory, in its order.
+        """
+        return self.numpy(tensor)
+
     def wide_numpy(self, tensor: Any) -> Array:
         """:meth:`numpy` with float16, too, as float32, whose products and sums do not overflow."""
         array = self.numpy(tensor)

@@ -16,7 +16,11 @@ import torch
 from amanda_tools import _internals
 from amanda_tools._values.tensors import Arithmetic, Array
 
-_NUMPY_FLOATS = (torch.float64, torch.float32, torch.float16)
+_NUMPY_FLOATS = {
+    dtype: np.dtype(str(dtype).removeprefix("torch.")).str
+    for dtype in (torch.float64, torch.float32, torch.float16)
+}
+"""The floating-point types that NumPy has, too, as it names them."""
 
 _OWN = frozenset({torch.Tensor, torch.nn.Parameter, torch.nn.Buffer})
 """The classes whose tensors hold their numbers, and compute as PyTorch does."""
@@ -195,6 +199,11 @@ class TorchArithmetic(Arithmetic):
                 raise TypeError(f"the numbers of a {type(tensor).__name__} cannot be read")
             return _array(plain)
 
+    def numpy_view(self, tensor: Any) -> Array:
+        if type(tensor) in _OWN and tensor.numel() and _transform() is None:
+            return np.asarray(_Memory(tensor))
+        return self.numpy(tensor)
+
     @_reads(None)
     def storable(self, tensor: Any) -> Any:
         tensor = tensor.detach().resolve_conj().resolve_neg()
@@ -315,15 +324,38 @@ class TorchArithmetic(Arithmetic):
         return (order.argsort(-1) < count).to(scores.dtype)
 
 
-def _array(tensor: Any) -> Array:
+def _readable(tensor: Any) -> Any:
+    """The tensor on the CPU, as numbers of a type that NumPy has, in the order of its memory."""
     tensor = tensor.detach().cpu()
     if tensor.is_floating_point() and tensor.dtype not in _NUMPY_FLOATS:
         tensor = tensor.float()
+    return tensor.resolve_conj().resolve_neg()
+
+
+def _array(tensor: Any) -> Array:
     # A copy before numpy(), after which PyTorch refuses to resize the tensor's memory (2.13): that
     # is how FSDP2 frees parameters.
-    copy = tensor.resolve_conj().resolve_neg().clone(memory_format=torch.contiguous_format)
+    copy = _readable(tensor).clone(memory_format=torch.contiguous_format)
     array: Array = copy.numpy()
     return array
+
+
+class _Memory:
+    """The memory of a tensor, for NumPy to read; an array of it keeps it alive.
+
+    Unlike ``tensor.numpy()`` it leaves PyTorch free to resize that memory.
+    """
+
+    def __init__(self, tensor: Any) -> None:
+        self._tensor = tensor = _readable(tensor)
+        size = tensor.element_size()
+        self.__array_interface__ = {
+            "version": 3,
+            "data": (tensor.data_ptr(), True),
+            "typestr": _NUMPY_FLOATS[tensor.dtype],
+            "shape": tuple(tensor.shape),
+            "strides": tuple(stride * size for stride in tensor.stride()),
+        }
 
 
 def _how_stored(tensor: Any) -> str:
