@@ -280,6 +280,19 @@ def value_of(value: Any) -> Any:
     return gen_resource_variable_ops.read_variable_op(value.handle, value.dtype)
 
 
+class _InputCounts(dict[str, int]):
+    """Number of arguments of the fast path that are inputs of an operator, before its attributes."""
+
+    def __missing__(self, op_type: str) -> int:
+        op_def = op_def_of(op_type)
+        # An operator that is not registered: all its arguments may be inputs.
+        count = sys.maxsize if op_def is None else len(op_def.input_arg)
+        return self.setdefault(op_type, count)
+
+
+INPUT_COUNTS = _InputCounts()
+"""By operator type. A list of tensors is one argument."""
+
 NO_VARIABLES = frozenset({ops.EagerTensor, tf.DType, str, bytes, bool, int, float, type(None)})
 """Types of most arguments of operators: among others, the fast path may read variables in C."""
 

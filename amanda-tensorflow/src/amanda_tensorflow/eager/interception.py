@@ -103,8 +103,8 @@ class Interception:
         local, state, fallback = LOCAL, STATE, self._fallback
         run_inlined, passed, with_variables = self._run_inlined, self._passed, self._with_variables
         module, fall_back = _internals.EXECUTE, _internals.FallbackException
-        without_variables = _internals.NO_VARIABLES.issuperset
-        is_read = _internals.is_read_by_runtime
+        plain, without_variables = _internals.NO_VARIABLES, _internals.NO_VARIABLES.issuperset
+        is_read, inputs_of = _internals.is_read_by_runtime, _internals.INPUT_COUNTS
 
         def TFE_Py_FastPathExecute(ctx: Any, op_name: str, name: Any, *args: Any) -> Any:  # noqa: N802
             tracker = local.tracker
@@ -129,7 +129,15 @@ class Interception:
                 if module.execute is not self._hook:
                     self._patch_again()
                 raise fall_back(op_name)
-            if not without_variables(map(type, args)) and any(map(is_read, args)):
+            # Attributes follow the inputs; most operators have one or two of these.
+            inputs = inputs_of[op_name]
+            if inputs == 1:
+                is_plain = type(args[0]) in plain
+            elif inputs == 2:
+                is_plain = type(args[0]) in plain and type(args[1]) in plain
+            else:
+                is_plain = without_variables(map(type, args[:inputs]))
+            if not is_plain and any(map(is_read, args)):
                 return with_variables(tracker, cells, entry, ctx, op_name, name, args)
             if entry is None:
                 result = vanilla(ctx, op_name, name, *args)
