@@ -168,6 +168,21 @@ def test_counts_that_a_step_did_not_begin_with_are_unknown() -> None:
     assert (steps.counts_of_last(), steps.times) == ({}, None)
 
 
+def test_steps_of_equal_figures_count_in_the_ranges() -> None:
+    """Also where the last of them goes on after what looked like its end, with other figures."""
+    steps = StepFigures()
+    for number, so_far in enumerate([1, 3, 5]):
+        steps.begin(number, {"calls": so_far - 1 if number == 0 else so_far - 2})
+        steps.end(number, {"calls": so_far}, {})
+    assert steps.last() == {"calls": 2, "min": {"calls": 1}, "max": {"calls": 2}}
+    steps.end(2, {"calls": 12}, {})
+    steps.end(2, {"calls": 11}, {})
+    assert steps.last() == {"calls": 8, "min": {"calls": 1}, "max": {"calls": 8}}
+    steps.begin(3, {"calls": 11})
+    steps.end(3, {"calls": 14}, {})
+    assert steps.last() == {"calls": 3, "min": {"calls": 1}, "max": {"calls": 8}}
+
+
 def collecting() -> Any:
     """A module whose operator takes a collection of some 100 ms."""
 

@@ -245,7 +245,7 @@ IS_GATED = os.environ.get("AMANDA_TORCH_INTERCEPTOR", "auto") != "mode" and not 
 
 @pytest.mark.parametrize(
     ("training", "bound"),
-    [(True, bound(46, 166, 46)), (False, bound(43, 51, 43))],
+    [(True, bound(34, 153, 34)), (False, bound(31, 38, 31))],
     ids=["train", "infer"],
 )
 def test_a_cell_in_a_loop(training: bool, bound: int) -> None:

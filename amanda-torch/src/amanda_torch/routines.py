@@ -21,7 +21,8 @@ from typing import Any
 
 import torch
 
-from amanda.engine.dispatch import Dispatcher, charge, note
+from amanda.engine.dispatch import Dispatcher, charge
+from amanda.engine.notes import note
 from amanda.engine.plan import ActionPlan
 from amanda.engine.records import OpRecord
 from amanda.errors import InPlaceWarning

@@ -24,6 +24,7 @@ from collections.abc import Callable, Mapping, Sequence, Set
 from contextlib import AbstractContextManager, contextmanager
 from typing import TYPE_CHECKING, Any
 
+from amanda.engine.notes import note
 from amanda.engine.plan import EMPTY_PLAN, ActionPlan, compile_plan
 from amanda.engine.points import Points
 from amanda.engine.records import OpRecord
@@ -32,7 +33,6 @@ from amanda.interface.action import Action, ActionKind, Filter, InstPoint, Owner
 from amanda.interface.driver import Driver, Together
 from amanda.interface.tool import Tool
 from amanda.state import (
-    ATTACHED,
     STATE,
     TOOL_LOCK,
     UNPAUSED,
@@ -46,21 +46,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from amanda.interface.calls import OpCall
-    from amanda.interface.points import PointContext
-
-
-def note(error: BaseException, who: str, op_id: str, point: str = "op ") -> None:
-    """Add a note naming tool, routine and op id to an exception on its way to the user.
-
-    An interrupt comes from the user: where it hit is chance.
-    """
-    if isinstance(error, KeyboardInterrupt):
-        return
-    text = f"amanda: raised in {who} at {point}{op_id}".removesuffix(" of ")
-    if text not in getattr(error, "__notes__", ()):
-        error.add_note(text)
-    for driver in tuple(ATTACHED.values()):
-        driver.tool_raised(error)
 
 
 class Dispatcher:
@@ -361,17 +346,6 @@ class Dispatcher:
                 note(error, action.routine, action.op_id)
             raise
         return result
-
-    def call_at_point(
-        self, scope: LiveScope, tool: Tool, routine: Callable[..., Any], context: PointContext
-    ) -> None:
-        """Call a routine at a derived point, isolated from AD; what it returns is dropped."""
-        try:
-            self.call_alone(scope, routine, (context,))
-        except BaseException as error:
-            name = f"{type(tool).__name__}.{getattr(routine, '__name__', routine)}"
-            note(error, name, context.id, f"{context.point.value} of ")
-            raise
 
     def _elsewhere(self) -> Sequence[AbstractContextManager[Any]]:
         """Contexts in which the drivers of other frameworks do not instrument a tool's calls.

@@ -17,6 +17,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from amanda.engine.notes import note
 from amanda.interface.points import Point, PointContext
 from amanda.state import STATE
 
@@ -66,10 +67,25 @@ class Points:
             differentiates: whether the gradients are computed with it, as in a run of a graph.
         """
         for scope in scopes:
+            is_next = scope.steps.is_next(model, differentiates)
+            if is_next and scope.alive and not STATE.paused:
+                # Three points at each call of a small model: tools' code is entered once.
+                args = scope, model, trains, differentiates
+                self._dispatcher.call_alone(scope, self._next_begins, args)
+                continue
             tell = partial(self._tell, scope)
-            begins = scope.steps.forward_begins(model, trains, tell, differentiates)
+            begins = scope.steps.forward_begins(model, trains, tell, differentiates, is_next)
             if begins and scope.routines_at(Point.FORWARD_BEGIN):
                 self._tell(scope, Point.FORWARD_BEGIN, id=model)
+
+    def _next_begins(
+        self, scope: LiveScope, model: str, trains: bool, differentiates: bool
+    ) -> None:
+        """An iteration ends and another one begins with a forward pass; in tools' code."""
+        run = partial(self._run, scope)
+        begins = scope.steps.forward_begins(model, trains, run, differentiates, is_next=True)
+        if begins and scope.routines_at(Point.FORWARD_BEGIN):
+            self._run(scope, Point.FORWARD_BEGIN, id=model)
 
     def forward_ends(self, told: Scopes, model: str) -> None:
         """The outermost module has returned, or raised."""
@@ -137,10 +153,15 @@ class Points:
 
     def _tell(self, scope: LiveScope, point: Point, **facts: Any) -> None:
         """Run the routines of a scope's tools at one point."""
-        if not scope.alive or STATE.paused:
-            return
+        if scope.alive and not STATE.paused and scope.routines_at(point):
+            # It takes the lock of tools' code.
+            args = scope, point
+            self._dispatcher.call_alone(scope, partial(self._run, **facts), args)
+
+    def _run(self, scope: LiveScope, point: Point, **facts: Any) -> None:
+        """Run the routines at one point; in tools' code."""
         routines = scope.routines_at(point)
-        if not routines:
+        if not routines or not scope.alive:
             return
         steps = scope.steps
         if point is Point.ITERATION_END:
@@ -157,5 +178,9 @@ class Points:
             **facts,
         )
         for tool, routine in routines:
-            # It takes the lock of tools' code.
-            self._dispatcher.call_at_point(scope, tool, routine, context)
+            try:
+                routine(context)
+            except BaseException as error:
+                name = f"{type(tool).__name__}.{getattr(routine, '__name__', routine)}"
+                note(error, name, context.id, f"{point.value} of ")
+                raise

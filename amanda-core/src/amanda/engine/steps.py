@@ -44,7 +44,12 @@ class Steps:
         self._called: dict[str, bool] = {}
 
     def forward_begins(
-        self, model: str, trains: bool, tell: Tell, differentiates: bool = False
+        self,
+        model: str,
+        trains: bool,
+        tell: Tell,
+        differentiates: bool = False,
+        is_next: bool | None = None,
     ) -> bool:
         """A call of an outermost module begins; whether it is a forward pass of its own.
 
@@ -53,14 +58,15 @@ class Steps:
             trains: whether it is in training, with gradients.
             tell: called with each point that is passed.
             differentiates: whether the gradients are computed with it, as in a run of a graph.
+            is_next: the answer of :meth:`is_next`, if it was asked already.
         """
+        if is_next is None:
+            is_next = self.is_next(model, differentiates)
         self.forwards += 1
         if self.forwards > 1:
             return False
-        # An optimizer may call the model itself, several times in a step.
-        is_within = self.optimizing and self._is_training
         ended = self.end
-        if self._is_open and not is_within and self._is_complete(model, differentiates):
+        if is_next:
             # In inference there is nothing to ask: each call of a small model comes here.
             is_known = not (self._is_training or self._has_gradients)
             (self._ended if is_known else self._close)(tell)
@@ -75,6 +81,21 @@ class Steps:
             self._backwards += 1
             self._has_gradients = True
         return True
+
+    def is_next(self, model: str, differentiates: bool) -> bool:
+        """Whether a call of an outermost module that begins now would begin another iteration.
+
+        It cannot belong to the one that runs.
+        """
+        # An optimizer may call the model itself, several times in a step.
+        if not self._is_open or self.forwards or (self.optimizing and self._is_training):
+            return False
+        if self._backwards:
+            return not self._trains
+        if differentiates and self._called and not self._is_training:
+            # A run of a graph with its gradients goes on with no evaluation.
+            return True
+        return model in self._called and not (self._trains and self._called[model])
 
     def forward_ends(self) -> bool:
         """It has ended; whether it was a forward pass of its own."""
@@ -125,15 +146,6 @@ class Steps:
         if self._evaluated and not self._has_gradients:
             self.count += self._evaluated
             self._evaluated = 0
-
-    def _is_complete(self, model: str, differentiates: bool) -> bool:
-        """Whether another forward pass cannot belong to the iteration that runs."""
-        if self._backwards:
-            return not self._trains
-        if differentiates and self._called and not self._is_training:
-            # A run of a graph with its gradients goes on with no evaluation.
-            return True
-        return model in self._called and not (self._trains and self._called[model])
 
     def _begun(self, tell: Tell, follows: bool = False) -> None:
         self._is_met = True

@@ -110,8 +110,9 @@ class ReportingTool(Tool, Generic[OptionsT]):
         self._step_figures = StepFigures()
         self._noted_figures: Mapping[str, float] = {}
         self._noted_counts = _NO_COUNTS
-        # Most tools have none: asking them for nothing would cost two calls for each step.
+        # Most tools have none: asking them for nothing would cost calls for each step.
         self._counts_ops = type(self).op_counts is not ReportingTool.op_counts
+        self._has_momentary = type(self).momentary_figures is not ReportingTool.momentary_figures
         self.add_inst_for_iteration(self._begin_step)
         self.add_inst_for_iteration(self._end_step, end=True)
 
@@ -123,20 +124,20 @@ class ReportingTool(Tool, Generic[OptionsT]):
     def _begin_step(self, point: PointContext) -> None:
         # To ask for them once for each step is half of what small steps cost.
         if not point.follows:
-            self._note_figures()
+            self._noted_figures = self.running_figures()
+            if self._counts_ops:
+                self._noted_counts = self.op_counts()
         self._step_figures.begin(
             point.iteration, self._noted_figures, self._noted_counts, point.begin
         )
 
     def _end_step(self, point: PointContext) -> None:
-        self._note_figures()
-        figures = self._noted_figures, self.momentary_figures()
-        self._step_figures.end(point.iteration, *figures, self._noted_counts, point.end)
-
-    def _note_figures(self) -> None:
-        self._noted_figures = self.running_figures()
+        # All in one function, as above: steps may be small.
+        self._noted_figures = figures = self.running_figures()
         if self._counts_ops:
             self._noted_counts = self.op_counts()
+        momentary = self.momentary_figures() if self._has_momentary else _NO_FIGURES
+        self._step_figures.end(point.iteration, figures, momentary, self._noted_counts, point.end)
 
     def figures_of_steps(self) -> Mapping[int, Mapping[str, float]]:
         """The :meth:`running_figures` and :meth:`momentary_figures` of single steps by number, with
@@ -145,7 +146,8 @@ class ReportingTool(Tool, Generic[OptionsT]):
         return self._step_figures.series
 
     def running_figures(self) -> Mapping[str, float]:
-        """Figures of the run so far, of which results show the share of one step.
+        """Figures of the run so far, of which results show the share of one step; a new mapping
+        each time.
 
         Called at the end of each step, and at its begin where something may have run since the step
         before it: it has to be quick.
@@ -258,6 +260,7 @@ _STEPS_IN_SERIES = 1000
 _Counts = Mapping[str, Sequence[float]]
 
 _NO_COUNTS: _Counts = {}
+_NO_FIGURES: Mapping[str, float] = {}
 
 
 class StepFigures:
@@ -274,12 +277,15 @@ class StepFigures:
         self.count = 0
         self.series: dict[int, dict[str, float]] = {}
         self.times: tuple[float, float] | None = None
-        self._begins: dict[int, dict[str, float]] = {}
+        self._begins: dict[int, Mapping[str, float]] = {}
+        self._begun = -1
         self._count_begins: dict[int, tuple[_Counts, float | None]] = {}
         self._counts: tuple[_Counts, _Counts] | None = None
         self._last: dict[str, float] = {}
         self._low: dict[str, float] = {}
         self._high: dict[str, float] = {}
+        # Whether the last step's figures are those of the step before it, which are not spread.
+        self._repeats = False
 
     def begin(
         self,
@@ -291,14 +297,16 @@ class StepFigures:
         """Note the figures, the sums of operators and the time where a step begins, perhaps once
         more."""
         begins, count_begins = self._begins, self._count_begins
-        while begins and next(reversed(begins)) >= number:
-            begins.popitem()
-        begins[number] = dict(figures)
+        if number <= self._begun:
+            while begins and next(reversed(begins)) >= number:
+                begins.popitem()
+            while count_begins and next(reversed(count_begins)) >= number:
+                count_begins.popitem()
+        self._begun = number
+        begins[number] = figures
         if len(begins) > _STEPS_KEPT:
             # One dictionary for all steps: a copy at each would cost as many items as it keeps.
             del begins[next(iter(begins))]
-        while count_begins and next(reversed(count_begins)) >= number:
-            count_begins.popitem()
         if len(count_begins) > 1:
             # These are large. Only the first step may turn out to have gone on after what looked
             # like its end.
@@ -323,26 +331,39 @@ class StepFigures:
             counts: sums of operators so far.
             moment: when it ends, in seconds.
         """
-        if number >= self.count:
-            _spread(self._last, self._low, self._high)
-        elif number < self.count - 1:
-            self._low, self._high = {}, {}
-        self.count = number + 1
-        begin = self._begins.get(number, {})
-        self._last = last = dict[str, float]()
+        begin = self._begins.get(number, _NO_FIGURES)
+        last: dict[str, float] = {}
         # A comprehension would be a frame more at each step.
         for name, value in figures.items():
             last[name] = value - begin.get(name, 0)
         last.update(momentary)
+        self._note_last(number, last)
         begin_counts, began = self._count_begins.get(number, (None, None))
         self._counts = None if begin_counts is None else (begin_counts, counts)
         self.times = None if began is None or moment is None else (began, moment)
-        while self.series and next(reversed(self.series)) > number:
-            self.series.popitem()
-        lasted = {} if self.times is None else {"seconds": self.times[1] - self.times[0]}
-        self.series[number] = {**self._last, **lasted}
-        if len(self.series) > _STEPS_IN_SERIES:
-            del self.series[next(iter(self.series))]
+        series = self.series
+        series[number] = last = last.copy()
+        if self.times is not None:
+            last["seconds"] = self.times[1] - self.times[0]
+        if len(series) > _STEPS_IN_SERIES:
+            del series[next(iter(series))]
+
+    def _note_last(self, number: int, last: dict[str, float]) -> None:
+        """Note the figures of the last step, and spread those of the step before it."""
+        before, self._last = self._last, last
+        repeats, self._repeats = self._repeats, False
+        if number >= self.count:
+            # Those that many steps have are spread once, after the last of these.
+            self._repeats = before == last
+            if not self._repeats:
+                _spread(before, self._low, self._high)
+        elif number < self.count - 1:
+            self._low, self._high = {}, {}
+            while self.series and next(reversed(self.series)) > number:
+                self.series.popitem()
+        elif repeats:
+            _spread(before, self._low, self._high)
+        self.count = number + 1
 
     def counts_of_last(self) -> dict[str, list[float]]:
         """What the last step has added to the sums of operators; empty before one, without the

@@ -21,7 +21,8 @@ import attrs
 import torch
 from torch import nn
 
-from amanda.engine.dispatch import charge, note
+from amanda.engine.dispatch import charge
+from amanda.engine.notes import note
 from amanda.engine.plan import ActionPlan
 from amanda.inline import is_counter
 from amanda.interface.action import Action

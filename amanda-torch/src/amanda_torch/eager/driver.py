@@ -229,10 +229,13 @@ class InterceptingDriver(LoadedDriver, TorchEagerDriver):
                         if outermost is not None and call.parent is interceptor.root:
                             run = outermost(interceptor, module, vanilla)
                             if run is not None:
-                                return call.returned(run(*args, **kwargs))
+                                call.result = run(*args, **kwargs)
+                                return call.result
                         if is_known and compiled(module) is None:
-                            return call.returned(plain(module)(*args, **kwargs))
-                        return call.returned(vanilla(module, *args, **kwargs))
+                            call.result = plain(module)(*args, **kwargs)
+                        else:
+                            call.result = vanilla(module, *args, **kwargs)
+                        return call.result
                     except BaseException as error:
                         if is_known and compiled(module) is None:
                             _internals.add_call_frame(error)
@@ -261,7 +264,8 @@ class InterceptingDriver(LoadedDriver, TorchEagerDriver):
         def entered(interceptor: Interceptor, module: nn.Module, *args: Any, **kwargs: Any) -> Any:
             given = (*args, *kwargs.values())
             with ModuleCall(self.dispatcher, interceptor, module, given) as call:
-                return call.returned(vanilla(module, *args, **kwargs))
+                call.result = vanilla(module, *args, **kwargs)
+                return call.result
 
         return __call__
 

@@ -93,7 +93,6 @@ class Interceptor(Tracker, TorchFunctionMode):
         self._dispatcher = dispatcher
         self._sees_transforms = sees_transforms
         self._sees_composites = sees_composites
-        self._active: tuple[Any, ...] = ()
         self._replan = True
         self._above: int | None = None
         self._entered: weakref.WeakKeyDictionary[LiveScope, int] = weakref.WeakKeyDictionary()
@@ -175,11 +174,6 @@ class Interceptor(Tracker, TorchFunctionMode):
 
     # -- scopes -----------------------------------------------------------
 
-    @property
-    def active(self) -> tuple[Any, ...]:
-        """The scopes that instrument operators now."""
-        return self._active
-
     def enter_scopes(self) -> None:
         """Note where in the thread's autograd history its new scopes begin."""
         self.stale = self.outdated = True
@@ -222,7 +216,7 @@ class Interceptor(Tracker, TorchFunctionMode):
         """Drop the scopes, and what was learned under them."""
         super().clear()
         self.executor.clear()
-        self._active = ()
+        self.active = ()
         self._above = None
         self._entered.clear()
 
@@ -240,8 +234,8 @@ class Interceptor(Tracker, TorchFunctionMode):
         if not any(scope.alive for scope in STATE.scopes):
             self.stale = self.outdated = self._replan = True
             return False
-        if replan or active != self._active or not STATE.cache:
-            self._active = active
+        if replan or active != self.active or not STATE.cache:
+            self.active = active
             self.fused.forget()
             self.forget_plans()
             points = self._dispatcher.points
@@ -424,7 +418,7 @@ class Interceptor(Tracker, TorchFunctionMode):
                 CoverageWarning,
                 stacklevel=3,
             )
-        generation, scopes = self.generation, self._active
+        generation, scopes = self.generation, self.active
         op_id = f"{self.frame.path}/{name}:{count - 1}"
         plan = self._dispatcher.plan(op_id, scopes)
         if self.fused.is_trial:

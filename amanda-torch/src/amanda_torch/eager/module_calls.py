@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
@@ -22,6 +23,7 @@ from amanda_torch.eager.op_ids import Frame, Tracker
 from amanda_torch.operators.calls import tensors_in
 
 _graph_task = _internals.graph_task
+_is_grad_enabled = torch.is_grad_enabled
 
 
 class ModuleCall:
@@ -32,6 +34,7 @@ class ModuleCall:
 
     Attributes:
         parent: the module call that it is in.
+        result: what the module has returned, to be set by the caller.
     """
 
     __slots__ = (
@@ -39,13 +42,12 @@ class ModuleCall:
         "_frame",
         "_has_begun",
         "_inputs",
-        "_is_outermost",
         "_module",
-        "_outputs",
         "_scopes",
         "_tells",
         "_tracker",
         "parent",
+        "result",
     )
 
     def __init__(
@@ -56,51 +58,49 @@ class ModuleCall:
         # The wrapper that PyTorch calls, where ids name the module in it.
         self._module = module
         self._inputs = inputs
-        self._outputs: Sequence[Any] | None = None
         self._scopes: Sequence[Any] = ()
-        # What a checkpoint runs again in a backward pass is no forward pass.
-        self._is_outermost = tracker.frame.phase is not None and _graph_task() == -1
         self.parent: Frame = tracker.frame
         self._frame: Frame = tracker.frame
         self._has_begun = self._tells = False
+        self.result: Any = None
 
     def __enter__(self) -> ModuleCall:
-        tracker = self._tracker
-        self.parent = tracker.enter_module(self._module)
-        self._frame = tracker.frame
-        if self._frame is self.parent:
+        # In one function: the calls of a small model come here again and again.
+        tracker, module = self._tracker, self._module
+        # What a checkpoint runs again in a backward pass is no forward pass.
+        is_outermost = tracker.frame.phase is not None and _graph_task() == -1
+        self.parent = parent = tracker.enter_module(module)
+        self._frame = frame = tracker.frame
+        if frame is parent:
             # A wrapper that leaves no trace: the module in it is the outermost one.
             return self
         try:
-            self._begin()
+            # The dispatcher's answer, unless something has changed since it was asked.
+            scopes = self._dispatcher.scopes() if tracker.stale else tracker.active
+            self._scopes = scopes
+            if is_outermost and not (
+                "keras.layers" in sys.modules and is_shape_inference(module, self._inputs)
+            ):
+                self._has_begun = True
+                trains = _is_grad_enabled() and getattr(module, "training", True)
+                self._dispatcher.points.forward_begins(scopes, frame.path, trains)
+            if tracker.tells_modules:
+                self._tell(Point.MODULE_ENTRY)
+                self._tells = True
         except BaseException:
-            tracker.go_to(self.parent)
+            tracker.go_to(parent)
             raise
         return self
 
-    def _begin(self) -> None:
-        self._scopes = self._dispatcher.scopes()
-        points, module = self._dispatcher.points, self._module
-        if self._is_outermost and not is_shape_inference(module, self._inputs):
-            self._has_begun = True
-            trains = torch.is_grad_enabled() and getattr(module, "training", True)
-            points.forward_begins(self._scopes, self._frame.path, trains)
-        if self._tracker.tells_modules:
-            self._tell(Point.MODULE_ENTRY)
-            self._tells = True
-
-    def returned(self, result: Any) -> Any:
-        """Note the module's result; returns it."""
-        if self._has_begun or self._tells:
-            self._outputs = tensors_in(result)
-        return result
-
     def __exit__(self, *raised: object) -> None:
         try:
+            outputs = None
+            if raised[0] is None and (self._has_begun or self._tells):
+                outputs = tensors_in(self.result)
             if self._tells:
-                self._tell(Point.MODULE_EXIT)
+                self._tell(Point.MODULE_EXIT, outputs)
             if self._has_begun:
-                self._tracker.note_results(list(self._outputs or ()))
+                self._tracker.note_results(outputs or ())
                 self._dispatcher.points.forward_ends(self._scopes, self._frame.path)
         finally:
             if self._frame is not self.parent:
@@ -109,7 +109,7 @@ class ModuleCall:
             self._tracker.frame = self.parent
             self._tracker.cells = self.parent.cells
 
-    def _tell(self, point: Point) -> None:
+    def _tell(self, point: Point, outputs: Sequence[Any] | None = None) -> None:
         entered = self._frame.module
         self._dispatcher.points.module(
             self._scopes,
@@ -118,7 +118,7 @@ class ModuleCall:
             id=self._frame.path,
             target=self._module if entered is None else entered(),
             inputs=tensors_in(self._inputs),
-            outputs=self._outputs,
+            outputs=outputs,
         )
 
 

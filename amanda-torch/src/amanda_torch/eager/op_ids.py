@@ -327,6 +327,7 @@ class Tracker:
     """The module frames of one thread.
 
     Attributes:
+        active: the scopes that instrument operators now, unless `stale`.
         frame: the frame of the module call that is running.
         cells: ``frame.cells``, one look-up nearer to the operators.
         root: the frame outside of all modules, of the forward phase. Its operators are checked for
@@ -361,6 +362,7 @@ class Tracker:
         "_places",
         "_results",
         "_seen_outermost",
+        "active",
         "captures",
         "cells",
         "checked",
@@ -385,6 +387,7 @@ class Tracker:
 
     def __init__(self, labels: Labels, not_seen: Callable[[str], None]) -> None:
         self._not_seen = not_seen
+        self.active: tuple[Any, ...] = ()
         self.root = Frame("", None, phase="")
         self.root.is_checked = True
         self.checked: dict[Any, str] = {}
@@ -482,7 +485,8 @@ class Tracker:
             if _graph_task() != -1 and self._enter_again(module):
                 return parent
             self._enter_outermost(child)
-            CONSTANTS.forget(module)
+            if CONSTANTS.is_filled:
+                CONSTANTS.forget(module)
         call = child.calls
         child.calls = call + 1
         frames = child.frames
@@ -526,14 +530,19 @@ class Tracker:
 
     def new_iteration(self) -> None:
         """Restart the counters outside of modules."""
+        root = self.root
         if self.frame.phase:
-            self.go_to(self.root)
-        self.root.restart()
-        for frame in self.root.asides.values():
+            self.go_to(root)
+        # Frame.restart(), inlined: a small model may be all of an iteration.
+        for cell in root.names.values():
+            cell[0] = 0
+        for child in root.children.values():
+            child.calls = 0
+        for frame in root.asides.values():
             # What builds models is no part of an iteration, unless the program tells of one.
             if frame.phase != "setup" or not (self.has_run or self.has_trained):
                 frame.restart()
-        if self.root.is_checked and not self.has_run and self.iteration >= _LEARNING - 1:
+        if root.is_checked and not self.has_run and self.iteration >= _LEARNING - 1:
             self._end_checks()
         self._seen_outermost.clear()
         self.iteration += 1
@@ -607,9 +616,9 @@ class Tracker:
         is_captured = self.captures and (parent is self.root or parent.is_open)
         return self.tells_modules or is_captured or isinstance(module, FUSED)
 
-    def note_results(self, results: list[Any]) -> None:
+    def note_results(self, results: Sequence[Any]) -> None:
         """Note what an outermost module has returned."""
-        self._results = [weakref.ref(tensor) for tensor in results]
+        self._results = list(map(weakref.ref, results))
 
     def note_outside(self, result: Any, phase: Phase) -> None:
         """Note what an operator outside of modules has computed without gradients."""

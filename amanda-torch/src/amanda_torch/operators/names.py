@@ -137,18 +137,28 @@ def op_view(func: Any, name: str) -> Any:
 
 
 class Constants:
-    """The parameters and buffers of models, looked up once per call of a model."""
+    """The parameters and buffers of models, looked up once per call of a model.
+
+    Attributes:
+        is_filled: whether those of a model are known.
+    """
 
     def __init__(self) -> None:
         self._found: Any = weakref.WeakKeyDictionary()
+        self.is_filled = False
 
     def forget(self, module: nn.Module) -> None:
         """Look at a model anew: it is called again, and may have been changed since."""
+        # In this order: another thread may look one up meanwhile.
+        self.is_filled = False
         self._found.pop(module, None)
+        if self._found:
+            self.is_filled = True
 
     def clear(self) -> None:
         """Forget all models."""
         self._found.clear()
+        self.is_filled = False
 
     def has(self, running: Sequence[nn.Module], tensor: torch.Tensor) -> bool:
         """Whether a tensor belongs to the outermost of the modules that run.
@@ -161,6 +171,7 @@ class Constants:
         if found is None:
             members = itertools.chain(top.parameters(), top.buffers())
             found = self._found[top] = {id(member): weakref.ref(member) for member in members}
+            self.is_filled = True
         known = found.get(id(tensor))
         if known is not None and known() is tensor:
             return True

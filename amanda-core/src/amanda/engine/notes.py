@@ -1,0 +1,19 @@
+"""Notes on exceptions that tools' code raises: whose it is, and at which operator or point."""
+
+from __future__ import annotations
+
+from amanda.state import ATTACHED
+
+
+def note(error: BaseException, who: str, op_id: str, point: str = "op ") -> None:
+    """Add a note naming tool, routine and op id to an exception on its way to the user.
+
+    An interrupt comes from the user: where it hit is chance.
+    """
+    if isinstance(error, KeyboardInterrupt):
+        return
+    text = f"amanda: raised in {who} at {point}{op_id}".removesuffix(" of ")
+    if text not in getattr(error, "__notes__", ()):
+        error.add_note(text)
+    for driver in tuple(ATTACHED.values()):
+        driver.tool_raised(error)
