@@ -25,7 +25,7 @@ from amanda_tensorflow.graphs.gradients import acts_on_gradients
 from amanda_tensorflow.graphs.instrument import Instrument
 from amanda_tensorflow.graphs.iterations import Iterations, sets_variables_only
 from amanda_tensorflow.graphs.module_marks import calls_modules
-from amanda_tensorflow.graphs.passes import InnerPasses, Passing, RunningModules
+from amanda_tensorflow.graphs.passes import GraphRun, InnerPasses, Passing, RunningModules
 from amanda_tensorflow.graphs.replay import Replay, warn_about_xla
 from amanda_tensorflow.graphs.running_vanilla import falling_back
 from amanda_tensorflow.graphs.self_test import Doubler
@@ -78,10 +78,9 @@ class FunctionDriver(TensorFlowFunctionDriver, GraphModeDriver):
                 if _internals.is_instrumented(function):
                     return vanilla(function, tensor_inputs, captured_inputs)
                 copy = self._copied(function, scopes, tensor_inputs, captured_inputs)
-            ready, executions, modules = copy.payload, copy.executions, copy.modules
-            passing = _passing(points, scopes, copy) if copy.told else None
-            if modules is not None:
-                modules.begin_run()
+            ready, executions = copy.payload, copy.executions
+            count = None if executions is None else executions.add
+            told = _told_run(points, scopes, copy) if copy.is_told else None
             try:
                 if ready is None:
                     result = vanilla(function, tensor_inputs, captured_inputs)
@@ -91,24 +90,18 @@ class FunctionDriver(TensorFlowFunctionDriver, GraphModeDriver):
                         result = vanilla(ready.function, tensor_inputs, given)
                     except Exception as error:
                         raise_original(error)
-                        told = reworded(error, _internals.graph_of(ready.function))
-                        if told is error:
+                        shown = reworded(error, _internals.graph_of(ready.function))
+                        if shown is error:
                             raise
-                        raise told from None
+                        raise shown from None
             except BaseException:
-                if modules is not None:
-                    modules.end_run()
-                if copy.inner_passes is not None:
-                    copy.inner_passes.abandon(scopes)
-                if passing is not None:
-                    passing.end(False)
+                if told is not None:
+                    told.end(False)
                 raise
-            if modules is not None:
-                modules.end_run()
-            if executions is not None:
-                executions.add()
-            if passing is not None:
-                passing.end(True)
+            if told is not None:
+                told.end(True, count)
+            elif count is not None:
+                count()
             return result
 
         return call_flat
@@ -186,6 +179,7 @@ class FunctionDriver(TensorFlowFunctionDriver, GraphModeDriver):
             copy.iterations, copy.inner_passes = iterations, building.inner_passes
             copy.told = "" if made and iterations.is_inside else function_name(source)
         copy.modules = building.modules if building.tells_modules else None
+        copy.is_told = bool(copy.told) or copy.modules is not None or copy.inner_passes is not None
         building.forget()
         copy.remember(list(instrument.keys))
         self.copies.keep(function, copy, scopes)
@@ -222,11 +216,14 @@ class FunctionDriver(TensorFlowFunctionDriver, GraphModeDriver):
         return [Proof("functions", _prove)]
 
 
-def _passing(points: Points, scopes: tuple[LiveScope, ...], copy: Copy) -> Passing:
+def _told_run(points: Points, scopes: tuple[LiveScope, ...], copy: Copy) -> GraphRun:
     """Tells of a run of a copy, which begins."""
-    assert copy.iterations is not None
-    found = copy.iterations
-    return Passing(points, scopes, copy.told, found.trains, found.differentiates, copy.inner_passes)
+    found, passing = copy.iterations, None
+    if copy.told:
+        assert found is not None
+        told = copy.told, found.trains, found.differentiates
+        passing = Passing(points, scopes, *told, copy.inner_passes)
+    return GraphRun(passing, copy.modules, copy.inner_passes, scopes)
 
 
 def function_name(graph: Any) -> str:

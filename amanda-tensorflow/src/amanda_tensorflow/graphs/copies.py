@@ -33,6 +33,7 @@ class Copy:
         iterations: those in its runs; None where nobody is told.
         inner_passes: tells of those within its runs.
         modules: tells of the modules that its runs enter; None where nobody is told.
+        is_told: whether tools are told of its runs, or of anything in them.
         generation: the generation of :class:`Copies` in which it was last found up to date.
     """
 
@@ -45,6 +46,7 @@ class Copy:
     iterations: Iterations | None = None
     inner_passes: InnerPasses | None = None
     modules: RunningModules | None = None
+    is_told: bool = False
     _records: list[tuple[weakref.ref[LiveScope], str, OpRecord]] = attrs.field(factory=list)
     _noted: int = 0
     _wanted: tuple[bool, bool] = (False, False)

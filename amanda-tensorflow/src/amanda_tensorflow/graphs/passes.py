@@ -186,3 +186,46 @@ class RunningModules:
                 return
             scopes, _, facts = self._open.pop(place)
         self._points.module(scopes, Point.MODULE_EXIT, **facts, outputs=outputs)
+
+
+class GraphRun:
+    """One run of a copy of which tools are told, in both modes of graphs. It begins at once.
+
+    Args:
+        passing: the pass that it is; None where nobody is told.
+        modules: tells of the modules that it enters; None where nobody is told.
+        inner: tells of the passes within it; None where nobody is told.
+        scopes: those that are told.
+    """
+
+    __slots__ = ("_inner", "_modules", "_passing", "_scopes")
+
+    def __init__(
+        self,
+        passing: Passing | None,
+        modules: RunningModules | None,
+        inner: InnerPasses | None = None,
+        scopes: Sequence[LiveScope] = (),
+    ) -> None:
+        self._passing = passing
+        self._modules = modules
+        self._inner = inner
+        self._scopes = scopes
+        if modules is not None:
+            modules.begin_run()
+
+    def end(self, has_run: bool, count: Callable[[], None] | None = None) -> None:
+        """It has ended.
+
+        Args:
+            has_run: False if it has raised.
+            count: counts a run that has not.
+        """
+        if self._modules is not None:
+            self._modules.end_run()
+        if not has_run and self._inner is not None:
+            self._inner.abandon(self._scopes)
+        if has_run and count is not None:
+            count()
+        if self._passing is not None:
+            self._passing.end(has_run)

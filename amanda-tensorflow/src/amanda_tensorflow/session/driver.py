@@ -22,7 +22,7 @@ from amanda_tensorflow import _internals
 from amanda_tensorflow.graphs.base_driver import GraphModeDriver, raise_original
 from amanda_tensorflow.graphs.copies import Copy
 from amanda_tensorflow.graphs.dispatcher import GraphDispatcher
-from amanda_tensorflow.graphs.passes import Passing
+from amanda_tensorflow.graphs.passes import GraphRun, Passing
 from amanda_tensorflow.graphs.self_test import Doubler
 from amanda_tensorflow.plugin import TensorFlowGraphDriver
 from amanda_tensorflow.session.copies import Prepared, SessionCopies
@@ -59,16 +59,17 @@ class SessionDriver(TensorFlowGraphDriver, GraphModeDriver):
             is_special = session.sess_str or session in self._partly
             if is_special and scopes and self._stays_vanilla(session):
                 scopes = ()
-            ready = executions = kind = modules = None
+            ready = count = told = None
             if scopes:
                 handles = feeds, fetches, targets
                 ready, prepared = self.lock.hold(self._ready, session, scopes, handles)
-                executions, kind, modules = prepared.executions, prepared.kind, prepared.modules
-            passing = None
-            if kind in ("train", "forward"):
-                passing = Passing(points, scopes, "session", kind == "train", False)
-            if modules is not None:
-                modules.begin_run()
+                executions, modules = prepared.executions, prepared.modules
+                count = None if executions is None else executions.add
+                passing = None
+                if prepared.kind in ("train", "forward"):
+                    passing = Passing(points, scopes, "session", prepared.kind == "train", False)
+                if passing is not None or modules is not None:
+                    told = GraphRun(passing, modules)
             try:
                 if ready is None:
                     if not STATE.paused:
@@ -81,17 +82,13 @@ class SessionDriver(TensorFlowGraphDriver, GraphModeDriver):
                         raise_original(error)
                         raise
             except BaseException:
-                if modules is not None:
-                    modules.end_run()
-                if passing is not None:
-                    passing.end(False)
+                if told is not None:
+                    told.end(False)
                 raise
-            if modules is not None:
-                modules.end_run()
-            if executions is not None:
-                executions.add()
-            if passing is not None:
-                passing.end(True)
+            if told is not None:
+                told.end(True, count)
+            elif count is not None:
+                count()
             return result
 
         return run
