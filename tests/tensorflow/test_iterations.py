@@ -223,6 +223,81 @@ def test_marks_change_no_result() -> None:
         np.testing.assert_array_equal(one, other)
 
 
+def singular(x: Any) -> Any:
+    """An inverse that raises where it is computed."""
+    return tf.linalg.inv(tf.zeros((3, 3)) * tf.reduce_sum(x))
+
+
+class DeadInLoop(keras.layers.Layer):  # type: ignore[misc]
+    """A loop with a result that nothing reads."""
+
+    def call(self, x: Any) -> Any:
+        def body(step: Any, x: Any, unread: Any) -> tuple[Any, Any, Any]:
+            return step + 1, x * 2.0, singular(unread)
+
+        return tf.while_loop(lambda step, *_: step < 3, body, (0, x, tf.eye(3)))[1]
+
+
+class DeadInBranch(keras.layers.Layer):  # type: ignore[misc]
+    """A condition with a result that nothing reads."""
+
+    def call(self, x: Any) -> Any:
+        is_positive = tf.reduce_sum(x) > 0
+        return tf.cond(is_positive, lambda: (x * 2.0, singular(x)), lambda: (x, tf.eye(3)))[0]
+
+
+class Products(amanda.Tool):
+    """Counts products at run time, with the points that are told between them."""
+
+    def __init__(self, modules: bool, iterations: bool) -> None:
+        super().__init__()
+        self.found: list[str] = []
+        self.add_inst_for_op(self.analyse)
+        if modules:
+            self.add_inst_for_module(
+                lambda point: self.found.append(f"leave {point.id}"), exit=True
+            )
+        if iterations:
+            self.add_inst_for_iteration(lambda point: self.found.append("end"), end=True)
+
+    def analyse(self, context: amanda.OpContext) -> None:
+        if context.get_op().type == "Mul" and context.get_module() == "net/dead":
+            context.insert_after_op(self.count)
+
+    def count(self, *tensors: Any) -> None:
+        self.found.append("Mul")
+
+
+@pytest.mark.parametrize("modules", [True, False])
+@pytest.mark.parametrize("iterations", [True, False])
+@pytest.mark.parametrize("layer", [DeadInLoop, DeadInBranch])
+def test_marks_compute_no_result_that_nothing_reads(
+    layer: type[Any], modules: bool, iterations: bool
+) -> None:
+    """A result of a loop or branch that a run does not compute is not computed for a mark's sake;
+    what it computes has run when the layer is left."""
+    net = keras.Sequential([layer(name="dead"), keras.layers.Dense(3, name="fc")], name="net")
+    optimizer = keras.optimizers.SGD(0.1)
+    x = tf.ones((2, 3))
+
+    @tf.function
+    def train() -> None:
+        for _ in tf.range(2):
+            with tf.GradientTape() as tape:
+                loss = tf.reduce_sum(net(x))
+            weights = net.trainable_variables
+            optimizer.apply_gradients(zip(tape.gradient(loss, weights), weights, strict=True))
+
+    net.build((2, 3))
+    optimizer.build(net.trainable_variables)
+    train()
+    with amanda.apply(tool := Products(modules, iterations)):
+        train()
+    step = ["Mul"] * (3 if layer is DeadInLoop else 1)
+    step += modules * ["leave net/dead", "leave net/fc", "leave net"] + iterations * ["end"]
+    assert tool.found == 2 * step
+
+
 @pytest.mark.parametrize("before", [[], ["tensorflow"]], ids=["neither", "tensorflow"])
 def test_keras_may_be_imported_inside(before: list[str]) -> None:
     """Its layers and optimizers are then seen as those of a Keras that was there before."""

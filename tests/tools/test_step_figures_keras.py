@@ -114,3 +114,7 @@ def test_validation_and_a_smaller_last_batch(options: dict[str, Any]) -> None:
     runs = 6 if options.get("run_eagerly") else 5
     shares = {step["flops"] / step["samples"] for step in series}
     assert shares == {2 * (runs * 4 * (4 * 3 + 3 * 3) + 3 * 2)}
+    # Gradients of the weights, and of the state in all steps but, eagerly, the first; none of data.
+    states = 4 if options.get("run_eagerly") else 5
+    backward = {step["flops_backward"] / step["samples"] for step in series}
+    assert backward == {2 * (5 * 4 * (4 * 3 + 3 * 3) + states * 4 * 3 * 3 + 2 * 3 * 2)}

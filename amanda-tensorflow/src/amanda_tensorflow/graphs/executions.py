@@ -101,6 +101,51 @@ def sources(op: Any) -> Iterator[str]:
     yield from (before.name for before in op.control_inputs)
 
 
+class Ends:
+    """Tells when what a run needs of an operator has been executed.
+
+    A loop that has ended has computed all of its results, also those that nothing reads, such as
+    gradients of the data: who waits for a loop waits for the results that are read.
+
+    Args:
+        graph: of the copy, which is complete.
+        needed: the names of the operators that a run executes.
+        outputs: the tensors that it gives.
+    """
+
+    def __init__(self, graph: Any, needed: Container[str], outputs: Iterable[Any] = ()) -> None:
+        self._graph = graph
+        self._needed = needed
+        self._outputs = outputs
+        self._read: set[int] | None = None
+
+    def of(self, op: Any) -> Sequence[Any]:
+        """The operators that have run when `op` has, as far as it is needed."""
+        if op.type not in _LOOPS:
+            return [op]
+        if self._read is None:
+            readers = (op for op in self._graph.get_operations() if op.name in self._needed)
+            self._read = {id(tensor) for reader in readers for tensor in reader.inputs}
+            self._read |= {id(tensor) for tensor in self._outputs}
+        read = [tensor for tensor in op.outputs if id(tensor) in self._read]
+        if len(read) in (0, len(op.outputs)):
+            return [op]
+        with self._graph.as_default(), tf.control_dependencies(None), tf.name_scope("amanda/end/"):
+            return [identity_after(tensor, []).op for tensor in read]
+
+    def one(self, op: Any) -> Any:
+        """One operator that has run when `op` has, as far as it is needed."""
+        found = self.of(op)
+        if len(found) == 1:
+            return found[0]
+        with self._graph.as_default(), tf.control_dependencies(None), tf.name_scope("amanda/end/"):
+            with tf.control_dependencies(found):
+                return tf.no_op()
+
+
+_LOOPS = frozenset({"While", "StatelessWhile"})
+
+
 def _needed_in(site: Site, outputs: Iterable[Any], controls: Iterable[Any]) -> set[tuple[int, str]]:
     """The operators that a vanilla function executes, as ``id`` of the site and name.
 
@@ -164,10 +209,13 @@ def count_runs(building: Building, is_loop: bool) -> None:
     anchors = [tensor.op for tensor in graph.inputs[:1]]
     with graph.as_default(), tf.control_dependencies(anchors):
         node.insert([], [])
-    if not is_loop:
-        # In a branch or the condition of a loop the runtime may leave out what nothing reads.
-        with graph.as_default():
-            graph.outputs = [identity_after(t, [node.op]) for t in graph.outputs]
+    # The runtime may leave out what nothing reads, and leave a loop before the last run of its body
+    # has ended. What a body only passes on stays as it is: TensorFlow differentiates that otherwise.
+    passed = {id(tensor) for tensor in graph.inputs} if is_loop else frozenset[int]()
+    with graph.as_default():
+        graph.outputs = [
+            t if id(t) in passed else identity_after(t, [node.op]) for t in graph.outputs
+        ]
     graph.control_outputs = [*graph.control_outputs, node.op]
     building.is_changed = building.has_python = True
     building.routines.append(node)

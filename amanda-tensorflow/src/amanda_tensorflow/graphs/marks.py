@@ -2,7 +2,7 @@
 
 A mark tells tools of an iteration that begins or ends within a run of a graph. Of what a run
 executes, all that was added to the copy before it runs before it, and all that is added later runs
-after it. No operator runs for its sake, but loops compute all of their results::
+after it. No operator runs for its sake, and loops compute no result that nothing reads::
 
     marks = Marks(building, points)
     marks.add(tell)                     # tell(points, scopes) is called in each run
@@ -24,7 +24,7 @@ from amanda.engine.points import Points
 from amanda.state import LiveScope
 from amanda_tensorflow import _internals
 from amanda_tensorflow.graphs.building import Building
-from amanda_tensorflow.graphs.executions import Executions, needed_by, sources
+from amanda_tensorflow.graphs.executions import Ends, Executions, needed_by, sources
 from amanda_tensorflow.graphs.passes import Tell
 from amanda_tensorflow.graphs.run_time_routines import PythonNode
 from amanda_tensorflow.operators.types import CONTROL_FLOW
@@ -87,7 +87,8 @@ class Marks:
         Args:
             roots: what a run executes, and others for its sake.
         """
-        needed = needed_by(roots)
+        graph, needed = self._building.graph, needed_by(roots)
+        ends = Ends(graph, needed, graph.outputs)
         for mark, before in self._waiting:
             run = [op for op in before if op.name in needed]
             read = {name for op in run for name in sources(op)}
@@ -95,7 +96,8 @@ class Marks:
                 # Who reads one result of a loop waits for that one, and not for the rest of its
                 # last iteration (TensorFlow 2.21).
                 if op.name not in read or op.type in CONTROL_FLOW:
-                    _internals.add_control_input(mark, op)
+                    for end in ends.of(op):
+                        _internals.add_control_input(mark, end)
         self._waiting.clear()
 
     def finish(self, roots: Sequence[Any]) -> None:

@@ -19,7 +19,7 @@ import tensorflow as tf
 
 from amanda_tensorflow import _internals
 from amanda_tensorflow.graphs.building import Building
-from amanda_tensorflow.graphs.executions import needed_by, sources
+from amanda_tensorflow.graphs.executions import Ends, needed_by, sources
 from amanda_tensorflow.graphs.iterations import bodies
 from amanda_tensorflow.graphs.passes import RunningModules
 from amanda_tensorflow.graphs.run_time_routines import PythonNode, is_routable
@@ -109,9 +109,12 @@ class ModuleMarks:
         Returns:
             The operator that runs after all marks; None without any.
         """
+        roots = list(roots)
+        graph = self._building.graph
         self._needed, self._fed = needed_by(roots, fed), fed
-        self._operations = self._building.graph.get_operations()
-        chain = _Chain(self._building)
+        self._operations = graph.get_operations()
+        outputs = getattr(graph, "outputs", None) or [t for op in roots for t in op.outputs]
+        chain = _Chain(self._building, Ends(graph, self._needed, outputs))
         for _, kind, what in self._events(site, None):
             if kind == "enter" and self._is_told(what):
                 inputs = self._tensors(what, what.call.inputs)
@@ -217,12 +220,17 @@ def _is_routed(op: Any) -> bool:
 class _Chain:
     """The marks that have been added to a graph, each after the one before it.
 
+    Args:
+        building: the copy.
+        ends: tells what to wait for instead of an operator.
+
     Attributes:
         last: the operator that runs after all others; None before the first.
     """
 
-    def __init__(self, building: Building) -> None:
+    def __init__(self, building: Building, ends: Ends) -> None:
         self._building = building
+        self._ends = ends
         self.last: Any = None
 
     def enter(self, of: _Call, inputs: Sequence[Any]) -> None:
@@ -236,13 +244,14 @@ class _Chain:
     def leave(self, of: _Call, outputs: Sequence[Any]) -> None:
         """Add the mark behind the operators of a call."""
         read = {name for op in of.ops for name in sources(op)}
-        self._mark(of, True, outputs, [op for op in of.ops if op.name not in read])
+        last = [op for op in of.ops if op.name not in read]
+        self._mark(of, True, outputs, [end for op in last for end in self._ends.of(op)])
 
     def run(self, op: Any) -> None:
         """Let an operator of the copy, in which there are marks, run at this place."""
         if self.last is not None:
             _internals.add_control_input(op, self.last)
-        self.last = op
+        self.last = self._ends.one(op)
 
     def _mark(self, of: _Call, is_exit: bool, tensors: Sequence[Any], ends: Sequence[Any]) -> None:
         building = self._building
