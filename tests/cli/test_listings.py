@@ -116,6 +116,26 @@ def test_doctor_finds_nothing_wrong(amanda: Command) -> None:
         assert line in run.stdout
 
 
+def test_doctor_names_a_backend_of_keras_that_no_driver_sees(
+    amanda: Command, tmp_path: Path
+) -> None:
+    """By the environment variable or by Keras' file of settings."""
+    (tmp_path / "keras.json").write_text('{"backend": "jax"}')
+    none = {**ALONE, "KERAS_HOME": str(tmp_path / "none")}
+    for backend, home, is_wrong in (
+        ("jax", "none", True),
+        ("", ".", True),
+        ("torch", ".", False),
+        ("", "none", False),
+    ):
+        run = amanda(
+            "doctor", **{**none, "KERAS_HOME": str(tmp_path / home), "KERAS_BACKEND": backend}
+        )
+        line = "all of Keras, which computes with JAX: no driver sees JAX; set KERAS_BACKEND="
+        assert (line in run.stdout) is is_wrong
+        assert run.returncode == is_wrong
+
+
 def test_doctor_names_what_is_wrong(amanda: Command, site: Path) -> None:
     """A broken plugin, a failed self-test and the unrelated distribution give status 1."""
     driver_package(

@@ -184,6 +184,33 @@ def test_tools_without_a_driver_are_an_error(amanda: Command, script: Script) ->
     assert amanda("run", "-t", "largest", str(script("raise SystemExit(7)"))).returncode == 7
 
 
+def test_keras_on_a_backend_that_no_driver_sees_is_an_error(
+    amanda: Command, script: Script, tmp_path: Path
+) -> None:
+    """One line says what computes, and how to choose another one; JAX alone is named, too."""
+    (tmp_path / "jax.py").touch()
+    (tmp_path / "keras").mkdir()
+    (tmp_path / "keras" / "__init__.py").write_text("from keras import config")
+    (tmp_path / "keras" / "config.py").write_text("import jax\ndef backend(): return 'jax'")
+    wanted = "no driver sees JAX; set KERAS_BACKEND=tensorflow or KERAS_BACKEND=torch"
+    beside = f"import sys; sys.path.append({str(tmp_path)!r}); "
+    run = amanda("run", "-t", "largest", str(script(f"{beside}import keras")))
+    assert run.returncode == 2
+    assert run.stderr.count("\n") == 1
+    assert "amanda: error: nothing was instrumented: not seen: all of Keras," in run.stderr
+    assert wanted in run.stderr
+    assert wanted in run.stdout.splitlines()[-1]
+    run = amanda("run", "-t", "largest", str(script(f"{beside}import jax")))
+    assert run.returncode == 2
+    assert "not seen: all of JAX: no driver sees JAX;" in run.stdout.splitlines()[-1]
+    # Beside what was seen, a backend is named, and another framework that is imported is not.
+    both = f"{beside}import minigrad as m; m.add(m.Tensor(2), m.Tensor(2)); import "
+    for module, is_named in (("keras", True), ("jax", False)):
+        run = amanda("run", "-t", "largest", str(script(f"{both}{module}")))
+        assert run.returncode == 0
+        assert ("JAX" in run.stdout.splitlines()[-1]) is is_named
+
+
 # -- bad input ----------------------------------------------------------------
 
 

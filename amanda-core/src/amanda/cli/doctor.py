@@ -16,7 +16,7 @@ from typing import Any
 from amanda.cli.list_installed import driver_lines
 from amanda.cli.parser import CommandParser
 from amanda.interface.driver import INTERFACE_VERSION, Driver
-from amanda.registry import distributions, drivers, plugins, proofs
+from amanda.registry import distributions, drivers, other_frameworks, plugins, proofs
 from amanda.scope.apply import apply
 from amanda.state import FAILED
 from amanda.text import printable
@@ -62,6 +62,15 @@ def _versions(problems: list[str]) -> Iterator[str]:
         problems.append(_CLASH)
     for framework in plugins.KNOWN_FRAMEWORKS:
         yield f"{framework} {', '.join(distributions.providers(framework)) or 'is not installed'}"
+    for framework, name in other_frameworks.OTHERS.items():
+        if found := distributions.providers(framework):
+            yield f"{framework} {', '.join(found)}: no driver sees {name}"
+    keras = distributions.providers("keras")
+    if keras:
+        backend = other_frameworks.configured_backend()
+        yield f"keras {', '.join(keras)}"
+        if backend:
+            problems.append(f"not seen: {other_frameworks.explain_backend(backend)}")
 
 
 def _plugin_lines(problems: list[str]) -> Iterator[str]:

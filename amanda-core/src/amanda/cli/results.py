@@ -18,7 +18,7 @@ import attrs
 from amanda.cli import pages
 from amanda.files import write_json
 from amanda.interface.tool import Tool
-from amanda.registry import drivers, plugins
+from amanda.registry import drivers, other_frameworks, plugins
 from amanda.results import RunReport, Table
 from amanda.scope.scope import Statistics
 from amanda.state import FAILED, STATE
@@ -280,6 +280,7 @@ def explain_ways(parts: Mapping[str, str]) -> str:
 def explain_unseen(statistics: Statistics) -> str:
     """The reasons for which operators were not seen, with their numbers where they are known."""
     missing = {**statistics.not_seen, **uncovered_frameworks()}
+    missing |= dict.fromkeys(other_frameworks.explain_others(statistics.ops_seen > 0), 0)
     if not missing and not any(e.cls.framework in sys.modules for e in drivers.drivers()):
         missing = {"no framework was imported": 0}
     reasons = (f"{reason} ({count})" if count else reason for reason, count in missing.items())
@@ -288,7 +289,7 @@ def explain_unseen(statistics: Statistics) -> str:
 
 def describe_missing_driver() -> str:
     """Why no driver was attached, and what to do."""
-    if found := uncovered_frameworks():
+    if found := [*other_frameworks.explain_others(False), *uncovered_frameworks()]:
         return f"not seen: {', '.join(found)}"
     names = ", ".join(dict.fromkeys(e.cls.framework for e in drivers.drivers()))
     if not names:
