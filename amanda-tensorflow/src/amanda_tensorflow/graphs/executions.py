@@ -138,9 +138,13 @@ class Ends:
         found = self.of(op)
         if len(found) == 1:
             return found[0]
-        with self._graph.as_default(), tf.control_dependencies(None), tf.name_scope("amanda/end/"):
-            with tf.control_dependencies(found):
-                return tf.no_op()
+        with (
+            self._graph.as_default(),
+            tf.name_scope("amanda/end/"),
+            tf.control_dependencies(None),
+            tf.control_dependencies(found),
+        ):
+            return tf.no_op()
 
 
 _LOOPS = frozenset({"While", "StatelessWhile"})
@@ -210,7 +214,7 @@ def count_runs(building: Building, is_loop: bool) -> None:
     with graph.as_default(), tf.control_dependencies(anchors):
         node.insert([], [])
     # The runtime may leave out what nothing reads, and leave a loop before the last run of its body
-    # has ended. What a body only passes on stays as it is: TensorFlow differentiates that otherwise.
+    # has ended. What a body only passes on stays as it is: its gradient is another one.
     passed = {id(tensor) for tensor in graph.inputs} if is_loop else frozenset[int]()
     with graph.as_default():
         graph.outputs = [
