@@ -181,7 +181,25 @@ def test_tools_without_a_driver_are_an_error(amanda: Command, script: Script) ->
     first, last = run.stdout.splitlines()
     assert first == "program"
     assert last.startswith("amanda: 0 ops seen")
-    assert amanda("run", "-t", "largest", str(script("raise SystemExit(7)"))).returncode == 7
+    for text, status in (("raise SystemExit(7)", 7), ("1 +", 1), ("raise KeyboardInterrupt", -2)):
+        run = amanda("run", "-t", "largest", str(script(text)))
+        assert run.returncode == status
+        assert run.stdout.startswith("amanda: 0 ops seen")
+        assert "amanda: error" not in run.stderr
+
+
+def test_a_driver_of_another_framework_than_the_program_s_is_named(
+    amanda: Command, program: str
+) -> None:
+    """A program that imports another framework than that of the driver asked for is told so."""
+    said = "has not imported tensorflow (asked for: tensorflow-eager)"
+    for words, variables in (
+        (["--driver", "tensorflow-eager"], {}),
+        ([], {"AMANDA_DRIVERS": "tensorflow-eager"}),
+    ):
+        run = amanda("run", "-t", "largest", *words, program, **variables)
+        assert run.returncode == 2
+        assert f"amanda: error: nothing was instrumented: the program {said}\n" in run.stderr
 
 
 def test_keras_on_a_backend_that_no_driver_sees_is_an_error(
@@ -219,6 +237,16 @@ def test_keras_on_a_backend_that_no_driver_sees_is_an_error(
     [
         (["-t", "largst"], "no tool named 'largst'; did you mean largest"),
         (["-t", "largst"], "amanda tools"),
+        (["-t", "LARGEST"], "no tool named 'LARGEST'; did you mean largest?"),
+        (["-t", "largest:modules=a"], "--modules is for all tools of a run"),
+        (["-t", "largest", "page", "--"], "before -- is of amanda run: leave page out"),
+        (["-t", "largest", "--html", "page", "--"], "--html takes no value"),
+        (["-t", "largest", "count", "--"], "count is a tool: amanda run -t largest,count -- /"),
+        (["-c"], "there is no option -c; amanda runs files and modules"),
+        (["--", "-c"], "amanda runs files and modules: write the program into a file"),
+        (["--", "-"], "standard input is /dev/stdin"),
+        (["torchrun"], "torchrun starts amanda: torchrun ... -m amanda run ... -- /"),
+        (["pip"], "did you mean /"),
         (["-t", "largest:digit=1"], "tool largest has no option 'digit'; did you mean digits?"),
         (["-t", "largest:digit=1"], "see: amanda tools"),
         (["-t", "largest:digits=x"], "digits=x of tool largest is not of the form digits=integer"),
@@ -268,6 +296,8 @@ def test_the_name_of_a_tool_is_no_program(amanda: Command, program: str) -> None
     """A tool where a command or a program belongs is recognised."""
     said = "can't open file 'largest': No such file or directory; largest is a tool: amanda run -t"
     assert said in amanda("run", "largest", program).stderr
+    said = "there is no command 'python'; to run a program: amanda run script.py"
+    assert said in amanda("python", program).stderr
     said = "there is no command 'largest'; it is a tool: amanda run -t largest -- script.py"
     assert said in amanda("largest", program).stderr
     assert f"to run a program: amanda run {program}" in amanda(program).stderr

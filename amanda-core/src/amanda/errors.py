@@ -100,7 +100,8 @@ class InPlaceWarning(AmandaWarning):
 
 def close_matches(name: str, known: Sequence[str]) -> str:
     """The question "did you mean ...?" for an unknown name; "" if no known name is similar."""
-    close = difflib.get_close_matches(name, known, n=3, cutoff=0.5)
+    same = [other for other in known if other.lower() == name.lower()]
+    close = same or difflib.get_close_matches(name, known, n=3, cutoff=0.5)
     return f"; did you mean {' or '.join(close)}?" if close else ""
 
 

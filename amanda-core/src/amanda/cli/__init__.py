@@ -91,5 +91,7 @@ def _hint(command: str) -> str:
         return f"; it is a tool: amanda run -t {command} -- script.py"
     if os.path.exists(command):
         return f"; to run a program: amanda run {command}"
+    if command.startswith("python"):
+        return "; to run a program: amanda run script.py"
     meant = close_matches(command, _COMMANDS) or ";"
     return f"{meant} the commands are {', '.join(_COMMANDS)}; see: amanda --help"

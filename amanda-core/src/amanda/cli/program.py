@@ -54,9 +54,11 @@ class Program:
         """Check that a script can be opened; a module is looked for when it is run.
 
         Raises:
-            ProgramError: it cannot.
+            ProgramError: it cannot, or it is no program.
         """
         if self.is_module:
+            if meant := self._meant_by_path():
+                raise ProgramError(f"No module named {self.target}; did you mean {meant}?", 2)
             return
         try:
             if not Path(self.target).is_dir():
@@ -64,6 +66,24 @@ class Program:
         except (OSError, ValueError) as error:
             reason = getattr(error, "strerror", None) or error
             raise ProgramError(f"can't open file {self.target!r}: {reason}", 2) from None
+        if self.target.endswith(".ipynb"):
+            raise ProgramError(
+                f"{self.target} is a notebook; write %load_ext amanda and %%amanda -t ... into its "
+                f"cells, or make a script of it: jupyter nbconvert --to script {self.target}",
+                2,
+            )
+
+    def _meant_by_path(self) -> str:
+        """The right form of ``-m train.py`` and ``-m folder/train.py``; "" of a module's name."""
+        path = Path(self.target)
+        if len(path.parts) == 1 and path.suffix == ".py":
+            path = Path(*path.stem.split(".")).with_suffix(".py")
+        elif len(path.parts) == 1:
+            return ""
+        if not path.is_file():
+            return f"{self.target} without -m" if len(path.parts) > 1 else ""
+        name = ".".join(path.with_suffix("").parts)
+        return f"-m {name}" if path.suffix == ".py" and not path.is_absolute() else f"{path}"
 
     def run(self) -> None:
         """Run it as the module ``__main__``.
@@ -90,8 +110,14 @@ class Program:
             return bytecode.get_code("__main__"), _create_main_module(None, bytecode, str(path))
         module = _create_main_module(None, SourceFileLoader("__main__", str(path)), str(path))
         with io.open_code(str(path)) as file:
+            source = file.read()
+        try:
             # dont_inherit: the `from __future__` imports of this module are not the program's.
-            return compile(file.read(), str(path), "exec", dont_inherit=True), module
+            return compile(source, str(path), "exec", dont_inherit=True), module
+        except (SyntaxError, ValueError):
+            if reason := _no_python(source):
+                raise ProgramError(f"{self.target} is no Python script: {reason}", 2) from None
+            raise
 
     def _importer(self) -> Any:
         """The path entry finder of a folder or an archive; None for a plain file."""
@@ -203,6 +229,16 @@ def _is_script(name: str) -> bool:
             return b"\0" not in file.read(1000)
     except OSError:
         return False
+
+
+def _no_python(source: bytes) -> str:
+    """Why a file that does not compile is none of Python; "" if it may be one with an error."""
+    first = source[:200].partition(b"\n")[0].decode(errors="replace")
+    if b"\0" in source[:1000]:
+        return "it is a binary file"
+    if first.startswith("#!") and "python" not in first:
+        return f"it begins with {first.strip()}; name the script that it starts"
+    return ""
 
 
 def _create_main_module(spec: ModuleSpec | None, loader: Any, file: str | None) -> types.ModuleType:

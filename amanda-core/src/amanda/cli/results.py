@@ -81,6 +81,7 @@ class Report:
         complain: prints a message about a result that is lost.
         hint: a line before the last one, about what else to ask for; "" for none.
         has_driver: whether a driver was there for the tools; else their summaries are not printed.
+        error: why the run is one of wrong usage, for stderr; "" if it is not.
         written: the files that have been written.
     """
 
@@ -94,6 +95,7 @@ class Report:
     complain: Callable[[str], None] = complain
     hint: str = ""
     has_driver: bool = True
+    error: str = ""
     written: list[Path] = attrs.field(factory=list)
     _collected: list[pages.Collector] = attrs.field(factory=list)
     _lost: list[str] = attrs.field(factory=list)
@@ -190,15 +192,16 @@ class Report:
             # AttributeError: without a standard output, sys.stdout is None.
             is_unread = isinstance(error, BrokenPipeError)
             if not is_unread:
-                self.complain(f"the summary is lost: {error}")
+                why = "standard output is closed" if self.out is None else error
+                self.complain(f"the summary is lost: {why}")
             if isinstance(error, OSError) and (is_ours or is_unread):
                 # Nobody reads the pipe, or the disk is full: without this Python tries once more
                 # to write our text when it exits, reports a second error and changes the status.
                 os.dup2(os.open(os.devnull, os.O_WRONLY), self.out.fileno())
 
     def _print_parts(self, statistics: Statistics, seconds: float) -> None:
-        if not self.has_driver:
-            self.complain(f"error: nothing was instrumented: {describe_missing_driver()}")
+        if self.error:
+            self.complain(f"error: {self.error}")
         for named in self.tools if self.has_driver else ():
             self._try(named.name, self._print_summary, named)
         if self.written:
@@ -287,8 +290,17 @@ def explain_unseen(statistics: Statistics) -> str:
     return ", ".join(reasons) or "nothing known"
 
 
-def describe_missing_driver() -> str:
-    """Why no driver was attached, and what to do."""
+def describe_missing_driver(asked: Sequence[str]) -> str:
+    """Why no driver was attached, and what to do.
+
+    Args:
+        asked: the drivers that the command line names.
+    """
+    if asked := asked or plugins.read_list("AMANDA_DRIVERS"):
+        wanted = {name.rpartition("/")[2] for name in asked}
+        named = [cls for cls, _ in drivers.registered_drivers() if cls.name in wanted]
+        frameworks = " or ".join(dict.fromkeys(cls.framework for cls in named))
+        return f"the program has not imported {frameworks} (asked for: {', '.join(asked)})"
     if found := [*other_frameworks.explain_others(False), *uncovered_frameworks()]:
         return f"not seen: {', '.join(found)}"
     names = ", ".join(dict.fromkeys(e.cls.framework for e in drivers.drivers()))

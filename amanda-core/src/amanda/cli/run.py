@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import atexit
 import collections
-import contextlib
 import os
 import shlex
 import signal
@@ -19,10 +18,10 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, TextIO
 
-from amanda.cli import grammar, pages, program, progress, tool_options, tracebacks
+from amanda.cli import grammar, mistakes, pages, program, progress, tool_options, tracebacks
 from amanda.cli.parser import WRONG_USAGE, CommandParser
-from amanda.cli.results import NamedTool, Rank, Report, complain
-from amanda.errors import AmandaError, FileError, UnknownNameError, close_matches
+from amanda.cli.results import NamedTool, Rank, Report, complain, describe_missing_driver
+from amanda.errors import AmandaError, FileError, UnknownNameError
 from amanda.interface.tool import Tool
 from amanda.registry import drivers, other_frameworks
 from amanda.scope.apply import apply
@@ -115,7 +114,8 @@ def main(arguments: Sequence[str]) -> int:
         return WRONG_USAGE
     given, unknown = create_parser().parse_known_args(ours)
     if unknown:
-        complain(f"error: {_explain_option(unknown[0], given.tool)}")
+        known = (*WITH_VALUE, *_WITHOUT_VALUE)
+        complain(f"error: {mistakes.explain_option(unknown[0], given.tool, known)}")
         return WRONG_USAGE
     caught: list[warnings.WarningMessage] = []
     problem: Exception | None = None
@@ -140,9 +140,9 @@ def _prepare(given: argparse.Namespace, words: Sequence[str]) -> Run:
     try:
         target.check()
     except program.ProgramError as error:
-        if given.html and target.target.endswith(".html"):
+        if given.html and (target.target.endswith(".html") or target.arguments[:1] == ("--",)):
             raise UsageError(_NO_VALUE) from None
-        hint = _explain_target(target, given.tool)
+        hint = mistakes.explain_target(target, given.tool)
         if not hint:
             raise
         raise UsageError(f"{error}; {hint}") from None
@@ -152,33 +152,6 @@ def _prepare(given: argparse.Namespace, words: Sequence[str]) -> Run:
     if run.report.rank.number == 0:
         run.progress = progress.create_progress(LIVE_SCOPES[-1], given.progress)
     return run
-
-
-def _explain_target(target: program.Program, tools: Sequence[str]) -> str:
-    """What is meant by a word that is no program: a tool, an option, a script; "" if unknown."""
-    name, rest = target.target, shlex.join(target.arguments) or "script.py"
-    if name in available():
-        return f"{name} is a tool: amanda run -t {','.join([*tools, name])} -- {rest}"
-    if "=" in name and tools:
-        return f"options of a tool follow its name: -t {_with_option(tools[-1], name)}"
-    return f"did you mean {name}.py?" if Path(f"{name}.py").is_file() else ""
-
-
-def _explain_option(word: str, tools: Sequence[str]) -> str:
-    """What is meant by an option that the command does not have: one of a tool, or another one."""
-    name, _, value = word.lstrip("-").partition("=")
-    name = name.replace("-", "_")
-    with contextlib.suppress(AmandaError, grammar.GrammarError):
-        for text in tools:
-            if any(name in tool_options.options_of(load(s.name))[0] for s in grammar.parse([text])):
-                option = f"{name}={value or '...'}"
-                return f"{word} is an option of a tool: -t {_with_option(text, option)}"
-    meant = close_matches(f"--{name}", (*WITH_VALUE, *_WITHOUT_VALUE))
-    return f"there is no option {word}{meant or ';'} see: amanda run --help"
-
-
-def _with_option(tool: str, option: str) -> str:
-    return f"{tool}{',' if ':' in tool else ':'}{option}"
 
 
 def choose_interceptor(name: str) -> None:
@@ -313,6 +286,7 @@ class Run:
         self.progress: progress.Progress | None = None
         self._process = os.getpid()
         self._started = 0.0
+        self._asked: Sequence[str] = ()
         self._is_found = True
         self._is_finishing = False
         self._terminated = 0
@@ -323,6 +297,7 @@ class Run:
         Raises:
             AmandaError: the tools cannot be applied.
         """
+        self._asked = drivers or ()
         tools = (named.tool for named in self.report.tools)
         self._scope = apply(*tools, drivers=drivers, op_filter=self.report.op_filter or None)
         self._scope.__enter__()
@@ -359,12 +334,12 @@ class Run:
         except SystemExit as error:
             status = _exit_status(error.code)
             self._note_end(f"with exit status {status}")
-            return status or self._check_drivers()
+            return self._check_drivers(status)
         except BaseException as error:
             failure = error
         else:
             self._note_end("normally")
-            return self._check_drivers()
+            return self._check_drivers(0)
         # The type only: str() of the exception may run code of the program.
         self._note_end(f"by {type(failure).__name__}")
         # Not in the except clause, which would be the context of an exception in the excepthook.
@@ -372,19 +347,23 @@ class Run:
         if isinstance(failure, KeyboardInterrupt):
             # Python is to end by the signal, without a second traceback.
             sys.excepthook = _print_nothing
+            self._check_drivers(1)
             raise failure
-        return 1
+        return self._check_drivers(1)
 
-    def _check_drivers(self) -> int:
-        """The exit status of a program that has ended well: 2 if no driver was there for tools."""
+    def _check_drivers(self, status: int) -> int:
+        """The exit status of a run: 2 if the program ended well and tools had no driver."""
         if not self.report.tools or self._opened is None:
-            return 0
+            return status
         # Keras imports TensorFlow, whatever it computes with; the operators are counted later.
         has_seen = self._opened.cache.counts()[0] or not other_frameworks.unseen_backend()
         if self._opened.drivers and has_seen:
-            return 0
+            return status
+        # Tables of zeros would say nothing.
         self.report.has_driver = False
-        return 2
+        if status == 0:
+            self.report.error = f"nothing was instrumented: {describe_missing_driver(self._asked)}"
+        return status or 2
 
     def _note_end(self, how: str) -> None:
         self.report.facts["program ended"] = how

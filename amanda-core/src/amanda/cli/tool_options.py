@@ -20,6 +20,9 @@ from amanda.cli import docstrings, grammar
 from amanda.interface.tool import Tool
 from amanda.tools.reporting import unknown_option
 
+COMMON_OPTIONS = ("ops", "modules", "every", "skip", "driver", "html", "output")
+"""Options of ``amanda run``, which concern all its tools."""
+
 _REQUIRED = inspect.Parameter.empty
 _TRUE = frozenset({"true", "yes", "on", "1"})
 _FALSE = frozenset({"false", "no", "off", "0"})
@@ -88,7 +91,7 @@ def convert(cls: type[Tool], spec: grammar.ToolSpec) -> dict[str, Any]:
     for name, text in spec.options.items():
         option = known.get(name)
         if option is None and not takes_any:
-            raise OptionError(unknown_option(spec.name, name, known))
+            raise OptionError(_unknown(spec.name, name, known))
         annotation = Any if option is None else option.annotation
         try:
             arguments[name] = _convert(annotation, text)
@@ -102,6 +105,12 @@ def convert(cls: type[Tool], spec: grammar.ToolSpec) -> dict[str, Any]:
         wanted = ", ".join(f"{o.name}={_form(o.annotation)}" for o in missing)
         raise OptionError(f"tool {spec.name} needs the option {wanted}")
     return arguments
+
+
+def _unknown(tool: str, name: str, known: Collection[str]) -> str:
+    """The message for an option that a tool does not have, but perhaps the run."""
+    common = f"; --{name} is for all tools of a run" if name in COMMON_OPTIONS else ""
+    return f"{unknown_option(tool, name, known)}{common}"
 
 
 def _signature(cls: type[Tool]) -> inspect.Signature:

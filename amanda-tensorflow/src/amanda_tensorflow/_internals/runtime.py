@@ -281,7 +281,7 @@ def value_of(value: Any) -> Any:
 
 
 class _InputCounts(dict[str, int]):
-    """Number of arguments of the fast path that are inputs of an operator, before its attributes."""
+    """How many arguments of the fast path are inputs; the operator's attributes follow them."""
 
     def __missing__(self, op_type: str) -> int:
         op_def = op_def_of(op_type)
