@@ -243,6 +243,76 @@ def test_tables() -> None:
         KernelsTool(by="colour")
 
 
+def train() -> None:
+    """Three equal steps, after one evaluation on a larger batch."""
+    model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    model.eval()
+    with torch.no_grad():
+        model(torch.rand(1000, 4))
+    model.train()
+    for _ in range(3):
+        optimizer.zero_grad()
+        model(torch.rand(3, 4)).sum().backward()
+        optimizer.step()
+
+
+def test_figures_are_those_of_the_last_step_beside_the_run(tmp_path: Path) -> None:
+    """In rows, summary, tables, chart and file: equal steps have a third of their activities."""
+    tool = recorded(train)
+    found, summary = tool.op_rows(), tool.result()["summary"]
+    for row in found:
+        step, run = row["per_step"], row["activities"] - row["per_step"]["activities"]
+        if row["phase"] in ("backward", "optimizer"):
+            assert row["activities"] == 3 * step["activities"]
+        assert (step["host_us"] > 0) is (step["activities"] > 0), row["id"]
+        assert (row["host_us"] - step["host_us"] > 1e-6) is (run > 0), row["id"]
+    forward = rows(tool)["Sequential.0/linear:0"]
+    assert (forward["executions"], forward["per_step"]["executions"]) == (4, 1)
+    step_us = sum(row["per_step"]["host_us"] for row in found)
+    assert summary["steps"] == 3
+    assert summary["per_step"]["host_us"] == pytest.approx(step_us)
+    assert summary["phases"]["backward"]["host_us"] == pytest.approx(
+        sum(row["host_us"] for row in found if row["phase"] == "backward")
+    )
+    kernels, groups, others = tool.tables()
+    assert " in a step (" in kernels.title
+    for table in (kernels, groups, others):
+        assert table.columns[-1] == "run"
+    calls = {row[0]: row[1] for row in kernels.rows}
+    assert calls["aten::addmm"] == 2
+    [chart] = tool.charts()
+    assert chart.run.keys() == chart.values.keys()
+    linear = chart.labels.index("linear")
+    assert chart.run["aten::addmm (cpu)"][linear] > chart.values["aten::addmm (cpu)"][linear]
+    tool.write_files(tmp_path, "kernels")
+    with (tmp_path / "kernels.csv").open(newline="") as file:
+        assert "host_us_per_step" in next(csv.reader(file))
+
+
+def test_without_a_step_there_is_the_run_alone() -> None:
+    """No column of the run stands beside the run."""
+    model = nn.Linear(4, 4)
+    tool = recorded(lambda: model(torch.rand(1, 4)))
+    kernels, *_ = tool.tables()
+    assert ("run" in kernels.columns) is ("per_step" in tool.op_rows()[0])
+    with torch.no_grad():
+        model.eval()
+        tool = recorded(lambda: torch.rand(3).sum())
+    kernels, *_ = tool.tables()
+    assert "run" not in kernels.columns
+    assert not any("per_step" in row for row in tool.op_rows())
+
+
+def test_a_kernel_belongs_to_the_step_that_launched_it() -> None:
+    """A device runs behind the program: what counts is the launch, on the clock of the steps."""
+    found = {a.name: a for a in recording_of(DEVICE, 1000.0).activities}
+    assert found["gemm"].start == 1130
+    assert found["gemm"].begin == 1020
+    assert found["late"].begin == 1300
+    assert found["aten::conv2d"].begin == 1002
+
+
 # -- a device: traces in Kineto's form, written by hand -----------------------
 
 

@@ -133,6 +133,21 @@ def test_functions_of_one_name_and_a_loop() -> None:
     assert cosines == [3, 6]
 
 
+@pytest.mark.parametrize("run_eagerly", [True, False], ids=["eager", "function"])
+def test_a_step_of_keras(run_eagerly: bool) -> None:
+    """The kernels of the last of five steps stand beside those of the run."""
+    model = tf.keras.Sequential([tf.keras.Input((4,)), tf.keras.layers.Dense(3, name="only")])
+    model.compile("sgd", "mse", run_eagerly=run_eagerly)
+    data = np.ones((10, 4)), np.ones((10, 3))
+    tool = applied(lambda: model.fit(*data, batch_size=2, epochs=1, verbose=0))
+    # The forward product may be fused with the addition of the bias, under the name of that.
+    [row] = [row for row in tool.op_rows() if row["type"] == "linear_backward"]
+    assert (row["activities"], row["per_step"]["activities"]) == (5, 1)
+    assert 0 < row["per_step"]["host_us"] < row["host_us"]
+    assert row["per_step"]["executions"] == (1 if run_eagerly else None)
+    assert tool.result()["summary"]["per_step"]["host_us"] < tool.summary()["host_us"]
+
+
 def test_a_session() -> None:
     """A graph's kernels, those without outputs among them."""
     tf1 = tf.compat.v1

@@ -21,12 +21,13 @@ from amanda.tools.reporting import ReportingTool, StepFigures
 from amanda_tools._timelines.timeline import Collections
 from amanda_tools.count import CountTool
 from amanda_tools.flops import FlopsTool
+from amanda_tools.kernels import KernelsTool
 from amanda_tools.profile import ProfileTool
 from amanda_tools.summary import SummaryTool
 from amanda_tools.trace import TraceTool
 
-EXECUTED = {"count": "executions", "flops": "executions", "profile": "calls"}
-TOOLS = [CountTool, FlopsTool, ProfileTool]
+EXECUTED = dict.fromkeys(("count", "flops", "kernels"), "executions") | {"profile": "calls"}
+TOOLS = [CountTool, FlopsTool, KernelsTool, ProfileTool]
 
 
 def train(steps: int = 3, parts: int = 1, evaluations: int = 2) -> None:

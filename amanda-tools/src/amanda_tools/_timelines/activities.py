@@ -16,7 +16,8 @@ class Activity:
         op: id of the operator; "" if it belongs to none.
         name: name that the profiler gives.
         device: ``cpu``, ``cuda:0``.
-        start: microseconds on the profiler's clock.
+        start: microseconds of ``time.perf_counter()`` in what a recorder returns, else of the
+            profiler's clock.
         duration: microseconds; of a CPU activity without the activities within it, so that sums
             count nothing twice.
         span: microseconds from begin to end.
@@ -39,6 +40,11 @@ class Activity:
     waited: float | None = None
     bytes: int | None = None
     thread: int = 0
+
+    @property
+    def begin(self) -> float:
+        """When the program asked for it: its start, or that of the call that launched it."""
+        return self.start - (self.waited or 0.0)
 
     @property
     def is_kernel(self) -> bool:

@@ -146,12 +146,13 @@ class LineEvent:
             event = event.outer
 
 
-def recording_of(planes: Iterable[Any], names: Names) -> ProfilerRecording:
+def recording_of(planes: Iterable[Any], names: Names, origin: float = 0.0) -> ProfilerRecording:
     """Read planes.
 
     Args:
         planes: planes of an ``XSpace``.
         names: node names of the operators in graphs.
+        origin: microseconds of the begin of the profile, on the clock of the recording.
     """
     recording = ProfilerRecording()
     host: list[tuple[str, list[LineEvent]]] = []
@@ -160,10 +161,11 @@ def recording_of(planes: Iterable[Any], names: Names) -> ProfilerRecording:
         for line in plane.lines:
             track = f"{line.name or 'thread'} {line.id}"
             if plane.name == _HOST:
-                host.append((track, nest_events(plane, line)))
+                host.append((track, nest_events(plane, line, origin)))
             elif plane.name.startswith(_DEVICE):
                 device = plane.name.removeprefix(_DEVICE).lower()
-                devices.append((device, f"{device} {line.name}", nest_events(plane, line)))
+                events = nest_events(plane, line, origin)
+                devices.append((device, f"{device} {line.name}", events))
     functions = _steps(event for _, events in host for event in events)
     reader = _Reader(recording, names, functions)
     for track, events in host:
@@ -175,13 +177,13 @@ def recording_of(planes: Iterable[Any], names: Names) -> ProfilerRecording:
     return recording
 
 
-def nest_events(plane: Any, line: Any) -> list[LineEvent]:
+def nest_events(plane: Any, line: Any, origin: float = 0.0) -> list[LineEvent]:
     """Return the events of a line in the order of their begin, each with the event around it."""
     found: list[LineEvent] = []
     stack: list[LineEvent] = []
     for item in sorted(line.events, key=lambda item: (item.offset_ps, -item.duration_ps)):
         metadata = plane.event_metadata[item.metadata_id]
-        start = line.timestamp_ns / 1e3 + item.offset_ps / 1e6
+        start = origin + line.timestamp_ns / 1e3 + item.offset_ps / 1e6
         event = LineEvent(
             metadata.name,
             metadata.display_name,

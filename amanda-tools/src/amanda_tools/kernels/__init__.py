@@ -32,6 +32,11 @@ from amanda_tools.kernels.recordings import (
 _TYPES, _KERNELS = 12, 9
 """Bars of the chart, and kernels in it that have a colour of their own."""
 
+_OTHERS = "others"
+
+_NOTHING: Mapping[str, Any] = {"calls": 0, "duration_us": 0.0, "bytes": None, "ops": 0}
+"""The figures of a kernel that does not run in a step."""
+
 __all__ = ["KernelsOptions", "KernelsTool"]
 
 
@@ -66,6 +71,7 @@ class KernelsTool(PrintingTool[KernelsOptions]):
     """
 
     name = "kernels"
+    figures = ("device_us", "host_us")
     Options = KernelsOptions
     only_watches = True
 
@@ -132,21 +138,33 @@ class KernelsTool(PrintingTool[KernelsOptions]):
 
         ``executions`` are those recorded; null where the profiler records kernels only, as it does
         of graphs. ``kernels`` is a list, the longest first, of ``name``, ``device``, ``calls``,
-        ``duration_us``, ``launch_us``, ``waited_us`` and ``bytes``. ``device_us`` and ``host_us``
-        are sums of durations. On the host kernels are activities, each without the time of the
-        activities within it.
+        ``duration_us``, ``launch_us``, ``waited_us`` and ``bytes``. ``activities`` is the number of
+        their calls, ``device_us`` and ``host_us`` are sums of durations. On the host kernels are
+        activities, each without the time of the activities within it. ``per_step`` has
+        ``executions``, ``activities``, ``device_us`` and ``host_us`` of the last step.
         """
-        executions = collections.Counter(e.op for e in self.recording.executions)
-        by_op = self._by_op()
-        return [
-            {
-                **op.row(),
-                "executions": executions.get(op_id),
-                **_times(by_op.get(op_id, ())),
-                "kernels": _merged(by_op.get(op_id, ())),
-            }
-            for op_id, op in self._ops.items()
-        ]
+        step = self._of_step()
+        whole, part = _OfOps(self.recording), None if step is None else _OfOps(step)
+        rows = []
+        for op_id, op in self._ops.items():
+            row = {**op.row(), **whole.figures(op_id)}
+            if part is not None:
+                row["per_step"] = part.figures(op_id, row["executions"] is not None)
+            rows.append({**row, "kernels": _merged(whole.activities[op_id])})
+        return rows
+
+    def _of_step(self) -> ProfilerRecording | None:
+        """Return what was recorded of the last step; None without one, or where only a part of it
+        was recorded, or is a step: without modules it begins with its backward pass."""
+        if self.step_times is None:
+            return None
+        begin, end = (1e6 * moment for moment in self.step_times)
+        found = ProfilerRecording(
+            [a for a in self.recording.activities if begin <= a.begin < end],
+            [e for e in self.recording.executions if begin <= e.start < end],
+        )
+        forward = {op_id for op_id, op in self._ops.items() if op.phase == "forward"}
+        return found if any(a.op in forward for a in found.activities) else None
 
     def summary(self) -> dict[str, Any]:
         """Times by kernel, type and module, and the fraction of them that belongs to operators.
@@ -176,20 +194,33 @@ class KernelsTool(PrintingTool[KernelsOptions]):
         ]
         return {**found, "ambiguous": self.recording.ambiguous, "problems": problems}
 
-    def _by_op(self) -> dict[str, list[Activity]]:
-        by_op: dict[str, list[Activity]] = collections.defaultdict(list)
-        for activity in self.recording.activities:
-            by_op[activity.op].append(activity)
-        return by_op
+    def summary_of_steps(self, rows: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
+        """As of all tools; ``per_step`` has the times of the last step, which are known after the
+        run."""
+        found = super().summary_of_steps(rows)
+        step = self._of_step()
+        if step is None:
+            return found
+        launches = sum(activity.is_kernel for activity in step.activities)
+        times = {**_times(step.activities), "launches": launches}
+        return {**found, "per_step": {**found["per_step"], **times}}
 
     def _is_shown(self, op: OpDescription) -> bool:
         return self.options.phases == "all" or op.phase in MODEL
 
     def _grouped(
-        self, key: str, ops: Iterable[OpDescription] | None = None
+        self,
+        key: str,
+        ops: Iterable[OpDescription] | None = None,
+        recording: ProfilerRecording | None = None,
     ) -> dict[str, dict[str, Any]]:
-        """Sum times of operators by a field of their description, the longest first."""
-        by_op = self._by_op()
+        """Sum times of operators by a field of their description, the longest first.
+
+        Args:
+            ops: the operators; None for all.
+            recording: what to sum; None for all that was recorded.
+        """
+        by_op = _OfOps(recording or self.recording).activities
         groups: dict[str, list[OpDescription]] = collections.defaultdict(list)
         for op in self._ops.values() if ops is None else ops:
             groups[getattr(op, key)].append(op)
@@ -205,50 +236,82 @@ class KernelsTool(PrintingTool[KernelsOptions]):
 
     def tables(self) -> Iterable[Table]:
         """The longest kernels; the operators, types or modules that run them."""
-        found = self.summary()
+        found, rows = self.summary(), self.op_rows()
         place = "device" if found["launches"] else "host"
-        ops = [op for op in self._ops.values() if self._is_shown(op)]
-        activities = self._listed(place)
-        kernels, total = _merged(activities), sum(a.duration for a in activities)
-        inside = sum(a.duration for a in activities if a.op) / total if total else 0.0
-        title = (
-            f"kernels: {total / 1000:.3f} ms on the {place} in {sum(k['calls'] for k in kernels)} "
-            f"{'kernels' if place == 'device' else 'activities'}, {100 * inside:.1f} % in operators"
-        )
-        columns = ("kernel", "calls", "ms", "share", "µs a call", "bytes", "ops")
-        yield Table(title, columns, [_kernel_cells(kernel, total) for kernel in kernels])
-        by = self.options.by
-        groups = self._grouped({"op": "id", "module": "place"}.get(by, by), ops)
-        rows = [_group_cells(name, group, place, total) for name, group in groups.items()]
-        heads = (by, "ops", "calls", "ms", "share", "longest kernel")
-        yield Table(f"kernels: {place} time by {by}", heads, rows)
-        yield from other_phases("kernels", self.op_rows(), self.options, (f"{place}_us",))
+        step = self._of_step()
+        run = self._listed(self.recording, place)
+        listed = run if step is None else self._listed(step, place)
+        yield self._kernels(listed, run, place, step is not None)
+        yield self._groups(step, place, sum(a.duration for a in listed))
+        yield from other_phases("kernels", rows, self.options, (f"{place}_us",))
         if problems := found["problems"]:
             yield Table("kernels: not recorded", ("why",), [(text,) for text in problems])
 
-    def _listed(self, place: str) -> list[Activity]:
+    def _kernels(
+        self, listed: Sequence[Activity], run: Sequence[Activity], place: str, has_run: bool
+    ) -> Table:
+        """The kernels with the figures of a step, and the milliseconds of the run beside them."""
+        total = sum(a.duration for a in listed)
+        inside = sum(a.duration for a in listed if a.op) / total if total else 0.0
+        what = "kernels" if place == "device" else "activities"
+        ran = f"in a step ({sum(a.duration for a in run) / 1000:.3f} ms in the run), "
+        title = (
+            f"kernels: {total / 1000:.3f} ms on the {place} in {len(listed)} {what}"
+            f"{f' {ran}' if has_run else ', '}{100 * inside:.1f} % in operators"
+        )
+        step = {(k["name"], k["device"]): k for k in _merged(listed)}
+        whole = {(k["name"], k["device"]): k for k in _merged(run)}
+        lines = []
+        for key, of_run in sorted(whole.items(), key=lambda item: _order(item, step)):
+            cells = _kernel_cells(step.get(key, {**of_run, **_NOTHING}), total)
+            lines.append((*cells, *([f"{of_run['duration_us'] / 1000:.3f}"] if has_run else ())))
+        columns = ("kernel", "calls", "ms", "share", "µs a call", "bytes", "ops")
+        return Table(title, (*columns, *_run_column(has_run)), lines)
+
+    def _groups(self, step: ProfilerRecording | None, place: str, total: float) -> Table:
+        """The operators, types or modules in the same form."""
+        by, has_run = self.options.by, step is not None
+        key = {"op": "id", "module": "place"}.get(by, by)
+        ops = [op for op in self._ops.values() if self._is_shown(op)]
+        whole, groups = self._grouped(key, ops), self._grouped(key, ops, step)
+        names = sorted(groups, key=lambda name: -groups[name][f"{place}_us"])
+        lines = [
+            (
+                *_group_cells(name, groups[name], place, total),
+                *([f"{whole[name][f'{place}_us'] / 1000:.3f}"] if has_run else ()),
+            )
+            for name in names
+        ]
+        heads = (by, "ops", "calls", "ms", "share", "longest kernel", *_run_column(has_run))
+        return Table(f"kernels: {place} time by {by}", heads, lines)
+
+    def _listed(self, recording: ProfilerRecording, place: str) -> list[Activity]:
         """Return the activities on devices or on the host, without those of hidden operators."""
         hidden = {op_id for op_id, op in self._ops.items() if not self._is_shown(op)}
         return [
             activity
-            for activity in self.recording.activities
+            for activity in recording.activities
             if activity.is_kernel is (place == "device") and activity.op not in hidden
         ]
 
     def charts(self) -> Iterable[Chart]:
         """Time of the types that take most of it, by kernel: on devices if there are any, else
-        on the host."""
-        summary = self.summary()
+        on the host; in a step, and in the run."""
+        summary, step = self.summary(), self._of_step()
         place = "device" if summary["launches"] else "host"
-        groups = self._grouped("type", filter(self._is_shown, self._ops.values()))
+        ops = list(filter(self._is_shown, self._ops.values()))
+        whole, groups = self._grouped("type", ops), self._grouped("type", ops, step)
         order = sorted(groups, key=lambda kind: -groups[kind][f"{place}_us"])
         types = [kind for kind in order if groups[kind][f"{place}_us"]][:_TYPES]
+        values = _stacked([_kernels_at(groups[kind], place) for kind in types])
+        runs = [_kernels_at(whole[kind], place) for kind in types]
         yield Chart(
             title=f"time on the {place}, by kernel",
             kind="bar",
             labels=types,
-            values=_stacked([_kernels_at(groups[kind], place) for kind in types]),
+            values=values,
             unit="s",
+            run=_stacked(runs, [name for name in values if name != _OTHERS]) if step else {},
         )
 
     def write_files(self, folder: Path, stem: str) -> Sequence[Path]:
@@ -266,6 +329,32 @@ class KernelsTool(PrintingTool[KernelsOptions]):
             [chart] = self.charts()
             write_svg(chart, written[-1])
         return written
+
+
+class _OfOps:
+    """What was recorded, by operator.
+
+    Attributes:
+        activities: those of each operator.
+    """
+
+    def __init__(self, recording: ProfilerRecording) -> None:
+        self.activities: dict[str, list[Activity]] = collections.defaultdict(list)
+        for activity in recording.activities:
+            self.activities[activity.op].append(activity)
+        self._executions = collections.Counter(e.op for e in recording.executions)
+
+    def figures(self, op_id: str, is_counted: bool = False) -> dict[str, Any]:
+        """The figures of an operator that add up.
+
+        Args:
+            op_id: the operator.
+            is_counted: its executions are recorded; without any, there were none.
+        """
+        found = self.activities[op_id]
+        none = 0 if is_counted else None
+        executions = self._executions.get(op_id, none)
+        return {"executions": executions, "activities": len(found), **_times(found)}
 
 
 def _times(activities: Iterable[Activity]) -> dict[str, float]:
@@ -320,16 +409,28 @@ def _kernels_at(group: Mapping[str, Any], place: str) -> dict[str, float]:
     return {name: us / 1e6 for name, us in kernels if name.endswith("(cpu)") is on_host}
 
 
-def _stacked(bars: Sequence[Mapping[str, float]]) -> dict[str, list[float | None]]:
-    """Make a series for each of the longest kernels, and one for the others."""
+def _stacked(
+    bars: Sequence[Mapping[str, float]], names: Sequence[str] = ()
+) -> dict[str, list[float | None]]:
+    """Make a series for each of the longest kernels, or of those named, and one for the others."""
     totals: collections.Counter[str] = collections.Counter()
     for bar in bars:
         totals.update(bar)
-    names = [name for name, _ in totals.most_common(_KERNELS)]
+    names = names or [name for name, _ in totals.most_common(_KERNELS)]
     series: dict[str, list[float | None]] = {name: [b.get(name) for b in bars] for name in names}
-    if len(totals) > len(names):
-        series["others"] = [sum(t for k, t in b.items() if k not in series) for b in bars]
+    if totals.keys() - series.keys():
+        series[_OTHERS] = [sum(t for k, t in b.items() if k not in names) for b in bars]
     return series
+
+
+def _order(item: tuple[Any, Mapping[str, Any]], step: Mapping[Any, Any]) -> tuple[float, float]:
+    """The longest of the step first, then the longest of the run."""
+    key, of_run = item
+    return -step.get(key, _NOTHING)["duration_us"], -of_run["duration_us"]
+
+
+def _run_column(has_run: bool) -> tuple[str, ...]:
+    return ("run",) if has_run else ()
 
 
 def _share(part: float, total: float) -> str:
@@ -343,7 +444,7 @@ def _kernel_cells(kernel: Mapping[str, Any], total: float) -> tuple[Any, ...]:
         kernel["calls"],
         f"{duration / 1000:.3f}",
         _share(duration, total),
-        f"{duration / kernel['calls']:.1f}",
+        f"{duration / kernel['calls']:.1f}" if kernel["calls"] else "-",
         "-" if moved is None else format_quantity(moved, "B"),
         kernel["ops"],
     )

@@ -116,14 +116,19 @@ class Threads:
         return None, self._by_external_id.get(_argument(kernel, "External id") or 0)
 
 
-def recording_of(events: Sequence[Mapping[str, Any]]) -> ProfilerRecording:
-    """Read a trace in which executions of operators are annotated with :data:`MARK`."""
+def recording_of(events: Sequence[Mapping[str, Any]], origin: float = 0.0) -> ProfilerRecording:
+    """Read a trace in which executions of operators are annotated with :data:`MARK`.
+
+    Args:
+        events: the events.
+        origin: microseconds of the trace's zero, on the clock of the recording.
+    """
     threads = Threads(events)
     recording = ProfilerRecording()
     for host in threads.executions:
         event = host.event
         recording.executions.append(
-            OpSpan(host.op, event["ts"], event.get("dur", 0.0), _thread(event))
+            OpSpan(host.op, origin + event["ts"], event.get("dur", 0.0), _thread(event))
         )
     for host in threads.activities:
         event = host.event
@@ -133,7 +138,7 @@ def recording_of(events: Sequence[Mapping[str, Any]]) -> ProfilerRecording:
                 op=host.op,
                 name=event["name"],
                 device="cpu",
-                start=event["ts"],
+                start=origin + event["ts"],
                 # Rounding of the trace can make the inner activities longer than the outer one.
                 duration=max(span - host.inner, 0.0),
                 span=span,
@@ -142,11 +147,13 @@ def recording_of(events: Sequence[Mapping[str, Any]]) -> ProfilerRecording:
             )
         )
     kernels = (e for e in events if e.get("ph") == "X" and e.get("cat") in _KERNELS)
-    recording.activities += [_kernel(event, *threads.launch_of(event)) for event in kernels]
+    recording.activities += [_kernel(e, origin, *threads.launch_of(e)) for e in kernels]
     return recording
 
 
-def _kernel(event: Mapping[str, Any], launch: Host | None, activity: Host | None) -> Activity:
+def _kernel(
+    event: Mapping[str, Any], origin: float, launch: Host | None, activity: Host | None
+) -> Activity:
     arguments = event.get("args", {})
     span = event.get("dur", 0.0)
     # Copies and fills say what they moved; kernels do not.
@@ -159,7 +166,7 @@ def _kernel(event: Mapping[str, Any], launch: Host | None, activity: Host | None
         op=source.op if source is not None else "",
         name=event["name"],
         device=f"cuda:{device}",
-        start=event["ts"],
+        start=origin + event["ts"],
         duration=span,
         span=span,
         track=f"cuda:{device} stream {arguments.get('stream', event.get('tid'))}",

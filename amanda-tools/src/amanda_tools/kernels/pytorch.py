@@ -6,6 +6,7 @@ import inspect
 import json
 import tempfile
 import threading
+import time
 import types
 from pathlib import Path
 from typing import Any
@@ -38,6 +39,7 @@ class TorchRecorder(ProfilerRecorder):
         super().__init__(settings)
         self._profiler: Any = None
         self._thread = 0
+        self._clock = 0.0
         self._recording = ProfilerRecording()
 
     def start(self) -> None:
@@ -53,6 +55,7 @@ class TorchRecorder(ProfilerRecorder):
             wanted.append(ProfilerActivity.CUDA)
         self._profiler = profile(activities=wanted, record_shapes=self.settings.shapes)
         self._profiler.start()
+        self._clock = time.time() - time.perf_counter()
         self._thread = threading.get_ident()
 
     def stop(self) -> ProfilerRecording:
@@ -73,7 +76,10 @@ class TorchRecorder(ProfilerRecorder):
                 path = Path(folder, "trace.json")
                 profiler.export_chrome_trace(str(path))
                 with path.open(encoding="utf-8") as file:
-                    self._recording.extend(recording_of(json.load(file)["traceEvents"]))
+                    trace = json.load(file)
+                # Times are microseconds since `baseTimeNanoseconds`, which is a time of day.
+                began = trace.get("baseTimeNanoseconds", 0) / 1e9 - self._clock
+                self._recording.extend(recording_of(trace["traceEvents"], began * 1e6))
         except (OSError, ValueError) as error:
             # ValueError: on a full disk the profiler leaves a part of the file, without an error.
             self.problem = (

@@ -36,8 +36,8 @@ class TensorFlowRecorder(ProfilerRecorder):
 
     def stop(self) -> ProfilerRecording:
         found = ProfilerRecording()
-        for planes, _ in self._recording.stop():
-            found.extend(recording_of(planes, self._names))
+        for planes, began in self._recording.stop():
+            found.extend(recording_of(planes, self._names, began / 1e3))
         self.problem = self._recording.problem
         return found
 
