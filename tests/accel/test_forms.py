@@ -20,7 +20,7 @@ import weakref
 from collections import deque
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -51,8 +51,9 @@ class Child:
 
 class Known:
     __slots__ = (
-        *("checked", "claimed", "claims", "gradients", "inlined_after", "inlined_before"),
-        *("is_claim", "iterations", "op_id", "owners", "run"),
+        *("around_after", "around_before", "checked", "claimed", "claims", "gradients"),
+        *("inlined_after", "inlined_before", "is_blind", "is_claim", "iterations", "layout"),
+        *("name", "op_id", "owners", "resumed_after", "resumed_before", "run"),
     )
 
     def __init__(self, run: Callable[..., Any], is_claim: bool = False) -> None:
@@ -727,6 +728,26 @@ class Routines:
     __slots__ = ("inlined_after", "inlined_before")
 
 
+class Layout:
+    """That of an operator with a tensor, a list of two, an absent tensor, and a keyword."""
+
+    __slots__ = ("_func", "_keywords", "_lists", "_places", "_types", "is_in_place")
+
+    def __init__(self, func: Any) -> None:
+        self._func, self._keywords, self._types = func, ("key",), (Tensor, list, Tensor)
+        self._lists = [(1, (Tensor, Tensor))]
+        # After the arguments comes what stands for an absent tensor, and then the list's items.
+        self._places = [0, 4, 5, 3, 2]
+        self.is_in_place = False
+
+
+class Action:
+    __slots__ = ("func", "kwargs", "select")
+
+    def __init__(self, func: Any, select: Any = None, **kwargs: Any) -> None:
+        self.func, self.select, self.kwargs = func, select, kwargs
+
+
 class Dispatcher:
     def __init__(self) -> None:
         self._quiet: dict[object, None] = {}
@@ -792,7 +813,8 @@ class Leaf(Node):
 
 STATE = State()
 PASS: dict[str, Any] = {"task": 1, "node": None, "next": 8, "check": None}
-PASS.update(level=-1, recording=[])
+PASS.update(level=-1, recording=[], lock=[])
+UNPAUSED = {"driver": 1}
 looks: list[Any] = []
 _INLINED: dict[str, Any] = {}
 
@@ -830,8 +852,19 @@ def inlining(gate: Any) -> Any:
             "kinds": {Node: 0, Leaf: 1},
             "task": lambda: PASS["task"],
             "node": lambda: PASS["node"],
+            "layout": Layout,
+            "action": Action,
+            # Numbers stand for tensors that have been changed as often as they say.
+            "version": vars(int)["numerator"],
+            "tensors_of": lambda result: [*result],
+            "acquire": lambda: PASS["lock"].append("acquired"),
+            "release": lambda: PASS["lock"].append("released"),
+            "unpaused": UNPAUSED,
+            "raised": lambda error, action, name: ValueError(str(error), action.kwargs, name),
+            "changed": lambda action: None,
         }
     )
+    PASS["lock"].clear()
     gate.configure_inlined(_INLINED)
     looks.clear()
     vars(STATE).update(vars(State()))
@@ -863,6 +896,126 @@ def test_inlined_routines_run_without_python(inlining: Any, toy: Any) -> None:
     assert counts == (sys.getrefcount(counter), sys.getrefcount(timer), sys.getrefcount(log))
     assert mode.asked == []
     toy.pop()
+
+
+class Around:
+    """An operator with routines in Python, what they were given, and what Python was asked."""
+
+    def __init__(self, inlining: Any, toy: Any, after: Any = None) -> None:
+        self.given: list[Any] = []
+        self.asked: list[Any] = []
+        self.returned: Any = None
+        self.known = known = cast("Any", Known(lambda *_: self.ask("run")))
+        call = inlining.operator_call(lambda op, *args, **kwargs: ONE)
+        self.op = type("Op", (), {"__call__": call, "__name__": "op"})()
+        known.is_blind, known.layout, known.name = False, Layout(self.op), "op"
+        known.around_before = (Action(self.take), Action(self.take, (1, -1), more=5))
+        known.around_after = () if after is None else (Action(after),)
+        known.resumed_before = lambda *given: self.ask("before", *given[1:])
+        known.resumed_after = lambda *given: self.ask("after", *given[1:])
+        self.mode = Mode()
+        self.mode.cells[self.op] = [0, *[known] * 1000]
+        inlining.install()
+        toy.push(self.mode)
+
+    def take(self, *values: Any, **kwargs: Any) -> Any:
+        self.given.append((*values, self.mode.thread["paused"], *kwargs.values()))
+        return self.returned
+
+    def ask(self, *what: Any) -> str:
+        self.asked.append(what)
+        return str(what[0])
+
+    def __call__(self, *others: Any, last: Any = None, **kwargs: Any) -> Any:
+        return self.op(ONE, [TWO, THREE], **({"key": last or FOUR} | kwargs))
+
+
+ONE, TWO, THREE, FOUR = (Tensor(number=number) for number in (1.0, 2.0, 3.0, 4.0))
+
+
+def test_routines_in_python_are_called_from_c(inlining: Any, toy: Any) -> None:
+    """A routine is given the inputs that it selects, as code of a tool: nothing else of Python's
+    runs, and nothing is kept."""
+    op = Around(inlining, toy, after=lambda value: op.take(value))
+    counts = [sys.getrefcount(one) for one in (ONE, TWO, FOUR, op.known)]
+    for _ in range(3):
+        op.given.clear()
+        assert op() is ONE
+        assert op.given == [(ONE, TWO, THREE, None, FOUR, 1), (TWO, FOUR, 1, 5), (ONE, 1)]
+        op.given.clear()
+    assert (op.asked, op.mode.asked, op.mode.thread["paused"]) == ([], [], 0)
+    assert PASS["lock"] == ["acquired", "released"] * 6
+    assert counts == [sys.getrefcount(one) for one in (ONE, TWO, FOUR, op.known)]
+    assert toy.pop() is op.mode
+
+
+@pytest.mark.parametrize("name", ["types", "keywords", "transform", "driver", "no layout"])
+def test_routines_of_calls_in_another_form_are_pythons(inlining: Any, toy: Any, name: str) -> None:
+    """Where the form of a call is not known, or operators are not plain, Python runs all of it."""
+    op = Around(inlining, toy)
+    try:
+        if name == "transform":
+            PASS["level"] = 1
+        elif name == "driver":
+            UNPAUSED["other"] = 2
+        elif name == "no layout":
+            op.known.layout = None
+        given = {"other": FOUR} if name == "keywords" else {}
+        op(last=5 if name == "types" else None, **given)
+    finally:
+        PASS["level"] = -1
+        UNPAUSED.pop("other", None)
+    assert (op.asked, op.given, PASS["lock"]) == ([("run",)], [], [])
+    assert toy.pop() is op.mode
+
+
+def test_what_routines_return_is_pythons(inlining: Any, toy: Any) -> None:
+    """Once a routine has returned something, or selects what is not there, Python goes on."""
+    op = Around(inlining, toy)
+    inputs = [ONE, TWO, THREE, None, FOUR]
+    op.returned = "new"
+    assert op() == "before"
+    args = (ONE, [TWO, THREE]), {"key": FOUR}
+    assert op.asked == [("before", op.op, *args, 1, inputs, "new")]
+    op.returned = None
+    op.known.around_before = (Action(op.take), Action(op.take, (7,)))
+    assert op() == "before"
+    assert op.asked[1:] == [("before", op.op, *args, 1, inputs, None)]
+    op.known.around_before, op.known.around_after = (), (Action(lambda value: "other"),)
+    op.asked.clear()
+    assert op() == "after"
+    assert op.asked == [("after", ONE, 1, inputs, "other")]
+    assert op.mode.thread["paused"] == 0
+    assert toy.pop() is op.mode
+
+
+@pytest.mark.parametrize("error", [TypeError, KeyboardInterrupt])
+def test_what_routines_raise(inlining: Any, toy: Any, error: type[BaseException]) -> None:
+    """What a routine raises is what Python makes of it; the thread is as before, the lock free."""
+
+    def fail(*_: Any, **__: Any) -> None:
+        raise error("text")
+
+    op = Around(inlining, toy)
+    op.known.around_before = (Action(op.take), Action(fail, (0,), why=1))
+    for _ in range(3):
+        with pytest.raises(ValueError, match="text") as raised:
+            op()
+        assert raised.value.args == ("text", {"why": 1}, "op")
+    assert PASS["lock"] == ["acquired", "released"] * 3
+    assert (op.mode.thread["paused"], op.asked) == (0, [])
+    assert toy.pop() is op.mode
+
+
+def test_routines_that_take_no_tensor(inlining: Any, toy: Any) -> None:
+    """Those need no description of the call, and run in any form of it."""
+    op = Around(inlining, toy, after=lambda *values: op.take(*values, "after"))
+    op.known.is_blind, op.known.layout = True, None
+    op.known.around_before = (Action(op.take, ()),)
+    op.known.around_after[0].select = ()
+    assert op(other=5) is ONE
+    assert (op.given, op.asked) == ([(1,), ("after", 1)], [])
+    assert toy.pop() is op.mode
 
 
 class Checked:

@@ -137,7 +137,7 @@ def iterations(tool: Counter, count: int = NEW + 1) -> list[Steps]:
 
 @pytest.mark.parametrize(
     ("tool", "bound"),
-    [(ForwardCounter, bound(6, 10, 8)), (ForwardAtBothEnds, bound(9, 13, 9))],
+    [(ForwardCounter, bound(2, 10, 8)), (ForwardAtBothEnds, bound(3, 13, 9))],
     ids=["before", "both"],
 )
 def test_forward(tool: type[Counter], bound: int) -> None:

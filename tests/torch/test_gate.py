@@ -14,7 +14,9 @@ import os
 import subprocess
 import sys
 import threading
+import time
 import types
+import warnings
 import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -29,13 +31,14 @@ from torch.utils.checkpoint import checkpoint
 
 import amanda
 from amanda.cli.run import choose_interceptor
-from amanda.errors import CoverageWarning, ToolTypeError
+from amanda.errors import CoverageWarning, InPlaceWarning, ToolTypeError
+from amanda.state import STATE
 from amanda_torch import _internals
 from amanda_torch.eager import gate
 from amanda_torch.eager.interceptors import Interceptor
 from amanda_torch.operators.names import VIEW_PROPERTIES, Kind, kind_of
 from amanda_torch.plugin import TorchEagerDriver
-from tests.torch.support import Counter, Identity, Watcher, applied
+from tests.torch.support import Counter, Identity, LiveTensors, Watcher, applied
 from tests.torch.test_call_counts import profiled
 
 VARIABLE = TorchEagerDriver.interceptor_variable
@@ -383,6 +386,212 @@ def test_a_routine_runs_without_a_mode() -> None:
     assert runs[0].count("__torch_function__") == 3
     assert runs[-1].count("__torch_function__") == 0
     assert tool.ops == {"add": 6, "exp": 3}
+
+
+class Around(amanda.Tool):
+    """Routines around every operator, which note what they are given, and in what state."""
+
+    def __init__(self, *, backward: bool = True) -> None:
+        super().__init__()
+        self.seen: list[Any] = []
+        self.add_inst_for_op(self.forward)
+        if backward:
+            self.add_inst_for_op(self.backward, backward=True)
+
+    def forward(self, context: amanda.OpContext) -> None:
+        op_id = context.get_op_id()
+        context.insert_before_op(self.note, where=op_id)
+        context.insert_before_op(self.touch, inputs=[])
+        if context.get_inputs():
+            context.insert_before_op(self.note, inputs=[-1], where="last")
+        context.insert_after_op(self.note, where="after")
+
+    def backward(self, context: amanda.OpContext) -> None:
+        pass
+
+    def note(self, *tensors: Any, where: str) -> None:
+        shapes = [None if tensor is None else (*tensor.shape,) for tensor in tensors]
+        self.seen.append((where, shapes, torch.is_grad_enabled(), STATE.paused))
+
+    def touch(self) -> None:
+        # Operators of a tool are none of the program's.
+        self.seen.append(float(torch.ones(2).sum()))
+
+
+@needs_gate
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_routines_in_python_see_the_same(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Routines that the gate calls from C are given what those of the mode are, in the same order,
+    as code of a tool without gradients; and no result changes."""
+    vanilla = steps(PROGRAMS[name]())
+    seen = {}
+    for interceptor in BOTH:
+        tool = Around()
+        program = PROGRAMS[name]()
+        with intercepted(monkeypatch, interceptor, tool):
+            assert steps(program) == vanilla
+        seen[interceptor] = tool.seen
+    assert seen["gate"] == seen["mode"]
+    assert seen["gate"] or name == "ignored"
+
+
+@needs_gate
+@pytest.mark.usefixtures("gated")
+@pytest.mark.parametrize("training", [True, False], ids=["train", "infer"])
+def test_routines_in_python_run_no_python_of_ours(training: bool) -> None:
+    """Between the gate and a routine there is no function of ours, whatever the routine takes."""
+    tool = Around(backward=False)
+    x, w = torch.ones(2, requires_grad=True), torch.ones(2, 2, requires_grad=True)
+
+    def forward_pass() -> torch.Tensor:
+        # One output and several, an absent tensor, a list, a keyword, and a view.
+        one, two = nn.functional.linear((x * 2.0).expand(2, 2), w).chunk(2)
+        return torch.cat([one, two[:1]]).sum(dim=0) + torch.add(x, one, alpha=2).relu()
+
+    with torch.set_grad_enabled(training), applied(tool):
+        for _ in range(5):
+            tool.seen.clear()
+            z, run = profiled(forward_pass)
+            if training:
+                z.sum().backward()
+            amanda.new_iteration()
+    assert len(run) == 0, f"\n{run}"
+    assert len(tool.seen) > 4 * 9
+
+
+class Returning(amanda.Tool):
+    """Two routines before and after each operator; what one of them does is to be said."""
+
+    def __init__(self, act: Callable[..., Any], at: str) -> None:
+        super().__init__()
+        self.seen: list[str] = []
+        self.act, self.at = act, at
+        self.add_inst_for_op(self.forward)
+
+    def forward(self, context: amanda.OpContext) -> None:
+        if context.get_op().__name__ != "mul":
+            return
+        for place, insert in (
+            ("before", context.insert_before_op),
+            ("after", context.insert_after_op),
+        ):
+            for number in range(2):
+                acts = f"{place} {number}" == self.at
+                insert(self.run, place=f"{place} {number}", acts=acts)
+
+    def run(self, *tensors: Any, place: str, acts: bool) -> Any:
+        self.seen.append(place)
+        return self.act(*tensors) if acts else None
+
+
+def _too_many(*tensors: Any) -> Any:
+    return (*tensors, *tensors)
+
+
+def _fails(*tensors: Any) -> Any:
+    raise TypeError("the routine's own")
+
+
+def _writes(*tensors: Any) -> None:
+    tensors[0].detach().add_(0)
+
+
+ACTS: dict[str, Callable[..., Any]] = {
+    "the same": lambda *tensors: tensors,
+    "another": lambda *tensors: [tensors[0] * 2, *tensors[1:]],
+    "nothing": lambda *tensors: None,
+    "an empty list": lambda *tensors: [],
+    "too many": _too_many,
+    "an error": _fails,
+    "a write": _writes,
+}
+
+
+@needs_gate
+@pytest.mark.parametrize("training", [True, False], ids=["train", "infer"])
+@pytest.mark.parametrize("at", ["before 0", "before 1", "after 0", "after 1"])
+@pytest.mark.parametrize("name", ACTS)
+def test_what_routines_do_means_the_same(
+    name: str, at: str, training: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What a routine returns, raises or writes to has the effect that it has without the gate."""
+    found = {}
+    for interceptor in BOTH:
+        tool = Returning(ACTS[name], at)
+        found[interceptor] = [], tool.seen
+        w = torch.full((2,), 3.0, requires_grad=training)
+        catching = warnings.catch_warnings(record=True)
+        with intercepted(monkeypatch, interceptor, tool), catching as told:
+            warnings.simplefilter("always")
+            for _ in range(4):
+                try:
+                    z = (torch.full((2,), 2.0) * w).sum()
+                    if training:
+                        z.backward()
+                    outcome: Any = z.item(), w.grad if w.grad is None else w.grad.tolist()
+                except Exception as error:
+                    outcome = type(error), str(error), getattr(error, "__notes__", ()), STATE.paused
+                found[interceptor][0].append((outcome, torch.is_grad_enabled()))
+                amanda.new_iteration()
+        found[interceptor][0].append([(one.category, str(one.message)) for one in told])
+    assert found["gate"] == found["mode"]
+
+
+@needs_gate
+@pytest.mark.usefixtures("gated")
+def test_a_warning_of_a_change_names_the_line() -> None:
+    """Where a routine changes a tensor in place, the warning names a line of the program."""
+    x, files = torch.ones(2), []
+    with applied(Returning(_writes, "before 0")):
+        for _ in range(4):
+            with pytest.warns(InPlaceWarning, match="changed a tensor of op /mul:0") as told:
+                _ = x * 2.0
+            files.append([one.filename for one in told])
+            amanda.new_iteration()
+    assert files[-1] == [__file__]
+
+
+@needs_gate
+@pytest.mark.usefixtures("gated")
+def test_routines_of_threads_take_turns() -> None:
+    """No two threads run routines at once, though the gate calls them."""
+    inside, most, tool = [0], [0], Returning(lambda *_: None, "before 0")
+
+    def act(*_: Any) -> None:
+        inside[0] += 1
+        most[0] = max(most[0], inside[0])
+        time.sleep(0.0005)
+        inside[0] -= 1
+
+    tool.act = act
+
+    def compute() -> None:
+        x = torch.ones(2)
+        with applied(tool):
+            for _ in range(20):
+                _ = x * 2.0
+                amanda.new_iteration()
+
+    threads = [threading.Thread(target=compute) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert most == [1]
+    assert tool.seen.count("after 1") == 60
+
+
+@needs_gate
+@pytest.mark.usefixtures("gated")
+def test_routines_in_python_keep_no_tensor() -> None:
+    """What a routine was given lives no longer than the program has it."""
+    tool = Around()
+    with torch.no_grad(), applied(tool):
+        for _ in range(5):
+            live = LiveTensors()
+            torch.stack([torch.ones(2), torch.ones(2)]).chunk(2)
+            assert live.made_since() == []
+            amanda.new_iteration()
 
 
 class Inlined(amanda.Tool):

@@ -495,6 +495,9 @@ BUILTIN_FUNCTIONS = tuple(
 )
 """Where PyTorch keeps the operators that are written in C++, of its own namespaces."""
 
+VERSION = vars(TENSOR_BASE)["_version"]
+"""The property behind :func:`version_of`, which the gate reads without an attribute lookup."""
+
 OPERATOR_CLASSES = (
     OpOverload,
     _symbol("torch._ops.TorchBindOpOverload"),

@@ -356,8 +356,35 @@ class RoutineDispatcher(Dispatcher):
         except BaseException:
             _undo(thread, outer, gradients, start)
             raise
+        if result is None and done == len(actions):
+            return values
+        return self.go_on(actions, done, values, result, selected)
+
+    def go_on(
+        self,
+        actions: Sequence[Action],
+        done: int,
+        values: list[Any],
+        result: Any,
+        selected: Sequence[Any] | None = None,
+    ) -> list[Any]:
+        """Put in what a routine has returned, and run the routines that follow it.
+
+        Args:
+            done: how many have run.
+            values: the tensors that they select from.
+            result: of the last of them.
+            selected: what that was given; None where nobody has noted it.
+
+        Returns:
+            `values` itself when nothing is changed.
+        """
         if result is not None:
-            values = self.put(actions[done - 1], values, selected, result)
+            action = actions[done - 1]
+            if selected is None:
+                select = action.select
+                selected = values if select is None else [values[index] for index in select]
+            values = self.put(action, values, selected, result)
         for action in actions[done:]:
             values = self.run(action, values)
         return values
@@ -559,12 +586,16 @@ class RoutineCall:
             warn_of_change(self._action)
 
 
-def warn_of_change(action: Action) -> None:
-    """Warn that a routine has changed a tensor of the model in place."""
+def warn_of_change(action: Action, stacklevel: int = 6) -> None:
+    """Warn that a routine has changed a tensor of the model in place.
+
+    Args:
+        stacklevel: as :func:`warnings.warn` takes it.
+    """
     warnings.warn(
         f"{action.routine} changed a tensor of op {action.op_id} in place; "
         "the change outlives the scope if it is a parameter, and breaks the backward "
         "pass if autograd has saved it: return a new tensor instead",
         InPlaceWarning,
-        stacklevel=6,
+        stacklevel=stacklevel,
     )

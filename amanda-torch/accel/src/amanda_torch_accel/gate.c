@@ -137,6 +137,8 @@ static struct {
     Py_ssize_t child_ref, child_transparent, child_fused, child_calls, child_frames;
     Py_ssize_t known_run, known_claim, known_before, known_after, known_claims, known_gradients;
     Py_ssize_t known_claimed, known_checked, known_iterations, known_op_id, known_owners;
+    Py_ssize_t known_name, known_layout, known_blind, known_around_before, known_around_after;
+    Py_ssize_t known_resumed_before, known_resumed_after;
     PyObject *no_operator; /* the cell of functions that are no operators */
     PyObject *is_report_of; /* Python function: (name of a builtin, what is reported) -> bool */
 } python;
@@ -481,6 +483,12 @@ static struct {
     PyObject *state;                   /* the state of all threads */
     PyObject *sequence;                /* the number of the next node of autograd */
     PyObject *checks;                  /* functions that are false where operators run plainly */
+    PyObject *layout, *action;         /* classes of the driver and of core */
+    PyObject *version;                 /* the property of tensors that counts changes in place */
+    PyObject *tensors_of;              /* the tensors of a result, in a list */
+    PyObject *acquire, *release;       /* of the lock under which tools run */
+    PyObject *unpaused;                /* drivers that are told where a tool's code runs */
+    PyObject *raised, *changed;        /* tell of what a routine has raised, or changed in place */
 } inlined;
 
 static struct {
@@ -493,6 +501,9 @@ static struct {
     Py_ssize_t graph_form, graph_natives, graph_inner;
     Py_ssize_t hooks_before, hooks_after, hooks_dispatcher, hooks_key, hooks_handle, handle_scopes;
     Py_ssize_t routines_before, routines_after;
+    Py_ssize_t layout_func, layout_keywords, layout_types, layout_lists, layout_places,
+        layout_in_place;
+    Py_ssize_t action_func, action_select, action_kwargs;
 } at;
 
 static struct {
@@ -587,17 +598,27 @@ append_thread(PyObject *list)
     return append_number(list, known);
 }
 
-/* time.perf_counter_ns(), without the call where it is known what that reads. */
-static PyObject *
-read_clock(void)
+/* time.perf_counter_ns(), without the call where it is known what that reads; -1 with an error. */
+static long long
+read_nanoseconds(void)
 {
 #ifdef __linux__
     struct timespec now;
     if (clock_gettime(CLOCK_MONOTONIC, &now) == 0) {
-        return PyLong_FromLongLong((long long)now.tv_sec * 1000000000 + now.tv_nsec);
+        return (long long)now.tv_sec * 1000000000 + now.tv_nsec;
     }
 #endif
-    return PyObject_CallNoArgs(inlined.clock);
+    PyObject *found = PyObject_CallNoArgs(inlined.clock);
+    long long number = found == NULL ? -1 : PyLong_AsLongLong(found);
+    Py_XDECREF(found);
+    return number;
+}
+
+static PyObject *
+read_clock(void)
+{
+    long long now = read_nanoseconds();
+    return now < 0 ? NULL : PyLong_FromLongLong(now);
 }
 
 /* Timer.start(), which is called in Python where another start of this thread has not ended. */
@@ -1008,7 +1029,7 @@ set_recording(PyObject *value)
 
 /* Add to the time that routines have taken in the scopes of this thread. */
 static int
-charge(PyObject *start, PyObject *end)
+charge(long long nanoseconds)
 {
     PyObject *state = thread_state();
     PyObject *scopes = state == NULL ? NULL : PyDict_GetItemWithError(state, names.scopes);
@@ -1016,8 +1037,7 @@ charge(PyObject *start, PyObject *end)
         return PyErr_Occurred() ? -1 : 0;
     }
     Py_INCREF(scopes);
-    PyObject *seconds =
-        PyFloat_FromDouble((PyLong_AsDouble(end) - PyLong_AsDouble(start)) * 1e-9);
+    PyObject *seconds = PyFloat_FromDouble((double)nanoseconds * 1e-9);
     int failed = seconds == NULL;
     for (Py_ssize_t i = 0; !failed && i < PyTuple_GET_SIZE(scopes); i++) {
         PyObject *statistics = PyObject_GetAttr(PyTuple_GET_ITEM(scopes, i), names.statistics);
@@ -1039,9 +1059,8 @@ static int
 look_at(PyObject *const *values, Py_ssize_t count, int depth)
 {
     int records = is_recording();
-    PyObject *start = records < 0 ? NULL : read_clock(), *end = NULL;
-    if (start == NULL || (records && set_recording(Py_False) < 0)) {
-        Py_XDECREF(start);
+    long long start = records < 0 ? -1 : read_nanoseconds(), end;
+    if (start < 0 || (records && set_recording(Py_False) < 0)) {
         return -1;
     }
     int is_finite = 1;
@@ -1060,11 +1079,9 @@ look_at(PyObject *const *values, Py_ssize_t count, int depth)
             is_finite = -1;
         }
     }
-    if (is_finite >= 0 && ((end = read_clock()) == NULL || charge(start, end) < 0)) {
+    if (is_finite >= 0 && ((end = read_nanoseconds()) < 0 || charge(end - start) < 0)) {
         is_finite = -1;
     }
-    Py_DECREF(start);
-    Py_XDECREF(end);
     return is_finite;
 }
 
@@ -2893,6 +2910,531 @@ run_inlined(const Invocation *call, PyObject *mode, PyObject *operator, PyObject
     return result;
 }
 
+/* ---- routines in Python around an operator --------------------------------------------------- */
+
+/* What follows is Executor.run_around() of amanda_torch.eager.execution with what it calls, as long
+   as no routine returns anything. Python goes on where one does. */
+
+/* Tensors that routines are given, or the flat arguments of a call; of more, Python takes care. */
+#define MOST_VALUES 64
+
+typedef struct {
+    PyObject *items[MOST_VALUES];
+    Py_ssize_t count;
+} Values;
+
+static void
+release_values(Values *values)
+{
+    for (Py_ssize_t i = 0; i < values->count; i++) {
+        Py_DECREF(values->items[i]);
+    }
+    values->count = 0;
+}
+
+static int
+append_values(Values *values, PyObject *const *items, Py_ssize_t count)
+{
+    if (values->count + count > MOST_VALUES) {
+        return 0;
+    }
+    memcpy(values->items + values->count, items, (size_t)count * sizeof *items);
+    values->count += count;
+    return 1;
+}
+
+static PyObject *
+list_of(const Values *values)
+{
+    PyObject *list = PyList_New(values->count);
+    for (Py_ssize_t i = 0; list != NULL && i < values->count; i++) {
+        PyList_SET_ITEM(list, i, Py_NewRef(values->items[i]));
+    }
+    return list;
+}
+
+static int
+is_name(PyObject *name, PyObject *other)
+{
+    return name == other || PyUnicode_Compare(name, other) == 0;
+}
+
+/* Append the keyword arguments of a call (borrowed), if they have these names, in this order. */
+static int
+append_keywords(const Invocation *call, PyObject *keywords, Values *flat)
+{
+    Py_ssize_t count = PyTuple_GET_SIZE(keywords), found = 0, position = 0;
+    PyObject *name, *value;
+    if (call->site->kind == CALLABLE) {
+        Py_ssize_t given = call->names == NULL ? 0 : PyTuple_GET_SIZE(call->names);
+        for (; found < count && found < given; found++) {
+            if (!is_name(PyTuple_GET_ITEM(call->names, found), PyTuple_GET_ITEM(keywords, found))) {
+                return 0;
+            }
+        }
+        return given == count
+               && append_values(flat, call->stack + PyVectorcall_NARGS(call->nargsf), count);
+    }
+    if (call->site->kind == SUBSCRIPT || call->kwargs == NULL) {
+        return count == 0;
+    }
+    while (PyDict_Next(call->kwargs, &position, &name, &value)) {
+        if (found == count || !is_name(name, PyTuple_GET_ITEM(keywords, found++))
+            || !append_values(flat, &value, 1)) {
+            return 0;
+        }
+    }
+    return found == count;
+}
+
+/* The arguments of a call as PyTorch reports them, one after the other (borrowed); 0 where there are
+   too many, or other keywords. */
+static int
+flatten(const Invocation *call, PyObject *keywords, Values *flat)
+{
+    Site *site = call->site;
+    int fits = 1;
+    if (site->kind == CALLABLE) {
+        fits = append_values(flat, call->stack + 1, PyVectorcall_NARGS(call->nargsf) - 1);
+    }
+    else {
+        if (site->kind != FUNCTION) {
+            fits = append_values(flat, &call->self, 1);
+        }
+        if (site->kind == SUBSCRIPT || (site->kind == PLAIN && site->flags == METH_O)) {
+            fits = fits && append_values(flat, &call->args, 1);
+        }
+        else if (site->kind != PLAIN || site->flags != METH_NOARGS) {
+            fits = fits && append_values(flat, PySequence_Fast_ITEMS(call->args),
+                                         PyTuple_GET_SIZE(call->args));
+        }
+    }
+    return fits && append_keywords(call, keywords, flat);
+}
+
+static int
+have_types(PyObject *const *items, Py_ssize_t count, PyObject *types)
+{
+    if (!PyTuple_CheckExact(types) || PyTuple_GET_SIZE(types) != count) {
+        return 0;
+    }
+    for (Py_ssize_t i = 0; i < count; i++) {
+        if ((PyObject *)Py_TYPE(items[i]) != PyTuple_GET_ITEM(types, i)) {
+            return 0;
+        }
+    }
+    return 1;
+}
+
+/* Layout.values(): the inputs of a call (strong references); 0 if it has another form. */
+static int
+find_inputs(const Invocation *call, PyObject *operator, PyObject *layout, Values *inputs)
+{
+    PyObject *keywords = field(layout, at.layout_keywords), *lists = field(layout, at.layout_lists);
+    PyObject *places = field(layout, at.layout_places);
+    Values flat = {.count = 0};
+    if (operator != field(layout, at.layout_func) || !flatten(call, keywords, &flat)
+        || !have_types(flat.items, flat.count, field(layout, at.layout_types))) {
+        return 0;
+    }
+    PyObject *absent = Py_None;
+    int fits = append_values(&flat, &absent, 1);
+    for (Py_ssize_t i = 0; fits && i < PyList_GET_SIZE(lists); i++) {
+        PyObject *pair = PyList_GET_ITEM(lists, i);
+        PyObject *list = flat.items[PyLong_AsSsize_t(PyTuple_GET_ITEM(pair, 0))];
+        PyObject *const *items = PySequence_Fast_ITEMS(list);
+        Py_ssize_t count = PySequence_Fast_GET_SIZE(list);
+        fits = have_types(items, count, PyTuple_GET_ITEM(pair, 1))
+               && append_values(&flat, items, count);
+    }
+    if (!fits || PyList_GET_SIZE(places) > MOST_VALUES) {
+        return 0;
+    }
+    for (Py_ssize_t i = 0; i < PyList_GET_SIZE(places); i++) {
+        PyObject *value = flat.items[PyLong_AsSsize_t(PyList_GET_ITEM(places, i))];
+        inputs->items[inputs->count++] = Py_NewRef(value);
+    }
+    return 1;
+}
+
+/* How often tensors have been changed in place; -1 for those that do not count it. */
+static int
+read_versions(const Values *values, long long *versions)
+{
+    PyGetSetDescrObject *property = (PyGetSetDescrObject *)inlined.version;
+    for (Py_ssize_t i = 0; i < values->count; i++) {
+        PyObject *value = values->items[i], *version = NULL;
+        versions[i] = -1;
+        if (value != Py_None && PyObject_TypeCheck(value, PyDescr_TYPE(property))) {
+            version = property->d_getset->get(value, property->d_getset->closure);
+            if (version != NULL) {
+                versions[i] = PyLong_AsLongLong(version);
+                Py_DECREF(version);
+            }
+            /* Tensors of inference mode have none. */
+            if (PyErr_Occurred() && !PyErr_ExceptionMatches(PyExc_RuntimeError)) {
+                return -1;
+            }
+            PyErr_Clear();
+        }
+    }
+    return 0;
+}
+
+/* What goes with a tool's code in this thread. */
+typedef struct {
+    PyObject *state; /* vars(STATE) */
+    PyObject *outer; /* how many tools' code runs already */
+    int records;     /* gradients were recorded */
+    int is_locked;
+    long long start; /* 0 before the lock was taken */
+} ToolCode;
+
+/* Undo enter_tool() as far as it was done; an error that is set stays. */
+static int
+leave_tool(ToolCode *code)
+{
+    int failed = 0;
+    PyObject *none = NULL;
+    if (code->start > 0) {
+        long long end = read_nanoseconds();
+        failed = end < 0 || charge(end - code->start) < 0;
+    }
+    if (code->is_locked) {
+        none = PyObject_CallNoArgs(inlined.release);
+        failed = none == NULL || failed;
+        Py_XDECREF(none);
+    }
+    if (code->records) {
+        failed = set_recording(Py_True) < 0 || failed;
+    }
+    if (code->outer != NULL) {
+        failed = PyDict_SetItem(code->state, paused_name, code->outer) < 0 || failed;
+        Py_CLEAR(code->outer);
+    }
+    return failed ? -1 : 0;
+}
+
+/* Begin to run a tool's code: other drivers and hooks see that it is one, one thread does at a time. */
+static int
+enter_tool(ToolCode *code, PyObject *state, int records)
+{
+    *code = (ToolCode){.state = state};
+    PyObject *outer = PyDict_GetItemWithError(state, paused_name);
+    PyObject *inner = outer == NULL ? NULL : outer == zero ? Py_NewRef(one) : PyNumber_Add(outer, one);
+    code->outer = Py_XNewRef(outer);
+    int failed = inner == NULL || PyDict_SetItem(state, paused_name, inner) < 0;
+    Py_XDECREF(inner);
+    if (!failed && records) {
+        failed = set_recording(Py_False) < 0;
+        code->records = 1;
+    }
+    if (!failed) {
+        PyObject *taken = PyObject_CallNoArgs(inlined.acquire);
+        code->is_locked = taken != NULL;
+        Py_XDECREF(taken);
+        failed = !code->is_locked || (code->start = read_nanoseconds()) < 0;
+    }
+    if (failed) {
+        KEEPING_ERROR({
+            if (leave_tool(code) < 0) {
+                PyErr_Clear();
+            }
+        });
+    }
+    return failed ? -1 : 0;
+}
+
+/* Have Python note which routine has raised an error, and raise what it gives instead. */
+static void
+note_raised(PyObject *known, PyObject *action)
+{
+#if PY_VERSION_HEX >= 0x030C0000
+    PyObject *error = PyErr_GetRaisedException();
+#else
+    PyObject *type, *error, *trace;
+    PyErr_Fetch(&type, &error, &trace);
+    PyErr_NormalizeException(&type, &error, &trace);
+    if (trace != NULL) {
+        PyException_SetTraceback(error, trace);
+    }
+    Py_XDECREF(type);
+    Py_XDECREF(trace);
+#endif
+    PyObject *raised = PyObject_CallFunctionObjArgs(inlined.raised, error, action,
+                                                    field(known, python.known_name), NULL);
+    Py_DECREF(error);
+    if (raised != NULL) {
+        PyErr_SetObject((PyObject *)Py_TYPE(raised), raised);
+        Py_DECREF(raised);
+    }
+}
+
+/* Call a routine with what it selects of the values; NULL without an error if these are too few, or
+   Python is to call it. */
+static PyObject *
+call_routine(PyObject *action, const Values *values)
+{
+    /* The first is free for the function that is called. */
+    PyObject *room[MOST_VALUES + 1], **selected = room + 1;
+    PyObject *select = field(action, at.action_select), *kwargs = field(action, at.action_kwargs);
+    Py_ssize_t count = values->count;
+    if (!PyDict_CheckExact(kwargs)) {
+        return NULL;
+    }
+    if (select == Py_None) {
+        memcpy(selected, values->items, (size_t)count * sizeof *selected);
+    }
+    else {
+        count = PyTuple_GET_SIZE(select);
+        if (count > MOST_VALUES) {
+            return NULL;
+        }
+        for (Py_ssize_t i = 0; i < count; i++) {
+            Py_ssize_t place = PyLong_AsSsize_t(PyTuple_GET_ITEM(select, i));
+            place += place < 0 ? values->count : 0;
+            if (place < 0 || place >= values->count) {
+                PyErr_Clear();
+                return NULL;
+            }
+            selected[i] = values->items[place];
+        }
+    }
+    return PyObject_VectorcallDict(field(action, at.action_func), selected,
+                                   (size_t)count | PY_VECTORCALL_ARGUMENTS_OFFSET,
+                                   PyDict_GET_SIZE(kwargs) == 0 ? NULL : kwargs);
+}
+
+/* Call the routines of a point, until one returns something or cannot be given what it selects.
+
+   Returns how many have run, -1 with an error. `*result` is what the last one has returned: NULL for
+   nothing. */
+static Py_ssize_t
+call_routines(PyObject *known, PyObject *actions, const Values *values, PyObject **result)
+{
+    long long before[MOST_VALUES], after[MOST_VALUES];
+    size_t size = (size_t)values->count * sizeof *before;
+    if (read_versions(values, before) < 0) {
+        return -1;
+    }
+    for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(actions); i++) {
+        PyObject *action = PyTuple_GET_ITEM(actions, i);
+        PyObject *returned = call_routine(action, values);
+        if (returned == NULL) {
+            if (!PyErr_Occurred()) {
+                return i;
+            }
+            note_raised(known, action);
+            return -1;
+        }
+        if (returned != Py_None) {
+            *result = returned;
+        }
+        else {
+            Py_DECREF(returned);
+        }
+        if (read_versions(values, after) < 0) {
+            return -1;
+        }
+        if (memcmp(before, after, size) != 0) {
+            memcpy(before, after, size);
+            PyObject *none = PyObject_CallOneArg(inlined.changed, action);
+            Py_XDECREF(none);
+            if (none == NULL) {
+                return -1;
+            }
+        }
+        if (*result != NULL) {
+            return i + 1;
+        }
+    }
+    return PyTuple_GET_SIZE(actions);
+}
+
+/* The same as code of tools. */
+static Py_ssize_t
+run_point(PyObject *known, PyObject *actions, const Values *values, PyObject *state, int records,
+          PyObject **result)
+{
+    ToolCode code;
+    Py_ssize_t done;
+    *result = NULL;
+    if (PyTuple_GET_SIZE(actions) == 0) {
+        return 0;
+    }
+    if (enter_tool(&code, state, records) < 0) {
+        return -1;
+    }
+    done = call_routines(known, actions, values, result);
+    if (done < 0) {
+        KEEPING_ERROR({
+            if (leave_tool(&code) < 0) {
+                PyErr_Clear();
+            }
+        });
+    }
+    else if (leave_tool(&code) < 0) {
+        done = -1;
+    }
+    if (done < 0) {
+        Py_CLEAR(*result);
+    }
+    return done;
+}
+
+/* Whether an operator's plan has routines before and after it alone, and none takes part in AD. */
+static int
+is_around(PyObject *known)
+{
+    PyObject *before = field(known, python.known_around_before);
+    PyObject *after = field(known, python.known_around_after);
+    return inlined.counter != NULL && before != NULL && after != NULL && PyTuple_CheckExact(before)
+           && PyTuple_CheckExact(after);
+}
+
+/* Whether it may run here between its routines, and its inputs; 0 where Python is to run all of it. */
+static int
+find_plain_inputs(const Invocation *call, PyObject *operator, PyObject *known, int records,
+                  Values *inputs)
+{
+    PyObject *layout = field(known, python.known_layout);
+    int is_blind = field(known, python.known_blind) == Py_True;
+    if (PyDict_GET_SIZE(inlined.unpaused) != 1
+        || (!is_blind && (layout == NULL || !Py_IS_TYPE(layout, (PyTypeObject *)inlined.layout)
+                          || (records && field(layout, at.layout_in_place) != Py_False)))) {
+        return 0;
+    }
+    int is_plain = is_plain_here();
+    return is_plain <= 0 || is_blind ? is_plain : find_inputs(call, operator, layout, inputs);
+}
+
+/* Have Python go on after some routines before an operator:
+   ``known.resumed_before(known, operator, args, kwargs, done, inputs, returned)``. */
+static PyObject *
+resume_before(const Invocation *call, PyObject *operator, PyObject *known, Py_ssize_t done,
+              const Values *inputs, PyObject *returned)
+{
+    PyObject *args = reported_args(call), *kwargs = reported_kwargs(call), *result = NULL;
+    PyObject *list = list_of(inputs), *number = PyLong_FromSsize_t(done);
+    if (args != NULL && kwargs != NULL && list != NULL && number != NULL) {
+        result = PyObject_CallFunctionObjArgs(field(known, python.known_resumed_before), known,
+                                              operator, args, kwargs, number, list,
+                                              returned == NULL ? Py_None : returned, NULL);
+    }
+    Py_XDECREF(args);
+    Py_XDECREF(kwargs);
+    Py_XDECREF(list);
+    Py_XDECREF(number);
+    return result;
+}
+
+/* The same after it: ``known.resumed_after(known, result, done, inputs, returned)``. */
+static PyObject *
+resume_after(PyObject *known, PyObject *result, Py_ssize_t done, const Values *inputs,
+             PyObject *returned)
+{
+    PyObject *list = list_of(inputs), *number = PyLong_FromSsize_t(done), *other = NULL;
+    if (list != NULL && number != NULL) {
+        other = PyObject_CallFunctionObjArgs(field(known, python.known_resumed_after), known, result,
+                                             number, list, returned == NULL ? Py_None : returned,
+                                             NULL);
+    }
+    Py_XDECREF(list);
+    Py_XDECREF(number);
+    return other;
+}
+
+/* The tensors of a result (strong references): 1; 0 if there are too many; -1 with an error. */
+static int
+find_outputs(PyObject *result, Values *outputs)
+{
+    if ((PyObject *)Py_TYPE(result) == inlined.tensor) {
+        outputs->items[outputs->count++] = Py_NewRef(result);
+        return 1;
+    }
+    Py_ssize_t tensors = 0, count = PyTuple_Check(result) ? PyTuple_GET_SIZE(result) : -1;
+    while (tensors < count && is_tensor(PyTuple_GET_ITEM(result, tensors))) {
+        tensors++;
+    }
+    if (tensors == count && append_values(outputs, PySequence_Fast_ITEMS(result), count)) {
+        for (Py_ssize_t i = 0; i < count; i++) {
+            Py_INCREF(outputs->items[i]);
+        }
+        return 1;
+    }
+    PyObject *list = PyObject_CallOneArg(inlined.tensors_of, result);
+    if (list == NULL) {
+        return -1;
+    }
+    int fits = PyList_CheckExact(list) && PyList_GET_SIZE(list) <= MOST_VALUES;
+    for (Py_ssize_t i = 0; fits && i < PyList_GET_SIZE(list); i++) {
+        outputs->items[outputs->count++] = Py_NewRef(PyList_GET_ITEM(list, i));
+    }
+    Py_DECREF(list);
+    return fits;
+}
+
+/* Run the routines after an operator; its result, or another one (a reference is taken over). */
+static PyObject *
+run_after(PyObject *known, PyObject *result, const Values *inputs, PyObject *state, int records)
+{
+    PyObject *actions = field(known, python.known_around_after), *returned = NULL;
+    if (PyTuple_GET_SIZE(actions) == 0) {
+        return result;
+    }
+    Values outputs = {.count = 0};
+    int is_blind = field(known, python.known_blind) == Py_True;
+    Py_ssize_t done = is_blind ? 1 : find_outputs(result, &outputs);
+    if (done > 0) {
+        done = run_point(known, actions, &outputs, state, records, &returned);
+    }
+    if (done < 0) {
+        Py_CLEAR(result);
+    }
+    else if (returned != NULL || done < PyTuple_GET_SIZE(actions)) {
+        Py_SETREF(result, resume_after(known, result, done, inputs, returned));
+    }
+    Py_XDECREF(returned);
+    release_values(&outputs);
+    return result;
+}
+
+/* Run an operator between routines in Python. */
+static PyObject *
+run_around(const Invocation *call, PyObject *mode, PyObject *operator, PyObject *known)
+{
+    PyObject *state = field(mode, python.mode_thread), *result = NULL, *returned = NULL;
+    PyObject *actions = field(known, python.known_around_before);
+    Values inputs = {.count = 0};
+    int records = is_recording();
+    int may_run = records < 0 ? -1 : find_plain_inputs(call, operator, known, records, &inputs);
+    if (may_run <= 0 || state == NULL) {
+        release_values(&inputs);
+        return may_run < 0 ? NULL : act(call, operator, known);
+    }
+    Py_ssize_t done = run_point(known, actions, &inputs, state, records, &returned), start = 0;
+    if (done >= 0 && (returned != NULL || done < PyTuple_GET_SIZE(actions))) {
+        result = resume_before(call, operator, known, done, &inputs, returned);
+    }
+    else if (done >= 0) {
+        int is_claimed = records && field(known, python.known_claims) == Py_True;
+        if (!is_claimed || (start = next_sequence()) >= 0) {
+            result = run_original(call);
+        }
+        if (result != NULL && result != Py_NotImplemented) {
+            if (is_claimed && claim(call, mode, operator, known, result, start) < 0) {
+                Py_CLEAR(result);
+            }
+            else {
+                result = run_after(known, result, &inputs, state, records);
+            }
+        }
+    }
+    Py_XDECREF(returned);
+    release_values(&inputs);
+    return result;
+}
+
 /* Run an operator with the mode on the stack: PyTorch reports it. */
 static PyObject *
 report(const Invocation *call, PyObject *mode)
@@ -2951,6 +3493,7 @@ intercept(const Invocation *call)
         break;
     case ACTING:
         result = is_inlined(call, found) ? run_inlined(call, mode, operator, found)
+                 : is_around(found)      ? run_around(call, mode, operator, found)
                                          : act(call, operator, found);
         break;
     case ASK:
@@ -3802,6 +4345,13 @@ find_slots(void)
         {python.known, "iterations", &python.known_iterations},
         {python.known, "op_id", &python.known_op_id},
         {python.known, "owners", &python.known_owners},
+        {python.known, "name", &python.known_name},
+        {python.known, "layout", &python.known_layout},
+        {python.known, "is_blind", &python.known_blind},
+        {python.known, "around_before", &python.known_around_before},
+        {python.known, "around_after", &python.known_around_after},
+        {python.known, "resumed_before", &python.known_resumed_before},
+        {python.known, "resumed_after", &python.known_resumed_after},
     };
     for (size_t i = 0; i < sizeof slots / sizeof *slots; i++) {
         *slots[i].offset = slot_offset(slots[i].type, slots[i].name);
@@ -3937,6 +4487,15 @@ find_inlined_slots(void)
         {inlined.handle, "scopes", &at.handle_scopes},
         {inlined.routines, "inlined_before", &at.routines_before},
         {inlined.routines, "inlined_after", &at.routines_after},
+        {inlined.layout, "_func", &at.layout_func},
+        {inlined.layout, "_keywords", &at.layout_keywords},
+        {inlined.layout, "_types", &at.layout_types},
+        {inlined.layout, "_lists", &at.layout_lists},
+        {inlined.layout, "_places", &at.layout_places},
+        {inlined.layout, "is_in_place", &at.layout_in_place},
+        {inlined.action, "func", &at.action_func},
+        {inlined.action, "select", &at.action_select},
+        {inlined.action, "kwargs", &at.action_kwargs},
     };
     for (size_t i = 0; i < sizeof slots / sizeof *slots; i++) {
         if (!PyType_Check(slots[i].type)) {
@@ -3972,6 +4531,11 @@ gate_configure_inlined(PyObject *Py_UNUSED(module), PyObject *objects)
         {"plain", &inlined.plain},       {"tensors", &inlined.tensors},
         {"set_recording", &inlined.set_recording},
         {"sums", &inlined.sums},         {"add_after", &inlined.add_after},
+        {"layout", &inlined.layout},     {"action", &inlined.action},
+        {"version", &inlined.version},   {"tensors_of", &inlined.tensors_of},
+        {"acquire", &inlined.acquire},   {"release", &inlined.release},
+        {"unpaused", &inlined.unpaused}, {"raised", &inlined.raised},
+        {"changed", &inlined.changed},
         {"counter", &inlined.counter},
     };
     for (size_t i = 0; i < sizeof all / sizeof *all; i++) {
@@ -3984,10 +4548,12 @@ gate_configure_inlined(PyObject *Py_UNUSED(module), PyObject *objects)
     }
     if (!PyTuple_CheckExact(inlined.checks) || !PyTuple_CheckExact(inlined.plain)
         || !PyTuple_CheckExact(inlined.tensors) || !PyDict_CheckExact(inlined.kinds)
+        || !PyDict_CheckExact(inlined.unpaused)
+        || !Py_IS_TYPE(inlined.version, &PyGetSetDescr_Type)
         || find_inlined_slots() < 0) {
         Py_CLEAR(inlined.counter);
         if (!PyErr_Occurred()) {
-            PyErr_SetString(PyExc_TypeError, "what is to be a tuple or a dict is none");
+            PyErr_SetString(PyExc_TypeError, "what is to be a tuple, a dict or a property is none");
         }
         return NULL;
     }

@@ -82,6 +82,11 @@ class KnownOp:
         claims: whether some tool looks at them.
         inlined_before, inlined_after: the routines that C can run, where its actions run nothing
             else; otherwise None.
+        around_before, around_after: the routines before and after it that C can call, where its
+            actions are nothing else; otherwise None.
+        is_blind: whether none of these takes a tensor.
+        resumed_before, resumed_after: what goes on in Python once one of these has returned
+            something.
         checked: runs the routines after it, where C has not found all of its outputs finite.
         claimed: what is done in Python for the backward operators once it has run.
         iterations: see :attr:`Claimer.iterations`.
@@ -90,6 +95,8 @@ class KnownOp:
     """
 
     __slots__ = (
+        "around_after",
+        "around_before",
         "checked",
         "claimed",
         "claims",
@@ -98,6 +105,7 @@ class KnownOp:
         "gradients",
         "inlined_after",
         "inlined_before",
+        "is_blind",
         "is_claim",
         "iterations",
         "layout",
@@ -105,6 +113,8 @@ class KnownOp:
         "op_id",
         "owners",
         "plan",
+        "resumed_after",
+        "resumed_before",
         "run",
     )
 
@@ -118,9 +128,15 @@ class KnownOp:
         self.inlined_before = self.inlined_after = None
         if plan.is_claim or plan.is_blind or plan.is_around:
             self.inlined_before, self.inlined_after, _ = inlined_around(plan.before, plan.after)
+        self.around_before = self.around_after = None
+        if plan.is_isolated and (plan.is_blind or plan.is_around):
+            self.around_before, self.around_after = plan.before, plan.after
+        self.is_blind = plan.is_blind
         # There are none where a routine has ended the last scope of the thread.
         methods = executor.methods or executor.bind()
         self.claimed, self.checked = methods["claimed"], methods["checked"]
+        self.resumed_before = methods["resumed_before"]
+        self.resumed_after = methods["resumed_after"]
         self.iterations = executor.claimer.iterations
         self.owners = executor.claimer.leaf_owners
         self.op_id = plan.op_id
@@ -159,7 +175,7 @@ class Executor:
     def bind(self) -> Mapping[str, Callable[..., Any]]:
         """Bind :attr:`methods`, and return them."""
         ways = self.run_claimed, self.run_counted, self.run_blind, self.run_around, self.run
-        others = self.claimed, self.checked
+        others = self.claimed, self.checked, self.resumed_before, self.resumed_after
         self.methods = bound = {method.__name__: method for method in (*others, *ways)}
         return bound
 
@@ -431,6 +447,52 @@ class Executor:
             return result
         except TypeError as error:
             raise unswallowed(error, known.name)  # noqa: B904 - it sets its cause
+
+    def resumed_before(
+        self,
+        known: KnownOp,
+        func: Any,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        done: int,
+        inputs: list[Any],
+        returned: Any,
+    ) -> Any:
+        """Go on where the gate has run some of the routines before an operator.
+
+        Args:
+            done: how many.
+            inputs: what they select from.
+            returned: what the last of them has returned; None if the next one selects what is not
+                there.
+        """
+        plan = known.plan
+        try:
+            changed = self._dispatcher.go_on(plan.before, done, inputs, returned)
+            if changed is not inputs:
+                return self.run(known, func, args, kwargs, values=changed)
+            if plan.claims and _is_grad_enabled():
+                result = self.run_claimed(known, func, args, kwargs)
+            else:
+                result = func(*args, **kwargs)
+            return self.resumed_after(known, result, 0, inputs, None) if plan.after else result
+        except TypeError as error:
+            raise unswallowed(error, known.name)  # noqa: B904 - it sets its cause
+
+    def resumed_after(
+        self, known: KnownOp, result: Any, done: int, inputs: list[Any], returned: Any
+    ) -> Any:
+        """The same after an operator with this result, that has run on `inputs`."""
+        outputs = [] if known.is_blind else tensors_of(result)
+        try:
+            changed = self._dispatcher.go_on(known.plan.after, done, outputs, returned)
+        except TypeError as error:
+            raise unswallowed(error, known.name)  # noqa: B904 - it sets its cause
+        if changed is outputs:
+            return result
+        is_in_place = known.layout is not None and known.layout.is_in_place
+        written = written_outputs(is_in_place, False, inputs, outputs)
+        return with_outputs(known.plan, written, inputs, result, outputs, changed)
 
     def run(
         self,

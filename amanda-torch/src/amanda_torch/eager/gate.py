@@ -27,20 +27,24 @@ from torch import nn
 
 from amanda import inline
 from amanda.engine.backward import OpHandle
+from amanda.engine.dispatch import note
 from amanda.errors import CoverageWarning
+from amanda.interface.action import Action
 from amanda.patching import PatchSet
-from amanda.state import STATE
+from amanda.state import STATE, TOOL_LOCK, UNPAUSED
 from amanda_torch import _internals
 from amanda_torch.autograd.claims import KnownGradients, KnownGraph
 from amanda_torch.autograd.hooks import NodeHooks
 from amanda_torch.autograd.nodes import KINDS
 from amanda_torch.driver import LoadedDriver
-from amanda_torch.eager.execution import KnownOp
+from amanda_torch.eager.execution import KnownOp, unswallowed
 from amanda_torch.eager.interceptors import NO_OPERATOR, Interceptor, NoTools
 from amanda_torch.eager.op_ids import Child, Frame, Labels
+from amanda_torch.operators.calls import tensors_of
+from amanda_torch.operators.layouts import Layout
 from amanda_torch.operators.names import VIEW_PROPERTIES, Kind, kind_of, name_of
 from amanda_torch.plugin import TorchEagerDriver
-from amanda_torch.routines import BackwardRoutines, RoutineDispatcher, look
+from amanda_torch.routines import BackwardRoutines, RoutineDispatcher, look, warn_of_change
 
 WITH_GATE = frozenset({"auto", "capture", "gate"})
 """The names of interceptors for which the gate is used, if it can be: by ``capture`` for all that
@@ -50,7 +54,7 @@ OLDEST_PYTHON = (3, 11)
 NEWEST_PYTHON = (3, 13)
 """The versions of CPython between which the tests of the gate pass."""
 
-INTERFACE = 5
+INTERFACE = 6
 """Of the extension, which has to have the same."""
 
 _UNREPORTED = frozenset({"from_numpy"})
@@ -195,7 +199,27 @@ def _inlined() -> dict[str, Any]:
         "kinds": KINDS,
         "node": _internals.current_node,
         "task": _internals.graph_task,
+        "layout": Layout,
+        "action": Action,
+        "version": _internals.VERSION,
+        "tensors_of": tensors_of,
+        "acquire": TOOL_LOCK.acquire,
+        "release": TOOL_LOCK.release,
+        "unpaused": UNPAUSED,
+        "raised": _raised,
+        "changed": _changed,
     }
+
+
+def _raised(error: BaseException, action: Action, name: str) -> BaseException:
+    """What is to be raised where a routine has raised an error before or after an operator."""
+    note(error, action.routine, action.op_id)
+    return unswallowed(error, name)
+
+
+def _changed(action: Action) -> None:
+    """Warn, where the program calls the operator, that a routine has changed a tensor in place."""
+    warn_of_change(action, stacklevel=3)
 
 
 def operators() -> Iterator[Any]:
