@@ -176,6 +176,30 @@ def test_tools_that_count_need_no_nodes(
     assert set(products.values()) == {runs}
 
 
+def test_flops_with_an_open_batch_need_one_node_for_each_product(made: list[PythonNode]) -> None:
+    """Where the graph does not tell how many samples a run is given, one routine reads the shapes
+    of a product, or of a gradient of it, and one the samples; the sums are those of each batch."""
+    layers = [
+        keras.layers.Conv2D(4, 3, use_bias=False),
+        keras.layers.Conv2D(2, 3, use_bias=False),
+        keras.layers.Flatten(),
+        keras.layers.Dense(3, use_bias=False),
+        keras.layers.Dense(3, use_bias=False),
+    ]
+    model = keras.Sequential([keras.Input((8, 8, 5)), *layers])
+    model.compile("sgd", "mse")
+    flops = amanda.tools.load("flops")()
+    with amanda.apply(flops):
+        # Batches of four, four and two.
+        model.fit(np.ones((10, 8, 8, 5)), np.ones((10, 3)), batch_size=4, verbose=0)
+    products = [6 * 6 * 9 * 5 * 4, 4 * 4 * 9 * 4 * 2, 4 * 4 * 2 * 3, 3 * 3]
+    # The data has a gradient in the graph, too, which no run executes.
+    found = [row["macs"] for row in flops.op_rows() if row["macs"]]
+    assert sorted(found) == sorted(10 * macs for macs in [*products, *products, *products[1:]])
+    assert len(made) == 3 * len(products) + 1
+    assert flops.summary()["batch"] == 4
+
+
 def test_counters_need_no_nodes(made: list[PythonNode]) -> None:
     """In a function without control flow counters call no Python; one body has one node."""
     with amanda.apply(Counts()):

@@ -31,10 +31,12 @@ class Formula:
     Attributes:
         macs: from the shapes of a call to MACs; raises LookupError for forms that it does not know.
         needs_outputs: it reads the shapes of the outputs.
+        needs_data: it reads the shapes of other inputs than the weight.
     """
 
     macs: Callable[[CallShapes], int]
     needs_outputs: bool = False
+    needs_data: bool = True
 
 
 def linear(call: CallShapes) -> int:
@@ -183,7 +185,7 @@ def _broadcast(left: Sequence[int], right: Sequence[int]) -> list[int]:
     return [b if a == 1 else a for a, b in pairs]
 
 
-_CONVOLUTION = Formula(convolution, needs_outputs=True)
+_CONVOLUTION = Formula(convolution, needs_outputs=True, needs_data=False)
 _GENERAL = Formula(general_convolution, needs_outputs=True)
 
 FORMULAS: Mapping[str, Formula] = {

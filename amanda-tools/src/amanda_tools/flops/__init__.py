@@ -35,7 +35,7 @@ from amanda_tools._output.csv_files import write_rows
 from amanda_tools._output.units import format_quantity
 from amanda_tools._output.viewers import node_data
 from amanda_tools._values.shapes import byte_size
-from amanda_tools.flops.gradients import formula_of
+from amanda_tools.flops.gradients import formula_of, needs_produced, needs_received
 from amanda_tools.flops.samples import Samples
 from amanda_tools.flops.tally import (
     OpBytes,
@@ -45,6 +45,7 @@ from amanda_tools.flops.tally import (
     RunningSum,
     Tally,
     backward_probe,
+    closed_shapes,
     is_nested,
     known_shapes,
     shapes_of_items,
@@ -162,7 +163,12 @@ class FlopsTool(PrintingTool[FlopsOptions]):
         Returns:
             False if it does not tell those of the inputs.
         """
-        inputs = known_shapes(context.get_tensor_specs().inputs)
+        specs, formula = context.get_tensor_specs().inputs, known.formula
+        inputs = known_shapes(specs)
+        if inputs is None and formula.needs_outputs and not formula.needs_data:
+            weight, shapes = known.signature.weight, closed_shapes(specs)
+            is_known = shapes is not None and weight is not None and shapes[weight] is not None
+            inputs = shapes if is_known else None
         if inputs is None:
             return False
         if known.formula.needs_outputs:
@@ -210,20 +216,44 @@ class FlopsTool(PrintingTool[FlopsOptions]):
 
     def _count_gradient(self, known: ProductGradientOp, context: OpContext) -> None:
         """Count the executions of the gradient of a product."""
-        forward = context[_SHAPES] if is_graph(context.namespace) else None
-        if forward is not None:
-            specs = context.get_tensor_specs()
-            received, produced = known_shapes(specs.inputs), known_shapes(specs.outputs)
-            if received is not None and produced is not None:
-                counter = known.tally.counter((received, produced, forward))
-                context.insert_before_backward_op(counter, grad_outputs=[])
-                return
+        in_graph = is_graph(context.namespace)
+        forward = context[_SHAPES] if in_graph else None
+        if in_graph and self._has_known_gradients(known, context, forward):
+            return
         if forward is None and (added := known.added()) is not None:
             context.insert_before_backward_op(added.before)
             context.insert_after_backward_op(added.after)
             return
         context.insert_before_backward_op(known.begin)
         context.insert_after_backward_op(known.end, forward=forward)
+
+    def _has_known_gradients(
+        self, known: ProductGradientOp, context: OpContext, forward: Any
+    ) -> bool:
+        """Count the executions of a gradient of whose shapes the graph tells some.
+
+        Args:
+            forward: shapes of the forward operator; None where the graph does not tell them.
+
+        Returns:
+            False if routines have to see both what it consumes and what it produces.
+        """
+        specs = context.get_tensor_specs()
+        received, produced = known_shapes(specs.inputs), known_shapes(specs.outputs)
+        if received is not None and produced is not None and forward is not None:
+            counter = known.tally.counter((received, produced, forward))
+            context.insert_before_backward_op(counter, grad_outputs=[])
+            return True
+        if produced is None and not needs_produced(known.formula):
+            produced = ()
+        if produced is not None:
+            context.insert_before_backward_op(known.run, produced=produced, forward=forward)
+            return True
+        closed = closed_shapes(specs.inputs) or ()
+        if needs_received(known.formula, closed):
+            return False
+        context.insert_after_backward_op(known.end, forward=forward, received=closed)
+        return True
 
     def _met(self, op: Op) -> Op:
         self._ops[op.op.id] = op

@@ -109,11 +109,13 @@ def matrix_product(call: GradientShapes) -> int:
     result = call.produced(0)
     if result is None or len(result) < 2:
         _missing()
-    factor = next(shape for shape in call.grad_outputs if shape is not None and len(shape) >= 2)
-    rows = result[-2]
-    if rows not in factor[-2:]:
+    factors = [None if s is None or len(s) < 2 else s for s in call.grad_outputs]
+    # One factor is enough: the first one has the rows of the result, the second one its columns.
+    number, factor = next((i, shape) for i, shape in enumerate(factors) if shape is not None)
+    outer = result[-1 if number == 1 and len(factors) == 2 else -2]
+    if outer not in factor[-2:]:
         raise LookupError("not a product of these")
-    return math.prod(result) * factor[-1] * factor[-2] // max(rows, 1)
+    return math.prod(result) * factor[-1] * factor[-2] // max(outer, 1)
 
 
 def fused_attention(call: GradientShapes) -> int:
@@ -191,6 +193,21 @@ GRADIENTS: Mapping[str, Formula] = {
     "CudnnRNNBackpropV3": whole_recurrence,
 }
 """Formulas by name of a backward operator, without the number that PyTorch appends."""
+
+
+def needs_produced(formula: Formula) -> bool:
+    """Return whether a formula reads the shapes of the gradients that are produced."""
+    return formula is not one_convolution
+
+
+def needs_received(formula: Formula, shapes: Shapes) -> bool:
+    """Return whether a formula has to know more shapes of the gradients that are consumed.
+
+    Args:
+        shapes: those that are known; None for others.
+    """
+    is_enough = len(shapes) == 2 and any(s is not None and len(s) >= 2 for s in shapes)
+    return formula is not matrix_product or not is_enough
 
 
 def formula_of(name: str) -> Formula | None:

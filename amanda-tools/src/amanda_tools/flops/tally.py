@@ -214,14 +214,22 @@ def known_shapes(specs: Sequence[Any] | None) -> tuple[Any, ...] | None:
     Args:
         specs: descriptions of the tensors; None for absent ones.
     """
+    shapes = closed_shapes(specs)
+    for spec, shape in zip(specs or (), shapes or (), strict=True):
+        if spec is not None and shape is None:
+            return None
+    return shapes
+
+
+def closed_shapes(specs: Sequence[Any] | None) -> tuple[Any, ...] | None:
+    """Return the shapes of tensors that a graph tells; None for others and for absent ones."""
     if specs is None:
         return None
     shapes = []
     for spec in specs:
         shape = None if spec is None else spec.shape
-        if spec is not None and (shape is None or None in shape or spec.dtype in _HANDLES):
-            return None
-        shapes.append(shape)
+        is_open = shape is None or None in shape or spec.dtype in _HANDLES
+        shapes.append(None if is_open else shape)
     return tuple(shapes)
 
 
@@ -381,13 +389,33 @@ class ProductGradientOp:
         """Instrumentation routine before an execution."""
         self._received.leave(shapes_of(grad_outputs))
 
-    def end(self, *grad_inputs: Any, forward: tuple[Any, Any] | None = None) -> None:
+    def run(
+        self, *grad_outputs: Any, produced: tuple[Any, ...], forward: tuple[Any, Any] | None
+    ) -> None:
+        """Instrumentation routine before an execution.
+
+        Args:
+            produced: shapes of the gradients that are produced, as far as they are needed.
+            forward: see :meth:`end`.
+        """
+        received = shapes_of(grad_outputs)
+        self.tally.add((received, produced, forward or self.forward.last_shapes()))
+
+    def end(
+        self,
+        *grad_inputs: Any,
+        forward: tuple[Any, Any] | None = None,
+        received: tuple[Any, ...] | None = None,
+    ) -> None:
         """Instrumentation routine after an execution.
 
         Args:
             forward: shapes of the forward operator, where a graph tells them.
+            received: shapes of the gradients that are consumed, as far as they are needed; None
+                where :meth:`begin` has seen them.
         """
-        received = self._received.take() or ()
+        if received is None:
+            received = self._received.take() or ()
         self.tally.add((received, shapes_of(grad_inputs), forward or self.forward.last_shapes()))
 
     def added(self) -> ShapeSum | None:
