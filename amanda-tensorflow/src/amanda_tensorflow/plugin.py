@@ -83,13 +83,14 @@ class TensorFlowDriver(Driver, abc.ABC):
         """
         from amanda_tensorflow import _internals
         from amanda_tensorflow.gradient_map import recording
-        from amanda_tensorflow.keras_layers import optimizers
+        from amanda_tensorflow.keras_layers import module_calls, optimizers
         from amanda_tensorflow.keras_layers import recording as layers
         from amanda_tensorflow.keras_layers.labels import LABELS
 
         _internals.require(self.mode)
         recording.install()
         layers.install()
+        module_calls.install()
         optimizers.install()
         super().attach()
         LABELS.hold(self)
@@ -116,11 +117,12 @@ class TensorFlowDriver(Driver, abc.ABC):
             # A driver notes gradients when it attaches.
             return
         from amanda_tensorflow.gradient_map import recording
-        from amanda_tensorflow.keras_layers import optimizers
+        from amanda_tensorflow.keras_layers import module_calls, optimizers
         from amanda_tensorflow.keras_layers import recording as layers
 
         recording.install()
         layers.install()
+        module_calls.install()
         optimizers.install()
 
     @classmethod

@@ -12,6 +12,8 @@ from typing import Any
 import tensorflow as tf
 from tensorflow.core.framework import attr_value_pb2
 from tensorflow.python import pywrap_tfe
+from tensorflow.python.autograph.core.ag_ctx import control_status_ctx
+from tensorflow.python.autograph.impl.api import autograph_artifact, tf_convert
 from tensorflow.python.eager import (
     backprop,
     backprop_util,
@@ -23,6 +25,7 @@ from tensorflow.python.eager import (
     record,
 )
 from tensorflow.python.eager.polymorphic_function import atomic_function, concrete_function
+from tensorflow.python.eager.polymorphic_function.tf_method_target import TfMethodTarget
 from tensorflow.python.framework import func_graph, op_def_registry, ops
 from tensorflow.python.ops import (
     custom_gradient,
@@ -35,12 +38,15 @@ from tensorflow.python.ops import (
     resource_variable_ops,
     script_ops,
 )
+from tensorflow.python.util import tf_decorator
 
 EagerTensor: Any = ops.EagerTensor
 
 Graph: Any = ops.Graph
 
 FuncGraph: Any = func_graph.FuncGraph
+
+FUNC_GRAPH = func_graph
 
 ConcreteFunction: Any = concrete_function.ConcreteFunction
 
@@ -306,3 +312,23 @@ def is_read_by_runtime(value: Any) -> bool:
     return isinstance(value, resource_variable_ops.BaseResourceVariable) or hasattr(
         value, "_should_act_as_resource_variable"
     )
+
+
+def converted(function: Any) -> Any:
+    """A function as AutoGraph lets the code that runs now call it: converted where that is."""
+    return tf_convert(function, control_status_ctx(), convert_by_default=False)
+
+
+def leave_unconverted(called: Any) -> None:
+    """Let AutoGraph call something as it is."""
+    autograph_artifact(called)
+
+
+def called_instance(function: Any) -> Any:
+    """The object whose ``__call__`` a ``tf.function`` traces; None for another function."""
+    decorators, target = tf_decorator.unwrap(function)
+    for found in (target, *(decorator.decorated_target for decorator in decorators)):
+        owner = getattr(found, "__self__", None)
+        if isinstance(owner, TfMethodTarget):
+            return owner.target if found.__name__ == "__call__" else None
+    return None

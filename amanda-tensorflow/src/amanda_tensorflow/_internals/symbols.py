@@ -134,6 +134,12 @@ SYMBOLS: tuple[Symbol, ...] = (
     # -- classes and functions that have a name here
     *_imported("framework.ops", "EagerTensor Graph get_default_graph"),
     *_imported("framework.func_graph", "FuncGraph"),
+    # -- calls of modules
+    Symbol("framework.func_graph", "func_graph_from_py_func"),
+    *_imported("autograph.core.ag_ctx", "control_status_ctx"),
+    *_imported("autograph.impl.api", "autograph_artifact tf_convert"),
+    *_imported("eager.polymorphic_function.tf_method_target", "TfMethodTarget"),
+    *_imported("util.tf_decorator", "unwrap"),
     *_imported("eager.polymorphic_function.concrete_function", "ConcreteFunction"),
     *_imported("eager.core", "_FallbackException"),
     *_imported("eager.context", "context executing_eagerly eager_mode"),

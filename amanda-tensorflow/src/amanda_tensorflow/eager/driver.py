@@ -264,7 +264,8 @@ def _place() -> layers.LayerPath:
     places = tracker.ids.places if tracker is not None else ()
     if not places or places[-1].phase:
         return layers.LayerPath()
-    return layers.LayerPath(places[-1].scope.rstrip("/"), places[-1].module)
+    place = places[-1]
+    return layers.LayerPath(place.scope.rstrip("/"), place.module, place.layer)
 
 
 def _call_layer(vanilla: Any, layer: Any, args: Any, kwargs: Any) -> Any:
@@ -276,8 +277,10 @@ def _call_layer(vanilla: Any, layer: Any, args: Any, kwargs: Any) -> Any:
         tracker.refresh()
     if not getattr(layer, "built", True):
         vanilla = apart(vanilla, tracker)
-    is_outermost = not tracker.ids.nesting
-    if tracker.tells and not is_symbolic((args, kwargs)):
+    is_outermost, places = not tracker.ids.nesting, tracker.ids.places
+    # A class that calls its base class's ``__call__``: one call.
+    is_part = bool(places) and places[-1].layer() is layer
+    if tracker.tells and not is_part and not is_symbolic((args, kwargs)):
         call = ToldCall(tracker.dispatcher, tracker, layer, (args, kwargs))
         tracker.enter_layer(layer)
         try:

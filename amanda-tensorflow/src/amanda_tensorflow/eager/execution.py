@@ -13,6 +13,7 @@ from amanda_tensorflow.eager.replacement import Replacement
 from amanda_tensorflow.eager.tape_marks import Claim, Mark
 from amanda_tensorflow.eager.thread import Tracker
 from amanda_tensorflow.eager.variable_values import VariableValues
+from amanda_tensorflow.keras_layers.module_names import is_plain_module
 from amanda_tensorflow.operators.phases import phase_of_eager
 
 
@@ -84,7 +85,9 @@ class Executor:
         call = request.call(op_id, inputs, tracker.ids.module(scope), self._values)
         places = tracker.ids.places
         told = places[-1].phase if places else ""
-        call.phase = told or phase_of_eager(request.kind, bool(places))
+        in_module = bool(places) and is_plain_module(places[-1].layer())
+        in_layer = bool(places) and not in_module
+        call.phase = told or phase_of_eager(request.kind, in_layer, in_module)
         analyses = self._dispatcher.begin(call)
         plan = analyses.plan
         values = inputs

@@ -21,6 +21,7 @@ from amanda.errors import CoverageWarning
 from amanda.interface.specs import Phase
 from amanda_tensorflow.eager.plan_cache import AnyScope, Cell, Cells
 from amanda_tensorflow.keras_layers.labels import LABELS
+from amanda_tensorflow.keras_layers.module_names import is_plain_module, name_within
 from amanda_tensorflow.operators.phases import phase_of_code
 
 _PLAIN = frozenset({None, "forward", "backward"})
@@ -197,14 +198,14 @@ class EagerOpIds:
                 self.new_iteration()
             self._layers[id(layer)] = weakref.ref(layer)
         self.nesting += 1
-        name = getattr(layer, "name", None)
         outer = self.places[-1] if self.places else None
+        name = name_within(None if outer is None else outer.layer(), layer)
         if name is None or (outer is not None and outer.layer() is layer):
             # A class that calls its base class's ``__call__``: one call.
             self._outer.append(self.places)
             return
         if outer is None:
-            scope, module = f"{LABELS.label(layer)}/", str(name)
+            scope, module = f"{LABELS.label(layer)}/", name
         else:
             scope, module = f"{outer.scope}{name}/", f"{outer.module}/{name}"
         cells = self._within.get(scope)
@@ -229,10 +230,11 @@ class EagerOpIds:
         """An optimizer steps."""
         self._outer.append(self.places)
         self.nesting += 1
-        if not self.places:
+        if not self.places or is_plain_module(self.places[-1].layer()):
             scope = "/optimizer/"
             cells = self._within.setdefault(scope, AnyScope(self._cells(scope)))
-            self.places = (Place(weakref.ref(optimizer), scope, "", cells, "optimizer"),)
+            place = Place(weakref.ref(optimizer), scope, "", cells, "optimizer")
+            self.places = (*self.places, place)
 
     def exit_layer(self) -> None:
         """The layer's call, what builds it, or an optimizer's step has ended."""

@@ -21,6 +21,7 @@ from amanda.engine.plan import ActionPlan
 from amanda.errors import CapabilityError, CoverageWarning
 from amanda.inline import Counter, is_counter
 from amanda.interface.action import Action
+from amanda.interface.specs import Phase
 from amanda_tensorflow import _internals
 from amanda_tensorflow.gradient_map.recording import GradientCall
 from amanda_tensorflow.gradient_map.recovery import is_plumbing
@@ -37,6 +38,7 @@ from amanda_tensorflow.graphs.replacement_gradients import leave
 from amanda_tensorflow.graphs.run_time_routines import is_routable, replaced_outputs
 from amanda_tensorflow.graphs.sites import ForwardState, LazyAttributes, Segment, Site
 from amanda_tensorflow.graphs.variable_values import ReadVariable, WriteVariable
+from amanda_tensorflow.keras_layers.module_names import is_plain_module
 from amanda_tensorflow.keras_layers.paths import LayerIds
 from amanda_tensorflow.operators.description import OpView, input_names
 from amanda_tensorflow.operators.phases import phase_of_node
@@ -407,7 +409,7 @@ class Instrument:
             attributes=attributes,
             module=site.module(op),
             own_key=site.key(op),
-            phase=phase_of_node(op, bool(site.path(op).module)),
+            phase=_phase(site, op),
             site=site,
             source=op,
             read=self.read,
@@ -634,3 +636,10 @@ def is_ambiguous(site: Site, op: Any, inputs: Sequence[Any]) -> bool:
 def readers_of(op: Any) -> Iterator[Any]:
     """The vanilla operators that read the outputs of an operator."""
     return (reader for tensor in op.outputs for reader in tensor.consumers())
+
+
+def _phase(site: Site, op: Any) -> Phase:
+    """The phase of a forward operator."""
+    layer = site.path(op).layer
+    in_module = layer is not None and is_plain_module(layer())
+    return phase_of_node(op, layer is not None and not in_module, in_module)

@@ -19,7 +19,7 @@ import attrs
 from amanda_tensorflow import _internals
 from amanda_tensorflow.gradient_map.recording import log_of
 from amanda_tensorflow.keras_layers.optimizers import optimizer_steps
-from amanda_tensorflow.keras_layers.recording import layer_calls
+from amanda_tensorflow.keras_layers.recording import layer_calls, made_by_keras
 from amanda_tensorflow.operators.phases import changes_variables, phase_of_node
 from amanda_tensorflow.operators.types import CALLS, CONTROL_FLOW, DATASET_LOOPS, STRUCTURAL
 
@@ -70,7 +70,7 @@ class Iterations:
         for op in operations:
             if op.type in CALLS:
                 found._add_called([cls.of(body) for body in bodies(op).values()])
-            elif op.name in in_layers:
+            elif op.name in in_layers and in_layers[op.name].is_of_keras:
                 continue
             elif op.type in CONTROL_FLOW:
                 inside += [(op, cls.of(body)) for body in found.stepping_bodies(op).values()]
@@ -101,7 +101,7 @@ class Iterations:
             ``pass`` for one that is an iteration, ``step`` for one that only has an optimizer step.
         """
         is_told = body in self.stepping_bodies(op).values()
-        if self.is_plain or not is_told or op.name in layer_calls(op.graph):
+        if self.is_plain or not is_told or made_by_keras(op):
             return None, ""
         found = Iterations.of(body)
         if not (op.type in _LOOPS or found.differentiates):

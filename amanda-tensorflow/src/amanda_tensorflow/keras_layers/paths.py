@@ -15,18 +15,24 @@ from collections.abc import Callable
 from typing import Any
 
 from amanda_tensorflow.keras_layers.labels import LABELS
+from amanda_tensorflow.keras_layers.module_names import name_within
 from amanda_tensorflow.keras_layers.recording import LayerCall, LayerPath, layer_calls
 
 
 def path_of(call: LayerCall, base: LayerPath) -> LayerPath:
     """The path of a call of a layer in a graph that is called at `base`."""
     names = [part.name for part in call.layers()]
+    outermost, around = call.layers()[0], None if base.layer is None else base.layer()
+    if around is not None:
+        # The graph was traced elsewhere, or within another graph that this module has called.
+        names[0] = name_within(around, outermost.layer()) or names[0]
     texts = list(names)
     if not base.text:
-        texts[0] = LABELS.label_of(call.layers()[0].layer, names[0])
+        texts[0] = LABELS.label_of(outermost.layer, names[0])
     return LayerPath(
         "/".join(filter(None, (base.text, *texts))),
         "/".join(filter(None, (base.module, *names))),
+        call.layer,
     )
 
 

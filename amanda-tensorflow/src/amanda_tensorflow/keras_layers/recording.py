@@ -28,6 +28,7 @@ import tensorflow as tf
 from amanda.patching import PatchSet
 from amanda.registry.import_hook import Watch
 from amanda_tensorflow import _internals
+from amanda_tensorflow.keras_layers.module_names import is_plain_module, name_within
 
 TensorName = tuple[str, int]
 """A tensor of a graph: its operator's name and its index among the outputs."""
@@ -41,12 +42,13 @@ class LayerCall:
 
     Attributes:
         layer: weak reference to the layer.
-        name: its name.
+        name: its name in paths.
         caller: the call, in the same graph, within which it was called; None if there is none.
         begin, end: how many operators the graph had before and after it.
         entered, left: numbers that tell the order of the calls' begins and ends.
         inputs, outputs: the tensors of the graph that it was given, and that it gave.
         builds: whether it was made to build a model of Keras, and computes nothing.
+        is_of_keras: whether a layer of Keras was called, and no module of ``tf.Module``.
     """
 
     layer: weakref.ref[Any]
@@ -59,6 +61,7 @@ class LayerCall:
     inputs: Sequence[TensorName] = ()
     outputs: Sequence[TensorName] = ()
     builds: bool = False
+    is_of_keras: bool = True
 
     def layers(self) -> Sequence[LayerCall]:
         """The calls that lead to this one, outermost first, with itself."""
@@ -77,10 +80,12 @@ class LayerPath:
     Attributes:
         text: as ids begin, ``net@1/c1``; "" outside of layers.
         module: the names alone, ``net/c1``.
+        layer: weak reference to the innermost layer; None outside of layers.
     """
 
     text: str = ""
     module: str = ""
+    layer: weakref.ref[Any] | None = attrs.field(default=None, eq=False)
 
 
 @attrs.define
@@ -169,25 +174,32 @@ def _noting(vanilla: Any) -> Any:
             if follow is None:
                 return vanilla(layer, *args, **kwargs)
             return follow(vanilla, layer, args, kwargs)
-        graph = _internals.default_graph()
-        running = _RUNNING.calls
-        caller = next((call for where, call in reversed(running) if where() is graph), None)
-        name = getattr(layer, "name", None)
-        if name is None or (caller is not None and caller.layer() is layer):
-            # A class that calls its base class's ``__call__``: one call.
-            return vanilla(layer, *args, **kwargs)
-        count = len(graph.get_operations())
-        call = LayerCall(weakref.ref(layer), str(name), caller, count, count)
-        running.append((weakref.ref(graph), call))
-        result = None
-        try:
-            result = vanilla(layer, *args, **kwargs)
-            return result
-        finally:
-            running.pop()
-            _end(graph, call, (args, kwargs), result)
+        return note_call(vanilla, layer, args, kwargs)
 
     return __call__
+
+
+def note_call(vanilla: Any, layer: Any, args: Any, kwargs: Any) -> Any:
+    """Call a layer or module while a graph is built, and note the call."""
+    graph = _internals.default_graph()
+    running = _RUNNING.calls
+    caller = next((call for where, call in reversed(running) if where() is graph), None)
+    outer = None if caller is None else caller.layer()
+    name = name_within(outer, layer)
+    if name is None or (caller is not None and outer is layer):
+        # A class that calls its base class's ``__call__``: one call.
+        return vanilla(layer, *args, **kwargs)
+    count = len(graph.get_operations())
+    call = LayerCall(weakref.ref(layer), name, caller, count, count)
+    call.is_of_keras = not is_plain_module(layer)
+    running.append((weakref.ref(graph), call))
+    result = None
+    try:
+        result = vanilla(layer, *args, **kwargs)
+        return result
+    finally:
+        running.pop()
+        _end(graph, call, (args, kwargs), result)
 
 
 def _end(graph: Any, call: LayerCall, inputs: Any, outputs: Any) -> None:
@@ -224,6 +236,12 @@ def _names(items: Sequence[Any], graph: Any) -> Sequence[TensorName]:
 def calls_in(graph: Any) -> Sequence[LayerCall]:
     """The calls of layers that compute, if operators or not, in the order in which they ended."""
     return [call for call in _CALLS.get(graph, ()) if not call.builds]
+
+
+def made_by_keras(op: Any) -> bool:
+    """Whether a layer of Keras has made an operator of a graph."""
+    call = layer_calls(op.graph).get(op.name)
+    return call is not None and call.is_of_keras
 
 
 def layer_calls(graph: Any) -> Mapping[str, LayerCall]:

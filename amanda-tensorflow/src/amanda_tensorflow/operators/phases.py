@@ -46,17 +46,18 @@ _DEEPEST = 60
 _BUILDING = object()
 
 
-def phase_of_eager(kind: str, in_layer: bool) -> Phase:
+def phase_of_eager(kind: str, in_layer: bool, in_module: bool = False) -> Phase:
     """The phase of an operator that is about to run at once.
 
     Args:
         kind: its type.
         in_layer: whether a Keras layer runs it.
+        in_module: whether a module of ``tf.Module`` does, which may train a model as well.
     """
     found = phase_of_code({}, in_layer)
     if found is not None:
         return found
-    return "forward" if in_layer else _of_type(kind)
+    return "forward" if in_layer else _of_type(kind, in_module)
 
 
 def phase_of_code(known: dict[Any, Any], in_layer: bool) -> Phase | None:
@@ -92,12 +93,13 @@ def _told_by(code: CodeType) -> Any:
     return found
 
 
-def phase_of_node(op: Any, in_layer: bool) -> Phase:
+def phase_of_node(op: Any, in_layer: bool, in_module: bool = False) -> Phase:
     """The phase of an operator of a graph.
 
     Args:
         op: the operator.
         in_layer: whether a Keras layer has made it.
+        in_module: whether a module of ``tf.Module`` has, which may train a model as well.
     """
     name, kind = op.name, op.type
     if _INITIALISING.search(name) or kind in _VARIABLES or name.endswith("/Assign"):
@@ -112,7 +114,7 @@ def phase_of_node(op: Any, in_layer: bool) -> Phase:
         found = _of_file(file)
         if found is not None:
             return found
-    return _of_type(kind)
+    return _of_type(kind, in_module)
 
 
 def _files(traceback: Any) -> Iterator[str]:
@@ -138,10 +140,10 @@ def _is_real(op: Any) -> bool:
     return kind is None or kind.is_floating or kind.is_complex
 
 
-def _of_type(kind: str) -> Phase:
+def _of_type(kind: str, in_module: bool) -> Phase:
     if _UPDATES.match(kind):
         return "optimizer"
-    return "other" if _DRAWING.match(kind) else "forward"
+    return "other" if _DRAWING.match(kind) and not in_module else "forward"
 
 
 def _of_file(file: str) -> Phase | None:
