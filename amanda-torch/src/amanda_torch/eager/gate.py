@@ -27,7 +27,7 @@ from torch import nn
 
 from amanda import inline
 from amanda.engine.backward import OpHandle
-from amanda.engine.dispatch import note
+from amanda.engine.notes import note
 from amanda.errors import CoverageWarning
 from amanda.interface.action import Action
 from amanda.patching import PatchSet
