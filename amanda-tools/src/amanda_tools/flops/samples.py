@@ -104,6 +104,8 @@ class Samples:
 
     def __init__(self) -> None:
         self._candidates: dict[str, Candidate] = {}
+        # Whether one of them embeds no positions.
+        self._has_data = False
 
     @property
     def batch(self) -> int | None:
@@ -131,13 +133,15 @@ class Samples:
         specs = context.get_tensor_specs().inputs or ()
         shapes = known_shapes(specs) if in_graph else None
         position = _data_of(context, has_weight, shapes is not None)
-        if position is None:
+        data = None if position is None else specs[position]
+        if position is None or data is None:
             return
         if candidate is None:
             has_tokens = context["op_type"] == "embedding"
-            rank = len(specs[position].shape)
+            rank = len(data.shape or ())
             candidate = Candidate(has_weight, has_tokens, rank, in_backward)
             self._candidates[op.id] = candidate
+            self._has_data |= not candidate.may_be_positions
         if shapes is None:
             context.insert_before_op(candidate.count, inputs=[position])
         else:
@@ -148,7 +152,7 @@ class Samples:
         found = self._candidates.values()
         if len(found) >= _MOST:
             return False
-        if all(candidate.may_be_positions for candidate in found):
+        if not self._has_data:
             return True
         if not in_graph or any(candidate.executions() for candidate in found):
             return False
