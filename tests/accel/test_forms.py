@@ -839,7 +839,7 @@ def inlining(gate: Any) -> Any:
             "sum": lambda tensor: tensor.number,
             "item": item,
             "set_recording": PASS["recording"].append,
-            "plain": (lambda: None, lambda: 0, lambda: PASS["level"]),
+            "plain": (lambda: None, lambda: 0, (PASS, "level")),
             "graph": Graph,
             "gradients": Gradients,
             "hooks": Hooks,

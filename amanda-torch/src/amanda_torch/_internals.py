@@ -385,20 +385,29 @@ def is_traced() -> bool:
     return _tracing_state() is not None or _dispatch_mode(_PROXY) is not None or is_compiling()
 
 
-RECORDERS: Sequence[Callable[[], Any]] = (
+Question = Callable[[], Any] | tuple[dict[str, Any], str]
+"""What the gate asks: a function, or a dictionary for one of its keys, which takes less time."""
+
+_compiling_asked: Question = (
+    (vars(torch.compiler), "_is_compiling_flag")
+    if "_is_compiling_flag" in vars(torch.compiler)
+    else torch.compiler.is_compiling
+)
+
+RECORDERS: Sequence[Question] = (
     _peek_transform,
     _tracing_state,
     functools.partial(_dispatch_mode, _PROXY),
-    _is_compiling,
+    _compiling_asked,
 )
 """What :func:`is_only_run` asks: all are None or False where operators run as they are."""
 
-TRANSFORMERS: Sequence[Callable[[], Any]] = (
+TRANSFORMERS: Sequence[Question] = (
     _peek_transform,
     _tracing_state,
-    _is_compiling,
+    _compiling_asked,
     _dispatch_depth,
-    functools.partial(vars(forward_ad).__getitem__, "_current_level"),
+    (vars(forward_ad), "_current_level"),
 )
 """What :func:`is_plain` asks beside the depth of function modes: all are None, False, 0 or -1 where
 it holds."""

@@ -475,14 +475,15 @@ static struct {
     PyObject *tensors;                 /* the classes of tensors that C looks at */
     PyObject *sum, *item;              /* methods of tensors */
     PyObject *set_recording;           /* torch.set_grad_enabled(), as a function */
-    PyObject *plain;                   /* functions: none but what says "no" where tensors are plain */
+    PyObject *plain;                   /* functions, or a dict and a key: what they give says no
+                                          where tensors are plain */
     PyObject *graph, *gradients, *hooks, *routines, *handle; /* classes of the driver and of core */
     PyObject *kinds;                   /* of classes of nodes, see KINDS of the driver */
     PyObject *node, *task;             /* the current node, and the number of the current pass */
     PyObject *tensor;                  /* torch.Tensor */
     PyObject *state;                   /* the state of all threads */
     PyObject *sequence;                /* the number of the next node of autograd */
-    PyObject *checks;                  /* functions that are false where operators run plainly */
+    PyObject *checks;                  /* likewise: false where operators run plainly */
     PyObject *layout, *action;         /* classes of the driver and of core */
     PyObject *version;                 /* the property of tensors that counts changes in place */
     PyObject *tensors_of;              /* the tensors of a result, in a list */
@@ -987,6 +988,21 @@ are_finite(PyObject *value, int depth)
     return is_finite;
 }
 
+/* Ask a function without arguments, or a dict for a key. */
+static PyObject *
+ask(PyObject *question)
+{
+    if (!PyTuple_CheckExact(question)) {
+        return PyObject_CallNoArgs(question);
+    }
+    PyObject *key = PyTuple_GET_ITEM(question, 1);
+    PyObject *found = PyDict_GetItemWithError(PyTuple_GET_ITEM(question, 0), key);
+    if (found == NULL && !PyErr_Occurred()) {
+        PyErr_SetObject(PyExc_KeyError, key);
+    }
+    return Py_XNewRef(found);
+}
+
 /* Whether tensors may be looked at here: no function mode, transform or tracer would notice. */
 static int
 is_plain_here(void)
@@ -996,7 +1012,7 @@ is_plain_here(void)
         return length < 0 ? -1 : 0;
     }
     for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(inlined.plain); i++) {
-        PyObject *found = PyObject_CallNoArgs(PyTuple_GET_ITEM(inlined.plain, i));
+        PyObject *found = ask(PyTuple_GET_ITEM(inlined.plain, i));
         if (found == NULL) {
             return -1;
         }
@@ -1908,7 +1924,7 @@ runs_plainly(PyObject *mode)
         return 0;
     }
     for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(inlined.checks); i++) {
-        PyObject *found = PyObject_CallNoArgs(PyTuple_GET_ITEM(inlined.checks, i));
+        PyObject *found = ask(PyTuple_GET_ITEM(inlined.checks, i));
         int is_plain = found == Py_None || found == Py_False;
         if (found == NULL) {
             return -1;
@@ -1996,6 +2012,15 @@ typedef struct {
     Py_ssize_t count, start;
     PyObject *leaves; /* a list */
 } Nodes;
+
+static void
+begin_nodes(Nodes *found, Py_ssize_t start)
+{
+    /* Not an initialiser, which would write to all of it. */
+    found->count = 0;
+    found->start = start;
+    found->leaves = NULL;
+}
 
 static void
 release_nodes(Nodes *found)
@@ -2089,11 +2114,13 @@ static PyObject *
 gate_follow(PyObject *Py_UNUSED(module), PyObject *args)
 {
     PyObject *entries, *form, *kinds;
-    Nodes found = {.count = 0};
-    if (!PyArg_ParseTuple(args, "O!nO!O!", &PyList_Type, &entries, &found.start, &PyList_Type,
+    Py_ssize_t start;
+    Nodes found;
+    if (!PyArg_ParseTuple(args, "O!nO!O!", &PyList_Type, &entries, &start, &PyList_Type,
                           &form, &PyDict_Type, &kinds)) {
         return NULL;
     }
+    begin_nodes(&found, start);
     int is_same = PyList_GET_SIZE(entries) <= MOST_NODES;
     for (Py_ssize_t i = 0; is_same && i < PyList_GET_SIZE(entries); i++) {
         found.nodes[found.count++] = Py_NewRef(PyList_GET_ITEM(entries, i));
@@ -2115,8 +2142,9 @@ gate_follow(PyObject *Py_UNUSED(module), PyObject *args)
 static int
 hook_way(PyObject *node, PyObject *way, PyObject *natives, PyObject *done)
 {
-    Nodes found = {.count = 1};
-    found.nodes[0] = Py_NewRef(node);
+    Nodes found;
+    begin_nodes(&found, 0);
+    found.nodes[found.count++] = Py_NewRef(node);
     int failed = 0;
     for (Py_ssize_t i = 0; !failed && i < PyList_GET_SIZE(way); i++) {
         PyObject *step = PyList_GET_ITEM(way, i), *edges = NULL, *pair;
@@ -2465,20 +2493,23 @@ claim_known(PyObject *mode, PyObject *known, PyObject *result, Py_ssize_t start)
         Py_DECREF(graph);
         return is_plain;
     }
-    Nodes found = {.count = 0, .start = start};
-    Leaf leaves[MOST_LEAVES] = {{NULL}};
-    Py_ssize_t entries, count = 0, owned = 0;
+    Nodes found;
+    Leaf leaves[MOST_LEAVES];
+    Py_ssize_t entries, count = 0, looked = 0, owned = 0;
+    begin_nodes(&found, start);
     int done = find_nodes(&found, result, form, &entries)
                && is_settled(graph, found.count, entries)
                && (count = PyList_GET_SIZE(found.leaves)) <= MOST_LEAVES;
-    for (Py_ssize_t i = 0; done && i < count; i++) {
-        done = look_at_leaf(&leaves[i], PyList_GET_ITEM(found.leaves, i), mode, known, &owned);
+    for (; done && looked < count; looked++) {
+        leaves[looked] = (Leaf){NULL};
+        done = look_at_leaf(&leaves[looked], PyList_GET_ITEM(found.leaves, looked), mode, known,
+                            &owned);
     }
     PyErr_Clear();
     if (done && (note_run(mode, known) < 0 || claim_nodes(&found, entries, graph, leaves) < 0)) {
         done = -1;
     }
-    for (Py_ssize_t i = 0; i < count && i < MOST_LEAVES; i++) {
+    for (Py_ssize_t i = 0; i < looked; i++) {
         Py_XDECREF(leaves[i].metadata);
         Py_XDECREF(leaves[i].hook);
         Py_XDECREF(leaves[i].reached);
@@ -2923,6 +2954,11 @@ typedef struct {
     Py_ssize_t count;
 } Values;
 
+/* Not an initialiser, which would write to all of it. */
+#define DECLARE_VALUES(name) \
+    Values name;             \
+    name.count = 0
+
 static void
 release_values(Values *values)
 {
@@ -3032,7 +3068,7 @@ find_inputs(const Invocation *call, PyObject *operator, PyObject *layout, Values
 {
     PyObject *keywords = field(layout, at.layout_keywords), *lists = field(layout, at.layout_lists);
     PyObject *places = field(layout, at.layout_places);
-    Values flat = {.count = 0};
+    DECLARE_VALUES(flat);
     if (operator != field(layout, at.layout_func) || !flatten(call, keywords, &flat)
         || !have_types(flat.items, flat.count, field(layout, at.layout_types))) {
         return 0;
@@ -3382,7 +3418,7 @@ run_after(PyObject *known, PyObject *result, const Values *inputs, PyObject *sta
     if (PyTuple_GET_SIZE(actions) == 0) {
         return result;
     }
-    Values outputs = {.count = 0};
+    DECLARE_VALUES(outputs);
     int is_blind = field(known, python.known_blind) == Py_True;
     Py_ssize_t done = is_blind ? 1 : find_outputs(result, &outputs);
     if (done > 0) {
@@ -3405,7 +3441,7 @@ run_around(const Invocation *call, PyObject *mode, PyObject *operator, PyObject 
 {
     PyObject *state = field(mode, python.mode_thread), *result = NULL, *returned = NULL;
     PyObject *actions = field(known, python.known_around_before);
-    Values inputs = {.count = 0};
+    DECLARE_VALUES(inputs);
     int records = is_recording();
     int may_run = records < 0 ? -1 : find_plain_inputs(call, operator, known, records, &inputs);
     if (may_run <= 0 || state == NULL) {
