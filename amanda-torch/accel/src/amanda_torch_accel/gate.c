@@ -836,6 +836,7 @@ typedef struct Hook {
     PyObject *hooks; /* NodeHooks */
     int has_before, has_after;
     PyObject *routines; /* those in the dispatcher's `settled`, until forget(); NULL if not known */
+    PyObject *before, *after; /* those of them that are inlined, a tuple or None; as `routines` */
     PyObject *quiet;    /* the dispatcher's scopes that are quiet, with `routines` */
     struct Hook *previous, *next; /* of those with `routines` */
     struct HookDict *spare;       /* dicts with nothing but this hook that no node has */
@@ -1279,6 +1280,7 @@ static void
 unsettle(Hook *hook)
 {
     PyObject *routines = hook->routines, *quiet = hook->quiet;
+    PyObject *before = hook->before, *after = hook->after;
     if (routines == NULL) {
         return;
     }
@@ -1292,9 +1294,11 @@ unsettle(Hook *hook)
         hook->next->previous = hook->previous;
     }
     hook->previous = hook->next = NULL;
-    hook->routines = hook->quiet = NULL;
+    hook->routines = hook->quiet = hook->before = hook->after = NULL;
     Py_DECREF(routines);
     Py_DECREF(quiet);
+    Py_XDECREF(before);
+    Py_XDECREF(after);
 }
 
 static void
@@ -1319,6 +1323,8 @@ keep_settled(Hook *self, PyObject *routines, PyObject *quiet)
 {
     self->routines = Py_NewRef(routines);
     self->quiet = Py_NewRef(quiet);
+    self->before = Py_XNewRef(field(routines, at.routines_before));
+    self->after = Py_XNewRef(field(routines, at.routines_after));
     self->previous = NULL;
     self->next = settled_hooks;
     if (settled_hooks != NULL) {
@@ -1363,19 +1369,17 @@ find_settled(Hook *self)
 static PyObject *
 settled_routines(Hook *self, int is_after)
 {
-    PyObject *settled;
-    if (self->routines == NULL) {
-        settled = find_settled(self);
+    PyObject *found, *settled = NULL;
+    if (self->routines != NULL) {
+        found = !is_plain_thread(self->quiet) ? NULL : is_after ? self->after : self->before;
     }
     else {
-        settled = is_plain_thread(self->quiet) ? Py_NewRef(self->routines) : NULL;
+        settled = find_settled(self);
+        found = settled == NULL ? NULL
+                                : field(settled, is_after ? at.routines_after : at.routines_before);
     }
-    if (settled == NULL) {
-        return NULL;
-    }
-    PyObject *found = field(settled, is_after ? at.routines_after : at.routines_before);
     found = found != NULL && PyTuple_CheckExact(found) ? Py_NewRef(found) : NULL;
-    Py_DECREF(settled);
+    Py_XDECREF(settled);
     return found;
 }
 
@@ -1417,6 +1421,8 @@ hook_traverse(Hook *self, visitproc visit, void *arg)
     Py_VISIT(self->hooks);
     Py_VISIT(self->routines);
     Py_VISIT(self->quiet);
+    Py_VISIT(self->before);
+    Py_VISIT(self->after);
     return 0;
 }
 
@@ -1461,7 +1467,7 @@ new_hook(PyObject *hooks)
         hook->hooks = Py_NewRef(hooks);
         hook->has_before = field(hooks, at.hooks_before) == Py_True;
         hook->has_after = field(hooks, at.hooks_after) == Py_True;
-        hook->routines = hook->quiet = NULL;
+        hook->routines = hook->quiet = hook->before = hook->after = NULL;
         hook->previous = hook->next = NULL;
         hook->spare = NULL;
         hook->spare_count = 0;
@@ -2010,6 +2016,7 @@ note_run(PyObject *mode, PyObject *known)
 typedef struct {
     PyObject *nodes[MOST_NODES]; /* strong references; those of the outputs first */
     Py_ssize_t count, start;
+    int has_all;      /* the operator has made no others */
     PyObject *leaves; /* a list */
 } Nodes;
 
@@ -2019,6 +2026,7 @@ begin_nodes(Nodes *found, Py_ssize_t start)
     /* Not an initialiser, which would write to all of it. */
     found->count = 0;
     found->start = start;
+    found->has_all = 0;
     found->leaves = NULL;
 }
 
@@ -2055,6 +2063,9 @@ place_of(Nodes *found, PyObject *target, PyObject *kinds)
         if (found->nodes[i - 1] == target) {
             return i - 1;
         }
+    }
+    if (found->has_all) {
+        return OUTSIDE;
     }
     PyObject *sequence = PyObject_CallMethodNoArgs(target, names.sequence);
     Py_ssize_t number = sequence == NULL ? -1 : PyLong_AsSsize_t(sequence);
@@ -2247,10 +2258,12 @@ find_nodes(Nodes *found, PyObject *result, PyObject *form, Py_ssize_t *entries)
         }
     }
     *entries = found->count;
+    Py_ssize_t made = next_sequence() - found->start;
+    found->has_all = made == found->count;
     if (!has_form(found, form, inlined.kinds)) {
         return 0;
     }
-    if (next_sequence() - found->start != found->count) {
+    if (made != found->count) {
         /* There are nodes elsewhere: those of what an operator in place has written into? */
         for (Py_ssize_t i = 0; i < count; i++) {
             if (has_new_base(outputs[i], found->start)) {
