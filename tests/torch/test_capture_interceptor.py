@@ -7,6 +7,7 @@ import functools
 import gc
 import os
 import random
+import sys
 import threading
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -26,6 +27,7 @@ from amanda.errors import InPlaceWarning
 from amanda.state import STATE, TOOL_LOCK
 from amanda_torch.compiled.captured import Binding
 from amanda_torch.compiled.code import GraphCode, NotCapturableError
+from amanda_torch.compiled.derived import DerivedGraph
 from amanda_torch.compiled.direct import DirectCode
 from amanda_torch.compiled.driver import EagerDriver
 from amanda_torch.compiled.modules import _CAPTURED
@@ -967,3 +969,163 @@ def test_threads_capture_and_run_at_the_same_time() -> None:
         for thread in threads:
             thread.join()
     assert found == [wanted] * (3 * 2 * CALLS)
+
+
+# -- counts of backward operators ---------------------------------------------
+
+
+class Branches(nn.Module):
+    """Two outputs with a part in common, an attention, an operator in place and shared weights."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(4, 4), nn.Linear(4, 4)
+        self.norm = nn.LayerNorm(4)
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        x = self.norm(self.first(x)).relu() * 2
+        parts = torch.split(self.second(self.first(x)), 2, dim=-1)
+        left, right = parts[0].exp().clone().add_(1), parts[1].tanh().neg()
+        query = x[None, None]
+        attended = nn.functional.scaled_dot_product_attention(query, query, query)
+        return left.sum(), right.sum(), attended.sin().sum()
+
+
+Outputs = tuple[torch.Tensor, ...]
+BackwardPasses = Callable[[Branches, Outputs], None]
+
+
+def _second_pass(model: Branches, outputs: Outputs) -> None:
+    sum(outputs).backward(retain_graph=True)  # type: ignore[union-attr]
+    outputs[0].backward()
+
+
+def _three_passes(model: Branches, outputs: Outputs) -> None:
+    for _ in range(3):
+        outputs[1].backward(retain_graph=True)
+    outputs[0].backward(retain_graph=True)
+
+
+def _for_chosen_inputs(model: Branches, outputs: Outputs) -> None:
+    torch.autograd.grad(outputs[0], [model.second.weight], retain_graph=True)
+    outputs[1].backward(inputs=[model.first.bias])
+
+
+def _gradients_of_gradients(model: Branches, outputs: Outputs) -> None:
+    grads = torch.autograd.grad(outputs[1], [model.first.weight], create_graph=True)
+    grads[0].square().sum().backward()
+
+
+def _freed_graph(model: Branches, outputs: Outputs) -> None:
+    outputs[0].backward()
+    with pytest.raises(RuntimeError, match="second time"):
+        outputs[0].backward()
+
+
+def _from_an_edge(model: Branches, outputs: Outputs) -> None:
+    inner: Any = outputs[1].grad_fn
+    edge = torch.autograd.graph.GradientEdge(inner.next_functions[0][0], 0)
+    torch.autograd.grad([edge], [model.first.weight], [torch.ones(3, 2)], retain_graph=True)
+    outputs[1].backward()
+
+
+def _with_hooks_of_the_program(model: Branches, outputs: Outputs) -> None:
+    handles = [outputs[0].register_hook(lambda g: g * 2)]
+    handles += [model.first.weight.register_hook(lambda g: g + 1)]
+    (outputs[0] + outputs[2]).backward()
+    for handle in handles:
+        handle.remove()
+
+
+def _a_pass_within_a_pass(model: Branches, outputs: Outputs) -> None:
+    def inner(gradient: torch.Tensor) -> None:
+        outputs[1].backward(retain_graph=True)
+
+    outputs[0].register_hook(inner)
+    outputs[0].backward()
+
+
+def _in_another_thread(model: Branches, outputs: Outputs) -> None:
+    thread = threading.Thread(target=outputs[0].backward)
+    thread.start()
+    thread.join()
+
+
+def _while_disabled(model: Branches, outputs: Outputs) -> None:
+    with amanda.disabled():
+        outputs[0].backward(retain_graph=True)
+    outputs[1].backward()
+
+
+def _two_calls_in_one_pass(model: Branches, outputs: Outputs) -> None:
+    again = model(torch.ones(3, 4))
+    penalty = model.first.weight.square().sum()
+    (outputs[0] + again[0] + again[1] + penalty).backward()
+
+
+def _to_everything(model: Branches, outputs: Outputs) -> None:
+    sum(outputs).backward()  # type: ignore[union-attr]
+
+
+PASSES: Sequence[BackwardPasses] = (
+    *(_to_everything, _second_pass, _three_passes, _for_chosen_inputs, _gradients_of_gradients),
+    *(_freed_graph, _from_an_edge, _with_hooks_of_the_program, _a_pass_within_a_pass),
+    *(_in_another_thread, _while_disabled, _two_calls_in_one_pass),
+)
+
+
+@pytest.mark.parametrize("passes", PASSES)
+@pytest.mark.parametrize("first", [_to_everything, _second_pass])
+def test_backward_operators_are_counted_as_by_the_mode_whatever_passes_run(
+    monkeypatch: pytest.MonkeyPatch, passes: BackwardPasses, first: BackwardPasses
+) -> None:
+    """However a graph is differentiated, each backward operator has its count of eager mode."""
+    figures, results = [], []
+    claimed: list[bool] = []
+    vanilla = DerivedGraph.claim
+
+    def claim(graph: DerivedGraph, *args: Any) -> bool:
+        claimed.append(vanilla(graph, *args))
+        return claimed[-1]
+
+    monkeypatch.setattr(DerivedGraph, "claim", claim)
+    for interceptor in ("mode", "capture"):
+        monkeypatch.setenv(VARIABLE, interceptor)
+        torch.manual_seed(0)
+        model, tool = Branches(), Inlined()
+        with applied(tool):
+            for run in (*[first] * 6, passes, first, passes, first):
+                model.zero_grad()
+                run(model, model(torch.ones(3, 4)))
+                amanda.new_iteration()
+        figures.append(tool.figures())
+        results.append([fingerprint(p.grad) for p in model.parameters()])
+    assert figures[0] == figures[1]
+    assert results[0] == results[1]
+    assert claimed
+    assert all(claimed)
+
+
+_REGISTERING = frozenset({"claim", "attach", "register_hook", "register_prehook"})
+
+
+def test_counted_backward_operators_take_no_hook_each() -> None:
+    """A captured step of more operators without parameters registers no more hooks."""
+    counts = []
+    for layers in (4, 24):
+        model, tool = nn.Sequential(*[nn.ReLU() for _ in range(layers)]), Inlined()
+        x, calls = torch.rand(3, 4, requires_grad=True), []
+
+        def note(frame: Any, event: str, function: Any, calls: list[str] = calls) -> None:
+            if event == "c_call" and function.__name__ in _REGISTERING:
+                calls.append(function.__name__)
+
+        with applied(tool):
+            for _ in range(8):
+                train(model, x)
+            sys.setprofile(note)
+            train(model, x)
+            sys.setprofile(None)
+        counts.append(sorted(calls))
+        assert {n for id, n in tool.figures()[2].items() if "relu" in id} == {9}
+    assert counts[0] == counts[1]

@@ -13,6 +13,7 @@ import torch
 
 from amanda.engine.backward import BackwardExecution, OpHandle
 from amanda.errors import CapabilityError
+from amanda.inline import Counter
 from amanda.interface.action import ActionKind, InstPoint
 from amanda.interface.calls import BackwardCall
 from amanda.state import STATE
@@ -95,6 +96,16 @@ class NodeHooks:
         some = OpHandle(handle.op_id, left, handle.inputs, handle.outputs, model=handle.model)
         needs = self.has_before, self.has_after
         return NodeHooks(self._dispatcher, some, self._execution.call, needs)
+
+    def counters(self) -> Sequence[Counter] | None:
+        """The counters that are all that there is to run, now; None if something else is."""
+        if self.is_idle:
+            return ()
+        settled = self._dispatcher.settled.get(self._key) or self._settle()
+        if settled is None:
+            return None
+        before, after = settled.counters_before, settled.counters_after
+        return None if before is None or after is None else (*before, *after)
 
     def before(self, grad_outputs: tuple[Any, ...]) -> Any:
         """Prehook: the gradients to consume instead, None for the same."""

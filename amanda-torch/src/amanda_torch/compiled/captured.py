@@ -647,8 +647,10 @@ class Binding:
         try:
             for frame, parent in self._callers:
                 frame.caller = parent
-            function = self.direct.function(inputs) if self.direct is not None else None
-            result = (function or self.function)(*inputs)
+            if self.direct is not None:
+                result = self.direct.run(self.function, inputs)
+            else:
+                result = self.function(*inputs)
             self._passes.end()
             self._passes.note_outputs(result)
             self._span.end()

@@ -30,6 +30,7 @@ from amanda.state import STATE, TOOL_LOCK, UNPAUSED
 from amanda_torch import _internals
 from amanda_torch.compiled.code import GraphCode, Method, Site, Statement
 from amanda_torch.compiled.deferred import Deferred, is_deferrable
+from amanda_torch.compiled.derived import DerivedGraph, Trial
 from amanda_torch.compiled.operators import Argument, Operator
 from amanda_torch.eager.execution import KnownOp, unswallowed, with_outputs, written_outputs
 from amanda_torch.eager.interceptors import Interceptor
@@ -41,6 +42,9 @@ from amanda_torch.routines import RoutineDispatcher, warn_of_change
 RUNS = frozenset({1, 2, 3, 5, 9})
 """After how many runs the code is made anew, if more is known of the operators: their inputs are
 described in the second execution, their backward operators are known after two or three passes."""
+
+TRIALS = 4
+"""Runs of which the nodes are noted, until a backward pass proves what they show."""
 
 _CHOOSING = frozenset({"scaled_dot_product_attention", "lstm", "gru", "rnn_tanh", "rnn_relu"})
 """Operators whose nodes depend on switches of the program that Dynamo may not guard."""
@@ -101,6 +105,18 @@ class Known:
             and not is_in_place(name, {})
         )
 
+    def may_be_derived(self) -> bool:
+        """Whether executions of its backward operators may be derived from backward passes."""
+        known = self.known
+        return (
+            self.records
+            and known is not None
+            and known.claims
+            and known.name not in _CHOOSING
+            and not known.plan.acts_on_gradients
+            and not is_in_place(known.name, {})
+        )
+
     def is_direct(self) -> bool:
         """Whether its routines can be written into the code."""
         known, operator = self.known, self.operator
@@ -138,6 +154,11 @@ class DirectCode:
         self._function: Callable[..., Any] | None = None
         self._leaves: list[tuple[int, bool]] = []
         self._owners: list[str] = []
+        self._trials = 0 if any(call.may_be_derived() for call in calls) else TRIALS
+        self._trial: Trial | None = None
+        self._derived: DerivedGraph | None = None
+        self._derived_function: Callable[..., Any] = _nothing
+        self._derived_form: Any = None
 
     def function(self, inputs: Sequence[Any]) -> Callable[..., Any] | None:
         """The code for the next run; None if there is none for it."""
@@ -153,6 +174,71 @@ class DirectCode:
             iterations = self._interceptor.executor.claimer.iterations
             iterations.update(dict.fromkeys(self._owners, self._interceptor.iteration))
         return function
+
+    def run(self, function: Callable[..., Any], inputs: Sequence[Any]) -> Any:
+        """The outputs of the graph.
+
+        Args:
+            function: what runs it where there is no code.
+        """
+        code = self.function(inputs)
+        trial = self._trial
+        if trial is not None and trial.is_proven and code is not None:
+            if self._derived_form is not self._form:
+                self._derive(trial, self._form)
+            derived = self._derived
+            if derived is not None and derived.is_current():
+                return self._run_derived(derived, inputs)
+        elif self._trials < TRIALS and self._may_try():
+            return self._run_trial(inputs)
+        return (code or function)(*inputs)
+
+    def _run_derived(self, derived: DerivedGraph, inputs: Sequence[Any]) -> Any:
+        start = _internals.sequence_number()
+        result = self._derived_function(*inputs)
+        if not derived.claim(result, start):
+            self._trial, self._trials = None, TRIALS
+        return result
+
+    def _may_try(self) -> bool:
+        """Whether the nodes of the next run can be noted."""
+        return (
+            _internals.is_eager()
+            and len(UNPAUSED) == 1
+            and self._changes == self._dispatcher.changes
+        )
+
+    def _run_trial(self, inputs: Sequence[Any]) -> Any:
+        """The outputs of a run of which the nodes are noted."""
+        self._trials += 1
+        trial = Trial()
+        functions = [
+            trial.noting(number, call.function, call.known.gradients)
+            if call.known is not None and call.may_be_derived()
+            else call.function
+            for number, call in enumerate(self._calls)
+        ]
+        result = self._code.function(functions)(*inputs)
+        trial.end(result)
+        self._trial = trial
+        return result
+
+    def _derive(self, trial: Trial, form: Sequence[tuple[bool, bool]]) -> None:
+        """Make the code that needs fewer hooks.
+
+        Args:
+            trial: one that a backward pass has proven.
+            form: that of the code that is there.
+        """
+        wanted = [n for n, (is_idle, is_direct) in enumerate(form) if is_direct and not is_idle]
+        derived = DerivedGraph(self._dispatcher, trial, wanted)
+        self._derived, self._derived_form = None, form
+        if derived.operators:
+            plain = derived.operators
+            self._derived = derived
+            self._derived_function = self._written(
+                [(is_idle or n in plain, is_direct) for n, (is_idle, is_direct) in enumerate(form)]
+            )
 
     def note_run(self, inputs: Sequence[Any]) -> None:
         """The graph has run: make code for the next run, if that can be better now."""
@@ -170,10 +256,7 @@ class DirectCode:
         if form == self._form:
             return
         self._form = form
-        writer = _Writer(self._code, self._dispatcher, self._interceptor)
-        for call, (is_idle, is_direct) in zip(calls, form, strict=True):
-            writer.add(call, is_idle, is_direct)
-        self._function = writer.function()
+        self._function = self._written(form)
         # An operator in place may have made another one of it, which is then never found.
         self._leaves = [
             (index, x.is_leaf)
@@ -187,6 +270,13 @@ class DirectCode:
             for call, (is_idle, _) in zip(calls, form, strict=True)
             if is_idle and call.known is not None and call.known.op_id in owners
         ]
+
+    def _written(self, form: Sequence[tuple[bool, bool]]) -> Callable[..., Any]:
+        """The code, by what is known of each call: whether it is idle, and direct."""
+        writer = _Writer(self._code, self._dispatcher, self._interceptor)
+        for call, (is_idle, is_direct) in zip(self._calls, form, strict=True):
+            writer.add(call, is_idle, is_direct)
+        return writer.function()
 
 
 class _Writer:
@@ -531,6 +621,11 @@ def _expression(place: Place, operator: Operator, statement: Statement) -> str:
 def _given(key: int | str, statement: Statement) -> ast.expr:
     """What a statement passes at a position or by a keyword."""
     return statement.arguments[key] if isinstance(key, int) else statement.keywords[key]
+
+
+def _nothing(*inputs: Any) -> Any:
+    """Stands for code that there is not."""
+    raise RuntimeError("there is no such code")
 
 
 def _charge(seconds: float) -> None:

@@ -21,6 +21,7 @@ from amanda.patching import PatchSet
 from amanda.registry.proofs import is_proving
 from amanda.state import LIVE_SCOPES, WeakMembers
 from amanda_torch import _internals
+from amanda_torch.autograd import passes
 from amanda_torch.autograd.substitution import reason_to_keep, substitute
 from amanda_torch.driver import LoadedDriver
 from amanda_torch.eager import functions, gate, proofs
@@ -288,8 +289,12 @@ class InterceptingDriver(LoadedDriver, TorchEagerDriver):
             if self.dispatcher.is_paused():
                 # A tool's own pass. Autograd's device threads do not know that it is: the
                 # dispatcher tells the hooks that run there.
-                with self.dispatcher.quiet_backward():
-                    return vanilla(roots, *args, **kwargs)
+                running = passes.begin(roots, args, is_quiet=True)
+                try:
+                    with self.dispatcher.quiet_backward():
+                        return vanilla(roots, *args, **kwargs)
+                finally:
+                    running.leave()
             interceptor.begin_backward(roots)
             outermost = not _internals.in_backward()
             # Within an operator PyTorch has popped the mode: a backward pass that the operator
@@ -299,11 +304,15 @@ class InterceptingDriver(LoadedDriver, TorchEagerDriver):
             is_covered = not interceptor.stale or interceptor.refresh()
             tells = outermost and interceptor.tells
             told = points.backward_begins() if tells else ()
+            running = passes.begin(roots, args)
             if not listening:
                 interceptor.enter()
             try:
-                return vanilla(roots, *args, **kwargs)
+                result = vanilla(roots, *args, **kwargs)
+                running.end()
+                return result
             finally:
+                running.leave()
                 if not listening:
                     interceptor.exit()
                 if outermost and is_covered and not interceptor.has_trained:

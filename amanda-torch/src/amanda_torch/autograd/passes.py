@@ -1,0 +1,112 @@
+"""The backward pass that the current thread runs, as far as it is known before it begins.
+
+What a pass executes can be added up when it has ended, and no node of it has to be looked at, if it
+is known to run all that its roots lead to::
+
+    running = begin(roots, args)
+    try:
+        run_backward(roots, *args)
+        running.end()
+    finally:
+        running.leave()
+"""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+import torch
+
+from amanda_torch import _internals
+
+Added = Callable[[set[int]], None]
+"""Called at the end of a pass, with the numbers by which it came to what is added up."""
+
+
+class AddedUp(Protocol):
+    """Executed operators that are added up where a whole pass comes to them."""
+
+    def look_behind(self, nodes: Sequence[Any]) -> None:
+        """Look at each of those that lie behind some nodes from now on."""
+
+
+ADDED_UP: weakref.WeakSet[AddedUp] = weakref.WeakSet()
+
+
+class BackwardPass:
+    """A pass that Python has begun in the current thread.
+
+    Args:
+        is_whole: whether it runs all nodes that its roots lead to, and makes no graph.
+
+    Attributes:
+        entered: what is to be added up at its end, and the numbers by which it came there.
+    """
+
+    __slots__ = ("_is_whole", "_outer", "_task", "entered")
+
+    def __init__(self, *, is_whole: bool) -> None:
+        self._is_whole = is_whole
+        self._task: int | None = None
+        self._outer: BackwardPass | None = None
+        self.entered: dict[Added, set[int]] = {}
+
+    def is_whole(self) -> bool:
+        """Whether the node that runs now is of this pass, and all of the pass is run."""
+        task = _internals.graph_task()
+        if self._task is None:
+            self._task = task
+        return self._is_whole and task == self._task
+
+    def enter(self) -> None:
+        """It begins."""
+        self._outer, _THREAD.running = _THREAD.running, self
+
+    def end(self) -> None:
+        """It has run all that it is to run."""
+        for added, numbers in self.entered.items():
+            added(numbers)
+
+    def leave(self) -> None:
+        """It has ended, or raised."""
+        _THREAD.running = self._outer
+
+
+class _Thread(threading.local):
+    running: BackwardPass | None = None
+
+
+_THREAD = _Thread()
+
+
+def running() -> BackwardPass | None:
+    """The innermost pass that Python has begun in the current thread."""
+    return _THREAD.running
+
+
+def begin(roots: Any, args: Sequence[Any], *, is_quiet: bool = False) -> BackwardPass:
+    """Note that a pass begins.
+
+    Args:
+        roots: where it begins.
+        args: what else PyTorch gives its engine: gradients, whether to keep the graph, whether to
+            make one, and the inputs whose gradients are asked for.
+        is_quiet: whether it is a tool's own pass.
+    """
+    is_whole = not is_quiet and not _internals.in_backward() and len(args) >= _KNOWN_ARGUMENTS
+    is_whole = is_whole and not (args[2] or args[3])
+    edges = [root for root in roots if not isinstance(root, torch.Tensor)]
+    if edges and not is_quiet:
+        # They may lead into the middle of what would be added up.
+        is_whole = False
+        for run in tuple(ADDED_UP):
+            run.look_behind([edge.node for edge in edges])
+    found = BackwardPass(is_whole=is_whole)
+    found.enter()
+    return found
+
+
+_KNOWN_ARGUMENTS = 4
