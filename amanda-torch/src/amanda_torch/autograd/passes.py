@@ -3,12 +3,14 @@
 What a pass executes can be added up when it has ended, and no node of it has to be looked at, if it
 is known to run all that its roots lead to::
 
-    running = begin(roots, args)
+    running = begin(roots, args) if ADDED_UP else None
     try:
         run_backward(roots, *args)
-        running.end()
+        if running is not None:
+            running.end()
     finally:
-        running.leave()
+        if running is not None:
+            running.leave()
 """
 
 from __future__ import annotations
@@ -33,7 +35,13 @@ class AddedUp(Protocol):
         """Look at each of those that lie behind some nodes from now on."""
 
 
-ADDED_UP: weakref.WeakSet[AddedUp] = weakref.WeakSet()
+ADDED_UP: set[weakref.ref[AddedUp]] = set()
+"""What wants to know of passes; nobody need begin one here as long as it is empty."""
+
+
+def tell(one: AddedUp) -> None:
+    """Let something know of passes as long as it exists."""
+    ADDED_UP.add(weakref.ref(one, ADDED_UP.discard))
 
 
 class BackwardPass:
@@ -102,8 +110,9 @@ def begin(roots: Any, args: Sequence[Any], *, is_quiet: bool = False) -> Backwar
     if edges and not is_quiet:
         # They may lead into the middle of what would be added up.
         is_whole = False
-        for run in tuple(ADDED_UP):
-            run.look_behind([edge.node for edge in edges])
+        for run in [reference() for reference in tuple(ADDED_UP)]:
+            if run is not None:
+                run.look_behind([edge.node for edge in edges])
     found = BackwardPass(is_whole=is_whole)
     found.enter()
     return found

@@ -71,6 +71,7 @@ class Trial:
         self._start = _next_number()
         self._flowed: set[int] = set()
         self._has_ended = False
+        passes.tell(self)
 
     def noting(
         self, number: int, function: Callable[..., Any], known: KnownGradients
@@ -122,6 +123,10 @@ class Trial:
             nodes[entry].register_prehook(functools.partial(self._enter, entry))
         for number in owned.intersection(nodes):
             nodes[number].register_prehook(functools.partial(self._flow, number))
+
+    def look_behind(self, nodes: Sequence[Any]) -> None:
+        """See :class:`~amanda_torch.autograd.passes.AddedUp`: such a pass proves nothing."""
+        self._has_ended = True
 
     def _targets(self, node: Any) -> Iterator[tuple[Any, int]]:
         """The nodes of the run that a node leads to, with their numbers."""
@@ -215,7 +220,7 @@ class DerivedGraph:
             self._dispatcher.not_seen(NOT_SEEN, len(self.hooks))
             return False
         run, native = DerivedRun(self, start), self._dispatcher.native
-        passes.ADDED_UP.add(run)
+        passes.tell(run)
         for number, node in _outputs(result, start, self._count):
             if number in self._reached:
                 enter = functools.partial(run.enter, number)

@@ -289,12 +289,13 @@ class InterceptingDriver(LoadedDriver, TorchEagerDriver):
             if self.dispatcher.is_paused():
                 # A tool's own pass. Autograd's device threads do not know that it is: the
                 # dispatcher tells the hooks that run there.
-                running = passes.begin(roots, args, is_quiet=True)
+                running = passes.begin(roots, args, is_quiet=True) if passes.ADDED_UP else None
                 try:
                     with self.dispatcher.quiet_backward():
                         return vanilla(roots, *args, **kwargs)
                 finally:
-                    running.leave()
+                    if running is not None:
+                        running.leave()
             interceptor.begin_backward(roots)
             outermost = not _internals.in_backward()
             # Within an operator PyTorch has popped the mode: a backward pass that the operator
@@ -304,15 +305,17 @@ class InterceptingDriver(LoadedDriver, TorchEagerDriver):
             is_covered = not interceptor.stale or interceptor.refresh()
             tells = outermost and interceptor.tells
             told = points.backward_begins() if tells else ()
-            running = passes.begin(roots, args)
+            running = passes.begin(roots, args) if passes.ADDED_UP else None
             if not listening:
                 interceptor.enter()
             try:
                 result = vanilla(roots, *args, **kwargs)
-                running.end()
+                if running is not None:
+                    running.end()
                 return result
             finally:
-                running.leave()
+                if running is not None:
+                    running.leave()
                 if not listening:
                     interceptor.exit()
                 if outermost and is_covered and not interceptor.has_trained:
