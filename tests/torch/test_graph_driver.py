@@ -412,6 +412,64 @@ def test_traceable_routines_are_compiled(net: Net) -> None:
         assert len(calls) == made
 
 
+@amanda.traceable
+def _entry(output: torch.Tensor) -> torch.Tensor:
+    return output * torch.arange(3.0)[output[0, :1].long()]
+
+
+class Indexed(nn.Module):
+    """Takes the rows that the program asks for."""
+
+    def forward(self, x: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
+        return (x + 1).abs()[index].neg()
+
+
+@pytest.mark.filterwarnings("ignore:.*script_method:DeprecationWarning")  # inductor's own
+@pytest.mark.parametrize("compiler", ["aot_eager", "inductor"])
+def test_an_error_in_compiled_code_names_the_routine(
+    monkeypatch: pytest.MonkeyPatch, compiler: str
+) -> None:
+    """Where code that a compiler has made raises, the error says which tool, routine and operator
+    did it; an error of the program's own says nothing of tools."""
+    monkeypatch.setenv(COMPILER_VARIABLE, compiler)
+    ran = torch.compile(Indexed(), backend=compiler)
+    good, state = torch.tensor([0]), torch.get_rng_state()
+    with compiled(on("abs", lambda c: c.insert_after_op(_entry))) as scope, torch.no_grad():
+        for _ in range(2):
+            ran(torch.zeros(2, 2), good)
+        with pytest.raises((IndexError, RuntimeError)) as of_tool:
+            ran(torch.full((2, 2), 9.0), good)
+        with pytest.raises((IndexError, RuntimeError)) as of_program:
+            ran(torch.zeros(2, 2), torch.tensor([7]))
+        ran(torch.zeros(2, 2), good)
+    assert list(scope.statistics.compiled.values()) == [f"by {compiler}"]
+    assert of_tool.value.__notes__ == ["amanda: raised in Tool._entry at op Indexed/abs:0"]
+    assert not getattr(of_program.value, "__notes__", ())
+    assert torch.equal(torch.get_rng_state(), state)
+
+
+@amanda.traceable
+def _decides(output: torch.Tensor) -> torch.Tensor:
+    return output * 2 if bool(output.sum() > 0) else output
+
+
+def test_a_compiler_that_fails_on_a_routine_says_which(net: Net) -> None:
+    """The warning that a graph runs operator by operator names the routine that was not traced."""
+    function, x = torch.compile(net, backend="aot_eager"), torch.rand(4, 3)
+
+    def run() -> None:
+        for _ in range(3):
+            function(x)
+
+    tool = on("relu", lambda c: c.insert_after_op(_decides))
+    with (
+        compiled(tool) as scope,
+        pytest.warns(CoverageWarning, match=r"raised in Tool._decides at"),
+    ):
+        run()
+    assert list(scope.statistics.compiled.values()) == ["operator by operator"]
+
+
 def test_one_interceptor(net: Net) -> None:
     """The two drivers of PyTorch are not used at once: each sees what the other one does."""
     with (

@@ -14,7 +14,7 @@ import itertools
 import os
 import warnings
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -27,7 +27,13 @@ from amanda.state import ATTACHED
 from amanda_torch import _internals
 from amanda_torch.compiled.code import GraphCode, Site
 from amanda_torch.compiled.direct import DirectCode, Known
-from amanda_torch.compiled.inlining import Inlined, Writer, reason_against
+from amanda_torch.compiled.inlining import (
+    CompiledCode,
+    Inlined,
+    Writer,
+    notes_of,
+    reason_against,
+)
 from amanda_torch.compiled.observers import Observer
 from amanda_torch.compiled.operators import Operator
 from amanda_torch.compiled.passes import Passes
@@ -131,13 +137,17 @@ class CapturedGraph:
                     module = writer.write(actions)
                     is_own = os.environ[COMPILER_VARIABLE] == OWN_COMPILER
                     compiler = self._own if is_own else _internals.lookup_compiler(name)
-                    binding.function = _internals.compile_later(
+                    written = _internals.copied_graph(module)
+                    function = _internals.compile_later(
                         self._context, compiler, module, self._inputs
                     )
+                    binding.function = CompiledCode(function, written, name, _routines(actions))
                     binding.direct, binding.observers = None, writer.observers
                 return name
             except Exception as error:
                 reason = f"{name} fails with {type(error).__name__}"
+                notes = " ".join(notes_of(error))
+                reason += f" ({notes})" if notes else ""
         if reason not in _SAID:
             _SAID.add(reason)
             warnings.warn(
@@ -169,6 +179,13 @@ def name_of_compiler(compiler: Any) -> str:
     """How messages call a compiler of ``torch.compile``."""
     name = getattr(compiler, "compiler_name", None) or getattr(compiler, "__name__", None)
     return str(name or type(compiler).__name__)
+
+
+def _routines(actions: Mapping[str, Inlined]) -> set[str]:
+    """The names of the routines on a graph."""
+    plans = [inlined.plan for inlined in actions.values()]
+    found = [action for plan in plans for action in (*plan.before, plan.replace, *plan.after)]
+    return {action.routine for action in found if action is not None}
 
 
 def _driver() -> Any:

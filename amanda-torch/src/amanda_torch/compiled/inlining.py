@@ -12,7 +12,7 @@ out of it::
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 import attrs
@@ -67,6 +67,67 @@ def is_traceable(action: Action) -> bool:
     """Whether a compiler may trace the routine of an action."""
     func = getattr(action.func, "__func__", action.func)
     return bool(getattr(func, "amanda_traceable", False))
+
+
+class CompiledCode:
+    """Compiled code of a graph with actions, whose errors say which routine has raised them.
+
+    Args:
+        function: the code.
+        written: a copy of the graph that it was made of: compilers change what they are given.
+        compiler: its name.
+        routines: the names of those in it.
+    """
+
+    def __init__(
+        self,
+        function: Callable[..., Any],
+        written: fx.GraphModule,
+        compiler: str,
+        routines: Collection[str],
+    ) -> None:
+        self._function = function
+        self._written = written
+        self._compiler = compiler
+        self._routines = routines
+
+    def __call__(self, *inputs: Any) -> Any:
+        """Run the code."""
+        try:
+            return self._function(*inputs)
+        except Exception as error:
+            if self._routines and not notes_of(error):
+                self._explain(error, inputs)
+            raise
+
+    def _explain(self, error: Exception, inputs: Sequence[Any]) -> None:
+        """Run the graph as it was written, on copies, for the notes of the error in it.
+
+        What is not traced is left out, and nothing of this is seen by the program.
+        """
+        graph = self._written
+        for node in list(graph.graph.nodes):
+            if node.target is _internals.observing_operator():
+                graph.graph.erase_node(node)
+        graph.recompile()
+        try:
+            with torch.no_grad(), torch.random.fork_rng(devices=[]):
+                graph(*(x.clone() if isinstance(x, torch.Tensor) else x for x in inputs))
+        except Exception as found:
+            # One without notes is the program's own.
+            for text in notes_of(found):
+                error.add_note(text)
+        else:
+            error.add_note(
+                f"amanda: raised by code that {self._compiler} made with "
+                f"{', '.join(sorted(self._routines))}, and not operator by operator"
+            )
+
+
+def notes_of(error: BaseException) -> list[str]:
+    """What Amanda has noted at an error."""
+    notes = getattr(error, "__notes__", ())
+    return [text for text in notes if text.startswith("amanda:")]
 
 
 class Writer:
@@ -178,11 +239,15 @@ def _routine(dispatcher: Dispatcher, action: Action) -> Callable[..., Any]:
     """
 
     def amanda_routine(*tensors: Any, **kwargs: Any) -> tuple[Any, ...]:
-        if action.differentiable:
-            result = action.func(*tensors, **kwargs)
-        else:
-            with torch.no_grad():
+        try:
+            if action.differentiable:
                 result = action.func(*tensors, **kwargs)
+            else:
+                with torch.no_grad():
+                    result = action.func(*tensors, **kwargs)
+        except Exception as error:
+            _name(error, action)
+            raise
         count = len(tensors) if action.select is None else len(action.select)
         results = dispatcher.checked(action, result, count) if result is not None else tensors
         return tuple(
@@ -190,6 +255,14 @@ def _routine(dispatcher: Dispatcher, action: Action) -> Callable[..., Any]:
         )
 
     return amanda_routine
+
+
+def _name(error: Exception, action: Action) -> None:
+    """Note the routine that has raised while it was traced, or looked for.
+
+    No driver is told, as by :func:`amanda.engine.dispatch.note`: it may not reach the program.
+    """
+    error.add_note(f"amanda: raised in {action.routine} at op {action.op_id}")
 
 
 def _substituted(action: Action, old: Any, new: Any) -> Any:
@@ -202,7 +275,11 @@ def _substituted(action: Action, old: Any, new: Any) -> Any:
 
 def _replacement(action: Action) -> Callable[..., Any]:
     def amanda_replacement(*tensors: Any, **kwargs: Any) -> Any:
-        return action.func(*tensors, **kwargs)
+        try:
+            return action.func(*tensors, **kwargs)
+        except Exception as error:
+            _name(error, action)
+            raise
 
     return amanda_replacement
 
