@@ -1129,3 +1129,82 @@ def test_counted_backward_operators_take_no_hook_each() -> None:
         counts.append(sorted(calls))
         assert {n for id, n in tool.figures()[2].items() if "relu" in id} == {9}
     assert counts[0] == counts[1]
+
+
+class Sums(amanda.Tool):
+    """Adds up the sizes of the tensors of each operator, forward and backward."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.total = inline.Counter()
+        self.sums: dict[str, inline.ShapeSum] = {}
+        self.add_inst_for_op(self.analyse)
+        self.add_inst_for_op(self.analyse_backward, backward=True)
+
+    def analyse(self, context: amanda.OpContext) -> None:
+        """Insert the sum around an operator."""
+        one = self.sums.setdefault(context.get_op_id(), inline.ShapeSum(_sizes, self.total))
+        context.insert_before_op(one.before)
+        context.insert_after_op(one.after)
+
+    def analyse_backward(self, context: amanda.OpContext) -> None:
+        """Insert a sum around a backward operator, which depends on its operator's, too."""
+        of = self.sums[context.get_op_id()]
+
+        def weigh(shapes: Any) -> int | None:
+            own = _sizes(shapes)
+            return None if own is None else own + 1000 * (_sizes(of.last) or 0)
+
+        made = inline.ShapeSum(weigh, self.total, of=of)
+        one = self.sums.setdefault(context.get_backward_op_id(), made)
+        context.insert_before_backward_op(one.before)
+        context.insert_after_backward_op(one.after)
+
+    def figures(self) -> Any:
+        """All that was added, by id."""
+        sums = {
+            op_id: (one.executions, one.amount, one.unknown, one.last)
+            for op_id, one in self.sums.items()
+        }
+        return self.total.count, sums
+
+
+def _sizes(shapes: Any) -> int | None:
+    """The elements of all tensors; unknown of scalars alone."""
+    known = [shape.numel() for part in shapes for shape in part if shape]
+    return sum(known) if known else None
+
+
+@pytest.mark.parametrize("passes", [_to_everything, _second_pass, _for_chosen_inputs])
+def test_sums_over_shapes_are_those_of_the_mode(
+    monkeypatch: pytest.MonkeyPatch, passes: BackwardPasses
+) -> None:
+    """Sums in captured modules have the executions and the numbers of eager mode, with other sizes
+    and other calls between, forward and backward."""
+    figures = []
+    for interceptor in ("mode", "capture"):
+        monkeypatch.setenv(VARIABLE, interceptor)
+        torch.manual_seed(0)
+        model, tool = Branches(), Sums()
+        with applied(tool):
+            for size in (3, 3, 3, 3, 3, 3, 3, 5, 5, 5, 5, 5, 3, 3, 5):
+                model.zero_grad()
+                passes(model, model(torch.ones(size, 4)))
+                amanda.new_iteration()
+        figures.append(tool.figures())
+    assert figures[0] == figures[1]
+
+
+def test_sums_in_the_code_of_a_graph_take_no_function_of_ours() -> None:
+    """A captured call runs no more functions of ours with more operators that are added up."""
+    calls = []
+    for layers in (4, 24):
+        model, tool = nn.Sequential(*[nn.ReLU() for _ in range(layers)]), Sums()
+        with applied(tool):
+            for _ in range(14):
+                infer(model, torch.rand(3, 4))
+            _, run = profiled(functools.partial(infer, model, torch.rand(3, 4)))
+        # The sums themselves, once the run has ended.
+        run.codes[:] = [code for code in run.codes if code is not inline.ShapeSum.add.__code__]
+        calls.append(str(run))
+    assert calls[0] == calls[1]

@@ -377,8 +377,13 @@ class ShapeSum:
         if inputs is not None:
             self._add((inputs, self.shapes_of(outputs)), self._keys.pop(thread, None))
 
-    def _add(self, shapes: tuple[Any, Any], key: Any) -> None:
-        weight = self.weigh(shapes)
+    def add(self, weight: int | None, shapes: tuple[Any, Any]) -> None:
+        """Add an execution that a driver has noticed otherwise.
+
+        Args:
+            weight: what :attr:`weigh` says of it.
+            shapes: of its inputs and of its outputs.
+        """
         self.last = shapes
         self.executions += 1
         if weight is None:
@@ -387,7 +392,11 @@ class ShapeSum:
         self.amount += weight
         if self.total is not None:
             self.total.count += weight
-        if key is not None:
+
+    def _add(self, shapes: tuple[Any, Any], key: Any) -> None:
+        weight = self.weigh(shapes)
+        self.add(weight, shapes)
+        if key is not None and weight is not None:
             if len(self._weights) >= _SHAPES:
                 self._weights.clear()
             if self.of is not None:

@@ -1263,9 +1263,15 @@ def symbolic_inputs(graph: torch.fx.Graph) -> Sequence[Any]:
 
 def has_numbers(graph: torch.fx.Graph) -> bool:
     """Whether a node of a graph that Dynamo has captured gives a number: a symbolic size, or what
-    ``item()`` gives where Dynamo captures that."""
+    ``item()`` gives where Dynamo captures that; or a tensor of such a size."""
     symbols = (torch.SymInt, torch.SymFloat, torch.SymBool)
-    return any(isinstance(node.meta.get("example_value"), symbols) for node in graph.nodes)
+    for node in graph.nodes:
+        value = node.meta.get("example_value")
+        if isinstance(value, symbols):
+            return True
+        if isinstance(value, torch.Tensor) and any(isinstance(n, symbols) for n in value.shape):
+            return True
+    return False
 
 
 def takes_wrapped_numbers(graph: torch.fx.Graph) -> bool:

@@ -13,7 +13,7 @@ import torch
 
 from amanda.engine.backward import BackwardExecution, OpHandle
 from amanda.errors import CapabilityError
-from amanda.inline import Counter
+from amanda.inline import Counter, ShapeSum, summed_by
 from amanda.interface.action import ActionKind, InstPoint
 from amanda.interface.calls import BackwardCall
 from amanda.state import STATE
@@ -97,15 +97,24 @@ class NodeHooks:
         needs = self.has_before, self.has_after
         return NodeHooks(self._dispatcher, some, self._execution.call, needs)
 
-    def counters(self) -> Sequence[Counter] | None:
-        """The counters that are all that there is to run, now; None if something else is."""
+    def added(self) -> Sequence[Counter | ShapeSum] | None:
+        """The counters and sums that are all that there is to run, now; None if more is."""
         if self.is_idle:
             return ()
         settled = self._dispatcher.settled.get(self._key) or self._settle()
         if settled is None:
             return None
-        before, after = settled.counters_before, settled.counters_after
-        return None if before is None or after is None else (*before, *after)
+        before, after = settled.inlined_before, settled.inlined_after
+        if before is None or after is None:
+            return None
+        found: list[Counter | ShapeSum] = []
+        for routine in (*before, *after):
+            one = routine if type(routine) is Counter else summed_by(routine)
+            if one is None:
+                return None
+            if one is routine or one not in found:
+                found.append(one)
+        return found
 
     def before(self, grad_outputs: tuple[Any, ...]) -> Any:
         """Prehook: the gradients to consume instead, None for the same."""

@@ -1,4 +1,4 @@
-"""Counters and timers of ``amanda.inline`` in the code of a graph, of which nothing else runs.
+"""Counters, sums and timers of ``amanda.inline`` in a graph's code, of which nothing else runs.
 
 The code of an operator only says that it has been reached, and what the clock says. What follows
 from it is done once, when the run has ended or raised::
@@ -19,7 +19,7 @@ from typing import Any
 import attrs
 
 from amanda.engine.plan import ActionPlan
-from amanda.inline import Counter, Timer, started_by, stopped_by
+from amanda.inline import Counter, ShapeSum, Timer, started_by, stopped_by, summed_by
 from amanda.interface.action import Action
 from amanda.state import TOOL_LOCK
 from amanda_torch.routines import inlined_around, look
@@ -38,11 +38,16 @@ def is_deferrable(plan: ActionPlan) -> bool:
     # A timer that is stopped elsewhere runs as everything else does.
     timers = {*map(id, started)}
     is_paired = timers == {*map(id, stopped)} and len(timers) == len(started) == len(stopped)
+    begun, ended = ([one for r in point if (one := summed_by(r))] for point in (before, after))
+    if [*map(id, begun)] != [*map(id, ended)]:
+        return False
     return is_paired and _starts_none(after) and not any(map(stopped_by, before))
 
 
 def _is_known(routine: Any) -> bool:
-    return type(routine) is Counter or bool(started_by(routine) or stopped_by(routine))
+    if type(routine) is Counter:
+        return True
+    return bool(started_by(routine) or stopped_by(routine) or summed_by(routine))
 
 
 def _starts_none(routines: Sequence[Any]) -> bool:
@@ -62,33 +67,87 @@ class _Execution:
     end: int
 
 
+class _Sum:
+    """What one operator adds to a sum in each run: in a graph, sizes are always the same.
+
+    Args:
+        to: the sum.
+
+    Attributes:
+        known: what it adds, and the shapes of its tensors; None before the first run.
+    """
+
+    __slots__ = ("known", "to")
+
+    def __init__(self, to: ShapeSum) -> None:
+        self.to = to
+        self.known: tuple[int | None, tuple[Any, Any]] | None = None
+
+    def learn(self, inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
+        """Look at the tensors of an execution, whose shapes are those of all."""
+        if self.known is None:
+            shapes_of = self.to.shapes_of
+            shapes = TOOL_LOCK.hold(lambda: (shapes_of(inputs), shapes_of(outputs)))
+            self.known = TOOL_LOCK.hold(self.to.weigh, shapes), shapes
+
+
 class Deferred:
-    """The counters and timers of one graph.
+    """The counters, sums and timers of one graph.
 
     Attributes:
         names: the globals that the code uses.
     """
 
     def __init__(self) -> None:
-        self._counters: list[Counter] = []
+        self._counters: list[Counter | _Sum] = []
+        self._has_sums = self._is_learned = False
         self._executions: list[_Execution] = []
         self._times = 0
         self.names: dict[str, Any] = {
             "amanda_count": self._count,
+            "amanda_has_new": self._has_new,
             "amanda_timed": self._timed,
             "amanda_now": time.perf_counter_ns,
         }
 
-    def around(self, plan: ActionPlan, lines: Sequence[str]) -> list[str]:
+    def around(
+        self, plan: ActionPlan, lines: Sequence[str], inputs: Sequence[str], output: str
+    ) -> list[str]:
         """An operator's statements, with those of its routines.
 
         Args:
             plan: one that :func:`is_deferrable`.
+            inputs, output: expressions.
         """
         starts: dict[int, int] = {}
-        before = [self._statement(action, starts) for action in plan.before]
-        after = [self._statement(action, starts) for action in plan.after]
+        before = [
+            self._statement(action, starts)
+            for action in plan.before
+            if summed_by(action.func) is None
+        ]
+        after = [
+            self._statement(action, starts)
+            if summed_by(action.func) is None
+            else self._sum(action, inputs, output)
+            for action in plan.after
+        ]
         return [*before, *lines, *after]
+
+    def _sum(self, action: Action, inputs: Sequence[str], output: str) -> str:
+        """The statements of the routine of a sum after an operator."""
+        to = summed_by(action.func)
+        assert to is not None
+        one = _Sum(to)
+        self._counters.append(one)
+        self._has_sums = True
+        number = len(self._counters)
+        self.names[f"amanda_learn_{number}"] = one.learn
+        outputs = "" if action.select == () else f"{output},"
+        given = "".join(f"{value}, " for value in inputs)
+        return (
+            f"if amanda_is_new: amanda_learn_{number}(({given}), ({outputs}))\n"
+            f"amanda_counted = {number}"
+        )
 
     def _statement(self, action: Action, starts: dict[int, int]) -> str:
         """The statements of one routine.
@@ -117,6 +176,8 @@ class Deferred:
     def beginning(self) -> list[str]:
         """The statements before those of the graph."""
         lines = ["amanda_counted = 0"] if self._counters else []
+        if self._has_sums:
+            lines += ["amanda_is_new = amanda_has_new()"]
         if self._executions:
             lines += ["amanda_run = amanda_timed()"]
             lines += ["amanda_note, amanda_due = amanda_run.times.append, amanda_run.due()"]
@@ -133,13 +194,24 @@ class Deferred:
         """Count one execution in the counters that a run has reached."""
         TOOL_LOCK.hold(_increase, self._counters[:reached])
 
+    def _has_new(self) -> bool:
+        """Whether a run has yet to reach all sums."""
+        if self._is_learned:
+            return False
+        sums = [one for one in self._counters if type(one) is _Sum]
+        self._is_learned = all(one.known is not None for one in sums)
+        return not self._is_learned
+
     def _timed(self) -> _TimedRun:
         return _TimedRun(self._executions)
 
 
-def _increase(counters: Sequence[Counter]) -> None:
+def _increase(counters: Sequence[Counter | _Sum]) -> None:
     for counter in counters:
-        counter.count += 1
+        if type(counter) is Counter:
+            counter.count += 1
+        elif counter.known is not None:  # type: ignore[union-attr]
+            counter.to.add(*counter.known)  # type: ignore[union-attr]
 
 
 class _TimedRun:

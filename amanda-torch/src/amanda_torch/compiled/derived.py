@@ -1,4 +1,4 @@
-"""Counts of backward operators of a captured graph, without a hook on each of its nodes.
+"""Counts and sums over backward operators of a captured graph, without a hook on each node.
 
 Autograd makes the same nodes in each run of a captured graph, with consecutive numbers. In one run
 a :class:`Trial` notes which operator has made which node, where the edges of the nodes lead, and,
@@ -21,7 +21,7 @@ from typing import Any
 
 import torch
 
-from amanda.inline import Counter
+from amanda.inline import Counter, ShapeSum
 from amanda.state import STATE, TOOL_LOCK
 from amanda_torch import _internals
 from amanda_torch.autograd import passes
@@ -50,6 +50,10 @@ def _outputs(result: Any, start: int, count: int) -> Iterator[tuple[int, Any]]:
                     yield number, node
 
 
+Weight = tuple[int | None, tuple[Any, Any]]
+"""What a sum adds for an execution, and the shapes of its inputs and outputs."""
+
+
 class Trial:
     """One run of a graph, of which the nodes are noted.
 
@@ -60,6 +64,7 @@ class Trial:
         reached: for the number of each output's node, those of the nodes that it leads to.
         types: of the nodes that lie behind the outputs, by number.
         count: nodes of the run.
+        sums: what the sums have added, and for which shapes.
     """
 
     def __init__(self) -> None:
@@ -68,6 +73,7 @@ class Trial:
         self.reached: dict[int, frozenset[int]] = {}
         self.types: dict[int, type] = {}
         self.count = 0
+        self.sums: dict[ShapeSum, Weight] = {}
         self._start = _next_number()
         self._flowed: set[int] = set()
         self._has_ended = False
@@ -150,6 +156,11 @@ class Trial:
         owned = {number for pairs in self.hooks.values() for number, _ in pairs}
         expected = set[int]().union(*(self.reached[entry] for entry in entries))
         self.is_proven = self._flowed == expected & owned
+        for number, hooks in (pair for pairs in self.hooks.values() for pair in pairs):
+            for one in hooks.added() or ():
+                # Its last execution was that in this pass: sizes are the same in each run.
+                if number in expected and isinstance(one, ShapeSum):
+                    self.sums[one] = one.weigh(one.last), one.last
 
 
 def _targets(node: Any, start: int, count: int) -> Iterator[tuple[Any, int]]:
@@ -191,17 +202,22 @@ class DerivedGraph:
         self._reached = trial.reached
         self._types = trial.types
         self._settled = dispatcher.settled
-        self._counters: dict[int, Sequence[Counter]] = {}
-        self._added: dict[frozenset[int], Sequence[Counter]] = {}
+        self._sums = trial.sums
+        self._all: dict[int, Sequence[Counter | ShapeSum]] = {}
+        self._added: dict[frozenset[int], Sequence[Counter | ShapeSum]] = {}
         self.operators: set[int] = set()
         self.hooks: dict[int, NodeHooks] = {}
         for operator in wanted:
             pairs = trial.hooks.get(operator, ())
-            counters = {number: hooks.counters() for number, hooks in pairs}
-            if pairs and None not in counters.values():
+            added = {number: hooks.added() for number, hooks in pairs}
+            if pairs and all(map(self._is_known, added.values())):
                 self.operators.add(operator)
                 self.hooks.update((number, one) for number, one in pairs if not one.is_idle)
-                self._counters.update((n, found) for n, found in counters.items() if found)
+                self._all.update((n, found) for n, found in added.items() if found)
+
+    def _is_known(self, added: Sequence[Counter | ShapeSum] | None) -> bool:
+        """Whether it is known what all executions of a backward operator add."""
+        return added is not None and all(type(one) is Counter or one in self._sums for one in added)
 
     def is_current(self) -> bool:
         """Whether its routines are those of the present scopes."""
@@ -238,16 +254,21 @@ class DerivedGraph:
     def add(self, entries: set[int]) -> None:
         """Count all backward operators that lie behind these outputs."""
         key = frozenset(entries)
-        counters = self._added.get(key)
-        if counters is None:
+        added = self._added.get(key)
+        if added is None:
             reached = set[int]().union(*(self._reached[entry] for entry in key))
-            counters = self._added[key] = [
-                counter
-                for number, found in self._counters.items()
-                if number in reached
-                for counter in found
+            added = self._added[key] = [
+                one for number, found in self._all.items() if number in reached for one in found
             ]
-        TOOL_LOCK.hold(_increase, counters)
+        TOOL_LOCK.hold(self._increase, added)
+
+    def _increase(self, added: Sequence[Counter | ShapeSum]) -> None:
+        sums = self._sums
+        for one in added:
+            if type(one) is Counter:
+                one.count += 1
+            else:
+                one.add(*sums[one])  # type: ignore[index,union-attr]
 
     def targets(self, node: Any, start: int) -> Iterator[tuple[Any, int]]:
         """The nodes of a run that a node leads to, with their numbers."""
@@ -260,11 +281,6 @@ class DerivedGraph:
     def has_made(self, node: Any, number: int) -> bool:
         """Whether a node seems to be that of a number: each thread has numbers of its own."""
         return self._types.get(number) is type(node)
-
-
-def _increase(counters: Sequence[Counter]) -> None:
-    for counter in counters:
-        counter.count += 1
 
 
 class DerivedRun:

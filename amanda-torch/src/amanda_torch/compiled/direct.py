@@ -352,10 +352,10 @@ class _Writer:
         assert call.operator is not None
         plan = known.plan
         lines = self._operator(number, call, statement, is_idle)
-        if is_deferrable(plan):
-            return "\n".join(self._deferred.around(plan, lines))
-        self._calls[number] = call
         values = [_expression(place, call.operator, statement) for place in call.operator.places]
+        if is_deferrable(plan):
+            return "\n".join(self._deferred.around(plan, lines, values, statement.target))
+        self._calls[number] = call
         if plan.after:
             one = [statement.target]
             lines += self._point(number, call, "after", plan.after, one)
