@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import attrs
+from tensorflow.core.framework.tensor_shape_pb2 import TensorShapeProto
 from tensorflow.python.framework import function_def_to_graph, ops
 
 from amanda_tensorflow._internals.runtime import AttrValue, ConcreteFunction, EagerTensor, FuncGraph
@@ -45,6 +46,23 @@ def raw_attributes(op: Any) -> Iterator[tuple[str, Any]]:
     """The declared attributes of an operator of a graph with their values."""
     for attribute in op.op_def.attr:
         yield attribute.name, op.get_attr(attribute.name)
+
+
+def attributes_to_execute(op: Any) -> tuple[Any, ...]:
+    """The names and values of an operator's attributes, in turn, as eager execution takes them."""
+    return tuple(item for name, value in raw_attributes(op) for item in (name, _to_execute(value)))
+
+
+def _to_execute(value: Any) -> Any:
+    """The value of an attribute. Of a shape, which a graph gives as a protocol buffer, the
+    dimensions."""
+    if isinstance(value, list):
+        return [_to_execute(item) for item in value]
+    if not isinstance(value, TensorShapeProto):
+        return value
+    if value.unknown_rank:
+        return None
+    return [None if dim.size < 0 else dim.size for dim in value.dim]
 
 
 def input_types(op: Any) -> list[Any]:

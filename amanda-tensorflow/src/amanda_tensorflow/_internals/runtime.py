@@ -50,6 +50,8 @@ FUNC_GRAPH = func_graph
 
 ConcreteFunction: Any = concrete_function.ConcreteFunction
 
+AtomicFunction: Any = atomic_function.AtomicFunction
+
 EagerFunc: Any = script_ops.EagerFunc
 
 AttrValue: Any = attr_value_pb2.AttrValue
@@ -173,6 +175,14 @@ def variable_dtype(handle: Any) -> Any:
 def write_variable(handle: Any, value: Any) -> None:
     """Write a tensor into the variable that a resource handle stands for."""
     gen_resource_variable_ops.assign_variable_op(handle, value)
+
+
+def note_handles(function: Any, outputs: Sequence[Any]) -> None:
+    """Note what the outputs of an atomic function that are resources are handles of."""
+    for output, declared in zip(outputs, function.function_type.flat_outputs, strict=True):
+        data = declared.dtype._handle_data
+        if data:
+            handle_data_util.set_handle_data(output, data.shape_inference)
 
 
 _VARIABLES: dict[int, tuple[weakref.ref[Any], str]] = {}

@@ -101,6 +101,22 @@ _IN_CALLER = config_pb2.RunOptions(inter_op_thread_pool=-1).SerializeToString()
 """Options of a run: its operators run in the thread that asks for it."""
 
 
+@contextmanager
+def in_this_thread(options: Any) -> Iterator[Any]:
+    """Options of a run like the given ones, with which it uses no thread of the session's pool.
+
+    Args:
+        options: a handle of the runtime; None for no options.
+    """
+    given = b"" if options is None else bytes(pywrap_tf_session.TF_GetBuffer(options))
+    # Of fields that a message has twice, the last one counts.
+    changed = pywrap_tf_session.TF_NewBufferFromString(given + _IN_CALLER)
+    try:
+        yield changed
+    finally:
+        pywrap_tf_session.TF_DeleteBuffer(changed)
+
+
 def run_in_this_thread(
     of: Any, fetches: Sequence[Any], feeds: Sequence[tuple[Any, Any]]
 ) -> list[Any]:
@@ -113,8 +129,7 @@ def run_in_this_thread(
         fetches: the tensors whose values are returned.
         feeds: pairs of a tensor and its value.
     """
-    options = pywrap_tf_session.TF_NewBufferFromString(_IN_CALLER)
-    try:
+    with in_this_thread(None) as options:
         result: list[Any] = pywrap_tf_session.TF_SessionRun_wrapper(
             of._session,
             options,
@@ -123,8 +138,6 @@ def run_in_this_thread(
             [],
             None,
         )
-    finally:
-        pywrap_tf_session.TF_DeleteBuffer(options)
     return result
 
 

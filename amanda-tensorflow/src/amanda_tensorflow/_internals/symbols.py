@@ -98,6 +98,7 @@ def _present(where: str, names: str, modes: Sequence[str]) -> list[Symbol]:
 _OP = "framework.ops:Operation"
 _GRAPH = "framework.ops:Graph"
 _CONCRETE = "eager.polymorphic_function.concrete_function:ConcreteFunction"
+_ATOMIC = "eager.polymorphic_function.atomic_function:AtomicFunction"
 _BASE_SESSION = "client.session:BaseSession"
 
 SYMBOLS: tuple[Symbol, ...] = (
@@ -154,7 +155,8 @@ SYMBOLS: tuple[Symbol, ...] = (
     *_imported("client.session", "BaseSession Session", _SESSION),
     *_imported(
         "client.pywrap_tf_session",
-        "TF_OperationName TF_SessionRun_wrapper TF_NewBufferFromString TF_DeleteBuffer",
+        "TF_OperationName TF_SessionRun_wrapper TF_NewBufferFromString TF_GetBuffer"
+        " TF_DeleteBuffer",
         _SESSION,
     ),
     Symbol("framework.op_def_registry", "get", "name", is_imported=True),
@@ -211,6 +213,10 @@ SYMBOLS: tuple[Symbol, ...] = (
         "cls graph function_type attrs shared_func_graph",
         _GRAPHS,
     ),
+    Symbol(_ATOMIC, "call_flat", "self args", _FUNCTION),
+    *_present(_ATOMIC, "graph function_type cached_definition", _FUNCTION),
+    Symbol("framework.dtypes:DType", "_handle_data", modes=_FUNCTION),
+    Symbol("ops.handle_data_util", "set_handle_data", "target_t handle_data", _FUNCTION),
     *_present(_CONCRETE, "_func_graph _attrs _delayed_rewrite_functions", _FUNCTION),
     Symbol(
         "eager.polymorphic_function.concrete_function:_DelayedRewriteGradientFunctions",

@@ -13,13 +13,14 @@ import amanda
 from amanda.engine.points import Points
 from amanda.interface.proofs import Proof
 from amanda.patching import PatchSet
-from amanda.state import LiveScope
+from amanda.state import STATE, LiveScope
 from amanda_tensorflow import _internals
 from amanda_tensorflow.graphs.base_driver import GraphModeDriver, raise_original
 from amanda_tensorflow.graphs.building import Building
 from amanda_tensorflow.graphs.copies import Copy
 from amanda_tensorflow.graphs.deferral import Deferral
 from amanda_tensorflow.graphs.error_texts import reworded
+from amanda_tensorflow.graphs.evaluation import evaluate
 from amanda_tensorflow.graphs.executions import Executions
 from amanda_tensorflow.graphs.gradients import acts_on_gradients
 from amanda_tensorflow.graphs.instrument import Instrument
@@ -27,6 +28,7 @@ from amanda_tensorflow.graphs.iterations import Iterations, sets_variables_only
 from amanda_tensorflow.graphs.module_marks import calls_modules
 from amanda_tensorflow.graphs.passes import GraphRun, InnerPasses, Passing, RunningModules
 from amanda_tensorflow.graphs.replay import Replay, warn_about_xla
+from amanda_tensorflow.graphs.run_time_routines import may_wait_for_tools
 from amanda_tensorflow.graphs.running_vanilla import falling_back
 from amanda_tensorflow.graphs.self_test import Doubler
 from amanda_tensorflow.graphs.sites import Site
@@ -63,6 +65,7 @@ class FunctionDriver(TensorFlowFunctionDriver, GraphModeDriver):
 
     def patch(self, patches: PatchSet) -> None:
         patches.wrap(_internals.ConcreteFunction, "_call_flat", self._calling)
+        patches.wrap(_internals.AtomicFunction, "call_flat", _calling_in_tool_code)
 
     def _calling(self, vanilla: Callable[..., Any]) -> Callable[..., Any]:
         """The patch of ``ConcreteFunction._call_flat``, which runs every concrete function."""
@@ -214,6 +217,28 @@ class FunctionDriver(TensorFlowFunctionDriver, GraphModeDriver):
     def proofs(cls) -> Sequence[Proof]:
         """One, without which the driver is of no use."""
         return [Proof("functions", _prove)]
+
+
+def _calling_in_tool_code(vanilla: Callable[..., Any]) -> Callable[..., Any]:
+    """The patch of ``AtomicFunction.call_flat``: what a tool calls runs in the tool's thread.
+
+    The threads of the runtime, in which functions run otherwise, may all wait for the tool.
+    """
+
+    def call_flat(function: Any, *args: Any) -> Any:
+        if not STATE.paused or not may_wait_for_tools() or not _internals.executing_eagerly():
+            return vanilla(function, *args)
+        # XLA uses none of these threads.
+        if _internals.is_compiled(function.cached_definition.attr):
+            return vanilla(function, *args)
+        with _internals.stop_recording():
+            outputs = evaluate(function.graph, args)
+        if outputs is None:
+            return vanilla(function, *args)
+        _internals.note_handles(function, outputs)
+        return outputs
+
+    return call_flat
 
 
 def _told_run(points: Points, scopes: tuple[LiveScope, ...], copy: Copy) -> GraphRun:

@@ -148,7 +148,7 @@ def runner(op: Any) -> Callable[[Sequence[Any]], Any]:
     kind, count = op.type, len(op.outputs)
     protos = _internals.attributes_proto(op)
     types = [tensor.dtype for tensor in op.outputs]
-    attributes = tuple(item for pair in _internals.raw_attributes(op) for item in pair)
+    attributes = _internals.attributes_to_execute(op)
 
     def run(inputs: Sequence[Any]) -> Any:
         tensors = [tf.convert_to_tensor(tensor) for tensor in inputs]

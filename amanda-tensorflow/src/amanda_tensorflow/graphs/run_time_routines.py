@@ -91,11 +91,21 @@ def _is_static(tensor: Any) -> bool:
     return bool(tensor.op.type == "Const" and tensor.dtype.is_integer)
 
 
+_NODES: weakref.WeakSet[PythonNode] = weakref.WeakSet()
+"""All nodes of all copies."""
+
+
+def may_wait_for_tools() -> bool:
+    """Whether threads of the runtime may be waiting for a tool's code to end."""
+    return bool(_NODES)
+
+
 class PythonNode(_internals.EagerFunc):
     """The function object of one node. The graph keeps it alive; the runtime holds it weakly."""
 
     def __init__(self) -> None:
         super().__init__(None, None, False)
+        _NODES.add(self)
 
     def insert(
         self,

@@ -32,6 +32,11 @@ def ordered(site: Site, roots: Iterable[Any]) -> list[Any]:
     return _sorted(roots, _needs, done)
 
 
+def needed(roots: Sequence[Any]) -> list[Any]:
+    """The operators that `roots` need, these included, in an order in which they can run."""
+    return _sorted(roots, _needs, {})
+
+
 def _needs(op: Any) -> list[Any]:
     """The operators whose outputs an operator reads or waits for, back edges of loops left out."""
     skipped = _BACK_EDGES.get(op.type)

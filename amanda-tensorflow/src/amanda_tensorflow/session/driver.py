@@ -23,6 +23,7 @@ from amanda_tensorflow.graphs.base_driver import GraphModeDriver, raise_original
 from amanda_tensorflow.graphs.copies import Copy
 from amanda_tensorflow.graphs.dispatcher import GraphDispatcher
 from amanda_tensorflow.graphs.passes import GraphRun, Passing
+from amanda_tensorflow.graphs.run_time_routines import may_wait_for_tools
 from amanda_tensorflow.graphs.self_test import Doubler
 from amanda_tensorflow.plugin import TensorFlowGraphDriver
 from amanda_tensorflow.session.copies import Prepared, SessionCopies
@@ -74,7 +75,8 @@ class SessionDriver(TensorFlowGraphDriver, GraphModeDriver):
                 if ready is None:
                     if not STATE.paused:
                         self._leave(session)
-                    result = vanilla(session, options, feeds, fetches, targets, run_metadata)
+                    given = feeds, fetches, targets, run_metadata
+                    result = _run_vanilla(vanilla, session, options, *given)
                 else:
                     try:
                         result = ready(options, run_metadata)
@@ -203,6 +205,14 @@ class SessionDriver(TensorFlowGraphDriver, GraphModeDriver):
     def proofs(cls) -> Sequence[Proof]:
         """One, without which the driver is of no use."""
         return [Proof("sessions", _prove)]
+
+
+def _run_vanilla(vanilla: Callable[..., Any], session: Any, options: Any, *given: Any) -> Any:
+    """A vanilla run. That of a tool's code takes no thread of the runtime: all may wait for it."""
+    if not STATE.paused or not may_wait_for_tools():
+        return vanilla(session, options, *given)
+    with _internals.in_this_thread(options) as here:
+        return vanilla(session, here, *given)
 
 
 def _prove() -> Sequence[str]:

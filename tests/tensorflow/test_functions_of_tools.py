@@ -1,0 +1,292 @@
+"""Functions and sessions that a tool's code runs, in the threads of the runtime."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import amanda
+from amanda_tensorflow import _internals
+from amanda_tensorflow.graphs.evaluation import evaluate
+
+tf1 = tf.compat.v1
+
+_SECONDS = 240
+"""How long a process may take that ends in ten, if it does not wait for ever."""
+
+_BEGINNING = """
+import threading
+import amanda
+import keras
+import numpy as np
+import tensorflow as tf
+
+tf1 = tf.compat.v1
+# The thread of a routine is the only one then.
+tf.config.threading.set_inter_op_parallelism_threads(1)
+scale = tf.Variable(2.0)
+calls = []
+
+def parallel(x):
+    return tf.add_n([tf.tanh(x @ (x + float(i))) for i in range(6)])
+
+def instrumented(work):
+    def routine(*tensors):
+        for tensor in tensors:
+            if tensor.shape == (4, 4):
+                calls.append(work(tensor))
+    tool = amanda.Tool()
+    tool.add_inst_for_op(lambda context: context.insert_before_op(routine))
+    return amanda.apply(tool)
+
+x = tf.ones((4, 4))
+"""
+
+_FUNCTIONS = """
+@tf.function
+def total(t):
+    return tf.reduce_sum(t)
+
+@tf.function
+def loop(t):
+    def added(sum):
+        return tf.cond(sum > 1.0, lambda: sum + 1.0, lambda: sum + tf.reduce_max(t))
+    return tf.while_loop(lambda sum: sum < 3.0, lambda sum: [added(sum) + 1.0], [0.0])[0]
+
+@tf.function
+def through_numpy(t):
+    return tf.numpy_function(lambda a: np.float32(a.sum()), [t], tf.float32)
+
+@tf.function
+def product(t):
+    return tf.reduce_sum(scale * t * t)
+
+@tf.function
+def inner_gradient(t):
+    with tf.GradientTape() as tape:
+        tape.watch(t)
+        y = product(t)
+    return tape.gradient(y, t)
+
+@tf.function(jit_compile=True)
+def compiled(t):
+    return tf.reduce_sum(t * t)
+
+def gradient(t):
+    with tf.GradientTape() as tape:
+        tape.watch(t)
+        y = product(t)
+    return tape.gradient(y, [t, scale])
+
+network = keras.Sequential([keras.layers.Flatten(), keras.layers.Dense(2)])
+network(x)
+predicted = tf.function(network)
+
+def predict(t):
+    return network.predict(t, verbose=0)
+
+def mapped(t):
+    return tf.map_fn(tf.reduce_sum, t)
+
+def rows(t):
+    return tf.vectorized_map(tf.reduce_sum, t)
+
+function = tf.function(parallel)
+works = total, loop, through_numpy, inner_gradient, compiled, gradient, predict, mapped, rows
+for work in works:
+    with instrumented(work):
+        function(x)
+    print(work.__name__, len(calls))
+"""
+
+_THREADS = """
+def run():
+    for _ in range(5):
+        function(x)
+        parallel(x)
+
+@tf.function
+def total(t):
+    return tf.reduce_sum(t)
+
+function = tf.function(parallel)
+with instrumented(total):
+    threads = [threading.Thread(target=run) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+print(len(calls))
+"""
+
+_SESSIONS = """
+def graph_of(function):
+    with tf.Graph().as_default() as graph:
+        given = tf1.placeholder(tf.float32, (4, 4))
+        result = function(given)
+    config = tf1.ConfigProto(inter_op_parallelism_threads=1)
+    return tf1.Session(graph=graph, config=config), given, result
+
+other, taken, sum = graph_of(lambda t: tf.reduce_sum(t @ t))
+
+def run_other(t):
+    # With options of the program's own.
+    metadata = tf1.RunMetadata()
+    options = tf1.RunOptions(trace_level=tf1.RunOptions.SOFTWARE_TRACE)
+    found = other.run(sum, {taken: np.ones((4, 4))}, options, metadata)
+    assert metadata.step_stats.dev_stats
+    return found
+
+session, given, result = graph_of(parallel)
+with instrumented(run_other):
+    session.run(result, {given: x.numpy()})
+print(set(calls))
+"""
+
+
+def _printed(program: str) -> str:
+    run = subprocess.run(
+        [sys.executable, "-c", _BEGINNING + program],
+        capture_output=True,
+        text=True,
+        timeout=_SECONDS,
+        check=False,
+    )
+    assert run.returncode == 0, run.stderr
+    return run.stdout
+
+
+def test_a_routine_calls_a_function_where_no_thread_is_left() -> None:
+    """A routine in a graph calls functions, also if it has the only thread that could run them."""
+    lines = _printed(_FUNCTIONS).split()
+    assert lines[::2] == [
+        *("total", "loop", "through_numpy", "inner_gradient", "compiled"),
+        *("gradient", "predict", "mapped", "rows"),
+    ]
+    counts = list(map(int, lines[1::2]))
+    assert counts == [counts[0] * (i + 1) for i in range(len(counts))]
+    assert counts[0] > 0
+
+
+def test_threads_whose_routines_call_functions_do_not_wait_for_each_other() -> None:
+    """Routines of eager operators and of graphs in several threads call functions."""
+    assert int(_printed(_THREADS)) > 0
+
+
+def test_a_routine_in_a_session_runs_another_session() -> None:
+    """A routine runs another session, which needs no thread of the pool that both share."""
+    assert _printed(_SESSIONS).strip() in ("{64.0}", "{np.float32(64.0)}")
+
+
+def _case(index: tf.Tensor) -> tf.Tensor:
+    branches = [lambda: tf.constant(1.0), lambda: tf.constant(2.0), lambda: tf.constant(3.0)]
+    return tf.switch_case(index, branches)
+
+
+_STATE = tf.Variable(1.0)
+
+
+def _in_order(x: tf.Tensor) -> list[tf.Tensor]:
+    before = tf.identity(_STATE)
+    _STATE.assign(before * x)
+    after = _STATE + 0.0
+    _STATE.assign(1.0)
+    return [before, after]
+
+
+def _collatz(n: tf.Tensor) -> tf.Tensor:
+    steps = tf.constant(0)
+    while n > 1:
+        n = n // 2 if n % 2 == 0 else 3 * n + 1
+        steps += 1
+    return steps
+
+
+@tf.custom_gradient
+def _clipped(x: tf.Tensor) -> Any:
+    return x * 2.0, lambda dy: tf.clip_by_value(dy, -1.0, 1.0)
+
+
+def _next(numbers: Any) -> tf.Tensor:
+    iterator = iter(numbers)
+    return next(iterator) + next(iterator)
+
+
+@pytest.mark.parametrize(
+    ("function", "args"),
+    [
+        (_case, [tf.constant(1)]),
+        (_case, [tf.constant(7)]),
+        (_case, [tf.constant(-1)]),
+        (_collatz, [tf.constant(27)]),
+        (_in_order, [tf.constant(3.0)]),
+        (lambda x: tf.function(lambda y: [y, y + 1.0])(x)[1], [tf.ones(2)]),
+        (lambda x: tf.cond(x[0] > 0.0, lambda: x, lambda: -x), [tf.constant([-2.0])]),
+        (lambda x: [x, x, tf.constant("text")], [tf.ones(2)]),
+        (lambda x: tf.scan(lambda a, b: a + b, x), [tf.range(4.0)]),
+        (lambda x: tf.gradients(_clipped(x) * 3.0, x), [tf.constant(2.0)]),
+        (lambda x: tf.ensure_shape(x, [None, 2]), [tf.ones((3, 2))]),
+        (lambda: tf.random.stateless_normal((2, 2), (1, 2)), []),
+        (_next, [tf.data.Dataset.range(5)]),
+    ],
+)
+def test_an_evaluated_function_computes_what_the_runtime_does(
+    function: Callable[..., Any], args: list[Any]
+) -> None:
+    """Operator by operator, a function has the results that it has in the runtime."""
+    traced = tf.function(function)
+    concrete = traced.get_concrete_function(*args)
+    inputs = [*tf.nest.flatten(args, expand_composites=True), *concrete.captured_inputs]
+    found = evaluate(_internals.graph_of(concrete), inputs)
+    expected = tf.nest.flatten(traced(*args))
+    assert found is not None
+    for new, old in zip(found, expected, strict=True):
+        np.testing.assert_array_equal(new.numpy(), old.numpy())
+        assert (new.dtype, new.shape) == (old.dtype, old.shape)
+
+
+@tf.function(jit_compile=True)
+def _compiled(x: tf.Tensor) -> tf.Tensor:
+    return x + 1.0
+
+
+def _assigning(x: tf.Tensor) -> tf.Tensor:
+    _STATE.assign(5.0)
+    return _compiled(x)
+
+
+def test_a_function_that_cannot_be_evaluated_has_run_nothing() -> None:
+    """A function that calls one of XLA is left to the runtime before any operator has run."""
+    concrete = tf.function(_assigning).get_concrete_function(tf.TensorSpec([]))
+    _STATE.assign(1.0)
+    inputs = [tf.constant(2.0), *concrete.captured_inputs]
+    assert evaluate(_internals.graph_of(concrete), inputs) is None
+    assert _STATE.numpy() == 1.0
+
+
+def test_the_operator_of_a_replacement_keeps_its_shape_attributes() -> None:
+    """A replacement at run time runs the operator that it replaces, whose attribute is a shape."""
+    calls = []
+
+    def analyse(context: amanda.OpContext) -> None:
+        if context.get_op().type == "EnsureShape":
+            run = context.get_function()
+
+            def replacement(x: Any) -> Any:
+                calls.append(x.shape)
+                return run(x) + 1.0
+
+            context.replace_op(replacement)
+
+    tool = amanda.Tool()
+    tool.add_inst_for_op(analyse)
+    ensured = tf.function(lambda x: tf.ensure_shape(x, [None, 2]) * 2.0)
+    with amanda.apply(tool):
+        np.testing.assert_array_equal(ensured(tf.ones((1, 2))), [[4.0, 4.0]])
+    assert calls == [(1, 2)]
