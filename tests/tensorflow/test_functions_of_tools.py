@@ -149,6 +149,44 @@ with instrumented(run_other):
 print(set(calls))
 """
 
+_BLOCKS = """
+import time
+
+function = tf.function(parallel)
+function(x)
+waiting = threading.Event()
+
+def routine(*tensors):
+    if not waiting.is_set():
+        waiting.set()
+        # The other thread is making a copy by then, and needs this tool for it.
+        time.sleep(3)
+        with amanda.disabled(), amanda.cache_disabled(), amanda.apply(amanda.Tool()):
+            calls.append(1)
+        tool.add_inst_for_op(lambda context: None)
+
+def analyse(context):
+    if tf.executing_eagerly():
+        context.insert_before_op(routine)
+
+def first():
+    tf.exp(x)
+
+def second():
+    waiting.wait()
+    function(x)
+
+tool = amanda.Tool()
+tool.add_inst_for_op(analyse)
+with amanda.apply(tool):
+    threads = [threading.Thread(target=run) for run in (first, second)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+print(calls)
+"""
+
 
 def _printed(program: str) -> str:
     run = subprocess.run(
@@ -182,6 +220,11 @@ def test_threads_whose_routines_call_functions_do_not_wait_for_each_other() -> N
 def test_a_routine_in_a_session_runs_another_session() -> None:
     """A routine runs another session, which needs no thread of the pool that both share."""
     assert _printed(_SESSIONS).strip() in ("{64.0}", "{np.float32(64.0)}")
+
+
+def test_a_routine_opens_blocks_while_another_thread_makes_a_copy() -> None:
+    """Scopes, switches and analyses that a routine adds do not wait for a thread that copies."""
+    assert _printed(_BLOCKS).strip() == "[1]"
 
 
 def _case(index: tf.Tensor) -> tf.Tensor:

@@ -9,7 +9,7 @@ from typing import Any
 import tensorflow as tf
 
 from amanda.interface.action import Action
-from amanda.state import Lock
+from amanda.state import STATE, Lock
 from amanda_tensorflow import _internals
 from amanda_tensorflow.graphs.copies import Copies
 from amanda_tensorflow.graphs.dispatcher import GraphDispatcher
@@ -46,7 +46,10 @@ class GraphModeDriver(TensorFlowDriver):
     def invalidate(self) -> None:
         # Counted at once: another thread may hold the lock while it makes a copy.
         self.copies.generation += 1
-        self.lock.hold(self.copies.drop_dead)
+        # A tool's code does not wait for that thread, which may itself wait for the tool. It makes
+        # no copies; those of a scope that it ends are dropped when the next block ends.
+        if not STATE.paused:
+            self.lock.hold(self.copies.drop_dead)
 
     # -- for the dispatcher -----------------------------------------------
 
