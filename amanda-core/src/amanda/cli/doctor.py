@@ -63,8 +63,8 @@ def _versions(problems: list[str]) -> Iterator[str]:
     for framework in plugins.KNOWN_FRAMEWORKS:
         yield f"{framework} {', '.join(distributions.providers(framework)) or 'is not installed'}"
     for framework, name in other_frameworks.OTHERS.items():
-        if installed := distributions.providers(framework):
-            yield f"{framework} {', '.join(installed)}: no driver sees {name}"
+        if versions := distributions.providers(framework):
+            yield f"{framework} {', '.join(versions)}: no driver sees {name}"
     keras = distributions.providers("keras")
     if keras:
         backend = other_frameworks.configured_backend()

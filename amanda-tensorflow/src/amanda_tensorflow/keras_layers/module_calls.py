@@ -65,7 +65,7 @@ def _follow(cls: type[Any]) -> None:
     """Follow the calls of a class of modules that has a method ``__call__`` of its own."""
     found = vars(cls).get("__call__")
     if isinstance(found, types.FunctionType) and is_plain_class(cls):
-        cls.__call__ = ModuleCall(found)  # type: ignore[operator]
+        cls.__call__ = ModuleCall(found)
 
 
 def _defining(vanilla: Any) -> Any:
@@ -76,7 +76,7 @@ def _defining(vanilla: Any) -> Any:
         super(tf.Module, cls).__init_subclass__(**kwargs)
         _follow(cls)
 
-    return classmethod(__init_subclass__)
+    return classmethod(__init_subclass__)  # type: ignore[arg-type]
 
 
 def _tracing(vanilla: Any) -> Any:

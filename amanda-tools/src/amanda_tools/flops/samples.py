@@ -133,12 +133,12 @@ class Samples:
         specs = context.get_tensor_specs().inputs or ()
         shapes = known_shapes(specs) if in_graph else None
         position = _data_of(context, has_weight, shapes is not None)
-        data = None if position is None else specs[position]
-        if position is None or data is None:
+        if position is None:
             return
         if candidate is None:
             has_tokens = context["op_type"] == "embedding"
-            rank = len(data.shape or ())
+            spec = specs[position]
+            rank = 0 if spec is None else len(spec.shape or ())
             candidate = Candidate(has_weight, has_tokens, rank, in_backward)
             self._candidates[op.id] = candidate
             self._has_data |= not candidate.may_be_positions

@@ -22,6 +22,7 @@ from amanda_tools.summary.keras_layers import KerasCalls, is_keras
 from amanda_tools.summary.op_figures import OpFigures
 from amanda_tools.summary.recorder import Recorder
 from amanda_tools.summary.rows import model_rows, tree_rows
+from amanda_tools.summary.scopes import Scopes
 
 __all__ = ["ModelSummary", "SummaryOptions", "SummaryTool"]
 
@@ -66,6 +67,7 @@ class SummaryTool(PrintingTool[SummaryOptions]):
         self._namespaces: set[str] = set()
         self._torch_calls: Any = None
         self._keras_calls = KerasCalls(self.recorder)
+        self._scopes = Scopes()
         self.depends_on(MappingTool.standard())
         self.add_inst_for_op(self._analyse)
         self.add_inst_for_iteration(self._note_step, end=True)
@@ -124,11 +126,12 @@ class SummaryTool(PrintingTool[SummaryOptions]):
         self._namespaces.add(str(context.namespace))
         figures = OpFigures.of(context)
         if not is_eager(str(context.namespace)):
-            add = self._graph_ops.adder(context.get_op_id(), context.get_module())
-        else:
-            add = self.recorder.add
-        if figures is not None:
-            figures.insert(context, add)
+            scoped = self._scopes.note(context)
+            add = self._graph_ops.adder(context.get_op_id(), context.get_module(), scoped)
+            if figures is not None:
+                figures.insert(context, add, None if scoped is None else scoped.see)
+        elif figures is not None:
+            figures.insert(context, self.recorder.add)
 
     # -- result ---------------------------------------------------------------
 
@@ -140,12 +143,13 @@ class SummaryTool(PrintingTool[SummaryOptions]):
         ``parameter_bytes``; ``macs``, ``flops``, ``activation_bytes``; ``calls``; with the option
         ``time``, ``seconds``.
         """
-        return [
+        found = [
             row
             for model in self.recorder.models
             if (shown := model.last_in_step or model.last) is not None
             for row in model_rows(model, shown, self._graph_ops, self.options.time)
         ]
+        return found or self._scopes.rows()
 
     def op_rows(self) -> list[dict[str, Any]]:
         """None: the result has ``modules``."""
@@ -162,15 +166,15 @@ class SummaryTool(PrintingTool[SummaryOptions]):
         """``models``: of each, by its name, the figures of its first row, and ``passes``, how many
         complete ones there were."""
         tops = {row["model"]: row for row in self.modules() if row["depth"] == 0}
-        names = "type output parameters trainable parameter_bytes flops activation_bytes".split()
+        figures = "type output parameters trainable parameter_bytes flops activation_bytes".split()
+        counted = {model.name: model.passes for model in self.recorder.models}
+        if not tops.keys() & counted.keys():
+            counted = self._scopes.passes()
         return {
             "models": {
-                model.name: {
-                    **{name: tops[model.name][name] for name in names},
-                    "passes": model.passes,
-                }
-                for model in self.recorder.models
-                if model.name in tops
+                name: {**{figure: tops[name][figure] for figure in figures}, "passes": passes}
+                for name, passes in counted.items()
+                if name in tops
             }
         }
 

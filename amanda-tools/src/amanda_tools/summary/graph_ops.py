@@ -8,12 +8,15 @@ from __future__ import annotations
 
 import collections
 from collections.abc import Callable, Mapping
+from typing import Any
 
 import attrs
 
 from amanda.interface.points import Point, PointContext
 from amanda_tools.summary.keras_layers import KerasLayers, is_keras
 from amanda_tools.summary.recorder import Recorder, specs_of
+from amanda_tools.summary.scopes import ScopedOp
+from amanda_tools.summary.tensorflow_modules import Gone, TensorFlowModules, is_module
 
 
 @attrs.define(eq=False)
@@ -46,27 +49,47 @@ class GraphOps:
 
     def __init__(self, recorder: Recorder) -> None:
         self._ops: dict[str, GraphOp] = {}
+        self._eager_recorder = recorder
         self._recorder = recorder.of_graphs()
         self._layers = KerasLayers()
+        self._modules = TensorFlowModules()
+        self._gone: dict[str, Gone] = {}
 
-    def adder(self, op_id: str, module: str) -> Callable[[int, int], None]:
-        """A function that counts the executions of an operator."""
+    def adder(self, op_id: str, module: str, scoped: ScopedOp | None) -> Callable[[int, int], None]:
+        """A function that counts the executions of an operator.
+
+        Args:
+            scoped: the operator in its scope, for where no module is called.
+        """
         op = self._ops.setdefault(op_id, GraphOp(module))
 
         def add(macs: int, size: int) -> None:
             if not self._recorder.add_at(module, macs, size):
                 op.add(macs, size)
+                if scoped is not None:
+                    scoped.add(macs, size)
 
         return add
 
     def passed(self, point: PointContext) -> None:
-        """A routine at modules: a layer is entered or left in a run of a graph."""
-        if is_eager(point.namespace) or not is_keras(point.target):
+        """A routine at modules: one is entered or left, in a run of a graph or eagerly."""
+        target, in_eager = point.target, is_eager(point.namespace)
+        if target is None and point.namespace.startswith("tensorflow/"):
+            name = point.module.rpartition("/")[2] or point.id
+            target = self._gone.setdefault(point.id, Gone(name))
+        recorder = self._eager_recorder if in_eager else self._recorder
+        around = recorder.outermost()
+        in_module = around is not None and not around.calls_are_seen
+        of_driver = is_module(target) or isinstance(target, Gone)
+        if not of_driver and not (is_keras(target) and (in_module or not in_eager)):
             return
-        if point.point is Point.MODULE_ENTRY:
-            self._recorder.enter(self._layers, point.target, ())
-        else:
-            self._recorder.leave(point.target, specs_of(point.outputs))
+        if point.point is Point.MODULE_EXIT:
+            recorder.leave(target, specs_of(point.outputs))
+            return
+        source: Any = self._modules if of_driver else self._layers
+        # A layer in a graph may be called by one that runs eagerly.
+        place = point.module if of_driver or in_module or around is None else ""
+        recorder.enter(source, target, (), place=place)
 
     def figures_of(self, model: str) -> Mapping[str, tuple[int, int]]:
         """Multiply-accumulates and bytes of one run of a model's graph, by path of a layer.

@@ -33,6 +33,7 @@ class KerasLayers:
     """How layers of Keras are named and described."""
 
     separator = "/"
+    calls_are_seen = True
 
     def name(self, root: Any) -> str:
         return str(root.name)
@@ -118,6 +119,10 @@ class KerasCalls:
         if is_part or not self._runs_now():
             return self._vanilla(layer, *args, **kwargs)
         recorder, inputs = self._recorder, (args, kwargs)
+        around = recorder.outermost()
+        if around is not None and not around.calls_are_seen:
+            # Within a module of ``tf.Module`` the driver tells of the calls of layers, too.
+            return self._vanilla(layer, *args, **kwargs)
         if not self._are_modules:
             recorder.enter(self._layers, layer, inputs)
         output = None

@@ -34,6 +34,7 @@ class OpFigures:
     is_view: bool
     _inputs: Handover[Any] = attrs.field(factory=Handover)
     _add: Add = attrs.field(default=lambda macs, size: None)
+    _see: Callable[[Sequence[Any]], None] | None = None
 
     @classmethod
     def of(cls, context: OpContext) -> OpFigures | None:
@@ -45,9 +46,15 @@ class OpFigures:
             return None
         return cls(Signature.of(context, kind), formula, is_view)
 
-    def insert(self, context: OpContext, add: Add) -> None:
-        """Insert the routines that give the figures of each execution to `add`."""
-        self._add = add
+    def insert(
+        self, context: OpContext, add: Add, see: Callable[[Sequence[Any]], None] | None = None
+    ) -> None:
+        """Insert the routines that give the figures of each execution to `add`.
+
+        Args:
+            see: is given its outputs.
+        """
+        self._add, self._see = add, see
         if self.formula is not None:
             context.insert_before_op(self.begin)
         context.insert_after_op(self.end)
@@ -59,6 +66,8 @@ class OpFigures:
     def end(self, *outputs: Any) -> None:
         """Instrumentation routine after an execution."""
         size = 0
+        if self._see is not None:
+            self._see(outputs)
         if not self.is_view:
             size = sum(byte_size(tensor) or 0 for tensor in outputs if tensor is not None)
         macs = 0

@@ -18,6 +18,7 @@ class TorchModules:
     """How modules of PyTorch are named and described."""
 
     separator = "."
+    calls_are_seen = True
 
     def name(self, root: nn.Module) -> str:
         return type(root).__name__

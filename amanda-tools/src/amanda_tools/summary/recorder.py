@@ -55,9 +55,16 @@ class ModuleFact:
 
 
 class Source(Protocol):
-    """How modules of one kind are named and described."""
+    """How modules of one kind are named and described.
+
+    Attributes:
+        separator: between the names of a path.
+        calls_are_seen: whether calls of layers of Keras within them are seen where Python calls
+            them; else the driver tells of them.
+    """
 
     separator: str
+    calls_are_seen: bool
 
     def name(self, root: Any) -> str:
         """The name of a model."""
@@ -159,6 +166,14 @@ class ModelRecord:
         prefix = f"{parent}{self.source.separator}" if parent else ""
         return next((place for place in places if place.startswith(prefix)), places[0])
 
+    def place(self, path: str, module: Any) -> str:
+        """Note a module at a path within the outermost one; returns the whole path."""
+        base = self.source.root_path(self._root())
+        whole = f"{base}{self.source.separator}{path}" if base else path
+        if self._called.get(whole) is None and module is not None:
+            self._called[whole] = weakref.ref(module)
+        return whole
+
     def complete(self, done: Pass) -> None:
         """A pass has ended."""
         self.last = done
@@ -210,6 +225,7 @@ class _Frame:
         number: how many calls of the module came before it in the pass; -1 for a module that is
             shown as a part of its caller.
         handled: the exception that the program handles as it calls the module.
+        is_joined: whether the pass began elsewhere, and does not end with it.
     """
 
     module: int
@@ -218,6 +234,7 @@ class _Frame:
     begin: float
     number: int
     handled: BaseException | None
+    is_joined: bool = False
 
 
 class Recorder:
@@ -234,12 +251,13 @@ class Recorder:
         self.models: list[ModelRecord] = []
         self._times = times
         self._known: dict[int, ModelRecord] = {}
+        self._running: list[Pass] = []
         self._local: Any = threading.local()
 
     def of_graphs(self) -> Recorder:
         """A recorder of the same models for calls of which any thread may tell, in order."""
         other = Recorder(self._times)
-        other.models, other._known = self.models, self._known
+        other.models, other._known, other._running = self.models, self._known, self._running
         other._local = SimpleNamespace()
         return other
 
@@ -249,20 +267,30 @@ class Recorder:
             frames = self._local.frames = []
         return frames
 
-    def enter(self, source: Source, module: Any, inputs: Any, is_hidden: bool = False) -> None:
+    def enter(
+        self, source: Source, module: Any, inputs: Any, is_hidden: bool = False, place: str = ""
+    ) -> None:
         """A module is called.
 
         Args:
             is_hidden: nothing is to be recorded of this call and what it calls.
+            place: its path within the outermost module, where that is told.
         """
-        frames = self._frames()
+        frames, is_joined = self._frames(), False
         within, path = (frames[-1].within, frames[-1].path) if frames else (None, "")
         if is_hidden or self._is_building() or source.is_symbolic(inputs):
             within = None
+        elif not frames and place and self._running:
+            # In a graph that a module which runs eagerly has called.
+            within, is_joined = self._running[-1], True
+            path = within.model.place(place, module)
         elif not frames:
             model = self._model(source, module)
             if model is not None:
                 within, path = Pass(model), source.root_path(module)
+                self._running.append(within)
+        elif within is not None and place:
+            path = within.model.place(place, module)
         elif within is not None:
             path = within.model.path_of(source, module, path)
         number = -1
@@ -272,7 +300,8 @@ class Recorder:
             number = figures.calls
             figures.calls += 1
         begin = time.perf_counter() if self._times else 0.0
-        frames.append(_Frame(id(module), path, within, begin, number, sys.exception()))
+        handled = sys.exception()
+        frames.append(_Frame(id(module), path, within, begin, number, handled, is_joined))
 
     def leave(self, module: Any, outputs: list[dict[str, Any]]) -> None:
         """A module has returned; or raises, if another exception is handled than at its call."""
@@ -281,6 +310,8 @@ class Recorder:
         # Calls that ended without a word, as when a hook of the user's fails, are left behind.
         while frames and (frame is None or frame.module != id(module)):
             frame = frames.pop()
+        if frame is not None and not frames and not frame.is_joined:
+            self._running[:] = [one for one in self._running if one is not frame.within]
         if frame is None or frame.within is None or frame.module != id(module):
             return
         has_returned = sys.exception() is frame.handled
@@ -289,7 +320,7 @@ class Recorder:
             figures.outputs = outputs
         if self._times and all(other.path != frame.path for other in frames):
             figures.seconds += time.perf_counter() - frame.begin
-        if not frames and has_returned:
+        if not frames and has_returned and not frame.is_joined:
             frame.within.model.complete(frame.within)
 
     def add(self, macs: int, size: int) -> None:
@@ -320,6 +351,12 @@ class Recorder:
         if layers is None:
             layers = self._local.building = []
         return layers
+
+    def outermost(self) -> Source | None:
+        """How the outermost module that runs in this thread is described; None without one."""
+        frames = self._frames()
+        within = frames[0].within if frames else None
+        return None if within is None else within.model.source
 
     def _is_building(self) -> bool:
         return any(layer is None or not layer.built for layer in self.building())

@@ -90,7 +90,9 @@ def tree_rows(
             format_quantity(row["activation_bytes"], "B"),
             row["calls"],
         )
-        cells.append((*cell, f"{1000 * row['seconds']:.3f} ms") if times else cell)
+        seconds = row.get("seconds")
+        shown = "-" if seconds is None else f"{1000 * seconds:.3f} ms"
+        cells.append((*cell, shown) if times else cell)
     return ((*columns, "time") if times else columns), cells
 
 

@@ -1,0 +1,158 @@
+"""The tree of name scopes of graphs in which no module is called: sessions of TensorFlow 1.
+
+Scopes are those of the names of operators, ``layer1`` of ``layer1/MatMul``; variable scopes are
+among them. What reads variables, makes constants, initialises or trains is in none of them::
+
+    scopes = Scopes()
+    scopes.note(context)                    # in an analysis
+    rows = scopes.rows()                    # after the run
+"""
+
+from __future__ import annotations
+
+import collections
+from collections.abc import Sequence
+from typing import Any
+
+import attrs
+
+from amanda import OpContext
+from amanda_tools._operators.parameters import Parameter, Parameters
+from amanda_tools.summary.recorder import specs_of
+
+_VALUES = frozenset({"read_variable", "const", "placeholder", "variable_shape", "shape"})
+"""Types of operators whose outputs are parameters, or no data."""
+
+_FORWARDING = frozenset({"identity", "cast"})
+"""Types that pass a variable on."""
+
+
+@attrs.define(eq=False)
+class ScopedOp:
+    """An operator of a graph.
+
+    Attributes:
+        graph: the name of the graph.
+        module: its name scope.
+        parameters: those that it reads, and what may be some.
+        outputs: of its last execution, or as far as the graph tells them.
+        executions: how often it ran.
+        macs, bytes: of its last execution.
+    """
+
+    graph: str
+    module: str
+    parameters: Sequence[Parameter]
+    outputs: list[dict[str, Any]]
+    executions: int = 0
+    macs: int = 0
+    bytes: int = 0
+
+    def add(self, macs: int, size: int) -> None:
+        """One execution."""
+        self.executions += 1
+        self.macs, self.bytes = macs, size
+
+    def see(self, outputs: Sequence[Any]) -> None:
+        """Note the outputs of one execution."""
+        self.outputs = specs_of(list(outputs)) or self.outputs
+
+
+class Scopes:
+    """The operators of graphs, by their name scopes."""
+
+    def __init__(self) -> None:
+        self._ops: dict[str, ScopedOp] = {}
+        self._parameters = Parameters()
+
+    def note(self, context: OpContext) -> ScopedOp | None:
+        """Note a forward operator; None for one that is in no scope's tree."""
+        kind = str(context["op_type"] or "")
+        is_of_variable = kind in _FORWARDING and context.get_value_key(0) is not None
+        if context.get_phase() != "forward" or kind in _VALUES or is_of_variable:
+            return None
+        op_id = context.get_op_id()
+        specs = [spec for spec in context.get_tensor_specs().outputs or () if spec is not None]
+        outputs = [
+            {"shape": list(spec.shape), "dtype": spec.dtype, "device": spec.device}
+            for spec in specs
+            if spec.shape is not None
+        ]
+        found = ScopedOp(
+            op_id.partition("/")[0],
+            context.get_module(),
+            self._parameters.used_by(context),
+            outputs,
+        )
+        known = self._ops.setdefault(op_id, found)
+        known.parameters, known.outputs = found.parameters, known.outputs or outputs
+        return known
+
+    def rows(self) -> list[dict[str, Any]]:
+        """One row per scope, in the order of the graphs."""
+        graphs: dict[str, list[ScopedOp]] = {}
+        for op in self._ops.values():
+            graphs.setdefault(op.graph, []).append(op)
+        return [
+            row
+            for name, ops in graphs.items()
+            if any(op.executions for op in ops)
+            for row in self._rows(name, ops)
+        ]
+
+    def passes(self) -> dict[str, int]:
+        """By name of a graph, how many runs it had."""
+        graphs = dict.fromkeys(op.graph for op in self._ops.values() if op.executions)
+        return {
+            name: _runs([op for op in self._ops.values() if op.graph == name]) for name in graphs
+        }
+
+    def _rows(self, name: str, ops: Sequence[ScopedOp]) -> list[dict[str, Any]]:
+        """The rows of one graph: itself, and its scopes, each behind the one around it."""
+        runs, tree = _runs(ops), {"": list(ops)}
+        for op in ops:
+            parts = op.module.split("/") if op.module else []
+            for end in range(1, len(parts) + 1):
+                tree.setdefault("/".join(parts[:end]), []).append(op)
+        return [
+            self._row(name, path, inside, runs)
+            for path, inside in sorted(tree.items(), key=lambda item: _place(item[0], list(tree)))
+            if any(op.executions for op in inside)
+        ]
+
+    def _row(self, name: str, path: str, inside: Sequence[ScopedOp], runs: int) -> dict[str, Any]:
+        macs = sum(_times(op, runs) * op.macs for op in inside)
+        parameters = self._parameters.select({p for op in inside for p in op.parameters})
+        outputs = next((op.outputs for op in reversed(inside) if op.outputs), [])
+        return {
+            "model": name,
+            "path": f"{name}/{path}" if path else name,
+            "type": "scope" if path else "graph",
+            "depth": path.count("/") + 1 if path else 0,
+            "output": outputs[0]["shape"] if outputs else None,
+            "outputs": outputs,
+            "parameters": sum(parameter.size for parameter in parameters),
+            "trainable": sum(parameter.size for parameter in parameters),
+            "parameter_bytes": sum(parameter.bytes for parameter in parameters),
+            "macs": macs,
+            "flops": 2 * macs,
+            "activation_bytes": sum(_times(op, runs) * op.bytes for op in inside),
+            "calls": 1,
+        }
+
+
+def _runs(ops: Sequence[ScopedOp]) -> int:
+    """The runs of a graph: as often as most of its operators ran."""
+    counts = collections.Counter(op.executions for op in ops if op.executions)
+    return counts.most_common(1)[0][0] if counts else 0
+
+
+def _times(op: ScopedOp, runs: int) -> int:
+    """How often an operator ran in each run: several times in a loop."""
+    return max(1, round(op.executions / runs)) if op.executions else 0
+
+
+def _place(path: str, order: Sequence[str]) -> list[int]:
+    """The place of a scope: behind the one around it, in the order of their first operators."""
+    parts = path.split("/") if path else []
+    return [order.index("/".join(parts[:end])) for end in range(1, len(parts) + 1)]
