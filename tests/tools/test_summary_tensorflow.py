@@ -3,6 +3,7 @@ sessions of TensorFlow 1, by the figures of a count by hand."""
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable
 from typing import Any
 
@@ -132,6 +133,7 @@ def test_modules_in_a_session_have_these_figures() -> None:
 
         assert found(summarized(run)) == expected("Block")
         del net
+        gc.collect()
         rows = found(summarized(run))
     assert rows["net/blocks.0/up"][1:] == ([BATCH, INNER], 0, *linear(WIDTH, INNER)[""][3:])
 

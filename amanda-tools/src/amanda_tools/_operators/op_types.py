@@ -12,7 +12,8 @@ from __future__ import annotations
 
 import re
 
-from amanda.tools.description import OpDescription
+from amanda import OpContext
+from amanda.tools.description import OpDescription, op_name
 
 VIEWS = frozenset(
     """
@@ -224,3 +225,10 @@ def can_produce(op: OpDescription) -> bool:
     if op.direction == "backward":
         return op.type not in PASSING_BACKWARD
     return op.type not in PASSING and op.type not in PLACING
+
+
+def updates_a_value(context: OpContext) -> bool:
+    """Whether the operator writes into a parameter or buffer: a batch norm counts its batches."""
+    name = op_name(context.get_op())
+    is_in_place = name.endswith("_") and not name.endswith("__")
+    return is_in_place and bool(context.get_inputs()) and context.get_value(0) is not None

@@ -8,9 +8,8 @@ from typing import Any
 import attrs
 
 from amanda import OpContext
-from amanda.tools.description import op_name
 from amanda_tools._operators.cost import FORMULAS, Formula
-from amanda_tools._operators.op_types import VIEWS
+from amanda_tools._operators.op_types import VIEWS, updates_a_value
 from amanda_tools._operators.routines import Handover
 from amanda_tools._operators.signature import CallShapes, Signature
 from amanda_tools._values.shapes import byte_size, shape_of
@@ -41,7 +40,7 @@ class OpFigures:
         """The figures of an operator; None for one that adds nothing."""
         kind = str(context["op_type"] or "")
         formula = FORMULAS.get(kind)
-        is_view = kind in VIEWS or kind in _NO_MEMORY or _updates_a_value(context)
+        is_view = kind in VIEWS or kind in _NO_MEMORY or updates_a_value(context)
         if formula is None and is_view:
             return None
         return cls(Signature.of(context, kind), formula, is_view)
@@ -83,13 +82,6 @@ class OpFigures:
 
 _NO_MEMORY = frozenset({"read_variable", "const", "placeholder", "variable_shape", "shape"})
 """Types whose outputs are parameters, or no data."""
-
-
-def _updates_a_value(context: OpContext) -> bool:
-    """Whether the operator writes into a parameter or buffer: a batch norm counts its batches."""
-    name = op_name(context.get_op())
-    is_in_place = name.endswith("_") and not name.endswith("__")
-    return is_in_place and bool(context.get_inputs()) and context.get_value(0) is not None
 
 
 def _shapes(tensors: Sequence[Any]) -> tuple[Any, ...]:
