@@ -298,6 +298,48 @@ def test_five_thousand_operators_open_at_once(
     assert page.complaints() == []
 
 
+def test_the_graph_begins_with_the_model(opened: Callable[[Path], Page], tmp_path: Path) -> None:
+    """What stands beside a long model, such as its loss, does not push it out of sight."""
+    ids = [f"net/layer{chr(97 + i)}/op{i}:0" for i in range(20)]
+    # With many figures the graph is narrow.
+    figures = dict.fromkeys(("flops", "params", "activation_bytes", "saved_bytes", "seconds"), 1)
+    ops = [{"id": i, "type": "f", "module": i.rpartition("/")[0], **figures} for i in ids]
+    ops += [{"id": f"loss/f{i}:0", "type": "f", "module": "loss", **figures} for i in range(6)]
+    edges = [{"producer": a, "consumer": b} for a, b in itertools.pairwise(ids)]
+    page = small_page(opened, tmp_path, "any", ops=ops, edges=edges)
+    left, right, width = drawn(
+        page,
+        "(b => [b.x1, b.x2, graph.canvas.clientWidth])(graph.cy.nodes()"
+        ".filter(n => n.data('label').startsWith('net')).renderedBoundingBox())",
+    )
+    assert 0 <= left < right <= width
+    assert drawn(page, "graph.cy.nodes().renderedBoundingBox().w") > width
+
+
+def test_headings_and_shapes_stand_whole(opened: Callable[[Path], Page], tmp_path: Path) -> None:
+    """In the tree beside the graph, with many figures: a shape has four numbers."""
+    shape = [{"shape": [16, 256, 112, 112], "dtype": "float32", "device": "cpu"}]
+    figures = {"flops": 5e6, "params": 7, "activation_bytes": 9, "saved_bytes": 8, "seconds": 1e-3}
+    figures = {**figures, "zeros": 1, "elements": 2}
+    ids = [f"Net.layer{i}/f:0" for i in range(9)]
+    ops = [{"id": i, "type": "f", "module": i[4:10], "outputs": shape, **figures} for i in ids]
+    edges = [{"producer": a, "consumer": b} for a, b in itertools.pairwise(ids)]
+    page = small_page(opened, tmp_path, "any", ops=ops, edges=edges)
+    cut = (
+        "return [...document.querySelectorAll('.tree th, .tree th button, .tree td.shape')]"
+        ".filter(e => e.scrollWidth > e.clientWidth + 1).map(e => e.textContent)"
+    )
+    assert page.browser.execute_script(cut) == []
+    assert "16×256×112×112 f32" in page.all(".tree")[0].text
+    search = page.all("section.model input[type=search]")[0]
+    assert page.browser.execute_script(
+        "const e = arguments[0], c = document.createElement('canvas').getContext('2d');"
+        "c.font = getComputedStyle(e).font;"
+        "return c.measureText(e.placeholder).width < e.clientWidth - 12",
+        search,
+    )
+
+
 def test_tables_fit_the_page_and_begin_with_figures(page: Page) -> None:
     """Long ids lose what most begin with, texts give way; equal columns are told below."""
     grid = page.grid("profile", "operators")

@@ -256,6 +256,14 @@ def test_equal_modules_in_a_row_are_marked() -> None:
     assert found.device == "cpu"
 
 
+def test_repeated_modules_are_named_by_what_differs() -> None:
+    """A common beginning stands once, so that the count beside it has room."""
+    for form, expected in (("layer_{}", "layer_0 … 2"), ("a{}_norm", "a0_norm … a2_norm")):
+        ids = [f"Net.{form.format(i)}/mm:0" for i in range(3)]
+        found = model({"ops": [op(i, i[4:].partition("/")[0], "mm") for i in ids]})
+        assert names(found, "repeat") == [f"Net/{expected}"]
+
+
 @pytest.mark.parametrize("has_phases", [True, False])
 def test_what_is_not_the_models_stands_aside(has_phases: bool) -> None:
     """By its phase, or because no way from a module leads to it; the loss stays with the model."""

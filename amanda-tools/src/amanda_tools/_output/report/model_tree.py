@@ -40,6 +40,7 @@ _FEW_TYPES = 3
 """A module of operators of at most so many types is told by them."""
 
 _DIGITS = re.compile(r"\d+")
+_LAST_NUMBER = re.compile(r"[0-9]+$")
 
 _AROUND = "around"
 """What operators are that no way from a module leads to: without phases known, those that make
@@ -356,8 +357,15 @@ def _repeats(children: Sequence[Node], signatures: Mapping[int, int]) -> Iterato
         if len(row) == 1:
             yield row[0]
         else:
-            name = f"{row[0].name} … {row[-1].name}"
+            name = _range(row[0].name, row[-1].name)
             yield Node(-1, "repeat", name, row[0].type, row[-1].shape, children=row)
+
+
+def _range(first: str, last: str) -> str:
+    """Name modules that differ in a number: ``layer_0 … 11``, ``a0_norm … a3_norm``."""
+    number = _LAST_NUMBER.search(last)
+    is_last = number is not None and _LAST_NUMBER.sub("", first) == last[: number.start()]
+    return f"{first} … {number[0] if number and is_last else last}"
 
 
 def _is_like(one: Node, other: Node) -> bool:

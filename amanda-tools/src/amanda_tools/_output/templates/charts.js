@@ -65,9 +65,11 @@ class PageChart {
     const isNarrow = this.figure.clientWidth < 480;
     const scale = { grid: { color: line }, ticks: { color: text } };
     const amounts = { ...scale, ticks: { color: text, maxTicksLimit: isNarrow ? 4 : 7, maxRotation: 0, callback: (value) => amount(value, unit) } };
+    // At the left the topmost number of a plot's axis would touch it.
+    const isPlot = !["bar", "spans"].includes(kind);
     const options = {
       animation: false, responsive: true, maintainAspectRatio: false,
-      plugins: { legend: { display: values.length > 1, labels: { color: text, boxWidth: 12, padding: 14 }, align: "start" } },
+      plugins: { legend: { display: values.length > 1, labels: { color: text, boxWidth: 12, padding: 14 }, align: isPlot ? "end" : "start" } },
     };
     const way = { bar: "ranking", spans: "rows" }[kind] ?? "plot";
     const made = this[way](options, amounts, scale, colour);

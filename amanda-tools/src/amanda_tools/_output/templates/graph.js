@@ -1,7 +1,7 @@
 // The graph of the model. Cytoscape.js draws it and dagre places the nodes of each open module by
 // themselves, so that opening one places few nodes anew, however many there are.
 
-const BOX = { width: 178, height: 52 }, PADDING = 14, TITLE = 26, GRID_FROM = 7, SMALLEST = 0.8, LETTER = 6.8, LONGEST_TITLE = 24;
+const BOX = { width: 178, height: 52 }, PADDING = 14, TITLE = 26, GRID_FROM = 7, SMALLEST = 0.8, LEAST = 0.55, LETTER = 6.8, LONGEST_TITLE = 24;
 
 function centre(box) { return { x: box.x + box.width / 2, y: box.y + box.height / 2 }; }
 
@@ -340,7 +340,7 @@ class Graph {
     const { clientWidth: width, clientHeight: height } = this.canvas;
     const whole = Math.min(width / (box.width + 40), height / (box.height + 40));
     // A model that is wide is drawn smaller, as far as its names can be read.
-    const least = Math.min(SMALLEST, Math.max(0.55, width / (box.width + 40)));
+    const least = Math.min(SMALLEST, Math.max(LEAST, width / (box.width + 40)));
     const zoom = Math.min(Math.max(whole, least), 1.1);
     this.cy.zoom(zoom);
     const top = box.height * zoom > height ? 16 : (height - box.height * zoom) / 2;
@@ -349,8 +349,17 @@ class Graph {
 
   begin() {
     this.cy.resize();
-    // The first node is the beginning of the model, wherever dagre puts it.
-    this.show({ x: 0, y: 0, width: this.size.width, height: this.size.height });
+    const whole = { x: 0, y: 0, width: this.size.width, height: this.size.height };
+    // What stands beside the model, such as its loss, would push it to the edge.
+    const isWide = (whole.width + 40) * LEAST > this.canvas.clientWidth;
+    this.show(isWide ? this.largest() : whole);
+  }
+
+  // The box of the module with the most nodes of those that stand outermost.
+  largest() {
+    const { sizes, nodes } = this.model;
+    const outermost = [...this.boxes.keys()].filter((i) => i && nodes[i][PARENT] === 0);
+    return this.boxes.get(outermost.reduce((most, i) => (sizes[i] > sizes[most] ? i : most)));
   }
 
   goTo(i) {

@@ -1,6 +1,6 @@
 // The tree of the model: rows of modules and operators with figures; only visible rows are drawn.
 
-const TREE_ROW = 27, NAME_WIDTH = 260, SHAPE_WIDTH = 128, FIGURE_WIDTH = 100, TYPE_WIDTH = 150;
+const TREE_ROW = 27, NAME_WIDTH = 260, LONGEST_SHAPE = 19, DIGIT = 8.6, FIGURE_WIDTH = 100, TYPE_WIDTH = 150;
 
 class Tree {
   constructor(box, view) {
@@ -10,6 +10,9 @@ class Tree {
     this.rows = [];
     const { figures, nodes } = this.model;
     this.hasShapes = nodes.some((node) => node[SHAPE] && node[KIND] === "module");
+    // Shapes of a single tensor stand whole, as 16×256×112×112 f32 does.
+    const lengths = nodes.map((node) => node[SHAPE]?.length ?? 0).filter((length) => length <= LONGEST_SHAPE);
+    this.shapeWidth = Math.max(...lengths, 8) * DIGIT + 16;
     this.hasTypes = nodes.some((node) => node[KIND] === "module" && node[TYPE]);
     this.room();
     const table = element("table");
@@ -44,7 +47,7 @@ class Tree {
     const views = this.box.parentElement;
     const isBeside = views.classList.contains("both") && views.clientWidth > 960;
     const most = isBeside ? views.clientWidth * 0.73 : views.clientWidth;
-    const wanted = scrollbar() + 2 + NAME_WIDTH + (this.hasShapes ? SHAPE_WIDTH : 0) + this.model.figures.length * FIGURE_WIDTH;
+    const wanted = scrollbar() + 2 + NAME_WIDTH + (this.hasShapes ? this.shapeWidth : 0) + this.model.figures.length * FIGURE_WIDTH;
     if (wanted + TYPE_WIDTH > most) this.hasTypes = false;
     this.isDense = wanted > most;
     this.box.classList.toggle("dense", this.isDense);
@@ -56,8 +59,9 @@ class Tree {
 
   // Figures have the width of the longest ones, and names take what is left.
   widen(head, table) {
-    const tight = this.isDense ? 0.9 : 1;
-    const widths = { name: NAME_WIDTH * (this.isDense ? 0.75 : 1), shape: SHAPE_WIDTH * tight, n: FIGURE_WIDTH * tight, type: TYPE_WIDTH };
+    // Shapes keep theirs: a batch of images has four numbers.
+    const tight = this.isDense ? 0.95 : 1;
+    const widths = { name: NAME_WIDTH * (this.isDense ? 0.75 : 1), shape: this.shapeWidth, n: FIGURE_WIDTH * tight, type: TYPE_WIDTH };
     const cells = [...head.cells];
     for (const cell of cells) if (cell.className !== "name") cell.style.width = `${Math.round(widths[cell.className])}px`;
     // A phone shows no shapes; names leave room there for the first figures.
