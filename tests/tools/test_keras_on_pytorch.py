@@ -6,15 +6,13 @@ The backend is chosen when Keras is imported: each program runs in a process of 
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-ROOT = Path(__file__).parents[2]
+from tests.tools.keras_process import run_on_pytorch
+
 FORWARD = 2 * 4 * (8 * 16 + 16 * 3)
 """Floating-point operations of the two dense layers on a batch of four."""
 BACKWARD = FORWARD + 2 * 4 * 16 * 3
@@ -61,16 +59,8 @@ def results(folder: Path, program: str) -> dict[str, Any]:
     script = folder / "program.py"
     script.write_text(BUILD + program)
     out = folder / "out"
-    command = [sys.executable, "-m", "amanda", "run", "-t", "flops,summary", "-o", str(out)]
-    done = subprocess.run(
-        [*command, "--", str(script)],
-        cwd=ROOT,
-        env={**os.environ, "KERAS_BACKEND": "torch"},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
+    command = ["-m", "amanda", "run", "-t", "flops,summary", "-o", str(out)]
+    run_on_pytorch(*command, "--", str(script))
     names = ("flops", "summary")
     return {name: json.loads((out / f"{name}.json").read_text()) for name in names}
 

@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import functools
 import io
-import os
 import re
-import subprocess
-import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -16,8 +13,8 @@ import pytest
 
 import amanda
 from tests.tools import keras_transformer
+from tests.tools.keras_process import run_on_pytorch
 from tests.tools.keras_transformer import TOKENS
-from tests.tutorial.documents import ROOT
 
 
 def test_models_of_keras_in_tensorflow() -> None:
@@ -27,15 +24,7 @@ def test_models_of_keras_in_tensorflow() -> None:
 
 def test_models_of_keras_in_pytorch() -> None:
     """The same on the other backend."""
-    done = subprocess.run(
-        [sys.executable, "-m", "tests.tools.keras_transformer"],
-        cwd=ROOT,
-        env={**os.environ, "KERAS_BACKEND": "torch"},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
+    run_on_pytorch("-m", "tests.tools.keras_transformer")
 
 
 def convolutions() -> Any:
@@ -63,6 +52,11 @@ def check_printed(model: Any, found: list[dict[str, Any]]) -> None:
     model.summary(print_fn=functools.partial(print, file=printed))
     cells = [re.split("[|│]", line) for line in printed.getvalue().splitlines()]
     lines = [[cell.strip() for cell in line[1:4]] for line in cells if len(line) > 4]
+    for at in reversed(range(1, len(lines))):
+        if not lines[at][1]:
+            # A long name, or a layer with several inputs, goes on in the next line.
+            lines[at - 1][0] = f"{lines[at - 1][0]} {lines[at][0]}"
+            del lines[at]
     rows = {row["path"]: row for row in found}
     assert len(lines) == len(model.layers)
     for label, shape, parameters in lines:
@@ -78,6 +72,56 @@ def test_what_keras_prints_is_in_the_rows(name: str) -> None:
     build, x = MODELS[name]
     model = build()
     check_printed(model, amanda.summary(model, x).modules)
+
+
+def shared() -> Any:
+    """A layer that is called twice."""
+    import keras
+
+    inputs, layer = keras.Input((4,)), keras.layers.Dense(4, name="layer")
+    return keras.Model(inputs, layer(layer(inputs)), name="shared")
+
+
+def nested() -> Any:
+    """A model within a model, and parts of it that are not trained."""
+    import keras
+
+    layers = keras.layers
+    inner = keras.Sequential([layers.Dense(3, name="a"), layers.Dense(5, name="b")], name="inner")
+    inner.trainable = False
+    inputs = keras.Input((4,))
+    return keras.Model(inputs, layers.Dense(2, name="head")(inner(inputs)), name="nested")
+
+
+def recurrent() -> Any:
+    """A layer that wraps another one, in both directions."""
+    import keras
+
+    layers, inputs = keras.layers, keras.Input((5, 3))
+    both = layers.Bidirectional(layers.LSTM(4), name="both")(inputs)
+    return keras.Model(inputs, layers.Dense(2, name="head")(both), name="recurrent")
+
+
+@pytest.mark.parametrize(
+    ("build", "shape", "calls"),
+    [
+        (shared, (2, 4), {"layer": 2}),
+        (nested, (2, 4), {"inner": 1, "inner/a": 1, "inner/b": 1}),
+        (recurrent, (2, 5, 3), {"both": 1, "both/forward_lstm": 1, "both/backward_lstm": 1}),
+    ],
+)
+def test_layers_that_are_shared_nested_or_wrapped(
+    build: Callable[[], Any], shape: tuple[int, ...], calls: dict[str, int]
+) -> None:
+    """Lines, parameters and what of them is trained are Keras' own; calls are those of the pass."""
+    model = build()
+    found = amanda.summary(model, np.ones(shape, "float32")).modules
+    check_printed(model, found)
+    assert found[0]["parameters"] == model.count_params()
+    trained = sum(int(np.prod(weight.shape)) for weight in model.trainable_weights)
+    assert found[0]["trainable"] == trained
+    rows = {row["path"]: row["calls"] for row in found}
+    assert {name: rows[f"{model.name}/{name}"] for name in calls} == calls
 
 
 def in_session(build: Callable[[], Any], x: Any) -> tuple[Any, Any]:
