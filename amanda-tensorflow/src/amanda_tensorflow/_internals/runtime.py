@@ -330,8 +330,11 @@ def converted(function: Any) -> Any:
 
 
 def leave_unconverted(called: Any) -> None:
-    """Let AutoGraph call something as it is."""
+    """Let AutoGraph call a function as it is, also as the ``__call__`` of an object."""
     autograph_artifact(called)
+    # Of an object AutoGraph asks for that method's code alone (2.16 to 2.21), and does not convert
+    # code of this file's name, which it takes for generated.
+    called.__code__ = called.__code__.replace(co_filename="<string>")
 
 
 def called_instance(function: Any) -> Any:

@@ -1,8 +1,8 @@
 """Follows the calls of modules of ``tf.Module``, as those of Keras layers are followed.
 
 A call of a module is one of its method ``__call__``, from the import of TensorFlow beside Amanda
-on. That of a class becomes a :class:`ModuleCall`; one that is a ``tf.function`` stays, and is noted
-where it is traced::
+on. That of a class is replaced (:func:`following`); one that is a ``tf.function`` stays, and is
+noted where it is traced::
 
     install()
 """
@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import functools
 import types
+import weakref
 from typing import Any
 
 import tensorflow as tf
@@ -22,30 +23,24 @@ from amanda_tensorflow.keras_layers.recording import EAGER, note_call
 
 _PATCHES = PatchSet()
 _INSTALLED: list[bool] = []
+_FOLLOWING: weakref.WeakSet[Any] = weakref.WeakSet()
 
 
-class ModuleCall:
-    """Takes the place of ``__call__`` in a class of modules.
+def following(vanilla: types.FunctionType) -> Any:
+    """The function that takes the place of ``__call__`` in a class of modules."""
 
-    It is no function: AutoGraph would convert one, with the code of ours that it calls. The vanilla
-    method is converted as it would be without it.
-    """
-
-    def __init__(self, vanilla: Any) -> None:
-        functools.update_wrapper(self, vanilla, updated=())
-        self.vanilla = vanilla
-        _internals.leave_unconverted(self)
-
-    def __get__(self, instance: Any, owner: Any = None) -> Any:
-        return self if instance is None else types.MethodType(self, instance)
-
-    def __call__(self, module: Any, /, *args: Any, **kwargs: Any) -> Any:
+    @functools.wraps(vanilla)
+    def __call__(module: Any, /, *args: Any, **kwargs: Any) -> Any:  # noqa: N807
         if not _internals.executing_eagerly():
-            return note_call(_internals.converted(self.vanilla), module, args, kwargs)
+            return note_call(_internals.converted(vanilla), module, args, kwargs)
         follow = EAGER.call
         if follow is None:
-            return self.vanilla(module, *args, **kwargs)
-        return follow(self.vanilla, module, args, kwargs)
+            return vanilla(module, *args, **kwargs)
+        return follow(vanilla, module, args, kwargs)
+
+    _internals.leave_unconverted(__call__)
+    _FOLLOWING.add(__call__)
+    return __call__
 
 
 def install() -> None:
@@ -64,8 +59,9 @@ def install() -> None:
 def _follow(cls: type[Any]) -> None:
     """Follow the calls of a class of modules that has a method ``__call__`` of its own."""
     found = vars(cls).get("__call__")
-    if isinstance(found, types.FunctionType) and is_plain_class(cls):
-        cls.__call__ = ModuleCall(found)
+    is_vanilla = isinstance(found, types.FunctionType) and found not in _FOLLOWING
+    if is_vanilla and is_plain_class(cls):
+        cls.__call__ = following(found)
 
 
 def _defining(vanilla: Any) -> Any:
