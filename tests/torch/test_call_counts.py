@@ -245,7 +245,7 @@ IS_GATED = os.environ.get("AMANDA_TORCH_INTERCEPTOR", "auto") != "mode" and not 
 
 @pytest.mark.parametrize(
     ("training", "bound"),
-    [(True, bound(33, 153, 33)), (False, bound(30, 38, 30))],
+    [(True, bound(33, 154, 33)), (False, bound(30, 39, 30))],
     ids=["train", "infer"],
 )
 def test_a_cell_in_a_loop(training: bool, bound: int) -> None:
