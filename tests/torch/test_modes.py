@@ -76,6 +76,27 @@ def test_user_function_mode_inside() -> None:
     assert counter.ops["sin"] == 1
 
 
+def test_user_function_mode_sees_nothing_of_routines_at_derived_points() -> None:
+    """A user's function mode inside a scope sees no call of ours around modules and iterations."""
+    model = nn.Sequential(nn.Linear(4, 4), nn.ReLU())
+
+    def step() -> list[str]:
+        with Functions() as mode:
+            model(X).sum().backward()
+        return mode.seen
+
+    told = []
+    tool = amanda.Tool()
+    tool.add_inst_for_module(told.append)
+    tool.add_inst_for_pass(told.append)
+    tool.add_inst_for_iteration(told.append)
+    tool.add_inst_for_pass(told.append, end=True)
+    expected = step()
+    with amanda.apply(tool):
+        assert step() == expected
+    assert told
+
+
 def test_user_function_mode_outside() -> None:
     """A user's function mode around a scope sees what it sees without, and acts."""
     counter = ForwardCounter()

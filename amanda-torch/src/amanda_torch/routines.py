@@ -228,7 +228,8 @@ class RoutineDispatcher(Dispatcher):
         """As :meth:`Dispatcher.call_alone`; in one function, with a function mode hidden."""
         depth = _mode_depth()
         if depth > 1 or len(_unpaused) != 1 or _reading.is_on:
-            super().call_alone(scope, function, args)
+            # A function mode of the program's sees what switches the recording of gradients.
+            _internals.without_modes(super().call_alone, scope, function, args)
             return
         thread = vars(STATE)
         mode = _mode_at(0) if depth else None
