@@ -188,6 +188,18 @@ def test_tools_without_a_driver_are_an_error(amanda: Command, script: Script) ->
         assert "amanda: error" not in run.stderr
 
 
+def test_a_program_that_fails_before_its_first_operator_has_no_tables(
+    amanda: Command, script: Script
+) -> None:
+    """Its traceback and the last line say what there is to say; one that ends well has tables."""
+    run = amanda("run", "-t", "count", str(script("import minigrad\n1 / 0\n")))
+    assert run.returncode == 1
+    assert "ZeroDivisionError" in run.stderr
+    assert run.stdout.startswith("amanda: 0 ops seen")
+    run = amanda("run", "-t", "count", str(script("import minigrad\n")))
+    assert (run.returncode, run.stdout.startswith("count: 0 forward executions")) == (0, True)
+
+
 def test_a_driver_of_another_framework_than_the_program_s_is_named(
     amanda: Command, program: str
 ) -> None:

@@ -81,6 +81,7 @@ class Report:
         complain: prints a message about a result that is lost.
         hint: a line before the last one, about what else to ask for; "" for none.
         has_driver: whether a driver was there for the tools; else their summaries are not printed.
+        has_failed: whether the program has; where it did before its first operator, none are.
         error: why the run is one of wrong usage, for stderr; "" if it is not.
         written: the files that have been written.
     """
@@ -95,6 +96,7 @@ class Report:
     complain: Callable[[str], None] = complain
     hint: str = ""
     has_driver: bool = True
+    has_failed: bool = False
     error: str = ""
     written: list[Path] = attrs.field(factory=list)
     _collected: list[pages.Collector] = attrs.field(factory=list)
@@ -202,7 +204,10 @@ class Report:
     def _print_parts(self, statistics: Statistics, seconds: float) -> None:
         if self.error:
             self.complain(f"error: {self.error}")
-        for named in self.tools if self.has_driver else ():
+        ops = statistics.ops_seen + statistics.backward_ops_seen
+        # Tables of zeros would say nothing.
+        has_summaries = self.has_driver and (ops or not self.has_failed)
+        for named in self.tools if has_summaries else ():
             self._try(named.name, self._print_summary, named)
         if self.written:
             files = ", ".join(path.name for path in self.written)

@@ -353,13 +353,13 @@ class Run:
 
     def _check_drivers(self, status: int) -> int:
         """The exit status of a run: 2 if the program ended well and tools had no driver."""
+        self.report.has_failed = status != 0
         if not self.report.tools or self._opened is None:
             return status
         # Keras imports TensorFlow, whatever it computes with; the operators are counted later.
         has_seen = self._opened.cache.counts()[0] or not other_frameworks.unseen_backend()
         if self._opened.drivers and has_seen:
             return status
-        # Tables of zeros would say nothing.
         self.report.has_driver = False
         if status == 0:
             self.report.error = f"nothing was instrumented: {describe_missing_driver(self._asked)}"
