@@ -533,6 +533,17 @@ def test_a_page_allows_itself_only_its_own_script() -> None:
     assert re.search(r"script-src 'sha256-[\w+/]{43}='", policy)
 
 
+def test_names_have_a_heading() -> None:
+    """What they are names of, unless a figure has that name itself."""
+    summary = {
+        "by_type": {f"t{i}": {"ops": i, "calls": 2 * i} for i in range(9)},
+        "layers": {f"l{i}": {"layers": i, "calls": 2 * i} for i in range(9)},
+    }
+    types, layers = section_of(ToolReport(name="any", result={"summary": summary})).grids
+    assert (types.title, types.columns[0]["name"]) == ("by type", "type")
+    assert [column["name"] for column in layers.columns][:2] == ["", "layers"]
+
+
 def test_tools_import_what_is_heavy_only_where_they_need_it() -> None:
     """``amanda tools``, which loads all of them, imports no framework and nothing that draws."""
     code = (

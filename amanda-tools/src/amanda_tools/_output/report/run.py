@@ -162,7 +162,9 @@ def _of_mapping(title: str, value: Mapping[str, Any], is_open: bool) -> Iterator
         len(values) > _FEW or all(_is_plain(leaf) for v in values for leaf in v.values())
     ):
         # by_type: the heading of the names is what they are of.
-        rows = [{title.rpartition("by ")[2]: name, **item} for name, item in value.items()]
+        kind = title.rpartition("by ")[2]
+        kind = "" if any(kind in item for item in values) else kind
+        rows = [{kind: name, **item} for name, item in value.items()]
         yield make_table_from_records(title, rows, is_open=is_open)
     elif len(values) > _MANY:
         yield make_table(title, ["", "value"], list(value.items()), is_open=is_open)
