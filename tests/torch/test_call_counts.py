@@ -245,7 +245,7 @@ IS_GATED = os.environ.get("AMANDA_TORCH_INTERCEPTOR", "auto") != "mode" and not 
 
 @pytest.mark.parametrize(
     ("training", "bound"),
-    [(True, bound(33, 154, 33)), (False, bound(30, 39, 30))],
+    [(True, bound(34, 154, 34)), (False, bound(31, 39, 31))],
     ids=["train", "infer"],
 )
 def test_a_cell_in_a_loop(training: bool, bound: int) -> None:

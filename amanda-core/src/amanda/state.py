@@ -68,9 +68,7 @@ class LiveScope(Protocol):
     def analyses_backward(self) -> bool:
         """Whether any tool analyses backward operators."""
 
-    def routines_at(
-        self, point: Any, follows: bool = False
-    ) -> Sequence[tuple[Any, Callable[..., Any]]]:
+    def routines_at(self, point: Any) -> Sequence[tuple[Any, Callable[..., Any]]]:
         """The tools' routines at a derived point, in order, each with its tool."""
 
     def exit(self) -> None:

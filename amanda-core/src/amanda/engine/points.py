@@ -160,10 +160,10 @@ class Points:
 
     def _run(self, scope: LiveScope, point: Point, **facts: Any) -> None:
         """Run the routines at one point; in tools' code."""
-        steps = scope.steps
-        routines = scope.routines_at(point, point is Point.ITERATION_BEGIN and steps.follows)
+        routines = scope.routines_at(point)
         if not routines or not scope.alive:
             return
+        steps = scope.steps
         if point is Point.ITERATION_END:
             facts["end"] = steps.end
         elif point is Point.ITERATION_BEGIN:

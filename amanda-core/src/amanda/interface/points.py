@@ -24,11 +24,6 @@ class Point(enum.Enum):
     ITERATION_END = "iteration_end"
 
 
-BEGINS_APART = "amanda_begins_apart"
-"""An attribute of routines at the begin of an iteration: they do not run where it begins right
-after another one, since the tool's routine at the end of that one does what they would do."""
-
-
 # Without slots it is made in half the time, at each iteration.
 @attrs.frozen(kw_only=True, eq=False, slots=False)
 class PointContext:

@@ -17,7 +17,7 @@ from amanda.engine.records import ActionCache
 from amanda.engine.steps import Steps
 from amanda.errors import NoDriverError
 from amanda.interface.action import Filter, InstPoint
-from amanda.interface.points import BEGINS_APART, Point
+from amanda.interface.points import Point
 from amanda.interface.tool import REGISTERED, Tool
 from amanda.registry import drivers, import_hook, proofs
 from amanda.registry.plugins import BROKEN
@@ -109,7 +109,7 @@ class Scope:
         self._points: set[InstPoint] = set()
         self._is_backward = False
         self._registered = -1
-        self._routines: dict[Point | None, Sequence[tuple[Tool, Callable[..., Any]]]] = {}
+        self._routines: dict[Point, Sequence[tuple[Tool, Callable[..., Any]]]] = {}
         self._routines_of = -1
 
     # -- for the dispatcher -----------------------------------------
@@ -131,26 +131,16 @@ class Scope:
             self._find_points()
         return self._is_backward
 
-    def routines_at(
-        self, point: Point, follows: bool = False
-    ) -> Sequence[tuple[Tool, Callable[..., Any]]]:
-        """The tools' routines at a derived point, in order, each with its tool.
-
-        Args:
-            follows: leave out those that do nothing where an iteration begins right after another
-                one, see :data:`amanda.interface.points.BEGINS_APART`.
-        """
+    def routines_at(self, point: Point) -> Sequence[tuple[Tool, Callable[..., Any]]]:
+        """The tools' routines at a derived point, in order, each with its tool."""
         registered = REGISTERED.count
         if self._routines_of != registered:
             # Read before the tools are asked, which other threads may add routines to.
             self._routines, self._routines_of = {}, registered
-        key = None if follows else point
-        found = self._routines.get(key)
+        found = self._routines.get(point)
         if found is None:
             found = [(tool, one) for tool in self.tools for one in tool.routines_at(point)]
-            if follows:
-                found = [pair for pair in found if not getattr(pair[1], BEGINS_APART, False)]
-            self._routines[key] = found
+            self._routines[point] = found
         return found
 
     def _find_points(self) -> None:

@@ -24,7 +24,6 @@ from __future__ import annotations
 import dataclasses
 import inspect
 import itertools
-import time
 import typing
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
@@ -33,7 +32,7 @@ from typing import Any, ClassVar, Generic, Literal, TextIO, TypeVar
 import attrs
 
 from amanda.errors import close_matches
-from amanda.interface.points import BEGINS_APART, PointContext
+from amanda.interface.points import PointContext
 from amanda.interface.specs import PHASES
 from amanda.interface.tool import Tool
 from amanda.results import Chart, Table
@@ -109,6 +108,8 @@ class ReportingTool(Tool, Generic[OptionsT]):
             raise type(error)(f"{self.name}: {error.args[0]}") from None
         _check_effects(self.name, self.options, options)
         self._step_figures = StepFigures()
+        self._noted_figures: Mapping[str, float] = {}
+        self._noted_counts = _NO_COUNTS
         # Most tools have none: asking them for nothing would cost calls for each step.
         self._counts_ops = type(self).op_counts is not ReportingTool.op_counts
         self._has_momentary = type(self).momentary_figures is not ReportingTool.momentary_figures
@@ -121,20 +122,22 @@ class ReportingTool(Tool, Generic[OptionsT]):
         return self._step_figures.count
 
     def _begin_step(self, point: PointContext) -> None:
-        counts = self.op_counts() if self._counts_ops else _NO_COUNTS
-        self._step_figures.begin(point.iteration, self.running_figures(), counts, point.begin)
-
-    setattr(_begin_step, BEGINS_APART, True)
+        # To ask for them once for each step is half of what small steps cost.
+        if not point.follows:
+            self._noted_figures = self.running_figures()
+            if self._counts_ops:
+                self._noted_counts = self.op_counts()
+        self._step_figures.begin(
+            point.iteration, self._noted_figures, self._noted_counts, point.begin
+        )
 
     def _end_step(self, point: PointContext) -> None:
-        # To ask for them once for each step is half of what small steps cost.
-        figures = self.running_figures()
-        counts = self.op_counts() if self._counts_ops else _NO_COUNTS
+        # All in one function, as above: steps may be small.
+        self._noted_figures = figures = self.running_figures()
+        if self._counts_ops:
+            self._noted_counts = self.op_counts()
         momentary = self.momentary_figures() if self._has_momentary else _NO_FIGURES
-        steps, number = self._step_figures, point.iteration
-        steps.end(number, figures, momentary, counts, point.end)
-        # The next step begins with them, if it follows.
-        steps.begin(number + 1, figures, counts, time.perf_counter())
+        self._step_figures.end(point.iteration, figures, momentary, self._noted_counts, point.end)
 
     def figures_of_steps(self) -> Mapping[int, Mapping[str, float]]:
         """The :meth:`running_figures` and :meth:`momentary_figures` of single steps by number, with
