@@ -104,8 +104,8 @@ class Samples:
 
     def __init__(self) -> None:
         self._candidates: dict[str, Candidate] = {}
-        # Whether one of them embeds no positions.
-        self._has_data = False
+        # Whether one of them embeds no positions, and whether that one is executed for certain.
+        self._has_data = self._is_closed = False
 
     @property
     def batch(self) -> int | None:
@@ -119,9 +119,10 @@ class Samples:
         Args:
             in_backward: whether a backward pass runs, in which checkpoints run operators again.
         """
-        if op.phase != "forward":
+        candidate = self._candidates.get(op.id)
+        if op.phase != "forward" or (candidate is None and self._is_closed):
             return
-        in_graph, candidate = is_graph(context.namespace), self._candidates.get(op.id)
+        in_graph = is_graph(context.namespace)
         if candidate is None and not self._is_open(in_graph, has_weight=True):
             return
         weight = context["weight_index"]
@@ -142,6 +143,7 @@ class Samples:
             candidate = Candidate(has_weight, has_tokens, rank, in_backward)
             self._candidates[op.id] = candidate
             self._has_data |= not candidate.may_be_positions
+            self._is_closed = self._has_data and not in_graph
         if shapes is None:
             context.insert_before_op(candidate.count, inputs=[position])
         else:
