@@ -245,7 +245,7 @@ IS_GATED = os.environ.get("AMANDA_TORCH_INTERCEPTOR", "auto") != "mode" and not 
 
 @pytest.mark.parametrize(
     ("training", "bound"),
-    [(True, bound(34, 154, 34)), (False, bound(31, 39, 31))],
+    [(True, bound(36, 155, 36)), (False, bound(32, 40, 32))],
     ids=["train", "infer"],
 )
 def test_a_cell_in_a_loop(training: bool, bound: int) -> None:

@@ -13,7 +13,7 @@ from __future__ import annotations
 import re
 
 from amanda import OpContext
-from amanda.tools.description import OpDescription, op_name
+from amanda.tools.description import OpDescription
 
 VIEWS = frozenset(
     """
@@ -227,8 +227,11 @@ def can_produce(op: OpDescription) -> bool:
     return op.type not in PASSING and op.type not in PLACING
 
 
-def updates_a_value(context: OpContext) -> bool:
-    """Whether the operator writes into a parameter or buffer: a batch norm counts its batches."""
-    name = op_name(context.get_op())
+def updates_a_value(context: OpContext, name: str) -> bool:
+    """Whether the operator writes into a parameter or buffer: a batch norm counts its batches.
+
+    Args:
+        name: the framework's name for the operator.
+    """
     is_in_place = name.endswith("_") and not name.endswith("__")
     return is_in_place and bool(context.get_inputs()) and context.get_value(0) is not None

@@ -193,7 +193,9 @@ class FlopsTool(PrintingTool[FlopsOptions]):
         op, in_graph = known.op, is_graph(context.namespace)
         if in_graph and isinstance(known, ProductOp) and context[_INPUTS] is not None:
             self._has_known_outputs(known, context)
-        if op.type not in VIEWS and not updates_a_value(context):
+        # Most names end otherwise, and the function is not called.
+        updates = op.name.endswith("_") and updates_a_value(context, op.name)
+        if op.type not in VIEWS and not updates:
             outputs = _outputs_of(context) if in_graph else context.get_outputs()
             sizes = [*map(byte_size, filter(_is_given, outputs or ()))]
             total = None if None in sizes else sum(filter(None, sizes))

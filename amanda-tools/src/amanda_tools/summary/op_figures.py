@@ -8,6 +8,7 @@ from typing import Any
 import attrs
 
 from amanda import OpContext
+from amanda.tools.description import op_name
 from amanda_tools._operators.cost import FORMULAS, Formula
 from amanda_tools._operators.op_types import VIEWS, updates_a_value
 from amanda_tools._operators.routines import Handover
@@ -40,7 +41,8 @@ class OpFigures:
         """The figures of an operator; None for one that adds nothing."""
         kind = str(context["op_type"] or "")
         formula = FORMULAS.get(kind)
-        is_view = kind in VIEWS or kind in _NO_MEMORY or updates_a_value(context)
+        updates = updates_a_value(context, op_name(context.get_op()))
+        is_view = kind in VIEWS or kind in _NO_MEMORY or updates
         if formula is None and is_view:
             return None
         return cls(Signature.of(context, kind), formula, is_view)
