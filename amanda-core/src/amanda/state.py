@@ -144,29 +144,23 @@ def current_task() -> Any:
 class WeakMembers(Generic[_T]):
     """Objects that are held weakly, added and iterated over by any thread at any time.
 
-    ``weakref.WeakSet`` fails where one thread adds while another one iterates.
+    ``weakref.WeakSet`` fails where one thread adds while another one iterates, and forgets objects
+    in Python, where an interrupt is lost. Objects are told apart by ``==`` and their hash.
     """
 
     def __init__(self) -> None:
-        self._references: dict[int, weakref.ref[_T]] = {}
+        self._references: set[weakref.ref[_T]] = set()
 
     def add(self, member: _T) -> None:
         """Add an object."""
-        key, references = id(member), self._references
+        self._references.add(weakref.ref(member, self._references.discard))
 
-        def died(reference: weakref.ref[_T]) -> None:
-            if references.get(key) is reference:
-                references.pop(key, None)
-
-        references[key] = weakref.ref(member, died)
-
-    def __contains__(self, member: object) -> bool:
-        reference = self._references.get(id(member))
-        return reference is not None and reference() is member
+    def __contains__(self, member: _T) -> bool:
+        return weakref.ref(member) in self._references
 
     def __iter__(self) -> Iterator[_T]:
         # The list is made in one step.
-        found = [reference() for reference in list(self._references.values())]
+        found = [reference() for reference in list(self._references)]
         return iter([member for member in found if member is not None])
 
 

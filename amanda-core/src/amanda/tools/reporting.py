@@ -124,7 +124,7 @@ class ReportingTool(Tool, Generic[OptionsT]):
     def _begin_step(self, point: PointContext) -> None:
         # To ask for them once for each step is half of what small steps cost.
         if not point.follows:
-            self._noted_figures = self.running_figures()
+            self._noted_figures = dict(self.running_figures())
             if self._counts_ops:
                 self._noted_counts = self.op_counts()
         self._step_figures.begin(
@@ -133,7 +133,7 @@ class ReportingTool(Tool, Generic[OptionsT]):
 
     def _end_step(self, point: PointContext) -> None:
         # All in one function, as above: steps may be small.
-        self._noted_figures = figures = self.running_figures()
+        self._noted_figures = figures = dict(self.running_figures())
         if self._counts_ops:
             self._noted_counts = self.op_counts()
         momentary = self.momentary_figures() if self._has_momentary else _NO_FIGURES
@@ -146,8 +146,7 @@ class ReportingTool(Tool, Generic[OptionsT]):
         return self._step_figures.series
 
     def running_figures(self) -> Mapping[str, float]:
-        """Figures of the run so far, of which results show the share of one step; a new mapping
-        each time.
+        """Figures of the run so far, of which results show the share of one step.
 
         Called at the end of each step, and at its begin where something may have run since the step
         before it: it has to be quick.
