@@ -33,6 +33,9 @@ def main() -> int:
     if options.one:
         processes.report(options.framework, options.names[0])
         return 0
+    if options.together:
+        # No framework is imported yet: their threads sum in an order of their own otherwise.
+        os.environ.update(processes.ENVIRONMENT)
     programs = collect(options.framework)
     failed = False
     for name in options.names or programs:

@@ -21,7 +21,7 @@ _MARK = "amanda-programs-result "
 _LIMIT = 1200
 """Seconds after which a program has failed."""
 
-_ENVIRONMENT = {
+ENVIRONMENT = {
     "CUDA_VISIBLE_DEVICES": "",
     "HF_HUB_OFFLINE": "1",
     "OMP_NUM_THREADS": "1",
@@ -88,7 +88,7 @@ def _start(program: Program, rank: int, store: str) -> subprocess.Popen[str]:
     ranks = {"RANK": str(rank), "WORLD_SIZE": str(program.ranks), "AMANDA_PROGRAMS_STORE": store}
     return subprocess.Popen(
         [sys.executable, "-m", "tests.programs", program.framework, program.name, "--one"],
-        env={**os.environ, **_ENVIRONMENT, **program.environment, **ranks},
+        env={**os.environ, **ENVIRONMENT, **program.environment, **ranks},
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
