@@ -104,7 +104,7 @@ class Samples:
 
     def __init__(self) -> None:
         self._candidates: dict[str, Candidate] = {}
-        # Whether one of them embeds no positions, and whether that one is executed for certain.
+        # Whether one of them embeds no positions, and whether no further ones are counted.
         self._has_data = self._is_closed = False
 
     @property
@@ -143,7 +143,8 @@ class Samples:
             candidate = Candidate(has_weight, has_tokens, rank, in_backward)
             self._candidates[op.id] = candidate
             self._has_data |= not candidate.may_be_positions
-            self._is_closed = self._has_data and not in_graph
+            # One whose sizes only a routine can read is enough: each is a node of the graph.
+            self._is_closed = self._has_data and (not in_graph or (has_weight and shapes is None))
         if shapes is None:
             context.insert_before_op(candidate.count, inputs=[position])
         else:
