@@ -98,7 +98,7 @@ def recurrent() -> Any:
     import keras
 
     layers, inputs = keras.layers, keras.Input((5, 3))
-    both = layers.Bidirectional(layers.LSTM(4), name="both")(inputs)
+    both = layers.Bidirectional(layers.LSTM(4, name="lstm"), name="both")(inputs)
     return keras.Model(inputs, layers.Dense(2, name="head")(both), name="recurrent")
 
 
