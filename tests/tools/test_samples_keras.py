@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from typing import Any
 
 import keras
@@ -12,8 +9,8 @@ import pytest
 import tensorflow as tf
 
 from tests.tools import keras_samples
+from tests.tools.keras_process import run_on_pytorch
 from tests.tools.keras_samples import BATCH, MODELS, WAYS, batches, check
-from tests.tutorial.documents import ROOT
 
 
 @pytest.mark.parametrize("name", MODELS)
@@ -74,12 +71,4 @@ def test_a_train_step_of_the_program_has_the_samples_of_its_batches() -> None:
 
 def test_samples_of_keras_on_pytorch() -> None:
     """The same figures on the other backend."""
-    done = subprocess.run(
-        [sys.executable, "-m", keras_samples.__name__],
-        cwd=ROOT,
-        env={**os.environ, "KERAS_BACKEND": "torch"},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
+    run_on_pytorch("-m", keras_samples.__name__)
