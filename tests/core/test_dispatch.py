@@ -15,6 +15,7 @@ from amanda.engine.dispatch import Dispatcher, create_driver
 from amanda.engine.plan import EMPTY_PLAN, ActionPlan
 from amanda.engine.records import ActionCache, OpRecord
 from amanda.errors import CapabilityError, SelectionError
+from amanda.interface import specs
 from amanda.interface.action import Action, ActionKind, InstPoint
 from amanda.interface.calls import OpCall
 from amanda.interface.context import OpContext
@@ -343,9 +344,12 @@ class _UnknownRank(_EqualShape):
     ],
 )
 def test_tensors_that_are_alike_share_a_description(
-    shape: Callable[[], Any], is_shared: bool
+    shape: Callable[[], Any], is_shared: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Tensors of one shape, type and device have one description, if their shape is plain."""
+    # A limited number is shared, which earlier tests may have used up.
+    monkeypatch.setattr(specs, "_KNOWN", {})
+    monkeypatch.setattr(specs, "_TOGETHER", {})
 
     def described() -> Any:
         return specs_of([types.SimpleNamespace(shape=shape(), dtype="float32", device="cpu")])

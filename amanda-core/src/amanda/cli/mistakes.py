@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import shlex
 import shutil
+import sysconfig
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -51,7 +52,8 @@ def _explain_command(name: str, rest: str) -> str:
     """How a command of the shell is run; "" if it is none, or no Python program."""
     if name in _LAUNCHERS:
         return f"{name} starts amanda: {name} ... -m amanda run ... -- {rest}"
-    found = shutil.which(name)
+    # This interpreter's scripts come first: PATH may name another's, or a shim of a shell.
+    found = shutil.which(name, path=sysconfig.get_path("scripts")) or shutil.which(name)
     return f"did you mean {found}?" if found and "python" in first_line(Path(found)) else ""
 
 
