@@ -243,6 +243,32 @@ def test_building_a_model_in_a_graph_enters_no_layer() -> None:
     assert run.entered == ["net", "net/d"]
 
 
+def test_operators_wait_for_the_entry_of_their_layer_where_an_analysis_reads_variables() -> None:
+    """Also where the shadow has the variables, and runs to give one while a copy is being made."""
+    with tf.Graph().as_default() as graph:
+        x = tf1.placeholder(tf.float32, (None, 8))
+        y = keras.Sequential([layers.Dense(4, name="a"), layers.Dense(2, name="b")], name="n")(x)
+        initialize = tf1.global_variables_initializer()
+    options, metadata = tf1.RunOptions(output_partition_graphs=True), tf1.RunMetadata()
+    read = list[Any]()
+
+    def analyse(context: amanda.OpContext) -> None:
+        if context.get_op().type == "MatMul":
+            read.append(context.get_value(1))
+        context.insert_after_op(lambda *tensors: None)
+
+    (tool := Calls()).add_inst_for_op(analyse)
+    with tf1.Session(graph=graph) as session, amanda.apply(tool):
+        session.run(initialize)
+        session.run(y, {x: np.ones((2, 8), np.float32)}, options, metadata)
+    assert [value.shape for value in read] == [(8, 4), (4, 2)]
+    nodes = [node for part in metadata.partition_graphs for node in part.node]
+    reads = [node for node in nodes if node.op == "ReadVariableOp" and "amanda" not in node.name]
+    assert len(reads) == 4
+    for node in reads:
+        assert any(name.startswith("^amanda/module/") for name in node.input), node
+
+
 def test_layers_in_control_flow_of_tensorflow_1_are_not_told() -> None:
     """They run as they do without a tool, and others of the graph are entered."""
     with tf.Graph().as_default() as graph:

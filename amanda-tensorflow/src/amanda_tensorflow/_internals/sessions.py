@@ -66,6 +66,15 @@ def abandon(session: Any) -> None:
     session._session = None
 
 
+def extend_graph(of: Any) -> None:
+    """Give the runtime the operators that a session's graph has got since the last run.
+
+    What they wait for cannot be changed any more: control inputs that are added later have no
+    effect, of which a line in the log is all that tells (TensorFlow 2.21).
+    """
+    of._extend_graph()
+
+
 def run_vanilla(
     of: Any,
     fetches: Sequence[Any],
@@ -73,6 +82,7 @@ def run_vanilla(
     feeds: Sequence[tuple[Any, Any]] = (),
     options: Any = None,
     run_metadata: Any = None,
+    extends: bool = True,
 ) -> list[Any]:
     """Run a session's graph vanilla.
 
@@ -82,10 +92,12 @@ def run_vanilla(
         targets: the operators that are executed besides.
         feeds: pairs of a tensor and its value.
         options, run_metadata: handles of the runtime.
+        extends: first give the runtime the operators that the graph has got since the last run.
     """
     if not fetches and not targets:
         return []
-    of._extend_graph()
+    if extends:
+        extend_graph(of)
     result: list[Any] = pywrap_tf_session.TF_SessionRun_wrapper(
         of._session,
         options,

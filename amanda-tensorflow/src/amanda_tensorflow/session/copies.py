@@ -107,6 +107,9 @@ class SessionCopies:
         # A thread that detaches the driver and one whose scope ends may close it at once: both
         # return when the variables are back. No code of tools runs under it.
         self._moving = threading.RLock()
+        # Held while operators are added to the shadow: the runtime is to see none of them before
+        # it is complete, whichever thread runs the shadow meanwhile.
+        self._growing = threading.RLock()
         self._process = os.getpid()
 
     def _making(self, graph: Any, building: Building) -> Instrument:
@@ -155,7 +158,7 @@ class SessionCopies:
             self.building.modules = RunningModules(points)
         made: Made = Vanilla()
         executions = None
-        with falling_back(self._dispatcher, self.building, f"a run of {self._ids}"):
+        with self._growing, falling_back(self._dispatcher, self.building, f"a run of {self._ids}"):
             inline = needs_inline(operations)
             copied: SessionRun | InlineFunction
             if inline:
@@ -304,7 +307,7 @@ class SessionCopies:
             self._variables = ShadowVariables(self._session)
         self._enter()
         return _internals.run_vanilla(
-            self._session, run.fetches, run.targets, run.feeds, options, metadata
+            self._session, run.fetches, run.targets, run.feeds, options, metadata, extends=False
         )
 
     def _run_inline(
@@ -318,18 +321,21 @@ class SessionCopies:
         )
 
     def _enter(self) -> None:
-        """Copy the variables that the shadow has got since the last run from the user's session."""
-        assert self._variables is not None
-        operations = self.graph.get_operations()
-        if len(operations) == self._size:
+        """Give the runtime what the shadow has got since the last run, and copy the variables
+        among it from the user's session."""
+        if len(self.graph.get_operations()) == self._size:
             return
-        new = [n for n in variables_in(operations[self._size :]) if n not in self._here]
-        self._size = len(operations)
-        if new:
-            self._variables.write(self._vanilla.read(new))
-            # Writing adds operators of ours, which make no variables.
+        with self._growing:
+            variables, operations = self._variables, self.graph.get_operations()
+            assert variables is not None
+            new = [n for n in variables_in(operations[self._size :]) if n not in self._here]
+            variables.add(new)
+            _internals.extend_graph(self._session)
+            if new:
+                variables.write(self._vanilla.read(new))
+                self._here.update(new)
+            # What was added for the variables makes none.
             self._size = len(self.graph.get_operations())
-            self._here.update(new)
 
     def leave(self, only: Sequence[str] | None = None) -> None:
         """Copy variables back to the user's session.

@@ -30,10 +30,11 @@ def _run(
     fetches: Sequence[Any],
     targets: Sequence[Any] = (),
     feeds: Sequence[tuple[Any, Any]] = (),
+    extends: bool = True,
 ) -> list[Any]:
     """Run operators of a session that read and write variables."""
     with tf.profiler.experimental.Trace(_MARK):
-        return _internals.run_vanilla(session, fetches, targets, feeds)
+        return _internals.run_vanilla(session, fetches, targets, feeds, extends=extends)
 
 
 @attrs.frozen(eq=False)
@@ -155,6 +156,9 @@ class _Access:
 class ShadowVariables:
     """The variables of a shadow, read and written by operators that are added to it.
 
+    Reading and writing leave the runtime without the operators that the shadow's graph has got
+    since: a copy that is being made may read a variable.
+
     Args:
         session: the shadow's session.
     """
@@ -163,35 +167,36 @@ class ShadowVariables:
         self._session = session
         self._accesses: dict[str, _Access] = {}
 
-    def _access(self, name: str) -> _Access:
-        if name not in self._accesses:
-            graph = self._session.graph
-            op = graph.get_operation_by_name(name)
-            with (
-                graph.as_default(),
-                graph.control_dependencies(None),
-                tf.name_scope("amanda/state"),
-            ):
-                self._accesses[name] = _Access.of(op)
-        return self._accesses[name]
+    def add(self, names: Iterable[str]) -> None:
+        """Add the operators for some variables to the shadow."""
+        graph = self._session.graph
+        with (
+            graph.as_default(),
+            graph.control_dependencies(None),
+            tf.name_scope("amanda/state"),
+        ):
+            for name in names:
+                if name not in self._accesses:
+                    self._accesses[name] = _Access.of(graph.get_operation_by_name(name))
 
     def read(self, names: Iterable[str]) -> dict[str, np.ndarray]:
-        """The values of the variables that have one, by name."""
-        found = {name: self._access(name) for name in names}
+        """The values of the variables that have one, by name; they were added."""
+        found = {name: self._accesses[name] for name in names}
         checks = [access.is_initialized for access in found.values()]
-        answers = _run(self._session, checks)
+        answers = _run(self._session, checks, extends=False)
         full = [name for name, answer in zip(found, answers, strict=True) if answer]
-        values = _run(self._session, [found[name].value for name in full])
+        values = _run(self._session, [found[name].value for name in full], extends=False)
         return dict(zip(full, values, strict=True))
 
     def write(self, values: dict[str, np.ndarray]) -> None:
-        """Set variables."""
-        found = {name: self._access(name) for name in values}
+        """Set variables, which were added."""
+        found = {name: self._accesses[name] for name in values}
         _run(
             self._session,
             (),
             [access.assign for access in found.values()],
             [(access.fed, values[name]) for name, access in found.items()],
+            extends=False,
         )
 
 
