@@ -163,3 +163,5 @@ def test_what_a_function_creates_is_initialised_in_the_setup() -> None:
     assert "initialize_variables/AssignVariableOp" in initialising
     assert set(initialising.values()) == {"setup"}
     assert found["scaled/mul/Mul"] == found["scaled/mul/ReadVariableOp"] == "forward"
+    # What TensorFlow runs at once to learn which of them have no value.
+    assert {phase for i, phase in found.items() if "Pack" in i} == {"setup"}

@@ -1,4 +1,4 @@
-"""FLOPs of one step of a Keras transformer: the figure of a count by hand."""
+"""FLOPs and activations of one step of a Keras transformer: the figures of a count by hand."""
 
 from __future__ import annotations
 
@@ -92,6 +92,65 @@ def test_a_step_has_the_figure_of_a_count_by_hand(program: str, steps: int) -> N
     assert summary["flops"] == steps * step["flops"]
     assert (step["samples"], step["tokens"]) == (BATCH, BATCH * TOKENS)
     assert summary["phases"]["setup"]["flops"] == 0
+
+
+def activations() -> int:
+    """Bytes that the operators of a batch write; reshapes and values of weights are none."""
+    tokens = BATCH * TOKENS
+    states, inner, scores = tokens * WIDTH, tokens * INNER, BATCH * HEADS * TOKENS**2
+    # Queries, keys, values and outputs have a product and a bias; of the scores there are raw,
+    # scaled and normalized ones.
+    attention = 4 * 2 * states + 3 * scores + states
+    # Mean, variance, with epsilon, its root, and the mean negated; differences, scale, and four.
+    norm = 5 * tokens + 6 * states
+    # A product, a bias, and five parts of the activation function.
+    up, down = 7 * inner, 2 * states
+    block = attention + norm + up + down + norm + 2 * states
+    # An index may count from the end: a comparison, a sum, and what is chosen.
+    embedding = (1 + 4 + 4) * tokens + 4 * states
+    return embedding + 4 * (2 * block + BATCH * WIDTH + 2 * BATCH * CLASSES)
+
+
+def call(compiled: bool) -> None:
+    """Build the model, and call it."""
+    keras.utils.set_random_seed(0)
+    model = transformer()
+    run = tf.function(lambda tokens: model(tokens)) if compiled else model
+    run(np.zeros((BATCH, TOKENS), "int32"))
+
+
+IN_FIT = BATCH * CLASSES + BATCH + 3
+"""Elements of the loss: gradients and losses, their sum, what that is divided by, and the mean."""
+
+
+@pytest.mark.parametrize(
+    ("run", "loss"),
+    [
+        (lambda: call(compiled=False), 0),
+        (lambda: call(compiled=True), 0),
+        (lambda: fit(2), IN_FIT),
+        (lambda: fit(2, run_eagerly=True), IN_FIT),
+    ],
+    ids=["eager", "function", "fit", "fit, eager"],
+)
+def test_activations_are_those_of_a_count_by_hand(run: Callable[[], None], loss: int) -> None:
+    """In ``flops`` with those of the loss; building the model has none."""
+    flops, summary = FlopsTool(), amanda.tools.load("summary")()
+    with amanda.apply(flops, summary):
+        run()
+    (model,) = summary.summary()["models"].values()
+    assert model["activation_bytes"] == activations()
+    assert flops.summary()["activation_bytes"] == activations() + 4 * loss
+
+
+def test_values_of_parameters_are_no_outputs_in_profile() -> None:
+    """The same operators have bytes in ``profile`` and in ``flops``."""
+    flops, profile = FlopsTool(), amanda.tools.load("profile")()
+    with amanda.apply(flops, profile):
+        call(compiled=False)
+    rows = [row for row in profile.op_rows() if row["phase"] == "forward"]
+    assert sum(row["output_bytes"] for row in rows) == activations()
+    assert {row["output_bytes"] for row in rows if row["type"] == "read_variable"} == {0}
 
 
 @pytest.mark.parametrize("options", [{}, {"steps_per_execution": 2}, {"run_eagerly": True}])

@@ -36,6 +36,9 @@ _INITIALISER = "initialize_variables"
 """The function in which ``tf.function`` initialises the variables that a function has created
 (TensorFlow 2.16 to 2.21)."""
 
+_ASKING = "_evaluate_var_is_initialized"
+"""The function in which it asks at once which of them have a value by now (2.16 to 2.21)."""
+
 _VARIABLES = frozenset({"VarHandleOp", "VariableV2", "Variable", "VarIsInitializedOp"})
 
 _DRAWING = re.compile(r"(Stateless)?Random|StatelessTruncatedNormal|TruncatedNormal$|Multinomial$")
@@ -90,7 +93,7 @@ def _told_by(code: CodeType) -> Any:
     found = _of_file(code.co_filename)
     if found is None and code.co_name in ("__init__", "build"):
         return _BUILDING
-    return found
+    return "setup" if code.co_name == _ASKING else found
 
 
 def phase_of_node(op: Any, in_layer: bool, in_module: bool = False) -> Phase:

@@ -29,6 +29,11 @@ VIEWS = frozenset(
 )
 """Types whose outputs may share the memory of their input."""
 
+WITHOUT_ACTIVATION = VIEWS | frozenset(
+    "const constant placeholder rank read_variable shape shape_n size variable_shape".split()
+)
+"""Types whose outputs are no activations: views, values of parameters, constants, and sizes."""
+
 _ELEMENTWISE = """
     abs absolute acos acosh add addcdiv addcmul addr angle arccos arccosh arcsin arcsinh arctan
     arctan2 arctanh asin asinh assign assign_add assign_sub atan atan2 atanh bias_add bitwise_and

@@ -21,7 +21,12 @@ from amanda_tools._bases.per_step import has_steps, in_step, per_step_by_id, wit
 from amanda_tools._bases.phases import PhaseOptions, other_phases, shown
 from amanda_tools._bases.printing import PrintingTool
 from amanda_tools._operators.cost import FORMULAS
-from amanda_tools._operators.op_types import VIEWS, is_free, is_free_name, updates_a_value
+from amanda_tools._operators.op_types import (
+    WITHOUT_ACTIVATION,
+    is_free,
+    is_free_name,
+    updates_a_value,
+)
 from amanda_tools._operators.parameters import Parameters, is_graph
 from amanda_tools._operators.peaks import peak_of_device
 from amanda_tools._operators.signature import Signature
@@ -195,7 +200,7 @@ class FlopsTool(PrintingTool[FlopsOptions]):
             self._has_known_outputs(known, context)
         # Most names end otherwise, and the function is not called.
         updates = op.name.endswith("_") and updates_a_value(context, op.name)
-        if op.type not in VIEWS and not updates:
+        if op.type not in WITHOUT_ACTIVATION and not updates:
             outputs = _outputs_of(context) if in_graph else context.get_outputs()
             sizes = [*map(byte_size, filter(_is_given, outputs or ()))]
             total = None if None in sizes else sum(filter(None, sizes))

@@ -10,7 +10,7 @@ import attrs
 from amanda import OpContext
 from amanda.tools.description import op_name
 from amanda_tools._operators.cost import FORMULAS, Formula
-from amanda_tools._operators.op_types import VIEWS, updates_a_value
+from amanda_tools._operators.op_types import WITHOUT_ACTIVATION, updates_a_value
 from amanda_tools._operators.routines import Handover
 from amanda_tools._operators.signature import CallShapes, Signature
 from amanda_tools._values.shapes import byte_size, shape_of
@@ -26,7 +26,7 @@ class OpFigures:
     Attributes:
         signature: facts that all executions share.
         formula: of its multiply-accumulates; None for an operator that counts none.
-        is_view: its outputs are no memory of their own.
+        is_view: its outputs are no activations.
     """
 
     signature: Signature
@@ -42,7 +42,7 @@ class OpFigures:
         kind = str(context["op_type"] or "")
         formula = FORMULAS.get(kind)
         updates = updates_a_value(context, op_name(context.get_op()))
-        is_view = kind in VIEWS or kind in _NO_MEMORY or updates
+        is_view = kind in WITHOUT_ACTIVATION or updates
         if formula is None and is_view:
             return None
         return cls(Signature.of(context, kind), formula, is_view)
@@ -80,10 +80,6 @@ class OpFigures:
                 # A form of the operator that the formula does not know.
                 macs = 0
         self._add(macs, size)
-
-
-_NO_MEMORY = frozenset({"read_variable", "const", "placeholder", "variable_shape", "shape"})
-"""Types whose outputs are parameters, or no data."""
 
 
 def _shapes(tensors: Sequence[Any]) -> tuple[Any, ...]:
