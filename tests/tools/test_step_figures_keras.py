@@ -143,6 +143,20 @@ def test_activations_are_those_of_a_count_by_hand(run: Callable[[], None], loss:
     assert flops.summary()["activation_bytes"] == activations() + 4 * loss
 
 
+@pytest.mark.parametrize(
+    "run", [lambda: call(compiled=False), lambda: fit(1)], ids=["eager", "fit"]
+)
+def test_a_parameter_counts_at_the_operator_that_computes_with_it(run: Callable[[], None]) -> None:
+    """Not at the reshape that reads it before, too: rows add up to the sum."""
+    tool = FlopsTool()
+    with amanda.apply(tool):
+        run()
+    rows = [row for row in tool.op_rows() if row.get("params")]
+    assert sum(row["params"] for row in rows) == tool.summary()["params"]
+    assert {row["type"] for row in rows} == {"embedding", "linear", "add", "bias_add", "mul"}
+    assert sum(row["weight_bytes"] for row in rows) == tool.summary()["weight_bytes"]
+
+
 def test_values_of_parameters_are_no_outputs_in_profile() -> None:
     """The same operators have bytes in ``profile`` and in ``flops``."""
     flops, profile = FlopsTool(), amanda.tools.load("profile")()

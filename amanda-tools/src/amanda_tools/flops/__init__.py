@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from statistics import median
 from typing import Any, Literal
@@ -27,7 +27,7 @@ from amanda_tools._operators.op_types import (
     is_free_name,
     updates_a_value,
 )
-from amanda_tools._operators.parameters import Parameters, is_graph
+from amanda_tools._operators.parameters import Parameter, Parameters, is_graph
 from amanda_tools._operators.peaks import peak_of_device
 from amanda_tools._operators.signature import Signature
 from amanda_tools._output.chart_data import (
@@ -338,14 +338,30 @@ class FlopsTool(PrintingTool[FlopsOptions]):
 
         ``executions``, null where operators that count zero are not counted; ``macs`` and ``flops``
         over all executions, and in ``per_step`` those of the last step; ``counted``: formula, zero
-        or unknown. Forward operators have ``params``, ``weight_bytes`` and ``activation_bytes``.
+        or unknown. Forward operators have ``params``, ``weight_bytes`` and ``activation_bytes``; a
+        parameter counts at one operator of its module, which computes with it if any does.
         """
-        steps = self._per_step()
-        rows = [self._row(op) for op in self._ops.values()]
+        steps, owned = self._per_step(), self._owned()
+        rows = [self._row(op, owned) for op in self._ops.values()]
         free = {row["id"]: {"executions": None, "macs": 0, "flops": 0} for row in rows}
         return with_steps(rows, {**free, **steps} if steps else {}, "flops")
 
-    def _row(self, op: Op) -> dict[str, Any]:
+    def _owned(self) -> dict[str, list[Parameter]]:
+        """The parameters that count at each forward operator."""
+        used = (p for memory in self._bytes.values() for p in memory.parameters)
+        selected = self._parameters.select(used)
+        owners: dict[tuple[str, Parameter], str] = {}
+        # In Keras a reshape reads the weight before the product does.
+        ops = sorted((self._ops[op_id].op for op_id in self._bytes), key=_only_reads)
+        for op in ops:
+            for parameter in selected.intersection(self._bytes[op.id].parameters):
+                owners.setdefault((op.module, parameter), op.id)
+        owned: dict[str, list[Parameter]] = {}
+        for (_, parameter), op_id in owners.items():
+            owned.setdefault(op_id, []).append(parameter)
+        return owned
+
+    def _row(self, op: Op, owned: Mapping[str, Sequence[Parameter]]) -> dict[str, Any]:
         row = op.op.row()
         if isinstance(op, OtherOp):
             executions = None if op.is_free else op.counter.count
@@ -356,7 +372,7 @@ class FlopsTool(PrintingTool[FlopsOptions]):
             row.update(executions=total.executions, macs=total.macs, flops=2 * total.macs)
             row["counted"] = "unknown" if total.unknown else "formula"
         if memory := self._bytes.get(op.op.id):
-            parameters = self._parameters.select(memory.parameters)
+            parameters = owned.get(op.op.id, ())
             row["params"] = sum(parameter.size for parameter in parameters)
             row["weight_bytes"] = sum(parameter.bytes for parameter in parameters)
             row["activation_bytes"] = memory.activation_bytes
@@ -539,6 +555,11 @@ def _probes_of(namespace: Namespace) -> tuple[bool, Callable[[], bool]]:
     """Whether operators run one by one, and what tells that a backward pass runs."""
     is_eager = namespace.tags[-1] == "eager" or namespace.matches("pytorch")
     return is_eager, backward_probe(namespace.tags[0])
+
+
+def _only_reads(op: OpDescription) -> tuple[bool, bool]:
+    """Whether an operator is no part of the model, and whether it computes nothing."""
+    return op.phase != "forward", op.type in WITHOUT_ACTIVATION
 
 
 def _is_given(tensor: Any) -> bool:
