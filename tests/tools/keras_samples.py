@@ -137,14 +137,13 @@ def check(name: str, way: str | Callable[[Any, Any, Any], object], samples: int)
 def main() -> None:
     """Check the models in ``fit``, and all ways of Keras on some, on the backend of PyTorch.
 
-    Its recurrent layers multiply the positions of all samples at once, positions first, so that
-    positions are counted.
+    Its recurrent layers multiply all positions at once, positions first.
     """
     for name in MODELS:
-        if not {"lstm", "gru", "both"} & set(name.replace(",", "").split()[:1]):
-            check(name, "fit", 8)
+        # PyTorch refuses the gradients of stateful layers, whose states Keras changes in place.
+        check(name, "fit" if name != "lstm, stateful" else "predict", 8)
     for way in WAYS:
-        for name in "two inputs", "positions first":
+        for name in "two inputs", "positions first", "lstm":
             check(name, way, 8)
 
 

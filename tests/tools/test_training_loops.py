@@ -262,3 +262,20 @@ def test_positions_are_not_taken_for_samples() -> None:
     assert summary["batch"] == 4
     assert (summary["per_step"]["samples"], summary["per_step"]["tokens"]) == (3, 18)
     assert summary["per_sample"]["flops"] == 6 * summary["per_token"]["flops"] == 6 * 2 * 8 * 4
+
+
+def test_a_product_without_samples_does_not_make_a_sequence_of_them() -> None:
+    """Positions that a layer multiplies after its data are no states of a recurrent layer."""
+
+    class Relative(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.second = (nn.Parameter(torch.rand(6, 6)) for _ in range(2))
+
+        def forward(self, x: Any) -> Any:
+            return x @ self.first + torch.ones(5, 6) @ self.second
+
+    tool = FlopsTool()
+    with amanda.apply(tool):
+        Relative()(torch.ones(4, 5, 6))
+    assert tool.running_figures()["samples"] == 4

@@ -29,6 +29,46 @@ _WITHOUT_WEIGHT = 2
 """So many of them have no weight."""
 
 
+@attrs.frozen
+class Product:
+    """A product that may be that of a recurrent layer with all positions of its data at once.
+
+    Keras on PyTorch (3.15) puts positions first, and multiplies the states, which have none, with
+    the other weight in the next product of the layer.
+
+    Attributes:
+        module: the layer.
+        data: shape of its data.
+        weight: shape of its weight.
+    """
+
+    module: str
+    data: Sequence[int | None]
+    weight: Sequence[int | None]
+
+    @classmethod
+    def of(cls, context: OpContext, op: OpDescription, position: int) -> Product | None:
+        """The product of an operator; None for one of another kind.
+
+        Args:
+            position: of its data.
+        """
+        specs, weight = context.get_tensor_specs().inputs or (), context["weight_index"]
+        if weight is None or weight >= len(specs) or position >= len(specs):
+            return None
+        data, values = specs[position], specs[weight]
+        if data is None or values is None or not data.shape or len(values.shape or ()) != 2:
+            return None
+        return cls(op.module, data.shape, values.shape or ())
+
+    def is_of_states(self, first: Product) -> bool:
+        """Whether it multiplies the states of the layer whose data `first` multiplies."""
+        if len(first.data) != 3 or len(self.data) != 2 or self.data[0] != first.data[1]:
+            return False
+        states, gates = self.weight
+        return gates == first.weight[1] and gates in (3 * (states or 0), 4 * (states or 0))
+
+
 @attrs.define(eq=False)
 class Candidate:
     """An operator that may be the first one that takes a model's data.
@@ -38,17 +78,20 @@ class Candidate:
         has_tokens: whether it embeds tokens.
         rank: of its data.
         in_backward: whether a backward pass runs, in which checkpoints run operators again.
-        batch: the most samples that it was given at a time.
+        positions_first: whether the first size of its data is that of a sequence, the second one
+            that of the batch.
     """
 
     has_weight: bool
     has_tokens: bool
     rank: int
     in_backward: Callable[[], bool]
-    batch: int | None = None
+    positions_first: bool = False
     _executions: int = 0
-    _samples: int = 0
     _tokens: int = 0
+    # Of the first size of the data, and of the second one: the sum, and the largest one.
+    _samples: list[int] = attrs.field(factory=lambda: [0, 0])
+    _most: list[int] = attrs.field(factory=lambda: [0, 0])
     _counters: list[tuple[Counter, Sequence[int]]] = attrs.field(factory=list)
 
     def counter(self, sizes: Sequence[int]) -> Counter:
@@ -68,9 +111,10 @@ class Candidate:
             return
         if sizes:
             self._executions += 1
-            self._samples += sizes[0]
             self._tokens += math.prod(sizes)
-            self.batch = max(self.batch or 0, sizes[0])
+            for axis, size in enumerate(sizes[:2]):
+                self._samples[axis] += size
+                self._most[axis] = max(self._most[axis], size)
 
     @property
     def may_be_positions(self) -> bool:
@@ -83,7 +127,7 @@ class Candidate:
 
     def figures(self) -> Mapping[str, int]:
         """``samples``, and ``tokens`` if it embeds them."""
-        samples, tokens = self._samples, self._tokens
+        samples, tokens = self._samples[self.positions_first], self._tokens
         for counter, sizes in self._counters:
             samples += counter.count * sizes[0]
             tokens += counter.count * math.prod(sizes)
@@ -92,7 +136,8 @@ class Candidate:
     def largest(self) -> int | None:
         """The most samples that it was given at a time; None if it was not executed."""
         sizes = [sizes[0] for counter, sizes in self._counters if counter.count]
-        return max([*sizes, *([] if self.batch is None else [self.batch])], default=None)
+        most = self._most[self.positions_first]
+        return max([*sizes, *([most] if self._executions else [])], default=None)
 
 
 class Samples:
@@ -106,6 +151,8 @@ class Samples:
         self._candidates: dict[str, Candidate] = {}
         # Whether one of them embeds no positions, and whether no further ones are counted.
         self._has_data = self._is_closed = False
+        # The last candidate, while its layer may turn out to be a recurrent one.
+        self._open_product: tuple[Candidate, Product] | None = None
 
     @property
     def batch(self) -> int | None:
@@ -120,6 +167,8 @@ class Samples:
             in_backward: whether a backward pass runs, in which checkpoints run operators again.
         """
         candidate = self._candidates.get(op.id)
+        if self._open_product is not None and candidate is None:
+            self._look_for_states(context, op, *self._open_product)
         if op.phase != "forward" or (candidate is None and self._is_closed):
             return
         in_graph = is_graph(context.namespace)
@@ -143,12 +192,28 @@ class Samples:
             candidate = Candidate(has_weight, has_tokens, rank, in_backward)
             self._candidates[op.id] = candidate
             self._has_data |= not candidate.may_be_positions
+            product = None if in_graph else Product.of(context, op, position)
+            self._open_product = None if product is None else (candidate, product)
             # One whose sizes only a routine can read is enough: each is a node of the graph.
             self._is_closed = self._has_data and (not in_graph or (has_weight and shapes is None))
         if shapes is None:
             context.insert_before_op(candidate.count, inputs=[position])
         else:
             context.insert_before_op(candidate.counter(shapes[position]), inputs=[])
+
+    def _look_for_states(
+        self, context: OpContext, op: OpDescription, candidate: Candidate, first: Product
+    ) -> None:
+        """Learn from the next product of a candidate's layer whether that is a recurrent one."""
+        if op.module != first.module:
+            self._open_product = None
+            return
+        weight = context["weight_index"]
+        if weight is None or context.get_value(weight) is None:
+            return
+        product = Product.of(context, op, _data_of(context, True, False) or 0)
+        candidate.positions_first = product is not None and product.is_of_states(first)
+        self._open_product = None
 
     def _is_open(self, in_graph: bool, has_weight: bool) -> bool:
         """Whether a further operator is counted."""
