@@ -6,38 +6,15 @@ pass that runs. Those of layers of which it does not tell are counted, and a run
 
 from __future__ import annotations
 
-import collections
 from collections.abc import Callable, Mapping
 from typing import Any
 
-import attrs
-
 from amanda.interface.points import Point, PointContext
+from amanda_tools.summary.executions import CountedOp, runs_of
 from amanda_tools.summary.keras_layers import KerasLayers, is_keras
 from amanda_tools.summary.recorder import Recorder, specs_of
 from amanda_tools.summary.scopes import ScopedOp
 from amanda_tools.summary.tensorflow_modules import Gone, TensorFlowModules, is_module
-
-
-@attrs.define(eq=False)
-class GraphOp:
-    """One operator of a graph.
-
-    Attributes:
-        module: path of the layers that made it.
-        executions: how often it ran.
-        macs, bytes: of its last execution.
-    """
-
-    module: str
-    executions: int = 0
-    macs: int = 0
-    bytes: int = 0
-
-    def add(self, macs: int, size: int) -> None:
-        """One execution."""
-        self.executions += 1
-        self.macs, self.bytes = macs, size
 
 
 class GraphOps:
@@ -48,7 +25,7 @@ class GraphOps:
     """
 
     def __init__(self, recorder: Recorder) -> None:
-        self._ops: dict[str, GraphOp] = {}
+        self._ops: dict[str, CountedOp] = {}
         self._eager_recorder = recorder
         self._recorder = recorder.of_graphs()
         self._layers = KerasLayers()
@@ -61,7 +38,7 @@ class GraphOps:
         Args:
             scoped: the operator in its scope, for where no module is called.
         """
-        op = self._ops.setdefault(op_id, GraphOp(module))
+        op = self._ops.setdefault(op_id, CountedOp(module))
 
         def add(macs: int, size: int) -> None:
             if not self._recorder.add_at(module, macs, size):
@@ -103,12 +80,12 @@ class GraphOps:
         ]
         if not ops:
             return {}
-        runs = collections.Counter(op.executions for op in ops).most_common(1)[0][0]
+        runs = runs_of(ops)
         found: dict[str, tuple[int, int]] = {}
         for op in ops:
-            times = max(1, round(op.executions / runs))
             macs, size = found.get(op.module, (0, 0))
-            found[op.module] = macs + times * op.macs, size + times * op.bytes
+            of_op = op.figures_in(runs)
+            found[op.module] = macs + of_op[0], size + of_op[1]
         return found
 
 

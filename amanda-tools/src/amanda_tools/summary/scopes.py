@@ -10,7 +10,6 @@ among them. What reads variables, makes constants, initialises or trains is in n
 
 from __future__ import annotations
 
-import collections
 from collections.abc import Sequence
 from typing import Any
 
@@ -18,6 +17,7 @@ import attrs
 
 from amanda import OpContext
 from amanda_tools._operators.parameters import Parameter, Parameters
+from amanda_tools.summary.executions import CountedOp, runs_of
 from amanda_tools.summary.recorder import specs_of
 
 _VALUES = frozenset({"read_variable", "const", "placeholder", "variable_shape", "shape"})
@@ -28,30 +28,18 @@ _FORWARDING = frozenset({"identity", "cast"})
 
 
 @attrs.define(eq=False)
-class ScopedOp:
-    """An operator of a graph.
+class ScopedOp(CountedOp):
+    """An operator of a graph, in its name scope.
 
     Attributes:
         graph: the name of the graph.
-        module: its name scope.
         parameters: those that it reads, and what may be some.
         outputs: of its last execution, or as far as the graph tells them.
-        executions: how often it ran.
-        macs, bytes: of its last execution.
     """
 
     graph: str
-    module: str
     parameters: Sequence[Parameter]
     outputs: list[dict[str, Any]]
-    executions: int = 0
-    macs: int = 0
-    bytes: int = 0
-
-    def add(self, macs: int, size: int) -> None:
-        """One execution."""
-        self.executions += 1
-        self.macs, self.bytes = macs, size
 
     def see(self, outputs: Sequence[Any]) -> None:
         """Note the outputs of one execution."""
@@ -79,8 +67,8 @@ class Scopes:
             if spec.shape is not None
         ]
         found = ScopedOp(
-            op_id.partition("/")[0],
             context.get_module(),
+            op_id.partition("/")[0],
             self._parameters.used_by(context),
             outputs,
         )
@@ -104,12 +92,12 @@ class Scopes:
         """By name of a graph, how many runs it had."""
         graphs = dict.fromkeys(op.graph for op in self._ops.values() if op.executions)
         return {
-            name: _runs([op for op in self._ops.values() if op.graph == name]) for name in graphs
+            name: runs_of(op for op in self._ops.values() if op.graph == name) for name in graphs
         }
 
     def _rows(self, name: str, ops: Sequence[ScopedOp]) -> list[dict[str, Any]]:
         """The rows of one graph: itself, and its scopes, each behind the one around it."""
-        runs, tree = _runs(ops), {"": list(ops)}
+        runs, tree = runs_of(ops), {"": list(ops)}
         for op in ops:
             parts = op.module.split("/") if op.module else []
             for end in range(1, len(parts) + 1):
@@ -121,7 +109,8 @@ class Scopes:
         ]
 
     def _row(self, name: str, path: str, inside: Sequence[ScopedOp], runs: int) -> dict[str, Any]:
-        macs = sum(_times(op, runs) * op.macs for op in inside)
+        figures = [op.figures_in(runs) for op in inside]
+        macs = sum(of_op for of_op, _ in figures)
         parameters = self._parameters.select({p for op in inside for p in op.parameters})
         outputs = next((op.outputs for op in reversed(inside) if op.outputs), [])
         return {
@@ -136,20 +125,9 @@ class Scopes:
             "parameter_bytes": sum(parameter.bytes for parameter in parameters),
             "macs": macs,
             "flops": 2 * macs,
-            "activation_bytes": sum(_times(op, runs) * op.bytes for op in inside),
+            "activation_bytes": sum(size for _, size in figures),
             "calls": 1,
         }
-
-
-def _runs(ops: Sequence[ScopedOp]) -> int:
-    """The runs of a graph: as often as most of its operators ran."""
-    counts = collections.Counter(op.executions for op in ops if op.executions)
-    return counts.most_common(1)[0][0] if counts else 0
-
-
-def _times(op: ScopedOp, runs: int) -> int:
-    """How often an operator ran in each run: several times in a loop."""
-    return max(1, round(op.executions / runs)) if op.executions else 0
 
 
 def _place(path: str, order: Sequence[str]) -> list[int]:
