@@ -6,16 +6,21 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 _ABSENT = object()
+_OF_WARNINGS = "__warningregistry__"
 
 Snapshot = Mapping[tuple[int, str], Any]
 
 
 def snapshot(targets: Sequence[object]) -> Snapshot:
-    """All attributes of some modules and classes, by the position of each and by name."""
+    """All attributes of some modules and classes, by the position of each and by name.
+
+    Left out is what Python notes in a module that has warned.
+    """
     return {
         (position, name): value
         for position, target in enumerate(targets)
         for name, value in vars(target).items()
+        if name != _OF_WARNINGS
     }
 
 
