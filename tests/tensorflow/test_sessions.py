@@ -12,6 +12,7 @@ import tensorflow as tf
 from tensorflow.python.framework import function
 
 import amanda
+from amanda.errors import CoverageWarning
 from amanda_tensorflow.graphs.replay import Replay
 from tests.identity import Identity
 from tests.tensorflow import support
@@ -255,6 +256,83 @@ def test_called_functions_share_random_generators(
     nodes = tf1.get_default_graph().as_graph_def().node
     ours = [n.name for n in nodes if n.op.startswith("Random") or "amanda" in n.name]
     assert ours == ["w/Initializer/random_uniform/RandomUniform"]
+
+
+def drawn_in_a_body(h: Any) -> Any:
+    body = lambda i, h: (i + 1, h * tf.random.uniform([3], seed=5))  # noqa: E731
+    return tf.while_loop(lambda i, h: i < 2, body, [0, h])[1]
+
+
+def drawn_in_a_body_of_a_function(h: Any) -> Any:
+    return tf.function(drawn_in_a_body)(h)
+
+
+def drawn_in_a_function_in_a_branch(h: Any) -> Any:
+    draw = tf.function(lambda h: h * tf.random.uniform([3], seed=5))
+    return tf.cond(tf.reduce_sum(h) > -1.0, lambda: draw(h), lambda: h)
+
+
+def drawn_in_a_case(h: Any) -> Any:
+    return tf.switch_case(tf.size(h) - 3, [lambda: h * tf.random.uniform([3], seed=5)])
+
+
+def between_runs(
+    noise: Callable[[Any], Any], tool: amanda.Tool | None, config: Any = None
+) -> list[Any]:
+    """What a session draws before a scope, in it, and after it."""
+    with tf.Graph().as_default():
+        x = tf1.placeholder(tf.float32, (3,))
+        y = noise(x)
+        session, seen = tf1.Session(config=config), []
+        for scope in None, tool, None:
+            with applied(scope):
+                seen += [session.run(y, {x: [1.0, 2.0, 3.0]}) for _ in range(2)]
+    return seen
+
+
+@pytest.mark.parametrize(
+    "noise",
+    [
+        drawn_in_a_body,
+        drawn_in_a_body_of_a_function,
+        drawn_in_a_function_in_a_branch,
+        drawn_in_a_case,
+    ],
+)
+def test_runs_with_seeded_numbers_in_loops_and_branches_are_vanilla(
+    noise: Callable[[Any], Any],
+) -> None:
+    """Loops and branches draw what they would draw without a tool, and a warning tells why no
+    tool sees the run; none is given where no tool has anything to do."""
+    wanted = between_runs(noise, None)
+    with pytest.warns(CoverageWarning, match="draws random numbers by a seed in a loop or branch"):
+        support.assert_same_bits(between_runs(noise, Identity()), wanted)
+    support.assert_same_bits(between_runs(noise, amanda.Tool()), wanted)
+
+
+def _drawing_in_a_function(h: Any) -> Any:
+    return tf.function(lambda h: h * tf.random.uniform([3], seed=5))(h) + 1.0
+
+
+def test_a_session_without_variables_shares_random_generators() -> None:
+    """A session that has run before draws from the nodes that a scope adds to its graph."""
+    wanted = between_runs(_drawing_in_a_function, None)
+    support.assert_same_bits(between_runs(_drawing_in_a_function, Identity()), wanted)
+
+
+@pytest.mark.parametrize("is_small", [True, False])
+def test_calls_that_tensorflow_leaves_in_place_are_vanilla(is_small: bool) -> None:
+    """Where the optimizer of graphs leaves calls alone, no node draws from their generators."""
+
+    def noise(h: Any) -> Any:
+        draw = tf.function(lambda h: h * tf.random.uniform([3], seed=5))
+        return draw(h) if is_small else tf.nn.relu(draw(h)) + 1.0
+
+    config = tf1.ConfigProto()
+    config.graph_options.rewrite_options.disable_meta_optimizer = not is_small
+    wanted = between_runs(noise, None, config)
+    with pytest.warns(CoverageWarning, match="does not put in the place of its call"):
+        support.assert_same_bits(between_runs(noise, Identity(), config), wanted)
 
 
 # -- resources ----------------------------------------------------------------

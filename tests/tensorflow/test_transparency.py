@@ -14,6 +14,7 @@ from tensorflow.core.protobuf import saved_model_pb2
 from tensorflow.python.eager import context
 
 import amanda
+from amanda.errors import CoverageWarning
 from amanda_tensorflow import _internals
 from tests.identity import Identity
 from tests.tensorflow import support
@@ -287,3 +288,33 @@ def test_random_numbers() -> None:
             return [draw(), draw()]
 
     support.assert_same_bits(drawn(Identity(), Watcher()), drawn())
+
+
+@pytest.mark.parametrize("in_a_loop", [True, False])
+def test_a_sequence_that_begins_anew_is_told(in_a_loop: bool) -> None:
+    """A copy of a function that was there before draws its first numbers again, and says so; one
+    that is traced in the scope draws what the function would have drawn."""
+
+    def drawing() -> Any:
+        def draw() -> Any:
+            return tf.random.uniform([4], seed=3)
+
+        if not in_a_loop:
+            return tf.function(draw)
+        body = lambda i, x: (i + 1, x + draw())  # noqa: E731
+        first = 0, tf.zeros([4])
+        return tf.function(lambda: tf.while_loop(lambda i, x: i < 2, body, first)[1])
+
+    tf.random.set_seed(5)
+    vanilla = drawing()
+    numbers = [vanilla().numpy() for _ in range(2)]
+    tf.random.set_seed(5)
+    traced = drawing()
+    with amanda.apply(Identity()):
+        support.assert_same_bits([traced().numpy() for _ in range(2)], numbers)
+    for older in vanilla, traced:
+        with (
+            pytest.warns(CoverageWarning, match="begins their sequence anew"),
+            amanda.apply(Identity()),
+        ):
+            support.assert_same_bits([older().numpy()], numbers[:1])

@@ -183,6 +183,16 @@ def renamed(attribute: Any, names: Sequence[Any]) -> Any:
     return result
 
 
+uid: Any = ops.uid
+
+
+def is_made_since(graph: Any, number: int) -> bool:
+    """Whether the first tensor of a graph is younger than a number that :func:`uid` has given."""
+    tensors = (tensor for op in graph.get_operations() for tensor in op.outputs)
+    first = next(tensors, None)
+    return first is None or bool(first._id > number)
+
+
 def graph_of(function: Any) -> Any:
     """The graph of a concrete function."""
     return function._func_graph

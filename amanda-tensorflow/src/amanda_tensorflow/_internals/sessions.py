@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from tensorflow.core.protobuf import config_pb2
+from tensorflow.core.protobuf import config_pb2, rewriter_config_pb2
 from tensorflow.python.client import pywrap_tf_session, session
 from tensorflow.python.framework import ops
 from tensorflow.python.ops import array_ops
@@ -193,6 +193,24 @@ def call_node(
         tensor.set_shape(output.shape)
     graph._amanda_inserted = getattr(graph, "_amanda_inserted", 0) + 1
     return node
+
+
+_SMALL = 4
+"""Nodes below which a graph is not optimized (``min_graph_nodes`` of TensorFlow 2.16 to 2.21)."""
+
+
+def puts_functions_in_place(session: Any) -> bool:
+    """Whether a session replaces calls of functions by their operators, as its optimizer does."""
+    config, graph = session_config(session), session.graph
+    rewrites = rewriter_config_pb2.RewriterConfig()
+    if config is not None:
+        rewrites = config.graph_options.rewrite_options
+    least = rewrites.min_graph_nodes or _SMALL
+    if len(graph.get_operations()) - getattr(graph, "_amanda_inserted", 0) < least:
+        return False
+    is_off = rewrites.function_optimization == rewriter_config_pb2.RewriterConfig.OFF
+    is_listed = not rewrites.optimizers or "function" in rewrites.optimizers
+    return is_listed and not is_off and not rewrites.disable_meta_optimizer
 
 
 def twin_in(graph: Any, op: Any, name: str, device: str) -> Any:

@@ -133,7 +133,7 @@ SYMBOLS: tuple[Symbol, ...] = (
         " TFE_Py_TapeSetRecordOperation",
     ),
     # -- classes and functions that have a name here
-    *_imported("framework.ops", "EagerTensor Graph get_default_graph"),
+    *_imported("framework.ops", "EagerTensor Graph get_default_graph uid"),
     *_imported("framework.func_graph", "FuncGraph"),
     # -- calls of modules
     Symbol("framework.func_graph", "func_graph_from_py_func"),

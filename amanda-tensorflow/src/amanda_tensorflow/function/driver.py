@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import warnings
+import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -11,6 +13,7 @@ import tensorflow as tf
 
 import amanda
 from amanda.engine.points import Points
+from amanda.errors import CoverageWarning
 from amanda.interface.proofs import Proof
 from amanda.patching import PatchSet
 from amanda.state import STATE, LiveScope
@@ -19,6 +22,7 @@ from amanda_tensorflow.graphs.base_driver import GraphModeDriver, raise_original
 from amanda_tensorflow.graphs.building import Building
 from amanda_tensorflow.graphs.copies import Copy
 from amanda_tensorflow.graphs.deferral import Deferral
+from amanda_tensorflow.graphs.dispatcher import GraphDispatcher
 from amanda_tensorflow.graphs.error_texts import reworded
 from amanda_tensorflow.graphs.evaluation import evaluate
 from amanda_tensorflow.graphs.executions import Executions
@@ -27,6 +31,7 @@ from amanda_tensorflow.graphs.instrument import Instrument
 from amanda_tensorflow.graphs.iterations import Iterations, sets_variables_only
 from amanda_tensorflow.graphs.module_marks import calls_modules
 from amanda_tensorflow.graphs.passes import GraphRun, InnerPasses, Passing, RunningModules
+from amanda_tensorflow.graphs.random_state import first_seeded
 from amanda_tensorflow.graphs.replay import Replay, warn_about_xla
 from amanda_tensorflow.graphs.run_time_routines import may_wait_for_tools
 from amanda_tensorflow.graphs.running_vanilla import falling_back
@@ -63,7 +68,13 @@ class FunctionDriver(TensorFlowFunctionDriver, GraphModeDriver):
     instrumented likewise.
     """
 
+    def __init__(self, dispatcher: GraphDispatcher) -> None:
+        super().__init__(dispatcher)
+        self._attached_at = 0
+        self._drawing: weakref.WeakSet[Any] = weakref.WeakSet()
+
     def patch(self, patches: PatchSet) -> None:
+        self._attached_at = _internals.uid()
         patches.wrap(_internals.ConcreteFunction, "_call_flat", self._calling)
         patches.wrap(_internals.AtomicFunction, "call_flat", _calling_in_tool_code)
 
@@ -168,6 +179,7 @@ class FunctionDriver(TensorFlowFunctionDriver, GraphModeDriver):
         instrument.warn(ids)
         payload = executions = None
         if made and building.is_changed:
+            self._warn_about_seeds(name, source)
             payload = FunctionCopy(
                 _internals.instrumented(function, graph, self._attributes(function, building)),
                 list(graph.external_captures),
@@ -187,6 +199,27 @@ class FunctionDriver(TensorFlowFunctionDriver, GraphModeDriver):
         copy.remember(list(instrument.keys))
         self.copies.keep(function, copy, scopes)
         return copy
+
+    def _warn_about_seeds(self, name: str, source: Any) -> None:
+        """Warn that a copy draws other random numbers than a vanilla run (CoverageWarning).
+
+        One of a function that was traced under the scopes draws what the function would have drawn,
+        unless there was another copy before.
+        """
+        drawing = first_seeded(source.get_operations())
+        if drawing is None:
+            return
+        is_first = source not in self._drawing
+        self._drawing.add(source)
+        if is_first and _internals.is_made_since(source, self._attached_at):
+            return
+        warnings.warn(
+            f"{name} draws random numbers by a seed ({drawing.name}) and was there before this "
+            "scope: its instrumented copy begins their sequence anew. Stateless random operators "
+            "and a tf.random.Generator go on",
+            CoverageWarning,
+            stacklevel=4,
+        )
 
     def _iterations(self, source: Any, building: Building) -> Iterations | None:
         """The iterations in the runs of a function; None where nobody is told of them.

@@ -30,11 +30,12 @@ from amanda_tensorflow.graphs.instrument import Instrument
 from amanda_tensorflow.graphs.module_marks import calls_modules
 from amanda_tensorflow.graphs.op_ids import GraphIds
 from amanda_tensorflow.graphs.passes import RunningModules
+from amanda_tensorflow.graphs.random_state import first_seeded, is_seeded
 from amanda_tensorflow.graphs.replay import Replay
 from amanda_tensorflow.graphs.running_vanilla import NotInstrumentableError, falling_back
 from amanda_tensorflow.graphs.sites import Site
 from amanda_tensorflow.graphs.topological_order import ordered
-from amanda_tensorflow.session.random_ops import can_be_shared, draws_from, is_seeded
+from amanda_tensorflow.session.random_ops import can_be_shared, draws_from
 from amanda_tensorflow.session.run_kinds import RunKind, kind_of
 from amanda_tensorflow.session.runs import Key, SessionRun
 from amanda_tensorflow.session.stateful_runs import InlineFunction, needs_inline
@@ -167,37 +168,39 @@ class SessionCopies:
                 copied, counting = self._added_apart(run, operations)
             else:
                 copied, counting = self._added(run)
-            self._refuse_unshared(copied, operations)
-            made, executions = copied, counting
+            unshared = self._unshared(operations)
+            if unshared and self._acts_in(copied):
+                raise NotInstrumentableError(f"{unshared}: a copy of it would draw other numbers")
+            # A later run may change the shadow, on which this one would draw other numbers, too.
+            made, executions = Vanilla() if unshared else copied, counting
         if isinstance(made, Vanilla):
             self.building.take_controls()
         modules = None if isinstance(made, Vanilla) else self.building.modules
         prepared = self._prepared[key, version] = Prepared(made, executions, modules)
         return prepared
 
-    def _refuse_unshared(
-        self, made: SessionRun | InlineFunction, operations: Sequence[Any]
-    ) -> None:
-        """Refuse random operators whose generators a copy cannot share.
+    def _acts_in(self, made: SessionRun | InlineFunction) -> bool:
+        """Whether a run is executed by a copy."""
+        return made.is_inserted if isinstance(made, InlineFunction) else self.building.is_changed
+
+    def _unshared(self, operations: Sequence[Any]) -> str | None:
+        """What random operator has a generator that a copy cannot share, and where; None if none.
 
         Args:
             operations: the operators that the run needs.
-
-        Raises:
-            NotInstrumentableError: there is one.
         """
-        is_copy = made.is_inserted if isinstance(made, InlineFunction) else self.building.is_changed
-        for op in operations if is_copy else ():
+        for op in operations:
             if is_seeded(op) and not can_be_shared(op):
-                raise NotInstrumentableError(
-                    f"{op.name} draws random numbers by a seed and waits for other operators: a "
-                    "copy of it would draw other numbers"
-                )
+                return f"{op.name} draws random numbers by a seed and waits for other operators"
             if op.name in self._apart:
-                raise NotInstrumentableError(
+                return (
                     f"{self._apart[op.name]} draws random numbers by a seed in a function that "
-                    "another one calls: a copy of it would draw other numbers"
+                    "another one calls, or that TensorFlow does not put in the place of its call"
                 )
+        inside = first_seeded(operations, only_in_bodies=True)
+        if inside is None:
+            return None
+        return f"{inside.name} draws random numbers by a seed in a loop or branch"
 
     def _added(self, run: SessionRun) -> tuple[SessionRun, Executions | None]:
         """The run in terms of the shadow, to which the operators that it needs are added."""
@@ -306,6 +309,8 @@ class SessionCopies:
             )
             self._variables = ShadowVariables(self._session)
         self._enter()
+        # The run may draw from nodes that preparing it has added to the user's graph.
+        _internals.extend_graph(self._user)
         return _internals.run_vanilla(
             self._session, run.fetches, run.targets, run.feeds, options, metadata, extends=False
         )

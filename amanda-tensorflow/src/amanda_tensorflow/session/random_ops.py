@@ -20,14 +20,9 @@ from typing import Any
 import tensorflow as tf
 
 from amanda_tensorflow import _internals
+from amanda_tensorflow.graphs.random_state import is_seeded
 from amanda_tensorflow.graphs.run_time_routines import PythonNode, is_routable
 from amanda_tensorflow.graphs.sites import Site
-from amanda_tensorflow.operators.types import is_random
-
-
-def is_seeded(op: Any) -> bool:
-    """Whether a random operator draws the same numbers in each session."""
-    return is_random(op.type) and bool(op.get_attr("seed") or op.get_attr("seed2"))
 
 
 def draws_from(
@@ -55,6 +50,9 @@ def draws_from(
         if site.outermost.graph is not graph:
             return None
         call = _call_of(site)
+        if not _internals.puts_functions_in_place(reference()):
+            apart[call] = f"{site.prefix}{op.name}"
+            return None
         if f"{call}/" != site.prefix:
             # A function that others call is not always put in the place of its call.
             apart[call] = f"{site.prefix}{op.name}"

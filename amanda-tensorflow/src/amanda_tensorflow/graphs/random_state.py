@@ -1,0 +1,46 @@
+"""Random operators that go on with a sequence, which a copy of them begins anew.
+
+``tf.random.uniform`` and others keep their state in the kernel that runs them. Without a seed
+nobody can tell; with one, a copy draws what the vanilla operator drew in its first executions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+from amanda_tensorflow import _internals
+from amanda_tensorflow.operators.types import CALLS, CONTROL_FLOW, is_random
+
+
+def is_seeded(op: Any) -> bool:
+    """Whether a random operator draws the same numbers in each session."""
+    return is_random(op.type) and bool(op.get_attr("seed") or op.get_attr("seed2"))
+
+
+def first_seeded(operations: Iterable[Any], only_in_bodies: bool = False) -> Any:
+    """A seeded random operator among these and in the functions that they run; None without any.
+
+    Args:
+        only_in_bodies: of those in loops and branches only.
+    """
+    return next(_seeded(operations, not only_in_bodies, set()), None)
+
+
+def _seeded(operations: Iterable[Any], counts: bool, seen: set[tuple[int, bool]]) -> Iterator[Any]:
+    for op in operations:
+        if counts and is_seeded(op):
+            yield op
+        counts_there = counts or op.type in CONTROL_FLOW
+        for name in _functions_of(op):
+            callee = _internals.callee_named(op.graph, name)
+            if callee is not None and (id(callee.graph), counts_there) not in seen:
+                seen.add((id(callee.graph), counts_there))
+                yield from _seeded(callee.graph.get_operations(), counts_there, seen)
+
+
+def _functions_of(op: Any) -> list[str]:
+    """The names of the functions that an operator runs, and that a copy replays."""
+    if op.type in CALLS or op.type in CONTROL_FLOW:
+        return [name for of in _internals.function_attributes(op).values() for name in of]
+    return [op.type] if _internals.is_function_call(op) else []
