@@ -236,8 +236,9 @@ def test_a_new_operator_is_few_objects() -> None:
         gc.collect()
         made = len(gc.get_objects()) - known
     assert result.requires_grad
-    # Two of each product are the tuples of routines that the gate runs.
-    assert made <= (58 if CAPTURES else 56) * 2 * count
+    # Two of each product are the tuples of routines that the gate runs. A hook that is a bound method
+    # would be two objects.
+    assert made <= (52 if CAPTURES else 50) * 2 * count
 
 
 IS_GATED = os.environ.get("AMANDA_TORCH_INTERCEPTOR", "auto") != "mode" and not reason_unusable()

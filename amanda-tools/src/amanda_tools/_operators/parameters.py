@@ -91,7 +91,9 @@ class Parameters:
     """Recognizes parameters among the inputs of operators; keeps none of them alive."""
 
     def __init__(self) -> None:
-        self._known: dict[int, tuple[Any, Parameter]] = {}
+        # By the identity of a value. Pairs of them would be an object more for each.
+        self._values: dict[int, weakref.ref[Any]] = {}
+        self._known: dict[int, Parameter] = {}
         self._by_input: dict[tuple[str, int], Parameter] = {}
         self._uses: dict[Hashable, VariableUse] = {}
         self._assigned: set[Hashable] = set()
@@ -183,9 +185,9 @@ class Parameters:
 
     def _parameter(self, value: Any, context: OpContext, position: int) -> Parameter:
         """Return the parameter of a value; equal for one object, or for one place and size."""
-        entry = self._known.get(id(value))
-        if entry is not None and entry[0]() is value:
-            return entry[1]
+        reference = self._values.get(id(value))
+        if reference is not None and reference() is value:
+            return self._known[id(value)]
         if _is_torch_parameter(value):
             parameter = self._new_parameter(value)
         else:
@@ -196,7 +198,9 @@ class Parameters:
                 found = self._by_input[place] = self._new_parameter(value)
             parameter = found
         try:  # noqa: SIM105 - for each parameter: the context manager costs three functions
-            self._known[id(value)] = (weakref.ref(value), parameter)
+            reference = weakref.ref(value)
+            self._known[id(value)] = parameter
+            self._values[id(value)] = reference
         except TypeError:
             # Objects that take no weak reference are recognized by their place alone.
             pass

@@ -316,14 +316,16 @@ class Execution:
         return self._past
 
 
-class Past:
+class Past(list[Any]):
     """The tensors of a past execution, held weakly.
+
+    One object, the list of all references: those to inputs, to outputs and to modules.
 
     Args:
         modules: references to those that were running, innermost first.
     """
 
-    __slots__ = ("_handle", "_inputs", "_outputs", "_references")
+    __slots__ = ("_handle", "_inputs", "_outputs")
 
     def __init__(
         self,
@@ -331,9 +333,8 @@ class Past:
         outputs: Sequence[Any],
         modules: Sequence[weakref.ref[nn.Module]],
     ) -> None:
-        # One object: those of inputs, of outputs and of modules.
-        tensors = [None if t is None else weakref.ref(t) for t in (*inputs, *outputs)]
-        self._references: Sequence[Any] = (*tensors, *modules)
+        super().__init__([None if t is None else weakref.ref(t) for t in (*inputs, *outputs)])
+        self += modules
         self._inputs = len(inputs)
         self._outputs = len(outputs)
         self._handle: OpHandle | None = None
@@ -350,9 +351,8 @@ class Past:
     def _past(self) -> list[PastTensor | None]:
         count = self._inputs + self._outputs
         # Not a method, which would be a cycle. One whose tensor is gone says so.
-        value = functools.partial(_constant, self._references[count:])
-        found = self._references[:count]
-        return [None if ref is None else PastTensor(ref(), value) for ref in found]
+        value = functools.partial(_constant, self[count:])
+        return [None if ref is None else PastTensor(ref(), value) for ref in self[:count]]
 
 
 def _constant(modules: Sequence[weakref.ref[nn.Module]], tensor: Any) -> Any:
@@ -403,17 +403,25 @@ class Claim:
         """
         hooks: Any = self._hooks[entry] if self._hooks else None
         native = self._claimer.dispatcher.native
-        # Nearly all operators have one entry: a bound method is the least that can be registered.
-        before = functools.partial(self._before, entry=entry) if entry else self._before
-        native.attach(node, before, False) if native else node.register_prehook(before)
+        # Nearly all operators have one entry. Bound methods would be two objects more for each.
+        hook = functools.partial(self, entry=entry) if entry else self
+        native.attach(node, hook, False) if native else node.register_prehook(hook)
         if native and self._is_settled and not hooks.has_before:
             native.register(hooks, node)
         elif hooks is None or hooks.has_after:
-            after = functools.partial(self._after, entry=entry) if entry else self._after
-            native.attach(node, after, True) if native else node.register_hook(after)
+            native.attach(node, hook, True) if native else node.register_hook(hook)
 
-    def _before(self, grad_outputs: tuple[Any, ...], entry: int = 0) -> Any:
-        if nothing_flows(grad_outputs):
+    def __call__(
+        self,
+        gradients: tuple[Any, ...],
+        grad_outputs: tuple[Any, ...] | None = None,
+        entry: int = 0,
+    ) -> Any:
+        """Prehook of an entry; posthook, where PyTorch passes what the node has consumed, too."""
+        if grad_outputs is not None:
+            hooks = self._hooks_at(entry)
+            return hooks.after(gradients, grad_outputs) if hooks.has_after else None
+        if nothing_flows(gradients):
             return None
         if self._done is None:
             self._done = set()
@@ -421,15 +429,9 @@ class Claim:
             self._done.add(entry)
             self._hook_inner(entry, self._done)
         if self._reached:
-            note_reached(self._reached, grad_outputs)
+            note_reached(self._reached, gradients)
         hooks = self._hooks_at(entry)
-        return hooks.before(grad_outputs) if hooks.has_before else None
-
-    def _after(
-        self, grad_inputs: tuple[Any, ...], grad_outputs: tuple[Any, ...], entry: int = 0
-    ) -> Any:
-        hooks = self._hooks_at(entry)
-        return hooks.after(grad_inputs, grad_outputs) if hooks.has_after else None
+        return hooks.before(gradients) if hooks.has_before else None
 
     def _hook_inner(self, entry: int, done: set[int]) -> None:
         """Hook the nodes behind the one that runs now: a pass comes to them later.
@@ -783,11 +785,9 @@ class Claimer:
                     reached.append(one)
                 native = self.dispatcher.native
                 if hooks is None or hooks.has_before:
-                    before = one.before
-                    native.attach(node, before, False) if native else node.register_prehook(before)
+                    native.attach(node, one, False) if native else node.register_prehook(one)
                 if hooks is None or hooks.has_after:
-                    after = one.after
-                    native.attach(node, after, True) if native else node.register_hook(after)
+                    native.attach(node, one, True) if native else node.register_hook(one)
         known.asked = self.dispatcher.analysed
         return is_idle
 

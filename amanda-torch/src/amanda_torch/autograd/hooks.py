@@ -260,17 +260,23 @@ class Accumulation:
         # The graph of this pass may lead to the leaf by nodes that no operator owns.
         self._always = self._always or makes_graph
 
-    def before(self, grad_outputs: tuple[Any, ...]) -> Any:
-        """Prehook, as :meth:`NodeHooks.before`."""
-        if self._always or _graph_task() in self._passes:
-            return self._made().before(grad_outputs)
-        return None
+    def __call__(
+        self, gradients: tuple[Any, ...], grad_outputs: tuple[Any, ...] | None = None
+    ) -> Any:
+        """Prehook, as :meth:`NodeHooks.before`, and posthook, as :meth:`NodeHooks.after`.
 
-    def after(self, grad_inputs: tuple[Any, ...], grad_outputs: tuple[Any, ...]) -> Any:
-        """Posthook, as :meth:`NodeHooks.after`."""
-        if self._always or _graph_task() in self._passes:
-            return self._made().after(grad_inputs, grad_outputs)
-        return None
+        Both in one, since bound methods would be two objects more for each parameter.
+
+        Args:
+            gradients: those that the node consumes; of the posthook, those that it has produced.
+            grad_outputs: of the posthook, those that it has consumed.
+        """
+        if not (self._always or _graph_task() in self._passes):
+            return None
+        hooks = self._made()
+        if grad_outputs is None:
+            return hooks.before(gradients)
+        return hooks.after(gradients, grad_outputs)
 
     def _made(self) -> NodeHooks:
         # Another thread may be about to do the same: what it drops is read before its result.
