@@ -236,8 +236,8 @@ def test_a_new_operator_is_few_objects() -> None:
         gc.collect()
         made = len(gc.get_objects()) - known
     assert result.requires_grad
-    # Two of each product are the tuples of routines that the gate runs. A hook that is a bound method
-    # would be two objects.
+    # Two of each product are the tuples of routines that the gate runs. Bound methods as hooks
+    # would be two more of each operator and each parameter.
     assert made <= (52 if CAPTURES else 50) * 2 * count
 
 

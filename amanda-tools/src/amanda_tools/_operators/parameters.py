@@ -197,7 +197,7 @@ class Parameters:
             if found is None or found.size != size_of(value):
                 found = self._by_input[place] = self._new_parameter(value)
             parameter = found
-        try:  # noqa: SIM105 - for each parameter: the context manager costs three functions
+        try:
             reference = weakref.ref(value)
             self._known[id(value)] = parameter
             self._values[id(value)] = reference
