@@ -316,6 +316,26 @@ def test_the_graph_begins_with_the_model(opened: Callable[[Path], Page], tmp_pat
     assert drawn(page, "graph.cy.nodes().renderedBoundingBox().w") > width
 
 
+def test_a_long_name_leaves_room_for_its_count(
+    opened: Callable[[Path], Page], tmp_path: Path
+) -> None:
+    """Of blocks that repeat the count stands whole in the tree, deep in the model too."""
+    within = "Net.encoder.layers.encoder_layer_of_the_transformer_"
+    ids = [f"{within}{i}.{part}/f:0" for i in range(12) for part in "ab"]
+    figures = {"flops": 5e6, "params": 7, "activation_bytes": 9, "seconds": 1e-3}
+    ops = [{"id": i, "type": "f", "module": i[4:-4], **figures} for i in ids]
+    edges = [{"producer": a, "consumer": b} for a, b in itertools.pairwise(ids)]
+    page = small_page(opened, tmp_path, "any", ops=ops, edges=edges)
+    [count] = page.all(".tree .count")
+    assert count.text == "12×"
+    assert page.browser.execute_script(
+        "const c = arguments[0].getBoundingClientRect();"
+        "return c.right <= arguments[0].closest('td').getBoundingClientRect().right"
+        " && arguments[0].scrollWidth <= arguments[0].clientWidth + 1",
+        count,
+    )
+
+
 def test_headings_and_shapes_stand_whole(opened: Callable[[Path], Page], tmp_path: Path) -> None:
     """In the tree beside the graph, with many figures: a shape has four numbers."""
     shape = [{"shape": [16, 256, 112, 112], "dtype": "float32", "device": "cpu"}]

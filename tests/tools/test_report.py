@@ -264,6 +264,15 @@ def test_repeated_modules_are_named_by_what_differs() -> None:
         assert names(found, "repeat") == [f"Net/{expected}"]
 
 
+def test_what_is_saved_for_the_backward_pass_is_shown_where_something_is() -> None:
+    """A column of zeros, as of TensorFlow, which does not say what it saves, is left out."""
+    rows = [{"id": f"N.a/f:{i}", "type": "f", "module": "a", "flops": 1} for i in range(2)]
+    nothing = [{**row, "saved_bytes": 0} for row in rows]
+    something = [{**row, "saved_bytes": i} for i, row in enumerate(rows)]
+    assert [figure.key for figure in model({"ops": nothing}).figures] == ["flops"]
+    assert [figure.key for figure in model({"ops": something}).figures] == ["flops", "saved_bytes"]
+
+
 @pytest.mark.parametrize("has_phases", [True, False])
 def test_what_is_not_the_models_stands_aside(has_phases: bool) -> None:
     """By its phase, or because no way from a module leads to it; the loss stays with the model."""

@@ -185,10 +185,14 @@ def model_of(tools: Sequence[ToolReport]) -> ModelView | None:
     )
 
 
+_NOT_ZERO = ("not_finite", "saved_bytes")
+"""Figures that tell nothing where all are zero: of what TensorFlow saves, no byte is seen."""
+
+
 def _is_told(figure: Figure, ops: Mapping[str, ModelOp]) -> bool:
-    """Whether operators have a figure; of NaN and infinities, whether there were any."""
+    """Whether operators have a figure; of those in ``_NOT_ZERO``, whether one is above zero."""
     values = [op.values[figure.key] for op in ops.values() if figure.key in op.values]
-    return any(values) if figure.key == "not_finite" else bool(values)
+    return any(values) if figure.key in _NOT_ZERO else bool(values)
 
 
 def _names(root: Node) -> list[str]:

@@ -133,8 +133,9 @@ class Tree {
       mark.textContent = model.open.has(i) ? "▾" : "▸";
     }
     const text = isBack ? `∇ ${node[BACKWARD][b][1]}` : node[NAME];
-    name.append(mark, element("span", { class: "text" }, text));
-    if (model.repeats(i) > 1) name.append(element("b", { class: "count" }, `${model.repeats(i)}×`));
+    const parts = element("div", {}, mark, element("span", { class: "text" }, text));
+    if (model.repeats(i) > 1) parts.append(element("b", { class: "count" }, `${model.repeats(i)}×`));
+    name.append(parts);
     name.title = isBack ? node[BACKWARD][b][0] : node[DETAILS]?.id ?? model.path(i);
     line.append(name);
     if (this.hasShapes) line.append(element("td", { class: "shape", title: node[SHAPE] }, isBack ? "" : node[SHAPE]));
