@@ -643,6 +643,20 @@ def saves_result(node: Any) -> bool:
     return hasattr(node, "_saved_result")
 
 
+def is_compiled_backward(node: Any) -> bool:
+    """Whether a node runs the backward pass of code that a compiler has made."""
+    # It is the only name that 2.13 gives to it.
+    return str(node.name()) == "CompiledFunctionBackward"
+
+
+def stands_for_leaf(node: Any) -> bool:
+    """Whether a node is what a compiler gives to the inputs of a graph when it first traces it.
+
+    2.13 does so to find out what the graph writes into; then no backward pass follows.
+    """
+    return str(node.name()).rpartition("::")[2] == "Error"
+
+
 def node_class(function: type[torch.autograd.Function]) -> Any:
     """The class of the nodes that an ``autograd.Function`` makes."""
     return getattr(function, "_backward_cls", None)

@@ -791,6 +791,22 @@ class Claimer:
         known.asked = self.dispatcher.analysed
         return is_idle
 
+    def claim_leaves(
+        self,
+        leaves: Sequence[Any],
+        known: KnownGradients,
+        iteration: int,
+        reached: list[Accumulation],
+    ) -> None:
+        """Hook the accumulations of leaves that belong to an operator in compiled code.
+
+        Args:
+            known: what is known of the operator's gradients.
+            reached: is added what is to be told when a pass comes to the code.
+        """
+        self.iterations[known.handle.op_id] = iteration
+        self._claim_leaves(leaves, known, None, iteration, reached)
+
     def leaf_hooks(
         self, known: KnownGradients, backward_id: str, scopes: Sequence[Any], past: Past | None
     ) -> NodeHooks:

@@ -129,6 +129,37 @@ class AmandaOperator(torch.autograd.Function):
         return _passed(tangents[: ctx.count])
 
 
+class TracedGradients(torch.autograd.Function):
+    """:class:`AmandaGradients` for a compiler that traces it: its dispatch modes stay on."""
+
+    @staticmethod
+    def forward(ctx: Any, change: Gradients, *tensors: torch.Tensor) -> Any:
+        ctx.change = change
+        ctx.set_materialize_grads(False)
+        return tuple(tensor.detach() for tensor in tensors)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> Any:
+        return (None, *ctx.change(list(gradients)))
+
+
+class TracedOperator(torch.autograd.Function):
+    """:class:`AmandaOperator` for a compiler that traces it, always with the tool's gradients."""
+
+    @staticmethod
+    def forward(ctx: Any, vjp: Gradients, count: int, *tensors: torch.Tensor) -> Any:
+        ctx.vjp = vjp
+        ctx.count = count
+        outputs = tuple(output.detach() for output in tensors[:count])
+        ctx.mark_non_differentiable(*[o for o in outputs if not is_differentiable(o)])
+        ctx.set_materialize_grads(False)
+        return outputs
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> Any:
+        return (None, None, *[None] * ctx.count, *ctx.vjp(list(gradients)))
+
+
 def _passed(tangents: Sequence[Any]) -> tuple[Any, ...]:
     """Tangents handed on as views: forward-mode AD does not take them as they are."""
     return tuple(None if tangent is None else tangent.view_as(tangent) for tangent in tangents)
@@ -139,6 +170,8 @@ OWN_FUNCTIONS = (
     AmandaSubstituteInTransform,
     AmandaGradients,
     AmandaOperator,
+    TracedGradients,
+    TracedOperator,
 )
 
 

@@ -116,6 +116,10 @@ class NodeHooks:
                 found.append(one)
         return found
 
+    def routines(self) -> BackwardRoutines | None:
+        """All routines; None if an analysis has yet to run, or one replaces the operator."""
+        return self._dispatcher.settled.get(self._key) or self._settle()
+
     def before(self, grad_outputs: tuple[Any, ...]) -> Any:
         """Prehook: the gradients to consume instead, None for the same."""
         # The first says it of nearly all nodes, without a function more.

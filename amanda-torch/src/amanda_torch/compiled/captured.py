@@ -18,6 +18,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
+import attrs
 import torch
 from torch import fx, nn
 
@@ -27,10 +28,12 @@ from amanda.state import ATTACHED
 from amanda_torch import _internals
 from amanda_torch.compiled.code import GraphCode, Site
 from amanda_torch.compiled.direct import DirectCode, Known
+from amanda_torch.compiled.gradients import Tally, learned, reason_against_gradients
 from amanda_torch.compiled.inlining import (
     CompiledCode,
     Inlined,
     Writer,
+    is_traceable,
     notes_of,
     reason_against,
 )
@@ -88,7 +91,10 @@ class CapturedGraph:
         if is_alone:
             for binding in bindings:
                 if binding.holds(interceptor, roots):
-                    return binding.run(interceptor, inputs)
+                    result = binding.run(interceptor, inputs)
+                    if binding.waiting is not None:
+                        self._go_on(interceptor, binding, binding.waiting)
+                    return result
         modules = self._code.places.find(roots)
         # Dynamo passes symbolic sizes as numbers.
         is_static = self._is_static and all(isinstance(each, torch.Tensor) for each in inputs)
@@ -111,7 +117,15 @@ class CapturedGraph:
     def _note(self, interceptor: Interceptor, way: str) -> None:
         interceptor.note_compiled(self._name, way)
 
-    def _compile(self, interceptor: Interceptor, binding: Binding, steps: Sequence[Step]) -> str:
+    def _go_on(self, interceptor: Interceptor, binding: Binding, waiting: Waiting) -> None:
+        """Compile a graph as soon as all is known of its backward operators."""
+        waiting.runs += 1
+        if compiler := self._compile(interceptor, binding, waiting.steps, waiting.runs):
+            self._note(interceptor, f"by {compiler}")
+
+    def _compile(
+        self, interceptor: Interceptor, binding: Binding, steps: Sequence[Step], runs: int = 0
+    ) -> str:
         """Let a compiler have the graph with its actions; its name if one takes it, else "".
 
         Not where sizes are symbolic: what a compiler assumes of them would have to be guarded.
@@ -125,15 +139,23 @@ class CapturedGraph:
         # In PyTorch 2.13 inductor makes code with unbound variables of an operator with effects
         # where a graph with a backward pass also writes into a buffer.
         can_observe = name != "inductor" or not any(step.records for step in steps)
-        reasons = (step.reason_against(can_observe) for step in steps)
+        reasons = (step.reason_against(can_observe, name) for step in steps)
         reason = next(filter(None, reasons), "")
+        binding.waiting = None
+        if not reason and not all(step.is_learned() for step in steps):
+            if runs < _MOST_WAITED:
+                # The code for these runs would not tell what operators have become known.
+                binding.direct, binding.waiting = None, Waiting(steps, runs)
+                return ""
+            reason = "no backward pass has come to all of its backward operators"
         if interceptor.tells and any(step.enters for step in steps):
             reason = "tools are told of the forward passes in it"
         if not reason:
             actions = {step.name: step.inlined() for step in steps if step.acts()}
             try:
                 with self._suspended():
-                    writer = Writer(driver.dispatcher, self._module)
+                    tally = Tally(interceptor.executor.claimer)
+                    writer = Writer(driver.dispatcher, self._module, tally)
                     module = writer.write(actions)
                     is_own = os.environ[COMPILER_VARIABLE] == OWN_COMPILER
                     compiler = self._own if is_own else _internals.lookup_compiler(name)
@@ -141,7 +163,10 @@ class CapturedGraph:
                     function = _internals.compile_later(
                         self._context, compiler, module, self._inputs
                     )
-                    binding.function = CompiledCode(function, written, name, _routines(actions))
+                    routines = _routines(actions)
+                    binding.function = CompiledCode(
+                        function, written, name, routines, tally, interceptor
+                    )
                     binding.direct, binding.observers = None, writer.observers
                 return name
             except Exception as error:
@@ -166,6 +191,9 @@ OWN_COMPILER = "own"
 
 _BINDINGS = 16
 """Positions in one module call, and modules, for which a graph is bound."""
+
+_MOST_WAITED = 8
+"""Runs of a graph after which it is not compiled if analyses of backward operators are pending."""
 
 _SAID: set[str] = set()
 
@@ -418,22 +446,43 @@ class Step:
             known is not None and (self.records or not known.is_claim) for known in self._knowns
         )
 
-    def reason_against(self, can_observe: bool) -> str:
+    def reason_against(self, can_observe: bool, compiler: str) -> str:
         """Why what it does cannot be compiled; "" if it can.
 
         Args:
             can_observe: whether routines that are not traceable may run when the code does.
+            compiler: its name.
         """
         if not self.acts():
             return ""
         if self._operator is None:
             return f"{self._site.function.__name__} is made of several operators"
-        return reason_against(self._plan(), self._is_one_output, self.records, can_observe)
+        plan, known = self._plan(), self._knowns[0]
+        reason = reason_against(plan, self._is_one_output, can_observe)
+        if not reason and self._has_gradients():
+            nodes = learned(plan, known.gradients) or ()
+            reason = reason_against_gradients(plan, known.name, nodes, compiler, is_traceable)
+        return reason
+
+    def _has_gradients(self) -> bool:
+        """Whether there is something to do at its backward operators, or at its gradients."""
+        plan = self._plan()
+        return self.records and (plan.claims or plan.acts_on_gradients)
+
+    def is_learned(self) -> bool:
+        """Whether no analysis of its backward operators is pending."""
+        if not (self.acts() and self._has_gradients()):
+            return True
+        return learned(self._plan(), self._knowns[0].gradients) is not None
 
     def inlined(self) -> Inlined:
         """The actions on its operator."""
         assert self._operator is not None
-        return Inlined(self._plan(), self._operator)
+        plan, gradients = self._plan(), self._knowns[0].gradients
+        if not self._has_gradients():
+            return Inlined(plan, self._operator)
+        nodes = learned(plan, gradients) if plan.claims else None
+        return Inlined(plan, self._operator, gradients, nodes)
 
     def _plan(self) -> ActionPlan:
         plan: ActionPlan = self._knowns[0].plan
@@ -598,6 +647,19 @@ class Span:
             child.calls = calls
 
 
+@attrs.define
+class Waiting:
+    """A graph whose backward operators have yet to be analysed.
+
+    Attributes:
+        steps: what its calls have done.
+        runs: since it has waited.
+    """
+
+    steps: Sequence[Step]
+    runs: int
+
+
 class Binding:
     """Runs a graph in one module call, with what is known of its operators.
 
@@ -611,11 +673,12 @@ class Binding:
     Attributes:
         direct: code with routines written into it; None where there is none.
         observers: those of a compiler's code, which calls them by number.
+        waiting: what is to be compiled once all is known of its backward operators.
     """
 
     __slots__ = (
         *("_base", "_callers", "_generation", "_passes", "_roots", "_span"),
-        *("direct", "function", "observers"),
+        *("direct", "function", "observers", "waiting"),
     )
 
     def __init__(
@@ -635,6 +698,7 @@ class Binding:
         self._callers = callers
         self._roots: list[weakref.ref[Any]] = []
         self.direct: DirectCode | None = None
+        self.waiting: Waiting | None = None
         self.observers: Sequence[Observer] = ()
 
     def note_roots(self, roots: Sequence[Any]) -> bool:

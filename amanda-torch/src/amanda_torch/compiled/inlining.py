@@ -11,6 +11,7 @@ out of it::
 
 from __future__ import annotations
 
+import functools
 import itertools
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
@@ -21,12 +22,16 @@ from torch import fx
 
 from amanda.engine.dispatch import Dispatcher
 from amanda.engine.plan import ActionPlan
-from amanda.interface.action import Action
+from amanda.interface.action import Action, ActionKind
 from amanda_torch import _internals
+from amanda_torch.autograd.claims import KnownGradients
 from amanda_torch.autograd.functions import AmandaSubstitute
+from amanda_torch.compiled.gradients import LearnedNode, Site, Tally, is_deferred
 from amanda_torch.compiled.observers import Observer, only_observes
 from amanda_torch.compiled.operators import Operator
+from amanda_torch.eager.interceptors import Interceptor
 from amanda_torch.operators.calls import item_at, put_item
+from amanda_torch.routines import RoutineDispatcher
 
 
 @attrs.frozen
@@ -36,29 +41,29 @@ class Inlined:
     Attributes:
         plan: them.
         operator: what its node runs.
+        gradients: what is known of its backward operators; None where there is nothing to do.
+        nodes: these, as far as a tool looks at them.
     """
 
     plan: ActionPlan
     operator: Operator
+    gradients: KnownGradients | None = None
+    nodes: Sequence[LearnedNode] | None = None
 
 
-def reason_against(
-    plan: ActionPlan, is_one_output: bool, records: bool = True, can_observe: bool = False
-) -> str:
+def reason_against(plan: ActionPlan, is_one_output: bool, can_observe: bool = False) -> str:
     """Why the actions on an operator cannot be compiled with it; "" if they can.
 
     Args:
         is_one_output: whether it returns one tensor.
-        records: whether it may have backward operators.
         can_observe: whether routines that are not traceable may run when the code does.
     """
-    if records and (plan.claims or plan.acts_on_gradients):
-        return "a tool looks at backward operators"
     replaced = () if plan.replace is None else (plan.replace,)
     for action in (*plan.before, *replaced, *plan.after):
-        if not (is_traceable(action) or (can_observe and only_observes(action))):
+        is_taken = is_traceable(action) or is_deferred(action)
+        if not (is_taken or (can_observe and only_observes(action))):
             return f"{action.routine} is not traceable"
-    if plan.after and not is_one_output:
+    if any(not is_deferred(action) for action in plan.after) and not is_one_output:
         return "a routine gets several outputs of an operator"
     return ""
 
@@ -77,6 +82,8 @@ class CompiledCode:
         written: a copy of the graph that it was made of: compilers change what they are given.
         compiler: its name.
         routines: the names of those in it.
+        tally: what is to be done when it has run.
+        interceptor: that of the thread.
     """
 
     def __init__(
@@ -85,7 +92,11 @@ class CompiledCode:
         written: fx.GraphModule,
         compiler: str,
         routines: Collection[str],
+        tally: Tally,
+        interceptor: Interceptor,
     ) -> None:
+        self._tally = tally
+        self._interceptor = interceptor
         self._function = function
         self._written = written
         self._compiler = compiler
@@ -94,7 +105,7 @@ class CompiledCode:
     def __call__(self, *inputs: Any) -> Any:
         """Run the code."""
         try:
-            return self._function(*inputs)
+            return self._tally.run(self._function, inputs, self._interceptor.iteration)
         except Exception as error:
             if self._routines and not notes_of(error):
                 self._explain(error, inputs)
@@ -137,15 +148,22 @@ class Writer:
         observers: those that the copy calls, which holds only their numbers.
     """
 
-    def __init__(self, dispatcher: Dispatcher, module: fx.GraphModule) -> None:
+    def __init__(self, dispatcher: RoutineDispatcher, module: fx.GraphModule, tally: Tally) -> None:
         self._dispatcher = dispatcher
+        self._tally = tally
+        self._defers = True
         self._module = _internals.copied_graph(module)
         self._graph = self._module.graph
         self._numbers = itertools.count()
+        self._places: dict[Any, int] = {}
         self.observers: list[Observer] = []
 
     def write(self, actions: Mapping[str, Inlined]) -> fx.GraphModule:
         """The copy of the graph, with the actions on its operators, by the names of their nodes."""
+        # Routines that see what counters have counted run in the order of eager mode with them.
+        self._defers = not any(_observes(one.plan) for one in actions.values())
+        placeholders = [node for node in self._graph.nodes if node.op == "placeholder"]
+        self._places = {node: number for number, node in enumerate(placeholders)}
         for node in list(self._graph.nodes):
             inlined = actions.get(node.name)
             if inlined is not None:
@@ -157,6 +175,7 @@ class Writer:
     def _instrument(self, node: fx.Node, inlined: Inlined) -> None:
         plan, operator = inlined.plan, inlined.operator
         given, kwargs = operator.arguments(node.args, dict(node.kwargs))
+        kwargs_given = dict(kwargs)
         args = list(given)
         inputs = [item_at(place, args, kwargs) for place in operator.places]
         with self._graph.inserting_before(node):
@@ -175,9 +194,32 @@ class Writer:
                     put_item(place, args, kwargs, value)
             node.op, node.target = "call_function", operator.func
             node.args, node.kwargs = tuple(args), kwargs
+        if inlined.gradients is not None:
+            self._trace_gradients(node, inlined, given, kwargs_given)
         last = written = node
         for action in plan.after:
             last, written = self._after(action, last, written)
+
+    def _trace_gradients(
+        self, node: fx.Node, inlined: Inlined, args: Sequence[Any], kwargs: dict[str, Any]
+    ) -> None:
+        """Put what finds the backward operators in the place of the operator.
+
+        Args:
+            args, kwargs: of the operator, before its routines.
+        """
+        assert inlined.gradients is not None
+        places = inlined.operator.places
+        site = Site(inlined.plan, inlined.gradients, inlined.nodes, places)
+        inputs = [item_at(place, args, kwargs) for place in places]
+        given = list(dict.fromkeys(value for value in inputs if value in self._places))
+        routine = functools.partial(_gradient_routine, self._dispatcher)
+        numbers = [self._places[value] for value in given]
+        with self._graph.inserting_before(node):
+            keywords = [self._mapped(mapping) for mapping in site.keywords]
+        node.args = (keywords, given, *node.args)
+        node.target = site.traced(node.target, routine, numbers)  # type: ignore[arg-type]
+        self._tally.sites.append(site)
 
     def _after(self, action: Action, last: fx.Node, written: fx.Node) -> tuple[fx.Node, fx.Node]:
         """Write a routine behind what is written; the operator's result then, and the last node."""
@@ -198,6 +240,9 @@ class Writer:
     def _call(self, action: Action, values: Sequence[Any]) -> list[tuple[int, fx.Node]]:
         """Write the call of a routine; the positions of its results and their nodes."""
         selected = _selected(action, values)
+        if self._defers and is_deferred(action):
+            self._tally.forward.append(action.func)  # type: ignore[arg-type]
+            return []
         if not is_traceable(action):
             self._observe(action, selected)
             return []
@@ -219,7 +264,10 @@ class Writer:
 
     def _keywords(self, action: Action) -> dict[str, Any]:
         """A routine's keyword arguments for the graph: tensors become buffers of it."""
-        mapped: dict[str, Any] = _internals.map_tree(self._as_node, dict(action.kwargs))
+        return self._mapped(action.kwargs)
+
+    def _mapped(self, keywords: Mapping[str, Any]) -> dict[str, Any]:
+        mapped: dict[str, Any] = _internals.map_tree(self._as_node, dict(keywords))
         return mapped
 
     def _as_node(self, value: Any) -> Any:
@@ -229,6 +277,19 @@ class Writer:
         self._module.register_buffer(name, value)
         _internals.announce_buffer(self._module, name)
         return self._graph.get_attr(name)
+
+
+def _observes(plan: ActionPlan) -> bool:
+    """Whether routines are called when the code runs."""
+    around = (*plan.before, *plan.after)
+    return any(not (is_traceable(action) or is_deferred(action)) for action in around)
+
+
+def _gradient_routine(dispatcher: Dispatcher, action: Action) -> Callable[..., Any]:
+    """The function by which a compiled backward pass calls a routine."""
+    if action.kind is ActionKind.REPLACE_BACKWARD_OP:
+        return _replacement(action)
+    return _routine(dispatcher, action)
 
 
 def _routine(dispatcher: Dispatcher, action: Action) -> Callable[..., Any]:

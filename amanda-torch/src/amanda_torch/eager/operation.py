@@ -397,3 +397,8 @@ def made_leaf(output: Any, inputs: Sequence[Any]) -> bool:
         and output.grad_fn is None
         and all(output is not value for value in inputs)
     )
+
+
+def may_alias(name: str, kwargs: Mapping[str, Any] | None = None) -> bool:
+    """Whether an operator writes into an input, or may return a view of one."""
+    return is_in_place(name, kwargs or {}) or base_name(name) in _VIEWS

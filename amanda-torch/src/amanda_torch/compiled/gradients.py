@@ -1,0 +1,427 @@
+"""Backward operators in the code that a compiler makes of a captured graph.
+
+A compiler such as inductor traces the forward and the backward pass of a graph together: it runs
+the graph with autograd on, and then autograd's backward pass, whose operators are recorded. So the
+autograd nodes are there while it traces. A :class:`Site` finds those of one operator, as the eager
+driver does, and hooks them: what the hooks compute becomes a part of the compiled backward pass::
+
+    site = Site(plan, known, nodes, places)
+    node.target = site.traced(node.target, routine, numbers)
+
+The ids of the backward operators, and their actions, are those that the eager driver has found in
+the runs before. Counters leave nothing in the code: see :class:`Tally`.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import attrs
+import torch
+
+from amanda.engine.plan import ActionPlan
+from amanda.errors import RoutineResultError, described
+from amanda.inline import Counter, is_counter
+from amanda.interface.action import Action
+from amanda.state import TOOL_LOCK
+from amanda_torch import _internals
+from amanda_torch.autograd.claims import Claimer, KnownGradients
+from amanda_torch.autograd.functions import TracedGradients, TracedOperator
+from amanda_torch.autograd.hooks import Accumulation, note_reached, nothing_flows
+from amanda_torch.autograd.nodes import is_accumulation, new_nodes, node_name
+from amanda_torch.eager.operation import may_alias
+from amanda_torch.operators.calls import Place, item_at, put_item, tensors_of, with_tensors
+
+JOINT_COMPILERS = frozenset({"inductor", "aot_eager", "aot_eager_decomp_partition"})
+"""Those that trace the backward pass with the forward pass."""
+
+Routine = Callable[..., Sequence[Any]]
+"""A routine as the code calls it: it returns a tensor for each one that it gets."""
+
+
+class OtherNodesError(Exception):
+    """The compiler makes other backward operators of an operator than eager mode."""
+
+
+def is_deferred(action: Action) -> bool:
+    """Whether a routine is counted when the compiled code has run: it is in no code."""
+    return is_counter(action.func) and action.select == () and not action.kwargs
+
+
+# -- what the eager driver has learned ----------------------------------------
+
+
+@attrs.frozen
+class LearnedNode:
+    """One backward operator.
+
+    Attributes:
+        name: of its autograd node.
+        before, after: the actions on it.
+    """
+
+    name: str
+    before: Sequence[Action]
+    after: Sequence[Action]
+
+    def traced(self) -> Sequence[Action]:
+        """The actions whose routines are a part of the code."""
+        return [action for action in (*self.before, *self.after) if not is_deferred(action)]
+
+
+def learned(plan: ActionPlan, gradients: KnownGradients) -> Sequence[LearnedNode] | None:
+    """The backward operators of an operator; None as long as analyses of them are pending."""
+    if not plan.claims:
+        return ()
+    graph = gradients.graph
+    if graph is None or graph.hooks is None:
+        return None
+    found = []
+    for name, hooks in zip(graph.shape.names, graph.hooks, strict=True):
+        routines = hooks.routines()
+        if routines is None and not hooks.is_idle:
+            return None
+        before, after = ((), ()) if routines is None else (routines.before, routines.after)
+        found.append(LearnedNode(name, before, after))
+    return found
+
+
+def reason_against_gradients(
+    plan: ActionPlan,
+    name: str,
+    nodes: Sequence[LearnedNode],
+    compiler: str,
+    is_traceable: Callable[[Action], bool],
+) -> str:
+    """Why what tools do with an operator's gradients cannot be compiled; "" if it can.
+
+    Args:
+        name: of the operator.
+        nodes: what :func:`learned` gives, as far as it is known.
+        compiler: its name.
+    """
+    if compiler not in JOINT_COMPILERS:
+        return "a tool looks at backward operators"
+    if plan.acts_on_gradients:
+        if plan.claims:
+            return "tools look at an operator's gradients, and at its backward operators"
+        if plan.replace is not None:
+            return "a tool replaces an operator, and looks at its gradients"
+        if may_alias(name):
+            return "a routine gets the gradients of a view, or of what is written into"
+    replaced = () if plan.replace_backward is None else (plan.replace_backward,)
+    whole = (*plan.before_backward, *replaced, *plan.after_backward)
+    for action in (*whole, *(action for node in nodes for action in node.traced())):
+        if not is_traceable(action):
+            return f"{action.routine} is not traceable"
+    return ""
+
+
+# -- counters, and the accumulations of leaves --------------------------------
+
+
+class Tally:
+    """What is done when compiled code has run, and when its backward pass has.
+
+    Args:
+        claimer: hooks the accumulations of leaves, which are no part of the code.
+
+    Attributes:
+        forward: the counters of forward operators.
+        sites: the operators with backward operators.
+    """
+
+    def __init__(self, claimer: Claimer) -> None:
+        self._claimer = claimer
+        self.forward: list[Counter] = []
+        self.sites: list[Site] = []
+
+    def run(self, function: Callable[..., Any], inputs: Sequence[Any], iteration: int) -> Any:
+        """Run the code.
+
+        Args:
+            iteration: that of the thread.
+        """
+        start = _internals.sequence_number()
+        result = function(*inputs)
+        if self.forward:
+            TOOL_LOCK.hold(_increase, self.forward)
+        if self.sites and torch.is_grad_enabled():
+            for node in _joint_nodes(tensors_of(result), start):
+                self._hook(node, inputs, iteration)
+        return result
+
+    def _hook(self, node: Any, inputs: Sequence[Any], iteration: int) -> None:
+        counters = [counter for site in self.sites for counter in site.counters]
+        if counters:
+            node.register_hook(functools.partial(self._count, counters))
+        leaves = {id(t.variable): t for t, _ in node.next_functions if hasattr(t, "variable")}
+        reached: list[Accumulation] = []
+        for site in self.sites:
+            used = [leaves[id(x)] for i in site.leaves if id(x := inputs[i]) in leaves]
+            if used:
+                self._claimer.claim_leaves(used, site.gradients, iteration, reached)
+        if reached:
+            node.register_prehook(functools.partial(note_reached, reached))
+
+    def _count(self, counters: Sequence[Counter], *_: Any) -> None:
+        if not self._claimer.dispatcher.is_paused() and self.sites[0].gradients.handle.records():
+            TOOL_LOCK.hold(_increase, counters)
+
+
+def _increase(counters: Sequence[Counter]) -> None:
+    for counter in counters:
+        counter.count += 1
+
+
+def _joint_nodes(outputs: Sequence[Any], start: int) -> list[Any]:
+    """The nodes that run the compiled backward pass, of those made since a number."""
+    return [node for node in new_nodes(outputs, start) if _internals.is_compiled_backward(node)]
+
+
+# -- while a compiler traces ---------------------------------------------------
+
+
+class Site:
+    """An operator of a graph with its backward operators.
+
+    Args:
+        plan: its actions.
+        gradients: what is known of its backward operators.
+        nodes: these; None where no tool looks at them.
+        places: where its inputs are.
+
+    Attributes:
+        gradients: see above.
+        keywords: the keyword arguments of its routines, in order: the code gets tensors for them.
+        counters: what the compiled backward pass counts.
+        leaves: which inputs of the graph have accumulations that may belong to it.
+    """
+
+    def __init__(
+        self,
+        plan: ActionPlan,
+        gradients: KnownGradients,
+        nodes: Sequence[LearnedNode] | None,
+        places: Sequence[Place],
+    ) -> None:
+        self._plan = plan
+        self._nodes = nodes
+        self._places = places
+        self.gradients = gradients
+        self.counters: list[Counter] = []
+        self.leaves: list[int] = []
+        replaced = () if plan.replace_backward is None else (plan.replace_backward,)
+        whole = (*plan.before_backward, *replaced, *plan.after_backward)
+        inner = [action for node in nodes or () for action in node.traced()]
+        self._actions = [*whole, *inner]
+
+    @property
+    def keywords(self) -> list[Mapping[str, Any]]:
+        """See the class."""
+        return [action.kwargs for action in self._actions]
+
+    def traced(
+        self,
+        function: Callable[..., Any],
+        routine: Callable[[Action], Routine],
+        numbers: Sequence[int],
+    ) -> Callable[..., Any]:
+        """What stands in the graph for the operator.
+
+        It gets the keyword arguments of routines, and the inputs of the graph that the operator
+        has, before the operator's arguments.
+
+        Args:
+            function: the operator's.
+            routine: makes the function by which code calls a routine.
+            numbers: which inputs of the graph are given.
+        """
+        routines = {id(action): routine(action) for action in self._actions}
+
+        def amanda_operator(
+            keywords: Sequence[Mapping[str, Any]], given: Sequence[Any], *args: Any, **kwargs: Any
+        ) -> Any:
+            if not torch.is_grad_enabled():
+                return function(*args, **kwargs)
+            bound = {
+                id(action): functools.partial(routines[id(action)], **named)
+                for action, named in zip(self._actions, keywords, strict=True)
+            }
+            start = _internals.sequence_number()
+            result = self._run(function, args, kwargs, bound)
+            if self._nodes is not None:
+                leaves = self._claim(tensors_of(result), start, bound)
+                known = {id(x): number for x, number in zip(given, numbers, strict=True)}
+                self.leaves = [known[id(x)] for x in leaves if id(x) in known]
+            return result
+
+        return amanda_operator
+
+    # -- the operator as a whole ------------------------------------------
+
+    def _run(
+        self,
+        function: Callable[..., Any],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        bound: Mapping[int, Routine],
+    ) -> Any:
+        """Run the operator, with the routines on its gradients as a whole."""
+        plan = self._plan
+        if not plan.acts_on_gradients:
+            return function(*args, **kwargs)
+        values = [item_at(place, args, kwargs) for place in self._places]
+        if plan.after_backward:
+            # As in eager mode, leaves get their gradients from the last input to the first.
+            change = functools.partial(_changed, plan.after_backward, bound)
+            given = _gathered(TracedGradients, change, values)
+            changed, named = list(args), dict(kwargs)
+            for place, value in zip(self._places, given, strict=True):
+                if value is not None:
+                    put_item(place, changed, named, value)
+            values = given
+            args, kwargs = tuple(changed), named
+        result = function(*args, **kwargs)
+        outputs = tensors_of(result)
+        if plan.replace_backward is not None:
+            outputs = self._replaced(plan.replace_backward, values, outputs, bound)
+        if plan.before_backward:
+            change = functools.partial(_changed, plan.before_backward, bound)
+            outputs = _gathered(TracedGradients, change, outputs)
+        return with_tensors(result, tensors_of(result), outputs)
+
+    def _replaced(
+        self,
+        action: Action,
+        values: Sequence[Any],
+        outputs: Sequence[Any],
+        bound: Mapping[int, Routine],
+    ) -> list[Any]:
+        """The outputs, whose gradients a tool takes to those of the inputs."""
+        positions = [i for i, value in enumerate(values) if value is not None]
+
+        def vjp(gradients: list[Any]) -> list[Any]:
+            chosen = gradients if action.select is None else [gradients[i] for i in action.select]
+            supplied = _supplied(action, bound[id(action)](*chosen), len(values))
+            for index, (value, new) in enumerate(zip(values, supplied, strict=True)):
+                if value is not None and new is not None and new.shape != value.shape:
+                    raise RoutineResultError(
+                        f"{action.routine} replaces the backward of op {action.op_id} and must "
+                        f"return a gradient of shape {tuple(value.shape)} for its input {index}, "
+                        f"got one of shape {tuple(new.shape)}"
+                    )
+            return [supplied[position] for position in positions]
+
+        given = [values[position] for position in positions]
+        return list(_internals.apply_function(TracedOperator, vjp, len(outputs), *outputs, *given))
+
+    # -- its backward operators -------------------------------------------
+
+    def _claim(
+        self, outputs: Sequence[Any], start: int, bound: Mapping[int, Routine]
+    ) -> list[torch.Tensor]:
+        """Hook its autograd nodes; the leaves that they lead to.
+
+        Raises:
+            OtherNodesError: they are others than in eager mode.
+        """
+        assert self._nodes is not None
+        every = [n for n in new_nodes(outputs, start) if not _internals.stands_for_leaf(n)]
+        nodes = [node for node in every if not is_accumulation(node)]
+        # The trace may be begun several times.
+        counters = self.counters = []
+        if len(nodes) != len(self._nodes):
+            self._say_other(nodes)
+        for node, known in zip(nodes, self._nodes, strict=True):
+            if known.traced() and node_name(node) != known.name:
+                self._say_other(nodes)
+            _hook(node, known, bound, counters)
+        return [node.variable for node in every if is_accumulation(node)]
+
+    def _say_other(self, nodes: Sequence[Any]) -> None:
+        assert self._nodes is not None
+        here, eager = ([*map(node_name, nodes)], [node.name for node in self._nodes])
+        raise OtherNodesError(
+            f"{self._plan.op_id} has the backward operators {', '.join(here) or 'none'}, "
+            f"and in eager mode {', '.join(eager) or 'none'}"
+        )
+
+
+def _hook(
+    node: Any, known: LearnedNode, bound: Mapping[int, Routine], counters: list[Counter]
+) -> None:
+    counted = [a.func for a in (*known.before, *known.after) if is_deferred(a)]
+    before = [action for action in known.before if not is_deferred(action)]
+    after = [action for action in known.after if not is_deferred(action)]
+
+    def on_begin(grad_outputs: tuple[Any, ...]) -> Any:
+        if nothing_flows(grad_outputs):
+            return None
+        counters.extend(counted)  # type: ignore[arg-type]
+        return tuple(_changed(before, bound, list(grad_outputs))) if before else None
+
+    def on_end(grad_inputs: tuple[Any, ...], grad_outputs: tuple[Any, ...]) -> Any:
+        if nothing_flows(grad_outputs):
+            return None
+        return tuple(_changed(after, bound, list(grad_inputs)))
+
+    if before or counted:
+        node.register_prehook(on_begin)
+    if after:
+        node.register_hook(on_end)
+
+
+def _changed(
+    actions: Sequence[Action], bound: Mapping[int, Routine], gradients: list[Any]
+) -> list[Any]:
+    """The gradients after some routines."""
+    for action in actions:
+        indices = range(len(gradients)) if action.select is None else action.select
+        results = bound[id(action)](*(gradients[index] for index in indices))
+        for index, new in zip(indices, results, strict=True):
+            gradients[index] = new
+    return gradients
+
+
+def _supplied(action: Action, result: Any, count: int) -> list[Any]:
+    """The gradients that a replacement supplies for so many inputs.
+
+    Raises:
+        RoutineResultError: their number is wrong.
+    """
+    gradients = list(result) if isinstance(result, (list, tuple)) else [result]
+    if result is None or len(gradients) > count:
+        raise RoutineResultError(
+            f"{action.routine} replaces the backward of op {action.op_id} and must return one "
+            f"gradient for each of its {count} inputs (None for none), got {described(result)}"
+        )
+    return gradients + [None] * (count - len(gradients))
+
+
+def _gathered(
+    function: type[torch.autograd.Function],
+    change: Callable[[list[Any]], list[Any]],
+    values: Sequence[Any],
+) -> list[Any]:
+    """Values passed through an identity, whose gradients are changed together."""
+    positions = [i for i, x in enumerate(values) if x is not None and x.requires_grad]
+    positions.reverse()
+    if not positions:
+        return list(values)
+
+    def whole(gradients: list[Any]) -> list[Any]:
+        full: list[Any] = [None] * len(values)
+        for position, gradient in zip(positions, gradients, strict=True):
+            full[position] = gradient
+        full = change(full)
+        return [full[position] for position in positions]
+
+    tensors = [values[position] for position in positions]
+    results = _internals.apply_function(function, whole, *tensors)
+    found = list(values)
+    for position, result in zip(positions, results, strict=True):
+        found[position] = result
+    return found
