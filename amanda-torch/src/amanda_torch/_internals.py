@@ -650,10 +650,7 @@ def is_compiled_backward(node: Any) -> bool:
 
 
 def stands_for_leaf(node: Any) -> bool:
-    """Whether a node is what a compiler gives to the inputs of a graph when it first traces it.
-
-    2.13 does so to find out what the graph writes into; then no backward pass follows.
-    """
+    """Whether a node is what a compiler gives to an input of a graph that it traces (2.13)."""
     return str(node.name()).rpartition("::")[2] == "Error"
 
 

@@ -116,6 +116,11 @@ class NodeHooks:
                 found.append(one)
         return found
 
+    @property
+    def name(self) -> str:
+        """The name of the backward operator, as PyTorch calls its node."""
+        return str(self._execution.call.op.__name__)
+
     def routines(self) -> BackwardRoutines | None:
         """All routines; None if an analysis has yet to run, or one replaces the operator."""
         return self._dispatcher.settled.get(self._key) or self._settle()

@@ -76,10 +76,18 @@ def learned(plan: ActionPlan, gradients: KnownGradients) -> Sequence[LearnedNode
     if not plan.claims:
         return ()
     graph = gradients.graph
-    if graph is None or graph.hooks is None:
-        return None
+    if graph is not None:
+        if graph.hooks is None:
+            return None
+        pairs = list(zip(graph.shape.names, graph.hooks, strict=True))
+    else:
+        # One whose nodes are all hooked at once: that of a view, for instance.
+        pairs = [(hooks.name, hooks) for hooks in gradients.hooks.values()]
+        pairs = [pair for pair in pairs if pair[0] != "AccumulateGrad"]
+        if not gradients.hooks:
+            return None
     found = []
-    for name, hooks in zip(graph.shape.names, graph.hooks, strict=True):
+    for name, hooks in pairs:
         routines = hooks.routines()
         if routines is None and not hooks.is_idle:
             return None
@@ -254,8 +262,9 @@ class Site:
             result = self._run(function, args, kwargs, bound)
             if self._nodes is not None:
                 leaves = self._claim(tensors_of(result), start, bound)
-                known = {id(x): number for x, number in zip(given, numbers, strict=True)}
-                self.leaves = [known[id(x)] for x in leaves if id(x) in known]
+                # An input may be no leaf where the code runs: there this is found out.
+                known = {_end_of(x): number for x, number in zip(given, numbers, strict=True)}
+                self.leaves = [known[node] for node in leaves if node in known]
             return result
 
         return amanda_operator
@@ -322,15 +331,15 @@ class Site:
 
     def _claim(
         self, outputs: Sequence[Any], start: int, bound: Mapping[int, Routine]
-    ) -> list[torch.Tensor]:
-        """Hook its autograd nodes; the leaves that they lead to.
+    ) -> list[Any]:
+        """Hook its autograd nodes; those of inputs of the graph that they lead to.
 
         Raises:
             OtherNodesError: they are others than in eager mode.
         """
         assert self._nodes is not None
-        every = [n for n in new_nodes(outputs, start) if not _internals.stands_for_leaf(n)]
-        nodes = [node for node in every if not is_accumulation(node)]
+        every = new_nodes(outputs, start)
+        nodes = [node for node in every if not _is_end(node)]
         # The trace may be begun several times.
         counters = self.counters = []
         if len(nodes) != len(self._nodes):
@@ -339,7 +348,7 @@ class Site:
             if known.traced() and node_name(node) != known.name:
                 self._say_other(nodes)
             _hook(node, known, bound, counters)
-        return [node.variable for node in every if is_accumulation(node)]
+        return [node for node in every if _is_end(node)]
 
     def _say_other(self, nodes: Sequence[Any]) -> None:
         assert self._nodes is not None
@@ -348,6 +357,16 @@ class Site:
             f"{self._plan.op_id} has the backward operators {', '.join(here) or 'none'}, "
             f"and in eager mode {', '.join(eager) or 'none'}"
         )
+
+
+def _is_end(node: Any) -> bool:
+    """Whether it is what a compiler has for an input of the graph while it traces."""
+    return is_accumulation(node) or _internals.stands_for_leaf(node)
+
+
+def _end_of(value: torch.Tensor) -> Any:
+    """The node of an input of the graph."""
+    return value.grad_fn
 
 
 def _hook(
