@@ -28,7 +28,12 @@ from amanda.state import ATTACHED
 from amanda_torch import _internals
 from amanda_torch.compiled.code import GraphCode, Site
 from amanda_torch.compiled.direct import DirectCode, Known
-from amanda_torch.compiled.gradients import Tally, learned, reason_against_gradients
+from amanda_torch.compiled.gradients import (
+    Tally,
+    learned,
+    other_nodes_said,
+    reason_against_gradients,
+)
 from amanda_torch.compiled.inlining import (
     CompiledCode,
     Inlined,
@@ -170,7 +175,7 @@ class CapturedGraph:
                     binding.direct, binding.observers = None, writer.observers
                 return name
             except Exception as error:
-                reason = f"{name} fails with {type(error).__name__}"
+                reason = other_nodes_said(error) or f"{name} fails with {type(error).__name__}"
                 notes = " ".join(notes_of(error))
                 reason += f" ({notes})" if notes else ""
         if reason not in _SAID:

@@ -21,6 +21,7 @@ from typing import Any
 import attrs
 import torch
 
+from amanda.engine.backward import OpHandle
 from amanda.engine.plan import ActionPlan
 from amanda.errors import RoutineResultError, described
 from amanda.inline import Counter, is_counter
@@ -33,6 +34,7 @@ from amanda_torch.autograd.hooks import Accumulation, note_reached, nothing_flow
 from amanda_torch.autograd.nodes import is_accumulation, new_nodes, node_name
 from amanda_torch.eager.operation import may_alias
 from amanda_torch.operators.calls import Place, item_at, put_item, tensors_of, with_tensors
+from amanda_torch.routines import RoutineDispatcher
 
 JOINT_COMPILERS = frozenset({"inductor", "aot_eager", "aot_eager_decomp_partition"})
 """Those that trace the backward pass with the forward pass."""
@@ -43,6 +45,15 @@ Routine = Callable[..., Sequence[Any]]
 
 class OtherNodesError(Exception):
     """The compiler makes other backward operators of an operator than eager mode."""
+
+
+def other_nodes_said(error: BaseException) -> str:
+    """What an :class:`OtherNodesError` says; "" for another error."""
+    # Compilers wrap what is raised while they trace, and add to its text.
+    found: BaseException | None = error
+    while found is not None and not isinstance(found, OtherNodesError):
+        found = found.__cause__ or found.__context__ or getattr(found, "inner_exception", None)
+    return str(found).partition("\n")[0] if found is not None else ""
 
 
 def is_deferred(action: Action) -> bool:
@@ -164,7 +175,8 @@ class Tally:
     def _hook(self, node: Any, inputs: Sequence[Any], iteration: int) -> None:
         counters = [counter for site in self.sites for counter in site.counters]
         if counters:
-            node.register_hook(functools.partial(self._count, counters))
+            dispatcher, handle = self._claimer.dispatcher, self.sites[0].gradients.handle
+            node.register_hook(functools.partial(_count, dispatcher, handle, counters))
         leaves = {id(t.variable): t for t, _ in node.next_functions if hasattr(t, "variable")}
         reached: list[Accumulation] = []
         for site in self.sites:
@@ -174,9 +186,13 @@ class Tally:
         if reached:
             node.register_prehook(functools.partial(note_reached, reached))
 
-    def _count(self, counters: Sequence[Counter], *_: Any) -> None:
-        if not self._claimer.dispatcher.is_paused() and self.sites[0].gradients.handle.records():
-            TOOL_LOCK.hold(_increase, counters)
+
+def _count(
+    dispatcher: RoutineDispatcher, handle: OpHandle, counters: Sequence[Counter], *_: Any
+) -> None:
+    """A posthook of the compiled backward pass."""
+    if not dispatcher.is_paused() and handle.records():
+        TOOL_LOCK.hold(_increase, counters)
 
 
 def _increase(counters: Sequence[Counter]) -> None:
@@ -329,9 +345,7 @@ class Site:
 
     # -- its backward operators -------------------------------------------
 
-    def _claim(
-        self, outputs: Sequence[Any], start: int, bound: Mapping[int, Routine]
-    ) -> list[Any]:
+    def _claim(self, outputs: Sequence[Any], start: int, bound: Mapping[int, Routine]) -> list[Any]:
         """Hook its autograd nodes; those of inputs of the graph that they lead to.
 
         Raises:
@@ -352,10 +366,10 @@ class Site:
 
     def _say_other(self, nodes: Sequence[Any]) -> None:
         assert self._nodes is not None
-        here, eager = ([*map(node_name, nodes)], [node.name for node in self._nodes])
+        here, eager = [*map(node_name, nodes)], [node.name for node in self._nodes]
         raise OtherNodesError(
-            f"{self._plan.op_id} has the backward operators {', '.join(here) or 'none'}, "
-            f"and in eager mode {', '.join(eager) or 'none'}"
+            f"{self._plan.op_id} has the backward operators {', '.join(here) or 'none'}, and in "
+            f"eager mode {', '.join(eager) or 'none'}"
         )
 
 

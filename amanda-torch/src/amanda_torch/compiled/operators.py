@@ -120,4 +120,8 @@ def _source(
     for name, item in kwargs.items():
         if item is value:
             return Argument(name)
+    # Sizes, which a function of PyTorch has made a list of.
+    is_list = is_static and isinstance(value, (list, tuple))
+    if is_list and all(isinstance(item, _CONSTANTS) for item in value):
+        return Argument(None, value)
     return None
