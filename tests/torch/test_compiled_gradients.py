@@ -54,7 +54,9 @@ def train(run: Callable[..., Any], model: nn.Module) -> list[Any]:
         torch.manual_seed(1)
         loss = run(X).square().mean()
         loss.backward()
-        found.append([loss.detach(), *[p.grad.clone() for p in model.parameters()]])
+        found.append(
+            [loss.detach(), *[p.grad.clone() for p in model.parameters() if p.grad is not None]]
+        )
     return found
 
 
@@ -181,7 +183,7 @@ class Counts(amanda.Tool):
         context.insert_before_op(counter, inputs=[])
 
     def backward(self, context: amanda.OpContext) -> None:
-        counter = self.counters.setdefault(context.get_backward_op_id(), Counter())
+        counter = self.counters.setdefault(str(context.get_backward_op_id()), Counter())
         context.insert_before_backward_op(counter, grad_outputs=[])
 
     def counts(self) -> dict[str, int]:
@@ -207,6 +209,23 @@ def test_counters_at_backward_operators_leave_a_function_compiled(compiler: str)
     before = tool.counts()
     run(X).sum().backward()
     assert tool.counts() == before
+
+
+@COMPILERS
+def test_routines_on_gradients_beside_counters_at_backward_operators(compiler: str) -> None:
+    """Both are compiled: the gradients and the counts are those of eager mode."""
+    counts: list[Counts] = []
+
+    def make() -> amanda.Tool:
+        counts.append(Counts())
+        tool = tool_of(_mask_weights)
+        tool.depends_on(counts[-1])
+        return tool
+
+    eager, compiled, ways = both(make, compiler)
+    assert ways == [f"by {compiler}"]
+    assert close(compiled, eager)
+    assert counts[0].counts() == counts[1].counts()
 
 
 @pytest.mark.parametrize("name", ["gpt2", "resnet18"])

@@ -124,8 +124,6 @@ def reason_against_gradients(
     if compiler not in JOINT_COMPILERS:
         return "a tool looks at backward operators"
     if plan.acts_on_gradients:
-        if plan.claims:
-            return "tools look at an operator's gradients, and at its backward operators"
         if plan.replace is not None:
             return "a tool replaces an operator, and looks at its gradients"
         if may_alias(name):

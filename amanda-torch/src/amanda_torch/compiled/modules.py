@@ -352,7 +352,9 @@ class ModuleGraph(CapturedGraph):
     def _note(self, interceptor: Interceptor, way: str) -> None:
         """Nothing: no code of the program is compiled."""
 
-    def _compile(self, interceptor: Interceptor, binding: Binding, steps: Sequence[Step]) -> str:
+    def _compile(
+        self, interceptor: Interceptor, binding: Binding, steps: Sequence[Step], runs: int = 0
+    ) -> str:
         """None: the program has asked for no compiler, whose results are others."""
         return ""
 
