@@ -278,6 +278,28 @@ def test_routines_on_gradients_that_are_not_traceable_run_operator_by_operator(
     assert [fingerprint(one) for one in compiled] == [fingerprint(one) for one in eager]
 
 
+@pytest.mark.parametrize("ends", [True, False], ids=["scope ends", "disabled"])
+def test_a_compiled_backward_pass_after_the_scope(ends: bool) -> None:
+    """Routines in a compiled backward pass act after the end of the scope of the forward pass,
+    and under ``disabled()``; counters count nothing then."""
+    model, counts = net(), Counts()
+    tool = tool_of(_mask_weights)
+    tool.depends_on(counts)
+    run = torch.compile(model, backend="aot_eager")
+    with amanda.apply(tool, drivers=[TorchGraphDriver]) as scope:
+        wanted = train(run, model)[-1]
+        model.zero_grad()
+        loss, before = run(X).square().mean(), counts.counts()
+        if not ends:
+            with amanda.disabled():
+                loss.backward()
+    assert [*scope.statistics.compiled.values()] == ["by aot_eager"]
+    if ends:
+        loss.backward()
+    assert close([wanted[1:]], [[p.grad for p in model.parameters()]])
+    assert counts.counts() == before
+
+
 def test_other_backward_operators_than_those_of_eager_mode() -> None:
     """A compiler makes another backward operator of dropout: with a routine at that one, the
     function runs operator by operator, and the message names both."""
