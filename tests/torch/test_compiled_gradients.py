@@ -43,7 +43,9 @@ def _own_compiler(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 def net() -> nn.Module:
     torch.manual_seed(0)
-    return nn.Sequential(nn.Linear(4, 5), nn.ReLU(), nn.LayerNorm(5), nn.Linear(5, 2))
+    # Dropout returns its input in eval mode, where compilers copy it.
+    layers = [nn.Linear(4, 5), nn.ReLU(), nn.LayerNorm(5), nn.Linear(5, 2), nn.Dropout(0.5)]
+    return nn.Sequential(*layers).eval()
 
 
 def train(run: Callable[..., Any], model: nn.Module) -> list[Any]:

@@ -354,6 +354,9 @@ class Site:
         nodes = [node for node in every if not _is_end(node)]
         # The trace may be begun several times.
         counters = self.counters = []
+        if not self._nodes:
+            # Compilers copy what eager mode returns as it is: dropout does in eval mode.
+            nodes = []
         if len(nodes) != len(self._nodes):
             self._say_other(nodes)
         for node, known in zip(nodes, self._nodes, strict=True):
