@@ -440,3 +440,22 @@ def test_modules_that_are_alike_have_one_line() -> None:
     assert shown.modules == listed.modules
     timed = amanda.summary(model, x, time=True)
     assert len(str(timed).splitlines()) == len(str(listed).splitlines())
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors:UserWarning")
+@pytest.mark.parametrize("name", ["summary", "flops"])
+@pytest.mark.parametrize("layout", [torch.strided, torch.jagged])
+def test_a_model_that_takes_nested_tensors_has_parameters_and_calls(
+    layout: torch.layout, name: str
+) -> None:
+    """Its sizes are no numbers: there is no output shape, and the program runs on."""
+    model = nn.Linear(4, 3)
+    items = [torch.ones(2, 4), torch.ones(5, 4)]
+    with amanda.apply(tool := amanda.tools.load(name)()):
+        for _ in range(2):
+            nested = torch.nested.nested_tensor(items, layout=layout)
+            sum(tensor.sum() for tensor in model(nested).unbind()).backward()
+    assert any("linear" in row["type"] for row in tool.op_rows()) or name == "summary"
+    if name == "summary":
+        (row,) = tool.modules()
+        assert (row["parameters"], row["calls"], row["output"]) == (15, 1, None)

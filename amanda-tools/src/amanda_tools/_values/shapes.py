@@ -9,8 +9,16 @@ Shape = tuple[int, ...]
 
 
 def shape_of(tensor: Any) -> Shape:
-    """Return the shape of a tensor; all of its sizes have to be known."""
-    return tuple([int(size) for size in tensor.shape])
+    """Return the shape of a tensor; all of its sizes have to be known.
+
+    Raises:
+        TypeError: one is not, or there is one for each item of a nested tensor.
+    """
+    try:
+        return tuple([int(size) for size in tensor.shape])
+    except AttributeError as error:
+        # Of the ragged axis of a nested tensor: its size has no number (PyTorch 2.13).
+        raise TypeError(f"no shape in numbers: {error}") from error
 
 
 def rank_of(tensor: Any) -> int | None:

@@ -20,6 +20,7 @@ from amanda.inline import Counter
 from amanda.interface.context import OpContext
 from amanda.tools.description import OpDescription
 from amanda_tools._operators.parameters import is_graph
+from amanda_tools._values.shapes import shape_of
 from amanda_tools.flops.tally import known_shapes
 
 _MOST = 8
@@ -105,7 +106,7 @@ class Candidate:
         if self.in_backward():
             return
         try:
-            sizes = [int(size) for size in data.shape]
+            sizes = shape_of(data)
         except (RuntimeError, TypeError, ValueError):
             # The sizes of a nested tensor are those of its items.
             return

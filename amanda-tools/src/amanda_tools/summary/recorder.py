@@ -394,13 +394,13 @@ def specs_of(value: Any) -> list[dict[str, Any]]:
         return specs_of([getattr(value, field.name, None) for field in dataclasses.fields(value)])
     if isinstance(value, (list, tuple)):
         return [spec for item in value for spec in specs_of(item)]
-    shape, dtype = getattr(value, "shape", None), getattr(value, "dtype", None)
-    if shape is None or dtype is None:
-        return []
     try:
+        shape, dtype = getattr(value, "shape", None), getattr(value, "dtype", None)
+        if shape is None or dtype is None:
+            return []
         sizes = [None if size is None else int(size) for size in shape]
-    except (TypeError, ValueError, RuntimeError):
-        # A ragged axis, or a rank that is not known.
+    except (AttributeError, TypeError, ValueError, RuntimeError):
+        # A nested tensor has no sizes or a ragged axis; a rank may not be known.
         return []
     name = str(getattr(dtype, "name", dtype)).removeprefix("torch.")
     return [{"shape": sizes, "dtype": name, "device": str(getattr(value, "device", "") or "")}]
