@@ -204,6 +204,7 @@ SYMBOLS: tuple[Symbol, ...] = (
     Symbol("framework.dtypes:DType", "_is_ref_dtype", modes=_GRAPHS),
     *_present("framework.func_graph:FuncGraph", "capture external_captures", _GRAPHS),
     Symbol("framework.func_graph:FuncGraph", "_weak_variables", modes=_FUNCTION),
+    Symbol("framework.ops:SymbolicTensor", "_id", modes=_FUNCTION),
     Symbol("ops.script_ops:EagerFunc", "__call__", "self device token args", _GRAPHS),
     # -- functions
     Symbol(_CONCRETE, "_call_flat", "self tensor_inputs captured_inputs", _FUNCTION),
