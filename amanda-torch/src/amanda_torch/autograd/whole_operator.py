@@ -129,7 +129,13 @@ class _Selected:
         return [full[position] for position in self._positions]
 
 
-def gather_inputs(change: Change, values: list[Any], *, in_order: bool = False) -> list[Any]:
+def gather_inputs(
+    change: Change,
+    values: list[Any],
+    *,
+    in_order: bool = False,
+    identity: type[torch.autograd.Function] = AmandaGradients,
+) -> list[Any]:
     """`values` passed through an identity whose gradients `change` gets together.
 
     Autograd accumulates the gradients of leaves in the order in which the identity gives them. An
@@ -137,17 +143,23 @@ def gather_inputs(change: Change, values: list[Any], *, in_order: bool = False) 
 
     Args:
         in_order: it has the first one's first.
+        identity: what they pass through.
     """
     positions = [i for i, t in enumerate(values) if t is not None and t.requires_grad]
     if not in_order:
         positions.reverse()
-    return _gathered(change, values, positions) if positions else values
+    return _gathered(change, values, positions, identity) if positions else values
 
 
-def _gathered(change: Change, values: list[Any], positions: Sequence[int]) -> list[Any]:
+def _gathered(
+    change: Change,
+    values: list[Any],
+    positions: Sequence[int],
+    identity: type[torch.autograd.Function] = AmandaGradients,
+) -> list[Any]:
     selected = _Selected(change, positions, len(values))
     tensors = [values[position] for position in positions]
-    results = _internals.apply_function(AmandaGradients, selected, *tensors)
+    results = _internals.apply_function(identity, selected, *tensors)
     values = list(values)
     for position, result in zip(positions, results, strict=True):
         values[position] = result

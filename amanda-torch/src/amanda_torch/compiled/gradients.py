@@ -32,6 +32,7 @@ from amanda_torch.autograd.claims import Claimer, KnownGradients
 from amanda_torch.autograd.functions import TracedGradients, TracedOperator
 from amanda_torch.autograd.hooks import Accumulation, note_reached, nothing_flows
 from amanda_torch.autograd.nodes import is_accumulation, new_nodes, node_name
+from amanda_torch.autograd.whole_operator import gather_inputs
 from amanda_torch.eager.operation import may_alias
 from amanda_torch.operators.calls import Place, item_at, put_item, tensors_of, with_tensors
 from amanda_torch.routines import RoutineDispatcher
@@ -300,7 +301,7 @@ class Site:
         if plan.after_backward:
             # As in eager mode, leaves get their gradients from the last input to the first.
             change = functools.partial(_changed, plan.after_backward, bound)
-            given = _gathered(TracedGradients, change, values)
+            given = gather_inputs(change, values, identity=TracedGradients)
             changed, named = list(args), dict(kwargs)
             for place, value in zip(self._places, given, strict=True):
                 if value is not None:
@@ -313,7 +314,7 @@ class Site:
             outputs = self._replaced(plan.replace_backward, values, outputs, bound)
         if plan.before_backward:
             change = functools.partial(_changed, plan.before_backward, bound)
-            outputs = _gathered(TracedGradients, change, outputs)
+            outputs = gather_inputs(change, outputs, identity=TracedGradients)
         return with_tensors(result, tensors_of(result), outputs)
 
     def _replaced(
@@ -433,29 +434,3 @@ def _supplied(action: Action, result: Any, count: int) -> list[Any]:
             f"gradient for each of its {count} inputs (None for none), got {described(result)}"
         )
     return gradients + [None] * (count - len(gradients))
-
-
-def _gathered(
-    function: type[torch.autograd.Function],
-    change: Callable[[list[Any]], list[Any]],
-    values: Sequence[Any],
-) -> list[Any]:
-    """Values passed through an identity, whose gradients are changed together."""
-    positions = [i for i, x in enumerate(values) if x is not None and x.requires_grad]
-    positions.reverse()
-    if not positions:
-        return list(values)
-
-    def whole(gradients: list[Any]) -> list[Any]:
-        full: list[Any] = [None] * len(values)
-        for position, gradient in zip(positions, gradients, strict=True):
-            full[position] = gradient
-        full = change(full)
-        return [full[position] for position in positions]
-
-    tensors = [values[position] for position in positions]
-    results = _internals.apply_function(function, whole, *tensors)
-    found = list(values)
-    for position, result in zip(positions, results, strict=True):
-        found[position] = result
-    return found
