@@ -72,3 +72,21 @@ def test_backward_operators_have_the_description_of_their_forward_operator() -> 
     assert found["sigmoid"] == found["SigmoidBackward0"] == {"size": 2}
     assert found["SigmoidBackward0"] == found["AccumulateGrad"]
     assert asked == ["/sigmoid:0"]
+
+
+@torch.library.custom_op("amanda_attribute_rules::linear", mutates_args=())
+def linear_of_packed(x: torch.Tensor, scale: float) -> torch.Tensor:
+    """As ``torch.ops.quantized.linear``: no argument that is a tensor holds a weight."""
+    return x * scale
+
+
+def test_an_operator_whose_weight_is_no_input_has_no_weight() -> None:
+    """Where an object that is no tensor holds the weight, as for quantized operators, the keys
+    name no input, and the type is not the one whose weight is an input."""
+    found: list[tuple[str, Any]] = []
+    tool, flops = amanda.Tool(), amanda.tools.load("flops")()
+    tool.depends_on(MappingTool.standard())
+    tool.add_inst_for_op(lambda c: found.append((c["op_type"], c["weight_index"])))
+    with amanda.apply(tool, flops):
+        linear_of_packed(X, 2.0)
+    assert found == [("packed_linear", None)]
