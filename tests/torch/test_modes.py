@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -11,6 +12,11 @@ from torch import nn
 from torch.nn.utils._per_sample_grad import call_for_per_sample_grads
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.checkpoint import (
+    CheckpointPolicy,
+    checkpoint,
+    create_selective_checkpoint_contexts,
+)
 
 import amanda
 from tests.torch.support import (
@@ -145,6 +151,75 @@ def test_user_dispatch_mode() -> None:
                 seen = [name for name in seen if name != "aten.detach.default"]
                 wanted = [name for name in wanted if name != "aten.detach.default"]
             assert seen == wanted
+
+
+class Computing(amanda.Tool):
+    """Its analyses and routines run operators, as a check for NaN does, and change nothing."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.sums: list[float] = []
+        self.add_inst_for_op(self.forward)
+        self.add_inst_for_op(self.backward, backward=True)
+
+    def forward(self, context: amanda.OpContext) -> None:
+        torch.zeros(2).add_(1)
+        context.insert_before_op(self.look)
+        context.insert_after_op(self.look)
+        context.insert_after_op(self.look, outputs=[])
+
+    def backward(self, context: amanda.OpContext) -> None:
+        torch.zeros(2).add_(1)
+        context.insert_before_backward_op(self.look)
+        context.insert_after_backward_op(self.look)
+        context.insert_after_backward_op(self.look, grad_inputs=[])
+
+    def look(self, *tensors: Any) -> None:
+        found = [t.sum() for t in tensors if isinstance(t, torch.Tensor)]
+        self.sums.append(float(torch.stack(found).sum()) if found else float(torch.zeros(1)))
+
+
+def test_a_dispatch_mode_does_not_see_the_operators_of_tools() -> None:
+    """What analyses and routines compute is no operator of the program: its dispatch modes do not
+    see it, in the forward and the backward pass, and they are on again afterwards."""
+
+    def run() -> list[str]:
+        mode, x = Dispatches(), torch.ones(3, 2, requires_grad=True)
+        with mode, Dispatches():
+            for _ in range(3):
+                (x.sin() @ x.mT).exp().sum().backward()
+            _ = x.cos()
+        return mode.seen
+
+    expected, tool = run(), Computing()
+    with applied(tool):
+        seen = run()
+    assert seen == expected
+    assert tool.sums
+
+
+def test_selective_checkpoints_keep_no_operators_of_tools() -> None:
+    """Selective checkpoints, which are dispatch modes, number the operators of a pass: those
+    that a tool runs in one of the two passes only would give others' results to the model."""
+
+    def policy(ctx: Any, op: Any, *args: Any, **kwargs: Any) -> CheckpointPolicy:
+        return CheckpointPolicy.MUST_SAVE
+
+    def run() -> Any:
+        torch.manual_seed(0)
+        x = torch.rand(3, 4, requires_grad=True)
+
+        def model(x: torch.Tensor) -> torch.Tensor:
+            return (x * x.sum()).tanh() * (x + x.sum(0)).sum()
+
+        contexts = functools.partial(create_selective_checkpoint_contexts, policy)
+        checkpoint(model, x, use_reentrant=False, context_fn=contexts).sum().backward()
+        return x.grad
+
+    expected = run()
+    for tool in (Computing(), amanda.tools.load("nan")()):
+        with applied(tool):
+            assert torch.equal(run(), expected)
 
 
 def test_subclass_keeps_its_behaviour() -> None:

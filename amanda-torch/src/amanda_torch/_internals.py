@@ -292,6 +292,11 @@ _tracing_state = _symbol("torch._C._get_tracing_state")
 _dispatch_mode = _symbol("torch._C._get_dispatch_mode")
 _dispatch_depth = _symbol("torch._C._len_torch_dispatch_stack")
 _PROXY = _symbol("torch._C._TorchDispatchModeKey.PROXY")
+_OWN_MODES = (
+    _PROXY,
+    _symbol("torch._C._TorchDispatchModeKey.FAKE"),
+    _symbol("torch._C._TorchDispatchModeKey.FUNCTIONAL"),
+)
 _is_wrapped = _symbol("torch._C._functorch.is_functorch_wrapped_tensor")
 _unwrapped = _symbol("torch._C._functorch.get_unwrapped")
 _peek_transform = _symbol("torch._C._functorch.peek_interpreter_stack")
@@ -317,6 +322,50 @@ _disable_dispatch_modes = _symbol("torch.utils._python_dispatch._disable_current
 def no_dispatch_modes() -> AbstractContextManager[Any]:
     """The ``TorchDispatchMode``s of the program see nothing of what runs within it."""
     return _disable_dispatch_modes() if _dispatch_depth() else nullcontext()
+
+
+dispatch_depth: Callable[[], int] = _dispatch_depth
+"""How many dispatch modes are on in this thread, PyTorch's own among them."""
+
+_pop_dispatch_mode = _symbol("torch._C._pop_torch_dispatch_stack")
+_push_dispatch_mode = _symbol("torch._C._push_on_torch_dispatch_stack")
+
+
+def hide_dispatch_modes(hidden: list[Any]) -> None:
+    """Take the dispatch modes of the program off the stack of this thread.
+
+    PyTorch's own, that of fake tensors and those of its tracers, stay: without them tensors that
+    code makes would not go with those that it is given. They are below the others (2.13).
+
+    Args:
+        hidden: gets them, innermost first, for :func:`show_dispatch_modes`.
+    """
+    if not _dispatch_depth():
+        return
+    own = sum([_dispatch_mode(key) is not None for key in _OWN_MODES])
+    while _dispatch_depth() > own:
+        # In one line, between whose parts no interrupt is tried.
+        hidden.append(_pop_dispatch_mode(None))
+
+
+def show_dispatch_modes(hidden: list[Any]) -> None:
+    """Undo :func:`hide_dispatch_modes`. After an interrupt it may be called again."""
+    while hidden:
+        _ = _push_dispatch_mode(hidden[-1]), hidden.pop()
+
+
+def without_dispatch_modes(function: Callable[..., Any], *args: Any) -> Any:
+    """Call a function with no dispatch mode of the program's on."""
+    # Not a with-statement, as for without_modes().
+    hidden: list[Any] = []
+    try:
+        hide_dispatch_modes(hidden)
+        result = function(*args)
+        show_dispatch_modes(hidden)
+    except BaseException:
+        show_dispatch_modes(hidden)
+        raise
+    return result
 
 
 graph_task: Callable[[], int] = _graph_task
@@ -346,8 +395,8 @@ def in_forward_ad() -> bool:
 
 
 def is_bare() -> bool:
-    """Whether no function mode is on in this thread, and no forward-mode AD."""
-    return not mode_depth() and forward_ad._current_level < 0
+    """Whether no mode is on in this thread, and no forward-mode AD."""
+    return not (mode_depth() or _dispatch_depth()) and forward_ad._current_level < 0
 
 
 is_autocasting: Callable[[], bool] = _symbol("torch._C._is_any_autocast_enabled")

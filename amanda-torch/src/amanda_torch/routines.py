@@ -53,6 +53,7 @@ _unpaused = UNPAUSED
 _clock = time.perf_counter
 _is_grad_enabled = torch.is_grad_enabled
 _set_grad_enabled = _internals.set_grad_enabled
+_dispatch_depth = _internals.dispatch_depth
 _mode_depth = _internals.mode_depth
 _mode_at = _internals.mode_at
 _pop_mode = _internals.pop_mode
@@ -225,7 +226,12 @@ class RoutineDispatcher(Dispatcher):
     def call_alone(
         self, scope: LiveScope, function: Callable[..., Any], args: Sequence[Any]
     ) -> None:
-        """As :meth:`Dispatcher.call_alone`; in one function, with a function mode hidden."""
+        """As :meth:`Dispatcher.call_alone`; in one function, with the program's modes hidden."""
+        if _dispatch_depth():
+            _internals.without_modes(
+                _internals.without_dispatch_modes, super().call_alone, scope, function, args
+            )
+            return
         depth = _mode_depth()
         if depth > 1 or len(_unpaused) != 1 or _reading.is_on:
             # A function mode of the program's sees what switches the recording of gradients.
@@ -400,7 +406,8 @@ class RoutineDispatcher(Dispatcher):
             thread: ``vars(STATE)`` of the current thread.
         """
         depth = _mode_depth()
-        if depth > 1 or len(_unpaused) != 1 or _internals.in_forward_ad():
+        is_alone = len(_unpaused) == 1 and not _dispatch_depth()
+        if depth > 1 or not is_alone or _internals.in_forward_ad():
             _internals.without_modes(self.run_all, actions, [])
             return
         returned, action = None, actions[0]
@@ -539,13 +546,16 @@ def _until_result(actions: Sequence[Action], values: list[Any]) -> tuple[int, Se
 class RoutineCall:
     """The context of one routine: isolated from AD, and watched for in-place changes.
 
-    Function modes have been hidden by whoever runs the routine.
+    Dispatch modes of the program see nothing of a routine that is isolated, as selective
+    checkpoints would take its operators for the model's. A replacement stands for an operator of
+    the program, and they see it. Function modes have been hidden by whoever runs the routine.
     """
 
     __slots__ = (
         "_action",
         "_forward",
         "_grad",
+        "_hidden",
         "_isolated",
         "_running",
         "_selected",
@@ -555,6 +565,7 @@ class RoutineCall:
     def __init__(self, action: Action, selected: Sequence[Any], isolated: bool) -> None:
         self._action = action
         self._isolated = isolated
+        self._hidden: list[Any] = []
         # Under a functorch transform tensors are wrappers, whose versions say nothing.
         is_watched = isolated and not _internals.in_functorch()
         self._selected = selected if is_watched else ()
@@ -571,12 +582,15 @@ class RoutineCall:
             _internals.set_grad_enabled(False)
             if self._forward:
                 _internals.set_forward_grad_enabled(False)
+            if self._action.kind not in _REPLACEMENTS:
+                _internals.hide_dispatch_modes(self._hidden)
         except BaseException:
             self.__exit__(None)
             raise
 
     def __exit__(self, *raised: object) -> None:
         # After an interrupt it is called again.
+        _internals.show_dispatch_modes(self._hidden)
         self._running.__exit__()
         if self._isolated:
             _internals.set_grad_enabled(self._grad)
