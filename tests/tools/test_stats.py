@@ -209,6 +209,16 @@ def test_the_memory_of_a_tensor_is_read_in_place(make: Callable[[Any], Any]) -> 
     storage.resize_(storage.nbytes() + 64)
 
 
+def test_zeros_without_memory_are_read() -> None:
+    """Forward-mode AD makes tensors of zeros that have no memory: they are read as others."""
+    zeros = torch._efficientzerotensor((2, 3))  # noqa: SLF001
+    tool = watched(StatsTool, lambda: torch.sigmoid(zeros))
+    [row] = rows_of(tool).values()
+    assert row["min"] == row["max"] == 0.5
+    view = reader_of(zeros).numpy_view(zeros)
+    np.testing.assert_array_equal(view, np.zeros((2, 3)))
+
+
 def test_what_is_no_number_is_counted_and_left_out() -> None:
     """NaN and infinities do not enter the mean."""
     moments = Moments()

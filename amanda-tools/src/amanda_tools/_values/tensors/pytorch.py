@@ -200,7 +200,8 @@ class TorchArithmetic(Arithmetic):
             return _array(plain)
 
     def numpy_view(self, tensor: Any) -> Array:
-        if type(tensor) in _OWN and tensor.numel() and _transform() is None:
+        # Zeros that forward-mode AD makes have no memory.
+        if type(tensor) in _OWN and tensor.numel() and _transform() is None and tensor.data_ptr():
             return np.asarray(_Memory(tensor))
         return self.numpy(tensor)
 
