@@ -6,6 +6,7 @@ import functools
 import io
 import re
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -209,3 +210,36 @@ def test_a_call_that_raises_is_no_pass() -> None:
             layer(np.ones((2, 5), "float32"))
         layer(np.ones((2, 4), "float32"))
     assert [row["output"] for row in tool.modules()] == [[2, 3]]
+
+
+def test_a_function_that_a_layer_calls_at_once_adds_to_the_layer(tmp_path: Path) -> None:
+    """The layers around it run eagerly: one whose method is compiled, one of a SavedModel."""
+    import keras
+    import tensorflow as tf
+
+    class Compiled(keras.layers.Layer):
+        def build(self, shape: Any) -> None:
+            self.w = self.add_weight(shape=(shape[-1], 5), name="w")
+
+        @tf.function
+        def call(self, x: Any) -> Any:
+            return x @ self.w
+
+    inner = keras.Sequential([keras.Input((5,)), keras.layers.Dense(4), keras.layers.Dense(2)])
+    inner.export(str(tmp_path), verbose=False)
+    loaded = keras.layers.TFSMLayer(str(tmp_path), call_endpoint="serve", name="loaded")
+    parts = [Compiled(name="compiled"), loaded, keras.layers.Dense(3, name="eager")]
+    model = keras.Sequential([keras.Input((3,)), *parts], name="outer")
+    tool = amanda.tools.load("summary")()
+    with amanda.apply(tool):
+        for _ in range(2):
+            model(np.ones((2, 3), np.float32))
+    flops = {row["path"]: row["flops"] for row in tool.modules()}
+    of_compiled, of_loaded, of_eager = 2 * 2 * 3 * 5, 2 * 2 * (5 * 4 + 4 * 2), 2 * 2 * 2 * 3
+    expected = {"compiled": of_compiled, "loaded": of_loaded, "eager": of_eager}
+    assert {
+        path.removeprefix("outer/"): flops[path] for path in flops if path != "outer"
+    } == expected
+    assert flops["outer"] == of_compiled + of_loaded + of_eager
+    sizes = {row["path"]: row["activation_bytes"] for row in tool.modules()}
+    assert sizes["outer/compiled"] == 2 * 5 * 4

@@ -146,6 +146,14 @@ class ModelRecord:
         """Whether it is the record of this module."""
         return self._root() is module
 
+    def has(self, path: str) -> bool:
+        """Whether a path is that of the model or leads into it."""
+        root = self._root()
+        base = "" if root is None else self.source.root_path(root)
+        return bool(base) and f"{path}{self.source.separator}".startswith(
+            f"{base}{self.source.separator}"
+        )
+
     def find_modules(self, root: Any) -> None:
         """Find the places of the model's modules."""
         self._paths = {}
@@ -332,15 +340,19 @@ class Recorder:
             figures.bytes += size
 
     def add_at(self, path: str, macs: int, size: int) -> bool:
-        """An operator has run in the module at a path; whether a pass of its model runs."""
+        """An operator of a graph has run in the module at a path; whether its model runs."""
         frames = self._frames()
-        within = frames[0].within if frames else None
+        within = frames[0].within if frames else self._eager_pass(path)
         if within is None:
             return False
         figures = within.at(path)
         figures.macs += macs
         figures.bytes += size
         return True
+
+    def _eager_pass(self, path: str) -> Pass | None:
+        """The pass of a model that runs eagerly, and has called a graph in this module."""
+        return next((one for one in reversed(self._running) if one.model.has(path)), None)
 
     def building(self) -> list[Any]:
         """The layers of Keras that are called in this thread, None for a call that builds a model.
