@@ -315,3 +315,106 @@ def test_graphs_that_are_loaded_have_the_name_scopes_of_their_operators(tmp_path
     found = seen(lambda: loaded(tf.constant(X)))
     assert found.entered == []
     assert list(found.products.values()) == ["scoped"]
+
+
+class Coder(tf.Module):
+    """Has no ``__call__``: methods in the module's name scope, one of which is a function."""
+
+    def __init__(self) -> None:
+        super().__init__(name="coder")
+        self.blocks = [Dense(), Methods(), Methods()]
+
+    @tf.Module.with_name_scope
+    def build(self) -> None:
+        self.scale = tf.Variable(tf.ones(4))
+
+    @tf.Module.with_name_scope
+    def encode(self, x: Any) -> Any:
+        return self.blocks[1].project(self.blocks[0](x), 1)
+
+    @tf.function
+    @tf.Module.with_name_scope
+    def decode(self, x: Any) -> Any:
+        return self.blocks[2].project(x, 2)
+
+    def reconstruct(self, x: Any) -> Any:
+        return self.decode(self.encode(x))
+
+
+class Methods(Dense):
+    @tf.Module.with_name_scope
+    def project(self, x: Any, times: int) -> Any:
+        return self.often(x, times)
+
+    @tf.Module.with_name_scope
+    def limit(self, x: Any) -> Any:
+        if tf.reduce_sum(x) > 0.0:
+            x = x * 0.0
+        return x
+
+    def limited(self, x: Any) -> Any:
+        return self.limit(x)
+
+    @tf.Module.with_name_scope
+    def __call__(self, x: Any) -> Any:
+        if tf.reduce_sum(x) > 0.0:
+            x = x * 0.0
+        return x
+
+    @tf.Module.with_name_scope
+    def often(self, x: Any, times: int) -> Any:
+        """Part of the call that is running."""
+        for _ in range(times):
+            x = self.other(x)
+        return x
+
+    def other(self, x: Any) -> Any:
+        """No call: of the module that is running."""
+        return x @ self.w
+
+
+METHODS = [
+    "coder",
+    "coder/blocks.0",
+    "coder/blocks.1",
+    "coder",
+    "coder/blocks.2",
+]
+
+
+def test_methods_in_the_name_scope_of_their_module_are_calls() -> None:
+    """In eager execution and functions; others, and those within a call of the module, are none."""
+    coder, x = Coder(), tf.constant(X)
+    expected = coder.reconstruct(x)
+    eager = seen(lambda: np.testing.assert_array_equal(coder.reconstruct(x), expected))
+    run = tf.function(coder.reconstruct)
+    run(x)
+    compiled = seen(lambda: np.testing.assert_array_equal(run(x), expected))
+    assert eager.entered == compiled.entered == METHODS
+    assert eager.types == compiled.types
+    modules = ["coder/blocks.0", "coder/blocks.1", *2 * ["coder/blocks.2"]]
+    assert list(eager.products.values()) == list(compiled.products.values()) == modules
+    ids = [*(f"{path}/MatMul:0" for path in modules[:3]), "coder/blocks.2/MatMul:1"]
+    assert list(eager.products) == list(compiled.products) == ids
+
+
+def test_methods_that_are_called_in_turn_are_of_one_iteration() -> None:
+    """What encodes and then decodes has ids of its own each; the next time they come round."""
+    coder, x = Coder(), tf.constant(X)
+    found = seen(lambda: [coder.reconstruct(x) for _ in range(3)])
+    assert len(found.products) == 4
+    assert found.entered == 3 * METHODS
+
+
+def test_a_method_that_makes_variables_is_no_call() -> None:
+    coder = Coder()
+    found = seen(coder.build)
+    assert found.entered == []
+    assert not any("forward" in phases for kind, phases in found.phases.items() if kind == "Fill")
+
+
+def test_methods_in_a_name_scope_are_converted_as_they_would_be() -> None:
+    """AutoGraph converts them where converted code calls them."""
+    x = tf.constant(X)
+    for function in (tf.function(Methods()), tf.function(Methods().limited)):
+        np.testing.assert_array_equal(function(x), 0 * X)

@@ -7,6 +7,7 @@ import sys
 import weakref
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
+from types import FunctionType
 from typing import Any
 
 import tensorflow as tf
@@ -329,6 +330,22 @@ def converted(function: Any) -> Any:
     return tf_convert(function, control_status_ctx(), convert_by_default=False)
 
 
+def undecorated(method: FunctionType) -> FunctionType:
+    """A method that AutoGraph converts as it is, with what decorates it.
+
+    A converted caller's calls are. :func:`converted` would convert what a decorator of TensorFlow's
+    has wrapped, in place of what runs.
+    """
+    if not hasattr(method, "_tf_decorator"):
+        return method
+    found = FunctionType(
+        method.__code__, method.__globals__, method.__name__, None, method.__closure__
+    )
+    found.__defaults__, found.__kwdefaults__ = method.__defaults__, method.__kwdefaults__
+    found.__module__, found.__qualname__ = method.__module__, method.__qualname__
+    return found
+
+
 def leave_unconverted(called: Any) -> None:
     """Let AutoGraph call a function as it is, also as the ``__call__`` of an object."""
     autograph_artifact(called)
@@ -337,11 +354,21 @@ def leave_unconverted(called: Any) -> None:
     called.__code__ = called.__code__.replace(co_filename="<string>")
 
 
+def is_in_name_scope(function: Any) -> bool:
+    """Whether a function is a method that ``tf.Module.with_name_scope`` has wrapped."""
+    decorators, _ = tf_decorator.unwrap(function)
+    return any(found.decorator_name == "with_name_scope" for found in decorators)
+
+
 def called_instance(function: Any) -> Any:
-    """The object whose ``__call__`` a ``tf.function`` traces; None for another function."""
+    """The object that a ``tf.function`` calls; None for a function that is no call of one.
+
+    A call is one of ``__call__``, and of a method in :func:`is_in_name_scope`.
+    """
     decorators, target = tf_decorator.unwrap(function)
     for found in (target, *(decorator.decorated_target for decorator in decorators)):
         owner = getattr(found, "__self__", None)
         if isinstance(owner, TfMethodTarget):
-            return owner.target if found.__name__ == "__call__" else None
+            is_call = found.__name__ == "__call__" or is_in_name_scope(function)
+            return owner.target if is_call else None
     return None

@@ -275,6 +275,7 @@ def _call_layer(vanilla: Any, layer: Any, args: Any, kwargs: Any) -> Any:
         return vanilla(layer, *args, **kwargs)
     if tracker.outdated:
         tracker.refresh()
+    method = getattr(vanilla, "__name__", "")
     if not getattr(layer, "built", True):
         vanilla = apart(vanilla, tracker)
     is_outermost, places = not tracker.ids.nesting, tracker.ids.places
@@ -282,7 +283,7 @@ def _call_layer(vanilla: Any, layer: Any, args: Any, kwargs: Any) -> Any:
     is_part = bool(places) and places[-1].layer() is layer
     if tracker.tells and not is_part and not is_symbolic((args, kwargs)):
         call = ToldCall(tracker.dispatcher, tracker, layer, (args, kwargs))
-        tracker.enter_layer(layer)
+        tracker.enter_layer(layer, method)
         try:
             call.begin(is_outermost, kwargs.get("training") is not False)
             try:
@@ -291,7 +292,7 @@ def _call_layer(vanilla: Any, layer: Any, args: Any, kwargs: Any) -> Any:
                 call.end()
         finally:
             tracker.exit_layer()
-    tracker.enter_layer(layer)
+    tracker.enter_layer(layer, method)
     try:
         return vanilla(layer, *args, **kwargs)
     finally:

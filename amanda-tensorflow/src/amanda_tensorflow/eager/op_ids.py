@@ -119,7 +119,7 @@ class EagerOpIds:
         self.places: tuple[Place, ...] = ()
         self._outer: list[tuple[Place, ...]] = []
         self._within: dict[str, AnyScope] = {}
-        self._layers: dict[int, weakref.ref[Any]] = {}
+        self._layers: dict[tuple[int, str], weakref.ref[Any]] = {}
         self._functions: set[str] = set()
         self._outside = _Outside(self)
         self._iterations = 0
@@ -190,13 +190,18 @@ class EagerOpIds:
         if self._iterations == _LEARNING:
             self._outside.learn(self.cells)
 
-    def enter_layer(self, layer: Any) -> None:
-        """A Keras layer is called; an outermost one that comes round begins an iteration."""
+    def enter_layer(self, layer: Any, method: str) -> None:
+        """A layer is called; an outermost one that comes round begins an iteration.
+
+        Args:
+            method: by which it is called: what it encodes and then decodes is of one iteration.
+        """
         if not self.nesting:
-            known = self._layers.get(id(layer))
+            key = id(layer), method
+            known = self._layers.get(key)
             if known is not None and known() is layer:
                 self.new_iteration()
-            self._layers[id(layer)] = weakref.ref(layer)
+            self._layers[key] = weakref.ref(layer)
         self.nesting += 1
         outer = self.places[-1] if self.places else None
         name = name_within(None if outer is None else outer.layer(), layer)

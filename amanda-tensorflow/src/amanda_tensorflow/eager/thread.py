@@ -183,9 +183,9 @@ class Tracker:
 
     # -- layers -----------------------------------------------------------
 
-    def enter_layer(self, layer: Any) -> None:
-        """A Keras layer is called."""
-        self.ids.enter_layer(layer)
+    def enter_layer(self, layer: Any, method: str) -> None:
+        """A layer is called, by this method."""
+        self.ids.enter_layer(layer, method)
         if not self.depth:
             self.cells = self.ids.current
 

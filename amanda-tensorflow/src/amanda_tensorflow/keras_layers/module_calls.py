@@ -1,8 +1,9 @@
 """Follows the calls of modules of ``tf.Module``, as those of Keras layers are followed.
 
-A call of a module is one of its method ``__call__``, from the import of TensorFlow beside Amanda
-on. That of a class is replaced (:func:`following`); one that is a ``tf.function`` stays, and is
-noted where it is traced::
+A call of a module is one of its method ``__call__``, or of another one that is decorated with
+``tf.Module.with_name_scope``, from the import of TensorFlow beside Amanda on. These methods of a
+class are replaced (:func:`following`); one that is a ``tf.function`` stays, and is noted where it
+is traced::
 
     install()
 """
@@ -27,12 +28,13 @@ _FOLLOWING: weakref.WeakSet[Any] = weakref.WeakSet()
 
 
 def following(vanilla: types.FunctionType) -> Any:
-    """The function that takes the place of ``__call__`` in a class of modules."""
+    """The function that takes the place of a method by which modules are called in their class."""
+    in_graphs = _internals.undecorated(vanilla)
 
     @functools.wraps(vanilla)
     def __call__(module: Any, /, *args: Any, **kwargs: Any) -> Any:  # noqa: N807
         if not _internals.executing_eagerly():
-            return note_call(_internals.converted(vanilla), module, args, kwargs)
+            return note_call(_internals.converted(in_graphs), module, args, kwargs)
         follow = EAGER.call
         if follow is None:
             return vanilla(module, *args, **kwargs)
@@ -57,11 +59,22 @@ def install() -> None:
 
 
 def _follow(cls: type[Any]) -> None:
-    """Follow the calls of a class of modules that has a method ``__call__`` of its own."""
-    found = vars(cls).get("__call__")
-    is_vanilla = isinstance(found, types.FunctionType) and found not in _FOLLOWING
-    if is_vanilla and is_plain_class(cls):
-        cls.__call__ = following(found)
+    """Follow the calls by the methods that a class of modules has of its own."""
+    if not is_plain_class(cls):
+        return
+    for name, found in list(vars(cls).items()):
+        is_vanilla = isinstance(found, types.FunctionType) and found not in _FOLLOWING
+        if is_vanilla and _calls(name, found):
+            setattr(cls, name, following(found))
+
+
+def _calls(name: str, method: Any) -> bool:
+    """Whether a method is one by which a module is called."""
+    if name == "__call__":
+        return True
+    # What makes a module and its variables computes nothing.
+    is_other = name.startswith("__") or name == "build"
+    return not is_other and _internals.is_in_name_scope(method)
 
 
 def _defining(vanilla: Any) -> Any:
