@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from selenium.webdriver.common.keys import Keys
 from selenium.webdriver.remote.webelement import WebElement
-from selenium.webdriver.support.ui import Select
+from selenium.webdriver.support.ui import Select, WebDriverWait
 
 from amanda.results import RunReport, ToolReport
 from amanda_tools._output.report import render
@@ -280,22 +280,88 @@ def test_nodes_are_coloured_by_the_chosen_figure(page: Page) -> None:
     assert page.all(f".tree tr.row td:nth-child({at + 1}).bar")
 
 
-def test_five_thousand_operators_open_at_once(
-    opened: Callable[[Path], Page], tmp_path: Path
-) -> None:
-    """A chain of them and a model of unlike modules: few rows and all nodes are there."""
+def missing(page: Page) -> list[int]:
+    """Nodes that are in sight, large enough to be read, and not in the picture."""
+    found: list[int] = drawn(
+        page,
+        "(({ x1, y1, x2, y2 }) => [...graph.boxes].filter(([i, b]) => "
+        "b.x < x2 && b.x + b.width > x1 && b.y < y2 && b.y + b.height > y1"
+        " && b.height * graph.cy.zoom() > 10 && !graph.cy.hasElementWithId(`n${i}`))"
+        ".map(([i]) => i))(graph.cy.extent())",
+    )
+    return found
+
+
+def many_operators() -> dict[str, Any]:
+    """A chain of 5,000 operators, the first half in 2,500 modules."""
     ids = [f"Net.m{i // 10}x.{i % 10}/op{i}:0" for i in range(2500)]
     ids += [f"/f:{i}" for i in range(2500)]
     ops = [
         {"id": i, "type": i.rpartition("/")[2], "module": i[4:].partition("/")[0], "flops": 1}
         for i in ids
     ]
-    edges = [{"producer": a, "consumer": b} for a, b in itertools.pairwise(ids)]
-    page = small_page(opened, tmp_path, "any", ops=ops, edges=edges)
+    return {
+        "ops": ops,
+        "edges": [{"producer": a, "consumer": b} for a, b in itertools.pairwise(ids)],
+    }
+
+
+def test_five_thousand_operators_open_at_once(
+    opened: Callable[[Path], Page], tmp_path: Path
+) -> None:
+    """All have a place, the search goes to the last one, and what is in sight is drawn alone."""
+    page = small_page(opened, tmp_path, "any", **many_operators())
     Select(page.all("[data-depth]")[0]).select_by_visible_text("all")
-    assert drawn(page, "graph.cy.nodes().length") > 5000
+    assert drawn(page, "graph.boxes.size") > 5000
+    assert drawn(page, "graph.edges.length") == 4999
     assert len(page.all(".tree tr.row")) < 100
+    assert missing(page) == []
+    page.all("section.model input[type=search]")[0].send_keys("/f:2499")
+    found = drawn(page, "graph.cy.nodes('.chosen.hit').map(n => n.data('label'))")
+    assert found == ["f:2499\n1 FLOP"]
+    assert missing(page) == []
+    assert 0 < drawn(page, "graph.cy.nodes().length") < 1000
     assert page.complaints() == []
+
+
+def test_a_large_graph_is_drawn_where_the_reader_moves(
+    opened: Callable[[Path], Page], tmp_path: Path
+) -> None:
+    """With the keyboard or the buttons; all of it is seen at once, too, without what is tiny."""
+    page = small_page(opened, tmp_path, "any", **many_operators())
+    Select(page.all("[data-depth]")[0]).select_by_visible_text("all")
+    canvas = page.all(".canvas")[0]
+    first = set(drawn(page, "graph.cy.nodes().map(n => n.id())"))
+    canvas.send_keys(Keys.ARROW_DOWN * 30)
+    WebDriverWait(page.browser, 30).until(lambda _: not missing(page))
+    assert not first & set(drawn(page, "graph.cy.nodes().not('.open').map(n => n.id())"))
+    page.all(".drawing [data-do=fit]")[0].click()
+    low, high, height = drawn(
+        page,
+        "(y => [Math.min(...y), Math.max(...y), graph.canvas.clientHeight])([...graph.boxes"
+        ".values()].map(b => b.y * graph.cy.zoom() + graph.cy.pan().y))",
+    )
+    assert 0 <= low < high <= height
+    assert 0 < drawn(page, "graph.cy.elements().length") < 1000
+    canvas.send_keys("+" * 30)
+    WebDriverWait(page.browser, 30).until(lambda _: not missing(page))
+    assert drawn(page, "graph.cy.nodes().not('.open').length") > 0
+
+
+def test_equal_modules_are_laid_out_alike(opened: Callable[[Path], Page], tmp_path: Path) -> None:
+    """Each node has a place, the same within its module."""
+    page = small_page(opened, tmp_path, "any", **many_operators())
+    Select(page.all("[data-depth]")[0]).select_by_visible_text("all")
+    places = drawn(
+        page,
+        "(({ view: { model }, boxes }) => {"
+        "const within = (i) => model.below(i).map(c => boxes.get(c))"
+        ".map(b => [b.x - boxes.get(i).x, b.y - boxes.get(i).y]);"
+        "return [...boxes.keys()].filter(i => /^m.*x$/.test(model.nodes[i][2])).map(within)})(graph)",
+    )
+    assert len(places) == 250
+    assert {len(place) for place in places} == {10}
+    assert len({str(place) for place in places}) == 1
 
 
 def test_the_graph_begins_with_the_model(opened: Callable[[Path], Page], tmp_path: Path) -> None:

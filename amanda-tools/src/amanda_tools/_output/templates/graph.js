@@ -1,7 +1,18 @@
 // The graph of the model. Cytoscape.js draws it and dagre places the nodes of each open module by
-// themselves, so that opening one places few nodes anew, however many there are.
+// themselves, so that opening one places few nodes anew, however many there are. Of many nodes the
+// library has those alone that are in sight.
 
 const BOX = { width: 178, height: 52 }, PADDING = 14, TITLE = 26, GRID_FROM = 7, SMALLEST = 0.8, LEAST = 0.55, LETTER = 6.8, LONGEST_TITLE = 24;
+// So many nodes and edges are drawn all the time. Of more, those in sight are and, to move without
+// a gap, those around, as far as they are not too small to be seen (in pixels); of a great many, to
+// be read.
+const LEAST_ZOOM = 0.02, ALWAYS_DRAWN = 500, AROUND = 0.4, SEEN = 2, READ = 6, MANY = 1000;
+
+function around(points) {
+  const xs = points.map(({ x }) => x), ys = points.map(({ y }) => y);
+  const [x, y] = [Math.min(...xs), Math.min(...ys)];
+  return { x, y, width: Math.max(...xs) - x, height: Math.max(...ys) - y };
+}
 
 function centre(box) { return { x: box.x + box.width / 2, y: box.y + box.height / 2 }; }
 
@@ -11,21 +22,26 @@ class Graph {
     this.view = view;
     this.model = view.model;
     this.layouts = new Map();
+    this.boxes = new Map();
+    this.edges = [];
+    this.hits = new Set();
     this.cy = cytoscape({
       container: canvas, layout: { name: "preset" }, autoungrabify: true, boxSelectionEnabled: false,
-      minZoom: 0.02, maxZoom: 4, userZoomingEnabled: false, hideEdgesOnViewport: false, pixelRatio: "auto",
+      minZoom: LEAST_ZOOM, maxZoom: 4, userZoomingEnabled: false, hideEdgesOnViewport: false, pixelRatio: "auto",
+      style: this.style(),
     });
+    this.cy.on("viewport", () => { this.frame ??= requestAnimationFrame(() => this.follow()); });
     this.cy.on("tap", "node", (event) => this.tap(event.target.data("i")));
     // The wheel scrolls the page until the graph has the focus.
     canvas.addEventListener("pointerdown", () => canvas.focus({ preventScroll: true }));
     canvas.addEventListener("focus", () => this.cy.userZoomingEnabled(true));
     canvas.addEventListener("blur", () => this.cy.userZoomingEnabled(false));
     canvas.addEventListener("keydown", (event) => this.press(event));
-    const actions = { fit: () => this.cy.fit(undefined, 20), in: () => this.zoom(1.35), out: () => this.zoom(1 / 1.35) };
+    const actions = { fit: () => this.fit(), in: () => this.zoom(1.35), out: () => this.zoom(1 / 1.35) };
     for (const button of view.section.querySelectorAll("[data-do]")) {
       if (button.dataset.do in actions) button.addEventListener("click", actions[button.dataset.do]);
     }
-    matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => this.draw());
+    matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => { this.cy.style(this.style()); this.paint(); });
   }
 
   tap(i) {
@@ -42,7 +58,7 @@ class Graph {
   press(event) {
     const step = 60;
     const moves = { ArrowLeft: [step, 0], ArrowRight: [-step, 0], ArrowUp: [0, step], ArrowDown: [0, -step] };
-    const keys = { "+": () => this.zoom(1.25), "-": () => this.zoom(0.8), 0: () => this.cy.fit(undefined, 20) };
+    const keys = { "+": () => this.zoom(1.25), "-": () => this.zoom(0.8), 0: () => this.fit() };
     if (event.key in moves) this.cy.panBy({ x: moves[event.key][0], y: moves[event.key][1] });
     else if (event.key in keys) keys[event.key]();
     else return;
@@ -95,14 +111,34 @@ class Graph {
     const size = (c) => (inner.has(c) ? { width: inner.get(c).width, height: inner.get(c).height } : { ...BOX });
     const edges = [...(within.get(i)?.values() ?? [])];
     edges.push(...this.through(edges, [...(ports.in.get(i) ?? [])], [...(ports.out.get(i) ?? [])]));
-    const key = JSON.stringify([children.map((c) => [c, size(c)]), edges, ports.in.has(i)]);
-    let found = this.layouts.get(i);
-    if (found?.key !== key) {
-      found = edges.length || children.length < GRID_FROM ? this.layer(children, size, edges) : this.grid(children, size);
-      found = { key, ...(ports.in.has(i) ? this.widen(i, found) : found) };
-      this.layouts.set(i, found);
-    }
-    return { ...found, inner };
+    const found = this.named(children, this.lay(children.map(size), this.numbered(children, edges)));
+    return { ...(ports.in.has(i) ? this.widen(i, found) : found), inner };
+  }
+
+  // Edges between the positions of nodes among `children`.
+  numbered(children, edges) {
+    const at = new Map(children.map((child, k) => [child, k]));
+    const end = (node) => (typeof node === "string" ? node : at.get(node));
+    return edges.map(([from, to]) => [end(from), end(to)]).filter((ends) => !ends.includes(undefined));
+  }
+
+  // The same layout with the nodes themselves, of which equal modules have different ones.
+  named(children, { boxes, points, ...size }) {
+    const name = (end) => (typeof end === "string" ? end : children[end]);
+    return {
+      ...size,
+      boxes: new Map(boxes.map((box, k) => [children[k], box])),
+      points: new Map(points.map(([[from, to], line]) => [`${name(from)} ${name(to)}`, line])),
+    };
+  }
+
+  // The layout of nodes of these sizes, by position; modules of equal contents are laid out once.
+  lay(sizes, edges) {
+    const key = JSON.stringify([sizes.map(({ width, height }) => [width, height]), edges]);
+    let found = this.layouts.get(key) ?? this.before?.get(key);
+    found ??= edges.length || sizes.length < GRID_FROM ? this.layer(sizes, edges) : this.grid(sizes);
+    this.layouts.set(key, found);
+    return found;
   }
 
   // Edges that come in or go out beside nodes of a module get a way around them, by ends of their own.
@@ -114,21 +150,19 @@ class Graph {
     ];
   }
 
-  layer(children, size, edges) {
+  layer(sizes, edges) {
     const graph = new dagre.graphlib.Graph();
     graph.setGraph({ nodesep: 18, ranksep: 30, edgesep: 10, marginx: PADDING, marginy: PADDING });
     graph.setDefaultEdgeLabel(() => ({}));
-    for (const child of children) graph.setNode(child, size(child));
+    sizes.forEach((size, k) => graph.setNode(k, { ...size }));
     for (const end of ["in", "out"]) if (edges.some((edge) => edge.includes(end))) graph.setNode(end, { width: 1, height: 1 });
-    for (const [from, to] of edges) if (graph.hasNode(from) && graph.hasNode(to)) graph.setEdge(from, to);
+    for (const [from, to] of edges) graph.setEdge(from, to);
     dagre.layout(graph);
-    const boxes = new Map(children.map((child) => {
-      const { x, y, width, height } = graph.node(child);
-      return [child, { x: x - width / 2, y: y - height / 2 + TITLE, width, height }];
-    }));
-    const points = new Map(graph.edges().map((edge) => [
-      `${edge.v} ${edge.w}`, graph.edge(edge).points.map(({ x, y }) => ({ x, y: y + TITLE })),
-    ]));
+    const boxes = sizes.map((_, k) => {
+      const { x, y, width, height } = graph.node(k);
+      return { x: x - width / 2, y: y - height / 2 + TITLE, width, height };
+    });
+    const points = edges.map((ends) => [ends, graph.edge(...ends).points.map(({ x, y }) => ({ x, y: y + TITLE }))]);
     const { width, height } = graph.graph();
     return { boxes, points, width: Math.max(width, BOX.width), height: height + TITLE };
   }
@@ -147,50 +181,99 @@ class Graph {
   }
 
   // Nodes that nothing connects, in rows.
-  grid(children, size) {
-    const columns = Math.ceil(Math.sqrt(children.length / 2));
-    const boxes = new Map();
+  grid(sizes) {
+    const columns = Math.ceil(Math.sqrt(sizes.length / 2));
+    const boxes = [];
     let y = TITLE + PADDING, widest = 0;
-    for (let at = 0; at < children.length; at += columns) {
+    for (let at = 0; at < sizes.length; at += columns) {
       let x = PADDING, tallest = 0;
-      for (const child of children.slice(at, at + columns)) {
-        boxes.set(child, { x, y, ...size(child) });
-        x += size(child).width + PADDING;
-        tallest = Math.max(tallest, size(child).height);
+      for (const size of sizes.slice(at, at + columns)) {
+        boxes.push({ x, y, ...size });
+        x += size.width + PADDING;
+        tallest = Math.max(tallest, size.height);
       }
       widest = Math.max(widest, x);
       y += tallest + PADDING;
     }
-    return { boxes, points: new Map(), width: widest, height: y };
+    return { boxes, points: [], width: widest, height: y };
   }
 
-  // Draw all; what was pressed stays where it is on the screen.
+  // Draw all anew; what was pressed stays where it is on the screen.
   draw(pressed = null) {
     const { within, drawn, ports } = this.lift();
-    const before = this.boxes?.get(pressed);
+    const before = this.boxes.get(pressed);
     this.boxes = new Map();
     this.points = new Map();
-    const nodes = [], crossed = new Map();
+    this.crossed = new Map();
     const visit = (i, layout, x, y, depth) => {
       this.points.set(i, { x, y, points: layout.points });
       for (const [child, box] of layout.boxes) {
-        const at = { ...box, x: x + box.x, y: y + box.y };
+        const at = { ...box, x: x + box.x, y: y + box.y, isOpen: layout.inner.has(child), depth };
         this.boxes.set(child, at);
-        nodes.push([child, at, layout.inner.has(child), depth]);
-        if (layout.inner.has(child)) visit(child, layout.inner.get(child), at.x, at.y, depth + 1);
+        if (at.isOpen) visit(child, layout.inner.get(child), at.x, at.y, depth + 1);
       }
     };
+    // Layouts of the last time are kept: what opens and closes again has its own at once.
+    [this.before, this.layouts] = [this.layouts, new Map()];
     const whole = this.place(0, within, ports);
     visit(0, whole, 0, -TITLE, 0);
     this.size = { width: whole.width, height: whole.height };
-    const edges = [...drawn.values()].map((edge) => this.edge(edge, crossed));
-    this.cy.startBatch();
-    this.cy.elements().remove();
-    this.cy.add([...nodes.map(([i, box, isOpen, depth]) => this.node(i, box, isOpen, depth, crossed.get(i))), ...edges]);
-    this.cy.endBatch();
-    this.cy.style(this.style());
-    this.mark();
+    this.edges = [...drawn.values()].map((edge) => this.edge(edge));
     if (before) this.stay(pressed, before);
+    this.paint();
+  }
+
+  // Draw what is placed: colours and texts are those of the chosen figure.
+  paint() {
+    this.cy.elements().remove();
+    this.window = null;
+    this.follow();
+    this.mark();
+  }
+
+  // Draw what is in sight; all, if it is not much.
+  follow() {
+    this.frame = null;
+    const zoom = this.cy.zoom(), { x1, y1, x2, y2, w, h } = this.cy.extent();
+    const isAll = this.boxes.size + this.edges.length <= ALWAYS_DRAWN;
+    const now = this.window;
+    const isInside = now && x1 >= now.x1 && y1 >= now.y1 && x2 <= now.x2 && y2 <= now.y2;
+    if (now && (isAll || (isInside && zoom > 0.8 * now.zoom && zoom < 1.25 * now.zoom))) return;
+    this.window = { x1: x1 - AROUND * w, y1: y1 - AROUND * h, x2: x2 + AROUND * w, y2: y2 + AROUND * h, zoom };
+    let found = this.inWindow(isAll ? 0 : SEEN);
+    if (!isAll && found.nodes.size + found.edges.length > MANY) found = this.inWindow(READ);
+    this.exchange(found);
+  }
+
+  // The nodes and edges of the window that are at least so many pixels high on the screen; all for 0.
+  inWindow(least) {
+    const { x1, y1, x2, y2, zoom } = this.window;
+    const sees = (box, size) => !least || (
+      size * zoom >= least && box.x <= x2 && box.y <= y2 && box.x + box.width >= x1 && box.y + box.height >= y1
+    );
+    const nodes = new Set(), edges = [];
+    for (const [i, box] of this.boxes) if (sees(box, box.height)) nodes.add(i);
+    for (const edge of this.edges) {
+      if (!sees(edge.box, Math.max(edge.box.width, edge.box.height) / 2)) continue;
+      edges.push(edge);
+      edge.ends.forEach((end) => nodes.add(end));
+    }
+    return { nodes, edges };
+  }
+
+  // Remove what is not among these nodes and edges from the picture, and add what is missing.
+  exchange({ nodes, edges }) {
+    const { cy } = this;
+    const kept = new Set([...nodes].map((i) => `n${i}`));
+    for (const { element } of edges) kept.add(element.data.id);
+    cy.startBatch();
+    cy.elements().filter((element) => !kept.has(element.id())).remove();
+    const isNew = (id) => !cy.hasElementWithId(id);
+    cy.add([
+      ...[...nodes].filter((i) => isNew(`n${i}`)).map((i) => this.node(i)),
+      ...edges.map(({ element }) => element).filter(({ data }) => isNew(data.id)),
+    ]);
+    cy.endBatch();
   }
 
   // Where the title of an open module stands, and its letters: in the widest gap between edges.
@@ -203,10 +286,11 @@ class Graph {
     return { shift: widest.left + PADDING / 2 - box.x - box.width, letters: Math.max(Math.floor((widest.width - PADDING) / LETTER), 3) };
   }
 
-  node(i, box, isOpen, depth, crossed = []) {
+  node(i) {
     const { model } = this;
+    const box = this.boxes.get(i), { isOpen, depth } = box;
     const node = model.nodes[i];
-    const { shift, letters } = isOpen ? this.title(box, crossed) : { shift: 0, letters: 26 };
+    const { shift, letters } = isOpen ? this.title(box, this.crossed.get(i) ?? []) : { shift: 0, letters: 26 };
     const lines = [middle(model.label(i), letters)];
     if (!isOpen) {
       if (node[SHAPE]) lines.push(middle(node[SHAPE], 28));
@@ -218,12 +302,15 @@ class Graph {
       group: "nodes",
       data: { id: `n${i}`, i, label: lines.join("\n"), width: box.width, height: box.height, colour: isOpen ? "" : this.colour(i), depth, shift },
       position: centre(box),
-      classes: [isOpen ? "open" : node[KIND], model.repeats(i) > 1 ? "many" : ""].join(" "),
+      classes: [
+        isOpen ? "open" : node[KIND], model.repeats(i) > 1 ? "many" : "",
+        this.hits.has(i) ? "hit" : "", this.view.chosen === i ? "chosen" : "",
+      ].join(" "),
     };
   }
 
   // Note where an edge crosses the titles of the modules that it enters.
-  cross(parts, line, crossed) {
+  cross(parts, line) {
     for (const { group } of parts.filter(({ edge }) => edge.startsWith("in "))) {
       const { y } = this.boxes.get(group), xs = [];
       for (let k = 1; k < line.length; k++) {
@@ -233,12 +320,12 @@ class Graph {
         xs.push(at(y), at(y + TITLE));
       }
       if (!xs.length) continue;
-      if (!crossed.has(group)) crossed.set(group, []);
-      crossed.get(group).push([Math.min(...xs) - 3, Math.max(...xs) + 3]);
+      if (!this.crossed.has(group)) this.crossed.set(group, []);
+      this.crossed.get(group).push([Math.min(...xs) - 3, Math.max(...xs) + 3]);
     }
   }
 
-  edge({ ends: [from, to], parts }, crossed) {
+  edge({ ends: [from, to], parts }) {
     const a = this.boxes.get(from), b = this.boxes.get(to);
     const route = parts.flatMap(({ group, edge }) => {
       const { x, y, points } = this.points.get(group);
@@ -251,15 +338,17 @@ class Graph {
     const share = route.map((p) => ((p.x - start.x) * dx + (p.y - start.y) * dy) / length ** 2);
     const aside = route.map((p) => ((p.x - start.x) * -dy + (p.y - start.y) * dx) / length);
     const isBent = aside.some((distance) => Math.abs(distance) > 3);
-    this.cross(parts, isBent ? [start, ...route, end] : [start, end], crossed);
-    return {
+    const line = isBent ? [start, ...route, end] : [start, end];
+    this.cross(parts, line);
+    const element = {
       group: "edges",
       data: {
         id: `e${from}-${to}`, source: `n${from}`, target: `n${to}`, share, aside,
         start: `0px ${a.height / 2}px`, end: `0px ${-b.height / 2}px`,
       },
-      classes: isBent ? "bent" : "",
+      classes: [isBent ? "bent" : "", [from, to].includes(this.view.chosen) ? "near" : ""].join(" "),
     };
+    return { ends: [from, to], box: around(line), element };
   }
 
   // Colours of a node: by type, or by its share of the largest figure that is seen.
@@ -313,10 +402,10 @@ class Graph {
 
   mark() {
     const { model, view } = this;
-    const hits = new Set(view.hits.map((i) => model.shown(i)));
+    this.hits = new Set(view.hits.map((i) => model.shown(i)));
     this.cy.startBatch();
     this.cy.nodes().forEach((node) => {
-      node.toggleClass("hit", hits.has(node.data("i")));
+      node.toggleClass("hit", this.hits.has(node.data("i")));
       node.toggleClass("chosen", node.data("i") === view.chosen);
     });
     const chosen = this.cy.getElementById(`n${view.chosen}`);
@@ -347,12 +436,23 @@ class Graph {
     this.cy.pan({ x: width / 2 - (box.x + box.width / 2) * zoom, y: top - box.y * zoom });
   }
 
+  // All of it, however small.
+  fit() {
+    const { clientWidth, clientHeight } = this.canvas, { width, height } = this.size;
+    const zoom = Math.min((clientWidth - 40) / width, (clientHeight - 40) / height, this.cy.maxZoom());
+    this.cy.minZoom(Math.min(LEAST_ZOOM, zoom));
+    this.cy.zoom(zoom);
+    this.cy.pan({ x: (clientWidth - width * zoom) / 2, y: (clientHeight - height * zoom) / 2 });
+    this.follow();
+  }
+
   begin() {
     this.cy.resize();
     const whole = { x: 0, y: 0, width: this.size.width, height: this.size.height };
     // What stands beside the model, such as its loss, would push it to the edge.
     const isWide = (whole.width + 40) * LEAST > this.canvas.clientWidth;
     this.show(isWide ? this.largest() : whole);
+    this.follow();
   }
 
   // The box of the module with the most nodes of those that stand outermost.
@@ -369,6 +469,7 @@ class Graph {
     const { clientWidth: width, clientHeight: height } = this.canvas;
     const zoom = this.cy.zoom(), { x, y } = centre(box);
     this.cy.pan({ x: width / 2 - x * zoom, y: height / 2 - y * zoom });
+    this.follow();
   }
 }
 

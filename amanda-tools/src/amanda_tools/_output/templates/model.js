@@ -233,11 +233,11 @@ class ModelView {
     const figures = section.querySelector("[data-figure]");
     model.figures.forEach((figure, f) => figures.append(element("option", { value: f }, figure.name)));
     figures.append(element("option", { value: -1 }, "type"));
-    figures.addEventListener("change", () => { model.figure = Number(figures.value); this.update(); });
+    figures.addEventListener("change", () => { model.figure = Number(figures.value); this.recolour(); });
     if (!model.figures.length) model.figure = -1;
     figures.value = String(model.figure);
     const direction = section.querySelector("[data-direction]");
-    direction.addEventListener("change", () => { model.direction = direction.value; this.update(); });
+    direction.addEventListener("change", () => { model.direction = direction.value; this.recolour(); });
     const depth = section.querySelector("[data-depth]");
     depth.addEventListener("change", () => {
       if (depth.value === "0") model.begin();
@@ -263,6 +263,11 @@ class ModelView {
   update() {
     this.tree.fill();
     this.graph?.draw();
+  }
+
+  recolour() {
+    this.tree.fill();
+    this.graph?.paint();
   }
 
   toggle(i, isOpen = !this.model.open.has(i)) {
