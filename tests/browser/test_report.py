@@ -13,7 +13,7 @@ from selenium.webdriver.common.keys import Keys
 from selenium.webdriver.remote.webelement import WebElement
 from selenium.webdriver.support.ui import Select, WebDriverWait
 
-from amanda.results import RunReport, ToolReport
+from amanda.results import Chart, RunReport, ToolReport
 from amanda_tools._output.report import render
 from amanda_tools._output.report.run import document_of
 from tests.browser.conftest import Page, Report
@@ -357,7 +357,8 @@ def test_equal_modules_are_laid_out_alike(opened: Callable[[Path], Page], tmp_pa
         "(({ view: { model }, boxes }) => {"
         "const within = (i) => model.below(i).map(c => boxes.get(c))"
         ".map(b => [b.x - boxes.get(i).x, b.y - boxes.get(i).y]);"
-        "return [...boxes.keys()].filter(i => /^m.*x$/.test(model.nodes[i][2])).map(within)})(graph)",
+        "const isModule = (i) => /^m.*x$/.test(model.nodes[i][2]);"
+        "return [...boxes.keys()].filter(isModule).map(within)})(graph)",
     )
     assert len(places) == 250
     assert {len(place) for place in places} == {10}
@@ -584,6 +585,73 @@ def test_edges_do_not_cross_the_titles_of_open_modules(
     ]
     assert len(entering) >= 2
     assert all(x < left or x > left + width for x, _ in entering)
+
+
+def test_rows_of_the_tree_keep_the_focus(page: Page) -> None:
+    """Enter on a row's button opens and closes it as often as it is pressed."""
+    [button] = page.all(".fold", tree_row(page, "stem"))
+    seen = (
+        "const e = document.activeElement;"
+        "return [e.closest('tr')?.querySelector('.text').textContent, e.ariaExpanded]"
+    )
+    page.browser.execute_script("arguments[0].focus()", button)
+    before = page.browser.execute_script(seen)
+    assert before[0] == "stem"
+    page.browser.switch_to.active_element.send_keys(Keys.ENTER)
+    after = page.browser.execute_script(seen)
+    assert after == ["stem", "false" if before[1] == "true" else "true"]
+    page.browser.switch_to.active_element.send_keys(Keys.ENTER)
+    assert page.browser.execute_script(seen) == before
+
+
+def test_labels_of_a_chart_are_shortened_alike(
+    opened: Callable[[Path], Page], tmp_path: Path
+) -> None:
+    """What most begin with is left out of all that have it, or of none."""
+    long = [f"model.layers.{i}.self_attention_of_the_layer" for i in range(3)]
+    short = [f"model.layers.{i}.mlp" for i in range(3)]
+    charts = [
+        Chart(title=title, kind="bar", labels=labels, values={"x": range(1, len(labels) + 1)})
+        for title, labels in (("long", [*long, *short, "head"]), ("short", [*short, "head"]))
+    ]
+    tool = ToolReport(name="any", charts=charts)
+    path = tmp_path / "page.html"
+    path.write_text(render(document_of(RunReport(title="t", facts={}, tools=[tool]))))
+    page = opened(path)
+    labels = [
+        page.browser.execute_script("return arguments[0].chart.chart.data.labels", figure)
+        for figure in page.all("figure.chart")
+    ]
+    assert [label.rpartition(".")[0] for label in labels[0]] == [*("…0", "…1", "…2") * 2, ""]
+    assert labels[1] == [*short, "head"]
+    assert labels[0][-1] == "head"
+
+
+def test_amounts_are_short_whatever_their_size(page: Page) -> None:
+    """A tiny share, too, fits its column."""
+    amounts = [[3.18e-5, "%"], [0.0123, "%"], [17.53, "%"], [1.5e9, "B"], [2e-7, "s"], [0, "%"]]
+    texts = page.browser.execute_script("return arguments[0].map(a => amount(...a))", amounts)
+    assert texts == ["3.18e-5 %", "0.0123 %", "17.5 %", "1.5 GB", "200 ns", "0"]
+
+
+def test_the_title_of_the_graph_is_clear_of_the_buttons_on_a_phone(page: Page) -> None:
+    """The graph begins below them."""
+    metrics = {"width": 390, "height": 800, "deviceScaleFactor": 1, "mobile": True}
+    page.browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", metrics)
+    try:
+        page.browser.refresh()
+        top = drawn(
+            page,
+            "Math.min(...[...graph.boxes.values()].map(b => b.y)) * graph.cy.zoom()"
+            " + graph.cy.pan().y",
+        )
+        bottom = page.browser.execute_script(
+            "const box = document.querySelector('.canvas').getBoundingClientRect();"
+            "return document.querySelector('.zoom').getBoundingClientRect().bottom - box.top"
+        )
+        assert top >= bottom > 0
+    finally:
+        page.browser.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
 
 
 def test_tables_are_filtered_by_module_and_type(page: Page) -> None:

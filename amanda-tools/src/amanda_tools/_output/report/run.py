@@ -7,7 +7,7 @@ from typing import Any
 
 import attrs
 
-from amanda.results import RunReport, ToolReport
+from amanda.results import RunReport, Table, ToolReport
 from amanda_tools._output.report.columns import (
     IN_THE_RUN,
     PageTable,
@@ -106,7 +106,7 @@ def section_of(tool: ToolReport) -> Section:
     return Section(
         name=tool.name,
         about=tool.about,
-        notes=[table.title for table in tool.tables if not (table.columns and table.rows)],
+        notes=[_sentence(table) for table in tool.tables if not (table.columns and table.rows)],
         facts={**facts, **figures(rest)},
         charts=tool.charts,
         grids=grids,
@@ -114,6 +114,12 @@ def section_of(tool: ToolReport) -> Section:
         files=tool.files,
         lost=tool.lost,
     )
+
+
+def _sentence(table: Table) -> str:
+    """Return what is said instead of a table without rows."""
+    tells_it = not table.columns or any(letter.isdigit() for letter in table.title)
+    return table.title if tells_it else f"{table.title}: none"
 
 
 def figures(data: Mapping[str, Any], prefix: str = "") -> dict[str, str]:

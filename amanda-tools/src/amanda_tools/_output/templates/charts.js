@@ -81,6 +81,8 @@ class PageChart {
     this.chart = new Chart(canvas, made);
   }
 
+  cut(names) { return shortened(names, this.figure.clientWidth < 480 ? 19 : 30); }
+
   ranking(options, amounts, scale, colour) {
     this.shown = this.bars();
     const { values } = this.data;
@@ -91,10 +93,8 @@ class PageChart {
         y: { ...scale, stacked: true, grid: { display: false }, ticks: { ...scale.ticks, autoSkip: false } },
       },
     });
-    const most = this.figure.clientWidth < 480 ? 19 : 30;
-    const shared = common(this.shown.map(({ name }) => name));
     return { type: "bar", options, data: {
-      labels: this.shown.map(({ name }) => middle(name, most, shared)),
+      labels: this.cut(this.shown.map(({ name }) => name)),
       datasets: values.map(([name], s) => {
         const real = this.shown.map(({ sums }) => sums[s]);
         return { label: name, data: real, real, backgroundColor: colour(s), barThickness: 14 };
@@ -130,14 +130,12 @@ class PageChart {
     const longest = new Set([...times].sort((a, b) => b[1] - a[1]).slice(0, MOST_BARS).map(([name]) => name));
     const shown = [...times.keys()].filter((name) => longest.has(name));
     this.more.textContent = times.size > MOST_BARS ? `${times.size - MOST_BARS} more in the tables` : "";
-    const most = this.figure.clientWidth < 480 ? 19 : 30;
-    const shared = common(shown);
-    const cut = new Map(shown.map((name) => [name, middle(name, most, shared)]));
+    const cut = this.cut(shown);
     Object.assign(options, {
       indexAxis: "y", interaction: { mode: "nearest", intersect: true },
       scales: {
         x: { ...amounts, min: 0 },
-        y: { ...scale, type: "category", labels: shown, grid: { display: false }, ticks: { ...scale.ticks, autoSkip: false, callback: (_, i) => cut.get(shown[i]) } },
+        y: { ...scale, type: "category", labels: shown, grid: { display: false }, ticks: { ...scale.ticks, autoSkip: false, callback: (_, i) => cut[i] } },
       },
     });
     options.plugins.tooltip = { callbacks: {

@@ -6,7 +6,7 @@ const BOX = { width: 178, height: 52 }, PADDING = 14, TITLE = 26, GRID_FROM = 7,
 // So many nodes and edges are drawn all the time. Of more, those in sight are and, to move without
 // a gap, those around, as far as they are not too small to be seen (in pixels); of a great many, to
 // be read.
-const LEAST_ZOOM = 0.02, ALWAYS_DRAWN = 500, AROUND = 0.4, SEEN = 2, READ = 6, MANY = 1000;
+const LEAST_ZOOM = 0.02, NARROW_CANVAS = 480, ALWAYS_DRAWN = 500, AROUND = 0.4, SEEN = 2, READ = 6, MANY = 1000;
 
 function around(points) {
   const xs = points.map(({ x }) => x), ys = points.map(({ y }) => y);
@@ -432,7 +432,8 @@ class Graph {
     const least = Math.min(SMALLEST, Math.max(LEAST, width / (box.width + 40)));
     const zoom = Math.min(Math.max(whole, least), 1.1);
     this.cy.zoom(zoom);
-    const top = box.height * zoom > height ? 16 : (height - box.height * zoom) / 2;
+    // On a phone the first title stands below the buttons.
+    const top = box.height * zoom > height ? (width < NARROW_CANVAS ? 50 : 16) : (height - box.height * zoom) / 2;
     this.cy.pan({ x: width / 2 - (box.x + box.width / 2) * zoom, y: top - box.y * zoom });
   }
 

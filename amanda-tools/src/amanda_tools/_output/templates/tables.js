@@ -28,8 +28,8 @@ function amount(value, unit) {
   if (value === null || value === undefined) return "";
   if (!value) return "0";
   if (!Number.isFinite(value)) return `${value} ${unit}`.trim();
-  if (unit === "%") return `${Number(value.toPrecision(3))} %`;
   const size = Math.abs(value);
+  if (unit === "%") return `${size < 0.001 ? value.toExponential(2) : Number(value.toPrecision(3))} %`;
   for (const [factor, prefix] of PREFIXES) {
     if (size < factor * 0.9995 || (factor < 1 && unit !== "s")) continue;
     const scaled = value / factor;
@@ -78,6 +78,15 @@ function common(paths) {
   let longest = "";
   for (const [start, count] of counts) if (count > paths.length * 0.6 && start.length > longest.length) longest = start;
   return longest;
+}
+
+// Names with at most so many letters. What most begin with goes from all that have it, if it makes
+// one of them too long.
+function shortened(names, most) {
+  const shared = common(names);
+  const has = (name) => shared && name.startsWith(shared);
+  const isCut = names.some((name) => has(name) && name.length > most);
+  return names.map((name) => middle(isCut && has(name) ? `…${name.slice(shared.length)}` : name, most));
 }
 
 // The sort key of a cell: a number, or null for an empty one, which always comes last.

@@ -113,7 +113,15 @@ class Tree {
       return row;
     };
     const made = this.rows.slice(first, last).map((row) => this.line(row));
+    const focused = this.body.contains(document.activeElement) && document.activeElement.closest("tr.row").dataset.node;
     this.body.replaceChildren(gap(first), ...made, gap(this.rows.length - last));
+    if (focused !== false) this.focus(focused);
+  }
+
+  // Rows are made anew: the one that had the focus keeps it, or the tree where it is out of sight.
+  focus(node) {
+    const fold = this.body.querySelector(`tr.row:not(.back)[data-node="${node}"] .fold[aria-expanded]`);
+    (fold ?? this.box).focus({ preventScroll: true });
   }
 
   line({ i, b, depth }) {
