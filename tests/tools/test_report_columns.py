@@ -44,6 +44,16 @@ def test_names_are_no_numbers(values: list[str]) -> None:
     assert not make_column("module", values)["numeric"]
 
 
+def test_modules_of_lists_are_names_in_any_column() -> None:
+    """Of nested lists, too: ``0.1`` and ``0.10`` are two modules; figures stand before them."""
+    modules = ["0.1", "0.10", "2", ""]
+    assert not make_column("module", modules, names=False)["numeric"]
+    rows = [(i, module, i / 2) for i, module in enumerate(modules)]
+    found = make_table("t", ["#", "module", "error"], rows)
+    assert [column["name"] for column in found.columns] == ["#", "error", "module"]
+    assert found.columns[-1]["values"] == modules
+
+
 def test_numbers_are_numbers_and_what_json_lacks_is_text() -> None:
     """None stays None, infinities are told, booleans are words, the rest is written as JSON."""
     assert make_column("n", [1, None, 2.5, math.inf]) == {

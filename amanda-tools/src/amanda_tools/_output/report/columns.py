@@ -55,6 +55,10 @@ _NAMING = frozenset({"type", "kind", "tensor"})
 """Columns that stand before the figures, beside the first one."""
 
 
+_NAMES = frozenset({"module", "op", "id", "path"})
+"""Columns of names: the modules ``0``, ``0.1`` and ``0.10`` of nested lists are no amounts."""
+
+
 @attrs.frozen(kw_only=True)
 class PageTable:
     """One table of a page.
@@ -200,7 +204,9 @@ def make_column(
     texts = ["" if cell is None else str(cell) for cell in cells]
     keys = [_amount(text) for text in texts]
     # Names such as "0" and "4", of modules in a list, are no amounts.
-    is_named = names and all(text.isdecimal() for text in there if isinstance(text, str))
+    is_named = name in _NAMES or (
+        names and all(text.isdecimal() for text in there if isinstance(text, str))
+    )
     is_amount = (
         bool(there)
         and not is_named
