@@ -13,7 +13,7 @@ from selenium.webdriver.common.keys import Keys
 from selenium.webdriver.remote.webelement import WebElement
 from selenium.webdriver.support.ui import Select, WebDriverWait
 
-from amanda.results import Chart, RunReport, ToolReport
+from amanda.results import Chart, RunReport, Table, ToolReport
 from amanda_tools._output.report import render
 from amanda_tools._output.report.run import document_of
 from tests.browser.conftest import Page, Report
@@ -614,10 +614,7 @@ def test_labels_of_a_chart_are_shortened_alike(
         Chart(title=title, kind="bar", labels=labels, values={"x": range(1, len(labels) + 1)})
         for title, labels in (("long", [*long, *short, "head"]), ("short", [*short, "head"]))
     ]
-    tool = ToolReport(name="any", charts=charts)
-    path = tmp_path / "page.html"
-    path.write_text(render(document_of(RunReport(title="t", facts={}, tools=[tool]))))
-    page = opened(path)
+    page = page_of(opened, tmp_path, ToolReport(name="any", charts=charts))
     labels = [
         page.browser.execute_script("return arguments[0].chart.chart.data.labels", figure)
         for figure in page.all("figure.chart")
@@ -625,6 +622,71 @@ def test_labels_of_a_chart_are_shortened_alike(
     assert [label.rpartition(".")[0] for label in labels[0]] == [*("…0", "…1", "…2") * 2, ""]
     assert labels[1] == [*short, "head"]
     assert labels[0][-1] == "head"
+
+
+def phone(page: Page) -> None:
+    """Show the page again, 390 pixels wide."""
+    metrics = {"width": 390, "height": 800, "deviceScaleFactor": 1, "mobile": True}
+    page.browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", metrics)
+    page.browser.refresh()
+
+
+def page_of(opened: Callable[[Path], Page], folder: Path, tool: ToolReport) -> Page:
+    """The opened page of one tool."""
+    path = folder / "page.html"
+    path.write_text(render(document_of(RunReport(title="t", facts={}, tools=[tool]))))
+    return opened(path)
+
+
+def test_bars_have_room_below_a_long_legend(opened: Callable[[Path], Page], tmp_path: Path) -> None:
+    """Its lines are counted, on a phone too."""
+    values = {f"aten::a_kernel_with_a_long_name_{i}": [i + 1.0] * 12 for i in range(9)}
+    chart = Chart(title="c", kind="bar", labels=[f"op{i}" for i in range(12)], values=values)
+    page = page_of(opened, tmp_path, ToolReport(name="any", charts=[chart]))
+    room = (
+        "const { chartArea, legend } = document.querySelector('figure.chart').chart.chart;"
+        "return [(chartArea.bottom - chartArea.top) / 12, legend.height]"
+    )
+    bar, legend = page.browser.execute_script(room)
+    assert bar >= 18
+    try:
+        phone(page)
+        narrow, tall = page.browser.execute_script(room)
+    finally:
+        page.browser.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
+    assert narrow >= 18
+    assert tall > legend
+
+
+def test_values_of_one_size_have_an_even_axis(
+    opened: Callable[[Path], Page], tmp_path: Path
+) -> None:
+    """Powers of ten are for values that differ by them."""
+    near, far = [0.0198, 0.0199, 0.0203, 0.0], [1e-6, 0.0199, 0.0203, 0.0]
+    charts = [
+        Chart(title=title, kind="points", labels=range(4), values={"x": values}, log=True)
+        for title, values in (("near", near), ("far", far))
+    ]
+    page = page_of(opened, tmp_path, ToolReport(name="any", charts=charts))
+    kinds = "return [...document.querySelectorAll('figure.chart')].map(f => f.chart.chart.scales.y)"
+    assert page.browser.execute_script(f"{kinds}.map(y => y.type)") == ["linear", "logarithmic"]
+    drawn_at = "return document.querySelector('figure.chart').chart.chart.data.datasets[0].data"
+    assert [point["y"] for point in page.browser.execute_script(drawn_at)] == near
+
+
+def test_tensors_are_told_apart_on_a_phone(opened: Callable[[Path], Page], tmp_path: Path) -> None:
+    """A tensor is an operator's id and a word: it, too, loses what most begin with."""
+    tensors = [(f"LlamaForCausalLM.model.layers.{i}.attn/mm:0 output0", i) for i in range(12)]
+    table = Table("tensors", ("tensor", "zeros"), tensors)
+    page = page_of(opened, tmp_path, ToolReport(name="any", tables=[table]))
+    try:
+        phone(page)
+        lines = page.lines(page.grid("any", "tensors"))
+    finally:
+        page.browser.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
+    names = [line.split("output0")[0] for line in lines]
+    assert all(name.startswith("…") for name in names)
+    assert len(set(names)) == 12
 
 
 def test_amounts_are_short_whatever_their_size(page: Page) -> None:
@@ -636,10 +698,8 @@ def test_amounts_are_short_whatever_their_size(page: Page) -> None:
 
 def test_the_title_of_the_graph_is_clear_of_the_buttons_on_a_phone(page: Page) -> None:
     """The graph begins below them."""
-    metrics = {"width": 390, "height": 800, "deviceScaleFactor": 1, "mobile": True}
-    page.browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", metrics)
     try:
-        page.browser.refresh()
+        phone(page)
         top = drawn(
             page,
             "Math.min(...[...graph.boxes.values()].map(b => b.y)) * graph.cy.zoom()"

@@ -1,6 +1,6 @@
 // Charts, drawn by Chart.js. Bars of modules are summed up at the depth that the reader picks.
 
-const MOST_BARS = 24, BAR = 22, FINEST = 800;
+const MOST_BARS = 24, BAR = 22, FINEST = 800, AXIS = 42, LEGEND_LINE = 36;
 
 function css(name) { return getComputedStyle(document.documentElement).getPropertyValue(name).trim(); }
 
@@ -73,12 +73,17 @@ class PageChart {
     };
     const way = { bar: "ranking", spans: "rows" }[kind] ?? "plot";
     const made = this[way](options, amounts, scale, colour);
-    if (way !== "plot") box.style.height = `${made.data.labels.length * BAR + (values.length > 1 ? 78 : 42)}px`;
+    // The legend of many series has several lines; how many is known when it is drawn.
+    const tall = (legend) => `${made.data.labels.length * BAR + AXIS + legend}px`;
+    if (way !== "plot") box.style.height = tall(values.length > 1 ? values.length * LEGEND_LINE : 0);
     options.plugins.tooltip ??= { callbacks: {
       title: ([item]) => (kind === "bar" ? this.shown[item.dataIndex].name : names[item.dataIndex] ?? String(labels[item.dataIndex])),
       label: (item) => `${values.length > 1 ? `${item.dataset.label}: ` : ""}${amount(item.dataset.real[item.dataIndex], unit)}`,
     } };
     this.chart = new Chart(canvas, made);
+    if (way === "plot" || values.length < 2) return;
+    box.style.height = tall(this.chart.legend.height);
+    this.chart.resize();
   }
 
   cut(names) { return shortened(names, this.figure.clientWidth < 480 ? 19 : 30); }
@@ -157,13 +162,15 @@ class PageChart {
     const positive = values.flatMap(([, numbers]) => numbers.filter((value) => value > 0));
     // What has no logarithm stands a power of ten below the smallest that has one.
     const least = positive.length ? Math.min(...positive) / 10 : 0.1;
-    const place = (value) => (value === null ? null : log && value <= 0 ? least : value);
+    // Below a factor of ten all ticks would have the same text.
+    const isLog = log && positive.length > 0 && Math.max(...positive) >= 100 * least;
+    const place = (value) => (value === null ? null : isLog && value <= 0 ? least : value);
     const isHist = kind === "hist";
     Object.assign(options, {
       interaction: { mode: "nearest", intersect: false },
       scales: {
         x: { ...scale, ...(isHist ? {} : { type: "linear", ticks: { ...scale.ticks, precision: isSteps ? 0 : undefined } }), title: { display: Boolean(axis), text: axis, color: scale.ticks.color, align: "end" } },
-        y: { ...amounts, ...(log ? { type: "logarithmic" } : { beginAtZero: isHist || isSteps }) },
+        y: { ...amounts, ...(isLog ? { type: "logarithmic" } : { beginAtZero: isHist || isSteps }) },
       },
     });
     return { type: isHist ? "bar" : kind === "line" ? "line" : "scatter", options, data: {

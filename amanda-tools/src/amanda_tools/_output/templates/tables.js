@@ -115,10 +115,11 @@ class Column {
     return Math.max(...words.map((word) => word.length + 2), this.most);
   }
 
-  // A long text of one word, such as an id, loses what all begin with, and its middle.
+  // A long text of one word, such as an id, loses what all begin with, and its middle; so does a tensor,
+  // which is an id and a word.
   cut(text) {
     if (text.length <= this.letters) return text;
-    if (text.includes(" ")) return `${text.slice(0, this.letters - 1)}…`;
+    if (text.includes(" ") && !this.shared) return `${text.slice(0, this.letters - 1)}…`;
     if (this.name === "source") return `…${text.slice(1 - this.letters)}`;
     return middle(text, this.letters, this.shared);
   }
