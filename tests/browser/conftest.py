@@ -27,18 +27,29 @@ MISSING = "no chromium and chromedriver; try: apt-get install chromium chromium-
 Report = Callable[..., Path]
 
 
-@pytest.fixture(scope="session")
-def driver(tmp_path_factory: pytest.TempPathFactory) -> Iterator[webdriver.Chrome]:
-    """A browser that notes what it says on its console and what it fetches."""
+def start_browser(profile: Path) -> webdriver.Chrome | None:
+    """A browser that notes what it says on its console and what it fetches; None if there is none.
+
+    Args:
+        profile: an empty folder for its own files.
+    """
     binary, server = shutil.which("chromium"), shutil.which("chromedriver")
     if binary is None or server is None:
-        pytest.skip(MISSING)
+        return None
     options = webdriver.ChromeOptions()
     options.binary_location = binary
-    for option in (*OPTIONS, f"--user-data-dir={tmp_path_factory.mktemp('profile')}"):
+    for option in (*OPTIONS, f"--user-data-dir={profile}"):
         options.add_argument(option)
     options.set_capability("goog:loggingPrefs", {"browser": "ALL", "performance": "ALL"})
-    browser = webdriver.Chrome(options=options, service=webdriver.ChromeService(server))
+    return webdriver.Chrome(options=options, service=webdriver.ChromeService(server))
+
+
+@pytest.fixture(scope="session")
+def driver(tmp_path_factory: pytest.TempPathFactory) -> Iterator[webdriver.Chrome]:
+    """A browser, which all tests share."""
+    browser = start_browser(tmp_path_factory.mktemp("profile"))
+    if browser is None:
+        pytest.skip(MISSING)
     yield browser
     browser.quit()
 
