@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import csv
+import functools
 import io
 import json
+import re
 import threading
 import weakref
 from collections.abc import Callable
@@ -19,6 +21,7 @@ import amanda
 from amanda.engine.dispatch import create_driver
 from amanda.errors import CapabilityError
 from amanda.testing import loopback as lb
+from amanda_tools._internals import is_profiling
 from amanda_tools._timelines.activities import MARK, Activity
 from amanda_tools.kernels import KernelsTool, timeline_file
 from amanda_tools.kernels.kineto import given_bytes, recording_of
@@ -149,21 +152,142 @@ def test_another_thread_is_not_recorded() -> None:
     assert (found["/exp:0"]["executions"], found["/exp:0"]["kernels"]) == (None, [])
 
 
-def test_a_profiler_that_is_in_use() -> None:
-    """The program's own goes on; one that it starts later is said to have ended ours."""
-    cpu = [torch.profiler.ProfilerActivity.CPU]
-    with torch.profiler.profile(activities=cpu) as profiler:
-        with pytest.raises(CapabilityError, match=r"kernels.*in use"):
-            amanda.apply(KernelsTool()).__enter__()
-        torch.exp(torch.ones(2))
-    assert "aten::exp" in {event.key for event in profiler.key_averages()}
+CPU = [torch.profiler.ProfilerActivity.CPU]
+
+
+def _ones() -> torch.Tensor:
+    return torch.ones(2, requires_grad=True)
+
+
+def _profile() -> torch.profiler.profile:
+    return torch.profiler.profile(activities=CPU)
+
+
+def _counts(profiler: Any) -> dict[str, int]:
+    return {event.key: event.count for event in profiler.key_averages()}
+
+
+def _kineto() -> dict[str, int]:
+    with _profile() as profiler:
+        torch.exp(_ones()).sum().backward()
+    return _counts(profiler)
+
+
+def _autograd() -> dict[str, int]:
+    with torch.autograd.profiler.profile(use_kineto=False) as profiler:
+        torch.exp(_ones()).sum().backward()
+    return _counts(profiler)
+
+
+def _legacy() -> dict[str, int]:
+    with torch.autograd.profiler_legacy.profile() as profiler:
+        torch.exp(_ones()).sum().backward()
+    return _counts(profiler)
+
+
+def _scheduled() -> list[dict[str, int]]:
+    found: list[dict[str, int]] = []
+    schedule = torch.profiler.schedule(wait=1, warmup=1, active=2, repeat=2)
+    ready = functools.partial(_append, found)
+    with torch.profiler.profile(activities=CPU, schedule=schedule, on_trace_ready=ready) as p:
+        for _ in range(9):
+            with torch.profiler.record_function("program"):
+                torch.exp(_ones()).sum().backward()
+            p.step()
+    return found
+
+
+def _append(found: list[dict[str, int]], profiler: Any) -> None:
+    found.append(_counts(profiler))
+
+
+def _in_a_thread() -> list[dict[str, int]]:
+    found: list[dict[str, int]] = []
+    thread = threading.Thread(target=lambda: found.append(_kineto()))
+    thread.start()
+    thread.join()
+    return found
+
+
+def _execution_trace(folder: Path) -> list[str]:
+    path = folder / "trace.json"
+    observer = torch.profiler.ExecutionTraceObserver().register_callback(str(path))
+    observer.start()
+    torch.exp(_ones())
+    observer.stop()
+    observer.unregister_callback()
+    return sorted(node["name"] for node in json.loads(path.read_text())["nodes"])
+
+
+PROFILING = {
+    "kineto": _kineto,
+    "autograd": _autograd,
+    "legacy": _legacy,
+    "schedule": _scheduled,
+}
+
+
+@pytest.mark.parametrize("how", [*PROFILING, "execution trace"])
+@pytest.mark.filterwarnings("ignore:Warning. Profiler clears events")
+def test_a_program_that_profiles_itself(how: str, tmp_path: Path) -> None:
+    """It records what it does without a tool; the tool has the rest, and says how much is left."""
+    profiling = PROFILING.get(how, functools.partial(_execution_trace, tmp_path))
+    found: list[Any] = []
 
     def run() -> None:
-        with torch.profiler.profile(activities=cpu):
-            torch.exp(torch.ones(2))
+        torch.sin(_ones())
+        found.append(profiling())
+        torch.cos(_ones())
 
-    [problem] = recorded(run).summary()["problems"]
-    assert "profiler of its own" in problem
+    vanilla = profiling()
+    tool = recorded(run)
+    assert found == [vanilla]
+    recorded_rows = rows(tool)
+    assert recorded_rows["/sin:0"]["kernels"] and recorded_rows["/cos:0"]["kernels"]
+    [problem] = tool.summary()["problems"]
+    assert re.search("[0-9]+ executions ran while the program used it itself", problem)
+
+
+def test_a_program_that_profiles_another_thread() -> None:
+    """Ours, which cannot stop there, is given up; theirs records what it does without a tool."""
+    vanilla = _in_a_thread()
+    found: list[Any] = []
+    tool = recorded(lambda: found.extend(_in_a_thread()))
+    assert found == vanilla
+    [problem] = tool.summary()["problems"]
+    assert "which ended ours" in problem
+    assert not is_profiling()
+
+
+def test_a_program_that_profiles_the_scope() -> None:
+    """Its profiler goes on as without the scope, whose tool records once the profiler has ended."""
+    tool = KernelsTool()
+    profiler = _profile()
+    profiler.start()
+    with amanda.apply(tool):
+        torch.exp(torch.ones(2))
+        profiler.stop()
+        torch.sin(torch.ones(2))
+    counts = _counts(profiler)
+    assert counts["aten::exp"] == 1
+    assert not [name for name in counts if name.startswith("amanda")]
+    found = rows(tool)
+    assert found["/sin:0"]["kernels"]
+    assert not found["/exp:0"]["kernels"]
+
+
+def test_the_profiler_of_another_tool() -> None:
+    """Of two scopes with the tool the outer one records; the other one says so."""
+    outer, inner = KernelsTool(), KernelsTool()
+    with amanda.apply(outer):
+        with amanda.apply(inner):
+            torch.exp(torch.ones(2))
+        torch.sin(torch.ones(2))
+    assert rows(outer)["/exp:0"]["executions"] == 1
+    assert rows(outer)["/sin:0"]["executions"] == 1
+    assert "problems" not in outer.summary() or not outer.summary()["problems"]
+    [problem] = inner.summary()["problems"]
+    assert "another tool kernels" in problem
 
 
 def test_drivers_without_a_profiler() -> None:

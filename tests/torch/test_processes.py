@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import copy
 import io
@@ -146,3 +147,43 @@ def test_copies_made_inside_are_vanilla_outside() -> None:
     for other in (copied, loaded, pickled):
         assert torch.equal(other(X), model(X))
         assert vars(other).keys() == vars(model).keys()
+
+
+_PROFILED = """
+import json, os, sys
+import torch
+from torch.profiler import ProfilerActivity, profile
+from tests.torch.support import Watcher, applied
+
+model = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.ReLU())
+
+def profiled():
+    activities = [ProfilerActivity.CPU]
+    with profile(activities=activities, with_stack=True, with_modules=True) as profiler:
+        for _ in range(3):
+            model(torch.ones(1, 2))
+    names = [event.key for event in profiler.key_averages() for _ in range(event.count)]
+    return sorted(name for name in names if name.startswith("nn.Module"))
+
+with applied(Watcher()):
+    first = profiled()
+print(json.dumps([first, profiled()]))
+"""
+
+
+def test_a_profile_with_stacks_tells_modules() -> None:
+    """PyTorch's profiler finds the program's modules in a scope, and after its first use in one."""
+    run = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", _PROFILED],
+        capture_output=True,
+        text=True,
+        check=True,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join([*sys.path, os.getcwd()])},
+    )
+    within, after = json.loads(run.stdout)
+    assert within == after
+    calls = collections.Counter(within)
+    assert sorted(calls.values()) == [3, 3, 3]
+    assert {name.partition("_")[0] for name in calls} == {
+        "nn.Module: Linear", "nn.Module: ReLU", "nn.Module: Sequential",
+    }  # fmt: skip

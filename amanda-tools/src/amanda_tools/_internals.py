@@ -7,15 +7,22 @@ fails when there are any in the supported versions.
 
 from __future__ import annotations
 
+import functools
 import importlib
 import operator
 import sys
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Hashable, Iterator
 from contextlib import AbstractContextManager
 from typing import Any
 
+from amanda.patching import PatchSet
+
 _PROFILER_ENABLED = ("torch.autograd", "_profiler_enabled")
+_PROFILERS = (
+    ("torch.autograd.profiler", "_prepare_profiler", "_enable_profiler", "_disable_profiler"),
+    ("torch.autograd.profiler_legacy", "_enable_profiler_legacy", "_disable_profiler_legacy"),
+)
 _GRAPH_TASK = ("torch._C", "_current_graph_task_id")
 _TRANSFORM = ("torch._C._functorch", "peek_interpreter_stack")
 _IS_WRAPPED = ("torch._C._functorch", "is_functorch_wrapped_tensor")
@@ -26,6 +33,7 @@ _NO_TRANSFORM = ("torch._functorch.pyfunctorch", "temporarily_clear_interpreter_
 _NO_OVERRIDES = ("torch._C", "DisableTorchFunctionSubclass")
 _SYMBOLS = (
     _PROFILER_ENABLED,
+    *((module, name) for module, *names in _PROFILERS for name in names),
     _GRAPH_TASK,
     _TRANSFORM,
     _IS_WRAPPED,
@@ -70,6 +78,64 @@ def is_profiling() -> bool:
     module, name = _PROFILER_ENABLED
     enabled = getattr(importlib.import_module(module), name, None)
     return enabled is not None and bool(enabled())
+
+
+def watch_profilers(
+    patches: PatchSet, begins: Callable[[Hashable], None], has_ended: Callable[[Hashable], None]
+) -> None:
+    """Be told when PyTorch's profiler starts and stops, or what writes its execution traces.
+
+    There is no public way: the classes of 2.13 call functions of C. Where one is missing it is left
+    out, with what :func:`is_profiling` says of the symbol that it needs.
+
+    Args:
+        patches: gets what is patched, to be undone.
+        begins: called before a start with a key of what starts, once or more often.
+        has_ended: called with that key after the end, and where the start fails.
+    """
+    for name, *starts, stop in _PROFILERS:
+        module = importlib.import_module(name)
+        for start in starts:
+            _tell(patches, module, start, begins, has_ended, name)
+        _tell(patches, module, stop, None, has_ended, name)
+    observer = importlib.import_module("torch.profiler").ExecutionTraceObserver
+    _tell(patches, observer, "start", begins, has_ended)
+    _tell(patches, observer, "stop", None, has_ended)
+
+
+def _tell(
+    patches: PatchSet,
+    owner: Any,
+    name: str,
+    begins: Callable[[Hashable], None] | None,
+    has_ended: Callable[[Hashable], None],
+    key: Hashable = None,
+) -> None:
+    """Tell of calls of a function that starts something, or with no `begins` of one that ends it.
+
+    Args:
+        key: what is told; None for the instance, of a method.
+    """
+
+    def wrapper(vanilla: Any) -> Any:
+        @functools.wraps(vanilla)
+        def told(*args: Any, **kwargs: Any) -> Any:
+            what = key or id(args[0])
+            if begins is not None:
+                begins(what)
+            is_started = False
+            try:
+                result = vanilla(*args, **kwargs)
+                is_started = begins is not None
+                return result
+            finally:
+                if not is_started:
+                    has_ended(what)
+
+        return told
+
+    if hasattr(owner, name):
+        patches.wrap(owner, name, wrapper)
 
 
 def is_in_backward() -> bool:

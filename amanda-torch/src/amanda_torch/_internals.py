@@ -843,6 +843,12 @@ PLAIN_CALL = operator.attrgetter("_call_impl")
 """The methods of which `MODULE_CALL` calls one: the first unless it is None. Called directly they
 save its Python frame, so that modules can be nested as deep as without our own (PyTorch 2.13)."""
 
+PROFILER = "torch.autograd.profiler"
+PROFILER_START = "_enable_profiler"
+"""The function of `PROFILER` at whose first call with stacks PyTorch's profiler reads, for the rest
+of the process, the code of ``nn.Module.__call__``. It tells calls of modules by their frame, and
+takes what is called ``self`` in it for the module (2.13)."""
+
 
 class _Reached(Exception):
     pass

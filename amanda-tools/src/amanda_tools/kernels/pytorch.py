@@ -8,16 +8,17 @@ import tempfile
 import threading
 import time
 import types
+from collections.abc import Callable, Hashable
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch.profiler import ProfilerActivity, profile, record_function
 
 from amanda import OpContext
-from amanda.errors import CapabilityError
+from amanda.patching import PatchSet
 from amanda.tools.description import OpDescription
-from amanda_tools._internals import is_profiling
+from amanda_tools._internals import is_profiling, watch_profilers
 from amanda_tools._timelines.activities import MARK, ProfilerRecording
 from amanda_tools.kernels.annotations import annotate
 from amanda_tools.kernels.kineto import recording_of
@@ -27,13 +28,19 @@ _BACKWARD = (torch.autograd.backward.__code__, torch.autograd.grad.__code__)
 """Code objects of the functions that start a backward pass."""
 
 
+_IN_USE = "PyTorch's profiler serves one user at a time, and"
+
+
 class TorchRecorder(ProfilerRecorder):
     """Annotates each execution: activities within an annotation on its thread are the operator's.
 
-    PyTorch's profiler records the thread that starts it, and those that autograd uses for it.
+    PyTorch's profiler records the thread that starts it, and those that autograd uses for it. Where
+    the program profiles itself, it runs for the program alone.
     """
 
     framework = "pytorch"
+    running: ClassVar[TorchRecorder | None] = None
+    """The one that uses the profiler, or waits for the program to end its own."""
 
     def __init__(self, settings: Settings) -> None:
         super().__init__(settings)
@@ -41,36 +48,101 @@ class TorchRecorder(ProfilerRecorder):
         self._thread = 0
         self._clock = 0.0
         self._recording = ProfilerRecording()
+        self._patches = PatchSet()
+        self._users: set[Hashable] = set()
+        self._is_changing = False
+        self._has_ended = False
+        self._is_taken = False
+        self._given_up = 0
 
     def start(self) -> None:
+        if TorchRecorder.running is not None:
+            self.problem = f"{_IN_USE} another tool kernels records already"
+            self._users.add(TorchRecorder)
+            return
+        TorchRecorder.running = self
+        self._thread = threading.get_ident()
+        self._clock = time.time() - time.perf_counter()
+        watch_profilers(self._patches, self._wait, self._go_on)
         if is_profiling():
-            # PyTorch would silently let this profiler take over.
-            raise CapabilityError(
-                "tool kernels needs PyTorch's profiler, which serves one user at a time and is "
-                "in use; take the other one out of the program"
+            self._users.add("torch.autograd.profiler")
+        else:
+            self._begin()
+
+    def stop(self) -> ProfilerRecording:
+        if TorchRecorder.running is self:
+            self._patches.undo()
+            TorchRecorder.running = None
+            self._finish()
+        self._has_ended = True
+        if self._given_up and not self.problem:
+            self.problem = (
+                f"{_IN_USE} {self._given_up} executions ran while the program used it itself"
             )
+        recording, self._recording = self._recording, ProfilerRecording()
+        return recording
+
+    def _begin(self) -> None:
         # Asking for a GPU's activities without a GPU gives a warning.
         wanted = [ProfilerActivity.CPU]
         if torch.cuda.is_available():
             wanted.append(ProfilerActivity.CUDA)
-        self._profiler = profile(activities=wanted, record_shapes=self.settings.shapes)
-        self._profiler.start()
-        self._clock = time.time() - time.perf_counter()
-        self._thread = threading.get_ident()
+        profiler = profile(activities=wanted, record_shapes=self.settings.shapes)
+        self._change(profiler.start)
+        self._profiler = profiler
 
-    def stop(self) -> ProfilerRecording:
-        self._finish()
-        recording, self._recording = self._recording, ProfilerRecording()
-        return recording
+    def _change(self, function: Callable[[], None]) -> None:
+        """Start or stop a profiler of ours, which is not the program's."""
+        self._is_changing = True
+        try:
+            function()
+        finally:
+            self._is_changing = False
+
+    # -- the program's own profilers --------------------------------------
+
+    def _can_change(self) -> bool:
+        # It can only be stopped in the thread that started it, and not within a backward pass:
+        # autograd would switch it on again.
+        return threading.get_ident() == self._thread and not is_in_backward()
+
+    def _wait(self, user: Hashable) -> None:
+        """The program starts a profiler."""
+        if self._is_changing:
+            return
+        self._users.add(user)
+        if self._profiler is not None:
+            if self._can_change():
+                self._finish()
+            else:
+                self._is_taken = True
+
+    def _go_on(self, user: Hashable) -> None:
+        """The program has stopped one."""
+        if self._is_changing:
+            return
+        self._users.discard(user)
+        is_free = not (self._users or self._has_ended or self._profiler or is_profiling())
+        if is_free and self._can_change():
+            self._begin()
+
+    # -- recording --------------------------------------------------------
 
     def _finish(self) -> None:
         profiler, self._profiler = self._profiler, None
         if profiler is None:
             return
-        if not is_profiling():
-            self.problem = "the program started a profiler of its own, which ended ours"
+        if self._is_taken or not is_profiling():
+            self.problem = (
+                "the program started a profiler of its own in a backward pass or in another "
+                "thread, which ended ours"
+            )
+            if is_profiling():
+                # With nothing to stop, stop() is a segmentation fault (2.13).
+                self._change(profiler.prepare_trace)
+                self._change(profiler.stop)
             return
-        profiler.stop()
+        self._change(profiler.stop)
         try:
             with tempfile.TemporaryDirectory(prefix="amanda-kernels-") as folder:
                 path = Path(folder, "trace.json")
@@ -88,16 +160,18 @@ class TorchRecorder(ProfilerRecorder):
 
     def watch(self, context: OpContext, op: OpDescription) -> None:
         name = MARK + op.id
-        annotate(context, lambda: record_function(name) if self.is_within_limit() else None)
+        annotate(context, lambda: record_function(name) if self._records() else None)
+
+    def _records(self) -> bool:
+        """Count an execution; whether to mark it, which what the program has started would show."""
+        if self._users:
+            self._given_up += 1
+            return False
+        return self.is_within_limit()
 
     def at_limit(self) -> None:
-        # It can only be stopped in the thread that started it, and not within a backward pass:
-        # autograd would switch it on again.
-        if (
-            self._profiler is not None
-            and threading.get_ident() == self._thread
-            and not is_in_backward()
-        ):
+        if self._profiler is not None and self._can_change():
+            self._has_ended = True
             self._finish()
 
 

@@ -8,6 +8,7 @@ thread, a ``TorchFunctionMode``. The patches tell it of what reaches no such mod
 from __future__ import annotations
 
 import functools
+import sys
 import weakref
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
@@ -208,6 +209,8 @@ class InterceptingDriver(LoadedDriver, TorchEagerDriver):
     def _module_call(self, vanilla: Any) -> Any:
         plain, compiled = _internals.PLAIN_CALL, _internals.COMPILED_CALL
         is_known = vanilla is _internals.MODULE_CALL
+        # PyTorch's profiler of stacks tells calls of modules by the frame that `plain` leaves out.
+        profiled = sys.getprofile
         outermost = self.runner_of_outermost
 
         def __call__(module: nn.Module, *args: Any, **kwargs: Any) -> Any:  # noqa: N807
@@ -232,13 +235,13 @@ class InterceptingDriver(LoadedDriver, TorchEagerDriver):
                             if run is not None:
                                 call.result = run(*args, **kwargs)
                                 return call.result
-                        if is_known and compiled(module) is None:
+                        if is_known and compiled(module) is None and profiled() is None:
                             call.result = plain(module)(*args, **kwargs)
                         else:
                             call.result = vanilla(module, *args, **kwargs)
                         return call.result
                     except BaseException as error:
-                        if is_known and compiled(module) is None:
+                        if is_known and compiled(module) is None and profiled() is None:
                             _internals.add_call_frame(error)
                         raise
             parent = interceptor.enter_module(module)
@@ -247,11 +250,11 @@ class InterceptingDriver(LoadedDriver, TorchEagerDriver):
                     run = outermost(interceptor, module, vanilla)
                     if run is not None:
                         return run(*args, **kwargs)
-                if is_known and compiled(module) is None:
+                if is_known and compiled(module) is None and profiled() is None:
                     return plain(module)(*args, **kwargs)
                 return vanilla(module, *args, **kwargs)
             except BaseException as error:
-                if is_known and compiled(module) is None:
+                if is_known and compiled(module) is None and profiled() is None:
                     _internals.add_call_frame(error)
                 raise
             finally:

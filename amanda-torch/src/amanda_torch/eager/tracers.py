@@ -75,6 +75,7 @@ class Tracers:
                 for name, keyword in _internals.COMPILER_CAPTURES.items()
             ),
         ]
+        entries[_internals.PROFILER] = [(_internals.PROFILER_START, _with_vanilla_calls)]
         if self._capture is not None:
             entries[_internals.COMPILER_MODULES] = [
                 (_internals.COMPILER_MODULE_CALL, lambda _: vars(nn.Module)["__call__"]),
@@ -230,7 +231,7 @@ class Tracers:
 
 
 def _with_vanilla_calls(vanilla: Any) -> Any:
-    """Let a compiled module bind the vanilla ``__call__``: the module outlives the scope."""
+    """Let a function find the vanilla ``nn.Module.__call__``, which it keeps beyond the scope."""
 
     @functools.wraps(vanilla)
     def initialize(*args: Any, **kwargs: Any) -> Any:
