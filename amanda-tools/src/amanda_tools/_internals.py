@@ -80,6 +80,14 @@ def is_profiling() -> bool:
     return enabled is not None and bool(enabled())
 
 
+def prepare_profiler(profiler: Any) -> None:
+    """Have what is beneath a ``torch.profiler.profile`` get ready, as before a start.
+
+    ``prepare_trace()``, which is public, gives a warning where the profiler was used before (2.13).
+    """
+    profiler.profiler._prepare_trace()
+
+
 def watch_profilers(
     patches: PatchSet, begins: Callable[[Hashable], None], has_ended: Callable[[Hashable], None]
 ) -> None:

@@ -18,7 +18,7 @@ from torch.profiler import ProfilerActivity, profile, record_function
 from amanda import OpContext
 from amanda.patching import PatchSet
 from amanda.tools.description import OpDescription
-from amanda_tools._internals import is_profiling, watch_profilers
+from amanda_tools._internals import is_profiling, prepare_profiler, watch_profilers
 from amanda_tools._timelines.activities import MARK, ProfilerRecording
 from amanda_tools.kernels.annotations import annotate
 from amanda_tools.kernels.kineto import recording_of
@@ -139,7 +139,7 @@ class TorchRecorder(ProfilerRecorder):
             )
             if is_profiling():
                 # With nothing to stop, stop() is a segmentation fault (2.13).
-                self._change(profiler.prepare_trace)
+                self._change(lambda: prepare_profiler(profiler))
                 self._change(profiler.stop)
             return
         self._change(profiler.stop)
