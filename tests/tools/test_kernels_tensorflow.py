@@ -17,7 +17,6 @@ import numpy as np
 from tensorflow.tsl.profiler.protobuf import xplane_pb2
 
 import amanda
-from amanda.errors import CapabilityError
 from amanda_tools._timelines.activities import MARK
 from amanda_tools._timelines.xplane import Names, planes_in, recording_of
 from amanda_tools.count import CountTool
@@ -171,16 +170,6 @@ def test_a_session() -> None:
     # A share of time: how large depends on what else the machine does.
     assert 0 < tool.summary()["host_attributed"] <= 1
     assert {a.op for a in tool.recording.activities if a.op} <= {r["id"] for r in tool.op_rows()}
-
-
-def test_a_profiler_that_is_in_use(tmp_path: Any) -> None:
-    """The program's own goes on; one that it stops early is said to have ended ours."""
-    tf.profiler.experimental.start(str(tmp_path))
-    with pytest.raises(CapabilityError, match=r"TensorFlow.*in use"):
-        amanda.apply(KernelsTool()).__enter__()
-    tf.profiler.experimental.stop()
-    tool = applied(tf.profiler.experimental.stop)
-    assert tool.summary()["problems"] == ["the program has stopped the profiler"]
 
 
 # -- a device: planes as TensorFlow writes them, made by hand --------------------

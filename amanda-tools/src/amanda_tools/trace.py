@@ -99,7 +99,7 @@ class TraceTool(PrintingTool[TraceOptions]):
     def enter_scope(self, drivers: Sequence[Driver]) -> None:
         """Note garbage collections, which are in no operator's time."""
         if self.options.timeline:
-            self.timeline.begin()
+            self.timeline.begin(drivers)
 
     def exit_scope(self) -> None:
         """Take the times of operators of graphs."""

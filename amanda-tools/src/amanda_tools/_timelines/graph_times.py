@@ -24,21 +24,28 @@ class GraphTimes:
         self.names = Names()
         self._recording: Recording | None = None
 
-    def begin(self) -> None:
-        """Let the profiler run, if it does not; to be called before a graph runs."""
+    def watch(self) -> None:
+        """Note from now on what use the program makes of the profiler; harmless when called
+        twice."""
         if self._recording is not None:
             return
-        # Here, as it imports TensorFlow, which a program without graphs of it need not have.
+        # Here, as it imports TensorFlow, which a program without it need not have.
         from amanda_tools._timelines.tensorflow_profiler import Recording
 
         self._recording = Recording()
-        self._recording.start()
-        self._warn(self._recording.problem)
+        self._recording.watch()
+
+    def begin(self) -> None:
+        """Let the profiler run, if it does not; to be called before a graph runs."""
+        if self._recording is not None:
+            self._recording.start()
 
     def _warn(self, problem: str) -> None:
         if problem:
             warnings.warn(
-                f"operators of graphs have no times: {problem}", CoverageWarning, stacklevel=3
+                f"times of operators of graphs are missing: {problem}",
+                CoverageWarning,
+                stacklevel=3,
             )
 
     def end(self) -> Iterator[tuple[str, int, int, int]]:
@@ -51,11 +58,9 @@ class GraphTimes:
         recording, self._recording = self._recording, None
         if recording is None:
             return
-        had_problem = bool(recording.problem)
         for planes, began in recording.stop():
             for activity in recording_of(planes, self.names).activities:
                 if activity.op and not activity.is_kernel:
                     begin = began + round(activity.start * 1e3)
                     yield activity.op, begin, round(activity.duration * 1e3), activity.thread
-        if not had_problem:
-            self._warn(recording.problem)
+        self._warn(recording.problem)

@@ -3,12 +3,15 @@
 ::
 
     recording = Recording()
-    recording.start()                   # True, unless the program itself uses the profiler
+    recording.watch()
+    recording.start()
     ...
     for planes, began in recording.stop(): ...
 
 Where a second tool begins or ends, the profiler is stopped and started again: each tool has the
-segments of its own time, and a kernel that runs at that moment is in none of them.
+segments of its own time, and a kernel that runs at that moment is in none of them. Where the
+program itself uses the profiler, it gets it, as without tools: ours is stopped until the program
+has ended its use, and ``recording.problem`` says so.
 """
 
 from __future__ import annotations
@@ -24,6 +27,7 @@ import attrs
 import tensorflow as tf
 
 from amanda.state import Lock
+from amanda_tools._internals.tensorflow import ProfilerSession, ProfilerUses
 from amanda_tools._timelines.xplane import planes_in
 
 _DETAILS = 2
@@ -70,9 +74,20 @@ class Recording:
         self.problem = ""
         self._segments: list[Segment] = []
 
-    def start(self) -> bool:
-        """Begin to record. Returns False if the program itself uses the profiler."""
-        return _SHARED.add(self)
+    @property
+    def runs(self) -> bool:
+        """Whether the profiler records for tools now."""
+        return _SHARED.runs
+
+    def watch(self) -> None:
+        """Note from now on what use the program makes of the profiler; to be called before
+        :meth:`start`."""
+        _SHARED.watch(self)
+
+    def start(self) -> None:
+        """Begin to record, unless the program uses the profiler; then once it does not. Harmless
+        when called twice."""
+        _SHARED.add(self)
 
     def stop(self) -> Iterator[tuple[Iterator[Any], int]]:
         """End, and yield the planes and the begin of each segment."""
@@ -92,21 +107,37 @@ class _SharedProfiler:
 
     def __init__(self) -> None:
         self._lock = Lock()
+        self._watching: list[Recording] = []
         self._recordings: list[Recording] = []
         self._segment: Segment | None = None
+        self._session: Any = None
         self._timer: threading.Timer | None = None
+        self._uses = ProfilerUses(self._give_way, self._go_on)
+        # How often the program uses the profiler now.
+        self._programs = 0
 
-    def add(self, recording: Recording) -> bool:
-        """Begin a segment for one more recording; False if the program uses the profiler."""
-        return self._lock.hold(self._add, recording)
+    @property
+    def runs(self) -> bool:
+        """Whether a segment is being recorded."""
+        return self._segment is not None
 
-    def _add(self, recording: Recording) -> bool:
+    def watch(self, recording: Recording) -> None:
+        """Watch the program's own use for one more recording."""
+        self._lock.hold(self._watch, recording)
+
+    def _watch(self, recording: Recording) -> None:
+        self._watching.append(recording)
+        self._uses.watch()
+
+    def add(self, recording: Recording) -> None:
+        """Begin a segment for one more recording."""
+        if recording not in self._recordings:
+            self._lock.hold(self._add, recording)
+
+    def _add(self, recording: Recording) -> None:
         self._end()
         self._recordings.append(recording)
-        if self._begin():
-            return True
-        self._recordings.remove(recording)
-        return not recording.problem.startswith(_IN_USE)
+        self._begin()
 
     def remove(self, recording: Recording) -> None:
         """End the segment; begin another one for the recordings that are left."""
@@ -116,6 +147,28 @@ class _SharedProfiler:
         if recording in self._recordings:
             self._end()
             self._recordings.remove(recording)
+            self._begin()
+        if recording in self._watching:
+            self._watching.remove(recording)
+        if not self._watching:
+            self._uses.undo()
+
+    def _give_way(self) -> None:
+        """Called before the program uses the profiler."""
+        self._lock.hold(self._pause)
+
+    def _pause(self) -> None:
+        self._programs += 1
+        self._end()
+        self._failed(_IN_USE)
+
+    def _go_on(self) -> None:
+        """Called after the program has used the profiler."""
+        self._lock.hold(self._resume)
+
+    def _resume(self) -> None:
+        self._programs -= 1
+        if self._segment is None:
             self._begin()
 
     def _renew(self) -> None:
@@ -127,26 +180,34 @@ class _SharedProfiler:
             self._end()
             self._begin()
 
-    def _begin(self) -> bool:
+    def _begin(self) -> None:
         if not self._recordings:
-            return True
+            return
+        if self._programs:
+            self._failed(_IN_USE)
+            return
         try:
             folder = tempfile.TemporaryDirectory(prefix="amanda-kernels-")
         except OSError as error:
             # The program runs all the same.
-            return self._failed(f"there is no place for its temporary files: {error}")
+            self._failed(f"there is no place for its temporary files: {error}")
+            return
         options = tf.profiler.experimental.ProfilerOptions(host_tracer_level=_DETAILS)
         began = time.perf_counter_ns()
+        # Not by the public functions, in whose variable the program's own use is.
+        self._session = ProfilerSession()
         try:
-            tf.profiler.experimental.start(folder.name, options)
+            self._session.start(folder.name, options._asdict())
         except tf.errors.AlreadyExistsError:
+            # Since before the recordings began; of the end of that use nothing tells.
+            self._session = None
             folder.cleanup()
-            return self._failed(_IN_USE)
+            self._failed(_IN_USE)
+            return
         self._segment = Segment(folder, began)
         self._timer = threading.Timer(_LONGEST, self._renew)
         self._timer.daemon = True
         self._timer.start()
-        return True
 
     def _end(self) -> None:
         segment, self._segment = self._segment, None
@@ -154,21 +215,18 @@ class _SharedProfiler:
             return
         if self._timer is not None:
             self._timer.cancel()
-        try:
-            tf.profiler.experimental.stop()
-        except tf.errors.UnavailableError:
-            self._failed("the program has stopped the profiler")
-            segment.release()
-            return
+        session, self._session = self._session, None
+        session.export_to_tb()
         segment.holders = len(self._recordings)
         for recording in self._recordings:
             recording.take(segment)
 
-    def _failed(self, problem: str) -> bool:
+    def _failed(self, problem: str) -> None:
         for recording in self._recordings:
             recording.problem = problem
-        return False
 
 
-_IN_USE = "TensorFlow's profiler serves one user at a time and is in use by the program"
+_IN_USE = (
+    "TensorFlow's profiler serves one user at a time, and the program used it for a part of the run"
+)
 _SHARED = _SharedProfiler()

@@ -24,7 +24,7 @@ import tempfile
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import IO
 
 import attrs
@@ -32,6 +32,7 @@ import numpy as np
 import numpy.typing as npt
 
 from amanda import OpContext
+from amanda.driver import Driver
 from amanda.inline import Log, Timer
 from amanda.tools.description import OpDescription, describe
 from amanda_tools._operators.routines import insert_after, insert_before
@@ -292,10 +293,16 @@ class Timeline(Log):
 
     # -- recording --------------------------------------------------------
 
-    def begin(self) -> None:
-        """Note garbage collections from now on; to be called in ``enter_scope()``, any number of
-        times."""
+    def begin(self, drivers: Iterable[Driver]) -> None:
+        """Note garbage collections, and the program's use of TensorFlow's profiler, from now on; to
+        be called in ``enter_scope()``, any number of times.
+
+        Args:
+            drivers: those that the scope begins to use.
+        """
         self._collections.begin()
+        if any(driver.namespace.tags[0] == "tensorflow" for driver in drivers):
+            self._graphs.watch()
 
     def watch(self, context: OpContext) -> None:
         """Insert the routines that time an operator; to be called in an analysis before it."""

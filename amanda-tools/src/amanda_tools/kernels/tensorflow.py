@@ -7,7 +7,6 @@ from typing import Any
 import tensorflow as tf
 
 from amanda import OpContext
-from amanda.errors import CapabilityError
 from amanda.tools.description import OpDescription
 from amanda_tools._timelines.activities import MARK, ProfilerRecording
 from amanda_tools._timelines.graph_nodes import is_in_graph, note_nodes
@@ -28,11 +27,8 @@ class TensorFlowRecorder(ProfilerRecorder):
         self._names = Names()
 
     def start(self) -> None:
-        if not self._recording.start():
-            raise CapabilityError(
-                "tool kernels needs TensorFlow's profiler, which serves one user at a time and "
-                "is in use; take the other one out of the program"
-            )
+        self._recording.watch()
+        self._recording.start()
 
     def stop(self) -> ProfilerRecording:
         found = ProfilerRecording()
@@ -48,8 +44,10 @@ class TensorFlowRecorder(ProfilerRecorder):
             annotate(context, lambda: self._mark(op.id))
 
     def _mark(self, op_id: str) -> Any:
-        mark = tf.profiler.experimental.Trace
-        return mark(MARK + op_id) if self.is_within_limit() else None
+        if not self._recording.runs or not self.is_within_limit():
+            # What the program records by itself has no marks of ours.
+            return None
+        return tf.profiler.experimental.Trace(MARK + op_id)
 
     def watch_outputs(self, context: OpContext, op: OpDescription) -> None:
         if is_in_graph(context):

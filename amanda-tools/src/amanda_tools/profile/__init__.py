@@ -143,7 +143,7 @@ class ProfileTool(PrintingTool[ProfileOptions]):
 
     def enter_scope(self, drivers: Sequence[Driver]) -> None:
         """Note garbage collections, which are in no operator's time."""
-        self.timeline.begin()
+        self.timeline.begin(drivers)
 
     def exit_scope(self) -> None:
         """Take the times of operators of graphs."""

@@ -1,0 +1,136 @@
+"""Private symbols of TensorFlow that this package uses: by what its profiler is used.
+
+To be imported where TensorFlow is. The runtime has one profiler. Whatever begins to use it while
+another part of the process does gets an ``AlreadyExistsError`` (2.16 to 2.21): the public functions
+and Keras at the begin, a session at the end of its run, and a request to a profiler server fails.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from tensorflow.core.protobuf import config_pb2
+from tensorflow.python.client import pywrap_tf_session
+from tensorflow.python.profiler.internal import _pywrap_profiler
+
+from amanda.patching import PatchSet
+
+ProfilerSession: Any = _pywrap_profiler.ProfilerSession
+"""One use of the profiler, which the public functions keep in a variable of theirs. It lasts until
+its results are taken, or until it is deleted."""
+
+_LEAST_LEVEL = config_pb2.RunOptions.HARDWARE_TRACE
+"""Level from which on a run of a session uses the profiler."""
+
+
+class ProfilerUses:
+    """Tells of each use of the profiler by the program, from :meth:`watch` to :meth:`undo`.
+
+    Args:
+        begin: called before the program uses the profiler.
+        end: called after it does, once for each call of `begin`.
+    """
+
+    def __init__(self, begin: Callable[[], None], end: Callable[[], None]) -> None:
+        self._begin, self._end = begin, end
+        self._patches = PatchSet()
+
+    def watch(self) -> None:
+        """Tell of what begins from now on; harmless when called twice."""
+        if self._patches:
+            return
+        session = _told_of(self._begin, self._end)
+        self._patches.set(_pywrap_profiler, "ProfilerSession", session)
+        self._patches.wrap(_pywrap_profiler, "start_server", self._serving)
+        self._patches.wrap(pywrap_tf_session, "TF_SessionRun_wrapper", self._running)
+        self._patches.wrap(pywrap_tf_session, "TF_SessionRunCallable", self._calling)
+
+    def undo(self) -> None:
+        """Tell of nothing more, but of the end of what has begun."""
+        self._patches.undo()
+
+    def _serving(self, vanilla: Callable[..., Any]) -> Callable[..., Any]:
+        """A server lasts as long as the process, and tells of no request."""
+
+        def start_server(*args: Any) -> Any:
+            result = vanilla(*args)
+            self._begin()
+            return result
+
+        return start_server
+
+    def _running(self, vanilla: Callable[..., Any]) -> Callable[..., Any]:
+        """A run of a session with options of its own."""
+
+        def run(session: Any, options: Any, *args: Any) -> Any:
+            if options is None or not _profiles(options):
+                return vanilla(session, options, *args)
+            return self._within(vanilla, session, options, *args)
+
+        return run
+
+    def _calling(self, vanilla: Callable[..., Any]) -> Callable[..., Any]:
+        """A run of what a session has made callable: its options were given then."""
+
+        def call(session: Any, handle: Any, values: Any, run_metadata: Any) -> Any:
+            if run_metadata is None:
+                return vanilla(session, handle, values, run_metadata)
+            return self._within(vanilla, session, handle, values, run_metadata)
+
+        return call
+
+    def _within(self, vanilla: Callable[..., Any], *args: Any) -> Any:
+        self._begin()
+        try:
+            return vanilla(*args)
+        finally:
+            self._end()
+
+
+def _profiles(options: Any) -> bool:
+    """Whether a run of a session with these options, a buffer of the runtime, is profiled."""
+    given = config_pb2.RunOptions.FromString(bytes(pywrap_tf_session.TF_GetBuffer(options)))
+    return bool(given.trace_level >= _LEAST_LEVEL)
+
+
+def _told_of(begin: Callable[[], None], end: Callable[[], None]) -> type:
+    """A class that stands for ``ProfilerSession`` in the program, and tells of its uses."""
+
+    class Told:
+        def __init__(self) -> None:
+            self._session = ProfilerSession()
+            self._runs = False
+
+        def start(self, *args: Any) -> None:
+            begin()
+            self._runs = True
+            try:
+                self._session.start(*args)
+            except BaseException:
+                self._finish()
+                raise
+
+        def export_to_tb(self) -> None:
+            try:
+                self._session.export_to_tb()
+            finally:
+                self._finish()
+
+        def stop(self) -> Any:
+            try:
+                return self._session.stop()
+            finally:
+                self._finish()
+
+        def _finish(self) -> None:
+            self._session = None
+            if self._runs:
+                self._runs = False
+                end()
+
+        def __del__(self) -> None:
+            # The profiler is free once the session is deleted, which is after this by itself.
+            self._finish()
+
+    return Told
