@@ -19,6 +19,8 @@ import attrs
 from amanda.inline import Counter
 from amanda.interface.context import OpContext
 from amanda.tools.description import OpDescription
+from amanda_tools._operators.cost import FORMULAS
+from amanda_tools._operators.op_types import CONVERTING
 from amanda_tools._operators.parameters import is_graph
 from amanda_tools._values.shapes import shape_of
 from amanda_tools.flops.tally import known_shapes
@@ -28,6 +30,25 @@ _MOST = 8
 
 _WITHOUT_WEIGHT = 2
 """So many of them have no weight."""
+
+_BATCHES: Mapping[str, tuple[str, int]] = {
+    "rnn": ("hx", 1),
+    "lstm": ("hx", 1),
+    "gru": ("hx", 1),
+    "rnn_tanh_cell": ("input", 0),
+    "rnn_relu_cell": ("input", 0),
+    "lstm_cell": ("input", 0),
+    "gru_cell": ("input", 0),
+    "attention": ("query", 0),
+}
+"""By canonical type the input that tells the batch in whatever order the data are, and its axis:
+the first state of a recurrent layer has as many rows as a packed sequence has samples."""
+
+_WEIGHTS = frozenset({"params", "w_ih", "weight_ih"})
+"""Names of inputs that are the weights of a recurrent layer or cell."""
+
+_PRODUCTS = frozenset({"linear", "matmul", "einsum", "embedding"})
+"""Types whose data may have positions before samples."""
 
 
 @attrs.frozen
@@ -48,13 +69,16 @@ class Product:
     weight: Sequence[int | None]
 
     @classmethod
-    def of(cls, context: OpContext, op: OpDescription, position: int) -> Product | None:
+    def of(
+        cls, context: OpContext, op: OpDescription, position: int, weight: int | None
+    ) -> Product | None:
         """The product of an operator; None for one of another kind.
 
         Args:
             position: of its data.
+            weight: the position of its weight.
         """
-        specs, weight = context.get_tensor_specs().inputs or (), context["weight_index"]
+        specs = context.get_tensor_specs().inputs or ()
         if weight is None or weight >= len(specs) or position >= len(specs):
             return None
         data, values = specs[position], specs[weight]
@@ -77,17 +101,19 @@ class Candidate:
     Attributes:
         has_weight: whether it has a weight.
         has_tokens: whether it embeds tokens.
-        rank: of its data.
+        sizes: of its data, when it was met.
         in_backward: whether a backward pass runs, in which checkpoints run operators again.
-        positions_first: whether the first size of its data is that of a sequence, the second one
-            that of the batch.
+        axis: which size of its data is that of the batch: the second one where the first one is
+            that of a sequence.
+        least_rank: data with fewer axes are one sample.
     """
 
     has_weight: bool
     has_tokens: bool
-    rank: int
+    sizes: Sequence[int | None]
     in_backward: Callable[[], bool]
-    positions_first: bool = False
+    axis: int = 0
+    least_rank: int = 0
     _executions: int = 0
     _tokens: int = 0
     # Of the first size of the data, and of the second one: the sum, and the largest one.
@@ -113,14 +139,15 @@ class Candidate:
         if sizes:
             self._executions += 1
             self._tokens += math.prod(sizes)
-            for axis, size in enumerate(sizes[:2]):
+            is_one = len(sizes) < self.least_rank
+            for axis, size in enumerate((1, 1) if is_one else sizes[:2]):
                 self._samples[axis] += size
                 self._most[axis] = max(self._most[axis], size)
 
     @property
     def may_be_positions(self) -> bool:
         """Whether it may embed the positions of tokens, which come first in some models."""
-        return self.has_tokens and self.rank == 1
+        return self.has_tokens and len(self.sizes) == 1
 
     def executions(self) -> int:
         """How often it was executed."""
@@ -128,7 +155,7 @@ class Candidate:
 
     def figures(self) -> Mapping[str, int]:
         """``samples``, and ``tokens`` if it embeds them."""
-        samples, tokens = self._samples[self.positions_first], self._tokens
+        samples, tokens = self._samples[self.axis], self._tokens
         for counter, sizes in self._counters:
             samples += counter.count * sizes[0]
             tokens += counter.count * math.prod(sizes)
@@ -137,7 +164,7 @@ class Candidate:
     def largest(self) -> int | None:
         """The most samples that it was given at a time; None if it was not executed."""
         sizes = [sizes[0] for counter, sizes in self._counters if counter.count]
-        most = self._most[self.positions_first]
+        most = self._most[self.axis]
         return max([*sizes, *([most] if self._executions else [])], default=None)
 
 
@@ -154,6 +181,10 @@ class Samples:
         self._has_data = self._is_closed = False
         # The last candidate, while its layer may turn out to be a recurrent one.
         self._open_product: tuple[Candidate, Product] | None = None
+        # One whose data may turn out to have positions first.
+        self._open_order: Candidate | None = None
+        # Sizes of parameters that a module has converted to another type, in any order.
+        self._converted: set[tuple[str, tuple[int, ...]]] = set()
 
     @property
     def batch(self) -> int | None:
@@ -168,39 +199,84 @@ class Samples:
             in_backward: whether a backward pass runs, in which checkpoints run operators again.
         """
         candidate = self._candidates.get(op.id)
-        if self._open_product is not None and candidate is None:
-            self._look_for_states(context, op, *self._open_product)
+        if candidate is None:
+            if self._open_product is not None:
+                self._look_for_states(context, op, *self._open_product)
+            if self._open_order is not None:
+                self._look_for_order(context, self._open_order)
         if op.phase != "forward" or (candidate is None and self._is_closed):
             return
         in_graph = is_graph(context.namespace)
         if candidate is None and not self._is_open(in_graph, has_weight=True):
             return
-        weight = context["weight_index"]
-        has_weight = weight is not None and context.get_value(weight) is not None
+        weight = self._weight_of(context, op)
+        has_weight = weight is not None
         if not (has_weight or in_graph):
             return
         if candidate is None and not self._is_open(in_graph, has_weight):
             return
         specs = context.get_tensor_specs().inputs or ()
         shapes = known_shapes(specs) if in_graph else None
-        position = _data_of(context, has_weight, shapes is not None)
+        position = _data_of(context, weight, shapes is not None)
         if position is None:
             return
         if candidate is None:
-            has_tokens = context["op_type"] == "embedding"
-            spec = specs[position]
-            rank = 0 if spec is None else len(spec.shape or ())
-            candidate = Candidate(has_weight, has_tokens, rank, in_backward)
-            self._candidates[op.id] = candidate
-            self._has_data |= not candidate.may_be_positions
-            product = None if in_graph else Product.of(context, op, position)
-            self._open_product = None if product is None else (candidate, product)
+            candidate = self._new(context, op, position, weight, in_backward)
             # One whose sizes only a routine can read is enough: each is a node of the graph.
             self._is_closed = self._has_data and (not in_graph or (has_weight and shapes is None))
         if shapes is None:
             context.insert_before_op(candidate.count, inputs=[position])
         else:
             context.insert_before_op(candidate.counter(shapes[position]), inputs=[])
+
+    def _new(
+        self,
+        context: OpContext,
+        op: OpDescription,
+        position: int,
+        weight: int | None,
+        in_backward: Callable[[], bool],
+    ) -> Candidate:
+        """Note a candidate that takes its data at a position."""
+        kind = str(context["op_type"])
+        spec = (context.get_tensor_specs().inputs or ())[position]
+        sizes = () if spec is None else spec.shape or ()
+        candidate = Candidate(
+            weight is not None,
+            kind == "embedding",
+            sizes,
+            in_backward,
+            axis=_BATCHES.get(kind, ("", 0))[1],
+            least_rank=_least_rank(context, kind),
+        )
+        self._candidates[op.id] = candidate
+        self._has_data |= not candidate.may_be_positions
+        self._open_product = None
+        if not is_graph(context.namespace):
+            product = Product.of(context, op, position, weight)
+            self._open_product = None if product is None else (candidate, product)
+            if kind in _PRODUCTS and len(sizes) > 1:
+                self._open_order = candidate
+        return candidate
+
+    def _weight_of(self, context: OpContext, op: OpDescription) -> int | None:
+        """The position of an operator's weight; None without one that is a parameter."""
+        weight, kind = context["weight_index"], context["op_type"]
+        if weight is not None and context.get_value(weight) is not None:
+            return int(weight)
+        if kind in _BATCHES:
+            names = enumerate(context.get_input_names())
+            found = (position for position, name in names if name in _WEIGHTS)
+            return next((at for at in found if context.get_value(at) is not None), None)
+        if kind in CONVERTING:
+            sizes = _sizes(context, 0)
+            if len(sizes) > 1 and context.get_value(0) is not None:
+                self._converted.add((op.module, tuple(sorted(sizes))))
+        elif self._converted and kind in FORMULAS:
+            for position in reversed(range(len(context.get_inputs()))):
+                if (op.module, tuple(sorted(_sizes(context, position)))) in self._converted:
+                    return position
+        return None
 
     def _look_for_states(
         self, context: OpContext, op: OpDescription, candidate: Candidate, first: Product
@@ -209,12 +285,24 @@ class Samples:
         if op.module != first.module:
             self._open_product = None
             return
-        weight = context["weight_index"]
-        if weight is None or context.get_value(weight) is None:
+        weight = self._weight_of(context, op)
+        if weight is None:
             return
-        product = Product.of(context, op, _data_of(context, True, False) or 0)
-        candidate.positions_first = product is not None and product.is_of_states(first)
+        product = Product.of(context, op, _data_of(context, weight, False) or 0, weight)
+        if product is not None and product.is_of_states(first):
+            candidate.axis = 1
         self._open_product = None
+
+    def _look_for_order(self, context: OpContext, candidate: Candidate) -> None:
+        """Learn from the next attention or recurrent layer whether positions come first."""
+        name, axis = _BATCHES.get(str(context["op_type"]), ("", 0))
+        names = context.get_input_names()
+        if name not in names:
+            return
+        sizes = _sizes(context, names.index(name))
+        if len(sizes) > axis and candidate.sizes[0] != sizes[axis] == candidate.sizes[1]:
+            candidate.axis = 1
+        self._open_order = None
 
     def _is_open(self, in_graph: bool, has_weight: bool) -> bool:
         """Whether a further operator is counted."""
@@ -248,7 +336,23 @@ class Samples:
         return {} if first is None else first.figures()
 
 
-def _data_of(context: OpContext, has_weight: bool, is_static: bool) -> int | None:
+def _sizes(context: OpContext, position: int) -> Sequence[int]:
+    """The sizes of an input; none if they are not known."""
+    specs = context.get_tensor_specs().inputs or ()
+    spec = specs[position] if position < len(specs) else None
+    sizes = () if spec is None else spec.shape or ()
+    return [size for size in sizes if size is not None]
+
+
+def _least_rank(context: OpContext, kind: str) -> int:
+    """The axes of data that hold several samples: four of an image, which may come alone."""
+    layout = context["data_layout"] or ""
+    if kind.startswith("conv") and "N" in layout:
+        return len(layout)
+    return 2 if kind in _PRODUCTS and kind not in ("embedding", "einsum") else 0
+
+
+def _data_of(context: OpContext, weight: int | None, is_static: bool) -> int | None:
     """Return the position of the data of an operator that may be a model's first one.
 
     It is one with a weight, in a graph also one whose data has as many samples as each run gives
@@ -256,13 +360,19 @@ def _data_of(context: OpContext, has_weight: bool, is_static: bool) -> int | Non
     in many models, and have other sizes.
 
     Args:
-        has_weight: whether the operator has a weight.
+        weight: the position of its weight; None without one.
         is_static: whether all of its shapes are known before the run.
     """
+    name = _BATCHES.get(str(context["op_type"]), ("",))[0]
+    names = context.get_input_names()
+    if weight is not None and name in names:
+        return names.index(name)
     for position, spec in enumerate(context.get_tensor_specs().inputs or ()):
-        if spec is None or not spec.shape or context.get_value(position) is not None:
+        if spec is None or not spec.shape or position == weight:
+            continue
+        if context.get_value(position) is not None:
             continue
         is_batch = len(spec.shape) > 1 and (is_static or spec.shape[0] is None)
-        if has_weight or is_batch:
+        if weight is not None or is_batch:
             return position
     return None
