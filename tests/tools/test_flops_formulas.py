@@ -150,3 +150,58 @@ def test_the_toy_framework_has_the_same_summary() -> None:
     assert "relu" in found["zero_ops"]
     assert set(found) >= {"flops", "flops_backward", "macs", "params", "zero_ops", "unknown_ops"}
     assert found["by_module"]["0"]["ops"] == 1
+
+
+SQUARE, TALL = [(6, 6)], [(2, 9, 6)]
+
+
+@pytest.mark.parametrize(
+    ("kind", "inputs", "attributes", "flops"),
+    [
+        ("linalg_lu_factor", SQUARE, {}, 2 * 6**3 / 3),
+        ("linalg_lu_factor", [(9, 6)], {}, 6**2 * (9 - 2)),
+        ("linalg_det", [(4, 6, 6)], {}, 4 * 2 * 6**3 / 3),
+        ("linalg_cholesky", SQUARE, {}, 6**3 / 3),
+        ("linalg_inv", SQUARE, {}, 2 * 6**3),
+        ("linalg_solve", [(6, 6), (6, 2)], {}, 2 * 6**3 / 3 + 2 * 6**2 * 2),
+        ("linalg_solve", [(6, 6), (6,)], {}, 2 * 6**3 / 3 + 2 * 6**2),
+        ("linalg_solve", [(3, 6, 6), (6, 2)], {}, 3 * (2 * 6**3 / 3 + 2 * 6**2 * 2)),
+        ("linalg_solve", [(6, 6), (2, 6)], {"left": False}, 2 * 6**3 / 3 + 2 * 6**2 * 2),
+        ("linalg_solve_triangular", [(6, 6), (6, 2)], {}, 6**2 * 2),
+        ("cholesky_solve", [(6, 2), (6, 6)], {}, 2 * 6**2 * 2),
+        ("linalg_lu_solve", [(6, 6), (6,), (6, 2)], {}, 2 * 6**2 * 2),
+        ("linalg_qr", TALL, {"mode": "r"}, 2 * 2 * 6**2 * (9 - 2)),
+        ("linalg_qr", TALL, {"mode": "reduced"}, 2 * 2 * 2 * 6**2 * (9 - 2)),
+        ("linalg_qr", TALL, {"full_matrices": False}, 2 * 2 * 2 * 6**2 * (9 - 2)),
+        (
+            "linalg_qr",
+            TALL,
+            {"mode": "complete"},
+            2 * (2 * 6**2 * (9 - 2) + 4 * (9**2 * 6 - 9 * 6**2 + 6**3 / 3)),
+        ),
+        ("linalg_svdvals", TALL, {}, 2 * (4 * 9 * 6**2 - 4 * 6**3 / 3)),
+        ("linalg_svd", TALL, {"compute_uv": False}, 2 * (4 * 9 * 6**2 - 4 * 6**3 / 3)),
+        ("linalg_svd", TALL, {"full_matrices": False}, 2 * (14 * 9 * 6**2 + 8 * 6**3)),
+        (
+            "linalg_svd",
+            [(6, 9)],
+            {"full_matrices": True},
+            4 * 9**2 * 6 + 8 * 9 * 6**2 + 9 * 6**3,
+        ),
+        ("linalg_eigh", SQUARE, {}, 9 * 6**3),
+        ("linalg_eigh", SQUARE, {"compute_v": False}, 4 * 6**3 / 3),
+        ("linalg_eig", SQUARE, {}, 25 * 6**3),
+        ("linalg_eigvals", SQUARE, {}, 10 * 6**3),
+        (
+            "linalg_lstsq",
+            [(9, 6), (9, 1)],
+            {},
+            2 * 6**2 * (9 - 2) + 4 * 9 * 6 - 2 * 6**2 + 6**2,
+        ),
+    ],
+)
+def test_decompositions_cost_what_the_literature_says(
+    kind: str, inputs: list[Any], attributes: dict[str, Any], flops: float
+) -> None:
+    """The terms of the highest order of Golub & Van Loan, which those of LAPACK agree with."""
+    assert 2 * macs(kind, inputs, attributes=attributes) == flops

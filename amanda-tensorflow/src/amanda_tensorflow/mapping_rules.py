@@ -115,6 +115,8 @@ TYPES: Mapping[str, str] = {
     "linalg_eig": "Eig",
     "linalg_eigh": "BatchSelfAdjointEig BatchSelfAdjointEigV2 SelfAdjointEig SelfAdjointEigV2",
     "linalg_inv": "BatchMatrixInverse MatrixInverse",
+    "linalg_lstsq": "BatchMatrixSolveLs MatrixSolveLs",
+    "linalg_lu_factor": "Lu",
     "linalg_matrix_exp": "MatrixExponential",
     "linalg_qr": "Qr",
     "linalg_slogdet": "LogMatrixDeterminant",

@@ -10,7 +10,7 @@ count like others, a causal attention counts in full, the addition of a bias doe
 
 Sources: the definitions of the operators; for recurrent cells, Hochreiter & Schmidhuber (1997) and
 Cho et al. (2014) in the form of the frameworks' manuals, in which each weight matrix is applied
-once per step.
+once per step; for solvers and decompositions, see :mod:`decompositions`.
 """
 
 from __future__ import annotations
@@ -20,8 +20,9 @@ from collections.abc import Callable, Mapping, Sequence
 
 import attrs
 
+from amanda_tools._operators.decompositions import COUNTS
 from amanda_tools._operators.einsum import einsum
-from amanda_tools._operators.signature import CallShapes, Shape
+from amanda_tools._operators.signature import CallShapes, Shape, broadcast
 
 
 @attrs.frozen
@@ -57,7 +58,7 @@ def matmul(call: CallShapes) -> int:
     right_flip = bool(attributes.get("transpose_b") or attributes.get("adj_y"))
     *left_batch, rows, shared = _matrix(left, flip=left_flip, is_row=True)
     *right_batch, _, columns = _matrix(right, flip=right_flip, is_row=False)
-    return math.prod(_broadcast(left_batch, right_batch)) * rows * shared * columns
+    return math.prod(broadcast(left_batch, right_batch)) * rows * shared * columns
 
 
 def dot(call: CallShapes) -> int:
@@ -123,7 +124,7 @@ def attention(call: CallShapes) -> int:
     if "qkv_weight" in names:
         return projected_attention(call)
     query, key, value = (call.named(name) for name in ("query", "key", "value"))
-    batch = math.prod(_broadcast(query[:-2], key[:-2]))
+    batch = math.prod(broadcast(query[:-2], key[:-2]))
     return batch * query[-2] * key[-2] * (query[-1] + value[-1])
 
 
@@ -174,17 +175,6 @@ def _matrix(shape: Shape, *, flip: bool, is_row: bool) -> Sequence[int]:
     return (*shape[:-2], shape[-1], shape[-2]) if flip else shape
 
 
-def _broadcast(left: Sequence[int], right: Sequence[int]) -> list[int]:
-    """Broadcast two batch shapes."""
-    size = max(len(left), len(right))
-    pairs = zip(
-        [1] * (size - len(left)) + list(left),
-        [1] * (size - len(right)) + list(right),
-        strict=True,
-    )
-    return [b if a == 1 else a for a, b in pairs]
-
-
 _CONVOLUTION = Formula(convolution, needs_outputs=True, needs_data=False)
 _GENERAL = Formula(general_convolution, needs_outputs=True)
 
@@ -221,5 +211,6 @@ FORMULAS: Mapping[str, Formula] = {
     "rnn_relu_cell": Formula(recurrent_cell),
     "lstm_cell": Formula(recurrent_cell),
     "gru_cell": Formula(recurrent_cell),
+    **{kind: Formula(count) for kind, count in COUNTS.items()},
 }
 """Formulas by canonical type."""

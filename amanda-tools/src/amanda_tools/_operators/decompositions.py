@@ -1,0 +1,184 @@
+"""Multiply-accumulates of solvers and decompositions of dense matrices, by published counts.
+
+The counts are the terms of the highest order that Golub & Van Loan, *Matrix Computations* (4th
+edition, 2013), state for the usual algorithms: 3.2 (LU), 4.2 (Cholesky), 5.2 and 5.3 (Householder
+QR, least squares), 7.5 and 8.3 (QR algorithm for eigenvalues), 8.6 (singular values). For those of
+LAPACK they are the terms of the highest order of LAPACK Working Note 41, appendix C. They are
+floating-point operations, half of them multiplications; libraries may choose other algorithms, and
+iterations converge in more or fewer steps. Numbers are counted as real ones::
+
+    FORMULAS["linalg_qr"].macs(call)
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from fractions import Fraction
+
+from amanda_tools._operators.signature import CallShapes, Shape, broadcast
+
+Count = Callable[[CallShapes], int]
+
+
+def lu(rows: int, columns: int) -> Fraction:
+    """Gaussian elimination with row exchanges."""
+    small, large = sorted((rows, columns))
+    return small**2 * (large - Fraction(small, 3))
+
+
+def cholesky(rows: int) -> Fraction:
+    """Half of the elimination."""
+    return Fraction(rows**3, 3)
+
+
+def householder(rows: int, columns: int) -> Fraction:
+    """The triangular factor, and reflectors for the orthogonal one."""
+    return 2 * lu(rows, columns)
+
+
+def orthogonal(rows: int, columns: int, reflectors: int) -> Fraction:
+    """The orthogonal factor from its reflectors."""
+    k = reflectors
+    return 4 * rows * columns * k - 2 * (rows + columns) * k**2 + Fraction(4 * k**3, 3)
+
+
+def singular_values(rows: int, columns: int) -> Fraction:
+    """Without the vectors."""
+    small, large = sorted((rows, columns))
+    return 4 * large * small**2 - Fraction(4 * small**3, 3)
+
+
+def singular_vectors(rows: int, columns: int, is_full: bool) -> Fraction:
+    """With the vectors on both sides, as many as there are values, or all of them."""
+    small, large = sorted((rows, columns))
+    if is_full:
+        return Fraction(4 * large**2 * small + 8 * large * small**2 + 9 * small**3)
+    return Fraction(14 * large * small**2 + 8 * small**3)
+
+
+def _of_matrix(flops: Callable[[CallShapes, int, int], Fraction | int]) -> Count:
+    """The count for each matrix of the first input, from its rows and columns."""
+
+    def macs(call: CallShapes) -> int:
+        *batch, rows, columns = call.given[0]
+        return math.prod(batch) * round(Fraction(flops(call, rows, columns)) / 2)
+
+    return macs
+
+
+def _qr(call: CallShapes, rows: int, columns: int) -> Fraction:
+    attributes, count = call.signature.attributes, min(rows, columns)
+    mode = attributes.get("mode", "complete" if attributes.get("full_matrices") else "reduced")
+    made = {"r": 0, "complete": rows}.get(str(mode), count)
+    factor = orthogonal(rows, made, count) if made else Fraction(0)
+    return householder(rows, columns) + factor
+
+
+def _old_qr(call: CallShapes, rows: int, columns: int) -> Fraction:
+    count = min(rows, columns)
+    made = count if call.signature.attributes.get("some", True) else rows
+    return householder(rows, columns) + orthogonal(rows, made, count)
+
+
+def _householder_product(call: CallShapes, rows: int, columns: int) -> Fraction:
+    return orthogonal(rows, columns, call.given[1][-1])
+
+
+def _svd(call: CallShapes, rows: int, columns: int) -> Fraction:
+    attributes = call.signature.attributes
+    if not attributes.get("compute_uv", True):
+        return singular_values(rows, columns)
+    is_full = attributes.get("full_matrices", not attributes.get("some", True))
+    return singular_vectors(rows, columns, bool(is_full))
+
+
+def _eigh(call: CallShapes, rows: int, _: int) -> Fraction | int:
+    has_vectors = call.signature.attributes.get("compute_v", True)
+    return 9 * rows**3 if has_vectors else Fraction(4 * rows**3, 3)
+
+
+def _eig(call: CallShapes, rows: int, _: int) -> int:
+    return (25 if call.signature.attributes.get("compute_v", True) else 10) * rows**3
+
+
+def _pseudo_inverse(call: CallShapes, rows: int, columns: int) -> Fraction | int:
+    if call.signature.attributes.get("hermitian"):
+        return 9 * rows**3 + 2 * rows**3
+    product = 2 * rows * columns * min(rows, columns)
+    return singular_vectors(rows, columns, is_full=False) + product
+
+
+def _solver(
+    flops: Callable[[int, int, int], Fraction | int], matrix: int = 0, right: int = 1
+) -> Count:
+    """The count for each system, from the rows and columns of its matrix, and its right sides.
+
+    Args:
+        matrix, right: positions of the matrices and of the right sides among the inputs.
+    """
+
+    def macs(call: CallShapes) -> int:
+        *batch, rows, columns = call.given[matrix]
+        size, count = _right_sides(call, batch, call.given[right], rows)
+        return size * round(Fraction(flops(rows, columns, count)) / 2)
+
+    return macs
+
+
+def _right_sides(
+    call: CallShapes, batch: Sequence[int], right: Shape, rows: int
+) -> tuple[int, int]:
+    """How many systems there are, and the right sides of each."""
+    if len(right) == 1 or (len(right) == len(batch) + 1 and right == (*batch, rows)):
+        others, count = right[:-1], 1
+    else:
+        is_left = call.signature.attributes.get("left", True)
+        others, count = right[:-2], right[-1] if is_left else right[-2]
+    return math.prod(broadcast(batch, others)), count
+
+
+def _least_squares(rows: int, columns: int, count: int) -> Fraction:
+    small, large = sorted((rows, columns))
+    applied = count * (4 * large * small - 2 * small**2)
+    return householder(rows, columns) + applied + count * small**2
+
+
+_LU = _of_matrix(lambda _, rows, columns: lu(rows, columns))
+_CHOLESKY = _of_matrix(lambda _, rows, __: cholesky(rows))
+_INVERSE = _of_matrix(lambda _, rows, __: 2 * rows**3)
+_VALUES = _of_matrix(lambda _, rows, columns: singular_values(rows, columns))
+_SYSTEM = _solver(lambda rows, columns, count: lu(rows, columns) + 2 * rows**2 * count)
+
+COUNTS: Mapping[str, Count] = {
+    **dict.fromkeys(
+        "linalg_lu linalg_lu_factor linalg_lu_factor_ex linalg_det det linalg_slogdet slogdet"
+        " logdet".split(),
+        _LU,
+    ),
+    **dict.fromkeys("linalg_cholesky linalg_cholesky_ex cholesky".split(), _CHOLESKY),
+    **dict.fromkeys("linalg_inv linalg_inv_ex inverse".split(), _INVERSE),
+    "cholesky_inverse": _of_matrix(lambda _, rows, __: Fraction(2 * rows**3, 3)),
+    **dict.fromkeys("linalg_solve linalg_solve_ex".split(), _SYSTEM),
+    # The triangular factors come behind the right sides, or before them.
+    "linalg_lu_solve": _solver(lambda rows, _, count: 2 * rows**2 * count, right=2),
+    "lu_solve": _solver(lambda rows, _, count: 2 * rows**2 * count, matrix=1, right=0),
+    "cholesky_solve": _solver(lambda rows, _, count: 2 * rows**2 * count, matrix=1, right=0),
+    "linalg_solve_triangular": _solver(lambda rows, _, count: rows**2 * count),
+    "triangular_solve": _solver(lambda rows, _, count: rows**2 * count, matrix=1, right=0),
+    "linalg_lstsq": _solver(_least_squares),
+    "linalg_qr": _of_matrix(_qr),
+    "qr": _of_matrix(_old_qr),
+    "geqrf": _of_matrix(lambda _, rows, columns: householder(rows, columns)),
+    "linalg_householder_product": _of_matrix(_householder_product),
+    "orgqr": _of_matrix(_householder_product),
+    **dict.fromkeys("linalg_svd svd".split(), _of_matrix(_svd)),
+    **dict.fromkeys("linalg_svdvals linalg_matrix_rank".split(), _VALUES),
+    **dict.fromkeys("linalg_pinv pinverse".split(), _of_matrix(_pseudo_inverse)),
+    "linalg_eigh": _of_matrix(_eigh),
+    "linalg_eigvalsh": _of_matrix(lambda _, rows, __: Fraction(4 * rows**3, 3)),
+    "linalg_eig": _of_matrix(_eig),
+    "linalg_eigvals": _of_matrix(lambda _, rows, __: 10 * rows**3),
+}
+"""Counts by canonical type. ``linalg_matrix_exp`` has none: how many products it makes depends on
+the values."""

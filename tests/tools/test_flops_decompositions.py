@@ -1,0 +1,81 @@
+"""``flops`` of solvers and decompositions: the same figures of both frameworks."""
+
+# ruff: noqa: E402 - without TensorFlow there is nothing to import
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+tf = pytest.importorskip("tensorflow", exc_type=ImportError)
+import torch
+
+import amanda
+from amanda_tools.flops import FlopsTool
+
+TALL = np.random.default_rng(0).random((2, 7, 4))
+SQUARE = np.einsum("bij,bik->bjk", TALL, TALL) + np.eye(4)
+RIGHT = TALL[:, :4, :3]
+
+PAIRS: dict[str, tuple[Callable[[], Any], Callable[[], Any], float]] = {
+    "qr": (lambda: torch.linalg.qr(torch.tensor(TALL)), lambda: tf.linalg.qr(TALL), 725),
+    "svd": (
+        lambda: torch.linalg.svd(torch.tensor(TALL), full_matrices=False),
+        lambda: tf.linalg.svd(TALL),
+        2 * (14 * 7 * 16 + 8 * 64),
+    ),
+    "eigh": (
+        lambda: torch.linalg.eigh(torch.tensor(SQUARE)),
+        lambda: tf.linalg.eigh(SQUARE),
+        2 * 9 * 64,
+    ),
+    "solve": (
+        lambda: torch.linalg.solve(torch.tensor(SQUARE), torch.tensor(RIGHT)),
+        lambda: tf.linalg.solve(SQUARE, RIGHT),
+        2 * (2 * 64 / 3 + 2 * 16 * 3),
+    ),
+    "cholesky": (
+        lambda: torch.linalg.cholesky(torch.tensor(SQUARE)),
+        lambda: tf.linalg.cholesky(SQUARE),
+        2 * 64 / 3,
+    ),
+    "lu": (
+        lambda: torch.linalg.lu_factor(torch.tensor(SQUARE)),
+        lambda: tf.linalg.lu(SQUARE),
+        2 * 2 * 64 / 3,
+    ),
+    "inverse": (
+        lambda: torch.linalg.inv(torch.tensor(SQUARE)),
+        lambda: tf.linalg.inv(SQUARE),
+        2 * 2 * 64,
+    ),
+    "determinant": (
+        lambda: torch.linalg.det(torch.tensor(SQUARE)),
+        lambda: tf.linalg.det(SQUARE),
+        2 * 2 * 64 / 3,
+    ),
+    "least squares": (
+        lambda: torch.linalg.lstsq(torch.tensor(TALL), torch.tensor(TALL[..., :1])),
+        lambda: tf.linalg.lstsq(TALL, TALL[..., :1], fast=False),
+        2 * (2 * 16 * (7 - 4 / 3) + 4 * 7 * 4 - 2 * 16 + 16),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", PAIRS)
+def test_decompositions_cost_the_same_on_both_frameworks(name: str) -> None:
+    """The published count, of each matrix of the batch."""
+    *programs, expected = PAIRS[name]
+    for run in programs:
+        tool = FlopsTool()
+        with amanda.apply(tool):
+            run()
+        result = tool.result()
+        # Half of it is rounded, for each matrix.
+        assert result["summary"]["flops"] == pytest.approx(expected, abs=2), result
+        assert not result["summary"]["unknown_ops"]
