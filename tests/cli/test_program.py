@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import py_compile
+import subprocess
 import sys
 import zipfile
 from collections.abc import Callable
@@ -38,6 +39,14 @@ ENDINGS = {
     "nothing": "import sys; sys.exit()",
     "zero": "raise SystemExit(0)",
     "object": "raise SystemExit([1, 2])",
+    "status that cannot be read": (
+        "class Exit(SystemExit):\n    @property\n    def code(self):\n        raise ValueError(2)\n"
+        "raise Exit('what was asked for')"
+    ),
+    "text that cannot be printed": (
+        "class Text:\n    def __str__(self):\n        raise ValueError(1)\nraise SystemExit(Text())"
+    ),
+    "text without standard error": "import sys\nsys.stderr = None\nsys.exit('a last word')",
     "error": "def f():\n    raise ValueError('x')\nf()",
     "error with a cause": "try:\n    1 / 0\nexcept Exception as e:\n    raise KeyError(2) from e",
     "error with a context": "try:\n    1 / 0\nexcept Exception:\n    [][1]",
@@ -64,6 +73,10 @@ ENDINGS = {
     "thread": (
         "import threading, time\ndef f():\n    time.sleep(0.1)\n    print('thread')\n"
         "threading.Thread(target=f).start()\nprint('end')"
+    ),
+    "error in a thread": (
+        "import threading\ndef f():\n    raise ValueError('x')\n"
+        "threading.Thread(target=f, name='worker').start()"
     ),
     "idle pool": (
         "from concurrent.futures import ThreadPoolExecutor\npool = ThreadPoolExecutor(1)\n"
@@ -96,6 +109,52 @@ def test_a_program_ends_as_without_us(
     assert under.returncode == alone.returncode
     assert without_summary(under.stdout) == alone.stdout
     assert without_summary(under.stderr) == alone.stderr
+
+
+def test_a_forked_child_has_the_status_of_its_own(amanda: Command, script: Script) -> None:
+    """A child runs without the tools, and whether one of them had a driver is not its concern."""
+    path = script(
+        "import os, sys\n"
+        "pid = os.fork()\n"
+        "if pid:\n"
+        "    print('child', os.waitpid(pid, 0)[1], flush=True)\n"
+        "else:\n"
+        "    sys.exit(0)\n"
+    )
+    run = amanda("run", "-t", "count", str(path))
+    assert run.stdout.startswith("child 0\n")
+    assert (run.returncode, run.stderr.count("\n")) == (2, 1)
+
+
+@pytest.mark.parametrize("how", ["text", "input"])
+def test_a_program_without_a_file_finds_the_world_as_without_us(
+    how: str, environment: dict[str, str], tmp_path: Path
+) -> None:
+    """``-c`` and ``-`` are those of Python: names, arguments, path, tracebacks, input."""
+    text = (
+        "import sys\n"
+        "print(__name__, globals().get('__file__'), __spec__, __loader__, __package__)\n"
+        "print(sys.argv, repr(sys.path[0]), sorted(globals()))\n"
+        "print(repr(sys.stdin.read()))\n"
+        "def f():\n    raise ValueError('x')\nf()\n"
+    )
+    words = ["-c", text] if how == "text" else ["-"]
+    alone, under = (
+        subprocess.run(
+            [sys.executable, *command, *words, "-t", "x", "--"],
+            cwd=tmp_path,
+            env=environment,
+            input="data" if how == "text" else text,
+            capture_output=True,
+            text=True,
+            timeout=100,
+            check=False,
+        )
+        for command in ([], ["-m", "amanda", "run"])
+    )
+    assert "ValueError: x" in alone.stderr
+    assert without_summary(under.stdout) == alone.stdout
+    assert (under.stderr, under.returncode) == (alone.stderr, alone.returncode)
 
 
 @pytest.mark.parametrize("how", ["script", "bytecode", "module", "package", "folder", "archive"])

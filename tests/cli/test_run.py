@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import signal
 import subprocess
 import sys
 from collections.abc import Callable
@@ -254,9 +255,6 @@ def test_keras_on_a_backend_that_no_driver_sees_is_an_error(
         (["-t", "largest", "page", "--"], "before -- is of amanda run: leave page out"),
         (["-t", "largest", "--html", "page", "--"], "--html takes no value"),
         (["-t", "largest", "count", "--"], "count is a tool: amanda run -t largest,count -- /"),
-        (["-c"], "there is no option -c; amanda runs files and modules"),
-        (["--", "-c"], "amanda runs files and modules: write the program into a file"),
-        (["--", "-"], "standard input is /dev/stdin"),
         (["torchrun"], "torchrun starts amanda: torchrun ... -m amanda run ... -- /"),
         (["pip"], "did you mean /"),
         (["-t", "largest:digit=1"], "tool largest has no option 'digit'; did you mean digits?"),
@@ -473,6 +471,70 @@ def test_drivers_that_cannot_be_used_are_named_with_their_reasons(
     )
 
 
+# -- interrupts that are not the program's --------------------------------------
+
+INTERRUPTING_TOOLS = """
+import os, signal
+import amanda
+
+class Slow(amanda.Tool):
+    "Is interrupted while it is made, or while it says what it found."
+
+    def __init__(self, early: bool = False, number: int = signal.SIGINT):
+        super().__init__()
+        self.number = number
+        if early:
+            os.kill(os.getpid(), number)
+
+    def result(self):
+        os.kill(os.getpid(), self.number)
+        return {"summary": {}}
+"""
+
+INTERRUPTING_PLUGIN = """
+from amanda import hookimpl
+
+@hookimpl
+def amanda_register_tools():
+    return {"slow": "other_tools:Slow"}
+"""
+
+
+def test_an_interrupt_before_the_program_starts_ends_quietly(
+    amanda: Command, program: str, tmp_path: Path
+) -> None:
+    """The status is that of the signal, and nobody sees a traceback of ours."""
+    site = other_package(tmp_path, INTERRUPTING_TOOLS, INTERRUPTING_PLUGIN)
+    run = amanda("run", "-t", "slow:early=true", program, PYTHONPATH=str(site))
+    assert (run.returncode, run.stdout, run.stderr) == (-signal.SIGINT, "", "")
+
+
+@pytest.mark.parametrize("end", ["", "\nraise KeyboardInterrupt", "\nraise SystemExit(3)"])
+def test_an_interrupt_while_results_are_written_ends_by_the_signal(
+    end: str, amanda: Command, script: Script, tmp_path: Path
+) -> None:
+    """One line says that results are missing; those before are whole, and no traceback is ours."""
+    site = other_package(tmp_path, INTERRUPTING_TOOLS, INTERRUPTING_PLUGIN)
+    path = str(script(MINIGRAD + end))
+    run = amanda("run", "-t", "largest,slow", "-o", "out", path, PYTHONPATH=str(site))
+    assert run.returncode == -signal.SIGINT
+    said = "amanda: interrupted while the results were written; those that are missing are lost\n"
+    assert run.stderr.endswith(said)
+    assert ("Traceback" in run.stderr) == ("KeyboardInterrupt" in end)
+    assert "run.py" not in run.stderr
+    assert [path.name for path in (tmp_path / "out").iterdir()] == ["largest.json"]
+
+
+def test_a_signal_before_the_first_operator_gives_no_tables(
+    amanda: Command, script: Script, tmp_path: Path
+) -> None:
+    """A run that SIGTERM ends is one that failed: tables of zeros would say nothing."""
+    text = "import minigrad, os, signal\nos.kill(os.getpid(), signal.SIGTERM)\n"
+    run = amanda("run", "-t", "largest", "-o", "out", str(script(text)))
+    assert (run.returncode, run.stderr) == (-signal.SIGTERM, "")
+    assert run.stdout.startswith("amanda: wrote largest.json")
+
+
 # -- tracebacks ---------------------------------------------------------------
 
 
@@ -486,6 +548,29 @@ def test_the_traceback_of_a_routine_shows_the_tool_and_nothing_of_amanda(
     assert run.stderr.endswith(
         "ValueError: cannot log mul\namanda: raised in LogTool.log at op /mul:0\n"
     )
+
+
+def test_the_traceback_of_a_thread_shows_nothing_of_amanda(
+    amanda: Command, python: Command, script: Script
+) -> None:
+    """What an uncaught exception of a thread shows is what it shows without us."""
+    path = str(
+        script(
+            MINIGRAD + "import threading\n"
+            "thread = threading.Thread(target=mg.add, args=(a, None), name='worker')\n"
+            "thread.start()\nthread.join()\n"
+        )
+    )
+    alone, under = python(path), amanda("run", "-t", "log", path)
+    assert "in _bootstrap_inner" in alone.stderr
+    assert under.stderr == alone.stderr
+    text = "import minigrad as mg, threading\na = mg.Tensor(2)\n"
+    path = str(script(f"{text}threading.Thread(target=mg.add, args=(a, a)).start()"))
+    run = amanda("run", "-t", "log:fail=add", path)
+    files = re.findall(r'File ".*/(\w+)\.py"', run.stderr)
+    assert files == ["threading", "threading", "minigrad", "tools"]
+    run = amanda("run", "-t", "log:fail=add", path, AMANDA_TRACEBACK="full")
+    assert "dispatch.py" in run.stderr
 
 
 def test_all_frames_are_shown_on_demand(amanda: Command, program: str) -> None:

@@ -7,6 +7,7 @@ which is imported when the command is given.
 from __future__ import annotations
 
 import os
+import signal
 import sys
 from collections.abc import Sequence
 
@@ -47,6 +48,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         status = _run_command(command, rest)
         sys.stdout.flush()
+    except KeyboardInterrupt:
+        from amanda.cli import endings
+
+        endings.by_signal(signal.SIGINT)
     except BrokenPipeError:
         # Else Python reports a second BrokenPipeError when it closes the stream.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -17,8 +17,6 @@ from amanda.cli.program import Program
 from amanda.errors import AmandaError, close_matches
 from amanda.tools import available, load
 
-NO_TEXT = "amanda runs files and modules: write the program into a file"
-
 _LAUNCHERS = frozenset({"torchrun", "accelerate", "deepspeed", "mpirun", "mpiexec", "srun"})
 """Commands that start a program several times, or in other places."""
 
@@ -39,10 +37,6 @@ def explain_target(target: Program, tools: Sequence[str]) -> str:
         return f"options of a tool follow its name: -t {_with_option(tools[-1], name)}"
     if Path(f"{name}.py").is_file():
         return f"did you mean {name}.py?"
-    if name == "-c":
-        return NO_TEXT
-    if name == "-":
-        return "standard input is /dev/stdin"
     if "--" in target.arguments:
         return f"what stands before -- is of amanda run: leave {name} out"
     return _explain_command(name, rest)
@@ -73,8 +67,6 @@ def explain_option(word: str, tools: Sequence[str], known: Sequence[str]) -> str
         tools: the ``-t`` arguments before it.
         known: the options that the command has.
     """
-    if word.startswith("-c"):
-        return f"there is no option -c; {NO_TEXT}"
     name, _, value = word.lstrip("-").partition("=")
     name = name.replace("-", "_")
     with contextlib.suppress(AmandaError, grammar.GrammarError):

@@ -14,9 +14,14 @@ import shutil
 import sys
 import types
 from collections.abc import Sequence
-from importlib.machinery import ModuleSpec, SourceFileLoader, SourcelessFileLoader
+from importlib.machinery import (
+    BuiltinImporter,
+    ModuleSpec,
+    SourceFileLoader,
+    SourcelessFileLoader,
+)
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import attrs
 
@@ -41,14 +46,14 @@ class Program:
     """A program and its arguments.
 
     Attributes:
-        target: path of a script, folder or archive, or name of a module.
+        target: path of a script, folder or archive, name of a module, or the program itself.
         arguments: its own arguments.
-        is_module: whether `target` is a module's name.
+        kind: what `target` is; with ``"input"`` the program is read from standard input.
     """
 
     target: str
     arguments: tuple[str, ...]
-    is_module: bool
+    kind: Literal["file", "module", "text", "input"] = "file"
 
     def check(self) -> None:
         """Check that a script can be opened; a module is looked for when it is run.
@@ -56,9 +61,11 @@ class Program:
         Raises:
             ProgramError: it cannot, or it is no program.
         """
-        if self.is_module:
-            if meant := self._meant_by_path():
-                raise ProgramError(f"No module named {self.target}; did you mean {meant}?", 2)
+        if self.kind == "module" and (meant := self._meant_by_path()):
+            raise ProgramError(f"No module named {self.target}; did you mean {meant}?", 2)
+        if self.kind == "input" and sys.stdin is None:
+            raise ProgramError("standard input is closed, and no program can be read from it", 2)
+        if self.kind != "file":
             return
         try:
             if not Path(self.target).is_dir():
@@ -94,8 +101,10 @@ class Program:
             ProgramError: there is no such module, or it has no code to run.
             BaseException: the program raises it.
         """
-        if self.is_module:
+        if self.kind == "module":
             code, module = self._from_module()
+        elif self.kind != "file":
+            code, module = self._from_text()
         elif importer := self._importer():
             code, module = self._from_importer(importer)
         else:
@@ -118,6 +127,16 @@ class Program:
             if reason := _no_python(source):
                 raise ProgramError(f"{self.target} is no Python script: {reason}", 2) from None
             raise
+
+    def _from_text(self) -> tuple[Any, types.ModuleType]:
+        is_input = self.kind == "input"
+        name, file = ("-", "<stdin>") if is_input else ("-c", "<string>")
+        self._begin(name, "")
+        source = sys.stdin.buffer.read() if is_input else self.target
+        module = _create_main_module(None, BuiltinImporter, file)
+        if not is_input:
+            del module.__file__, module.__cached__
+        return compile(source, file, "exec", dont_inherit=True), module
 
     def _importer(self) -> Any:
         """The path entry finder of a folder or an archive; None for a plain file."""
@@ -166,7 +185,8 @@ class Program:
 def split(arguments: Sequence[str], with_value: Sequence[str]) -> tuple[list[str], list[str]]:
     """Split a command line into options of ``amanda run`` and the program with its arguments.
 
-    The program begins at the first argument that is no option, at ``-m`` or after ``--``.
+    The program begins at the first argument that is no option, at ``-m``, ``-c`` or ``-``, or after
+    ``--``.
 
     Args:
         arguments: the arguments of ``amanda run``.
@@ -177,7 +197,7 @@ def split(arguments: Sequence[str], with_value: Sequence[str]) -> tuple[list[str
         argument = arguments[i]
         if argument == "--":
             return list(arguments[:i]), list(arguments[i + 1 :])
-        if argument.startswith("-m") or not argument.startswith("-") or argument == "-":
+        if argument.startswith("-m") or argument in ("-c", "-") or not argument.startswith("-"):
             break
         i += 2 if argument in with_value else 1
     return list(arguments[:i]), list(arguments[i:])
@@ -190,14 +210,20 @@ def parse(words: Sequence[str]) -> Program:
         ProgramError: it is empty.
     """
     words = _without_interpreter(words)
+    kind: Literal["file", "module", "text", "input"] = "file"
     if words and words[0].startswith("-m"):
         words = [words[0][2:], *words[1:]] if len(words[0]) > 2 else words[1:]
-        is_module = True
-    else:
-        is_module = False
+        kind = "module"
+    elif words and words[0] == "-c":
+        words, kind = words[1:], "text"
+    elif words and words[0] == "-":
+        kind = "input"
     if not words:
-        raise ProgramError("no program is given: a script, or -m and a module", 2)
-    return Program(words[0], tuple(words[1:]), is_module)
+        after = {"module": "-m needs the name of a module", "text": "-c needs the program's text"}
+        raise ProgramError(
+            after.get(kind) or "no program is given: a script, or -m and a module", 2
+        )
+    return Program(words[0], tuple(words[1:]), kind)
 
 
 def _without_interpreter(words: Sequence[str]) -> Sequence[str]:
@@ -211,7 +237,8 @@ def _without_interpreter(words: Sequence[str]) -> Sequence[str]:
     found = shutil.which(words[0])
     own = Path(sys.executable).parent
     is_own = found is None or Path(found).parent.absolute() == own.absolute()
-    has_option = len(words) > 1 and words[1].startswith("-") and not words[1].startswith("-m")
+    option = words[1] if len(words) > 1 else ""
+    has_option = option.startswith("-") and option not in ("-c", "-") and option[:2] != "-m"
     if is_own and not has_option:
         return words[1:]
     begin = "its options go to the Python that runs amanda" if is_own else f"{found} is another one"

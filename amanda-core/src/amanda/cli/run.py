@@ -16,9 +16,18 @@ import weakref
 from collections.abc import Sequence
 from pathlib import Path
 from types import FrameType
-from typing import Any, TextIO
+from typing import Any
 
-from amanda.cli import grammar, mistakes, pages, program, progress, tool_options, tracebacks
+from amanda.cli import (
+    endings,
+    grammar,
+    mistakes,
+    pages,
+    program,
+    progress,
+    tool_options,
+    tracebacks,
+)
 from amanda.cli.parser import WRONG_USAGE, CommandParser
 from amanda.cli.results import NamedTool, Rank, Report, complain, describe_missing_driver
 from amanda.errors import AmandaError, FileError, UnknownNameError
@@ -33,7 +42,7 @@ USAGE = (
     "amanda run [-t TOOL[:key=value,...][,TOOL...]]... [-o DIR] [--html] [--ops A+B] "
     "[--modules A+B] [--every N] [--skip N] [--driver NAME]... [--interceptor NAME] "
     "[--[no-]progress] "
-    "[--] script.py ARGS | -m MODULE ARGS"
+    "[--] script.py ARGS | -m MODULE ARGS | -c TEXT ARGS | - ARGS"
 )
 SELECTING = ("--ops", "--modules", "--every", "--skip")
 WITH_VALUE = ("-t", "--tool", "--tools", "-o", "--output", "--driver", "--interceptor", *SELECTING)
@@ -126,6 +135,8 @@ def main(arguments: Sequence[str]) -> int:
             run.describe(arguments)
     except (program.ProgramError, UsageError, AmandaError) as error:
         problem = error
+    except KeyboardInterrupt:
+        endings.by_signal(signal.SIGINT)
     for warning in caught:
         complain(f"warning: {warning.message}")
     if problem is not None:
@@ -317,12 +328,15 @@ class Run:
         self.report.facts["started"] = time.strftime("%Y-%m-%d %H:%M:%S %z")
 
     def execute(self) -> int:
-        """Run the program; returns its exit status.
+        """Run the program; returns the exit status where the program itself does not set it.
 
         Raises:
+            SystemExit: of the program; Python takes the status from it, and prints a text.
             KeyboardInterrupt: the program was interrupted; Python then ends by the signal.
         """
         self._started = time.perf_counter()
+        modules = {type(named.tool).__module__ for named in self.report.tools}
+        tracebacks.hide_in_threads(modules)
         if self.progress is not None:
             self.progress.start()
         try:
@@ -332,9 +346,12 @@ class Run:
             complain(f"error: {error}")
             return error.status
         except SystemExit as error:
-            status = _exit_status(error.code)
+            status = _exit_status(error)
             self._note_end(f"with exit status {status}")
-            return self._check_drivers(status)
+            wanted = self._check_drivers(status)
+            if wanted != status:
+                return wanted
+            raise
         except BaseException as error:
             failure = error
         else:
@@ -343,7 +360,7 @@ class Run:
         # The type only: str() of the exception may run code of the program.
         self._note_end(f"by {type(failure).__name__}")
         # Not in the except clause, which would be the context of an exception in the excepthook.
-        tracebacks.show(failure, {type(named.tool).__module__ for named in self.report.tools})
+        tracebacks.show(failure, modules)
         if isinstance(failure, KeyboardInterrupt):
             # Python is to end by the signal, without a second traceback.
             sys.excepthook = _print_nothing
@@ -354,7 +371,8 @@ class Run:
     def _check_drivers(self, status: int) -> int:
         """The exit status of a run: 2 if the program ended well and tools had no driver."""
         self.report.has_failed = status != 0
-        if not self.report.tools or self._opened is None:
+        # A forked child runs without the tools, and its parent reads its status.
+        if not self.report.tools or self._opened is None or os.getpid() != self._process:
             return status
         # Keras imports TensorFlow, whatever it computes with; the operators are counted later.
         has_seen = self._opened.cache.counts()[0] or not other_frameworks.unseen_backend()
@@ -374,6 +392,15 @@ class Run:
             return
         self._is_finishing = True
         seconds = time.perf_counter() - self._started
+        try:
+            self._deliver(seconds)
+        except KeyboardInterrupt:
+            complain("interrupted while the results were written; those that are missing are lost")
+            self._terminated = signal.SIGINT
+        if self._terminated:
+            endings.by_signal(self._terminated)
+
+    def _deliver(self, seconds: float) -> None:
         if self.progress is not None:
             self.progress.stop()
         try:
@@ -382,8 +409,6 @@ class Run:
             complain(f"the scope did not end properly: {type(error).__name__}: {error}")
         if self._is_found:
             self.report.deliver(self._scope.statistics, seconds)
-        if self._terminated:
-            _die(self._terminated)
 
     def _terminate(self, number: int, frame: FrameType | None) -> None:
         """Deliver the results, then end by the signal, as the program would have."""
@@ -393,14 +418,9 @@ class Run:
                 self._terminated = number
                 return
             self._note_end(f"by {signal.Signals(number).name}")
+            self.report.has_failed = True
             self._finish()
-            _flush(sys.stdout, sys.stderr)
-        _die(number)
-
-
-def _die(number: int) -> None:
-    signal.signal(number, signal.SIG_DFL)
-    os.kill(os.getpid(), number)
+        endings.by_signal(number)
 
 
 def _on_terminate(handler: Any) -> None:
@@ -413,23 +433,14 @@ def _on_terminate(handler: Any) -> None:
         return
 
 
-def _exit_status(code: Any) -> int:
-    """The exit status of Python after ``sys.exit(code)``; a code that is no number is printed."""
-    if code is None:
-        return 0
-    if isinstance(code, int):
-        return code
-    _flush(sys.stdout)
-    print(code, file=sys.stderr)
-    return 1
-
-
-def _flush(*streams: TextIO) -> None:
-    for stream in streams:
-        try:
-            stream.flush()
-        except (OSError, ValueError, AttributeError):
-            continue
+def _exit_status(error: SystemExit) -> int:
+    """The exit status that Python takes from a ``SystemExit``."""
+    try:
+        code = error.code
+    except Exception:
+        # Python prints the exception itself then.
+        return 1
+    return code if isinstance(code, int) else int(code is not None)
 
 
 def _do_nothing() -> None:

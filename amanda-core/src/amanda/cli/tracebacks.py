@@ -4,11 +4,33 @@ from __future__ import annotations
 
 import os
 import sys
+import threading
 from collections.abc import Collection, Iterator
 from types import TracebackType
 
 from amanda.errors import AmandaError
 from amanda.registry import drivers
+
+
+def hide_in_threads(tools: Collection[str] = ()) -> None:
+    """Have uncaught exceptions of threads shown likewise, unless the program has a hook of its own.
+
+    Args:
+        tools: names of the modules of the applied tools, whose frames are always shown.
+    """
+    vanilla = threading.excepthook
+    if vanilla is not threading.__excepthook__ or os.environ.get("AMANDA_TRACEBACK") == "full":
+        return
+
+    def excepthook(args: threading.ExceptHookArgs) -> None:
+        if (error := args.exc_value) is not None:
+            hide_frames(error, tools)
+            args = threading.ExceptHookArgs(
+                (args.exc_type, error, error.__traceback__, args.thread)
+            )
+        vanilla(args)
+
+    threading.excepthook = excepthook
 
 
 def show(error: BaseException, tools: Collection[str] = ()) -> None:

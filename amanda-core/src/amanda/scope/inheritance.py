@@ -63,6 +63,10 @@ def _inherit(thread: threading.Thread) -> None:
         try:
             attached = locked(_cover, scopes, switches)
             run()
+        except BaseException as error:
+            # The traceback of a thread is that of its own code: without the frame of this function.
+            error.__traceback__ = error.__traceback__ and error.__traceback__.tb_next
+            raise
         finally:
             try:
                 locked(_uncover)
