@@ -31,13 +31,16 @@ def test_commas_start_tools_or_continue_options(texts: list[str], specs: list[To
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("", "no name of a tool"),
         ("count,", "no name of a tool"),
         ("ops=conv2d", "no tool comes before it"),
         ("count:ops", "key=value"),
         ("count:", "key=value"),
         ("count:1x=2", "key=value"),
         ("count:ops=a,ops=b", "given twice"),
+        ("", "-t '' names no tool"),
+        (" ", "-t ' ' names no tool"),
+        (":", "-t ':' names no tool"),
+        (",", "-t ',' names no tool"),
     ],
 )
 def test_what_does_not_follow_the_grammar_is_an_error(text: str, said: str) -> None:
@@ -58,6 +61,9 @@ def test_what_does_not_follow_the_grammar_is_an_error(text: str, said: str) -> N
         ("count+trace", "count,trace"),
         ("count,,trace,", "count,trace"),
         ("count:", "count"),
+        (",count", "count"),
+        ("count::ops=add", "count:ops=add"),
+        ("count:phases:all", "count:phases=all"),
     ],
 )
 def test_another_way_of_writing_is_answered_with_the_right_one(text: str, meant: str) -> None:

@@ -202,6 +202,8 @@ def test_an_unknown_command_is_an_error(amanda: Command) -> None:
         assert (run.returncode, run.stdout, run.stderr.count("\n")) == (2, "", 1)
         assert said in run.stderr
     assert amanda("version").stdout == amanda("--version").stdout
+    assert amanda("help", "merge").stdout == amanda("merge", "--help").stdout
+    assert amanda("tools", "count,largest").stdout == amanda("tools", "count", "largest").stdout
     assert amanda("help").stdout.startswith("usage: amanda COMMAND")
 
 
@@ -249,6 +251,15 @@ def test_mistakes_in_the_variables_are_warnings(amanda: Command) -> None:
     doctor = amanda("doctor", **{**ALONE, "AMANDA_PLUGINS": "bogus"})
     assert doctor.returncode == 1
     assert "1 problem\n  AMANDA_PLUGINS=bogus means nothing" in doctor.stdout
+
+
+def test_the_doctor_says_that_no_driver_is_installed(amanda: Command) -> None:
+    """Nothing is wrong with such an installation, and it can do nothing."""
+    others = "amanda-minigrad,amanda-torch,amanda-tensorflow"
+    run = amanda("doctor", AMANDA_DISABLE_PLUGINS=others)
+    assert run.returncode == 0
+    assert "all is well" not in run.stdout
+    assert "no driver is installed, so that nothing can be instrumented; try: pip" in run.stdout
 
 
 def test_doctor_names_each_part_once(amanda: Command) -> None:

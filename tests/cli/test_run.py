@@ -263,7 +263,32 @@ def test_keras_on_a_backend_that_no_driver_sees_is_an_error(
         (["-t", "digits=1"], "no tool comes before it"),
         (["-t", "largest:ops=mul,add"], "join it with '+': ops=mul+add"),
         (["-t", "largest(digits=1)"], "did you mean -t largest:digits=1?"),
-        (["--every", "x"], "argument --every: invalid int value: 'x'; see: amanda run --help"),
+        (["--every", "x"], "--every takes a whole number from 1, and not 'x'; see: amanda run"),
+        (["--every", "0"], "--every takes a whole number from 1, and not '0'"),
+        (["--skip=-1"], "--skip takes a whole number from 0, and not '-1'"),
+        (["-t"], "no program is given: a script, or -m and a module; "),
+        (["-o"], "program.py was taken as the value of -o: give that option one of its own"),
+        (["-t", "-o"], "run: -t needs a value; see: amanda run --help"),
+        (["-o", ""], "run: -o needs the name of a folder, and got an empty text"),
+        (["-o", "a", "-o", "b"], "-o is given twice (a and b); all results go to one folder"),
+        (
+            ["-t", "largest:ops=mul:digits=1"],
+            "are separated by commas: ops=mul,digits=1; see: amanda",
+        ),
+        (["--largest"], "largest is a tool: -t largest"),
+        (["-largest"], "largest is a tool: -t largest"),
+        (["--epochs=3"], "no option --epochs=3; those of the program follow its name: script.py"),
+        (["--htm"], "there is no option --htm; did you mean --html? see: amanda run --help"),
+        (["-modules", "a"], "there is no option -modules; did you mean --modules?"),
+        (["--driver", "minigrad-eager,minigra"], "no driver named 'minigra'; did you mean"),
+        (["cat"], "cat is a command and no Python program: name the script that it starts"),
+        ([""], "no program is given"),
+        (["-m"], "No module named /"),
+        (["my"], "did you mean 'my program.py'?"),
+        (["progam.py"], "did you mean program.py?"),
+        (["folder.train"], "did you mean -m folder.train?"),
+        (["config.yaml"], "config.yaml is a file of data by its name: give the program that reads"),
+        (["model.pt"], "model.pt is a file of data by its name: give the program that reads it"),
         (["--digits=1", "-t", "largest"], "is an option of a tool: -t largest:digits=1"),
         (["-t", "largest:digits=1", "--ops-of=x"], "there is no option --ops-of=x"),
         (["--module=a"], "no option --module=a; did you mean --modules"),
@@ -280,14 +305,40 @@ def test_keras_on_a_backend_that_no_driver_sees_is_an_error(
     ],
 )
 def test_wrong_usage_is_said_before_the_program_starts(
-    words: list[str], said: str, amanda: Command, program: str
+    words: list[str], said: str, amanda: Command, program: str, script: Script
 ) -> None:
     """An unknown name, a bad value or a folder that cannot be written ends with status 2."""
-    run = amanda("run", *words, program)
+    script("1", "config.yaml")
+    script("1", "model.pt")
+    script("1", "folder/train.py")
+    script("1", "my program.py")
+    last = "program.py" if "my" in words or words[-1] in ("-t", "-o") else program
+    run = amanda("run", *words, last)
     assert (run.returncode, run.stdout) == (2, "")
     assert run.stderr.startswith("amanda: error: ")
     assert run.stderr.count("\n") == 1
     assert said in run.stderr
+
+
+def test_tools_after_the_program_are_named_in_the_end(amanda: Command, script: Script) -> None:
+    """They are arguments of the program; one that has its own -t hears nothing of it."""
+    script("pass")
+    said = (
+        "no tool was given: options stand before the program: amanda run -t largest -- program.py"
+    )
+    for value, is_ours in (("largest", True), ("nothing", False), ("largest,,", False)):
+        run = amanda("run", "program.py", "-t", value)
+        assert run.returncode == 0
+        assert (said in run.stdout) is is_ours
+
+
+def test_wrong_ranks_are_a_warning(amanda: Command, program: str, tmp_path: Path) -> None:
+    """Results of processes that have no number would replace each other unnoticed."""
+    for rank, count in (("x", "2"), ("5", "2"), ("1", "9" * 30)):
+        run = amanda("run", "-t", "largest", "-o", "out", program, RANK=rank, WORLD_SIZE=count)
+        assert run.returncode == 0
+        assert run.stderr.startswith(f"amanda: warning: RANK={rank} and WORLD_SIZE={count} name no")
+        assert [path.name for path in (tmp_path / "out").iterdir()] == ["largest.json"]
 
 
 def test_a_missing_program_is_an_error(amanda: Command, script: Script) -> None:

@@ -38,6 +38,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         The exit status; 1 if nobody reads the output any more (``amanda tools | head -1``).
     """
     command, *rest = list(sys.argv[1:] if arguments is None else arguments) or ["--help"]
+    if command in ("help", "--help", "-h") and rest[:1] and rest[0] in _COMMANDS:
+        command, rest = rest[0], ["--help"]
     if command == "run":
         from amanda.cli import run
 

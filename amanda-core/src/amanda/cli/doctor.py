@@ -29,6 +29,11 @@ _CLASH = (
     "amanda-core; try: pip uninstall amanda && pip install --force-reinstall amanda-core"
 )
 
+_NO_DRIVER = (
+    "nothing is wrong, but no driver is installed, so that nothing can be instrumented; "
+    "try: pip install amanda-torch, or amanda-tensorflow"
+)
+
 
 def main(arguments: Sequence[str]) -> int:
     """Run the command; returns 1 if there is a problem, else 0."""
@@ -47,7 +52,8 @@ def main(arguments: Sequence[str]) -> int:
             for line in part(problems):
                 print(f"  {printable(line)}", flush=True)
     count = len(problems)
-    print(f"{count} problem{'s' if count > 1 else ''}" if problems else "all is well")
+    well = "all is well" if drivers.drivers() else _NO_DRIVER
+    print(f"{count} problem{'s' if count > 1 else ''}" if problems else well)
     for problem in problems:
         print(f"  {printable(problem)}")
     return 1 if problems else 0

@@ -56,7 +56,9 @@ def parse(texts: Iterable[str]) -> list[ToolSpec]:
 def _corrected(text: str) -> str:
     """An argument as it is probably meant: other brackets and separators; "" if none parses."""
     made = re.sub(r"\s*([=:,;+])\s*", r"\1", text.strip()).replace(";", ",")
-    made = re.sub(r",(?=,)|[,:]+$", "", made)
+    made = re.sub(r",(?=,)|^,+|[,:]+$", "", made).replace("::", ":")
+    made = re.sub(r":(\w+)[:=]", r":\1=", made)
+    made = re.sub(r"(=[^:,]*):(?=\w+=)", r"\1,", made)
     if "=" not in made and ":" not in made:
         made = made.replace("+", ",")
     made = re.sub(r"^([\w./-]+)\((.*)\)$", r"\1:\2", made)
@@ -96,6 +98,8 @@ def _parse_one(text: str) -> list[ToolSpec]:
             _add(specs[-1], item, text)
             option = item
             continue
+        if not text.strip(" ,:"):
+            raise GrammarError(f"-t {text!r} names no tool")
         if not _NAME.fullmatch(tool):
             raise GrammarError(f"-t {text}: {tool!r} is no name of a tool")
         specs.append(ToolSpec(tool, follows=option))

@@ -40,7 +40,8 @@ def main(command: str, arguments: Sequence[str]) -> int:
             if command == "drivers":
                 lines = driver_lines()
             elif given.name:
-                lines = "\n\n".join("\n".join(describe(name)) for name in given.name).splitlines()
+                names = [name for text in given.name for name in text.split(",")]
+                lines = "\n\n".join("\n".join(describe(name)) for name in names).splitlines()
             else:
                 lines = tool_lines()
         except AmandaError as error:

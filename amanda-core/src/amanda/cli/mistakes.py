@@ -6,6 +6,8 @@
 from __future__ import annotations
 
 import contextlib
+import difflib
+import re
 import shlex
 import shutil
 import sysconfig
@@ -14,7 +16,7 @@ from pathlib import Path
 
 from amanda.cli import grammar, tool_options
 from amanda.cli.program import Program
-from amanda.errors import AmandaError, close_matches
+from amanda.errors import AmandaError
 from amanda.tools import available, load
 
 _LAUNCHERS = frozenset({"torchrun", "accelerate", "deepspeed", "mpirun", "mpiexec", "srun"})
@@ -35,11 +37,54 @@ def explain_target(target: Program, tools: Sequence[str]) -> str:
         return f"{name} is a tool: amanda run -t {','.join([*tools, name])} -- {rest}"
     if "=" in name and tools:
         return f"options of a tool follow its name: -t {_with_option(tools[-1], name)}"
-    if Path(f"{name}.py").is_file():
-        return f"did you mean {name}.py?"
+    if meant := _meant_file(target):
+        return f"did you mean {meant}?"
     if "--" in target.arguments:
         return f"what stands before -- is of amanda run: leave {name} out"
     return _explain_command(name, rest)
+
+
+def _meant_file(target: Program) -> str:
+    """The script or module that is probably meant by a name that no file has; "" if unknown."""
+    name = target.target
+    if target.kind != "file":
+        return ""
+    if Path(f"{name}.py").is_file():
+        return f"{name}.py"
+    if re.fullmatch(r"\w+(\.\w+)+", name) and Path(*name.split(".")).with_suffix(".py").is_file():
+        return f"-m {name}"
+    for count in range(1, len(target.arguments) + 1):
+        # A path with spaces that the shell has split.
+        path = " ".join([name, *target.arguments[:count]])
+        if Path(path).is_file():
+            return shlex.quote(path)
+    with contextlib.suppress(OSError):
+        scripts = [str(path) for path in Path(name).parent.glob("*.py") if path.is_file()]
+        return next(iter(difflib.get_close_matches(name, scripts, n=1, cutoff=0.8)), "")
+    return ""
+
+
+def explain_no_program(options: Sequence[str]) -> str:
+    """Which program was taken for the value of an option, as in ``-o train.py``; "" if none.
+
+    Args:
+        options: the options of the command, as written; nothing follows them.
+    """
+    if len(options) < 2 or not Path(options[-1]).is_file():
+        return ""
+    return f"{options[-1]} was taken as the value of {options[-2]}: give that option one of its own"
+
+
+def explain_no_tool(target: Program) -> str:
+    """What is meant by tools after the program, which are arguments of its own; "" without any."""
+    for option, value in zip(target.arguments, target.arguments[1:], strict=False):
+        if option not in ("-t", "--tool", "--tools"):
+            continue
+        with contextlib.suppress(grammar.GrammarError):
+            if all(spec.name in available() for spec in grammar.parse([value])):
+                before = f"amanda run {option} {value} -- {target.target}"
+                return f"no tool was given: options stand before the program: {before}"
+    return ""
 
 
 def _explain_command(name: str, rest: str) -> str:
@@ -48,7 +93,11 @@ def _explain_command(name: str, rest: str) -> str:
         return f"{name} starts amanda: {name} ... -m amanda run ... -- {rest}"
     # This interpreter's scripts come first: PATH may name another's, or a shim of a shell.
     found = shutil.which(name, path=sysconfig.get_path("scripts")) or shutil.which(name)
-    return f"did you mean {found}?" if found and "python" in first_line(Path(found)) else ""
+    if not found:
+        return ""
+    if "python" in first_line(Path(found)):
+        return f"did you mean {found}?"
+    return f"{name} is a command and no Python program: name the script that it starts"
 
 
 def first_line(path: Path) -> str:
@@ -74,8 +123,15 @@ def explain_option(word: str, tools: Sequence[str], known: Sequence[str]) -> str
             if any(name in tool_options.options_of(load(s.name))[0] for s in grammar.parse([text])):
                 option = f"{name}={value or '...'}"
                 return f"{word} is an option of a tool: -t {_with_option(text, option)}"
-    meant = close_matches(f"--{name}", known)
-    return f"there is no option {word}{meant or ';'} see: amanda run --help"
+    if name in available():
+        return f"{name} is a tool: -t {name}"
+    meant = difflib.get_close_matches(f"--{name}".replace("_", "-"), known, n=1, cutoff=0.75)
+    if meant:
+        return f"there is no option {word}; did you mean {meant[0]}? see: amanda run --help"
+    return (
+        f"there is no option {word}; those of the program follow its name: script.py {word}; "
+        "see: amanda run --help"
+    )
 
 
 def _with_option(tool: str, option: str) -> str:

@@ -9,12 +9,16 @@
 from __future__ import annotations
 
 import argparse
+import re
 from typing import NoReturn
 
 from amanda.cli.results import complain
 
 WRONG_USAGE = 2
 """The exit status of a command line that is wrong."""
+
+_OPTION = re.compile(r"argument (?P<option>-[^/:]+)[^:]*: (?P<said>.*)", re.DOTALL)
+"""What argparse says about an option; it names all forms of the option."""
 
 
 class CommandParser(argparse.ArgumentParser):
@@ -23,5 +27,8 @@ class CommandParser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         """Print the message and where help is, and end with status 2."""
         command = self.prog.removeprefix("amanda ")
+        if named := _OPTION.fullmatch(message):
+            is_missing = named["said"] == "expected one argument"
+            message = f"{named['option']} {'needs a value' if is_missing else named['said']}"
         complain(f"error: {command}: {message}; see: {self.prog} --help")
         raise SystemExit(WRONG_USAGE)

@@ -28,6 +28,12 @@ import attrs
 _INTERPRETER = re.compile(r"python(\d+(\.\d+)?t?)?(\.exe)?")
 """File names of Python itself."""
 
+_DATA = frozenset(
+    {".csv", ".json", ".toml", ".yaml", ".yml"}
+    | {".h5", ".keras", ".npz", ".onnx", ".pb", ".pt", ".pth", ".safetensors"}
+)
+"""Suffixes of settings, data and models, some of which Python would run, or try to."""
+
 
 class ProgramError(Exception):
     """The program cannot be found; nothing of it has run.
@@ -73,6 +79,10 @@ class Program:
         except (OSError, ValueError) as error:
             reason = getattr(error, "strerror", None) or error
             raise ProgramError(f"can't open file {self.target!r}: {reason}", 2) from None
+        if Path(self.target).suffix in _DATA and not Path(self.target).is_dir():
+            raise ProgramError(
+                f"{self.target} is a file of data by its name: give the program that reads it", 2
+            )
         if self.target.endswith(".ipynb"):
             raise ProgramError(
                 f"{self.target} is a notebook; write %load_ext amanda and %%amanda -t ... into its "
@@ -170,7 +180,9 @@ class Program:
                 raise
             spec = None
         if spec is None or (spec.loader is None and not spec.submodule_search_locations):
-            raise ProgramError(f"No module named {name}", 1)
+            is_package = name == f"{self.target}.__main__"
+            why = f"; {self.target} is a package, and cannot be run" if is_package else ""
+            raise ProgramError(f"No module named {name}{why}", 1)
         return spec
 
     def _begin(self, name: str, folder: str, is_searched: bool = False) -> None:
@@ -218,7 +230,7 @@ def parse(words: Sequence[str]) -> Program:
         words, kind = words[1:], "text"
     elif words and words[0] == "-":
         kind = "input"
-    if not words:
+    if not words or not words[0]:
         after = {"module": "-m needs the name of a module", "text": "-c needs the program's text"}
         raise ProgramError(
             after.get(kind) or "no program is given: a script, or -m and a module", 2

@@ -9,6 +9,7 @@ import collections
 import contextlib
 import os
 import sys
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TextIO
@@ -16,6 +17,7 @@ from typing import Any, TextIO
 import attrs
 
 from amanda.cli import pages
+from amanda.errors import AmandaWarning
 from amanda.files import write_json
 from amanda.interface.tool import Tool
 from amanda.registry import drivers, other_frameworks, plugins
@@ -58,7 +60,18 @@ class Rank:
     def of_environment(cls) -> Rank:
         """Read ``RANK`` and ``WORLD_SIZE``, which ``torchrun`` and other launchers set."""
         number, count = os.environ.get("RANK", ""), os.environ.get("WORLD_SIZE", "")
-        return cls(int(number), int(count)) if number.isdecimal() and count.isdecimal() else cls()
+        if not (number and count):
+            return cls()
+        is_given = number.isdecimal() and count.isdecimal() and max(len(number), len(count)) < 10
+        if is_given and int(number) < int(count):
+            return cls(int(number), int(count))
+        warnings.warn(
+            f"RANK={number} and WORLD_SIZE={count} name no process among several: the results are "
+            "written as those of a single one",
+            AmandaWarning,
+            stacklevel=2,
+        )
+        return cls()
 
     @property
     def suffix(self) -> str:
@@ -123,7 +136,7 @@ class Report:
                 # Without any operator the last line says why; these would add nothing.
                 if self.tools and statistics.ops_seen:
                     for option in self.op_filter.unmatched():
-                        self.complain(f"warning: {option} fits no operator that the tools have met")
+                        self.complain(f"warning: {option}")
         finally:
             STATE.paused -= 1
 

@@ -13,7 +13,7 @@ import tempfile
 import time
 import warnings
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -77,7 +77,10 @@ def create_parser() -> CommandParser:
         help="a tool and its options; may be repeated",
     )
     own.add_argument(
-        "-o", "--output", type=Path, metavar="DIR", help="write the results as files into DIR"
+        *("-o", "--output"),
+        action=_Folder,
+        metavar="DIR",
+        help="write the results as files into DIR",
     )
     own.add_argument(
         "--html", action="store_true", help="write a page about the run, for a browser"
@@ -89,13 +92,25 @@ def create_parser() -> CommandParser:
         "--modules", metavar="A+B", default="", help="patterns of the modules that they see"
     )
     own.add_argument(
-        "--every", type=int, metavar="N", default=1, help="at each N-th execution of an operator"
+        "--every",
+        type=_number_from(1),
+        metavar="N",
+        default=1,
+        help="at each N-th execution of an operator",
     )
     own.add_argument(
-        "--skip", type=int, metavar="N", default=0, help="not at its first N executions"
+        "--skip",
+        type=_number_from(0),
+        metavar="N",
+        default=0,
+        help="not at its first N executions",
     )
     own.add_argument(
-        "--driver", action="append", metavar="NAME", help="use this driver (see: amanda drivers)"
+        "--driver",
+        action="extend",
+        type=lambda text: text.split(","),
+        metavar="NAME",
+        help="use this driver (see: amanda drivers)",
     )
     own.add_argument(
         "--interceptor", metavar="NAME", default="",
@@ -107,6 +122,35 @@ def create_parser() -> CommandParser:
         help="show on stderr how far a long run is (default: if it is a terminal)",
     )
     return own
+
+
+class _Folder(argparse.Action):
+    """The folder of ``-o``: one, with a name, which an unset variable of the shell has not."""
+
+    def __call__(
+        self,
+        parser: argparse.ArgumentParser,
+        namespace: argparse.Namespace,
+        values: Any,
+        option_string: str | None = None,
+    ) -> None:
+        known = getattr(namespace, self.dest)
+        if not values:
+            raise argparse.ArgumentError(self, "needs the name of a folder, and got an empty text")
+        if known is not None:
+            raise argparse.ArgumentError(
+                self, f"is given twice ({known} and {values}); all results go to one folder"
+            )
+        setattr(namespace, self.dest, Path(values))
+
+
+def _number_from(least: int) -> Callable[[str], int]:
+    def convert(text: str) -> int:
+        if text.isdecimal() and int(text) >= least:
+            return int(text)
+        raise argparse.ArgumentTypeError(f"takes a whole number from {least}, and not {text!r}")
+
+    return convert
 
 
 _NO_VALUE = "--html takes no value; the page is report.html in the folder of -o"
@@ -122,6 +166,8 @@ def main(arguments: Sequence[str]) -> int:
         complain(f"error: {_NO_VALUE}")
         return WRONG_USAGE
     given, unknown = create_parser().parse_known_args(ours)
+    # -modules, which is -m odules.
+    unknown += [word for word in words[:1] if f"-{word}".partition("=")[0] in WITH_VALUE]
     if unknown:
         known = (*WITH_VALUE, *_WITHOUT_VALUE)
         complain(f"error: {mistakes.explain_option(unknown[0], given.tool, known)}")
@@ -131,7 +177,7 @@ def main(arguments: Sequence[str]) -> int:
     try:
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
-            run = _prepare(given, words)
+            run = _prepare(given, ours, words)
             run.describe(arguments)
     except (program.ProgramError, UsageError, AmandaError) as error:
         problem = error
@@ -145,9 +191,20 @@ def main(arguments: Sequence[str]) -> int:
     return run.execute()
 
 
-def _prepare(given: argparse.Namespace, words: Sequence[str]) -> Run:
-    """Create a run and apply its tools; nothing of the program runs yet."""
-    target = program.parse(words)
+def _prepare(given: argparse.Namespace, ours: Sequence[str], words: Sequence[str]) -> Run:
+    """Create a run and apply its tools; nothing of the program runs yet.
+
+    Args:
+        given: the options.
+        ours: the same, as written.
+        words: the words after them.
+    """
+    try:
+        target = program.parse(words)
+    except program.ProgramError as error:
+        if words or not (hint := mistakes.explain_no_program(ours)):
+            raise
+        raise UsageError(f"{error}; {hint}") from None
     try:
         target.check()
     except program.ProgramError as error:
@@ -158,7 +215,9 @@ def _prepare(given: argparse.Namespace, words: Sequence[str]) -> Run:
             raise
         raise UsageError(f"{error}; {hint}") from None
     choose_interceptor(given.interceptor)
-    run = Run(target, create_report(given))
+    report = create_report(given)
+    report.hint = (not given.tool and mistakes.explain_no_tool(target)) or report.hint
+    run = Run(target, report)
     run.begin(given.driver)
     if run.report.rank.number == 0:
         run.progress = progress.create_progress(LIVE_SCOPES[-1], given.progress)
@@ -246,10 +305,8 @@ def create_op_filter(given: argparse.Namespace) -> OpFilter:
     """Create the filter of the options that are common to all tools.
 
     Raises:
-        UsageError: a number is out of range.
+        UsageError: a pattern is not of the kind that is known.
     """
-    if given.every < 1 or given.skip < 0:
-        raise UsageError("--every takes a number from 1, --skip one from 0")
     ops, modules = (tuple(grammar.split_names(text)) for text in (given.ops, given.modules))
     return OpFilter(ops, modules, given.every, given.skip)
 

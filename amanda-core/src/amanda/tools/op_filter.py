@@ -8,9 +8,11 @@ It is what ``--ops``, ``--modules``, ``--every`` and ``--skip`` of ``amanda run`
 
 from __future__ import annotations
 
+import difflib
 import fnmatch
 import functools
-from collections.abc import Callable, Sequence
+import re
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 import attrs
@@ -23,6 +25,11 @@ from amanda.tools.mapping import MappingTool
 
 _REPLACING = (ActionKind.REPLACE_OP, ActionKind.REPLACE_BACKWARD_OP)
 """Actions that are never left out of an execution: a model is not to change its operators."""
+
+_REGEX = re.compile(r"[\^$|()+]|\.\*\.|\\")
+"""What stands in regular expressions, and in no path of a module."""
+
+_NO_REGEX = "; in a pattern * is any text and ? any character: it is no regular expression"
 
 
 @attrs.frozen
@@ -49,6 +56,8 @@ class OpFilter:
     every: int = attrs.field(default=1, validator=attrs.validators.ge(1))
     skip: int = attrs.field(default=0, validator=attrs.validators.ge(0))
     _matched: set[str] = attrs.field(factory=set, init=False, eq=False, repr=False)
+    _met_ops: set[str] = attrs.field(factory=set, init=False, eq=False, repr=False)
+    _met_modules: set[str] = attrs.field(factory=set, init=False, eq=False, repr=False)
 
     def __bool__(self) -> bool:
         return bool(self.ops or self.modules or self.every > 1 or self.skip)
@@ -65,6 +74,8 @@ class OpFilter:
         modules = [p for p in self.modules if fnmatch.fnmatchcase(op.module, p)]
         ops = [name for name in self.ops if name in forward or op.is_selected((name,))]
         self._matched.update(modules, ops)
+        self._met_ops.add(forward[0])
+        self._met_modules.add(op.module)
         return bool(modules or not self.modules) and bool(ops or not self.ops)
 
     def restrict(self, action: Action) -> Action:
@@ -92,11 +103,23 @@ class OpFilter:
         return restricted
 
     def unmatched(self) -> list[str]:
-        """The names and patterns that have selected no operator, as ``"--ops con2d"``."""
-        given = {"--ops": self.ops, "--modules": self.modules}
+        """A line for each name or pattern that has selected no operator, with what was there."""
+        given = {"--ops": (self.ops, self._met_ops), "--modules": (self.modules, self._met_modules)}
         return [
-            f"{option} {name}"
-            for option, names in given.items()
+            f"{option} {name} fits no operator that the tools have met{_met(name, met)}"
+            + (_NO_REGEX if option == "--modules" and _REGEX.search(name) else "")
+            for option, (names, met) in given.items()
             for name in names
             if name not in self._matched
         ]
+
+
+def _met(name: str, met: Collection[str]) -> str:
+    """The names among which none was selected: those that are like it, or the first ones."""
+    known = sorted(one for one in met if one)
+    if not known:
+        return ""
+    alike = difflib.get_close_matches(name, known, n=3, cutoff=0.5)
+    shown = known if len(known) <= 3 else alike or known[:3]
+    more = ", ..." if len(known) > len(shown) else ""
+    return f"; there {'is' if len(known) == 1 else 'are'} {', '.join(shown)}{more}"
