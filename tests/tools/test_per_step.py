@@ -184,6 +184,80 @@ def test_steps_of_equal_figures_count_in_the_ranges() -> None:
     assert steps.last() == {"calls": 3, "min": {"calls": 1}, "max": {"calls": 8}}
 
 
+class FlopsAndPoints(FlopsTool):
+    """``flops`` with a further routine at the begin of steps, so that it is told of each point."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.begun: list[int] = []
+        self.add_inst_for_iteration(lambda point: self.begun.append(point.iteration))
+
+
+@pytest.mark.parametrize("training", [False, True], ids=["infer", "train"])
+def test_steps_told_at_once_have_the_figures_of_those_told_apart(training: bool) -> None:
+    """A tool that is told of the end of a step and of the begin of the next one by one call has the
+    same figures as beside another routine, which has to be told of each."""
+    cell, sizes = nn.LSTMCell(4, 4), [2, 2, 3, 3, 3, 1]
+
+    def loop() -> None:
+        with torch.set_grad_enabled(training):
+            for size in sizes:
+                state, _ = cell(torch.ones(size, 4))
+            if training:
+                state.sum().backward()
+
+    at_once, apart = applied(FlopsTool(), loop), applied(FlopsAndPoints(), loop)
+    assert (at_once.following() is None, apart.following() is None) == (False, True)
+    assert apart.begun == list(range(len(sizes)))
+    figures = [
+        {n: {**row, "seconds": row["seconds"] > 0} for n, row in tool.figures_of_steps().items()}
+        for tool in (at_once, apart)
+    ]
+    assert figures[0] == figures[1]
+    assert len(figures[0]) == len(sizes)
+    results = [tool.result() for tool in (at_once, apart)]
+    for result in results:
+        assert result["summary"].pop("step_seconds") > 0
+    assert results[0] == results[1]
+
+
+def test_steps_told_at_once_follow_one_another() -> None:
+    """Each lasts from its begin to its end, and none begins before the last one has ended."""
+    tool, model = CountTool(), nn.Linear(4, 4)
+    with amanda.apply(tool), torch.no_grad():
+        times = []
+        for _ in range(4):
+            model(torch.ones(2, 4))
+            times.append(tool.step_times)
+    # Of a step it is known once the next one has begun.
+    pairs = [pair for pair in (*times[1:], tool.step_times) if pair is not None]
+    assert len(pairs) == 4
+    moments = [moment for pair in pairs for moment in pair]
+    assert moments == sorted(moments)
+
+
+class FailingFigures(CountTool):
+    """Its figures fail at the end of the second step."""
+
+    def running_figures(self) -> dict[str, float]:
+        if self.steps == 1:
+            raise LookupError("no figures")
+        return super().running_figures()
+
+
+def test_an_error_between_steps_names_the_tool() -> None:
+    """It reaches the program, and tells the routine and the point."""
+    model, x = nn.Linear(4, 4), torch.ones(2, 4)
+    with amanda.apply(FailingFigures()), torch.no_grad():
+        model(x)
+        model(x)
+        with pytest.raises(LookupError) as raised:
+            model(x)
+    [told] = raised.value.__notes__
+    assert "FailingFigures." in told
+    assert "iteration_end" in told
+
+
 def collecting() -> Any:
     """A module whose operator takes a collection of some 100 ms."""
 

@@ -71,6 +71,9 @@ class LiveScope(Protocol):
     def routines_at(self, point: Any) -> Sequence[tuple[Any, Callable[..., Any]]]:
         """The tools' routines at a derived point, in order, each with its tool."""
 
+    def following(self) -> Sequence[tuple[Any, Callable[..., Any]]] | None:
+        """The routines to call where an iteration directly follows another one."""
+
     def exit(self) -> None:
         """End the scope."""
 

@@ -13,6 +13,7 @@ and iterations are few.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -82,15 +83,29 @@ class Points:
         self, scope: LiveScope, model: str, trains: bool, differentiates: bool
     ) -> None:
         """An iteration ends and another one begins with a forward pass; in tools' code."""
-        run = partial(self._run, scope)
-        begins = scope.steps.forward_begins(model, trains, run, differentiates, is_next=True)
+        steps, following = scope.steps, scope.following()
+        number, begin = steps.count, steps.begin
+        if following is not None and not differentiates and steps.follow(model, trains):
+            for tool, routine in following:
+                try:
+                    routine(number, begin, steps.end)
+                except BaseException as error:
+                    _note(error, tool, routine, Point.ITERATION_END)
+                    raise
+            steps.begin, begins = time.perf_counter(), True
+        else:
+            run = partial(self._run, scope)
+            begins = steps.forward_begins(model, trains, run, differentiates, is_next=True)
         if begins and scope.routines_at(Point.FORWARD_BEGIN):
             self._run(scope, Point.FORWARD_BEGIN, id=model)
 
     def forward_ends(self, told: Scopes, model: str) -> None:
         """The outermost module has returned, or raised."""
         for scope in told:
-            if scope.steps.forward_ends() and scope.routines_at(Point.FORWARD_END):
+            # In one function, as above.
+            steps = scope.steps
+            steps.forwards = depth = max(0, steps.forwards - 1)
+            if not depth and scope.routines_at(Point.FORWARD_END):
                 self._tell(scope, Point.FORWARD_END, id=model)
 
     def backward_begins(self) -> Scopes:
@@ -181,6 +196,13 @@ class Points:
             try:
                 routine(context)
             except BaseException as error:
-                name = f"{type(tool).__name__}.{getattr(routine, '__name__', routine)}"
-                note(error, name, context.id, f"{point.value} of ")
+                _note(error, tool, routine, point, context.id)
                 raise
+
+
+def _note(
+    error: BaseException, tool: Any, routine: Callable[..., Any], point: Point, place: str = ""
+) -> None:
+    """Tell in which routine an error was raised."""
+    name = f"{type(tool).__name__}.{getattr(routine, '__name__', routine)}"
+    note(error, name, place, f"{point.value} of ")

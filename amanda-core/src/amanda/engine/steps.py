@@ -82,6 +82,31 @@ class Steps:
             self._has_gradients = True
         return True
 
+    def follow(self, model: str, trains: bool) -> bool:
+        """End the iteration and begin another one with a forward pass, as :meth:`forward_begins`
+        does, in one function, without telling of it and without reading when it begins.
+
+        Args:
+            model, trains: as of :meth:`forward_begins`, where :meth:`is_next` is true.
+
+        Returns:
+            Whether that is done: not if it may have been no iteration, or was of another kind.
+        """
+        if trains:
+            is_alike = self._is_training and not self._trains and self._first_unsure is not None
+            is_alike = is_alike and not self._evaluated
+        else:
+            is_alike = not (self._is_training or self._has_gradients)
+        if not is_alike:
+            return False
+        self.end = time.perf_counter()
+        self.forwards += 1
+        self.count += 1
+        self.follows = True
+        self._backwards = 0
+        self._called = {model: trains}
+        return True
+
     def is_next(self, model: str, differentiates: bool) -> bool:
         """Whether a call of an outermost module that begins now would begin another iteration.
 
@@ -96,11 +121,6 @@ class Steps:
             # A run of a graph with its gradients goes on with no evaluation.
             return True
         return model in self._called and not (self._trains and self._called[model])
-
-    def forward_ends(self) -> bool:
-        """It has ended; whether it was a forward pass of its own."""
-        self.forwards = max(0, self.forwards - 1)
-        return not self.forwards
 
     def backward_begins(self, tell: Tell) -> None:
         """A backward pass begins."""

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
 Analysis = Callable[["OpContext"], Any]
 PointRoutine = Callable[[PointContext], Any]
+FollowRoutine = Callable[[int, float, float], Any]
 
 
 _F = TypeVar("_F", bound=Callable[..., Any])
@@ -123,6 +124,33 @@ class Tool:
             TypeError: `routine` cannot be called.
         """
         self._add_routine(Point.ITERATION_END if end else Point.ITERATION_BEGIN, routine)
+
+    def follow_iterations(self, routine: FollowRoutine) -> None:
+        """Name a routine that does at once what those at the end and at the begin of iterations do.
+
+        It is called in their place where the one directly follows the other, unless the tool, or
+        another one of the scope, has further routines there. Where a call of a small module is an
+        iteration, to tell of it is a large part of what it costs.
+
+        Args:
+            routine: called with the number of the iteration that has ended, and with when it began
+                and ended.
+        """
+        own = getattr(routine, "__self__", None) is self
+        func = routine.__func__ if own else routine  # type: ignore[attr-defined]
+        vars(self)["_following"] = own, func
+        REGISTERED.count += 1
+        invalidate()
+
+    def following(self) -> FollowRoutine | None:
+        """The routine named by :meth:`follow_iterations`; None if it cannot be called in the place
+        of all that are registered."""
+        points = Point.ITERATION_END, Point.ITERATION_BEGIN
+        own, func = vars(self).get("_following", (False, None))
+        if func is None or any(len(self.routines_at(point)) != 1 for point in points):
+            return None
+        routine: FollowRoutine = func.__get__(self) if own else func
+        return routine
 
     def _add_routine(self, point: Point, routine: PointRoutine) -> None:
         if not callable(routine):

@@ -38,6 +38,8 @@ from amanda.state import (
 if TYPE_CHECKING:
     from amanda.interface.driver import Driver
 
+_BETWEEN_ITERATIONS = Point.ITERATION_END, Point.ITERATION_BEGIN
+
 
 @attrs.define(eq=False)
 class Statistics:
@@ -111,6 +113,8 @@ class Scope:
         self._registered = -1
         self._routines: dict[Point, Sequence[tuple[Tool, Callable[..., Any]]]] = {}
         self._routines_of = -1
+        self._following: Sequence[tuple[Tool, Callable[..., Any]]] | None = None
+        self._following_of = -1
 
     # -- for the dispatcher -----------------------------------------
 
@@ -142,6 +146,21 @@ class Scope:
             found = [(tool, one) for tool in self.tools for one in tool.routines_at(point)]
             self._routines[point] = found
         return found
+
+    def following(self) -> Sequence[tuple[Tool, Callable[..., Any]]] | None:
+        """The routines to call where an iteration directly follows another one, each with its tool.
+
+        Returns:
+            What :meth:`Tool.follow_iterations` has named; None if some tool has other routines.
+        """
+        registered = REGISTERED.count
+        if self._following_of != registered:
+            told = [t for t in self.tools if t.has_routines_at(*_BETWEEN_ITERATIONS)]
+            found = [(tool, tool.following()) for tool in told]
+            named = [(tool, one) for tool, one in found if one is not None]
+            self._following = named if len(named) == len(found) else None
+            self._following_of = registered
+        return self._following
 
     def _find_points(self) -> None:
         # Read before the tools are asked, which other threads may add analyses to.

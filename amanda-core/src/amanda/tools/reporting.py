@@ -115,6 +115,7 @@ class ReportingTool(Tool, Generic[OptionsT]):
         self._has_momentary = type(self).momentary_figures is not ReportingTool.momentary_figures
         self.add_inst_for_iteration(self._begin_step)
         self.add_inst_for_iteration(self._end_step, end=True)
+        self.follow_iterations(self._follow_step)
 
     @property
     def steps(self) -> int:
@@ -132,12 +133,19 @@ class ReportingTool(Tool, Generic[OptionsT]):
         )
 
     def _end_step(self, point: PointContext) -> None:
+        self._note_end(point.iteration, point.begin, point.end)
+
+    def _follow_step(self, number: int, begin: float, end: float) -> None:
+        self._note_end(number, begin, end)
+        self._step_figures.begin(number + 1, self._noted_figures, self._noted_counts)
+
+    def _note_end(self, number: int, begin: float | None, end: float | None) -> None:
         # All in one function, as above: steps may be small.
         self._noted_figures = figures = dict(self.running_figures())
         if self._counts_ops:
             self._noted_counts = self.op_counts()
         momentary = self.momentary_figures() if self._has_momentary else _NO_FIGURES
-        self._step_figures.end(point.iteration, figures, momentary, self._noted_counts, point.end)
+        self._step_figures.end(number, figures, momentary, self._noted_counts, end, begin)
 
     def figures_of_steps(self) -> Mapping[int, Mapping[str, float]]:
         """The :meth:`running_figures` and :meth:`momentary_figures` of single steps by number, with
@@ -319,6 +327,7 @@ class StepFigures:
         momentary: Mapping[str, float],
         counts: _Counts = _NO_COUNTS,
         moment: float | None = None,
+        begun: float | None = None,
     ) -> None:
         """Note the figures where a step ends.
 
@@ -329,6 +338,7 @@ class StepFigures:
             momentary: those of the step.
             counts: sums of operators so far.
             moment: when it ends, in seconds.
+            begun: when it began, if :meth:`begin` was not told.
         """
         begin = self._begins.get(number, _NO_FIGURES)
         last: dict[str, float] = {}
@@ -339,6 +349,8 @@ class StepFigures:
         self._note_last(number, last)
         begin_counts, began = self._count_begins.get(number, (None, None))
         self._counts = None if begin_counts is None else (begin_counts, counts)
+        if began is None and begin_counts is not None:
+            began = begun
         self.times = None if began is None or moment is None else (began, moment)
         series = self.series
         series[number] = last = last.copy()
