@@ -13,6 +13,7 @@ import torch.nn.functional as F  # noqa: N812
 from torch import nn
 from torch.nn.attention.bias import causal_lower_right
 from torch.nn.utils._per_sample_grad import call_for_per_sample_grads
+from torch.overrides import TorchFunctionMode
 
 import amanda
 from amanda_tools._values.tensors import reader_of
@@ -325,3 +326,110 @@ def test_memory_of_tensors_that_are_read_can_be_freed() -> None:
     array = reader_of(tensor).numpy(tensor)
     tensor.untyped_storage().resize_(0)
     assert array.tolist() == [1.0] * 4
+
+
+CALLS: list[tuple[str, Any]] = []
+
+
+class Noting(torch.Tensor):
+    """Notes the functions that it is asked to override."""
+
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        CALLS.append(("class", func))
+        return super().__torch_function__(func, types, args, kwargs or {})
+
+
+class NotingMode(TorchFunctionMode):
+    """Does so for all tensors."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        CALLS.append(("mode", func))
+        return func(*args, **(kwargs or {}))
+
+
+class Twice(torch.autograd.Function):
+    """Two outputs of one node."""
+
+    @staticmethod
+    def forward(_: Any, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return x * 2, x * 3
+
+    @staticmethod
+    def backward(_: Any, one: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
+        return one * 2 + other * 3
+
+
+def _train_noting() -> None:
+    model = _model()
+    model[2].weight = nn.Parameter(model[2].weight.detach().as_subclass(Noting))
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    for x in (X.as_subclass(Noting), X.as_subclass(Noting), X):
+        for part in Twice.apply(model(x)):
+            part.sum().backward(retain_graph=True)
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+def _train_in_a_mode() -> None:
+    with NotingMode():
+        _train_noting()
+        for _ in range(2):
+            sum(Twice.apply(X.clone().requires_grad_())).sum().backward()
+
+
+def _evaluate_noting() -> None:
+    layer = nn.TransformerEncoderLayer(16, 2, 32, batch_first=True).eval()
+    with torch.no_grad():
+        for _ in range(2):
+            layer(X[None].as_subclass(Noting))
+            X.as_subclass(Noting).topk(2, 1)[0].tolist()
+
+
+WATCHING = (
+    "count coverage diff dump flops kernels nan path profile sparsity stats summary trace unmapped"
+).split()
+
+
+@pytest.mark.parametrize("name", WATCHING)
+@pytest.mark.parametrize("run", [_train_noting, _train_in_a_mode, _evaluate_noting])
+def test_what_tools_read_reaches_no_class_or_mode_of_the_program(
+    run: Callable[[], None], name: str
+) -> None:
+    """The ``__torch_function__`` of a program sees the calls that it sees without a tool."""
+    CALLS.clear()
+    run()
+    vanilla = list(CALLS)
+    CALLS.clear()
+    with amanda.apply(amanda.tools.load(name)()):
+        run()
+    assert vanilla
+    assert vanilla == CALLS
+
+
+class Scaling(amanda.Tool):
+    """Returns other tensors than it is given, at one point."""
+
+    def __init__(self, point: str) -> None:
+        self._point = point
+        self.add_inst_for_op(self._analyse)
+
+    def _analyse(self, context: amanda.OpContext) -> None:
+        getattr(context, self._point)(self._scale)
+
+    def _scale(self, *tensors: Any) -> Sequence[Any]:
+        return [None if tensor is None else tensor * 1 for tensor in tensors]
+
+
+@pytest.mark.parametrize("point", ["insert_before_op", "insert_after_op"])
+@pytest.mark.parametrize("needs_gradient", [False, True])
+def test_what_takes_the_place_of_a_tensor_is_of_its_class(point: str, needs_gradient: bool) -> None:
+    """An operator's result has the class that it has without the tool."""
+    model = _model()
+    x = X.as_subclass(Noting).requires_grad_(needs_gradient)
+    with amanda.apply(Scaling(point)):
+        for _ in range(2):
+            found = model(x)
+            assert type(found) is Noting
+            assert type(found.sum()) is Noting
+    assert torch.equal(found, model(x))

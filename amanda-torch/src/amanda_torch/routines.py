@@ -59,6 +59,7 @@ _mode_at = _internals.mode_at
 _pop_mode = _internals.pop_mode
 _push_mode = _internals.push_mode
 _reading = _internals.READING
+_no_overrides = _internals.no_overrides
 _version_of = _internals.version_of
 _versions_of = _internals.versions_of
 
@@ -226,16 +227,16 @@ class RoutineDispatcher(Dispatcher):
     def call_alone(
         self, scope: LiveScope, function: Callable[..., Any], args: Sequence[Any]
     ) -> None:
-        """As :meth:`Dispatcher.call_alone`; in one function, with the program's modes hidden."""
-        if _dispatch_depth():
-            _internals.without_modes(
-                _internals.without_dispatch_modes, super().call_alone, scope, function, args
-            )
-            return
+        """As :meth:`Dispatcher.call_alone`; in one function.
+
+        Modes of the program, and classes of its tensors, see nothing of it.
+        """
         depth = _mode_depth()
-        if depth > 1 or len(_unpaused) != 1 or _reading.is_on:
+        if depth > 1 or len(_unpaused) != 1 or _reading.is_on or _dispatch_depth():
             # A function mode of the program's sees what switches the recording of gradients.
-            _internals.without_modes(super().call_alone, scope, function, args)
+            _internals.without_modes(
+                _internals.without_dispatch_modes, self._call_alone, scope, function, args
+            )
             return
         thread = vars(STATE)
         mode = _mode_at(0) if depth else None
@@ -250,7 +251,8 @@ class RoutineDispatcher(Dispatcher):
             if not owned:
                 _acquire()
             start = _clock()
-            function(*args)
+            with _no_overrides():
+                function(*args)
             scope.statistics.tool_seconds += _clock() - start
             if not owned:
                 _release()
@@ -270,6 +272,12 @@ class RoutineDispatcher(Dispatcher):
                 _release()
             thread["paused"] = outer
             raise
+
+    def _call_alone(
+        self, scope: LiveScope, function: Callable[..., Any], args: Sequence[Any]
+    ) -> None:
+        with _no_overrides():
+            super().call_alone(scope, function, args)
 
     def invalidate(self) -> None:
         """Scopes, switches or recorded actions have changed, or the driver is detached."""
@@ -554,6 +562,7 @@ class RoutineCall:
     __slots__ = (
         "_action",
         "_forward",
+        "_given",
         "_grad",
         "_hidden",
         "_isolated",
@@ -568,11 +577,16 @@ class RoutineCall:
         self._hidden: list[Any] = []
         # Under a functorch transform tensors are wrappers, whose versions say nothing.
         is_watched = isolated and not _internals.in_functorch()
+        self._given = selected
         self._selected = selected if is_watched else ()
         self._versions = _internals.versions_of(self._selected)
 
     def __enter__(self) -> None:
-        self._running = _internals.running(self._action.kind not in _REPLACEMENTS)
+        action = self._action
+        looks = action.tool.only_watches or _internals.READING.is_refused
+        is_reading = looks and action.kind not in _REPLACEMENTS
+        self._running: _internals.reading | _internals.running
+        self._running = _internals.reading(self._given) if is_reading else _internals.running()
         self._running.__enter__()
         if not self._isolated:
             return

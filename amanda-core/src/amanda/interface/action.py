@@ -68,6 +68,10 @@ class Owner(Protocol):
     def differentiable(self) -> bool:
         """Whether its routines take part in AD by default."""
 
+    @property
+    def only_watches(self) -> bool:
+        """Whether it promises to change no value."""
+
 
 class Filter(Protocol):
     """Restricts the tools of a scope; :class:`amanda.tools.op_filter.OpFilter` is one."""

@@ -59,6 +59,7 @@ def unswallowed(error: BaseException, name: str) -> BaseException:
 _unpaused = UNPAUSED
 _PLAIN = _internals.PLAIN
 _is_grad_enabled = torch.is_grad_enabled
+_mode_depth = _internals.mode_depth
 
 _FORMS = 16
 """Forms of call for which a layout is made; an operator with more is described at each call."""
@@ -285,7 +286,11 @@ class Executor:
         start = _internals.sequence_number()
         result = func(*args, **kwargs) if kwargs else func(*args)
         native = self._dispatcher.native
-        if native is None or not native.claim(self._tracker, known, result, start):
+        if _mode_depth():
+            # No mode is off where an autograd.Function has run, nor is one beneath ours.
+            given = known, func, args, kwargs, result, start, key
+            _internals.without_modes(self.claimed, *given)
+        elif native is None or not native.claim(self._tracker, known, result, start):
             self.claimed(known, func, args, kwargs, result, start, key)
         return result
 

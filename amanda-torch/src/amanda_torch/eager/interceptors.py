@@ -489,13 +489,14 @@ class muted:  # noqa: N801 - reads as a statement
     """Run the current thread vanilla within it.
 
     Args:
-        only_reads: see :class:`_internals.running`.
+        only_reads: whether the code looks at tensors, whose classes are to know nothing of it.
     """
 
     __slots__ = ("_interceptor", "_running")
 
     def __init__(self, only_reads: bool = False) -> None:
-        self._running = _internals.running(only_reads) if _internals.READING.is_on else None
+        runs = _internals.READING.is_on and not only_reads
+        self._running = _internals.running() if runs else None
 
     def __enter__(self) -> None:
         if self._running is not None:
