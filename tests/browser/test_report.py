@@ -431,7 +431,7 @@ def test_tables_fit_the_page_and_begin_with_figures(page: Page) -> None:
     """Long ids lose what most begin with, texts give way; equal columns are told below."""
     grid = page.grid("profile", "operators")
     heads = [head.text for head in page.all("th", grid)]
-    assert heads[:4] == ["id", "type", "calls", "time"]
+    assert heads[:3] == ["id", "type", "time"]
     fits = "return document.body.scrollWidth <= innerWidth"
     assert page.browser.execute_script(fits)
     page.all("input", grid)[0].send_keys("body.1.0 grad")
@@ -458,7 +458,7 @@ def test_no_table_is_wider_than_the_page(page: Page) -> None:
     grid = page.grid("profile", "operators")
     [button] = page.all("[data-do=columns]", grid)
     few = [head.text for head in page.all("th", grid) if head.is_displayed()]
-    assert few[:4] == ["id", "type", "calls", "time"]
+    assert few[:3] == ["id", "type", "time"]
     assert button.text == f"{len(page.all('th', grid)) - len(few)} more columns"
     page.show_all_columns(grid)
     heads = [head.text for head in page.all("th", grid) if head.is_displayed()]
@@ -672,6 +672,46 @@ def test_values_of_one_size_have_an_even_axis(
     assert page.browser.execute_script(f"{kinds}.map(y => y.type)") == ["linear", "logarithmic"]
     drawn_at = "return document.querySelector('figure.chart').chart.chart.data.datasets[0].data"
     assert [point["y"] for point in page.browser.execute_script(drawn_at)] == near
+
+
+def test_shapes_stand_whole_before_columns_of_less_use(
+    opened: Callable[[Path], Page], tmp_path: Path
+) -> None:
+    """What the id says as well, names of inputs and sources give way before a shape is cut."""
+    ids = [f"Net.blocks.{i}.attention/scaled_dot_product_attention:{i % 2}" for i in range(12)]
+    ops = []
+    for i, op_id in enumerate(ids):
+        specs = [{"shape": [4, 197, 700 + i], "dtype": "float32"}]
+        names = {"id": op_id, "type": f"scaled_dot_product_{i % 2}", "forward": ids[i - 1]}
+        sources = {"source": f"/usr/lib/net/attention.py:{i}", "phase": f"phase number {i}"}
+        tensors = {"inputs": specs, "outputs": specs, "input_names": ["query"] * (1 + i)}
+        ops.append({**names, **sources, **tensors, "attributes": {"scale": 0.125 + i}})
+    page = small_page(opened, tmp_path, "any", ops=ops)
+    grid = page.grid("any", "operators")
+    seen = [head.text for head in page.all("th", grid) if head.is_displayed()]
+    assert seen[:2] == ["id", "type"]
+    assert {"inputs", "outputs", "attributes"} <= set(seen), seen
+    assert "input names" not in seen
+    cells = [cell.text for cell in page.all("tr.row td", grid) if "×" in cell.text]
+    assert len(cells) == 2 * len(ops)
+    assert all(re.fullmatch(r"4×197×7\d\d f32", cell) for cell in cells)
+
+
+def test_tensors_of_one_operator_are_told_apart(
+    opened: Callable[[Path], Page], tmp_path: Path
+) -> None:
+    """Rows that have one id show which tensor they are about, however many columns there are."""
+    ops = [
+        {"id": f"Net.b.{i}/op:0", "type": f"op_{i}", "kind": kind, "tensor": tensor}
+        | {f"figure_number_{k}": k + i + 0.5 for k in range(14)}
+        for i in range(6)
+        for kind, tensor in (("weights", "weight"), ("activations", "output0"))
+    ]
+    page = small_page(opened, tmp_path, "any", ops=ops)
+    heads = page.all("th", page.grid("any", "operators"))
+    seen = [head.text for head in heads if head.is_displayed()]
+    assert seen[:4] == ["id", "type", "kind", "tensor"]
+    assert len(seen) < len(heads)
 
 
 def test_tensors_are_told_apart_on_a_phone(opened: Callable[[Path], Page], tmp_path: Path) -> None:

@@ -94,7 +94,7 @@ def test_tables_show_a_step_and_the_run_beside_it() -> None:
     tool = applied(FlopsTool(), train)
     totals, modules, *_ = tool.tables()
     amounts = dict(totals.rows)
-    assert amounts["forward, a step of 3"] == "1.280 kFLOP"
+    assert amounts["forward, the last of 3 steps"] == "1.280 kFLOP"
     assert amounts["forward, whole run"] == "14.080 kFLOP"
     assert (modules.columns[-1], modules.rows[0][:3]) == ("run", ("0", 1, "1.024 kFLOP"))
     count = applied(CountTool(), train)

@@ -365,6 +365,11 @@ def test_the_head_tells_what_ran_and_the_main_figures() -> None:
     }  # fmt: skip
     assert document.figures == {"FLOPs per step": "2 kFLOP"}
     assert document.facts == {"program ended": "normally", "x": "y"}
+    result = {"ops": ops, "summary": {"steps": 3, "batch": 2}}
+    known = document_of(
+        RunReport(title="t", facts={}, tools=[ToolReport(name="flops", result=result)])
+    )
+    assert known.lead["batch"] == "2"
     failed = document_of(RunReport(title="t", facts={"program ended": "by ValueError"}, tools=[]))
     assert failed.lead == {"ended": "by ValueError"}
 

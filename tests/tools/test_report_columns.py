@@ -54,6 +54,23 @@ def test_modules_of_lists_are_names_in_any_column() -> None:
     assert found.columns[-1]["values"] == modules
 
 
+def test_shapes_stand_beside_the_type_whatever_they_are() -> None:
+    """``4 x 10`` is no amount, and stands where ``scalar`` and ``-`` stand."""
+    for last in ("3 x 2", "scalar"):
+        rows = [("a", "Net", "4 x 10", 8), ("b", "Linear", "-", 7), ("c", "Loss", last, 6)]
+        found = make_table("t", ["module", "type", "output", "parameters"], rows)
+        names = [column["name"] for column in found.columns]
+        assert names == ["module", "type", "output", "parameters"]
+        assert [column["numeric"] for column in found.columns] == [False, False, False, True]
+
+
+def test_counts_stand_behind_other_figures() -> None:
+    """On a phone the first figure is the one that a reader looks for."""
+    rows = [{"id": str(i), "executions": i, "macs": 2 * i, "flops": 4 * i} for i in range(4)]
+    found = make_table_from_records("t", rows)
+    assert [column["name"] for column in found.columns] == ["id", "flops", "executions", "macs"]
+
+
 def test_numbers_are_numbers_and_what_json_lacks_is_text() -> None:
     """None stays None, infinities are told, booleans are words, the rest is written as JSON."""
     assert make_column("n", [1, None, 2.5, math.inf]) == {

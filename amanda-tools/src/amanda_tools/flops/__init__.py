@@ -476,12 +476,14 @@ class FlopsTool(PrintingTool[FlopsOptions]):
         if they are known."""
         per_step = {"forward": step["flops"], "backward": step["flops_backward"]}
         for direction, flops in per_step.items():
-            yield f"{direction}, a step of {steps}", format_quantity(flops, "FLOP")
+            last = f"the last of {steps} steps" if steps > 1 else "one step"
+            yield f"{direction}, {last}", format_quantity(flops, "FLOP")
         for part in ("sample", "token"):
             if number := step.get(f"{part}s"):
                 for direction, flops in per_step.items():
                     amount = format_quantity(flops / number, "FLOP")
-                    yield f"{direction}, a {part} of {number}", amount
+                    one = f"one of {number} {part}s" if number > 1 else f"the one {part}"
+                    yield f"{direction}, {one}", amount
 
     def _place(self, row: dict[str, Any]) -> str:
         """Return the group of a row in the largest table."""

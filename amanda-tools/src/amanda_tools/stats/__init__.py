@@ -154,6 +154,10 @@ class StatsTool(WatchingTool[StatsOptions]):
         return written
 
 
+_RAISED = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
+"""Digits of an exponent."""
+
+
 def _sizes(title: str, moments: Iterable[Moments]) -> Iterable[Chart]:
     """Yield a histogram of magnitudes, by powers of two, of all tensors together."""
     counts: dict[int, int] = {}
@@ -165,7 +169,7 @@ def _sizes(title: str, moments: Iterable[Moments]) -> Iterable[Chart]:
     if counts:
         powers = range(min(counts), max(counts) + 1)
         values = [counts.get(power, 0) for power in powers]
-        labels = [f"2^{power}" for power in powers]
+        labels = [f"2{str(power).translate(_RAISED)}" for power in powers]
         yield Chart(title=title, kind="hist", labels=labels, values={"elements": values})
 
 

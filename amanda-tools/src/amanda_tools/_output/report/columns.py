@@ -51,12 +51,16 @@ _FEWEST_EQUAL = 3
 _LONGEST_EQUAL = 60
 """Characters of a value that is told below a table; a column of longer ones stays."""
 
-_NAMING = frozenset({"type", "kind", "tensor"})
+_NAMING = frozenset({"type", "kind", "tensor", "output"})
 """Columns that stand before the figures, beside the first one."""
 
 
-_NAMES = frozenset({"module", "op", "id", "path"})
-"""Columns of names: the modules ``0``, ``0.1`` and ``0.10`` of nested lists are no amounts."""
+_COUNTS = frozenset({"executions", "calls", "elements", "macs"})
+"""Figures that stand behind the others: what they count is in those, too."""
+
+_NAMES = frozenset({"module", "op", "id", "path", "output", "shape"})
+"""Columns of names: the modules ``0``, ``0.1`` and ``0.10`` of nested lists are no amounts, nor
+is a shape, ``4 x 10``."""
 
 
 @attrs.frozen(kw_only=True)
@@ -186,7 +190,10 @@ def _figures_first(columns: Sequence[Mapping[str, Any]]) -> list[Mapping[str, An
     at = next((i for i, column in enumerate(columns) if column["numeric"]), len(columns))
     lead = [c for i, c in enumerate(columns[:at]) if i == 0 or c["name"] in _NAMING]
     rest = [c for c in columns if all(c is not kept for kept in lead)]
-    return [*lead, *(c for c in rest if c["numeric"]), *(c for c in rest if not c["numeric"])]
+    figures = [c for c in rest if c["numeric"]]
+    # On a phone one or two figures are in sight.
+    figures.sort(key=lambda column: column["name"] in _COUNTS)
+    return [*lead, *figures, *(c for c in rest if not c["numeric"])]
 
 
 def make_column(

@@ -37,11 +37,22 @@ def describe_run(report: RunReport, model: ModelView | None) -> dict[str, str]:
     found = {
         "steps": f"{model.steps:,}" if model.steps else "",
         "input": model.inputs,
+        "batch": _batch_of(report.tools),
         "device": model.device,
         "framework": str(report.facts.get("namespaces", "")),
     }
     command = facts.pop("command", "")
     return {"command": command, **{name: text for name, text in found.items() if text}, **facts}
+
+
+def _batch_of(tools: Sequence[ToolReport]) -> str:
+    """Return the samples that the model was given at a time; "" where no tool knows them."""
+    for tool in tools:
+        summary = tool.result.get("summary") if isinstance(tool.result, Mapping) else None
+        batch = summary.get("batch") if isinstance(summary, Mapping) else None
+        if isinstance(batch, numbers.Integral) and not isinstance(batch, bool):
+            return f"{int(batch):,}"
+    return ""
 
 
 def program_of(report: RunReport) -> str:

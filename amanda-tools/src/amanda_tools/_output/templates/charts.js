@@ -169,7 +169,7 @@ class PageChart {
     Object.assign(options, {
       interaction: { mode: "nearest", intersect: false },
       scales: {
-        x: { ...scale, ...(isHist ? {} : { type: "linear", ticks: { ...scale.ticks, precision: isSteps ? 0 : undefined } }), title: { display: Boolean(axis), text: axis, color: scale.ticks.color, align: "end" } },
+        x: { ...scale, ...(isHist ? { ticks: { ...scale.ticks, maxRotation: 0, autoSkipPadding: 10 } } : { type: "linear", ticks: { ...scale.ticks, precision: isSteps ? 0 : undefined } }), title: { display: Boolean(axis), text: axis, color: scale.ticks.color, align: "end" } },
         y: { ...amounts, ...(isLog ? { type: "logarithmic" } : { beginAtZero: isHist || isSteps }) },
       },
     });

@@ -8,7 +8,13 @@ const PREFIXES = [[1e15, "P"], [1e12, "T"], [1e9, "G"], [1e6, "M"], [1e3, "k"], 
 const CHOSEN = ["phase", "direction", "module", "type"], OF_MODEL = ["forward", "backward"];
 
 // Columns that give way first where not all fit: what the id tells as well, and what is chosen above.
-const FIRST_HIDDEN = ["module", "phase", "direction", "attributes", "forward", "input names", "counted", "source", "inputs", "outputs"];
+const FIRST_HIDDEN = ["module", "input names", "phase", "direction", "forward", "counted", "source", "attributes", "inputs", "outputs"];
+
+// What tells rows of one operator apart gives way last.
+const LAST_HIDDEN = ["kind", "tensor"];
+
+// Letters below which a column is of little use: others give way before it is cut that short.
+const LEAST_LETTERS = { type: 20, inputs: 22, outputs: 22, attributes: 18 };
 
 // Made once: making one costs more than formatting many numbers.
 const WHOLE = new Intl.NumberFormat("en-US", { maximumFractionDigits: 0 });
@@ -207,12 +213,16 @@ class Grid {
     const isNarrow = room < NARROW && this.columns[1]?.name === "type" && this.columns[0].name === "id";
     this.table.classList.toggle("narrow", isNarrow);
     if (isNarrow) widths[1] = 0;
+    const least = this.columns.map((column, i) => {
+      if (!i) return leastName;
+      return this.isWhole || room < NARROW ? NARROWEST : Math.min(column.longest, LEAST_LETTERS[column.name] ?? NARROWEST);
+    });
     const sum = () => widths.reduce((all, width) => all + (width && width + padding), 0);
     let over = sum() - room;
     const shrink = () => {
       while (over > 0.5) {
         // How much wider than it has to be each column of texts is; the first one names the rows.
-        const spare = widths.map((width, i) => (this.columns[i].isNumeric || !width ? 0 : width - (i ? NARROWEST : leastName)));
+        const spare = widths.map((width, i) => (this.columns[i].isNumeric || !width ? 0 : width - least[i]));
         const at = spare.indexOf(Math.max(...spare));
         if (spare[at] <= 0) return;
         const less = Math.min(over, 1);
@@ -249,13 +259,15 @@ class Grid {
   givesWay(isNarrow) {
     const texts = [], figures = [];
     this.columns.forEach((column, i) => {
-      if (i === 0 || (i === 1 && column.name === "type")) return;
+      if (i === 0 || (i === 1 && column.name === "type" && this.columns[0].name === "id")) return;
       (column.isNumeric ? figures : texts).unshift(i);
     });
-    const rank = (i) => { const at = FIRST_HIDDEN.indexOf(this.columns[i].name); return at < 0 ? -1 : at; };
-    if (this.columns[0].name !== "id") return isNarrow ? [] : [...texts, ...figures];
+    const rank = (i) => FIRST_HIDDEN.indexOf(this.columns[i].name);
+    if (this.columns[0].name !== "id") return !isNarrow ? [...texts, ...figures] : figures.length ? texts : [];
     texts.sort((a, b) => rank(a) - rank(b));
-    return isNarrow ? texts : [...texts, ...figures];
+    const isLast = (i) => LAST_HIDDEN.includes(this.columns[i].name);
+    if (isNarrow) return [...texts.filter((i) => !isLast(i)), ...texts.filter(isLast)];
+    return [...texts.filter((i) => !isLast(i)), ...figures, ...texts.filter(isLast)];
   }
 
   // Offer the values of columns; of paths of modules all that are above others, too.
